@@ -2,9 +2,11 @@
 swept afterwards.
 """
 
+import ast
 import errno
 import fcntl
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -12,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.actors.owned_folder import OwnedFolder, remove_tree, sweep
+from vla_rl.actors import owned_folder
+from vla_rl.actors.owned_folder import PREFIXES, OwnedFolder, remove_tree, sweep
 
 PREFIX = "owned."
 OWNER = """
@@ -108,3 +111,32 @@ def test_folders_without_permissions_or_thousands_deep_are_removed_too(tmp_path:
     os.close(here)
     remove_tree(folder)
     assert not folder.exists()
+
+
+def test_every_folder_that_a_kill_leaves_is_swept_by_the_next_run() -> None:
+    package, named = Path(owned_folder.__file__).parents[1], set[str]()
+    for path in package.rglob("*.py"):
+        text = path.read_text()
+        if "OwnedFolder" in text and path.name != "owned_folder.py":
+            found = re.findall(
+                r"^_?[A-Z_]*(?:PREFIX|FOLDERS)\b[^=\n]*= (\".*\")$", text, re.MULTILINE
+            )
+            assert found, f"{path} makes a folder whose prefix is no constant"
+            named |= {ast.literal_eval(each) for each in found}
+    assert named == set(PREFIXES)
+
+
+def test_no_other_folder_is_made_that_outlives_a_kill() -> None:
+    package = Path(owned_folder.__file__).parents[1]
+    makers = {
+        str(path.relative_to(package)): len(found)
+        for path in sorted(package.rglob("*.py"))
+        if (found := re.findall(r"\b(?:mkdtemp|TemporaryDirectory|mkstemp)\(", path.read_text()))
+    }
+    assert makers == {
+        "actors/owned_folder.py": 1,
+        "envs/bench2drive/carla_side/vla_rl_route_server.py": 1,  # on CARLA's side, without vla_rl
+        "models/language/tiny.py": 1,  # a tokenizer, read back at once
+        "observe/videos.py": 1,  # one frame, read back at once
+        "sandbox/running.py": 1,  # inside the folder of the sandbox
+    }, "use OwnedFolder, so that the next run removes what a killed one left"

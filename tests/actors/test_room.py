@@ -5,13 +5,15 @@ one starts.
 import asyncio
 import gc
 import os
+import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from sample_actors import Counter
 
-from vla_rl.actors import ChildProcess, ForkServer, Runtime
+from vla_rl.actors import ChildProcess, ForkServer, Runtime, room
 from vla_rl.actors.room import DESCRIPTORS_OF_A_PROCESS
 
 REQUIRE = """
@@ -92,3 +94,93 @@ async def test_a_child_takes_the_descriptors_that_are_counted_for_it(
         before = len(os.listdir("/proc/self/fd"))
         await runtime.spawn(Counter, placement=placement)
         assert len(os.listdir("/proc/self/fd")) - before == DESCRIPTORS_OF_A_PROCESS
+
+
+# ---- threads, and the size of files
+
+
+LIMITED = """
+from vla_rl.actors import ChildProcess, room
+room._threads_of_user = lambda: 30
+room.limits_of_cgroups = lambda *_: ()
+room.os.getuid = lambda: 1000
+room.resource.getrlimit = lambda kind: ({most}, {most}) if kind == room.resource.RLIMIT_NPROC else (-1, -1)
+try:
+    room.require_room(2, ChildProcess(), beside=0, remedy="take fewer of them")
+    room.require_own_room()
+    print("there is room")
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("most", "words"),
+    [
+        (
+            33,
+            "ConfigError `ulimit -u`, for all processes of this user, is 33 and 30 are used, but 2 ",
+        ),
+        (50, "there is room"),
+    ],
+)
+def test_too_few_threads_are_named_with_the_limit(
+    program_environment: dict[str, str], most: int, words: str
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", LIMITED.format(most=most)],
+        env=program_environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ended.stdout.startswith(words), ended.stdout + ended.stderr
+
+
+def test_the_tightest_cgroup_above_this_process_counts(tmp_path: Path) -> None:
+    (tmp_path / "pids" / "outer" / "inner").mkdir(parents=True)
+    for folder, most, used in (("outer", "100", 97), ("outer/inner", "max", 40)):
+        (tmp_path / "pids" / folder / "pids.max").write_text(f"{most}\n")
+        (tmp_path / "pids" / folder / "pids.current").write_text(f"{used}\n")
+    listed = "12:memory:/elsewhere\n8:pids:/outer/inner\n0::/\n"
+    (found,) = room.limits_of_cgroups(listed, tmp_path)
+    assert (found.most, found.used) == (100, 97)
+    assert found.what == f"pids.max of the cgroup {tmp_path / 'pids' / 'outer'}"
+
+
+def test_an_error_that_a_thread_too_many_caused_names_the_limit() -> None:
+    first = RuntimeError("can't start new thread")
+    last = RuntimeError("cannot join thread before it is started")
+    last.__context__ = first
+    words = room.lack_of_threads(ExceptionGroup("two tasks", [ValueError("other"), last]))
+    assert words is not None
+    assert "no further process or thread can be started" in words
+    assert "4 for each simulator" in words
+    assert room.lack_of_threads(ValueError("can't start new thread")) is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "words"),
+    [
+        ("NOFILE", 16, "error: `ulimit -n` is 16, at most 16 here, but a run needs about "),
+        ("FSIZE", 65536, "error: `ulimit -f` is 64 KiB, expected at least 16384: "),
+    ],
+)
+def test_a_limit_is_named_before_a_run_writes_anything(
+    program_environment: dict[str, str], tmp_path: Path, limit: str, value: int, words: str
+) -> None:
+    kind = getattr(resource, f"RLIMIT_{limit}")
+    command = [sys.executable, "-m", "vla_rl.recipes.train_toy", "--run.root", str(tmp_path)]
+    ended = subprocess.run(
+        command,
+        env=program_environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(kind, (value, value)),
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1].startswith(words)
+    assert not list(tmp_path.iterdir())

@@ -46,6 +46,53 @@ def test_the_leaderboards_results_are_read_with_their_events(tmp_path: Path) -> 
     assert table.driving_score == pytest.approx(54.0 / 220)
 
 
+def record_with(outside: list[str], composed: float | None, completion: float = 100.0) -> object:
+    events = [
+        f"Agent went outside its route lanes for 1 meter ({share}% of it)" for share in outside
+    ]
+    scores = {"score_route": completion, "score_penalty": 1.0}
+    return {
+        **RECORD,
+        "scores": scores if composed is None else {**scores, "score_composed": composed},
+        "infractions": {"outside_route_lanes": events},
+    }
+
+
+def read(tmp_path: Path, record: object) -> RouteRecord:
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"_checkpoint": {"records": [record]}}))
+    (found,) = read_records([path])
+    return found
+
+
+def test_the_leaderboards_own_score_counts_and_not_the_one_of_its_rounded_messages(
+    tmp_path: Path,
+) -> None:
+    # 33.333 % outside: the leaderboard computed 66.667, its message says 33.33
+    found = read(tmp_path, record_with(["33.33"], 66.667))
+    assert (found.driving_score, found.recomputed_score) == (66.667, pytest.approx(66.67))
+    assert table_of([found], "bench2drive220").driving_score == pytest.approx(66.667 / 220)
+
+
+@pytest.mark.parametrize("composed", [None, 63.0])
+def test_each_drive_outside_of_the_lanes_multiplies(tmp_path: Path, composed: float | None) -> None:
+    found = read(tmp_path, record_with(["10.0", "30.0"], composed))  # 100 * .9 * .7
+    assert found.driving_score == pytest.approx(63.0)
+
+
+def test_a_drive_outside_of_the_lanes_that_rounds_to_nothing_is_no_success(tmp_path: Path) -> None:
+    found = read(tmp_path, record_with(["0.0"], 99.9996))
+    assert (found.driving_score, found.is_success) == (99.9996, False)
+
+
+@pytest.mark.parametrize("composed", [90.0, 62.9, float("nan")])
+def test_a_score_that_its_events_do_not_give_is_refused(tmp_path: Path, composed: float) -> None:
+    with pytest.raises(
+        ValueError, match=r"results\.json.*score_composed of route 1711 is.*give 63"
+    ):
+        read(tmp_path, record_with(["10.0", "30.0"], composed))
+
+
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     for text in ("", "{}", json.dumps({"_checkpoint": {"records": [{**RECORD, "route_id": "x"}]}})):

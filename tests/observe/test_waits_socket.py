@@ -3,7 +3,9 @@
 import asyncio
 import os
 import socket
+import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +13,8 @@ import msgspec
 import pytest
 
 from vla_rl.actors import waiting
-from vla_rl.observe import RunDirectory
+from vla_rl.actors.owned_folder import PREFIXES, OwnedFolder
+from vla_rl.observe import RunDirectory, waits_socket
 from vla_rl.observe.waits_socket import NoAnswer, RunningProcess, WaitsSocket, ask_run
 from vla_rl.types import Config
 
@@ -19,6 +22,11 @@ from vla_rl.types import Config
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory.create(tmp_path, "why", Config())
+
+
+def names_of_sockets() -> str:
+    """What the kernel lists."""
+    return Path("/proc/net/unix").read_text()
 
 
 def note(run: RunDirectory, process: RunningProcess) -> None:
@@ -57,9 +65,8 @@ async def test_a_run_whose_loop_is_blocked_answers_with_the_line_that_blocks_it(
 async def test_nothing_is_left_once_a_run_has_ended(run: RunDirectory) -> None:
     with WaitsSocket(run.path):
         process = msgspec.json.decode((run.path / "process.json").read_bytes(), type=RunningProcess)
-        folder = Path(process.socket).parent
-        assert folder.stat().st_mode & 0o777 == 0o700
-    assert not folder.exists()
+        assert process.socket in names_of_sockets()
+    assert process.socket not in names_of_sockets()
     with pytest.raises(NoAnswer, match="has ended, or has not started yet"):
         ask_run(run)
 
@@ -86,10 +93,10 @@ async def test_a_process_that_gives_no_answer_is_named_with_its_state(run: RunDi
     with WaitsSocket(run.path):
         here = msgspec.json.decode((run.path / "process.json").read_bytes(), type=RunningProcess)
     with socket.socket(socket.AF_UNIX) as silent:
-        path = str(run.path.parent / "silent")
-        silent.bind(path)
+        name = f"@vla_rl-test-{os.getpid()}"
+        silent.bind(f"\0{name[1:]}")
         silent.listen()
-        note(run, msgspec.structs.replace(here, socket=path))
+        note(run, msgspec.structs.replace(here, socket=name))
         with pytest.raises(
             NoAnswer, match=f"process {os.getpid()}, which gave no answer within 0.1 s .*running"
         ):
@@ -102,3 +109,65 @@ async def test_a_run_directory_without_room_costs_the_answers_and_not_the_run(
     with WaitsSocket(run.path / "gone"):
         pass
     assert "cannot ask this run what it waits for" in caplog.text
+
+
+async def test_only_the_user_of_a_run_and_root_get_an_answer(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with WaitsSocket(run.path):
+        monkeypatch.setattr(waits_socket, "_uid_of_peer", lambda _: os.getuid() + 1)
+        with pytest.raises(NoAnswer, match="answers only the user who started it and root"):
+            await asyncio.to_thread(ask_run, run)
+        monkeypatch.undo()
+        assert (await asyncio.to_thread(ask_run, run)).pid == os.getpid()
+
+
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+from vla_rl.observe.waits_socket import WaitsSocket
+
+async def main():
+    with WaitsSocket(Path(sys.argv[1])):
+        print("open", flush=True)
+        sys.stdin.read()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9", b"x" * 180], ids=["not UTF-8", "180 letters"])
+def test_nothing_is_left_of_the_socket_of_a_run_that_was_killed(
+    run: RunDirectory, tmp_path: Path, name: bytes
+) -> None:
+    temporary = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+    temporary.mkdir()
+    command = [sys.executable, "-c", KILLED, str(run.path)]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == b"open\n"
+        assert ask_run(run).pid == killed.pid
+        killed.kill()
+    process = msgspec.json.decode((run.path / "process.json").read_bytes(), type=RunningProcess)
+    assert process.socket not in names_of_sockets()
+    assert not list(temporary.iterdir())
+
+
+async def test_the_next_run_removes_what_killed_ones_left_in_the_temporary_folder(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = [tmp_path / f"{prefix}abcd" for prefix in PREFIXES]
+    for folder in left:
+        (folder / "engine").mkdir(parents=True)
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(str(folder / "engine" / "socket"))
+    others = [OwnedFolder(PREFIXES[0]).path, tmp_path / "vla_rl-0"]
+    others[1].mkdir()
+    with WaitsSocket(run.path):
+        await asyncio.to_thread(ask_run, run)  # answered by the thread that sweeps first
+        assert not [folder for folder in left if folder.exists()]
+        assert all(folder.exists() for folder in others)

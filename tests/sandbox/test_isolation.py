@@ -155,6 +155,7 @@ def test_mounts_come_with_namespaces_only_and_a_user_of_its_own_with_root_only()
         (["namespaces", "seccomp"], ["write wherever this user can", "fill the disk"]),
         (["namespaces", "mounts", "seccomp"], ["write to devices"]),
         (["namespaces", "mounts", "landlock"], ["connect to unix sockets"]),
+        (["namespaces", "own_user", "landlock"], ["set attributes", "connect to unix sockets"]),
         ([], ["write wherever", "fill the disk", "end this user's processes", "use the network"]),
     ],
 )

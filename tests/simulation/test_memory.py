@@ -1,10 +1,15 @@
-"""How much memory is left for a new process, on a machine and in a control group."""
+"""How much memory a process holds, and how much is left for a new one, on a machine and in a control
+group.
+"""
 
+import os
 from pathlib import Path
+from typing import Never
 
 import pytest
 
-from vla_rl.simulation.memory import available_mb
+from vla_rl.simulation import memory
+from vla_rl.simulation.memory import available_mb, holds_more_than, private_mb
 
 MIB = 2**20
 
@@ -52,3 +57,41 @@ def test_without_a_limit_that_counts_it_is_what_the_machine_has(
         if line.startswith("MemTotal:")
     )
     assert 50 < available_mb() <= int(total.split()[1]) / 1024
+
+
+def test_a_process_holds_more_than_a_limit_below_its_own_memory() -> None:
+    own = private_mb(os.getpid())
+    assert holds_more_than(os.getpid(), own / 2)
+    assert not holds_more_than(os.getpid(), own * 100)
+
+
+def test_shared_memory_does_not_count() -> None:
+    pid = os.fork()
+    if pid == 0:  # everything of the child is shared with this process, or nearly
+        os.kill(os.getpid(), 19)
+        os._exit(0)
+    os.waitpid(pid, os.WUNTRACED)
+    try:
+        limit = private_mb(pid) + 1.0
+        assert not holds_more_than(pid, limit)
+    finally:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+
+
+def test_the_pages_of_a_small_process_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int) -> Never:
+        raise AssertionError("counted")
+
+    monkeypatch.setattr(memory, "private_mb", refuse)
+    assert not holds_more_than(os.getpid(), 1e6)
+    with pytest.raises(AssertionError, match="counted"):
+        holds_more_than(os.getpid(), 0.001)
+
+
+def test_an_ended_process_holds_nothing() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert not holds_more_than(pid, 0.0)

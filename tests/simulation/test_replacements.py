@@ -21,6 +21,9 @@ class Worn:
     def is_alive(self) -> bool:
         return self.death is None
 
+    def holds_more_than(self, limit_mb: float) -> bool:
+        return self._mb > limit_mb
+
     def private_mb(self) -> float:
         return self._mb
 

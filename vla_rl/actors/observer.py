@@ -86,10 +86,11 @@ class ProcessObserver:
         self._watched[watched] = None
         self._loop = asyncio.get_running_loop()
         if self._thread is None and not self._is_closed.is_set():
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._observe, name=f"observer of {self._name}", daemon=True
             )
-            self._thread.start()
+            thread.start()
+            self._thread = thread
 
     def forget(self, watched: Watched) -> None:
         """Stop observing a process; one that is not observed is ignored."""

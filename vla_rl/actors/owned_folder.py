@@ -14,16 +14,29 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Final
 
 logger = logging.getLogger(__name__)
+
+PREFIXES: Final = (
+    "vla_rl-hosts-",
+    "vla_rl-policy-",
+    "vla_rl-rank-files-",
+    "vla_rl-ranks-",
+    "vla_rl-ray-host-",
+    "vla_rl-weights-",
+    "vla_rl_sandbox.",
+    "vla_rl_vllm_",
+)
+"""Prefixes of all such folders; a run sweeps them when it starts."""
 
 
 class OwnedFolder:
     """A new folder that only this user may enter.
 
     Args:
-        prefix: beginning of its name in the temporary folder; `sweep` removes all unlocked folders
-            with this prefix.
+        prefix: beginning of its name; `sweep` removes all unlocked temporary folders with this prefix.
+        parent: folder that it is made in; None for the folder of temporary ones.
 
     Attributes:
         path: the folder.
@@ -31,9 +44,9 @@ class OwnedFolder:
             after the last one ends.
     """
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, parent: str | None = None) -> None:
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=prefix))
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
             # another process swept it before it was locked
             with contextlib.suppress(FileNotFoundError):
                 self.descriptor = _opened(self.path)
@@ -66,8 +79,17 @@ def remove_tree(folder: Path) -> None:
             subprocess.run([*command, "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
+def sweep_all() -> None:
+    """Remove all folders that killed processes of vla_rl have left."""
+    for prefix in PREFIXES:
+        sweep(prefix)
+
+
 def sweep(prefix: str) -> None:
-    """Remove the folders of a prefix whose owners have ended."""
+    """Remove the temporary folders of a prefix whose owners have ended.
+
+    Only those: on a file system of several hosts, locks of the others may not be seen.
+    """
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):  # it is in use, another user's, or already removed
             descriptor = _opened(folder)

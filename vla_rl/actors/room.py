@@ -3,14 +3,15 @@
 Exceeding a limit halfway raises an OSError deep inside a start, or makes ZeroMQ abort; neither
 names the limit. Each child costs this process descriptors (its socket, its pidfd, its stderr, the
 memory shared with it) and address space (the shared memory is reserved at once, but takes memory
-only when used).
+only when used), and the machine some threads.
 """
 
 import logging
 import os
 import resource
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from vla_rl.actors.placement import ChildProcess
 from vla_rl.errors import ConfigError
@@ -24,7 +25,20 @@ OTHER_DESCRIPTORS: Final = 64
 """Descriptors reserved for everything else that a run opens: fork servers, engines, logs,
 videos."""
 
+THREADS_OF_A_PROCESS: Final = 4
+"""Threads of each running child, counted in one with an environment that has none: its loop, its
+heartbeat and ZeroMQ's two."""
+
+OTHER_THREADS: Final = 10
+"""Threads of this process besides its first, and its fork server, counted in a small run."""
+
 _OTHER_ADDRESS_SPACE = 1 << 29
+_LEAST_FILE_BYTES = 16 << 20
+_NO_THREAD: Final = (
+    "can't start new thread",
+    # what is left of it where an event loop or an executor ends
+    "cannot join thread before it is started",
+)
 _MOST_DESCRIPTORS = 1 << 16
 """The limit on open files is raised beyond this only as far as needed: some programs visit every
 possible descriptor."""
@@ -47,7 +61,131 @@ def require_room(num_processes: int, placement: ChildProcess, *, beside: int, re
     """
     children = num_processes + beside
     _require_descriptors(num_processes, children, remedy)
+    # those of ours that start later, and a fork server
+    others = max(OTHER_THREADS - len(os.listdir("/proc/self/task")), 2)
+    _require_threads(
+        THREADS_OF_A_PROCESS * num_processes + others,
+        f"{num_processes} child processes and this one",
+        remedy,
+    )
+    _require_file_size(placement.arena_bytes)
     _require_address_space(num_processes, children, 2 * placement.arena_bytes, remedy)
+
+
+def require_own_room() -> None:
+    """Check that this process's limits allow a run at all, before it writes anything.
+
+    Raises: ConfigError, as `require_room` does.
+    """
+    remedy = "run it elsewhere"
+    _require_descriptors(0, 0, remedy)
+    _require_threads(OTHER_THREADS, "this process and its fork server", remedy)
+    _require_file_size(0)
+
+
+class ThreadLimit(NamedTuple):
+    """A limit on processes and threads.
+
+    Attributes:
+        what: its name, for people.
+        most: its value.
+        used: processes and threads that count.
+    """
+
+    what: str
+    most: int
+    used: int
+
+
+def thread_limit() -> ThreadLimit | None:
+    """Return the limit that leaves the fewest processes and threads; None if there is none."""
+    return min(_thread_limits(), key=lambda limit: limit.most - limit.used, default=None)
+
+
+def lack_of_threads(error: BaseException | None) -> str | None:
+    """Return what to do about an error that a thread too many has caused; None for any other."""
+    seen: list[BaseException] = []
+    left = [error]
+    while left:
+        each = left.pop()
+        if each is None or each in seen:
+            continue
+        if isinstance(each, RuntimeError) and str(each) in _NO_THREAD:
+            limit = thread_limit()
+            which = (
+                f"{limit.what} is {limit.most}" if limit is not None else "no limit is known here"
+            )
+            return (
+                f"no further process or thread can be started: {which}, expected room for some "
+                f"{OTHER_THREADS} threads and {THREADS_OF_A_PROCESS} for each simulator; raise the "
+                "limit, or take fewer simulators (--simulators.num-envs)"
+            )
+        seen.append(each)
+        left += [each.__cause__, each.__context__]
+        left += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+    return None
+
+
+def _thread_limits() -> Iterator[ThreadLimit]:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if soft != resource.RLIM_INFINITY and os.getuid() != 0:
+        yield ThreadLimit("`ulimit -u`, for all processes of this user,", soft, _threads_of_user())
+    yield from limits_of_cgroups(Path("/proc/self/cgroup").read_text(), Path("/sys/fs/cgroup"))
+
+
+def limits_of_cgroups(listed: str, mounted: Path) -> Iterator[ThreadLimit]:
+    """Yield the limits of the cgroups that hold this process, of either version.
+
+    Args:
+        listed: /proc/self/cgroup.
+        mounted: folder at which they are.
+    """
+    for line in listed.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "pids"):
+            continue
+        top = mounted / controllers
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            most, used = folder / "pids.max", folder / "pids.current"
+            if most.is_file() and used.is_file() and (words := most.read_text().strip()) != "max":
+                yield ThreadLimit(
+                    f"pids.max of the cgroup {folder}", int(words), int(used.read_text())
+                )
+            if folder == top:
+                break
+
+
+def _threads_of_user() -> int:
+    total = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if folder.stat().st_uid == os.getuid():
+                total += len(os.listdir(folder / "task"))
+        except OSError:  # it has ended meanwhile
+            continue
+    return total
+
+
+def _require_threads(need: int, who: str, remedy: str) -> None:
+    limit = thread_limit()
+    if limit is not None and limit.most - limit.used < need:
+        raise ConfigError(
+            f"{limit.what} is {limit.most} and {limit.used} are used, but {who} need about {need} more "
+            f"processes and threads; raise it (`docker run --pids-limit`, `ulimit -u`), or {remedy}."
+        )
+
+
+def _require_file_size(shared_bytes: int) -> None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    need = max(shared_bytes, _LEAST_FILE_BYTES)
+    if soft == resource.RLIM_INFINITY or soft >= need:
+        return
+    raise ConfigError(
+        f"`ulimit -f` is {soft >> 10} KiB, expected at least {need >> 10}: no file of a run may be "
+        "larger, nor the memory that a child process shares with this one; run `ulimit -f unlimited` "
+        "in the shell before."
+    )
 
 
 def _require_descriptors(num_processes: int, children: int, remedy: str) -> None:
@@ -56,9 +194,10 @@ def _require_descriptors(num_processes: int, children: int, remedy: str) -> None
     need = held + children * DESCRIPTORS_OF_A_PROCESS + OTHER_DESCRIPTORS
     if soft == resource.RLIM_INFINITY or soft >= need:
         return
+    who = f"{num_processes} child processes need" if children else "a run needs"
+    each = f" up to {children} processes take {DESCRIPTORS_OF_A_PROCESS} each," if children else ""
     what_for = (
-        f"{num_processes} child processes need about {need} open files ({held} are open, up to "
-        f"{children} processes take {DESCRIPTORS_OF_A_PROCESS} each, everything else up to "
+        f"{who} about {need} open files ({held} are open,{each} everything else up to "
         f"{OTHER_DESCRIPTORS})"
     )
     if hard != resource.RLIM_INFINITY and hard < need:

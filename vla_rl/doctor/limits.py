@@ -10,6 +10,7 @@ from typing import Final
 
 from vla_rl.actors.room import DESCRIPTORS_OF_A_PROCESS, OTHER_DESCRIPTORS
 from vla_rl.doctor.finding import Finding, Patient
+from vla_rl.util.shared_memory import memory_file
 
 GIB: Final = 2**30
 MIB: Final = 2**20
@@ -39,9 +40,8 @@ def descriptors(patient: Patient) -> Iterable[Finding]:
 def shared_memory(patient: Patient) -> Iterable[Finding]:
     """Check that memory can be shared between processes, and that its folder has room."""
     try:
-        fd = os.memfd_create("vla_rl-doctor")
+        fd = memory_file("vla_rl-doctor", TRIAL_BYTES)
         try:
-            os.ftruncate(fd, TRIAL_BYTES)
             with mmap.mmap(fd, TRIAL_BYTES) as memory:
                 memory[-1] = 1
         finally:
@@ -50,7 +50,7 @@ def shared_memory(patient: Patient) -> Iterable[Finding]:
         yield Finding(
             f"no memory can be shared between processes ({error})",
             "Pictures travel through shared memory; no simulator can start",
-            "Raise the limits on memory (`ulimit -v`, the container's)",
+            "Raise the limits on memory and files (`ulimit -v`, `ulimit -f`, the container's)",
         )
     folder = Path(patient.shared_memory)
     if patient.shared_mib == 0:

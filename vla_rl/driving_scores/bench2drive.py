@@ -53,9 +53,11 @@ class RouteRecord:
         status: the leaderboard's word, such as Completed, Perfect or Failed - Agent timed out.
         completion: percentage of the route, 0 to 100.
         infractions: number of events of each kind, without those of `min_speed_infractions`.
-        outside_route: percentage of the route that was driven outside of its lanes.
+        outside_route: percentage of the route that was driven outside of its lanes; that of several
+            events is what their factors, multiplied, take away.
         speeds: the car's speeds in percent of the traffic's, one for each min-speed event.
         save_name: the leaderboard's name of the drive, and of the folder with its ride.
+        composed: the leaderboard's own `score_composed`; None: it is computed from the other fields.
     """
 
     route_id: str
@@ -65,6 +67,7 @@ class RouteRecord:
     outside_route: float = 0.0
     speeds: Sequence[float] = ()
     save_name: str = ""
+    composed: float | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.completion <= 100.0:
@@ -74,6 +77,11 @@ class RouteRecord:
 
     @property
     def driving_score(self) -> float:
+        """The leaderboard's score, or else `recomputed_score`, 0 to 100."""
+        return self.recomputed_score if self.composed is None else self.composed
+
+    @property
+    def recomputed_score(self) -> float:
         """Completion times the penalties of all events, 0 to 100."""
         factor = 1.0 - self.outside_route / 100.0
         for kind, count in self.infractions.items():

@@ -5,12 +5,15 @@ Touching counts as meeting, and a point on a polygon's border is outside of it, 
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+
+_EPSILON: Final = float(np.finfo(np.float64).eps)
 
 
 def directions(headings: Floats) -> Floats:
@@ -158,11 +161,24 @@ def _checked_ring(ring: Floats, number: int) -> Floats:
 
 
 def _cross(a: Floats, b: Floats, c: Floats, d: Floats) -> Bools:
-    def side(p: Floats, q: Floats, r: Floats) -> Floats:
-        turned: Floats = (q[:, 0] - p[:, 0]) * (r[:, 1] - p[:, 1])
-        return turned - (q[:, 1] - p[:, 1]) * (r[:, 0] - p[:, 0])
+    """Return if the segments from a to b and from c to d cross: the ends of each lie on different
+    sides of the other, by more than rounding.
+    """
+    return (_side(a, b, c) * _side(a, b, d) < 0) & (_side(c, d, a) * _side(c, d, b) < 0)
 
-    return (side(a, b, c) * side(a, b, d) < 0) & (side(c, d, a) * side(c, d, b) < 0)
+
+def _side(p: Floats, q: Floats, r: Floats) -> Floats:
+    """Return 1 where r is left of the line from p to q, -1 where it is right of it, and 0 where it is
+    so near that corners which are rounded to float64 do not tell.
+    """
+    along, across = q - p, r - p
+    left, right = along[:, 0] * across[:, 1], along[:, 1] * across[:, 0]
+    # a corner of size s is s * ulp / 2 off when it is rounded, and each factor is a difference of two
+    size = np.maximum(np.maximum(np.abs(p), np.abs(q)), np.abs(r)).max(-1)
+    reach = np.abs(along).sum(-1) + np.abs(across).sum(-1)
+    noise = _EPSILON * (2.0 * size * reach + np.abs(left) + np.abs(right))
+    area = left - right
+    return np.asarray(np.where(np.abs(area) <= noise, 0.0, np.sign(area)))
 
 
 def project_to_polyline(points: Floats, line: Floats) -> tuple[Floats, Floats]:

@@ -10,6 +10,7 @@ rides = read_rides(records, folder)
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,13 @@ RIDE_FILE: Final = "metric_info.json"
 
 FEWEST_TICKS: Final = 5
 """Ticks of the shortest ride whose smoothness is defined: 3 samples at 10 Hz."""
+
+_MESSAGE_ROUNDING: Final = 0.005
+"""Percentage points by which the message of an event may differ from what the leaderboard computed
+with: it shows two digits."""
+
+_SCORE_ROUNDING: Final = 1e-3
+"""Difference of two scores of 0 to 100 that is due to the digits of the file."""
 
 _PERCENT: Final = re.compile(r"(-?[\d.]+)%")
 _ROUTE: Final = re.compile(r"RouteScenario_(\d+)")
@@ -138,27 +146,42 @@ def read_records(paths: Sequence[Path]) -> list[RouteRecord]:
         try:
             found = json.loads(path.read_text())["_checkpoint"]["records"]
             records += [record_of(record) for record in found]
-        except (OSError, TypeError, KeyError, ValueError) as error:
+        except (OSError, AttributeError, TypeError, KeyError, ValueError) as error:
             raise ValueError(f"{path} holds no results of the leaderboard: {error!r}.") from error
     return records
 
 
 def record_of(record: Mapping[str, Any]) -> RouteRecord:
-    """Return one record of the leaderboard. Raises: ValueError; KeyError."""
+    """Return one record of the leaderboard, with its own score if it has one.
+
+    Raises: ValueError, also if that score is not what the record's events give; KeyError; TypeError;
+    AttributeError.
+    """
     route = _ROUTE.match(record["route_id"])
     if route is None:
         raise ValueError(f"route_id is {record['route_id']!r}, expected RouteScenario_<id>_rep<n>.")
     events: Mapping[str, Sequence[str]] = record["infractions"]
     outside = [_percent(message) for message in events.get("outside_route_lanes", ())]
-    return RouteRecord(
+    kept = math.prod(1.0 - share / 100.0 for share in outside)
+    composed = record["scores"].get("score_composed")
+    found = RouteRecord(
         route_id=route[1],
         status=record["status"],
         completion=float(record["scores"]["score_route"]),
         infractions={kind: len(of_kind) for kind, of_kind in events.items() if kind != UNPENALISED},
-        outside_route=outside[0] if outside else 0.0,
+        outside_route=100.0 * (1.0 - kept),
         speeds=[_percent(message) for message in events.get(UNPENALISED, ())],
         save_name=record.get("save_name", ""),
+        composed=None if composed is None else float(composed),
     )
+    tolerance = _SCORE_ROUNDING + found.completion * len(outside) * _MESSAGE_ROUNDING / 100.0
+    if not abs(found.driving_score - found.recomputed_score) <= tolerance:
+        raise ValueError(
+            f"score_composed of route {found.route_id} is {composed}, but its completion and events "
+            f"give {found.recomputed_score:.6g}, expected the same; give the results as the "
+            "leaderboard of Bench2Drive 0.0.4 wrote them."
+        )
+    return found
 
 
 def _percent(message: str) -> float:

@@ -108,7 +108,7 @@ def scene_of(arrays: Mapping[str, np.ndarray], path: Path) -> Scene:
 def texts_in(array: np.ndarray, name: str) -> list[str]:
     """Return the texts of an array; of one without axes, its only one.
 
-    Raises: ValueError for an array of anything else, whose `str()` would be a text that nobody wrote.
+    Raises: ValueError for an array of anything else, whose `str()` is Python's spelling of it.
     """
     if array.dtype.kind != "U":
         raise ValueError(f"{name} holds {array.dtype}, expected text (NumPy's type U)")

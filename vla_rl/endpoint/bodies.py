@@ -18,7 +18,8 @@ T = TypeVar("T")
 async def read_body(request: web.BaseRequest, max_bytes: int, timeout_s: float) -> bytes:
     """Return the whole body.
 
-    Raises: RequestError if it is too large, or does not arrive in time.
+    Raises: RequestError if it is too large, does not arrive in time, or is not encoded as its
+    headers say.
     """
     if request.content_length is not None and request.content_length > max_bytes:
         raise _too_large(max_bytes)
@@ -34,6 +35,12 @@ async def read_body(request: web.BaseRequest, max_bytes: int, timeout_s: float) 
             f"the body did not arrive within body_timeout_s={timeout_s:g} s; {len(body)} bytes of "
             "it did.",
             status=408,
+        ) from error
+    except web.RequestPayloadError as error:
+        encoding = request.headers.get("Content-Encoding", "identity")
+        raise RequestError(
+            f"the body is not what its headers say (Content-Encoding: {encoding[:40]}): "
+            f"{type(error.__cause__ or error).__name__}; expected JSON, plain or compressed so."
         ) from error
     return bytes(body)
 

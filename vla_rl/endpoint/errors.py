@@ -5,6 +5,11 @@ The client's library turns the body into an exception.
 
 from typing import Any, Final
 
+from vla_rl.util.foreign_text import valid_unicode
+
+MOST_WORDS: Final = 600
+"""Characters of an error's message; it may repeat what a client sent, whose begin and end are kept."""
+
 _TYPES: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -21,8 +26,9 @@ class RequestError(Exception):
     def __init__(
         self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None
     ) -> None:
-        self.message, self.status, self.code, self.param = message, status, code, param
-        super().__init__(message)
+        self.message, self.status, self.code = _readable(message), status, code
+        self.param = None if param is None else _readable(param)
+        super().__init__(self.message)
 
     @property
     def kind(self) -> str:
@@ -48,3 +54,11 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
     """Return the body of an error in Anthropic's format."""
     kind = "api_error" if error.status >= 500 else error.kind
     return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def _readable(text: str) -> str:
+    """Return a text of at most `MOST_WORDS` characters that UTF-8 can hold."""
+    if len(text) > MOST_WORDS:
+        half = MOST_WORDS // 2 - 3
+        text = f"{text[:half]} ... {text[-half:]}"
+    return valid_unicode(text)

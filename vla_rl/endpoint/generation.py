@@ -1,4 +1,4 @@
-"""Replies of a policy to one request, recorded in its session when all of them are complete."""
+"""Replies of a policy to one request, and what went wrong with them."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -12,13 +12,11 @@ from vla_rl.types import Completion, LanguagePolicy
 
 
 async def generate_replies(
-    asked: Asked, agent: str, policy: LanguagePolicy, session: Session
+    asked: Asked, policy: LanguagePolicy, session: Session
 ) -> tuple[Completion, ...]:
     """Return `num_choices` replies to each prompt, in order.
 
     All are sampled together, each with a seed of its own.
-
-    A request that fails records nothing, because no client has seen its replies.
 
     Raises: RequestError, which tells the client what to do; a failure of the policy is also stored
     in the session.
@@ -39,15 +37,16 @@ async def generate_replies(
         if error.is_reply_at_fault:
             session.rejection = error
         raise RequestError(str(error), code="conversation_rejected") from error
-    except ValueError as error:  # a prompt or options that the model does not accept
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a prompt or options that the model does not accept
         raise RequestError(str(error)) from error
     except Exception as error:  # the episode raises it; the client cannot know what to do about it
         session.failure = error
         raise RequestError(f"the policy failed: {type(error).__name__}", status=500) from error
     if any(reply.finish_reason == "aborted" for reply in replies):
         raise RequestError("the generation was aborted; ask again.", status=503)
-    for reply in replies:
-        session.record(agent, reply)
     return replies
 
 

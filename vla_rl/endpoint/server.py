@@ -10,26 +10,31 @@ on this machine only. Every error is a JSON body in the format of the requested 
 import asyncio
 import hashlib
 import itertools
+import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
-import msgspec
 from aiohttp import web
 
-from vla_rl.endpoint.apis import APIS, Answer, Api, ApiRequest
+from vla_rl.endpoint.apis import APIS, Answer, Api
+from vla_rl.endpoint.apis.api import encoded
 from vla_rl.endpoint.apis.messages import MessagesApi
 from vla_rl.endpoint.bodies import decoded, read_body
 from vla_rl.endpoint.config import EndpointConfig
 from vla_rl.endpoint.errors import RequestError, anthropic_error, openai_error
 from vla_rl.endpoint.generation import generate_replies
 from vla_rl.endpoint.listener import Connection, Listener
+from vla_rl.endpoint.protocol import JsonErrors
 from vla_rl.endpoint.session import Session, new_key
 from vla_rl.rollout.owned_tasks import leave
 from vla_rl.types import LanguagePolicies
+from vla_rl.util.agreement import excerpt
+
+logger = logging.getLogger(__name__)
 
 _STOP_GRACE_S: Final = 1.0
 _LINGER_S: Final = 2.0
@@ -64,15 +69,20 @@ class Endpoint:
         app.router.add_get("/v1/models/{model:.+}", self._model)
         self._runner = web.AppRunner(
             app,
-            access_log=None,
             handler_cancellation=True,
-            keepalive_timeout=self._config.idle_timeout_s,  # counts from the start of a connection
-            lingering_time=_LINGER_S,
             shutdown_timeout=_STOP_GRACE_S,
         )
         await self._runner.setup()
         assert self._runner.server is not None
-        self._listener = Listener(self._runner.server, self._config.max_connections)
+        protocol = partial(
+            JsonErrors,
+            self._runner.server,
+            loop=asyncio.get_running_loop(),
+            access_log=None,
+            keepalive_timeout=self._config.idle_timeout_s,  # counts from the start of a connection
+            lingering_time=_LINGER_S,
+        )
+        self._listener = Listener(protocol, self._config.max_connections)
         try:
             await self._listener.bind(self._config.host, self._config.port)
         except OSError:
@@ -141,14 +151,15 @@ class Endpoint:
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         names = self._session_of(request).models or (self._config.model,)
-        return self._answer({"object": "list", "data": [_model(name) for name in names]}, 200)
+        listed = {"object": "list", "data": [_model(name) for name in names]}
+        return self._answer(encoded(listed), 200)
 
     async def _model(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["model"]
         names = self._session_of(request).models
         if names is not None and name not in names:
             raise _unknown_model(name, names)
-        return self._answer(_model(name), 200)
+        return self._answer(encoded(_model(name)), 200)
 
     async def _generate(self, api: Api, request: web.Request) -> web.StreamResponse:
         session = self._session_of(request)
@@ -158,21 +169,33 @@ class Endpoint:
         body = await read_body(
             request, self._config.max_request_kb * 1024, self._config.body_timeout_s
         )
-        read = await decoded(body, lambda data: api.read(data, session))
+        try:
+            read = await decoded(body, lambda data: api.read(data, session))
+        except RecursionError as error:
+            raise RequestError("the body is nested too deeply", code="invalid_json") from error
         try:
             agent, policy = session.policy_of(read.asked.model)
         except KeyError as error:
             raise _unknown_model(read.asked.model, session.models or ()) from error
-        replies = await generate_replies(read.asked, agent, policy, session)
+        replies = await generate_replies(read.asked, policy, session)
         model = read.asked.model or self._config.model
         answer = Answer(number=str(next(self._numbers)), model=model, replies=replies)
         headers = {"x-vla-rl-ignored": ", ".join(read.asked.ignored)} if read.asked.ignored else {}
+        try:
+            written = (
+                list(read.events(answer)) if read.asked.stream else [encoded(read.whole(answer))]
+            )
+        except Exception as error:  # as if the policy had failed: the episode raises it
+            session.failure = error
+            raise RequestError(f"the answer cannot be written: {error}", status=500) from error
+        for reply in replies:  # only now, because a request that fails has no reply to train on
+            session.record(agent, reply)
         if read.asked.stream:
-            return await self._stream(request, read, answer, headers)
-        return self._answer(read.whole(answer), 200, headers)
+            return await self._stream(request, written, headers)
+        return self._answer(written[0], 200, headers)
 
     async def _stream(
-        self, request: web.Request, read: ApiRequest, answer: Answer, headers: dict[str, str]
+        self, request: web.Request, events: Sequence[bytes], headers: dict[str, str]
     ) -> web.StreamResponse:
         self.counts["200"] += 1
         response = web.StreamResponse(
@@ -180,7 +203,7 @@ class Endpoint:
         )
         self._close_if_crowded(response)
         await response.prepare(request)
-        for event in read.events(answer):
+        for event in events:
             await response.write(event)
         await response.write_eof()
         return response
@@ -203,10 +226,12 @@ class Endpoint:
             )
         except web.HTTPException as found:  # such as a header that aiohttp rejects
             error = RequestError(found.text or found.reason, status=found.status)
+        except Exception as found:
+            logger.exception("the endpoint could not answer %s %s", request.method, request.path)
+            error = RequestError(f"the endpoint failed: {type(found).__name__}", status=500)
         is_anthropics = request.path.startswith(MessagesApi.path)
-        response = self._answer(
-            (anthropic_error if is_anthropics else openai_error)(error), error.status
-        )
+        body = (anthropic_error if is_anthropics else openai_error)(error)
+        response = self._answer(encoded(body), error.status)
         if not request.content.is_eof():
             response.force_close()
         return response
@@ -228,11 +253,11 @@ class Endpoint:
         return session
 
     def _answer(
-        self, body: dict[str, Any], status: int, headers: dict[str, str] | None = None
+        self, body: bytes, status: int, headers: dict[str, str] | None = None
     ) -> web.Response:
         self.counts[str(status)] += 1
         response = web.Response(
-            body=msgspec.json.encode(body),
+            body=body,
             status=status,
             content_type="application/json",
             headers=headers,
@@ -254,7 +279,7 @@ def _model(name: str) -> dict[str, Any]:
 
 def _unknown_model(name: str, names: tuple[str, ...]) -> RequestError:
     return RequestError(
-        f"there is no model {name!r}, expected one of {list(names)}.",
+        f"there is no model {excerpt(name)}, expected one of {list(names)}.",
         status=404,
         code="model_not_found",
         param="model",

@@ -1,18 +1,20 @@
 """Questions to a running run from the same machine: what does it wait for?
 
     run directory / process.json ─► machine, process, socket
-    temporary folder of mode 0700 / socket  ◄── `ask_run`; a thread of the run answers, not its loop
+    abstract socket  ◄── `ask_run`; a thread of the run answers its own user and root, not its loop
 
-The socket is not in the run directory, which may be on a file system that has none, or have a path
-that is longer than a socket's may be. Messages are JSON, and the question is the connection itself.
+An abstract socket has a name and no path: a kill leaves nothing behind, and the folder of temporary
+files may have any name. Messages are JSON, and the question is the connection itself.
 """
 
 import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import select
 import socket
+import struct
 import threading
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +22,7 @@ from typing import Self
 
 import msgspec
 
-from vla_rl.actors.owned_folder import OwnedFolder, sweep
+from vla_rl.actors.owned_folder import sweep_all
 from vla_rl.actors.process_state import describe_process
 from vla_rl.errors import VlaRlError
 from vla_rl.observe.run_directory import RunDirectory
@@ -32,8 +34,8 @@ logger = logging.getLogger(__name__)
 ANSWER_S = 3.0
 """Longest time for an answer."""
 
-_PREFIX = "vla_rl-waits-"
 _FILE = "process.json"
+_CREDENTIALS = struct.Struct("3i")  # of the kernel: pid, uid and gid
 
 
 class NoAnswer(VlaRlError):
@@ -57,7 +59,7 @@ class RunningProcess(msgspec.Struct, frozen=True, kw_only=True):
 class WaitsSocket:
     """Answers `ask_run` from a thread of its own while its `with` block is open.
 
-    If there is no room for its files, one line says so and the run goes on without.
+    If there is no room for its file, one line says so and the run goes on without.
     """
 
     def __init__(self, run: Path) -> None:
@@ -72,8 +74,8 @@ class WaitsSocket:
                 listener, wakeup = self._listen(stack)
             except OSError as error:
                 logger.warning(
-                    "`vla-rl why` cannot ask this run what it waits for: %s; make room in the "
-                    "temporary folder and the run directory.",
+                    "`vla-rl why` cannot ask this run what it waits for: %s; make room in the run "
+                    "directory.",
                     error,
                 )
                 return self
@@ -95,12 +97,10 @@ class WaitsSocket:
         self._open.close()
 
     def _listen(self, stack: contextlib.ExitStack) -> tuple[socket.socket, int]:
-        sweep(_PREFIX)
-        folder = OwnedFolder(_PREFIX)
-        stack.callback(folder.remove)
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-        path = folder.path / "socket"
-        listener.bind(str(path))
+        # random, so that nobody binds it first
+        name = f"@vla_rl-waits-{os.getpid()}-{secrets.token_hex(16)}"
+        listener.bind(_address_of(name))
         listener.listen()
         wakeup = os.eventfd(0)
         stack.callback(os.close, wakeup)
@@ -110,7 +110,7 @@ class WaitsSocket:
             boot_id=_boot_id(),
             pid=pid,
             start_ticks=_start_ticks(pid) or 0,
-            socket=str(path),
+            socket=name,
         )
         write_whole(self._file, msgspec.json.encode(process))
         stack.callback(self._forget)
@@ -121,6 +121,7 @@ class WaitsSocket:
             self._file.unlink()
 
     def _serve(self, listener: socket.socket, wakeup: int) -> None:
+        sweep_all()  # in this thread: what killed runs left behind may be large
         news = select.poll()
         news.register(listener, select.POLLIN)
         news.register(wakeup, select.POLLIN)
@@ -129,6 +130,8 @@ class WaitsSocket:
                 connection, _ = listener.accept()
                 with connection:
                     connection.settimeout(ANSWER_S)
+                    if _uid_of_peer(connection) not in (0, os.getuid()):
+                        continue
                     waits = waits_of(self._loop, self._loop_thread_id, os.getpid())
                     connection.sendall(msgspec.json.encode(waits))
             except OSError:  # who asked has gone
@@ -145,6 +148,11 @@ def ask_run(run: RunDirectory, *, within_s: float = ANSWER_S) -> RunWaits:
     process = _process_of(run)
     try:
         data = _received(process.socket, within_s)
+        if not data:
+            raise NoAnswer(
+                f"{run.path} runs in process {process.pid}, which answers only the user who started it "
+                "and root; ask as one of them"
+            )
         return msgspec.json.decode(data, type=RunWaits)
     except (OSError, msgspec.DecodeError) as error:
         raise NoAnswer(
@@ -182,10 +190,21 @@ def _process_of(run: RunDirectory) -> RunningProcess:
     return process
 
 
-def _received(path: str, within_s: float) -> bytes:
+def _address_of(name: str) -> str:
+    """Return the address of an abstract socket, whose first character stands for a zero byte."""
+    return f"\0{name.removeprefix('@')}"
+
+
+def _uid_of_peer(connection: socket.socket) -> int:
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(found)
+    return int(uid)
+
+
+def _received(name: str, within_s: float) -> bytes:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(within_s)
-        connection.connect(path)
+        connection.connect(_address_of(name))
         parts = []
         while part := connection.recv(1 << 20):
             parts.append(part)

@@ -5,7 +5,8 @@ mounts       all files read-only except its folder and /dev/shm, which are in me
              size
 own_user     if root runs it: a user of its own
 landlock     it writes only in its folder, and signals only its own processes
-seccomp      no sockets without a network; no memory and no objects outside of its processes
+seccomp      no sockets without a network; no memory and no objects outside of its processes; no
+             extended attributes
 """
 
 from collections.abc import Mapping
@@ -41,6 +42,8 @@ def open_to_calls(means: frozenset[Means], *, signals_are_confined: bool) -> lis
         found.append("write what every user can, such as new files in /tmp")
     elif means.isdisjoint(("own_user", "landlock")):
         found.append("write to devices that this user can write to")
+    if means.isdisjoint(("mounts", "seccomp")) and means & {"own_user", "landlock"}:
+        found.append("set attributes of files that every user can write to")
     if means.isdisjoint(("mounts", "landlock")):
         found.append("fill the disk outside of their folders")
     if means.isdisjoint(("namespaces", "own_user")) and not (

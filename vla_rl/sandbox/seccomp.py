@@ -5,7 +5,8 @@ Needs no privileges.
 Without a network a process gets no sockets: no network sockets, and no unix sockets, because one
 with a path is reachable from every network namespace. Memory that belongs to no process and no file
 system, and objects that outlive their processes, are always blocked. So is io_uring, which could
-create both without the calls that are filtered here.
+create both without the calls that are filtered here, and so are changes of extended attributes:
+Landlock does not know them, and any user may set them on files that every user may write to.
 """
 
 import ctypes
@@ -33,10 +34,23 @@ class _Machine(NamedTuple):
     """memfd_create, memfd_secret; shmget, semget, msgget, mq_open; add_key, request_key, keyctl;
     io_uring_setup."""
 
+    unsupported: tuple[int, ...]
+    """setxattr, removexattr, each also with l and f before, and with at behind."""
+
 
 _MACHINES: Final = {
-    "x86_64": _Machine(0xC000003E, 41, (319, 447, 29, 64, 68, 240, 248, 249, 250, 425)),
-    "aarch64": _Machine(0xC00000B7, 198, (279, 447, 194, 190, 186, 180, 217, 218, 219, 425)),
+    "x86_64": _Machine(
+        0xC000003E,
+        41,
+        (319, 447, 29, 64, 68, 240, 248, 249, 250, 425),
+        (188, 189, 190, 463, 197, 198, 199, 466),
+    ),
+    "aarch64": _Machine(
+        0xC00000B7,
+        198,
+        (279, 447, 194, 190, 186, 180, 217, 218, 219, 425),
+        (5, 6, 7, 463, 14, 15, 16, 466),
+    ),
 }
 
 
@@ -65,6 +79,8 @@ def refuse_calls(*, network: bool) -> None:
 def _filter(machine: _Machine, *, network: bool) -> bytes:
     """Return instructions that block the given calls, one after the other, and allow the rest."""
     refusals = [(number, errno.ENOSYS) for number in machine.refused]
+    # as on a file system without them, which programs that copy files expect
+    refusals += [(number, errno.EOPNOTSUPP) for number in machine.unsupported]
     if not network:
         refusals.append((machine.socket, errno.ENETUNREACH))
     code = [

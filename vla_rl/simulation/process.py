@@ -10,7 +10,7 @@ from vla_rl.errors import ActorDied, ActorFrozen, EnvError
 from vla_rl.simulation.checked import EnvDescription
 from vla_rl.simulation.config import SimulatorConfig
 from vla_rl.simulation.learned_timeout import LearnedTimeouts, Leniency
-from vla_rl.simulation.memory import private_mb
+from vla_rl.simulation.memory import holds_more_than, private_mb
 from vla_rl.simulation.worker import EnvWorker
 from vla_rl.types import EnvSpec
 
@@ -144,6 +144,10 @@ class SimulatorProcess:
     def private_mb(self) -> float:
         """Return the memory of the process that is not shared (MiB); 0 if it has ended."""
         return private_mb(self.pid)
+
+    def holds_more_than(self, limit_mb: float) -> bool:
+        """Return whether `private_mb` is above a limit, usually without measuring it."""
+        return holds_more_than(self.pid, limit_mb)
 
     async def stop(self) -> None:
         """Close the environments and end the process; one that does not answer is killed.

@@ -30,7 +30,7 @@ class Replacements:
             and process.num_episodes >= config.recycle_after_episodes
         ):
             return "recycle_after_episodes"
-        if config.rss_limit_mb is not None and process.private_mb() > config.rss_limit_mb:
+        if config.rss_limit_mb is not None and process.holds_more_than(config.rss_limit_mb):
             return "rss_limit_mb"
         return None
 

@@ -9,7 +9,8 @@ import traceback
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, ParamSpec, TypeVar
 
-from vla_rl.errors import CheckpointError, DataError, VlaRlError
+from vla_rl.actors.room import lack_of_threads
+from vla_rl.errors import CheckpointError, ConfigError, DataError, VlaRlError
 from vla_rl.tracebacks import shorten
 
 P = ParamSpec("P")
@@ -36,6 +37,8 @@ def raises_one_error(
         except BaseException as error:
             failure = only_error(error)
             shorten(failure)
+            if words := lack_of_threads(failure):
+                raise ConfigError(words) from failure
             raise failure from failure.__cause__
 
     return reporting
@@ -73,6 +76,8 @@ def explain(error: BaseException) -> str:
     """
     failure = only_error(error)
     shorten(failure)
+    if words := lack_of_threads(failure):
+        return f"error: {words}"
     if isinstance(failure, BaseExceptionGroup):
         members = _members_of(failure)
         return "\n".join([f"{len(members)} errors:", *map(_explained, members)])

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from vla_rl.actors import LastingForkServers
+from vla_rl.actors.room import require_own_room
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.held_out import Judge
 from vla_rl.learning import Checkpoint, load_checkpoint
@@ -79,6 +80,7 @@ async def train(
         variable VLA_RL_TRACEBACK is `full`.
     """
     check_arguments(config, starts, agent)
+    require_own_room()
     if config.run.wandb_project is not None:
         await asyncio.to_thread(import_wandb, config.run.wandb_project)
     played_by = [msgspec.structs.replace(config, run=RunConfig(seed=config.run.seed)), about]

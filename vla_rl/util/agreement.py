@@ -77,7 +77,10 @@ def excerpts(one: object, other: object) -> tuple[str, str]:
 
 def excerpt(value: object) -> str:
     """Return a value as Python writes it, cut to a length that an error can show."""
-    return _cut(repr(value), 0)
+    try:
+        return _cut(repr(value), 0)
+    except RecursionError:
+        return f"a {type(value).__name__} nested too deeply to show"
 
 
 def _cut(text: str, start: int) -> str:

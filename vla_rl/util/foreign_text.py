@@ -42,7 +42,7 @@ def valid_unicode(text: str) -> str:
 def required_text(value: object, what: str, error: type[VlaRlError] = DataError) -> str:
     """Return a value that has to be text.
 
-    `str()` of anything else would give Python's spelling of it, which nobody wrote.
+    `str()` of anything else gives Python's spelling of it, such as `None` for a null.
 
     Args:
         value: the value, from a file, an environment or another program.

@@ -15,6 +15,8 @@ from vla_rl.envs.mujoco import graphics
 from vla_rl.envs.mujoco.cameras import DRAWN_FIELDS, Cameras
 from vla_rl.envs.mujoco.loading import load_mujoco
 from vla_rl.envs.mujoco.look import Style
+from vla_rl.envs.mujoco.reduced_textures import only_textures, used_textures
+from vla_rl.envs.mujoco.upload import uploaded_bytes
 from vla_rl.errors import EnvError
 
 
@@ -80,6 +82,30 @@ def cameras_of(size: int) -> Cameras:
     )
     style = Style((1, 1, 1, 1, 1, 0), lambda _model: None, has_fine_detail=False)
     return Cameras(model, {"c": "upright"}, size, "fast", style)
+
+
+def test_textures_that_nothing_drawn_has_are_not_uploaded() -> None:
+    textures = "".join(
+        f"<texture name='{name}' type='{kind}' builtin='flat' width='64' height='64'/>"
+        for name, kind in (("a", "2d"), ("b", "cube"), ("c", "2d"), ("sky", "skybox"))
+    )
+    materials = "".join(f"<material name='{name}' texture='{name}'/>" for name in "abc")
+    model = load_mujoco().MjModel.from_xml_string(
+        f"<mujoco><asset>{textures}{materials}</asset><worldbody><camera name='c'/>"
+        "<geom type='box' size='1 1 1' material='a'/>"
+        "<geom type='box' size='1 1 1' material='b' group='3'/>"
+        "<site name='s' material='c'/></worldbody></mujoco>"
+    )
+    names = [model.texture(number).name for number in range(model.ntex)]
+    is_used = used_textures(model, np.array([True, False]))
+    assert [name for name, used in zip(names, is_used, strict=True) if used] == ["a", "c", "sky"]
+    before = model.tex_width.copy(), uploaded_bytes(model)
+    with only_textures(model, is_used):
+        widths = dict(zip(names, model.tex_width.tolist(), strict=True))
+        assert widths == {"a": 64, "b": 1, "c": 64, "sky": 64}
+        # the six faces of the cube have 64 * 64 pixels of four bytes, and a third more in its chain
+        assert before[1] - uploaded_bytes(model) == 6 * (64 * 64 - 1) * 16 // 3
+    assert np.array_equal(model.tex_width, before[0])
 
 
 def picture(cameras: Cameras) -> np.ndarray:

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from vla_rl.envs.libero import kept_scenes
-from vla_rl.envs.libero.kept_scenes import SceneKey, give_back_scene, keep_scene, take_scene
+from vla_rl.envs.libero.kept_scenes import (
+    Drawing,
+    SceneKey,
+    give_back_cameras,
+    give_back_scene,
+    keep_scene,
+    take_cameras,
+    take_scene,
+)
 
 
 class Scene:
@@ -39,6 +47,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> SceneKey:
     monkeypatch.setattr(kept_scenes, "read_init_states", lambda file: [None])
     monkeypatch.setattr(kept_scenes, "_kept", {})
     monkeypatch.setattr(kept_scenes, "_lent", set())
+    monkeypatch.setattr(kept_scenes, "_waiting", {})
     task: Any = Task()
     return SceneKey(task, Path("assets"), scene_seed=0)
 
@@ -58,6 +67,69 @@ def test_a_kept_scene_is_lent_to_one_environment_at_a_time(key: SceneKey) -> Non
     assert other.is_closed
     give_back_scene(key, kept)
     assert take_scene(key) is kept
+
+
+class Cameras:
+    """Notes what is asked of it, which takes no OpenGL."""
+
+    def __init__(self, num_bytes: int, is_lost: bool = False) -> None:
+        self.num_bytes, self.is_lost, self.asked = num_bytes, is_lost, list[str]()
+
+    def rest(self) -> None:
+        self.asked.append("rest")
+
+    def resume(self) -> None:
+        self.asked.append("resume")
+
+    def close(self) -> None:
+        self.asked.append("close")
+
+
+SMALL = Drawing(("agentview",), 84, "fast", thread=1)
+
+
+def test_waiting_cameras_serve_only_what_they_draw_and_their_thread(key: SceneKey) -> None:
+    scene = keep_scene(key)
+    for other in (
+        SMALL._replace(size=96),
+        SMALL._replace(quality="exact"),
+        SMALL._replace(thread=2),
+    ):
+        cameras: Any = Cameras(1)
+        give_back_cameras(key, scene, SMALL, cameras)
+        assert take_cameras(key, scene, other) is None
+        assert cameras.asked == ["rest", "close"]
+    again: Any = Cameras(1)
+    give_back_cameras(key, scene, SMALL, again)
+    assert take_cameras(key, scene, SMALL) is again
+    assert again.asked == ["rest", "resume"]
+    assert take_cameras(key, scene, SMALL) is None
+
+
+def test_cameras_that_were_lost_or_are_of_another_scene_are_closed(key: SceneKey) -> None:
+    scene, other = keep_scene(key), take_scene(key)
+    lost: Any = Cameras(1, is_lost=True)
+    give_back_cameras(key, scene, SMALL, lost)
+    unkept: Any = Cameras(1)
+    give_back_cameras(key, take_scene(key), SMALL, unkept)
+    assert other is scene
+    assert (lost.asked, unkept.asked) == (["close"], ["close"])
+
+
+def test_the_longest_waiting_cameras_are_closed_if_there_is_no_room(key: SceneKey) -> None:
+    keys = [key._replace(scene_seed=seed) for seed in range(4)]
+    waiting: list[Any] = [Cameras(100 * 2**20) for _ in keys]
+    for each, cameras in zip(keys, waiting, strict=True):
+        give_back_cameras(each, keep_scene(each), SMALL, cameras)
+    assert [cameras.asked for cameras in waiting] == [
+        ["rest", "close"],
+        ["rest", "close"],
+        ["rest"],
+        ["rest"],
+    ]
+    huge: Any = Cameras(300 * 2**20)
+    give_back_cameras(key, keep_scene(key), SMALL, huge)
+    assert huge.asked == ["close"]
 
 
 def test_a_scene_that_nobody_kept_is_freed_with_its_environment(key: SceneKey) -> None:

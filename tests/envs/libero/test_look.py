@@ -3,6 +3,7 @@ afterwards.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ def fast_env(assets: str) -> Iterator[LiberoEnv]:
         # a scene that an earlier file of this process has prepared may be lent to `object_env`
         patch.setattr(kept_scenes, "_kept", {})
         patch.setattr(kept_scenes, "_lent", set())
+        patch.setattr(kept_scenes, "_waiting", {})
         LiberoEnv.prepare("libero_object", task_id=1)
         env = LiberoEnv("libero_object", task_id=1, image_size=96, physics="fast", quality="fast")
         yield env
@@ -55,3 +57,25 @@ def test_a_closed_environment_leaves_the_kept_model_as_it_was(
     observation, _ = again.reset(options={"init_state_id": 3})
     np.testing.assert_equal(observation, object_env.reset(options={"init_state_id": 3})[0])
     again.close()
+
+
+def test_the_cameras_of_a_kept_scene_serve_the_next_environment_that_draws_the_same(
+    fast_env: LiberoEnv,
+) -> None:
+    fast_env.close()
+    like_it: dict[str, Any] = {"image_size": 96, "quality": "fast"}
+    before = LiberoEnv("libero_object", task_id=1, **like_it, physics="fast")
+    first, _ = before.reset(options={"init_state_id": 3})
+    cameras = before._cameras
+    before.close()
+    again = LiberoEnv("libero_object", task_id=1, **like_it, physics="exact")
+    second, _ = again.reset(options={"init_state_id": 3})
+    assert again._cameras is cameras
+    for name in ("image", "wrist_image"):
+        assert np.array_equal(first[name], second[name])
+    again.close()
+    smaller = LiberoEnv("libero_object", task_id=1, **{**like_it, "image_size": 64})
+    observation, _ = smaller.reset(options={"init_state_id": 3})
+    assert smaller._cameras is not cameras
+    assert observation["image"].shape == (64, 64, 3)
+    smaller.close()

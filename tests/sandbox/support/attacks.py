@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ATTACK = r"""
-import ctypes, json, os, signal, socket, sys
+import ctypes, fcntl, json, os, signal, socket, sys
 
 def attempt(function, *arguments, **options):
     try:
@@ -36,6 +36,12 @@ def opened(path, flags):
     os.close(os.open(path, flags))
     return "opened"
 
+def locked(path):
+    lock = os.open(path, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(lock)
+    return "locked"
+
 world = json.loads(sys.stdin.read()) if __name__ == "__main__" else WORLD
 folder = world["folder"]
 attempt(lambda: open(f"{folder}/checkpoint", "w").write("poisoned"))
@@ -44,6 +50,8 @@ attempt(os.rename, f"{folder}/moved", f"{folder}/stolen")
 attempt(lambda: open(f"{folder}/new", "w"))
 attempt(os.chmod, f"{folder}/mode", 0o600)
 attempt(os.utime, f"{folder}/mode", (0, 0))
+attempt(os.setxattr, f"{folder}/shared", "user.mark", b"left")
+attempt(os.removexattr, f"{folder}/shared", "user.kept")
 attempt(lambda: open(f"/dev/shm/{world['name']}", "w").write("left"))
 attempt(os.kill, world["victim"], signal.SIGKILL)
 attempt(connect, socket.AF_INET, ("127.0.0.1", world["port"]))
@@ -55,6 +63,7 @@ seen = {
     "core_pattern": attempt(opened, "/proc/sys/kernel/core_pattern", os.O_WRONLY),
     "kernel log": attempt(opened, "/dev/kmsg", os.O_WRONLY),
     "environment": attempt(lambda: open(f"/proc/{world['owner']}/environ").read()),
+    "lock": attempt(locked, f"{folder}/checkpoint"),
     "memory file": attempt(lambda: os.close(os.memfd_create("hidden")) or "made"),
     "remounted": libc.mount(b"none", b"/", None, 0x20 | 0x1000, None) == 0,
 }
@@ -150,6 +159,11 @@ def world_outside() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         for name in ("checkpoint", "removed", "moved", "mode"):
             (folder / name).write_text("whole")
             (folder / name).chmod(0o644)
+        (folder / "shared").write_text("whole")
+        (folder / "shared").chmod(0o666)
+        with contextlib.suppress(OSError):  # a file system without attributes
+            os.setxattr(folder / "shared", "user.kept", b"whole")
+        attributes = os.listxattr(folder / "shared")
         name = folder.name
         network = stack.enter_context(listening(socket.AF_INET, ("127.0.0.1", 0)))
         by_path = stack.enter_context(listening(socket.AF_UNIX, str(folder / "socket")))
@@ -178,6 +192,8 @@ def world_outside() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
             or not (folder / "moved").exists(),
             "change modes and times of files outside": mode.st_mode & 0o777 != 0o644
             or mode.st_mtime == 0,
+            "set attributes of files that every user may write": attributes
+            != os.listxattr(folder / "shared"),
             "leave files in /dev/shm": left.exists(),
             "leave System V memory behind": segment.returncode == 0,
             "end processes outside": victim.poll() == -signal.SIGKILL,
@@ -209,6 +225,7 @@ async def run_all(options: dict[str, Any]) -> dict[str, Any]:
                 "change kernel settings": seen.get("core_pattern") == "opened",
                 "write to the kernel log": seen.get("kernel log") == "opened",
                 "read our environment variables": "SECRET=token" in seen.get("environment", ""),
+                "hold a lock on files outside until it ends": seen.get("lock") == "locked",
                 "make memory that is no process's": seen.get("memory file") == "made",
                 "make its files writable again": seen.get("remounted"),
                 "is offline": result.is_offline,

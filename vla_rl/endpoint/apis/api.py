@@ -3,6 +3,7 @@
 body ─► Api.read ─► ApiRequest ─► .asked ─► (the policy generates) ─► .whole(answer)  or  .events(answer)
 """
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ import msgspec
 
 from vla_rl.endpoint.errors import RequestError
 from vla_rl.types import ANY_REPLY, Completion, Message, Prompt, ReplyOptions, ToolSpec
+from vla_rl.util.foreign_text import valid_unicode
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,9 +99,17 @@ class Api(Protocol):
         ...
 
 
+def encoded(body: dict[str, Any]) -> bytes:
+    """Encode an answer as JSON; half a surrogate pair of a policy becomes U+FFFD."""
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError:
+        return valid_unicode(json.dumps(body, ensure_ascii=False)).encode()
+
+
 def data_event(body: dict[str, Any]) -> bytes:
     """Encode a server-sent event without a name."""
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+    return b"data: " + encoded(body) + b"\n\n"
 
 
 def named_event(body: dict[str, Any]) -> bytes:

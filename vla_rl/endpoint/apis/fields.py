@@ -5,12 +5,15 @@ is decoded item by item, so that other threads can run in between.
 """
 
 import functools
+import json
 from types import UnionType
 from typing import Any, Final, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
 from vla_rl.endpoint.errors import RequestError
+from vla_rl.util.agreement import excerpt
+from vla_rl.util.foreign_text import valid_unicode
 
 MOST_NAMED: Final = 32
 """Most ignored fields that the answer's header names."""
@@ -21,8 +24,30 @@ T = TypeVar("T", bound=msgspec.Struct)
 def read_fields(body: bytes, request: type[T]) -> tuple[T, tuple[str, ...]]:
     """Return a request, and the names of the unread fields in a form that fits a header.
 
+    Half a surrogate pair in a text, which a client may have read on a page, becomes U+FFFD.
+
     Raises: RequestError.
     """
+    try:
+        return _read(body, request)
+    except RequestError:
+        repaired = _with_whole_characters(body)
+        if repaired is None:
+            raise
+    return _read(repaired, request)
+
+
+def _with_whole_characters(body: bytes) -> bytes | None:
+    """Return the body without halves of surrogate pairs; None if it has none, or is not JSON."""
+    if b"\\ud" not in body.lower():
+        return None
+    try:
+        return valid_unicode(json.dumps(json.loads(body), ensure_ascii=False)).encode()
+    except (ValueError, RecursionError):
+        return None
+
+
+def _read(body: bytes, request: type[T]) -> tuple[T, tuple[str, ...]]:
     try:
         given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -44,7 +69,10 @@ def refuse(
     param: str, value: object, expected: str, code: str = "unsupported_value"
 ) -> RequestError:
     """Return the error for one value."""
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except RecursionError:
+        shown = excerpt(value)
     return RequestError(
         f"{param} is {shown if len(shown) <= 120 else shown[:117] + '...'}, expected {expected}",
         param=param,

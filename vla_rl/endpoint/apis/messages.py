@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from vla_rl.endpoint.apis.api import Answer, Asked, Memory, named_event
+from vla_rl.endpoint.apis.api import Answer, Asked, Memory, encoded, named_event
 from vla_rl.endpoint.apis.fields import read_fields, refuse
 from vla_rl.endpoint.apis.rules import JsonSchema, require_range, stop_texts, text_format
 from vla_rl.endpoint.errors import RequestError, anthropic_error
 from vla_rl.types import Message, ReplyFormat, ReplyOptions, ToolCall, ToolRule, ToolSpec
+from vla_rl.util.agreement import excerpt
 
 
 class _Block(msgspec.Struct):
@@ -135,7 +136,8 @@ class MessagesRequest:
                 empty, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
             else:
                 empty = {**block, "input": {}}
-                delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+                written = encoded(block["input"]).decode()
+                delta = {"type": "input_json_delta", "partial_json": written}
             yield named_event(
                 {"type": "content_block_start", "index": index, "content_block": empty}
             )
@@ -213,7 +215,7 @@ def _tool_rule(fields: _Fields) -> ToolRule:
             raise refuse(
                 "tool_choice.name",
                 choice.name,
-                f"the name of a tool of this request, which are {names}",
+                f"the name of a tool of this request, which are {excerpt(names)}",
             )
         return ToolRule(mode="required", names=(choice.name,), max_calls=1)
     modes: dict[str, Literal["auto", "none", "required"]] = {
@@ -235,7 +237,8 @@ def _object(arguments: str) -> dict[str, Any]:
     Anything else that the policy wrote is put under `value`.
     """
     try:
-        value = json.loads(arguments)
-    except ValueError:
+        value = msgspec.json.decode(arguments)
+        msgspec.json.encode(value)
+    except (ValueError, OverflowError, RecursionError):
         value = arguments
     return value if isinstance(value, dict) else {"value": value}

@@ -18,6 +18,7 @@ from vla_rl.types import (
     ToolRule,
     ToolSpec,
 )
+from vla_rl.util.agreement import excerpt
 
 MOST_STOPS: Final = 16
 MOST_CHOICES: Final = 128
@@ -76,23 +77,40 @@ def tool_rule(
             raise refuse(param, choice, "'auto' or 'none' without tools; give at least one tool")
         return ToolRule(mode=choice or "auto", max_calls=max_calls)
     mode: Any = "required"
-    named = [choice]
+    named: Any = [choice]
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "allowed_tools":
         allowed = choice.get("allowed_tools", choice)
+        if not isinstance(allowed, dict):
+            raise refuse(f"{param}.allowed_tools", allowed, "an object with mode and tools")
         mode, named = allowed.get("mode", "auto"), allowed.get("tools", [])
+        if not isinstance(named, list):
+            raise refuse(f"{param}.tools", named, "a list of tools")
     elif kind == "function":
         max_calls = 1
     else:
         raise refuse(param, choice, "'auto', 'none', 'required', a function or allowed_tools")
-    names = tuple(str(each.get("function", each).get("name")) for each in named)
-    known = [tool.name for tool in tools]
+    names = tuple(_tool_name(param, each) for each in named)
+    known = {tool.name: None for tool in tools}
     for name in names:
         if name not in known:
-            raise refuse(param, name, f"the name of a tool of this request, which are {known}")
+            raise refuse(
+                param,
+                name,
+                f"the name of a tool of this request, which are {excerpt(list(known))}",
+            )
     if mode not in ("auto", "required"):
         raise refuse(f"{param}.mode", mode, "'auto' or 'required'")
     return ToolRule(mode=mode, names=names, max_calls=max_calls)
+
+
+def _tool_name(param: str, named: Any) -> str:
+    """Return the name of a tool in a choice, at its top or below "function"."""
+    function = named.get("function", named) if isinstance(named, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise refuse(param, named, 'a tool such as {"type": "function", "name": ...}')
+    return name
 
 
 def text_format(param: str, kind: str, schema: JsonSchema | None) -> ReplyFormat | None:

@@ -3,8 +3,6 @@
 network ─► checkpoint folder that loads by itself     and     log-probs of a short prompt's next token
 """
 
-import shutil
-import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
@@ -13,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from vla_rl.actors.owned_folder import OwnedFolder, sweep
 from vla_rl.engines.atomic_folder import writing_folder
 from vla_rl.engines.vllm.layout import write_folder
 from vla_rl.engines.vllm.requests import Answer
@@ -25,6 +24,8 @@ PROBE: Final = Sampling(temperature=0.7)
 temperature would look right."""
 
 NUM_PROBES: Final = 4
+
+_PREFIX: Final = "vla_rl-weights-"
 
 MAX_PROBE_GAP: Final = 0.2
 """Largest difference of log-probs that passes: bfloat16 stays below 0.1, other weights do not."""
@@ -62,10 +63,12 @@ class WeightFolders:
         try:
             if self._parent is not None:
                 Path(self._parent).mkdir(parents=True, exist_ok=True)
-            own = tempfile.mkdtemp(prefix="vla_rl-weights-", dir=self._parent)
+            if self._parent is None:
+                sweep(_PREFIX)
+            self._owned = OwnedFolder(_PREFIX, self._parent)
         except OSError as error:
             raise ConfigError(f"engine.remote.weights_folder cannot be written: {error}") from error
-        self._folder = Path(own).absolute()
+        self._folder = self._owned.path.absolute()
         self._folder.chmod(0o755)  # servers may belong to another user
         return self
 
@@ -76,7 +79,7 @@ class WeightFolders:
         traceback: TracebackType | None,
     ) -> None:
         """Remove the folder."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._owned.remove()
 
     def write(self, network: nn.Module, version: int) -> ServerWeights:
         """Write one version, on the device lane. Raises: CheckpointError."""

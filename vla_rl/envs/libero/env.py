@@ -8,7 +8,15 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_rl.envs.libero.init_states import read_init_states
-from vla_rl.envs.libero.kept_scenes import SceneKey, give_back_scene, keep_scene, take_scene
+from vla_rl.envs.libero.kept_scenes import (
+    Drawing,
+    SceneKey,
+    give_back_cameras,
+    give_back_scene,
+    keep_scene,
+    take_cameras,
+    take_scene,
+)
 from vla_rl.envs.libero.libero_code import find_package_assets
 from vla_rl.envs.libero.panda_look import LIBERO_STYLE
 from vla_rl.envs.libero.scene import Scene
@@ -183,7 +191,8 @@ class LiberoEnv(PictureEnv):
         """
         if self._cameras is None:
             cameras: dict[str, Orientation] = {CAMERAS[name]: "mirrored" for name in self._pictures}
-            self._cameras = Cameras(
+            self._drawing = Drawing.here(tuple(cameras), self._image_size, self._quality)
+            self._cameras = take_cameras(self._scene_key, self.scene, self._drawing) or Cameras(
                 self.scene.model, cameras, self._image_size, self._quality, LIBERO_STYLE
             )
 
@@ -205,10 +214,12 @@ class LiberoEnv(PictureEnv):
         return LiberoExpert(self.scene)
 
     def close(self) -> None:
-        """Free the simulation and the OpenGL context; a second call does nothing."""
+        """Free the simulation and the OpenGL context, or leave those of a prepared scene to the next
+        environment; a second call does nothing.
+        """
         if self._scene is not None:
             if self._cameras is not None:
-                self._cameras.close()
+                give_back_cameras(self._scene_key, self._scene, self._drawing, self._cameras)
             give_back_scene(self._scene_key, self._scene)
             self._scene = None
 

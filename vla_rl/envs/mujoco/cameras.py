@@ -25,6 +25,7 @@ from vla_rl.envs.mujoco.graphics import (
 )
 from vla_rl.envs.mujoco.loading import load_mujoco
 from vla_rl.envs.mujoco.look import HIDDEN_GROUP, Look, Quality, Style
+from vla_rl.envs.mujoco.upload import uploaded_bytes
 from vla_rl.envs.mujoco.visible import Visible
 from vla_rl.errors import EnvError
 
@@ -108,10 +109,18 @@ class Cameras:
         self._context: Any = take_context(size)
         self._context.make_current()
         with self._look.uploading():
+            self.num_bytes = uploaded_bytes(model)
+            """Size of the meshes and textures that OpenGL holds for these cameras."""
+
             self._renderer: Any = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._renderer)
         _open.add(self)
         _close_all_at_exit()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the OpenGL context was lost, so that these cameras draw nothing any more."""
+        return self._is_lost
 
     def draw(
         self, drawn: Mapping[str, np.ndarray], names: tuple[str, ...]
@@ -171,6 +180,14 @@ class Cameras:
             self._is_lost = True
             raise EnvError(f"{_LOST} (OpenGL's error {code:#06x}). {_AFTER_A_LOSS}")
         return rows
+
+    def rest(self) -> None:
+        """Restore the model until `resume`, and keep what was uploaded."""
+        self._look.undo()
+
+    def resume(self) -> None:
+        """Change the model again so that these cameras draw it as before `rest`."""
+        self._look.apply()
 
     def close(self) -> None:
         """Free what the pictures need, and leave a sound OpenGL context to the next cameras; a

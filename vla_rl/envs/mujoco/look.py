@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from vla_rl.envs.mujoco.loading import load_mujoco
-from vla_rl.envs.mujoco.reduced_textures import reduced_textures
+from vla_rl.envs.mujoco.reduced_textures import only_textures, reduced_textures, used_textures
 from vla_rl.envs.mujoco.upload import only_meshes, simplified_mesh, simplified_meshes
 
 Quality: TypeAlias = Literal["exact", "fast"]
@@ -51,28 +51,35 @@ class Look:
     """
 
     def __init__(self, model: Any, size: int, quality: Quality, style: Style) -> None:
-        self._model, self._groups = model, style.groups
-        self._size = size
+        self._model, self._groups, self._style = model, style.groups, style
+        self._size, self._quality = size, quality
         self._is_reduced = quality == "fast" and style.has_fine_detail
         buffer, drawing = model.vis.global_, model.vis.quality
         self._before = (buffer.offwidth, buffer.offheight, drawing.offsamples, drawing.shadowsize)
         self._arrays_before = {
             name: getattr(model, name).copy() for name in ("geom_group", "geom_rgba", "geom_matid")
         }
-        buffer.offwidth = buffer.offheight = size
         self.has_shadows = quality == "exact" and bool(model.light_castshadow.any())
         """Whether a light casts shadows, also those of geoms beside the picture."""
 
+        self.apply()
+
+    def apply(self) -> None:
+        """Change the model, again after an `undo`."""
+        buffer, drawing = self._model.vis.global_, self._model.vis.quality
+        buffer.offwidth = buffer.offheight = self._size
         if not self.has_shadows:
             drawing.shadowsize = 0  # MuJoCo's shadow map takes 64 MB, used or not
-        if quality == "fast":
+        if self._quality == "fast":
             drawing.offsamples = 0
-            style.draw_plainly(model)
+            self._style.draw_plainly(self._model)
 
     @contextlib.contextmanager
     def uploading(self) -> Iterator[None]:
         """Within this context, a new render context uploads the meshes as this look draws them."""
         with contextlib.ExitStack() as stack:
+            is_visible = np.take(self._groups, self._model.geom_group).astype(bool)
+            stack.enter_context(only_textures(self._model, used_textures(self._model, is_visible)))
             stack.enter_context(only_meshes(self._model, self._is_drawn()))
             if self._is_reduced:
                 stack.enter_context(simplified_meshes(self._model, self._is_drawn(), self._size))

@@ -1,4 +1,4 @@
-"""Textures of a model with no more pixels than its pictures show.
+"""Textures of a model with no more pixels than its pictures show, and only those that they show.
 
 OpenGL keeps of each texture a chain of versions, each half as wide as the one before, and draws a
 surface from the two whose pixels are about as large as those of the picture. The first ones of a
@@ -17,6 +17,37 @@ from vla_rl.envs.mujoco.loading import load_mujoco
 _TEXELS_A_PIXEL: Final = 8
 """A texture keeps as many pixels a side as this many pictures: more than a camera in a hand uses,
 which sees an eighth of a surface."""
+
+
+@contextlib.contextmanager
+def only_textures(model: Any, is_used: np.ndarray) -> Iterator[None]:
+    """Within this context, a new render context uploads one pixel of each other texture.
+
+    Args:
+        model: MuJoCo's own model.
+        is_used: bool [ntex], whether anything that is drawn has the texture.
+    """
+    sides = model.tex_height.copy(), model.tex_width.copy()
+    model.tex_height[~is_used] = model.tex_width[~is_used] = 1
+    try:
+        yield
+    finally:
+        model.tex_height[:], model.tex_width[:] = sides
+
+
+def used_textures(model: Any, is_drawn: np.ndarray) -> np.ndarray:
+    """Return bool [ntex]: whether a geom that is drawn has the texture, or what is not a geom.
+
+    Args:
+        model: MuJoCo's own model.
+        is_drawn: bool [ngeom].
+    """
+    others = (model.site_matid, model.tendon_matid, model.skin_matid, model.flex_matid)
+    materials = np.concatenate([model.geom_matid[is_drawn], *others])
+    textures = model.mat_texid[materials[materials >= 0]].reshape(-1)
+    is_used: np.ndarray = model.tex_type == load_mujoco().mjtTexture.mjTEXTURE_SKYBOX
+    is_used[textures[textures >= 0]] = True
+    return is_used
 
 
 @contextlib.contextmanager

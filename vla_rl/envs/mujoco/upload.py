@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from vla_rl.envs.mujoco.loading import load_mujoco
 from vla_rl.envs.mujoco.simplified_meshes import Mesh, Simplified, Texture, simplify
 
 _CELL: Final = 0.2
@@ -28,6 +29,16 @@ _FIELDS: Final = ("mesh_face", "mesh_facenormal", "mesh_facetexcoord")
 
 _kept: dict[tuple[bytes, int], Simplified] = {}
 """Results by the digest of a mesh and the size of the picture; LIBERO has some hundred meshes."""
+
+
+def uploaded_bytes(model: Any) -> int:
+    """Return about how many bytes a render context takes that is made now: each corner of a triangle
+    has eight numbers, and each texture four bytes a pixel, with its smaller versions.
+    """
+    is_cube = model.tex_type != load_mujoco().mjtTexture.mjTEXTURE_2D
+    width = model.tex_width.astype(np.int64)
+    pixels = width * np.where(is_cube, 6 * width, model.tex_height)
+    return int(pixels.sum()) * 16 // 3 + int(model.mesh_facenum.sum()) * 3 * 32
 
 
 @contextlib.contextmanager

@@ -35,8 +35,9 @@ def sapo(
     """
     rho = ratios(batch, level)
     advantage = batch.masked_advantage
-    temperature = torch.where(advantage > 0.0, temperature_positive, temperature_negative).to(
-        advantage.dtype
+    # a tensor for one of them: torch.where makes float32 of two Python numbers
+    temperature = torch.where(
+        advantage > 0.0, torch.full_like(advantage, temperature_positive), temperature_negative
     )
     # sigmoid(tau * x) has the slope tau / 4 at 0: the factor 4 / tau makes the gradient at ratio 1
     # the plain policy gradient, whatever the temperature
