@@ -143,17 +143,22 @@ def threads_of(calls: Sequence[RecordedCall]) -> list[list[int]]:
     call continues yet; a prompt that renders the past in any other way starts a new thread.
     """
     threads: list[list[int]] = []
+    spoken: list[np.ndarray] = []
+    """All tokens of each thread so far."""
     for number, call in enumerate(calls):
         prompt = call.completion.prompt_tokens
         best, best_length = None, 0
-        for thread in threads:
-            last = calls[thread[-1]]
-            spoken = np.concatenate([last.completion.prompt_tokens, last.completion.tokens])
-            is_prefix = len(spoken) <= len(prompt) and np.array_equal(prompt[: len(spoken)], spoken)
-            if last.agent == call.agent and is_prefix and len(spoken) > best_length:
-                best, best_length = thread, len(spoken)
+        for place, heard in enumerate(spoken):
+            length = len(heard)
+            # its last token first: an agent that asks a thousand times may have as many threads
+            if best_length < length <= len(prompt) and prompt[length - 1] == heard[-1]:
+                is_of_agent = calls[threads[place][-1]].agent == call.agent
+                if is_of_agent and np.array_equal(prompt[:length], heard):
+                    best, best_length = place, length
         if best is None:
-            threads.append([number])
-        else:
-            best.append(number)
+            best = len(threads)
+            threads.append([])
+            spoken.append(prompt)
+        threads[best].append(number)
+        spoken[best] = np.concatenate([prompt, call.completion.tokens])
     return threads

@@ -13,13 +13,22 @@ from safetensors import safe_open
 from tiny_vision import noise, tiny_vision, write_tiny_vision
 
 from vla_rl.engines.chat_interface import question
-from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.errors import CheckpointError, ConfigError, ConversationRejected
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, load_language_model, tiny
 from vla_rl.models.language.demonstrations import chat_demonstration
+from vla_rl.models.language.image_format import ImageChatFormat
 from vla_rl.models.language.vision_policy import VisionLanguageModel
 from vla_rl.models.serving import serve
 from vla_rl.recipes.grpo_text import ARITHMETIC_BASE
-from vla_rl.types import ANY_REPLY, Message, Observation, ToolSpec, images_of, observed_conversation
+from vla_rl.types import (
+    ANY_REPLY,
+    Message,
+    Observation,
+    ToolCall,
+    ToolSpec,
+    images_of,
+    observed_conversation,
+)
 
 WIDE, TALL = noise(1, 140, 168), noise(2, 70, 40)
 """30 tokens in four windows of the tower; another size, which is changed to whole patches."""
@@ -159,6 +168,39 @@ def test_letters_and_sampled_tokens_of_an_image_are_no_image(policy: VisionLangu
     assert (policy.tokenize("<|image_pad|>") != token).all()
     (found,) = scored(policy, [clean], [[token, 20]])
     assert np.isfinite(found).all()
+
+
+CUTS_THOUGHTS = """
+{%- for message in messages %}
+  {%- for part in (message.content if message.content is not string else [{"text": message.content}]) %}
+    {{- "<|image_pad|>" if part.type == "image" else part.text.split("<think>")[0] ~ part.text.split("</think>")[-1] }}
+  {%- endfor %}
+  {%- for call in message.tool_calls or [] %}{{- call.function.arguments|tojson }}{%- endfor %}
+{%- endfor %}"""
+"""Cuts thoughts out, so that what was around them is joined; images of a tool are not shown."""
+
+
+def test_no_text_of_a_policy_makes_an_image(policy: VisionLanguageModel) -> None:
+    chat = ImageChatFormat(policy._processor, policy.stop_tokens, policy._reader)
+    chat._template = CUTS_THOUGHTS
+    call = ToolCall(id="call_0", name="look", arguments='{"<|image_pad|>": ["<|video_pad|>"]}')
+    said = Message(role="assistant", tool_calls=(call,))
+    rendered = chat.render((user("look", TALL), said))
+    assert (rendered == policy.image_token).sum() == policy.num_image_tokens(*TALL.shape[:2])
+    joined = Message(role="assistant", content="<|image<think>a thought</think>_pad|>")
+    with pytest.raises(ConversationRejected, match="rendered 2 images of 1") as caught:
+        chat.render((user("look", TALL), joined))
+    assert caught.value.is_reply_at_fault
+
+
+def test_a_template_that_does_not_show_an_image_is_no_fault_of_the_reply(
+    policy: VisionLanguageModel,
+) -> None:
+    chat = ImageChatFormat(policy._processor, policy.stop_tokens, policy._reader)
+    chat._template = "{% for message in messages %}{{ message.role }}{% endfor %}"
+    with pytest.raises(ConversationRejected, match="rendered 0 images of 1") as caught:
+        chat.render((user("look", TALL), Message(role="assistant", content="a")))
+    assert not caught.value.is_reply_at_fault
 
 
 def test_demonstrations_show_the_images_of_all_turns(policy: VisionLanguageModel) -> None:

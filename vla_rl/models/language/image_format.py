@@ -7,8 +7,10 @@ embedding of the vision tower.
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from vla_rl.errors import ConversationRejected
 from vla_rl.models.language.chat_format import ChatFormat
 from vla_rl.models.language.vision import ImageReader, require_image
 from vla_rl.types import Message, ToolSpec
@@ -72,7 +74,7 @@ class ImageChatFormat(ChatFormat):
     def _harmless(self, value: Any) -> Any:
         """Return plain values in which no text is a mark of an image."""
         if isinstance(value, dict):
-            return {key: self._harmless(each) for key, each in value.items()}
+            return {self._harmless(key): self._harmless(each) for key, each in value.items()}
         if isinstance(value, list):
             return [self._harmless(each) for each in value]
         if isinstance(value, str):
@@ -82,15 +84,22 @@ class ImageChatFormat(ChatFormat):
         return value
 
     def _placed(self, messages: Sequence[Message], text: str) -> np.ndarray:
-        """Tokenize a rendered conversation, with all tokens of its images."""
+        """Tokenize a rendered conversation, with all tokens of its images.
+
+        Raises: ConversationRejected if it has other marks of images than one for each.
+        """
         images = [image for message in messages for image in message.images]
         for image in images:
             require_image(image)
         num_marks = text.count(self._image_mark)
         if num_marks != len(images):
-            raise ValueError(
+            # a template that cuts thoughts out may join a mark of what was around them
+            bare = [msgspec.structs.replace(message, images=()) for message in messages]
+            said = self.text_of(bare, (), add_generation_prompt=False)
+            raise ConversationRejected(
                 f"the chat template rendered {num_marks} images of {len(images)}; expected one mark "
-                f"{self._image_mark!r} for each. Does it show images of this role?"
+                f"{self._image_mark!r} for each. Does it show images of this role?",
+                is_reply_at_fault=self._image_mark in said,
             )
         if not images:
             return self._tokens(text)
