@@ -84,8 +84,27 @@ def test_a_file_of_another_kind_is_refused(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=told):
         read_prompts(tmp_path / name)
-    with pytest.raises(DataError, match="is no file"):
+    with pytest.raises(DataError, match="is no file; expected"):
         read_prompts(tmp_path / "absent.jsonl")
+    for name in (f"{'a' * 300}.jsonl", "a\0b.jsonl", "."):
+        with pytest.raises(DataError, match="is no file"):
+            read_prompts(tmp_path / name)
+
+
+def test_a_column_that_python_has_no_type_for_is_left_out_unless_it_is_needed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "rows.parquet"
+    made = pyarrow.array([1, 2], pyarrow.timestamp("ns"))
+    table = pyarrow.table({"prompt": ["6x7?", "1+1?"], "made": made, "answer": ["42", "2"]})
+    pyarrow.parquet.write_table(table, path)
+    rows = read_prompts(path, ("prompt", "answer"))
+    assert list(rows) == ROWS
+    assert [record.message.split(":")[1] for record in caplog.records] == [
+        " the column 'made' is left out"
+    ]
+    with pytest.raises(DataError, match=r"row 1, 'made': Nanosecond"):
+        read_prompts(path, ("made",))[1]
 
 
 def test_a_file_is_read_once_until_it_changes(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ later.
 
 import codecs
 import difflib
+import logging
+import stat
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,15 +24,29 @@ import pyarrow.parquet
 
 from vla_rl.errors import DataError
 
+logger = logging.getLogger(__name__)
+
 _OPENED: Final[dict[tuple[str, int, int, tuple[str, ...]], "PromptRows"]] = {}
 _OPENING: Final = threading.Lock()
 
 
 class PromptRows(Sequence[dict[str, Any]]):
-    """The rows of one file, in its order; parquet's stay columns until a row is read."""
+    """The rows of one file, in its order; parquet's stay columns until a row is read.
 
-    def __init__(self, table: pyarrow.Table | list[dict[str, Any]]) -> None:
-        self._table = table
+    Args:
+        table: the rows.
+        path: the file, for errors.
+        fields: fields that each row has to have. Another column with a value that Python has no
+            type for, such as a time to the nanosecond, is left out, with a warning.
+    """
+
+    def __init__(
+        self,
+        table: pyarrow.Table | list[dict[str, Any]],
+        path: Path | None = None,
+        fields: Sequence[str] = (),
+    ) -> None:
+        self._table, self._path, self._fields = table, path, tuple(fields)
 
     def __len__(self) -> int:
         return len(self._table)
@@ -45,10 +61,35 @@ class PromptRows(Sequence[dict[str, Any]]):
             )
         if isinstance(self._table, list):
             return self._table[index]
-        return self._table.slice(index % len(self), 1).to_pylist()[0]
+        return self._row(index % len(self))
+
+    def _row(self, index: int) -> dict[str, Any]:
+        assert isinstance(self._table, pyarrow.Table)
+        while True:
+            columns = self._table.slice(index, 1)
+            try:
+                row: dict[str, Any] = columns.to_pylist()[0]
+            except (ValueError, OverflowError, pyarrow.ArrowException) as error:
+                name = next(
+                    name for name in columns.column_names if not _is_readable(columns, name)
+                )
+                if name in self._fields:
+                    raise DataError(f"{self._path}: row {index}, {name!r}: {error}") from error
+                logger.warning("%s: the column %r is left out: %s", self._path, name, error)
+                self._table = self._table.drop_columns([name])
+            else:
+                return row
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[row] for row in range(len(self)))
+
+
+def _is_readable(columns: pyarrow.Table, name: str) -> bool:
+    try:
+        columns.column(name).to_pylist()
+    except (ValueError, OverflowError, pyarrow.ArrowException):
+        return False
+    return True
 
 
 def read_prompts(path: str | Path, fields: Sequence[str] = ("prompt",)) -> PromptRows:
@@ -63,9 +104,15 @@ def read_prompts(path: str | Path, fields: Sequence[str] = ("prompt",)) -> Promp
     Raises: DataError, naming the file, the row (counted from 0) and the field.
     """
     path = Path(path)
-    if not path.is_file():
+    try:
+        status = path.stat()
+    except (OSError, ValueError) as error:
+        reason = "" if isinstance(error, FileNotFoundError) else f" ({error})"
+        raise DataError(
+            f"{path} is no file{reason}; expected the .parquet or .jsonl file of a data set."
+        ) from error
+    if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path} is no file; expected the .parquet or .jsonl file of a data set.")
-    status = path.stat()
     key = (str(path.resolve()), status.st_mtime_ns, status.st_size, tuple(fields))
     with _OPENING:
         if key not in _OPENED:
@@ -74,8 +121,15 @@ def read_prompts(path: str | Path, fields: Sequence[str] = ("prompt",)) -> Promp
 
 
 def _read(path: Path, fields: Sequence[str]) -> PromptRows:
+    try:
+        return _rows_of(path, fields)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _rows_of(path: Path, fields: Sequence[str]) -> PromptRows:
     if path.suffix == ".parquet":
-        rows = PromptRows(_parquet(path, fields))
+        rows = PromptRows(_parquet(path, fields), path, fields)
     elif path.suffix == ".jsonl":
         rows = PromptRows(_jsonl(path, fields))
     else:

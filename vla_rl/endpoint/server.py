@@ -78,7 +78,7 @@ class Endpoint:
             JsonErrors,
             self._runner.server,
             loop=asyncio.get_running_loop(),
-            access_log=None,
+            access_log=None,  # type: ignore[arg-type]  # as AppRunner gives it
             keepalive_timeout=self._config.idle_timeout_s,  # counts from the start of a connection
             lingering_time=_LINGER_S,
         )

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from text_episodes import ask_tool, say, spec_of
 
@@ -63,6 +64,12 @@ async def test_the_seed_chooses_where_no_row_is_named_and_the_system_speaks_firs
             "1+1?",
         ]
         assert (await env.step(say("3"))).info["is_success"] is False
+
+
+async def test_a_row_is_a_whole_number_of_any_type(data: str) -> None:
+    episode = spec_of("text/question", options={"row": np.int64(0)}, data=data)
+    async with TextEnvPool() as pool, pool.lease(episode) as env:
+        assert (await env.reset()).messages[0].content == "6x7?"
 
 
 @pytest.mark.parametrize(

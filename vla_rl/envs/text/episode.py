@@ -216,7 +216,7 @@ class TextEpisode:
             return "max_tool_calls"
         return "max_characters" if self._num_characters > limits.max_characters else None
 
-    def _credit(self, reward: float, rewards: dict[str, float]) -> None:
+    def _credit(self, reward: Any, rewards: dict[str, Any]) -> None:
         for agent, earned in ((self._agent, reward), *rewards.items()):
             if agent not in self._rewards:
                 raise EnvError(

@@ -194,7 +194,7 @@ def _own_words(value: Any) -> Any:
     """
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    kind = type(value)
+    kind: Any = type(value)
     has_words = kind.__str__ is not object.__str__ or kind.__repr__ is not object.__repr__
     if not has_words or callable(value) or inspect.isawaitable(value):
         raise TypeError(f"the tool returned a {kind.__name__}, expected text or what JSON can hold")

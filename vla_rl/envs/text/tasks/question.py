@@ -4,8 +4,9 @@ It is single-turn, or with a search tool in as many turns as it takes.
 """
 
 import asyncio
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 from vla_rl.data.prompt_messages import first_messages
 from vla_rl.data.prompts import read_prompts
@@ -55,10 +56,12 @@ class QuestionTask(TextTask):
         """
         rows = await asyncio.to_thread(read_prompts, self._data, self._fields)
         number = options.get("row", seed % len(rows))
-        if not isinstance(number, int) or not 0 <= number < len(rows):
+        # a whole number of any type, NumPy's as well
+        if not isinstance(number, SupportsIndex) or not 0 <= operator.index(number) < len(rows):
             raise DataError(
                 f"row {number!r} of {self._data}, expected a number from 0 to {len(rows) - 1}"
             )
+        number = operator.index(number)
         self._number, self._row = number, rows[number]
         label = f"{self._fields[0]!r} of row {number} of {self._data}"
         return Ask(first_messages(self._row[self._fields[0]], self._system, label))
