@@ -16,6 +16,7 @@ from vla_rl.actors import (
     ForkServer,
     RemoteHost,
     Runtime,
+    hosted_client,
     make_keys,
     read_keys,
     remote_channel,
@@ -112,6 +113,18 @@ async def test_a_host_that_does_not_report_an_end_does_not_hold_up_the_kill(
             await runtime.kill(counter)
         with pytest.raises(ActorDied):
             await counter.add(1)
+
+
+async def test_a_start_that_fails_with_a_name_that_is_no_text_is_reported(
+    host: HostServer, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise FileNotFoundError("caf\udce9 is missing")
+
+    monkeypatch.setattr(hosted_client, "ChildChannel", fail)
+    async with Runtime() as runtime:
+        with pytest.raises(ActorDied, match=r"could not be started: caf\\udce9 is missing"):
+            await runtime.spawn(Counter, placement=there(host, keys), start_timeout_s=20.0)
 
 
 @pytest.mark.parametrize("answers", [None, [1, 2]], ids=["nothing", "a report of another form"])

@@ -255,6 +255,20 @@ async def test_a_server_that_sends_something_else_than_its_replies_is_killed_and
     assert await heir.word() == "hello"
 
 
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [("x" * 400_000, "Message too long"), ("caf\udce9", "surrogates not allowed")],
+)
+async def test_variables_that_no_message_holds_end_their_spawn_and_hold_up_no_other(
+    runtime: Runtime, value: str, words: str
+) -> None:
+    heir = await runtime.spawn(Heir, placement=forked(REMEMBER))
+    with pytest.raises(ActorDied, match=f"not forked: .*{words}"):
+        await runtime.spawn(Heir, placement=forked(REMEMBER, env={"VALUE": value}))
+    other = await runtime.spawn(Heir, placement=forked(REMEMBER))
+    assert await other.parent() == await heir.parent()
+
+
 async def test_an_end_of_a_child_that_nobody_has_is_ignored(runtime: Runtime) -> None:
     ended = PrepareHook(
         "hooks:send_rubbish", {"content": '{"type":"Ended","number":9,"returncode":0}'}

@@ -185,7 +185,15 @@ class ForkServerProcess:
             return
         process = self._asked = self._queue.popleft()
         self._start_timer(_ANSWER_WITHIN_S)
-        self._send(process.request, process.fds)
+        try:
+            self._send(process.request, process.fds)
+        except Exception as error:  # such as variables that are no text, or too many for a packet
+            self._asked = None
+            self._cancel_timer()
+            # later: its owner may still be making it
+            self._loop.call_soon(process.end_unborn, f"not forked: {error}", ())
+            self._loop.call_soon(self._ask_next)
+            return
         process.close_fds()
 
     @property

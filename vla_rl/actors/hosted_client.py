@@ -14,7 +14,7 @@ from vla_rl.actors.fork_protocol import ListenSettings
 from vla_rl.actors.fork_servers import ForkServers
 from vla_rl.actors.observer import ProcessObserver
 from vla_rl.actors.placement import ChildProcess, Takeover
-from vla_rl.actors.remote_errors import report_of
+from vla_rl.actors.remote_errors import encodable, report_of
 from vla_rl.actors.waiting_processes import WaitingProcesses
 from vla_rl.actors.wire import Adoption, DeathNotice, Frames, Kind, LaunchRequest
 
@@ -145,5 +145,7 @@ class HostedClient:
     def _on_end(self, actor: int, death: Death) -> None:
         self._children.pop(actor, None)
         self._takeovers.pop(actor, None)
-        notice = DeathNotice(death.pid, death.cause, death.last_words, death.frozen)
+        # a cause may name a file whose name is no text, and the client has to hear of the end
+        words = tuple(map(encodable, death.last_words))
+        notice = DeathNotice(death.pid, encodable(death.cause), words, death.frozen)
         self._send(self._codec.encode(Kind.DIED, 0, actor, 0, notice, "death notice"))

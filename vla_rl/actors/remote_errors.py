@@ -55,14 +55,14 @@ def _full_report(error: BaseException) -> ErrorReport:
     return ErrorReport(
         module=kind.__module__,
         name=kind.__qualname__,
-        message=_encodable(_formatted(str, error)),
+        message=encodable(_formatted(str, error)),
         args=[_plain(arg) for arg in error.args],
         attributes={
-            _encodable(name): _plain(value)
+            encodable(name): _plain(value)
             for name, value in vars(error).items()
             if name != "__notes__"
         },
-        traceback=_encodable(_traceback_of(error)[-_MAX_TRACEBACK:]),
+        traceback=encodable(_traceback_of(error)[-_MAX_TRACEBACK:]),
     )
 
 
@@ -126,7 +126,7 @@ def _formatted(way: Callable[[Any], str], value: Any) -> str:
         return f"(its __{way.__name__}__ raised {type(failure).__name__})"
 
 
-def _encodable(text: str) -> str:
+def encodable(text: str) -> str:
     """Return the text if it can be encoded, else with escapes.
 
     A lone surrogate in a file name cannot be encoded.
@@ -138,11 +138,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, str):
-        return _encodable(value)
+        return encodable(value)
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return repr(value)
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return _encodable(_formatted(repr, value))
+    return encodable(_formatted(repr, value))

@@ -37,6 +37,9 @@ OLDEST_RAY: Final = (2, 52)
 MOST_CHANGES: Final = 256
 """Changes that wait to be read; then the keepers of hosts wait."""
 
+REPORT_WITHIN_S: Final = 60.0
+"""Longest time in which a host reports its versions, the import of torch there included."""
+
 
 class RayHosts:
     """Hosts of a Ray cluster, which this process joins while the block is open.
@@ -155,7 +158,10 @@ class RayHosts:
         assert host.placement is not None
         try:
             monitor = await self._runtime.spawn(
-                HostMonitor, name=f"monitor of {host.name}", placement=host.placement
+                HostMonitor,
+                name=f"monitor of {host.name}",
+                placement=host.placement,
+                deadlines_s={"report": REPORT_WITHIN_S},
             )
             require_same_versions(host.name, await monitor.report(), report_of_this_host())
         except (ActorDied, TimeoutError, TypeError, ImportError, AttributeError) as error:
@@ -172,9 +178,11 @@ class RayHosts:
             await monitor.stay()
         except ActorDied as death:
             cause = death.cause
-        del self._placed[placed.host.name]
-        await self._changes.put(Left(host=placed.host, cause=cause))
-        await run_to_its_end(self._cluster.release, placed)
+        try:
+            await self._changes.put(Left(host=placed.host, cause=cause))
+        finally:  # also if this is cancelled while nothing reads the changes
+            del self._placed[placed.host.name]
+            await run_to_its_end(self._cluster.release, placed)
 
     async def _look(self, every_s: float) -> None:
         """Take each new node; one that is refused is looked at again the next time."""

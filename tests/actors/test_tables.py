@@ -1,0 +1,135 @@
+"""What is removed from a table, and what every wait for a host or a child is bounded by: lists of all
+such places, so that a new one is looked at.
+
+A table is what a call, a process or a question is found by. Whatever is removed from one before
+something that can fail leaves a caller that nothing answers any more.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "vla_rl"
+
+REMOVALS = {
+    # read first, removed in `finally`
+    "actors/answers.py": ["del self._calls[call]", "del self._lag_reports[call]"],
+    "actors/call_runner.py": ["del self._calls[call]"],
+    "actors/host_connection.py": ["del self._preparations[number]"],
+    "cluster/ray_hosts.py": ["del self._placed[placed.host.name]", "self._placed.popitem()"],
+    # every call is failed in the same step, with errors that any future takes
+    "actors/outgoing_calls.py": ["self.unanswered.clear()"],
+    "actors/lag_questions.py": ["self.unanswered.clear()"],
+    # compared with the request first; where sending fails, its process is told; where the server ends,
+    # all are told
+    "actors/forking.py": [
+        "self._queue.popleft()",
+        "self._queue.remove(process)",
+        "self._queue.clear()",
+        "self._forked.pop(reply.number, None)",
+        "self._forked.clear()",
+    ],
+    # the end is reported in words that any message takes
+    "actors/hosted_client.py": [
+        "self._children.pop(actor)",
+        "self._children.pop(actor, None)",
+        "self._takeovers.pop(actor, None)",
+        "del self._takeovers[actor]",
+    ],
+    # nothing that follows in the same step can fail
+    "actors/fork_server.py": ["self._children.pop(pidfd)"],
+    "actors/host.py": ["self._clients.pop(identity)"],
+    "actors/mailbox.py": ["self._waiters.popleft()", "self._waiters.remove(waiter)"],
+    "actors/observer.py": ["self._watched.pop(watched, None)"],
+    "actors/server.py": ["mailbox.popleft()"],
+    "actors/waiting_processes.py": [
+        "self._waiting.pop((takeover.owner, takeover.name), None)",
+        "self._waiting.pop(key, None)",
+        "del self._waiting[key]",
+    ],
+    "actors/waits.py": ["_waits.pop(token, None)", "_sources.pop(token, None)"],
+    "cluster/listed.py": ["self._there.pop(name)"],
+}
+
+NO_TABLES = {
+    # counters, buffers and events
+    "actors/arrived.py": ["self._sizes.popleft()"],
+    "actors/child.py": ["self._birth.clear()"] * 3,
+    "actors/client.py": ["pending.items.popleft()"],
+    "actors/codec.py": ["self._slots_taken.clear()"] * 3 + ["self._known_slots.clear()"],
+    "actors/environment.py": ["del variables[name]", "_borrowed.remove(borrowed)"],
+    "actors/fanout.py": ["done.pop()"],
+    "actors/in_flight.py": ["self._news.clear()"],
+    "actors/life.py": ["self._settled.clear()"],
+    "actors/pending.py": ["self._sizes.popleft()", "self._news.clear()"],
+    "actors/room.py": ["left.pop()"],
+    "actors/sockets.py": ["frames.clear()"],
+    "actors/supervision.py": ["self._ended.clear()"],
+    "cluster/ray_starter.py": ["self._folder.remove()"],
+}
+
+WAITS = {
+    "actors/supervision.py": {
+        "self._prepare()": "the limits of `HostConnection.prepare` and of fork servers",
+        "self._ready": "start_timeout_s",
+        "self._kill(channel)": "GONE_WITHIN_S",
+        "self._kill(self._channel)": "GONE_WITHIN_S",
+        "channel.until_gone()": "GONE_WITHIN_S, or the owner's grace",
+        "self._ended.wait()": "for ever: it ends with the actor",
+        "self._replace(self._intensity)": "the limits of `start`",
+        "self._restarting": "the limits of `start`",
+    },
+    "actors/host_connection.py": {
+        "asyncio.shield(self._connected)": "connect_within_s",
+        "self._answered(answer, process.most_preparation_s, connect_within_s)": "both arguments",
+        "asyncio.wait([answer], timeout=left_s)": "its argument",
+    },
+    "actors/remote_channel.py": {
+        "self._link.until_room()": "the end of the link",
+        "asyncio.shield(self._gone)": "_OTHER_END_WITHIN_S after `kill`",
+    },
+    "actors/launchers.py": {
+        "self._fork_servers.prepare(placement)": "prepare_timeout_s, and that of the interpreter",
+        "connection.prepare(placement.launched_process, start_timeout_s)": "start_timeout_s",
+        "self._fork_servers.close()": "_STOP_WITHIN_S, then a kill",
+    },
+}
+
+
+def removals_in(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Delete):
+            yield from (
+                f"del {ast.unparse(each)}"
+                for each in node.targets
+                if isinstance(each, ast.Subscript)
+            )
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("pop", "popleft", "popitem", "clear", "remove")
+        ):
+            yield ast.unparse(node)
+
+
+def test_every_removal_from_a_table_is_in_the_list() -> None:
+    found = {
+        str(path.relative_to(PACKAGE)): removals
+        for room in ("actors", "cluster")
+        for path in (PACKAGE / room).rglob("*.py")
+        if (removals := sorted(removals_in(path)))
+    }
+    known = {name: sorted(each) for name, each in (REMOVALS | NO_TABLES).items()}
+    assert found == known, "remove an entry once nothing can fail any more, and list the place"
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_every_wait_for_a_host_or_a_child_is_in_the_list_with_its_limit(name: str) -> None:
+    found = {
+        ast.unparse(node.value)
+        for node in ast.walk(ast.parse((PACKAGE / name).read_text()))
+        if isinstance(node, ast.Await)
+    }
+    assert found == set(WAITS[name]), "bound the wait, and list it with its limit"
