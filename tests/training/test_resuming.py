@@ -4,8 +4,10 @@ very beginning.
 
 import asyncio
 import json
+import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from toy_runs import small_mlp_run
 
 from vla_rl.actors import LastingForkServers
 from vla_rl.commands.command_line import Command, TrainingLaunch, parse_command
+from vla_rl.engines.atomic_folder import FileEntry, _digest
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.evaluation.held_out import HeldOutJudge, HeldOutResult, read_held_out, results_path
 from vla_rl.evaluation.results import EpisodeResult
@@ -26,7 +29,7 @@ from vla_rl.learning.checkpoint_folders import set_best
 from vla_rl.observe import RunDirectory
 from vla_rl.recipes.train_toy import TrainToyConfig, main, policy_of, starts_of
 from vla_rl.rollout import chat_agent
-from vla_rl.training.resuming import checkpoint_to_resume
+from vla_rl.training.resuming import checkpoint_to_resume, load_resumable, verify_resumable
 from vla_rl.training.run import Outcome, train
 from vla_rl.types import Config, Sampling
 
@@ -108,6 +111,73 @@ async def test_instead_of_a_damaged_checkpoint_the_older_whole_one_is_taken_with
     assert "digest differs" in said[0]
     assert "Resuming from the older update-000001 instead" in said[0]
     assert said[1] == f"update-000002 is kept as {run.checkpoints / 'aside-update-000002'}"
+    assert names_in(run) == {"aside-update-000002", "update-000002", "update-000003"}
+    assert updates_in(run) == [1, 2, 3]
+
+
+async def test_a_newest_checkpoint_without_its_manifest_is_named_and_kept(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = run.checkpoints / "update-000002"
+    (newest / "manifest.json").unlink()
+    await train_toy(of_updates(3, run.path), resume=run)
+    said = [line for line in capsys.readouterr().out.splitlines() if "update-000002" in line]
+    assert said == [
+        f"{newest} is not used: it has no manifest.json, so it is not complete",
+        f"update-000002 is kept as {run.checkpoints / 'aside-update-000002'}",
+    ]
+    assert names_in(run) == {"aside-update-000002", "update-000002", "update-000003"}
+    assert updates_in(run) == [1, 2, 3]
+
+
+def sign_again(folder: Path) -> None:
+    """Write a manifest that agrees with the files as they are."""
+    entries = {
+        path.relative_to(folder).as_posix(): FileEntry(path.stat().st_size, _digest(path))
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "manifest.json"
+    }
+    (folder / "manifest.json").write_bytes(msgspec.json.encode(entries))
+
+
+SCHEDULER = "parts/scheduler.msgpack"
+DAMAGED_PARTS: dict[str, tuple[Callable[[RunDirectory, Path], Any], str]] = {
+    "missing": (lambda run, part: part.unlink(), "has no part 'scheduler'"),
+    "cut": (lambda run, part: os.truncate(part, 40), "part 'scheduler' of"),
+    "of another update": (
+        lambda run, part: shutil.copy(run.checkpoints / "update-000001" / SCHEDULER, part),
+        "is of update 1, expected 2 as its weights",
+    ),
+    "of another kind": (lambda run, part: part.write_bytes(b"\x80"), "part 'scheduler' of"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_PARTS)
+async def test_a_scheduler_that_cannot_be_restored_leads_to_the_older_checkpoint_with_one_line(
+    damage: str, run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = run.checkpoints / "update-000002"
+    change, message = DAMAGED_PARTS[damage]
+    change(run, newest / SCHEDULER)
+    sign_again(newest)
+    for read in (load_resumable, verify_resumable):
+        folder, _ = await checkpoint_to_resume(run, None, read) or (None, None)
+        assert folder == run.checkpoints / "update-000001"
+        (line,) = capsys.readouterr().out.splitlines()
+        assert line.endswith("Resuming from the older update-000001 instead")
+        if damage != "missing" or read is load_resumable:
+            assert message in line
+    with pytest.raises(CheckpointError, match=message):
+        await checkpoint_to_resume(run, "update-000002", load_resumable)
+
+
+async def test_a_run_goes_on_from_before_a_scheduler_that_cannot_be_restored(
+    run: RunDirectory,
+) -> None:
+    newest = run.checkpoints / "update-000002"
+    os.truncate(newest / SCHEDULER, 40)
+    sign_again(newest)
+    await train_toy(of_updates(3, run.path), resume=run)
     assert names_in(run) == {"aside-update-000002", "update-000002", "update-000003"}
     assert updates_in(run) == [1, 2, 3]
 

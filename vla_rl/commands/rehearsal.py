@@ -10,7 +10,6 @@ from pathlib import Path
 
 from vla_rl.commands.opening import distinct, open_each
 from vla_rl.evaluation.held_out import Judge
-from vla_rl.learning import verify_checkpoint
 from vla_rl.observe import RunDirectory
 from vla_rl.observe.run_directory import require_writable
 from vla_rl.observe.sinks import import_wandb
@@ -18,7 +17,7 @@ from vla_rl.pipelines.config import LearningConfig, TrainingConfig
 from vla_rl.rollout import TaskStart
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.training.agents import agent_of, check_recording
-from vla_rl.training.resuming import checkpoint_to_resume
+from vla_rl.training.resuming import checkpoint_to_resume, verify_resumable
 from vla_rl.training.run import TrainingRun
 from vla_rl.training.team import Trainable
 from vla_rl.types import Agent
@@ -48,7 +47,7 @@ async def rehearse_training(
     else:
         run = RunDirectory.existing(resume)
         require_writable(resume)
-        found = await checkpoint_to_resume(run, resume_from, verify_checkpoint)
+        found = await checkpoint_to_resume(run, resume_from, verify_resumable)
         first_update = 0 if found is None else found[1]
         if judge is not None:
             judge.check(run)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         PreparedCheckpoint,
         load_checkpoint,
         prepare_checkpoint,
+        read_policy_tensors,
         save_checkpoint,
         verify_checkpoint,
     )
@@ -64,6 +65,7 @@ __all__ = [
     "list_checkpoints",
     "load_checkpoint",
     "prepare_checkpoint",
+    "read_policy_tensors",
     "save_checkpoint",
     "verify_checkpoint",
 ]
@@ -74,6 +76,7 @@ _HOME = {
         "PreparedCheckpoint",
         "load_checkpoint",
         "prepare_checkpoint",
+        "read_policy_tensors",
         "save_checkpoint",
         "verify_checkpoint",
     ),

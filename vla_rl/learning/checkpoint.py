@@ -13,10 +13,11 @@ byte by byte before use.
 """
 
 import asyncio
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 import msgspec
 from safetensors import SafetensorError
@@ -24,7 +25,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vla_rl.actors.completion import run_to_its_end, to_its_end
-from vla_rl.engines.atomic_folder import FileEntry, FolderWriter, verify_folder
+from vla_rl.engines.atomic_folder import MANIFEST, FileEntry, FolderWriter, verify_folder
+from vla_rl.engines.finiteness import require_finite
 from vla_rl.errors import CheckpointError
 from vla_rl.learning.checkpoint_folders import (
     HEADER,
@@ -43,6 +45,7 @@ T = TypeVar("T")
 
 FORMAT: Final = 1
 POLICY_TENSORS: Final = "policy/model.safetensors"
+POLICY_CONFIG: Final = "config.json"
 OPTIMIZER_TENSORS: Final = "optimizer.safetensors"
 RNG_TENSORS: Final = "rng.safetensors"
 CRITIC_TENSORS: Final = "critic.safetensors"
@@ -64,6 +67,7 @@ class Checkpoint:
         metrics: bytes = b"",
     ) -> None:
         self.folder, self.state, self.part_names = folder, state, part_names
+        self._decoded: dict[str, tuple[object, object]] = {}
         self.metrics = metrics
         """Lines of metrics stored with the checkpoint, because the run's own file had no place for
         them."""
@@ -81,12 +85,11 @@ class Checkpoint:
             raise CheckpointError(
                 f"{self.folder} has no part {name!r}; it has {sorted(self.part_names)}."
             )
-        try:
-            return unpack((self.folder / _part_file(name)).read_bytes(), type)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"part {name!r} of {self.folder} cannot be read: {error}"
-            ) from error
+        found, kind = self._decoded.get(name, (None, None))
+        if kind is not type:
+            found = _read_part(self.folder, name, type)
+            self._decoded[name] = found, type
+        return cast("T", found)
 
 
 class PreparedCheckpoint:
@@ -171,6 +174,39 @@ async def verify_checkpoint(folder: Path) -> int:
     return (await run_to_its_end(_verified, folder))[0].weight_version
 
 
+async def read_part(folder: Path, name: str, type: type[T]) -> T:
+    """Read one part of a checkpoint off the event loop, without verifying the others.
+
+    Raises: CheckpointError if it is missing, or not of this `type`.
+    """
+    return await run_to_its_end(_read_part, folder, name, type)
+
+
+def read_policy_tensors(folder: Path, agent: str | None = None) -> dict[str, Tensor]:
+    """Read the tensors of a policy from a checkpoint, verified byte by byte.
+
+    Args:
+        folder: the checkpoint, such as `latest_checkpoint` returns.
+        agent: name of the agent, if several policies learn.
+
+    Raises: CheckpointError if it is damaged, or has numbers that are not finite.
+    """
+    _, entries = _verified(folder)
+    return _finite(
+        folder, entries, ("" if agent is None else _agent_folder(agent)) + POLICY_TENSORS
+    )
+
+
+def _read_part(folder: Path, name: str, type: type[T]) -> T:
+    try:
+        return unpack((folder / _part_file(name)).read_bytes(), type)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(
+            f"part {name!r} of {folder} cannot be read: {error}; the checkpoint is damaged, take "
+            "an older one."
+        ) from error
+
+
 def _prepare(root: Path, state: TeamState, parts: Mapping[str, object]) -> FolderWriter:
     packed = {name: pack(part) for name, part in parts.items()}
     try:
@@ -248,7 +284,9 @@ def _write_tensors(
 
 
 def _verified(folder: Path) -> tuple[CheckpointHeader, dict[str, FileEntry]]:
-    entries, header = verify_folder(folder), read_header(folder)
+    entries = verify_folder(folder)
+    _require_listed(folder, entries, HEADER)
+    header = read_header(folder)
     if header.format != FORMAT:
         raise CheckpointError(f"{folder} has format {header.format}, expected {FORMAT}.")
     if update_in_name(folder) not in (None, header.weight_version):
@@ -263,8 +301,8 @@ def _verified(folder: Path) -> tuple[CheckpointHeader, dict[str, FileEntry]]:
 def _load(folder: Path) -> Checkpoint:
     header, entries = _verified(folder)
     try:
-        critic_file = folder / CRITIC_TENSORS if CRITIC_TENSORS in entries else None
-        critic = load_file(critic_file) if critic_file is not None else {}
+        critic_file = folder / CRITIC_TENSORS if (folder / CRITIC_TENSORS).exists() else None
+        critic = _finite(folder, entries, CRITIC_TENSORS) if critic_file is not None else {}
         members = {
             agent: _read(folder, entries, header, _agent_folder(agent)) for agent in header.agents
         } or {SOLE_MEMBER: _read(folder, entries, header, "")}
@@ -281,17 +319,49 @@ def _read(
 ) -> TrainingState:
     """Read one policy and its other state from a subfolder (or "")."""
     start = f"{below}policy/"
-    files = [
+    names = [
         name for name in entries if name.startswith(start) and name != f"{below}{POLICY_TENSORS}"
     ]
+    files = {name.removeprefix(start): (folder / name).read_bytes() for name in names}
+    try:
+        json.loads(files.get(POLICY_CONFIG, b"{}"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{folder / start / POLICY_CONFIG} cannot be read: {error}; the checkpoint is damaged."
+        ) from error
     return TrainingState(
         weight_version=header.weight_version,
-        policy=load_file(folder / f"{below}{POLICY_TENSORS}"),
-        optimizer=load_file(folder / f"{below}{OPTIMIZER_TENSORS}"),
-        rng=load_file(folder / f"{below}{RNG_TENSORS}"),
-        policy_files={name.removeprefix(start): (folder / name).read_bytes() for name in files},
+        policy=_finite(folder, entries, f"{below}{POLICY_TENSORS}"),
+        optimizer=_tensors(folder, entries, f"{below}{OPTIMIZER_TENSORS}"),
+        rng=_tensors(folder, entries, f"{below}{RNG_TENSORS}"),
+        policy_files=files,
         folder=folder / below,
     )
+
+
+def _finite(folder: Path, entries: Collection[str], name: str) -> dict[str, Tensor]:
+    tensors = _tensors(folder, entries, name)
+    require_finite(tensors, folder / name)
+    return tensors
+
+
+def _tensors(folder: Path, entries: Collection[str], name: str) -> dict[str, Tensor]:
+    _require_listed(folder, entries, name)
+    try:
+        return load_file(folder / name)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{folder / name} cannot be read: {error}; the checkpoint is damaged."
+        ) from error
+
+
+def _require_listed(folder: Path, entries: Collection[str], name: str) -> None:
+    """Raise CheckpointError if a file is not in the manifest, so that nothing verified it."""
+    if name not in entries:
+        raise CheckpointError(
+            f"{folder / MANIFEST} does not list {name}, which every such checkpoint has; the "
+            "checkpoint is damaged, take an older one."
+        )
 
 
 def _by_folder(state: TeamState) -> dict[str, TrainingState]:

@@ -3,7 +3,8 @@
 update-000012          a checkpoint; update-000012-1 is a newer one of the same update
 best                   link to the checkpoint that did best on held-out starts; never removed
 .writing-update-...    half-written
-aside-update-000015    newer than the checkpoint from which a run was resumed
+.removing-update-...   half-removed
+aside-update-000015    newer than the checkpoint from which a run was resumed, or not complete
 """
 
 import logging
@@ -26,6 +27,8 @@ HEADER: Final = "checkpoint.json"
 
 BEST: Final = "best"
 """Name of the link to the best checkpoint."""
+
+REMOVING: Final = ".removing-"
 
 _REMOVING: Final = threading.Lock()
 """Held while folders are removed. One checkpoint is pruned while the next is prepared, and a
@@ -137,20 +140,41 @@ def set_newer_aside(root: Path, folder: Path) -> list[Path]:
 
     They keep their content, but are no longer found or removed. Raises: CheckpointError.
     """
-    moved = []
-    for newer in [each for each in list_checkpoints(root) if _age(each) > _age(folder)]:
-        number, target = 1, newer.with_name(f"aside-{newer.name}")
-        while target.exists():
-            number += 1
-            target = newer.with_name(f"aside-{newer.name}-{number}")
-        try:
-            newer.rename(target)
-        except OSError as error:
-            raise CheckpointError(
-                f"{newer} cannot be renamed to {target.name}: {error.strerror}"
-            ) from error
-        moved.append(target)
-    return moved
+    newer = [each for each in list_checkpoints(root) if _age(each) > _age(folder)]
+    return [_set_aside(each) for each in newer]
+
+
+def incomplete_checkpoints(root: Path) -> list[Path]:
+    """Return the folders below `root` that are named as checkpoints and have no manifest, oldest
+    first.
+
+    Nothing here leaves such a folder: its manifest was lost with a disk, or by another program.
+    """
+    found = [path for path in _named(root) if not os.path.lexists(path / MANIFEST)]
+    return sorted(found, key=_age)
+
+
+def set_incomplete_aside(root: Path) -> list[Path]:
+    """Rename the folders that `incomplete_checkpoints` finds, which are never removed; return the
+    new names.
+
+    Raises: CheckpointError.
+    """
+    return [_set_aside(each) for each in incomplete_checkpoints(root)]
+
+
+def _set_aside(folder: Path) -> Path:
+    number, target = 1, folder.with_name(f"aside-{folder.name}")
+    while os.path.lexists(target):
+        number += 1
+        target = folder.with_name(f"aside-{folder.name}-{number}")
+    try:
+        folder.rename(target)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} cannot be renamed to {target.name}: {error.strerror}"
+        ) from error
+    return target
 
 
 def free_name(root: Path, weight_version: int) -> Path:
@@ -164,15 +188,23 @@ def free_name(root: Path, weight_version: int) -> Path:
 
 
 def remove_what_a_crash_left(root: Path) -> None:
-    """Remove folders that were half-written or half-removed when a process died."""
+    """Remove folders that were half-written or half-removed when a process died.
+
+    A folder with a checkpoint's name and no manifest is none of these: it is set aside, with one
+    line.
+    """
     with _REMOVING:
         for path in root.iterdir() if root.is_dir() else ():
             is_unfinished = is_left_over(path) and "update-" in path.name
-            is_half_removed = (
-                _NAME.fullmatch(path.name) is not None and not (path / MANIFEST).exists()
-            )
-            if is_unfinished or is_half_removed:
+            if is_unfinished or path.name.startswith(f"{REMOVING}update-"):
                 shutil.rmtree(path, ignore_errors=True)
+        for path in set_incomplete_aside(root):
+            logger.warning(
+                "%s has no %s, so it is no checkpoint that can be used; it is kept as %s",
+                path.name.removeprefix("aside-"),
+                MANIFEST,
+                path,
+            )
 
 
 def prune(root: Path, keep_last: int, keep: Collection[int] = ()) -> None:
@@ -186,21 +218,25 @@ def prune(root: Path, keep_last: int, keep: Collection[int] = ()) -> None:
             for old in list_checkpoints(root)[:-keep_last]:
                 if old == best or update_in_name(old) in keep:
                     continue
-                # unmade first, then deleted: what a crash in between leaves is not mistaken for a
-                # checkpoint
-                (old / MANIFEST).unlink()
-                shutil.rmtree(old)
+                # renamed first, then deleted: what a crash in between leaves is not mistaken for a
+                # checkpoint, nor for one that lost its manifest
+                going = old.with_name(f"{REMOVING}{old.name}-{os.getpid()}")
+                shutil.rmtree(going, ignore_errors=True)
+                old.rename(going)
+                shutil.rmtree(going)
     except OSError as error:
         logger.warning("old checkpoints below %s could not be removed: %s", root, error)
 
 
 def _completed(root: Path) -> list[Path]:
     """Return the folders with a checkpoint's name and a manifest, ordered by name, oldest first."""
+    # a manifest that is there and cannot be read is damage, which reading the checkpoint reports
+    return sorted((path for path in _named(root) if os.path.lexists(path / MANIFEST)), key=_age)
+
+
+def _named(root: Path) -> list[Path]:
     folders = root.iterdir() if root.is_dir() else ()
-    return sorted(
-        (path for path in folders if _NAME.fullmatch(path.name) and (path / MANIFEST).is_file()),
-        key=_age,
-    )
+    return [path for path in folders if _NAME.fullmatch(path.name) and path.is_dir()]
 
 
 def _header_version(folder: Path) -> int | None:

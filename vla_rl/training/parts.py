@@ -50,6 +50,7 @@ from vla_rl.training.estimates import require_gpu_memory
 from vla_rl.training.places import cluster_of, hosts_of
 from vla_rl.training.pools import RunPool, kinds_of, pool_of
 from vla_rl.training.restarting import Restarts
+from vla_rl.training.resuming import SCHEDULER
 from vla_rl.training.saving import CheckpointSaver, RunSnapshot
 from vla_rl.training.team import (
     RunModel,
@@ -284,7 +285,7 @@ class TrainingParts:
         critic = await self._critic.snapshot() if self._critic is not None else {}
         learner = replace(await self.learner.snapshot(), critic=critic)
         others = {name: what.state() for name, (what, _) in self._remembered.items()}
-        return RunSnapshot(learner, {"scheduler": self.scheduler.state(), **others})
+        return RunSnapshot(learner, {SCHEDULER: self.scheduler.state(), **others})
 
     async def restore(self, checkpoint: Checkpoint) -> None:
         """Restore a checkpoint. Call it before anything but the lane is opened."""
@@ -292,7 +293,7 @@ class TrainingParts:
         await self.learner.restore(checkpoint.state)
         if self._critic is not None:
             await self._critic.restore(checkpoint.state.critic, checkpoint.state.critic_file)
-        self.scheduler.restore(checkpoint.part("scheduler", SchedulerState))
+        self.scheduler.restore(checkpoint.part(SCHEDULER, SchedulerState))
         for name, (what, state_type) in self._remembered.items():
             what.restore(checkpoint.part(name, state_type))
 

@@ -2,22 +2,31 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
+from vla_rl.engines.atomic_folder import MANIFEST
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.evaluation.held_out import Judge
+from vla_rl.learning import Checkpoint, load_checkpoint, verify_checkpoint
+from vla_rl.learning.checkpoint import read_part
 from vla_rl.learning.checkpoint_folders import (
     BEST,
     best_checkpoint,
+    incomplete_checkpoints,
     list_checkpoints,
     renamed_checkpoints,
+    set_incomplete_aside,
     set_newer_aside,
-    update_in_name,
 )
 from vla_rl.observe import RunDirectory
+from vla_rl.rollout.episode_book import SchedulerState
 
 T = TypeVar("T")
+
+SCHEDULER: Final = "scheduler"
+"""Name of the scheduler's part of a checkpoint."""
 
 
 async def checkpoint_to_resume(
@@ -41,6 +50,10 @@ async def checkpoint_to_resume(
             f"{folder} is not used: its content is of update {version}, unlike its name", flush=True
         )
     folders = list_checkpoints(run.checkpoints)
+    incomplete = incomplete_checkpoints(run.checkpoints)
+    if folders:
+        for folder in incomplete:
+            print(f"{folder} is not used: it has no {MANIFEST}, so it is not complete", flush=True)
     if name is not None:
         return await _named(run, name, folders, read)
     complaints = []
@@ -53,13 +66,39 @@ async def checkpoint_to_resume(
         for complaint in complaints:
             print(f"{complaint} Resuming from the older {folder.name} instead", flush=True)
         return folder, found
-    half_removed = [path for path in _entries(run.checkpoints) if update_in_name(path) is not None]
-    if complaints or half_removed:
+    if complaints or incomplete:
         raise CheckpointError(
             f"{run.checkpoints} holds no complete checkpoint, so there is nothing to resume from: "
-            + " ".join(complaints or [f"{path.name} is not complete." for path in half_removed])
+            + " ".join(complaints or [f"{path.name} is not complete." for path in incomplete])
         )
     return None
+
+
+async def load_resumable(folder: Path) -> Checkpoint:
+    """Load a checkpoint with what a resume needs first: weights, and the scheduler's state of the
+    same update.
+
+    Raises: CheckpointError if it is damaged.
+    """
+    checkpoint = await load_checkpoint(folder)
+    state = await asyncio.to_thread(checkpoint.part, SCHEDULER, SchedulerState)
+    _require_version(folder, state, checkpoint.state.weight_version)
+    return checkpoint
+
+
+async def verify_resumable(folder: Path) -> int:
+    """Check as `load_resumable` does, without loading weights; return the weight version."""
+    version = await verify_checkpoint(folder)
+    _require_version(folder, await read_part(folder, SCHEDULER, SchedulerState), version)
+    return version
+
+
+def _require_version(folder: Path, state: SchedulerState, version: int) -> None:
+    if state.version != version:
+        raise CheckpointError(
+            f"the scheduler's state in {folder} is of update {state.version}, expected {version} as "
+            "its weights; the checkpoint is damaged."
+        )
 
 
 async def leave_later(
@@ -76,8 +115,9 @@ async def leave_later(
     if folder is None:
         print(f"{run.path} has no checkpoint yet: starting from its beginning", flush=True)
     else:
-        for moved in await asyncio.to_thread(set_newer_aside, run.checkpoints, folder):
-            print(f"{moved.name.removeprefix('aside-')} is kept as {moved}", flush=True)
+        for set_aside in (set_incomplete_aside, partial(set_newer_aside, folder=folder)):
+            for moved in await asyncio.to_thread(set_aside, run.checkpoints):
+                print(f"{moved.name.removeprefix('aside-')} is kept as {moved}", flush=True)
     if judge is not None:
         try:
             await asyncio.to_thread(judge.leave_later, run, version)
@@ -95,7 +135,3 @@ async def _named(
         there = ", ".join(each.name for each in folders) or "none"
         raise ConfigError(f"{run.checkpoints} has no checkpoint {name!r}; it has: {there}")
     return folder, await read(folder)
-
-
-def _entries(root: Path) -> list[Path]:
-    return sorted(root.iterdir()) if root.is_dir() else []

@@ -16,7 +16,7 @@ from vla_rl.actors import LastingForkServers
 from vla_rl.actors.room import require_own_room
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.held_out import Judge
-from vla_rl.learning import Checkpoint, load_checkpoint
+from vla_rl.learning import Checkpoint
 from vla_rl.observe import RunDirectory
 from vla_rl.observe.sinks import import_wandb
 from vla_rl.pipelines.config import LearningConfig, RunConfig
@@ -25,7 +25,7 @@ from vla_rl.training.agents import agent_of, digest_of_run, owned_recording, rec
 from vla_rl.training.checks import check_arguments
 from vla_rl.training.failures import raises_one_error
 from vla_rl.training.restarting import Restarts
-from vla_rl.training.resuming import checkpoint_to_resume, leave_later
+from vla_rl.training.resuming import checkpoint_to_resume, leave_later, load_resumable
 from vla_rl.training.team import Team, Trainable
 from vla_rl.training.training_run import Customise, Outcome, TrainingRun
 from vla_rl.types import Agent
@@ -138,7 +138,7 @@ async def _resumed(
     make: Callable[..., TrainingRun], run: RunDirectory, name: str | None, judge: Judge | None
 ) -> tuple[TrainingRun, Checkpoint | None]:
     """Return the rest of a run, not started, and the checkpoint that it starts from."""
-    found = await checkpoint_to_resume(run, name, load_checkpoint)
+    found = await checkpoint_to_resume(run, name, load_resumable)
     folder, checkpoint = (None, None) if found is None else found
     first_update = 0 if checkpoint is None else checkpoint.state.weight_version
     if judge is not None:
