@@ -2,13 +2,16 @@
 transformers loads alone.
 """
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
 import transformers
+from huggingface_hub.utils import filter_repo_objects
 
 from vla_rl.errors import CheckpointError
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
@@ -167,6 +170,63 @@ def test_layers_that_forget_are_refused(tmp_path: Path) -> None:
     folder = written(tmp_path, transformers.MistralForCausalLM(sliding))
     with pytest.raises(CheckpointError, match=r"sliding window of 8, expected full attention"):
         CausalLanguageModel.load(folder)
+
+
+def test_a_reply_ends_at_the_models_own_token_if_its_generation_names_none(tmp_path: Path) -> None:
+    folder = written(tmp_path, transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)))
+    own = CausalLanguageModel.load(folder).stop_tokens
+    assert 2 in own
+    (folder / "generation_config.json").write_text("{}")
+    assert CausalLanguageModel.load(folder).stop_tokens == own
+
+
+class Hub:
+    """A stand-in for the hub's client, which copies what is not ignored."""
+
+    def __init__(self, repository: Path, cache: Path) -> None:
+        self._repository, self._cache = repository, cache
+
+    def snapshot_download(self, hub_id: str, *, ignore_patterns: list[str]) -> str:
+        names = [
+            path.relative_to(self._repository).as_posix()
+            for path in self._repository.rglob("*")
+            if path.is_file()
+        ]
+        for name in filter_repo_objects(names, ignore_patterns=ignore_patterns):
+            (self._cache / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(self._repository / name, self._cache / name)
+        return str(self._cache)
+
+
+def test_every_small_file_comes_from_the_hub_and_no_other_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+    repository = written(tmp_path / "repository", network)
+    small = {"additional_chat_templates/tool_use.jinja", "USE_POLICY.md", "tomorrow.cfg"}
+    large = {
+        "pytorch_model.bin",
+        "pytorch_model-00001-of-00002.bin",
+        "training_args.bin",
+        "optimizer.pt",
+        "original/consolidated.00.pth",
+        "onnx/model.onnx",
+        "rollouts/one.mp4",
+    }
+    for name in small | large:
+        (repository / name).parent.mkdir(parents=True, exist_ok=True)
+        (repository / name).write_text("{{ tools }}")
+    hub = Hub(repository, tmp_path / "cache")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
+    policy = CausalLanguageModel.load("somebody/tiny")
+    fetched = {
+        path.relative_to(tmp_path / "cache").as_posix()
+        for path in (tmp_path / "cache").rglob("*")
+        if path.is_file()
+    }
+    assert small <= fetched
+    assert not fetched & large
+    assert small <= policy.checkpoint_files().keys()
 
 
 def test_a_folder_that_is_none_says_so(tmp_path: Path) -> None:

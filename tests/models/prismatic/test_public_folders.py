@@ -160,6 +160,44 @@ def test_a_trunk_that_would_compute_otherwise_is_refused(
         load(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rope_scaling", {"type": "linear", "factor": 2.0}),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 500_000.0}),
+        ("partial_rotary_factor", 0.5),
+        ("tie_word_embeddings", True),
+        ("a_field_of_tomorrow", 3),
+    ],
+)
+def test_a_field_of_the_trunk_that_is_not_read_is_refused_by_its_name(
+    name: str, value: Any, folder: Path
+) -> None:
+    text = json.loads((folder / "config.json").read_text())["text_config"]
+    changed(folder / "config.json", text_config={**text, name: value})
+    with pytest.raises(CheckpointError, match=rf"text_config\.{name} is .*Llama's default"):
+        load(folder)
+
+
+def test_a_trunks_configuration_that_transformers_writes_out_is_taken(folder: Path) -> None:
+    import transformers
+
+    text = json.loads((folder / "config.json").read_text())["text_config"]
+    whole = transformers.LlamaConfig(**text).to_dict()
+    older = {"rope_scaling": None, "rope_theta": 10000.0, "temperature": 1.0, "top_k": 50}
+    changed(folder / "config.json", text_config={**whole, **older})
+    load(folder)
+
+
+def test_ids_of_tokens_in_two_files_have_to_be_the_same(folder: Path) -> None:
+    padding = public_checkpoint.VOCABULARY
+    (folder / "added_tokens.json").write_text(json.dumps({"<PAD>": padding}))
+    load(folder)
+    (folder / "added_tokens.json").write_text(json.dumps({"<PAD>": padding + 1}))
+    with pytest.raises(CheckpointError, match="id of the token '<PAD>'"):
+        load(folder)
+
+
 def test_a_tower_that_timm_does_not_know_is_named(folder: Path) -> None:
     changed(
         folder / "config.json", timm_model_ids=["vit_of_nobody", "vit_so400m_patch14_siglip_224"]

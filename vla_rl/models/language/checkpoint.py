@@ -20,8 +20,8 @@ from torch import Tensor
 from vla_rl.engines.finiteness import require_finite
 from vla_rl.errors import CheckpointError
 from vla_rl.models.companion_files import companion_files
-from vla_rl.models.language.two_sources import require_agreement
 from vla_rl.models.prismatic.hub import HUB_ID, downloaded
+from vla_rl.models.two_sources import require_agreement
 from vla_rl.models.weight_files import ADAPTER_CONFIG, check_weights, holds_weights
 
 TENSOR_FILE: Final = "model.safetensors"
@@ -142,14 +142,16 @@ def _require_text(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def stop_tokens_of(network: Any, tokenizer: Any) -> frozenset[int]:
-    """Return the tokens that end a reply: those of the generation configuration, and the
-    tokenizer's end of text.
+    """Return the tokens that end a reply: those of the generation configuration, or else of the
+    model's, and the tokenizer's end of text.
 
     Raises: CheckpointError if there are none, because no reply would end.
     """
     found = (
         network.generation_config.eos_token_id if network.generation_config is not None else None
     )
+    if found is None:
+        found = getattr(network.config.get_text_config(), "eos_token_id", None)
     listed = found if isinstance(found, list) else [found]
     tokens = frozenset(token for token in [*listed, tokenizer.eos_token_id] if token is not None)
     if not tokens:

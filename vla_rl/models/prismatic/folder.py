@@ -32,6 +32,7 @@ from vla_rl.models.prismatic.public_config import (
     read_public_config,
 )
 from vla_rl.models.prismatic.statistics import StatisticsSets, read_statistics
+from vla_rl.models.two_sources import require_same_tokens_and_images
 from vla_rl.models.weight_files import (
     ADAPTER_CONFIG,
     INDEX_FILE,
@@ -147,6 +148,7 @@ def _read_adapted(base: Path, folder: Path) -> PublicFolder:
 
 def _read(path: Path, adapter: PeftAdapter | None, beside: Path | None) -> PublicFolder:
     refuse_adapter_beside(path)
+    require_same_tokens_and_images(path)
     folders = (path,) if beside is None else (beside, path)
     files: dict[str, bytes] = {}
     for folder in reversed(folders):

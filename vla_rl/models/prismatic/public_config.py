@@ -26,11 +26,19 @@ from vla_rl.models.prismatic.config import (
     VisionTowerConfig,
 )
 from vla_rl.models.prismatic.dialects import Conventions, Vocabulary
+from vla_rl.util.agreement import excerpt
 
 CONFIG_FILE: Final = "config.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
 EXTENSION_FILE: Final = "vla_rl.json"
 ARCHITECTURE: Final = "no-align+fused-gelu-mlp"
+
+
+UNUSED: Final = frozenset({
+    "attention_dropout", "bos_token_id", "dtype", "eos_token_id", "initializer_range", "max_position_embeddings",
+    "pretraining_tp", "torch_dtype", "transformers_version", "use_cache",
+})  # fmt: skip
+"""Fields of a trunk's configuration that change nothing of what it computes."""
 
 
 class TextConfig(msgspec.Struct, kw_only=True):
@@ -113,7 +121,35 @@ def read_public_config(folder: Path) -> PublicConfig:
     except ValueError as error:  # not text, not JSON, or JSON of another kind
         raise CheckpointError(f"{path} is not an OpenVLA config: {error}") from error
     _require_openvla(public, path)
+    _require_plain_llama(public, msgspec.json.decode(path.read_bytes())["text_config"], path)
     return public
+
+
+def _require_plain_llama(public: PublicConfig, fields: dict[str, Any], path: Path) -> None:
+    """Raise CheckpointError if the trunk's configuration sets a field that is not read here, such
+    as a scaling of positions, unless transformers ignores it or it has Llama's default.
+    """
+    text = public.text_config
+    head_dim = text.hidden_size // text.num_attention_heads
+    unread = {name: fields[name] for name in fields.keys() - {*text.__struct_fields__, *UNUSED}}
+    others = [
+        name for name, value in unread.items() if value and (name, value) != ("head_dim", head_dim)
+    ]
+    if not others:
+        return
+    import transformers  # takes seconds, and public files rarely have other fields
+
+    of_any_model = transformers.PreTrainedConfig().to_dict().keys()
+    of_replies = transformers.GenerationConfig().to_dict().keys()
+    defaults = transformers.LlamaConfig().to_dict()
+    for name in sorted(others):
+        if name in of_any_model or name in of_replies or defaults.get(name) == unread[name]:
+            continue
+        raise CheckpointError(
+            f"{path}: text_config.{name} is {excerpt(unread[name])}, which is not read here; expected "
+            "it to be absent or Llama's default, because the trunk would compute otherwise than "
+            "it was trained."
+        )
 
 
 def _require_openvla(public: PublicConfig, path: Path) -> None:

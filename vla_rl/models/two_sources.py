@@ -1,4 +1,4 @@
-"""Facts that the small files of a language model state twice: chat templates, the token that ends a
+"""Facts that the small files of a checkpoint state twice: chat templates, the token that ends a
 reply, ids of tokens, settings of images.
 
 transformers takes one of the two in silence, and which one depends on its version and on the class
@@ -31,7 +31,7 @@ REMEDY: Final = "remove the one that the policy was not trained with"
 
 
 def require_agreement(folder: Path, *, with_images: bool) -> None:
-    """Compare all facts that a folder states twice.
+    """Compare all facts that the folder of a language model states twice.
 
     Args:
         folder: the checkpoint.
@@ -52,9 +52,18 @@ def require_agreement(folder: Path, *, with_images: bool) -> None:
             for file in (TOKENIZER_CONFIG, SPECIAL_TOKENS)
         ]
         _compare(f"the {token} of {folder}", [each for each in said if each[1] is not None])
+    require_same_tokens_and_images(folder)
+
+
+def require_same_tokens_and_images(folder: Path) -> None:
+    """Compare the ids of tokens and the settings of images, which every policy with a tokenizer or
+    an image processor has.
+
+    Raises: CheckpointError naming both files and what they say.
+    """
     _compare_ids(folder)
-    if with_images:
-        nested = _field(folder, PROCESSOR_CONFIG, "image_processor")
+    nested = _field(folder, PROCESSOR_CONFIG, "image_processor")
+    if nested is not None:
         _compare_settings(folder, "images", nested, _json(folder / IMAGE_CONFIG))
 
 
