@@ -18,7 +18,7 @@ import pytest
 import vla_rl.envs  # noqa: F401  # registers ours
 from tests.envs.bench2drive.processes import CARLA_SIDE, SIZE, drive, route_server
 from vla_rl.driving_scores.leaderboard_files import read_records, read_rides
-from vla_rl.envs.bench2drive.carla_side.vla_rl_wire import Wire, WireError, packed
+from vla_rl.envs.bench2drive.carla_side.vla_rl_wire import MAGIC, PREFIX, Wire, WireError, packed
 from vla_rl.envs.bench2drive.policy_host import PolicyHost, cameras_of
 from vla_rl.envs.bench2drive.sensing import CAMERAS, RouteView
 from vla_rl.types import Observation
@@ -179,6 +179,14 @@ def answering(answer: Callable[[Wire], Any]) -> Iterator[str]:
         thread.start()
         yield f"127.0.0.1:{listener.getsockname()[1]}"
         thread.join(60)
+
+
+@pytest.mark.parametrize("header", [b"\xff", b"{", b"7", b"[1]", b"[" * 100_000, b"null"])
+def test_a_header_that_holds_no_fields_is_named_with_the_peer(header: bytes) -> None:
+    prefix = PREFIX.pack(MAGIC, len(header), 0)
+    with answering(lambda wire: wire._socket.sendall(prefix + header)) as server:  # noqa: SIM117
+        with pytest.raises(WireError, match=r"route server at 127.* sent a header"):
+            make(server).reset()
 
 
 def test_a_silent_server_one_of_another_version_and_no_server_are_named() -> None:

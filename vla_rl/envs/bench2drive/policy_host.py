@@ -1,7 +1,6 @@
 """Answers CARLA's agents with a policy: one coroutine for each route that is being driven."""
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -12,6 +11,7 @@ from vla_rl.envs.bench2drive.carla_side.vla_rl_wire import (
     PREFIX,
     VERSION,
     WireError,
+    message_of,
     packed,
     require_version,
     sizes_of,
@@ -161,7 +161,7 @@ class _Agent:
             raise WireError(f"{self.peer} sent nothing for {self._timeout_s:g} s") from error
         except (OSError, asyncio.IncompleteReadError) as error:
             raise WireError(f"{self.peer} is gone before its route ended: {error}") from error
-        message: dict[str, Any] = json.loads(header)
+        message = message_of(header, self.peer)
         kind = message.get("kind")
         if kind not in kinds:
             raise WireError(f"{self.peer} sent {kind!r}, expected {' or '.join(kinds)}")

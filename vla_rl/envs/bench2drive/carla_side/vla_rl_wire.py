@@ -49,6 +49,17 @@ def sizes_of(prefix: bytes, peer: str) -> tuple[int, int]:
     return header, body
 
 
+def message_of(header: bytes, peer: str) -> dict[str, Any]:
+    """Return the fields of a message. Raises: WireError if the header holds anything else."""
+    try:
+        message = json.loads(header.decode())
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"{peer} sent a header that is no JSON: {error}") from error
+    if not isinstance(message, dict):
+        raise WireError(f"{peer} sent a header of {type(message).__name__}, expected fields")
+    return message
+
+
 def require_version(message: dict[str, Any], peer: str) -> None:
     """Raise WireError unless a hello or welcome has this file's version."""
     if message.get("version") != VERSION:
@@ -84,7 +95,7 @@ class Wire:
         deadline = time.monotonic() + self.timeout_s
         header_size, body_size = sizes_of(self._read(PREFIX.size, deadline), self.peer)
         header = self._read(header_size, deadline)
-        return json.loads(header.decode()), self._read(body_size, deadline)
+        return message_of(header, self.peer), self._read(body_size, deadline)
 
     def expect(self, *kinds: str) -> tuple[dict[str, Any], bytes]:
         """Return the next message and its body, of one of `kinds`. Raises: WireError."""
