@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "algorithms",
         "engines",
     },
-    "driving_scores": set(),
+    "driving_scores": {"util"},
     "sandbox": {"types", "errors", "util", "lazy_names", "actors"},
     "scoring": {"types", "errors", "util", "sandbox"},
     "envs": {

@@ -142,9 +142,9 @@ ALLOWED = {
     "observe/videos.py": ["np.dtype(image.dtype)"],
     # whole files, which NumPy and torch read by themselves; a list to become shorter
     "data/recordings.py": ["np.load(raw, allow_pickle=False)"],
-    "driving_scores/plans.py": ["np.load(path, allow_pickle=False)"],
-    "driving_scores/scene_files.py": ["np.load(path, allow_pickle=False)"],
-    "envs/libero/init_states.py": ["np.load(path, allow_pickle=False)"],
+    "driving_scores/plans.py": ["np.load(opened, allow_pickle=False)"],
+    "driving_scores/scene_files.py": ["np.load(opened, allow_pickle=False)"],
+    "envs/libero/init_states.py": ["np.load(opened, allow_pickle=False)"],
     "recipes/record_demonstrations.py": ["np.load(file)"],
     "models/prismatic/weights.py": ["torch.load(path, map_location='cpu', weights_only=True)"],
     "models/weight_files.py": [

@@ -21,6 +21,7 @@ import numpy as np
 
 from vla_rl.driving_scores.abilities import FirstJunction
 from vla_rl.driving_scores.bench2drive import UNPENALISED, Ride, RouteRecord, RouteSet
+from vla_rl.util.foreign_files import reading_file
 
 DIGESTS: Final[dict[str, str]] = {
     "f4fdc49680fb0df926f5da59d87d0784883ce9f3153acfb232579f46e8f3ff68": "bench2drive220",
@@ -50,10 +51,8 @@ _ROUTE: Final = re.compile(r"RouteScenario_(\d+)")
 
 def route_ids(path: Path) -> list[str]:
     """Return the ids of a routes file. Raises: ValueError naming the file."""
-    try:
+    with reading_file(path, " is no file of routes", "give Bench2Drive's file of a route set"):
         found = [route.attrib["id"] for route in ElementTree.parse(path).getroot().iter("route")]
-    except (OSError, ElementTree.ParseError, KeyError) as error:
-        raise ValueError(f"{path} is no file of routes: {error!r}.") from error
     if not found:
         raise ValueError(f"{path} has no routes, expected Bench2Drive's file of a route set.")
     return found
@@ -81,7 +80,8 @@ def read_first_junctions(path: Path) -> dict[str, FirstJunction]:
 
     Raises: ValueError naming a file that `vla_rl_first_junctions.py` did not write.
     """
-    try:
+    remedy = "write it with carla_side/vla_rl_first_junctions.py"
+    with reading_file(path, " holds no first junctions", remedy):
         found = json.loads(path.read_text())
         if found["format"] != JUNCTIONS_FORMAT:
             raise ValueError(f"its format is {found['format']}, expected {JUNCTIONS_FORMAT}")
@@ -89,11 +89,6 @@ def read_first_junctions(path: Path) -> dict[str, FirstJunction]:
             route_id: FirstJunction(each["point"], each["num_points"])
             for route_id, each in found["routes"].items()
         }
-    except (OSError, AttributeError, TypeError, KeyError, ValueError) as error:
-        raise ValueError(
-            f"{path} holds no first junctions: {error!r}; write it with "
-            "carla_side/vla_rl_first_junctions.py."
-        ) from error
 
 
 def read_rides(records: Sequence[RouteRecord], folder: Path) -> list[Ride]:
@@ -104,7 +99,11 @@ def read_rides(records: Sequence[RouteRecord], folder: Path) -> list[Ride]:
     rides = []
     for record in records:
         path = folder / record.save_name / RIDE_FILE
-        try:
+        with reading_file(
+            path,
+            f" is no log of the ride of route {record.route_id}",
+            "set the agent's `rides`, and give that folder",
+        ):
             ticks = list(json.loads(path.read_text()).values())
             if len(ticks) < FEWEST_TICKS:
                 raise ValueError(f"it has {len(ticks)} ticks, expected at least {FEWEST_TICKS}")
@@ -116,11 +115,6 @@ def read_rides(records: Sequence[RouteRecord], folder: Path) -> list[Ride]:
                     yaw_rate=_column(ticks, "angular_velocity")[:, 2],
                 )
             )
-        except (OSError, AttributeError, TypeError, KeyError, IndexError, ValueError) as error:
-            raise ValueError(
-                f"{path} is no log of the ride of route {record.route_id}: {error!r}; set the "
-                "agent's `rides`, and give that folder."
-            ) from error
     return rides
 
 
@@ -143,11 +137,13 @@ def read_records(paths: Sequence[Path]) -> list[RouteRecord]:
     """Return the records of all results files. Raises: ValueError naming a damaged file."""
     records = []
     for path in paths:
-        try:
+        with reading_file(
+            path,
+            " holds no results of the leaderboard",
+            "give the file as the leaderboard wrote it",
+        ):
             found = json.loads(path.read_text())["_checkpoint"]["records"]
             records += [record_of(record) for record in found]
-        except (OSError, AttributeError, TypeError, KeyError, ValueError) as error:
-            raise ValueError(f"{path} holds no results of the leaderboard: {error!r}.") from error
     return records
 
 

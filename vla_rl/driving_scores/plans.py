@@ -6,7 +6,6 @@ tokens: [N], names of the scenes; waypoints: [N, 8, 3], x, y and heading of the 
 car's frame, metres and radians, 0.5 to 4.0 s ahead; interval_s: seconds between two waypoints.
 """
 
-import zipfile
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +14,7 @@ import numpy as np
 from vla_rl.driving_scores.geometry import Floats
 from vla_rl.driving_scores.pdm import finite_waypoints
 from vla_rl.driving_scores.scene_files import texts_in
+from vla_rl.util.foreign_files import reading_file
 
 INTERVAL_S: Final = 0.5
 """Time between two waypoints."""
@@ -25,23 +25,19 @@ MOST_BACKWARDS: Final = 1.0
 
 def read_plans(path: Path) -> dict[str, Floats]:
     """Return the waypoints [8, 3] of each scene. Raises: ValueError naming the file."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
+    remedy = "expected arrays tokens, waypoints, interval_s"
+    with reading_file(path, " is no file of plans", remedy):
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             tokens, waypoints = texts_in(file["tokens"], "tokens"), file["waypoints"]
             interval_s = float(file["interval_s"])
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(
-            f"{path} is no file of plans: {error}; expected arrays tokens, waypoints, interval_s."
-        ) from error
-    if len(set(tokens)) != len(tokens) or len(tokens) != len(waypoints):
+        num_plans = len(waypoints)
+    if len(set(tokens)) != len(tokens) or len(tokens) != num_plans:
         raise ValueError(
             f"{path} has {len(tokens)} tokens, {len(set(tokens))} of them different, and "
-            f"{len(waypoints)} plans, expected one plan for each token."
+            f"{num_plans} plans, expected one plan for each token."
         )
-    try:
+    with reading_file(path, "", "repair or drop them"):
         return dict(zip(tokens, checked_waypoints(waypoints, interval_s), strict=True))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def checked_waypoints(waypoints: Floats, interval_s: float = INTERVAL_S) -> Floats:

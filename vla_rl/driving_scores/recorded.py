@@ -20,6 +20,7 @@ import numpy as np
 from vla_rl.driving_scores.geometry import Floats
 from vla_rl.driving_scores.scene import Scene
 from vla_rl.driving_scores.scene_files import read_arrays, scene_of, texts_in
+from vla_rl.util.foreign_files import reading_file
 
 NUM_COMMANDS: Final = 4
 """Left, straight, right, unknown."""
@@ -86,24 +87,23 @@ def read_recorded(path: Path) -> RecordedScene:
             f"{path} lacks {', '.join(missing)}: it is a scene, but not a recorded one; write it "
             "with export_scenes.py."
         )
-    command = np.asarray(arrays["command"], np.float64)
-    if command.shape != (NUM_COMMANDS,):
-        raise ValueError(f"{path}: the command has shape {command.shape}, expected (4,), one-hot.")
-    try:
+    with reading_file(path, "", "write it with export_scenes.py"):
+        command = np.asarray(arrays["command"], np.float64)
+        if command.shape != (NUM_COMMANDS,):
+            raise ValueError(f"the command has shape {command.shape}, expected (4,), one-hot")
         cameras, files = (texts_in(arrays[name], name) for name in ("cameras", "pictures"))
         (token,), (log_name,) = (texts_in(arrays[name], name) for name in ("token", "log_name"))
-        named = dict(zip(cameras, files, strict=True))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}; write it with export_scenes.py.") from error
-    return RecordedScene(
-        token=token,
-        log_name=log_name,
-        time_s=float(arrays["time_s"]),
-        is_synthetic=bool(arrays["is_synthetic"]),
-        command=command,
-        pictures={camera: path.parent / file for camera, file in named.items()},
-        scene=scene_of(arrays, path),
-    )
+        return RecordedScene(
+            token=token,
+            log_name=log_name,
+            time_s=float(arrays["time_s"]),
+            is_synthetic=bool(arrays["is_synthetic"]),
+            command=command,
+            pictures={
+                camera: path.parent / file for camera, file in zip(cameras, files, strict=True)
+            },
+            scene=scene_of(arrays, path),
+        )
 
 
 def read_two_stages(folder: Path) -> list[TwoStages]:
@@ -114,10 +114,8 @@ def read_two_stages(folder: Path) -> list[TwoStages]:
     path = folder / TWO_STAGES_FILE
     if not path.exists():
         return []
-    try:
+    with reading_file(path, " is damaged", "export the scenes again"):
         return [
             TwoStages(now, before, tuple((first, second) for first, second in pairs))
             for now, before, pairs in json.loads(path.read_text())
         ]
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {error}; export the scenes again.") from error

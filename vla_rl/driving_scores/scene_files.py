@@ -9,7 +9,6 @@ another; layers [P], names; on_route [P]; track_poses [N, 51, 3], track_sizes [N
 [4]; and, where known, reference [41, 3], history [H, 11] and human [8, 3].
 """
 
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, cast
@@ -19,6 +18,7 @@ import numpy as np
 from vla_rl.driving_scores.geometry import Floats
 from vla_rl.driving_scores.scene import Layer, Map, RedLights, Scene, Tracks
 from vla_rl.driving_scores.vehicle import Vehicle
+from vla_rl.util.foreign_files import reading_file
 
 FORMAT: Final = 1
 """Version of the layout, stored as `format`."""
@@ -83,12 +83,10 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
     Raises: ValueError naming the file, if it is no scene file or lacks an array.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
+    with reading_file(path, " is no scene file", "export it again"):
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is no scene file: {error}; export it again.") from error
-    version = int(arrays.get("format", np.array(-1)))
+        version = int(arrays.get("format", np.array(-1)))
     if version != FORMAT:
         raise ValueError(f"{path} has format {version}, expected {FORMAT}; export it again.")
     missing = [name for name in REQUIRED if name not in arrays]
@@ -99,10 +97,8 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 def scene_of(arrays: Mapping[str, np.ndarray], path: Path) -> Scene:
     """Return the scene that the arrays of `path` hold. Raises: ValueError naming the file."""
-    try:
+    with reading_file(path, "", "export it again"):
         return _scene_of(arrays)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def texts_in(array: np.ndarray, name: str) -> list[str]:

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from vla_rl.util.foreign_files import reading_file
+
 ENDINGS: Final = (".pruned_init", ".pruned_init.npz")
 _NPZ_MEMBER: Final = "states.npy"
 _MOST_BYTES: Final = 1 << 26
@@ -81,12 +83,8 @@ def read_init_states(path: Path) -> np.ndarray:
     Raises: `ValueError` if the file holds anything but one float64 array of one or two axes, or no
     state.
     """
-    try:
+    with reading_file(path, " is damaged", "expected a zip with initial states"):
         states = _read_npz(path) if path.suffix == ".npz" else _read_pickled(path)
-    except zipfile.BadZipFile as error:
-        raise ValueError(
-            f"{path} is damaged, expected a zip with initial states: {error}."
-        ) from error
     if states.size == 0:
         raise ValueError(
             f"{path} holds no initial state, expected at least one; the task cannot be run."
@@ -98,7 +96,7 @@ def _read_npz(path: Path) -> np.ndarray:
     with zipfile.ZipFile(path) as archive:
         _member(archive, [_NPZ_MEMBER], path)
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
             states: np.ndarray = arrays[_NPZ_MEMBER.removesuffix(".npy")]
     except ValueError as error:  # not an array, or an array of objects, which would be a pickle
         raise _not_states(path) from error
