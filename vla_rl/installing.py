@@ -74,4 +74,8 @@ def _is_cpu_build_of_torch() -> bool:
 
 def pins(path: Path) -> list[str]:
     """Return the requirements in a file, without its comments."""
-    return [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    return [
+        line
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line and not line.startswith("#")
+    ]

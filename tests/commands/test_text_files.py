@@ -2,6 +2,7 @@
 package reads text.
 """
 
+import ast
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -160,3 +161,54 @@ def test_a_report_does_without_what_is_damaged_and_names_it(
         ConfigError, match=r"held_out.jsonl, line 1 is not a result: .*; remove that line"
     ):
         write_report(run)
+
+
+PACKAGE = Path(__file__).parents[2] / "vla_rl"
+OPENS = ("read_text", "write_text", "open", "run", "Popen", "check_output", "fdopen")
+
+
+def opens_text_without_encoding(node: ast.AST) -> bool:
+    """Return whether a call reads or writes text in the encoding of the user's locale."""
+    if not isinstance(node, ast.Call):
+        return False
+    function = node.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    given = {keyword.arg for keyword in node.keywords}
+    if name not in OPENS or "encoding" in given:
+        return False
+    if name in ("read_text", "write_text"):
+        return not (name == "read_text" and node.args)
+    if name in ("run", "Popen", "check_output"):
+        return "text" in given or "universal_newlines" in given
+    modes = [each.value for each in node.args if isinstance(each, ast.Constant)]
+    is_of_text = any(str(mode) in ("r", "w", "a", "x", "r+", "w+", "rt", "wt") for mode in modes)
+    return is_of_text or (isinstance(function, ast.Name) and not any("b" in str(m) for m in modes))
+
+
+def test_every_text_file_is_read_and_written_as_utf_8_whatever_the_locale() -> None:
+    found = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if opens_text_without_encoding(node)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ("path.read_text()", True),
+        ("open(path)", True),
+        ("path.open('w')", True),
+        ("subprocess.run(command, text=True)", True),
+        ("path.read_text(encoding='utf-8')", False),
+        ("open(path, 'rb')", False),
+        ("path.open('wb')", False),
+        ("pool.open(spec)", False),
+        ("subprocess.run(command)", False),
+    ],
+)
+def test_what_opens_text_is_found(line: str, is_found: bool) -> None:
+    (call,) = [each for each in ast.walk(ast.parse(line)) if isinstance(each, ast.Call)]
+    assert opens_text_without_encoding(call) is is_found

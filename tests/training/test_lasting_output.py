@@ -2,15 +2,19 @@
 nothing is raised.
 """
 
+import ast
 import errno
 import io
 import os
 import subprocess
 import sys
 import textwrap
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
+from vla_rl.commands.main import COMMANDS, RECIPES
 from vla_rl.training.lasting_output import lasting_output
 
 
@@ -64,3 +68,66 @@ def test_a_log_file_on_a_full_disk_is_written_again_when_there_is_room(
         assert sys.stdout.isatty() is False
     assert disk.getvalue() == "one\nthree\n"
     assert sys.stdout is disk
+
+
+def test_letters_that_the_output_cannot_encode_are_escaped() -> None:
+    program = """
+        import sys
+        from rich.console import Console
+        from rich.table import Table
+        from vla_rl.training.lasting_output import lasting_output
+        with lasting_output():
+            print("pr\\xfcfung", flush=True)
+            sys.stdout.writelines(["\\u4e0a\\n"])
+            table = Table("task")
+            table.add_row("pr\\xfcfung \\u2713")
+            Console(width=40).print(table)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        timeout=60,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+    )
+    first, second, *table = done.stdout.decode("ascii").splitlines()
+    assert (first, second) == (r"pr\xfcfung", r"\u4e0a")
+    assert any(r"pr\xfcfung \u2713" in line for line in table)
+
+
+MAINS = {
+    "vla_rl.commands.main": "main",
+    **dict.fromkeys(COMMANDS.values(), "main"),
+    "vla_rl.commands.command_line": "run_recipe",
+    "vla_rl.recipes.record_demonstrations": "cli",
+    "vla_rl.training.run": "train",
+    "vla_rl.training.training_run": "execute",
+    "vla_rl.training.supervised": "teach",
+}
+"""Functions that print for a whole command or run, by module."""
+
+
+@pytest.mark.parametrize("module", MAINS)
+def test_each_command_and_run_prints_to_lasting_output(module: str) -> None:
+    found = find_spec(module)
+    if found is not None and found.submodule_search_locations is not None:
+        found = find_spec(f"{module}.__main__")
+    assert found is not None
+    assert found.origin is not None
+    tree = ast.parse(Path(found.origin).read_text())
+    functions = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == MAINS[module]
+    ]
+    assert any("lasting_output()" in ast.unparse(function) for function in functions)
+
+
+def test_each_recipe_runs_by_a_function_that_prints_to_lasting_output() -> None:
+    recipes = [path for path in RECIPES.glob("*.py") if "__main__" in path.read_text()]
+    others = [
+        path.stem
+        for path in recipes
+        if "run_recipe(" not in path.read_text() and "lasting_output()" not in path.read_text()
+    ]
+    assert others == []

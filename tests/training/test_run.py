@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import traceback
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest_asyncio
 import torch
 from safetensors.torch import load_file
 from shared_servers import SHARES_SERVERS, servers_of_file
-from toy_runs import deterministic, small_mlp_run
+from toy_runs import deterministic, of_updates, small_mlp_run
 
 from vla_rl.actors import LastingForkServers
 from vla_rl.commands.config_files import read_config
@@ -289,3 +290,16 @@ async def test_srpo_teaches_the_toy_task(tmp_path: Path) -> None:
         metrics["reward/success_rate"] for _, metrics in sorted(metrics_of(outcome.run).items())
     ]
     assert float(np.mean(rates[-5:])) > rates[0] + 0.2
+
+
+def test_a_run_in_a_thread_trains_as_any_other(tmp_path: Path) -> None:
+    config = of_updates(tmp_path, 1)
+    found: list[Outcome] = []
+
+    def main() -> None:
+        found.append(asyncio.run(train(config, starts_of(config), policy_of(config))))
+
+    thread = threading.Thread(target=main)
+    thread.start()
+    thread.join(100)
+    assert [outcome.progress.update for outcome in found] == [1]

@@ -4,9 +4,12 @@ through.
 
 import asyncio
 import os
+import re
 import signal
 import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -157,3 +160,50 @@ async def test_an_error_of_what_is_carried_through_reaches_the_caller() -> None:
 
     with pytest.raises(FloatingPointError, match="not finite"):
         await finish_despite_cancellation(update())
+
+
+def test_outside_of_the_main_thread_no_signal_is_listened_to_and_a_line_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ended: list[str] = []
+
+    async def work() -> None:
+        ended.append("worked")
+
+    async def main() -> None:
+        with StopSignal() as stop:
+            await stop.unless_asked(work())
+        assert stop.exit_status == 0
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    thread.join(10)
+    assert ended == ["worked"]
+    said = capsys.readouterr().err
+    assert said.startswith("this run is not in the main thread, so that no signal reaches it")
+    assert said.count("\n") == 1
+
+
+MAIN_THREAD_ALONE = {
+    "actors/host.py": "`vla-rl host`, a process of its own",
+    "actors/parent_link.py": "the first lines of a child process",
+    "sandbox/child.py": "the first lines of a sandboxed call's process",
+    "sandbox/preloading.py": "the sandbox's own process",
+    "sandbox/reaper.py": "the sandbox's own process",
+    "training/stopping.py": "asks which thread it is in",
+}
+"""Modules that call what works in the main thread alone, and why they may."""
+
+OF_MAIN_THREAD = re.compile(
+    r"add_signal_handler\(|signal\.signal\(|set_wakeup_fd\(|setitimer\(|faulthandler\.(enable|register)"
+)
+
+
+def test_what_needs_the_main_thread_is_listed() -> None:
+    package = Path(__file__).parents[2] / "vla_rl"
+    found = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if OF_MAIN_THREAD.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == set(MAIN_THREAD_ALONE)

@@ -96,7 +96,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _is_traced(folder: Path) -> bool:
-    status = (folder / "status").read_text()
+    status = (folder / "status").read_text(encoding="utf-8", errors="replace")
     return not status.partition("TracerPid:")[2].lstrip().startswith("0")
 
 

@@ -130,7 +130,9 @@ def _thread_limits() -> Iterator[ThreadLimit]:
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft != resource.RLIM_INFINITY and os.getuid() != 0:
         yield ThreadLimit("`ulimit -u`, for all processes of this user,", soft, _threads_of_user())
-    yield from limits_of_cgroups(Path("/proc/self/cgroup").read_text(), Path("/sys/fs/cgroup"))
+    yield from limits_of_cgroups(
+        Path("/proc/self/cgroup").read_text(encoding="utf-8"), Path("/sys/fs/cgroup")
+    )
 
 
 def limits_of_cgroups(listed: str, mounted: Path) -> Iterator[ThreadLimit]:
@@ -148,9 +150,15 @@ def limits_of_cgroups(listed: str, mounted: Path) -> Iterator[ThreadLimit]:
         group = top / path.lstrip("/")
         for folder in (group, *group.parents):
             most, used = folder / "pids.max", folder / "pids.current"
-            if most.is_file() and used.is_file() and (words := most.read_text().strip()) != "max":
+            if (
+                most.is_file()
+                and used.is_file()
+                and (words := most.read_text(encoding="utf-8").strip()) != "max"
+            ):
                 yield ThreadLimit(
-                    f"pids.max of the cgroup {folder}", int(words), int(used.read_text())
+                    f"pids.max of the cgroup {folder}",
+                    int(words),
+                    int(used.read_text(encoding="utf-8")),
                 )
             if folder == top:
                 break
@@ -216,7 +224,10 @@ def _require_address_space(
     num_processes: int, children: int, shared_bytes: int, remedy: str
 ) -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    reserved = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    reserved = (
+        int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
+        * resource.getpagesize()
+    )
     need = reserved + children * shared_bytes + _OTHER_ADDRESS_SPACE
     # a limit that was set on purpose is not raised
     if soft == resource.RLIM_INFINITY or soft >= need:

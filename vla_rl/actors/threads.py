@@ -13,7 +13,9 @@ def other_threads() -> list[str]:
     tasks = [task for task in Path("/proc/self/task").iterdir() if int(task.name) != os.getpid()]
     known = {thread.native_id: thread.name for thread in threading.enumerate()}
     return sorted(
-        known.get(int(task.name)) or (task / "comm").read_text().strip() for task in tasks
+        known.get(int(task.name))
+        or (task / "comm").read_text(encoding="utf-8", errors="replace").strip()
+        for task in tasks
     )
 
 

@@ -23,7 +23,15 @@ def gpus_of_this_host() -> tuple[Gpu, ...]:
     if shutil.which(_QUERY[0]) is None:
         return ()
     try:
-        done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=20.0, check=False)
+        done = subprocess.run(
+            _QUERY,
+            capture_output=True,
+            text=True,
+            timeout=20.0,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ()
     return visible_gpus(done.stdout, os.environ.get("CUDA_VISIBLE_DEVICES"))

@@ -99,6 +99,8 @@ class RayCluster:
                 text=True,
                 timeout=_PROBE_S,
                 check=False,
+                encoding="utf-8",
+                errors="replace",
             )
         except subprocess.TimeoutExpired as error:
             raise ConfigError(_unchecked(address, f"no answer within {_PROBE_S:g} s")) from error

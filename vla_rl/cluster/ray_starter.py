@@ -34,7 +34,7 @@ class HostStarter:
         self._folder = OwnedFolder(_PREFIX)
         keys: Path = self._folder.path
         make_keys(keys, clients=())
-        (keys / "client.pub").write_text(f"{client_key}\n")
+        (keys / "client.pub").write_text(f"{client_key}\n", encoding="utf-8")
         command = [
             *(sys.executable, "-m", "vla_rl.actors.host", "--bind", f"tcp://{interface}:0"),
             *("--keys", str(keys / "server.key"), "--allow", str(keys / "client.pub")),
@@ -49,6 +49,8 @@ class HostStarter:
             text=True,
             # Ray kills its workers with SIGKILL, after which no code of ours runs
             preexec_fn=lambda: die_with_parent_only(parent),
+            encoding="utf-8",
+            errors="replace",
         )
         assert self._server.stdout is not None
         words: list[str] = []
@@ -63,7 +65,14 @@ class HostStarter:
         """Return the name and the bytes of each GPU of this node, in turn."""
         query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
         with contextlib.suppress(FileNotFoundError, subprocess.CalledProcessError):
-            found = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+            found = subprocess.run(
+                query,
+                capture_output=True,
+                text=True,
+                check=True,
+                encoding="utf-8",
+                errors="replace",
+            ).stdout
             rows = [line.rpartition(",") for line in found.splitlines() if "," in line]
             return [word for name, _, mib in rows for word in (name.strip(), str(int(mib) * 2**20))]
         return []

@@ -14,8 +14,10 @@ import tyro
 from vla_rl.commands.command_help import option_registry
 from vla_rl.doctor import THREADS, Patient, examine
 from vla_rl.errors import ConfigError
+from vla_rl.training.lasting_output import lasting_output
 
 
+@lasting_output()
 def main() -> int:
     """Make every check and print the findings; return the exit status."""
     try:

@@ -18,10 +18,12 @@ from vla_rl.actors.placement import LOST_AFTER_S
 from vla_rl.cluster.host_file import KEYS, public_key_of
 from vla_rl.commands.own_address import own_address
 from vla_rl.errors import ConfigError
+from vla_rl.training.lasting_output import lasting_output
 
 PORT: Final = 7070
 
 
+@lasting_output()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make keys, print what the other side needs, and serve; return the exit status."""
     options = _parser().parse_args(arguments)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from vla_rl.installing import INSTALLABLE, how_to_use, install_command
+from vla_rl.training.lasting_output import lasting_output
 
 RECIPES: Final = Path(__file__).parents[1] / "recipes"
 COMMANDS: Final = {
@@ -36,7 +37,7 @@ def recipes() -> dict[str, str]:
     """Return the first sentence of each recipe that can be run, by name."""
     found = {}
     for path in sorted(RECIPES.glob("*.py")):
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         if '__name__ == "__main__"' in text:
             # the docstring alone: of all files, the parser would need a third of a second
             head = text[: text.index('"""', 3) + 3] if text.startswith('"""') else text
@@ -45,6 +46,7 @@ def recipes() -> dict[str, str]:
     return found
 
 
+@lasting_output()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the recipe or command that the arguments name; return the exit status."""
     name, *others = (sys.argv[1:] if arguments is None else arguments) or ["--help"]

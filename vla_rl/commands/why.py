@@ -17,11 +17,13 @@ from vla_rl.errors import ConfigError
 from vla_rl.observe import RunDirectory
 from vla_rl.observe.run_waits import ListedTask, ListedWait, RunWaits
 from vla_rl.observe.waits_socket import NoAnswer, ask_run
+from vla_rl.training.lasting_output import lasting_output
 
 MOST_OF_A_KIND = 8
 """Waits of one kind that are listed singly; the others are counted."""
 
 
+@lasting_output()
 def main() -> int:
     """Print the tree; return the exit status: 1 if the run did not answer, 2 if it is no run."""
     parser = argparse.ArgumentParser(description=__doc__)

@@ -60,7 +60,13 @@ def _without_gpu() -> Iterable[Finding]:
 def _smi_words() -> str:
     try:
         done = subprocess.run(
-            ["nvidia-smi"], capture_output=True, text=True, timeout=10.0, check=False
+            ["nvidia-smi"],
+            capture_output=True,
+            text=True,
+            timeout=10.0,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)

@@ -37,6 +37,7 @@ def try_apart(arguments: Sequence[str], seconds: float) -> Trial:
         text=True,
         errors="replace",
         start_new_session=True,
+        encoding="utf-8",
     )
     _running.add(process)
     try:

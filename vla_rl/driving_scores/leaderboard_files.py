@@ -82,7 +82,7 @@ def read_first_junctions(path: Path) -> dict[str, FirstJunction]:
     """
     remedy = "write it with carla_side/vla_rl_first_junctions.py"
     with reading_file(path, " holds no first junctions", remedy):
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
         if found["format"] != JUNCTIONS_FORMAT:
             raise ValueError(f"its format is {found['format']}, expected {JUNCTIONS_FORMAT}")
         return {
@@ -104,7 +104,7 @@ def read_rides(records: Sequence[RouteRecord], folder: Path) -> list[Ride]:
             f" is no log of the ride of route {record.route_id}",
             "set the agent's `rides`, and give that folder",
         ):
-            ticks = list(json.loads(path.read_text()).values())
+            ticks = list(json.loads(path.read_text(encoding="utf-8")).values())
             if len(ticks) < FEWEST_TICKS:
                 raise ValueError(f"it has {len(ticks)} ticks, expected at least {FEWEST_TICKS}")
             rides.append(
@@ -142,7 +142,7 @@ def read_records(paths: Sequence[Path]) -> list[RouteRecord]:
             " holds no results of the leaderboard",
             "give the file as the leaderboard wrote it",
         ):
-            found = json.loads(path.read_text())["_checkpoint"]["records"]
+            found = json.loads(path.read_text(encoding="utf-8"))["_checkpoint"]["records"]
             records += [record_of(record) for record in found]
     return records
 

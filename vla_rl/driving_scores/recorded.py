@@ -117,5 +117,5 @@ def read_two_stages(folder: Path) -> list[TwoStages]:
     with reading_file(path, " is damaged", "export the scenes again"):
         return [
             TwoStages(now, before, tuple((first, second) for first, second in pairs))
-            for now, before, pairs in json.loads(path.read_text())
+            for now, before, pairs in json.loads(path.read_text(encoding="utf-8"))
         ]

@@ -86,6 +86,8 @@ def draw(graph: Drawable, path: Path) -> Path:
         text=True,
         timeout=_DOT_TIMEOUT_S,
         check=False,
+        encoding="utf-8",
+        errors="replace",
     )
     if done.returncode != 0:
         raise GraphError(

@@ -67,7 +67,15 @@ def gpu_memory() -> list[GpuMemory]:
         "--format=csv,noheader,nounits",
     ]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=10.0,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+        )
     except (OSError, subprocess.TimeoutExpired):
         return []
     return parse_gpu_memory(done.stdout) if done.returncode == 0 else []

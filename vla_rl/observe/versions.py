@@ -39,7 +39,15 @@ def git_commit(folder: Path) -> str | None:
         "--exclude=*",
     ]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=10.0,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

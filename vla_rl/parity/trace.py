@@ -63,7 +63,7 @@ def write_trace(path: Path, trace: Trace) -> None:
     for entry in trace.entries:
         line = {"decision": entry.decision, "boundary": entry.boundary, "value": _plain(entry)}
         lines.append({**line, "key": entry.key} if entry.key else line)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
 def read_trace(path: Path) -> Trace:

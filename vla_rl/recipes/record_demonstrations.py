@@ -36,6 +36,7 @@ from vla_rl.evaluation.conditions import note_conditions, refuse_other_condition
 from vla_rl.evaluation.libero import check_starts
 from vla_rl.evaluation.scenes import LiberoScene, MetaworldScene, Physics, Quality
 from vla_rl.simulation import SimulatorConfig
+from vla_rl.training.lasting_output import lasting_output
 from vla_rl.types import Config, EnvSpec, derive_seed
 from vla_rl.util.sole_owner import beside, sole_owner
 
@@ -297,6 +298,7 @@ def _record(config: RecordConfig) -> None:
             )
 
 
+@lasting_output()
 def cli() -> int:
     """Run the command line; return the exit status.
 

@@ -108,7 +108,7 @@ def _take_over(fds: Sequence[int]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
 
 
 def _settle_in(folder: Path, call: FunctionCall | ProgramCall) -> None:
@@ -127,7 +127,8 @@ def _set_limits(limits: ProcessLimits, *, is_program: bool, means: frozenset[Mea
     held = (
         0
         if is_program
-        else int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        else int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
+        * resource.getpagesize()
     )
     if "own_user" in means:
         others = 0

@@ -31,7 +31,10 @@ def children_of(pid: int) -> list[int]:
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):
-                found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+                found += map(
+                    int,
+                    Path(f"/proc/{pid}/task/{task}/children").read_text(encoding="utf-8").split(),
+                )
     return found
 
 
@@ -97,7 +100,7 @@ def state_of(pid: int) -> str:
     Empty if it is gone.
     """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
     return stat.rsplit(")", 1)[1].split()[0]

@@ -55,10 +55,10 @@ def map_user(uid: int, gid: int) -> None:
 
     Raises: OSError.
     """
-    if not Path("/proc/self/uid_map").read_text():
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    if not Path("/proc/self/uid_map").read_text(encoding="utf-8"):
+        Path("/proc/self/setgroups").write_text("deny", encoding="utf-8")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", encoding="utf-8")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", encoding="utf-8")
 
 
 def make_files_read_only(folder: Path, *, disk_mb: int) -> None:

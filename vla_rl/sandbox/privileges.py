@@ -84,13 +84,16 @@ def become(uid: int, with_files: Iterable[Path | int]) -> None:
 
 def _is_mapped(uid: int) -> bool:
     ranges = (
-        map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines()
+        map(int, line.split())
+        for line in Path("/proc/self/uid_map").read_text(encoding="utf-8").splitlines()
     )
     return any(first <= uid < first + number for first, _, number in ranges)
 
 
 def _capabilities() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in (
+        Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
+    ):
         if line.startswith("CapEff:"):
             return int(line.split()[1], 16)
     return 0

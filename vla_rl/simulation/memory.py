@@ -15,7 +15,7 @@ files."""
 def private_mb(pid: int) -> float:
     """Return the resident memory that a process's end would free (MiB); 0 if it has ended."""
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return 0.0
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
@@ -28,7 +28,7 @@ def holds_more_than(pid: int, limit_mb: float) -> bool:
     by one. Resident memory is never less and is a counter, so most questions end with it.
     """
     try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return False
     return pages * _PAGE_BYTES > limit_mb * 2**20 and private_mb(pid) > limit_mb
@@ -39,11 +39,17 @@ def available_mb() -> float:
 
     It is that of the machine, or less if our control group is limited.
     """
-    lines = Path("/proc/meminfo").read_text().splitlines()
+    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     left = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) / 1024
     limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
-    if limit.is_file() and used.is_file() and (text := limit.read_text().strip()) != "max":
-        left = min(left, (int(text) - int(used.read_text()) + _reclaimable()) / 2**20)
+    if (
+        limit.is_file()
+        and used.is_file()
+        and (text := limit.read_text(encoding="utf-8").strip()) != "max"
+    ):
+        left = min(
+            left, (int(text) - int(used.read_text(encoding="utf-8")) + _reclaimable()) / 2**20
+        )
     return left
 
 
@@ -52,5 +58,7 @@ def _reclaimable() -> int:
 
     They are counted as MemAvailable counts them for the machine.
     """
-    pairs = (line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+    pairs = (
+        line.split() for line in (_CGROUP / "memory.stat").read_text(encoding="utf-8").splitlines()
+    )
     return sum(int(size) for name, size in pairs if name in _RECLAIMABLE)

@@ -73,7 +73,9 @@ def _prepare(env_id: str, kwargs: dict[str, Any]) -> None:
 def _loaded_drivers() -> list[str]:
     names = {
         line.rsplit("/", 1)[-1]
-        for line in Path("/proc/self/maps").read_text().splitlines()
+        for line in Path("/proc/self/maps")
+        .read_text(encoding="utf-8", errors="replace")
+        .splitlines()
         if ".so" in line
     }
     return sorted(name for name in names if any(driver in name for driver in _DRIVERS))

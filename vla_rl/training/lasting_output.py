@@ -1,9 +1,10 @@
 """Standard output and error that never fail.
 
-Printing to a closed terminal or pipe, or to a full disk, raises nothing.
+Printing to a closed terminal or pipe, or to a full disk, raises nothing; letters that the output
+cannot encode are printed as escapes, such as `\\xfc`.
 
-Without this, a print ends a run of hours when the terminal closes or the disk of the log file is
-full.
+Without this, a print ends a run of hours when the terminal closes, the disk of the log file is
+full, or a task's name is not ASCII.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ def lasting_output() -> Iterator[None]:
 
 
 class _Lasting:
-    """A text stream whose `write` and `flush` never raise an OSError.
+    """A text stream whose `write` and `flush` raise neither OSError nor UnicodeEncodeError.
 
     Everything else is the stream's own.
     """
@@ -48,6 +49,10 @@ class _Lasting:
         except OSError as error:
             self._lost(error)
             return len(text)
+        except UnicodeEncodeError as error:
+            return self.write(
+                text.encode(error.encoding, "backslashreplace").decode(error.encoding)
+            )
 
     def writelines(self, lines: Any) -> None:
         for line in lines:

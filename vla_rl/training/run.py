@@ -24,6 +24,7 @@ from vla_rl.rollout import TaskStart
 from vla_rl.training.agents import agent_of, digest_of_run, owned_recording, recorded
 from vla_rl.training.checks import check_arguments
 from vla_rl.training.failures import raises_one_error
+from vla_rl.training.lasting_output import lasting_output
 from vla_rl.training.restarting import Restarts
 from vla_rl.training.resuming import checkpoint_to_resume, leave_later, load_resumable
 from vla_rl.training.team import Team, Trainable
@@ -104,6 +105,7 @@ async def train(
         )
 
     async with AsyncExitStack() as stack:
+        stack.enter_context(lasting_output())
         stack.enter_context(owned_recording(config.run.record_to))
         agent = await recorded(
             agent or agent_of(config), config.run.record_to, envs, digest_of_run(played_by)

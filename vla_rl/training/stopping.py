@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -23,7 +24,8 @@ class StopSignal:
     A second SIGINT or SIGTERM ends the process without clean-up. Its children die with it, and the
     memory they share has no name, so nothing is left behind. A second SIGHUP does not end it:
     closing a terminal sends it more than once, and often a SIGTERM after it. A SIGHUP that the
-    process ignores, such as under `nohup`, stays ignored.
+    process ignores, such as under `nohup`, stays ignored. Only the main thread gets signals: in any
+    other one, a line says that none is listened to.
 
     Args:
         then: what stopping in order does, for the printed line.
@@ -37,6 +39,12 @@ class StopSignal:
         """First signal that asked the run to stop."""
 
     def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            _say(
+                "this run is not in the main thread, so that no signal reaches it: Ctrl-C and "
+                f"SIGTERM do not stop it in order; cancel its task to do so ({self._then})"
+            )
+            return self
         loop = asyncio.get_running_loop()
         is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         self._handled = [

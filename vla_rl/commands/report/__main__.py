@@ -10,8 +10,10 @@ from vla_rl.commands.report import write_report
 from vla_rl.errors import VlaRlError
 from vla_rl.observe import RunDirectory
 from vla_rl.observe.run_directory import CONFIG_FILE
+from vla_rl.training.lasting_output import lasting_output
 
 
+@lasting_output()
 def main() -> int:
     """Write the report and print its path.
 

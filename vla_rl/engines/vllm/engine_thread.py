@@ -59,7 +59,9 @@ class EngineThread:
         if self._thread_id is None:
             return []
         try:
-            children = Path(f"/proc/self/task/{self._thread_id}/children").read_text()
+            children = Path(f"/proc/self/task/{self._thread_id}/children").read_text(
+                encoding="utf-8"
+            )
         except FileNotFoundError:
             return []
         return [pid for pid in map(int, children.split()) if not _is_resource_tracker(pid)]

@@ -26,7 +26,7 @@ def call_compiled(function: Any, *arguments: Any) -> Any:
 
 @contextlib.contextmanager
 def _holding_the_lock() -> Iterator[None]:
-    with (cache_folder() / "compiling.lock").open("w") as lock:
+    with (cache_folder() / "compiling.lock").open("w", encoding="utf-8") as lock:
         deadline = time.monotonic() + PATIENCE_S
         # the kernel frees the lock of a killed process; a stopped one keeps it
         while not _take(lock.fileno()) and time.monotonic() < deadline:

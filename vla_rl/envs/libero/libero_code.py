@@ -117,7 +117,7 @@ def config_folder(root: Path) -> str:
     }
     lines = (f"{key}: {json.dumps(str(path))}\n" for key, path in paths.items())
     part = folder / f"config.yaml.{os.getpid()}.part"
-    part.write_text("".join(lines))
+    part.write_text("".join(lines), encoding="utf-8")
     os.replace(part, folder / "config.yaml")
     return str(folder)
 

@@ -218,9 +218,9 @@ def link_pictures(
 
 def load_split(name: str) -> tuple[Any, Any]:
     """Return navsim's filter of a split, and the frames of its two stages or None."""
-    split = yaml.safe_load((SPLITS / f"{name}.yaml").read_text())
+    split = yaml.safe_load((SPLITS / f"{name}.yaml").read_text(encoding="utf-8"))
     named = next(each["scene_filter"] for each in split["defaults"] if "scene_filter" in each)
-    fields = yaml.safe_load((SPLITS / "scene_filter" / f"{named}.yaml").read_text())
+    fields = yaml.safe_load((SPLITS / "scene_filter" / f"{named}.yaml").read_text(encoding="utf-8"))
     plain = {key: value for key, value in fields.items() if not key.startswith("_")}
     return SceneFilter(**plain), split.get("reactive_all_mapping")
 
@@ -270,7 +270,7 @@ def export(arguments: argparse.Namespace) -> int:
         with open(out / f"{token}.npz", "wb") as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     if two_stages:
-        (out / "two_stages.json").write_text(json.dumps(two_stages))
+        (out / "two_stages.json").write_text(json.dumps(two_stages), encoding="utf-8")
     print(f"wrote {len(tokens) - num_left_out} scenes to {out}, left out {num_left_out}")
     num_uncached = len(set(loader.tokens) - set(caches.tokens))
     if num_uncached:

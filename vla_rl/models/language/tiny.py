@@ -160,6 +160,6 @@ def write_tokenizer(folder: Path, config: TinyConfig, texts: Iterable[str]) -> d
         "model_max_length": config.context_size,
         "clean_up_tokenization_spaces": False,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     return companion_files(folder)

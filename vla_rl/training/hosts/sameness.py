@@ -26,7 +26,7 @@ def run_key(run: Path) -> str:
         if not file.exists():
             # at random: two runs of one name are not one run
             write_whole(file, f"{run.name}-{secrets.token_hex(16)}\n".encode())
-        return file.read_text().strip()
+        return file.read_text(encoding="utf-8").strip()
     except OSError as error:
         logger.warning(
             "%s cannot be used: %s. A resume will start everything on the hosts anew", file, error

@@ -58,7 +58,7 @@ class VlaRlAgent(autonomous_agent.AutonomousAgent):  # type: ignore[misc]
         self.track = autonomous_agent.Track.SENSORS
         # the leaderboard appends "+" and the route's name to the path, once more for every route
         path, _, names = path_to_conf_file.partition("+")
-        with open(path) as file:
+        with open(path, encoding="utf-8") as file:
             config = json.load(file)
         self._cameras, self._size = list(config["cameras"]), int(config["size"])
         unknown = sorted(set(self._cameras) - set(CAMERAS))
@@ -135,7 +135,7 @@ class VlaRlAgent(autonomous_agent.AutonomousAgent):  # type: ignore[misc]
         if self._wire is not None and self._rides is not None:
             folder = os.path.join(self._rides, self._name)
             os.makedirs(folder, exist_ok=True)
-            with open(os.path.join(folder, "metric_info.json"), "w") as file:
+            with open(os.path.join(folder, "metric_info.json"), "w", encoding="utf-8") as file:
                 json.dump(self._ride, file)
         if self._wire is not None:
             try:

@@ -44,7 +44,9 @@ def planner_of(town: str, maps: Path) -> Any:
     files = (maps / "OpenDrive" / (town + ".xodr"), maps / town / "OpenDrive" / (town + ".xodr"))
     for file in files:
         if file.exists():
-            return GlobalRoutePlanner(carla.Map(town, file.read_text()), RESOLUTION_M)
+            return GlobalRoutePlanner(
+                carla.Map(town, file.read_text(encoding="utf-8")), RESOLUTION_M
+            )
     raise SystemExit(
         "the map of {} is neither {} nor {}; give CARLA's folder of maps as --maps, and install "
         "CARLA's additional maps".format(town, *files)
@@ -75,7 +77,9 @@ def main() -> None:
             for place in route.findall("waypoints/position")
         ]
         found[route.attrib["id"]] = first_junction(planner, places)
-    Path(given.out).write_text(json.dumps({"format": FORMAT, "routes": found}, indent=1))
+    Path(given.out).write_text(
+        json.dumps({"format": FORMAT, "routes": found}, indent=1), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

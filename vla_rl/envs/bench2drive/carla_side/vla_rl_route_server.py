@@ -53,7 +53,7 @@ class Leaderboard:
         self._listener = socket.create_server(("127.0.0.1", 0))
         config = os.path.join(self._folder.name, "agent.json")
         self._checkpoint = os.path.join(self._folder.name, "results.json")
-        with open(config, "w") as file:
+        with open(config, "w", encoding="utf-8") as file:
             json.dump(
                 {
                     "host": "127.0.0.1",
@@ -99,7 +99,7 @@ class Leaderboard:
         except subprocess.TimeoutExpired as error:
             raise LeaderboardError("the leaderboard did not end after its route") from error
         try:
-            with open(self._checkpoint) as file:
+            with open(self._checkpoint, encoding="utf-8") as file:
                 record: dict[str, Any] = json.load(file)["_checkpoint"]["records"][-1]
                 return record
         except (OSError, ValueError, KeyError, IndexError) as error:
