@@ -8,7 +8,7 @@ import pytest
 from rollout_fakes import source
 
 from vla_rl.errors import AgentError
-from vla_rl.rollout.trajectory_checks import check_trajectory
+from vla_rl.rollout.trajectory_checks import check_decisions, check_trajectory
 from vla_rl.types import ActionChunk, Step, StopReason, Trajectory
 
 EPISODE = source(1).next_group().episodes[0]
@@ -33,7 +33,8 @@ def trajectory(*steps: Any, **fields: Any) -> Trajectory:
 
 
 def check(trajectory: Trajectory) -> None:
-    check_trajectory(trajectory, "episode 7", IDS.__getitem__)
+    check_trajectory(trajectory, "episode 7")
+    check_decisions(trajectory, "episode 7", IDS.__getitem__)
 
 
 def with_chunk(**fields: Any) -> Step:
@@ -148,4 +149,4 @@ def test_what_belongs_to_the_episode_is_checked_too() -> None:
 
 def test_tokens_of_a_policy_that_names_none_are_free() -> None:
     step = with_chunk(tokens=np.array([10**6, -5, 0, 1, 2, 3]))
-    check_trajectory(trajectory(step), "episode 7", lambda agent: None)
+    check_decisions(trajectory(step), "episode 7", lambda agent: None)

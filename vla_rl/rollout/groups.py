@@ -20,6 +20,7 @@ import numpy as np
 
 from vla_rl.errors import ConfigError
 from vla_rl.types import EnvSpec, EpisodeSpec, ExplainsFields, Sampling, derive_seed
+from vla_rl.util.plain_values import make_plain
 
 
 class TaskStart(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
@@ -35,6 +36,9 @@ class TaskStart(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=T
 
     options: dict[str, Any] = {}
     """`options` of the environment's reset, such as `{"init_state_id": 7}`."""
+
+    def __post_init__(self) -> None:
+        make_plain(self)
 
 
 class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -95,7 +95,13 @@ class LocalPlayer:
     async def play(self, episode: EpisodeSpec, *, timeout_s: float | None = None) -> Trajectory:
         """Run `episode` once. Raises: as `play_episode`."""
         return await play_episode(
-            self._pool, self._engine, self._agent, episode, timeout_s=timeout_s, gauge=self._gauge
+            self._pool,
+            self._engine,
+            self._agent,
+            episode,
+            timeout_s=timeout_s,
+            gauge=self._gauge,
+            is_trained_on=True,
         )
 
     def holds(self, trajectory: Trajectory) -> bool:

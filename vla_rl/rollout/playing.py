@@ -7,7 +7,7 @@ from vla_rl.errors import ActorDied, ActorFrozen, AgentError, VlaRlError
 from vla_rl.rollout.agent_task import run_agent, shown
 from vla_rl.rollout.owned_tasks import is_being_cancelled
 from vla_rl.rollout.policies import AnyEngine, DecisionGauge, EngineTeam
-from vla_rl.rollout.trajectory_checks import check_trajectory
+from vla_rl.rollout.trajectory_checks import check_decisions, check_trajectory
 from vla_rl.types import Agent, EnvPool, EpisodeSpec, Trajectory
 
 
@@ -45,8 +45,9 @@ async def play_episode(
     *,
     timeout_s: float | None = None,
     gauge: DecisionGauge | None = None,
+    is_trained_on: bool = False,
 ) -> Trajectory:
-    """Run `episode` once.
+    """Run `episode` once. If it `is_trained_on`, its decisions are checked too.
 
     Raises: EpisodeLost if a process died or froze, or the episode took longer than `timeout_s` from
     its lease on; RuntimeError if what the agent awaited was cancelled by another part; AgentError
@@ -92,11 +93,12 @@ async def play_episode(
         if describe(episode) not in str(error):
             error.add_note(f"while running {describe(episode)}")
         raise
-    return _checked(returned, episode, team)
+    return _checked(returned, episode, team if is_trained_on else None)
 
 
-def _checked(returned: Any, episode: EpisodeSpec, team: EngineTeam) -> Trajectory:
-    """Return what the agent returned, if it is the trajectory of this episode.
+def _checked(returned: Any, episode: EpisodeSpec, team: EngineTeam | None) -> Trajectory:
+    """Return what the agent returned, if it is the trajectory of this episode, and if `team` can
+    be trained on it.
 
     Raises: AgentError if it is not.
     """
@@ -117,7 +119,9 @@ def _checked(returned: Any, episode: EpisodeSpec, team: EngineTeam) -> Trajector
             "least one decision; an agent that cannot decide has to raise an error that explains "
             "why"
         )
-    check_trajectory(returned, describe(episode), team.token_ids)
+    check_trajectory(returned, describe(episode))
+    if team is not None:
+        check_decisions(returned, describe(episode), team.token_ids)
     return returned
 
 

@@ -20,13 +20,12 @@ KnownTokens = Callable[[str], "range | None"]
 Raises: KeyError for an agent without a policy."""
 
 
-def check_trajectory(trajectory: Trajectory, described: str, known_tokens: KnownTokens) -> None:
-    """Raise AgentError, naming episode, decision and field, unless a trajectory can be trained on.
+def check_trajectory(trajectory: Trajectory, described: str) -> None:
+    """Raise AgentError unless a trajectory has a reason of its end, an info and Steps.
 
     Args:
         trajectory: what an agent returned.
         described: its episode in words.
-        known_tokens: the token ids of the policies.
     """
     if not isinstance(trajectory.stop_reason, StopReason):
         raise AgentError(
@@ -39,13 +38,21 @@ def check_trajectory(trajectory: Trajectory, described: str, known_tokens: Known
             f"the agent returned a Trajectory with info={shown(trajectory.info)} for {described}, "
             "expected a dict"
         )
+    wrong = next((step for step in trajectory.steps if not isinstance(step, Step)), None)
+    if wrong is not None:
+        raise AgentError(
+            f"the agent returned {shown(wrong)} among the steps of {described}, expected Steps"
+        )
+
+
+def check_decisions(trajectory: Trajectory, described: str, known_tokens: KnownTokens) -> None:
+    """Raise AgentError, naming episode, decision and field, unless a trajectory can be trained on.
+
+    Args: as above; `known_tokens`, the token ids of the policies.
+    """
     if _is_sound(trajectory, known_tokens):
         return
     for number, step in enumerate(trajectory.steps):
-        if not isinstance(step, Step):
-            raise AgentError(
-                f"the agent returned {shown(step)} among the steps of {described}, expected Steps"
-            )
         for problem in _problems(step, known_tokens):
             raise AgentError(
                 f"the agent returned a Trajectory whose decision {number} has {problem}, in "

@@ -16,9 +16,11 @@ import msgspec
 
 from vla_rl.actors import PrepareHook
 from vla_rl.actors.threads import refuse_threads
-from vla_rl.errors import EnvError
+from vla_rl.errors import ConfigError, EnvError
 from vla_rl.simulation.making import creator_of, refuse_unknown_arguments, registered
 from vla_rl.types import EnvSpec
+from vla_rl.util.agreement import excerpt
+from vla_rl.util.plain_values import part_without_json
 
 _FOR_GYMNASIUM = ("max_episode_steps", "disable_env_checker")
 """Arguments that `gymnasium.make` does not pass on."""
@@ -29,7 +31,18 @@ renders."""
 
 
 def prepare_hook(specs: Iterable[EnvSpec]) -> PrepareHook:
-    """Return the hook that prepares these environments, each of them once."""
+    """Return the hook that prepares these environments, each of them once.
+
+    Raises: ConfigError, naming the argument, for one that is no plain value.
+    """
+    specs = tuple(specs)
+    for spec in specs:
+        if (found := part_without_json(spec, f"the EnvSpec of {spec.id}")) is not None:
+            part, value = found
+            raise ConfigError(
+                f"{part} is {excerpt(value)}, a {type(value).__name__}, expected numbers, strings, "
+                "booleans, None, or lists and dicts of them; of an array, pass array.tolist()"
+            )
     distinct = {msgspec.json.encode(spec, order="deterministic"): spec for spec in specs}
     plain = [{"id": spec.id, "kwargs": spec.kwargs} for spec in distinct.values()]
     return PrepareHook(f"{__name__}:prepare_envs", {"specs": plain})

@@ -10,15 +10,20 @@ from vla_rl.graph import Pipeline, TaskGraph
 from vla_rl.learning import CriticConfig
 from vla_rl.pipelines.config import LearningConfig, RunConfig
 from vla_rl.rollout import TaskStart
+from vla_rl.util.agreement import excerpt
+from vla_rl.util.plain_values import part_without_json
 
 
 def check_arguments(config: Any, starts: Any, agent: Any) -> None:
-    """Raise ConfigError if the configuration, the starts or the agent have the wrong type."""
+    """Raise ConfigError if the configuration, the starts or the agent have the wrong type, or the
+    configuration holds what its file cannot.
+    """
     if not isinstance(config, LearningConfig):
         raise ConfigError(
             f"config is of type {type(config).__name__}, expected a TrainingConfig or another "
             "LearningConfig; the arguments of `train` are config, starts and model, in this order"
         )
+    require_plain(config, "config")
     if isinstance(starts, TaskStart) or not isinstance(starts, Sequence):
         raise ConfigError(
             f"starts is of type {type(starts).__name__}, expected a list of TaskStarts, such as "
@@ -35,6 +40,16 @@ def check_arguments(config: Any, starts: Any, agent: Any) -> None:
         raise ConfigError(
             f"agent is of type {type(agent).__name__}, expected a function `async def agent(env, "
             "policy)`; pass the function itself and do not call it"
+        )
+
+
+def require_plain(value: Any, name: str) -> None:
+    """Raise ConfigError, naming the part, for a value that JSON cannot hold."""
+    if (found := part_without_json(value, name)) is not None:
+        part, wrong = found
+        raise ConfigError(
+            f"{part} is {excerpt(wrong)}, a {type(wrong).__name__}, expected numbers, strings, "
+            "booleans, None, or lists and dicts of them"
         )
 
 

@@ -187,12 +187,17 @@ def recorded_episode(
         is_success=trajectory.is_success,
         about={
             "task": episode.task,
-            "options": msgspec.json.encode(episode.options).decode(),
+            "options": msgspec.json.encode(episode.options, enc_hook=_listed).decode(),
             "policy_seed": episode.policy_seed,
             "weight_version": trajectory.oldest_version,
             **({"run": run} if run else {}),
         },
     )
+
+
+def _listed(value: Any) -> Any:
+    """Return an option that JSON cannot hold as lists, or in words."""
+    return value.tolist() if isinstance(value, np.ndarray) else repr(value)
 
 
 def _picture(seen: Sequence[Observation], key: str, step: int) -> np.ndarray:

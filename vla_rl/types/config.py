@@ -2,7 +2,6 @@
 
 import difflib
 import functools
-import sys
 from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -11,6 +10,7 @@ import msgspec
 
 from vla_rl.errors import ConfigError
 from vla_rl.types.struct import ExplainsFields
+from vla_rl.util.plain_values import make_plain
 
 
 class Config(
@@ -22,6 +22,7 @@ class Config(
     their values in `__post_init__` with `require`.
 
     The type of every field, and the values of a `Literal`, are checked before `__post_init__`.
+    NumPy's numbers become Python's own before that.
 
     A string under each field documents it; the command line shows that string as the option's help.
     """
@@ -61,6 +62,7 @@ class Config(
             raise ConfigError(f"{type(self).__name__}.{field} is {value!r}, expected {expected}")
 
     def _require_types(self) -> None:
+        make_plain(self)
         for field, hint, choices in _types_of(type(self)):
             value: Any = getattr(self, field)
             if choices and value not in choices:
@@ -79,7 +81,7 @@ class Config(
 def _is_of(value: Any, hint: Any) -> bool:
     """Return whether `value` is of the type `hint`.
 
-    Integers are valid floats, and NumPy's numbers are valid numbers.
+    Integers are valid floats.
     """
     configs = [
         member
@@ -89,7 +91,7 @@ def _is_of(value: Any, hint: Any) -> bool:
     if configs and isinstance(value, Config | dict):  # msgspec would build a config from a dict
         return isinstance(value, tuple(configs))
     try:
-        msgspec.convert(value.item() if _is_numpy_scalar(value) else value, hint)
+        msgspec.convert(value, hint)
     except msgspec.ValidationError:
         return False
     except TypeError:  # a type that msgspec does not know, such as a protocol
@@ -113,12 +115,6 @@ def _spelt(hint: Any) -> str:
         if isinstance(hint, type) and not members
         else str(hint).replace("typing.", "")
     )
-
-
-def _is_numpy_scalar(value: object) -> bool:
-    # not imported here: a process of a sandbox has configurations, and no use for NumPy
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.generic)
 
 
 @functools.cache

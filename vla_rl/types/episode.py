@@ -1,10 +1,14 @@
-"""The specification of an episode, from which any process on any host can run it again."""
+"""The specification of an episode, from which any process on any host can run it again.
+
+NumPy's numbers in it become Python's own when it is made.
+"""
 
 from typing import Any
 
 import msgspec
 
 from vla_rl.types.struct import ExplainsFields
+from vla_rl.util.plain_values import make_plain
 
 
 class WrapperSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
@@ -19,6 +23,9 @@ class WrapperSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only
     kwargs: dict[str, Any] = {}
     """Keyword arguments of the wrapper: numbers, strings, booleans, lists and dicts of them."""
 
+    def __post_init__(self) -> None:
+        make_plain(self)
+
 
 class EnvSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """An environment by name and plain values, so that a child process can build it."""
@@ -32,6 +39,9 @@ class EnvSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=Tru
 
     wrappers: tuple[WrapperSpec, ...] = ()
     """Wrappers applied in the process that builds the environment, the first one innermost."""
+
+    def __post_init__(self) -> None:
+        make_plain(self)
 
 
 class Sampling(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
@@ -53,6 +63,9 @@ class Sampling(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=Tr
     """Seed of this one decision. The same seed, weights and observation give the same action. A
     seed that an agent passes to its policy is replaced by the decision's own, so that members of a
     group decide differently."""
+
+    def __post_init__(self) -> None:
+        make_plain(self)
 
     def require_no_mean(self) -> None:
         """Raise ValueError if the mean is asked of a policy that chooses one token after another."""
@@ -98,3 +111,6 @@ class EpisodeSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only
 
     attempt: int = 0
     """Number of earlier attempts at this episode that were lost to a dead or frozen process."""
+
+    def __post_init__(self) -> None:
+        make_plain(self)
