@@ -282,9 +282,10 @@ async def test_a_hook_that_does_not_exist_is_named(runtime: Runtime) -> None:
         await runtime.spawn(Heir, placement=forked(PrepareHook("hooks:no_such_hook")))
 
 
-def test_a_prepare_timeout_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"prepare_timeout_s is 0, expected > 0 seconds"):
-        ForkServer(prepare_timeout_s=0)
+@pytest.mark.parametrize("nothing", [0, -1.0, float("nan")])
+def test_a_prepare_timeout_of_nothing_is_refused(nothing: float) -> None:
+    with pytest.raises(ValueError, match=rf"prepare_timeout_s is {nothing}, expected > 0 seconds"):
+        ForkServer(prepare_timeout_s=nothing)
 
 
 # ---- deaths

@@ -250,3 +250,18 @@ async def test_items_of_another_type_than_declared_are_refused() -> None:
         with pytest.raises(TypeError, match=r"Expected `int`, got `str`"):
             await anext(liar.numbers())
         assert runtime.info(liar).num_rejected == 0
+
+
+@pytest.mark.parametrize("nothing", [0, -1.0, float("nan")])
+async def test_times_of_nothing_are_refused_before_anything_starts(nothing: float) -> None:
+    async with Runtime() as runtime:
+        with pytest.raises(
+            ValueError, match=rf"start_timeout_s is {nothing}, expected more than 0"
+        ):
+            await runtime.spawn(Counter, start_timeout_s=nothing)
+        with pytest.raises(ValueError, match=rf"deadline_s is {nothing}, expected more than 0"):
+            await runtime.spawn(Counter, deadline_s=nothing)
+        with pytest.raises(
+            ValueError, match=rf"deadline of add is {nothing} s, expected more than"
+        ):
+            await runtime.spawn(Counter, deadlines_s={"add": nothing})

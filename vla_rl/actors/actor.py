@@ -60,7 +60,7 @@ def actor_method(*, concurrent: bool = False, deadline_s: float | None = None) -
         deadline_s: replaces the actor's own `deadline_s` for this method, e.g. for a reset that
             may take a minute.
     """
-    if deadline_s is not None and deadline_s <= 0:
+    if deadline_s is not None and not deadline_s > 0:
         raise ValueError(
             f"deadline_s is {deadline_s}, expected more than 0 seconds; leave it out "
             "for the actor's own."

@@ -21,8 +21,10 @@ def deadlines_of(
 
     Raises: ValueError for a name that no method has, or a deadline that is not positive.
     """
+    if actors is not None and not actors > 0:
+        raise ValueError(f"deadline_s is {actors}, expected more than 0 seconds, or None for ever.")
     for name, deadline_s in by_name.items():
-        if name not in table.by_name or deadline_s <= 0:
+        if name not in table.by_name or not deadline_s > 0:
             raise ValueError(
                 f"deadline of {name} is {deadline_s} s, expected more than 0 s, for one of "
                 f"{[*table.by_name]}."

@@ -62,7 +62,7 @@ class ForkServer(msgspec.Struct, frozen=True, kw_only=True):
     """Time within which the server must be ready (s, > 0); after that it is killed."""
 
     def __post_init__(self) -> None:
-        if self.prepare_timeout_s <= 0:
+        if not self.prepare_timeout_s > 0:
             raise ValueError(
                 f"prepare_timeout_s is {self.prepare_timeout_s}, expected > 0 seconds."
             )
@@ -249,7 +249,7 @@ class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
     within_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.max_restarts < 0 or self.within_s <= 0:
+        if self.max_restarts < 0 or not self.within_s > 0:
             raise ValueError(
                 f"max_restarts={self.max_restarts} within_s={self.within_s}, expected >= 0 "
                 "restarts in > 0 seconds; leave the policy out for an actor that stays dead."

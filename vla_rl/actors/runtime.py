@@ -174,6 +174,8 @@ class Runtime:
             meanwhile; TimeoutError; TypeError for a class or an argument that cannot be sent;
             ValueError for a deadline of an unknown method; what `prepare` raises.
         """
+        if not start_timeout_s > 0:
+            raise ValueError(f"start_timeout_s is {start_timeout_s}, expected more than 0 seconds.")
         kind = cast(type[Actor], actor_class)
         table = table_of(kind)
         _check_annotations(table)

@@ -38,7 +38,7 @@ class Watchdog:
     def __init__(
         self, *, stall_after_s: float, abort: bool = False, out: TextIO | None = None
     ) -> None:
-        if stall_after_s <= 0:
+        if not stall_after_s > 0:
             raise ValueError(f"stall_after_s is {stall_after_s}, expected more than 0 seconds.")
         self._stall_after_s, self._abort, self._out = stall_after_s, abort, out
         self._loop = asyncio.get_running_loop()

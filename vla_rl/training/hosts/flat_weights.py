@@ -95,7 +95,7 @@ class IncomingWeights:
 
     def put(self, start: int, piece: np.ndarray) -> None:
         """Add the next piece. Raises: CheckpointError if it is not the next one."""
-        if (piece.dtype, piece.ndim) != (np.uint8, 1) or not len(piece):
+        if piece.dtype != np.uint8 or piece.ndim != 1 or not len(piece):
             raise CheckpointError(
                 f"a piece of weights {self.heading.version} is {piece.dtype} {list(piece.shape)}, "
                 "expected uint8 [bytes]"
