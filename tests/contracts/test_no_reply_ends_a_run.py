@@ -4,9 +4,11 @@ A tiny tokenizer and the chat templates of many models, replies drawn at random 
 runs, and a task whose tools and pages answer with the same.
 """
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -179,6 +181,7 @@ async def run_case(
     policy: CausalLanguageModel,
     pool: TextEnvPool,
     lane: DeviceLane,
+    spec: EnvSpec,
     number: int,
     gauge: DecisionGauge,
 ) -> Trajectory:
@@ -188,8 +191,8 @@ async def run_case(
         episode_id=number,
         group_id=0,
         member=0,
-        env=EnvSpec(id=f"{__name__}:OddTask"),
-        task="odd",
+        env=spec,
+        task=spec.id,
         seed=number,
         policy_seed=number,
     )
@@ -205,13 +208,30 @@ def policy() -> CausalLanguageModel:
 @pytest.mark.parametrize(
     "num_cases", [300, pytest.param(10_000, marks=[pytest.mark.proof, pytest.mark.timeout(1800)])]
 )
-async def test_no_reply_of_a_policy_ends_a_run(policy: CausalLanguageModel, num_cases: int) -> None:
+async def test_no_reply_of_a_policy_ends_a_run(
+    policy: CausalLanguageModel, num_cases: int, tmp_path: Path
+) -> None:
     reasons: Counter[StopReason] = Counter()
     faults: Counter[str] = Counter()
     gauge = DecisionGauge()
+    data = tmp_path / "rows.jsonl"
+    data.write_text(
+        json.dumps({"prompt": "6x7?", "answer": "42", "text": "Six times seven."}) + "\n"
+    )
+    odd = EnvSpec(id=f"{__name__}:OddTask")
+    specs = (
+        *(odd, odd, odd, EnvSpec(id="text/arithmetic"), EnvSpec(id="text/arithmetic_pair")),
+        EnvSpec(id="text/search", kwargs={"data": str(data), "documents": str(data)}),
+        *(
+            EnvSpec(id="text/question", kwargs={"data": str(data), "scorer": scorer})
+            for scorer in ("exact", "match", "math")
+        ),
+    )
     async with TextEnvPool() as pool, DeviceLane() as lane:
         for number in range(num_cases):
-            trajectory = await run_case(policy, pool, lane, number, gauge)
+            trajectory = await run_case(
+                policy, pool, lane, specs[number // len(TEMPLATES) % len(specs)], number, gauge
+            )
             reasons[trajectory.stop_reason] += 1
             faults.update(trajectory.info.get("tool_faults", {}))
             # what is recorded can be written and sent
