@@ -3,7 +3,13 @@
 import pytest
 from growth import assert_grows_in_proportion
 
-from vla_rl.util.foreign_text import delimited_spans, valid_unicode
+from vla_rl.errors import DataError, EnvError
+from vla_rl.util.foreign_text import (
+    delimited_spans,
+    required_text,
+    valid_texts,
+    valid_unicode,
+)
 
 
 @pytest.mark.parametrize(
@@ -48,3 +54,18 @@ def test_a_search_for_spans_grows_in_proportion_to_the_text(piece: str) -> None:
 def test_half_a_surrogate_pair_becomes_the_replacement_character(text: str, valid: str) -> None:
     assert valid_unicode(text) == valid
     assert valid.encode().decode() == valid
+
+
+def test_texts_in_plain_values_are_made_valid() -> None:
+    given = {"caf\udce9": ["\ud835", ("a", 1, None)], "n": 0.5}
+    assert valid_texts(given) == {"caf\ufffd": ["\ufffd", ("a", 1, None)], "n": 0.5}
+
+
+def test_what_has_to_be_text_is_named_with_its_value_and_type() -> None:
+    assert required_text("None", "'task' of row 1") == "None"
+    with pytest.raises(
+        DataError, match=r"^'task' of row 1 is None, a NoneType, expected a text\.$"
+    ):
+        required_text(None, "'task' of row 1")
+    with pytest.raises(EnvError, match=r"is \['a'\], a list, expected a text"):
+        required_text(["a"], "the instruction", EnvError)

@@ -9,6 +9,7 @@ import numpy as np
 from vla_rl.rollout import (
     AnyEngine,
     Attempts,
+    DecisionGauge,
     EpisodeLost,
     EpisodePlayer,
     embodied_agent,
@@ -47,8 +48,10 @@ async def play_each(
     `done` raises.
     """
 
+    gauge = DecisionGauge()  # one for all episodes, so that a warning comes once
+
     async def play(episode: EpisodeSpec) -> Trajectory:
-        return await play_episode(pool, engine, agent, episode)
+        return await play_episode(pool, engine, agent, episode, gauge=gauge)
 
     await _play_all(play, pool.num_envs, episodes, done, Attempts(max_attempts))
 

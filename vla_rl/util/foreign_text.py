@@ -6,6 +6,7 @@ nothing closes cost a pattern `<a>(.*?)</a>` five seconds, in which no other thr
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from vla_rl.errors import DataError, VlaRlError
 from vla_rl.util.agreement import excerpt
@@ -37,6 +38,17 @@ def valid_unicode(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+def valid_texts(value: Any) -> Any:
+    """Return plain values with every text in them made valid, names of fields included."""
+    if isinstance(value, str):
+        return valid_unicode(value)
+    if isinstance(value, dict):
+        return {valid_texts(name): valid_texts(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(valid_texts, value)) if type(value) in (list, tuple) else value
+    return value
 
 
 def required_text(value: object, what: str, error: type[VlaRlError] = DataError) -> str:

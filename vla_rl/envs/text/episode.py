@@ -28,7 +28,7 @@ from vla_rl.types import (
     ToolSpec,
 )
 from vla_rl.util.agreement import excerpt
-from vla_rl.util.foreign_text import required_text, valid_unicode
+from vla_rl.util.foreign_text import required_text, valid_texts, valid_unicode
 
 T = TypeVar("T")
 
@@ -188,7 +188,7 @@ class TextEpisode:
             "num_tool_calls": self._num_tool_calls,
             "tool_faults": dict(self._faults),
             "rewards": dict(self._rewards),
-            **(said.info if said is not None else {}),
+            **(valid_texts(said.info) if said is not None else {}),
         }
         if is_success is not None or limit is not None:
             told |= {
