@@ -3,15 +3,17 @@ policy learns.
 """
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from vla_rl.algorithms import EmbeddingConfig, ObservationEncoder
 from vla_rl.engines import DeviceLane
-from vla_rl.errors import ConfigError
+from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.models.policy_tower import PolicyTowerEncoder
 from vla_rl.models.trajectory_encoders import trajectory_encoder
@@ -110,6 +112,22 @@ async def test_an_observation_that_the_policy_cannot_see_is_refused_by_its_episo
         del step.observation["image"]
     with pytest.raises(ValueError, match="episode 6 cannot be embedded"):
         await PolicyTowerEncoder(THREE, policy, lane).embed([blind])
+
+
+def test_a_tower_that_is_damaged_or_not_finite_is_refused(
+    policy: OpenVlaOft, lane: DeviceLane, tmp_path: Path
+) -> None:
+    encoder = PolicyTowerEncoder(THREE, policy, lane)
+    encoder.save(tmp_path / "tower")
+    encoder.load(tmp_path / "tower")
+    tensors = load_file(tmp_path / "tower")
+    next(iter(tensors.values())).view(-1)[0] = float("nan")
+    save_file(tensors, tmp_path / "nan")
+    with pytest.raises(CheckpointError, match="not finite"):
+        encoder.load(tmp_path / "nan")
+    (tmp_path / "cut").write_bytes((tmp_path / "tower").read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+        encoder.load(tmp_path / "cut")
 
 
 def test_a_policy_without_eyes_is_refused(policy: OpenVlaOft, lane: DeviceLane) -> None:

@@ -322,6 +322,44 @@ def test_a_file_that_the_manifest_does_not_list_is_refused_and_a_note_is_not(
         family.load(policy)
 
 
+def test_a_head_that_is_not_finite_is_refused_as_the_weights_are(tmp_path: Path) -> None:
+    folder = tmp_path / "policy"
+    write_continuous(folder)
+    (file,) = folder.glob("action_head--*")
+    head = torch.load(file, weights_only=True)
+    next(iter(head.values())).view(-1)[0] = float("nan")
+    torch.save(head, file)
+    with pytest.raises(CheckpointError, match=r"action_head\..*not finite"):
+        ContinuousOpenVlaOft.load(folder, norm_key="libero_goal")
+
+
+def test_a_head_under_another_name_is_not_left_out_in_silence(tmp_path: Path) -> None:
+    folder = tmp_path / "policy"
+    write_continuous(folder)
+    (file,) = folder.glob("action_head--*")
+    file.rename(folder / "action_head.pt")
+    for family in (OpenVlaOft, ContinuousOpenVlaOft):
+        with pytest.raises(CheckpointError, match=r"has action_head\.pt and no action_head--"):
+            family.load(folder, norm_key="libero_goal")
+    (folder / "action_head.pt").unlink()
+    (folder / "optimizer.pt").write_bytes(b"of a trainer")
+    (folder / "proprio_projector--1_checkpoint.pt").unlink(missing_ok=True)
+    OpenVlaOft.load(folder, norm_key="libero_goal")
+
+
+def test_an_index_that_names_a_file_outside_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "policy"
+    MlpPolicy.create(SHAPE, seed=0).save(folder)
+    (folder / MANIFEST).unlink()
+    (folder / SINGLE_FILE).rename(tmp_path / "outside.safetensors")
+    weight_map = {"head.bias": "../outside.safetensors"}
+    (folder / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(
+        CheckpointError, match=r"names \.\./outside\.safetensors, expected files of"
+    ):
+        MlpPolicy.load(folder)
+
+
 MODELS = Path(vla_rl.__file__).parent / "models"
 
 

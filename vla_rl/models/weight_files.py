@@ -11,7 +11,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import msgspec
@@ -176,6 +176,11 @@ def tensor_files(folder: Path) -> dict[str, str]:
     """
     if (folder / INDEX_FILE).is_file():
         files = _read_index(folder / INDEX_FILE).weight_map
+        outside = sorted({name for name in files.values() if not _is_below(name)})
+        if outside:
+            raise CheckpointError(
+                f"{folder / INDEX_FILE} names {some(outside)}, expected files of its own folder."
+            )
         missing = sorted({name for name in files.values() if not (folder / name).is_file()})
         if missing:
             raise CheckpointError(
@@ -190,6 +195,11 @@ def tensor_files(folder: Path) -> dict[str, str]:
         )
     with opened(path) as file:
         return dict.fromkeys(file.keys(), SINGLE_FILE)
+
+
+def _is_below(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
 
 
 def refuse_other_sources(folder: Path, files: Mapping[str, str]) -> None:

@@ -39,7 +39,26 @@ def find_parts(folders: Sequence[Path]) -> dict[str, Path]:
                 "that are read here "
                 f"({', '.join(found)}); move it away if the policy is to do without."
             )
+    _refuse_other_names(folders, found)
     return {part: path for part, path in found.items() if path is not None}
+
+
+def _refuse_other_names(folders: Sequence[Path], found: Mapping[str, Path | None]) -> None:
+    """Raise CheckpointError for a part that is missing although a file of its name is there, such
+    as action_head.pt: the policy would be another without it.
+    """
+    for path in (path for folder in folders for path in sorted(folder.iterdir())):
+        for part, held in found.items():
+            if (
+                held is None
+                and part in path.name
+                and path.suffix in (".pt", ".pth", ".safetensors")
+            ):
+                raise CheckpointError(
+                    f"{path.parent} has {path.name} and no {part}--*_checkpoint.pt, the name under "
+                    f"which a {part} is read; rename it, or move it away if the policy is to do "
+                    "without."
+                )
 
 
 def read_parts(folders: Sequence[Path], dtype: torch.dtype) -> dict[str, Tensor]:

@@ -85,7 +85,9 @@ class PeftAdapter:
                 f"{self.path} has {ADAPTER_CONFIG}, but no {' or '.join(ADAPTER_FILES)} beside it."
             )
         if len(found) > 1:
-            require_same_tensors(*found, "move the file away that is not of the adapter")
+            require_same_tensors(
+                found[0], found[1], "move the file away that is not of the adapter"
+            )
         return found[0]
 
     def tensors(self) -> "AdapterTensors":

@@ -140,7 +140,8 @@ def _require_plain_llama(public: PublicConfig, fields: dict[str, Any], path: Pat
     import transformers  # takes seconds, and public files rarely have other fields
 
     of_any_model = transformers.PreTrainedConfig().to_dict().keys()
-    of_replies = transformers.GenerationConfig().to_dict().keys()
+    generation: Any = transformers.GenerationConfig
+    of_replies = generation().to_dict().keys()
     defaults = transformers.LlamaConfig().to_dict()
     for name in sorted(others):
         if name in of_any_model or name in of_replies or defaults.get(name) == unread[name]:
