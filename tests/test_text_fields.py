@@ -17,6 +17,7 @@ READERS: Final = ("data", "driving_scores", "endpoint", "envs", "models", "parit
 
 LISTED: Final = {
     ("data/lerobot/reading.py", "row['task']"): "a text, which its reader checks",
+    ("data/lerobot/reading.py", "row[text]"): "a text, which its reader checks",
     ("data/recordings.py", "columns['instruction']"): "a text, which its reader checks",
     ("endpoint/apis/api.py", "body['type']"): "an event that this package makes",
     ("endpoint/apis/rules.py", "each.get('function', each).get('name')"): "a name, for an error",
@@ -50,6 +51,10 @@ def is_field(node: ast.expr) -> bool:
     )
 
 
+def is_looked_up_by_variable(node: ast.expr) -> bool:
+    return isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name | ast.Attribute)
+
+
 def spelled_fields(source: str, *, with_f_strings: bool = True) -> Iterator[str]:
     """Yield the fields that a module turns into text by `str()` or an f-string, outside of errors."""
     tree = ast.parse(source)
@@ -69,7 +74,7 @@ def spelled_fields(source: str, *, with_f_strings: bool = True) -> Iterator[str]
             and isinstance(node.func, ast.Name)
             and node.func.id == "str"
             and node.args
-            and is_field(node.args[0])
+            and (is_field(node.args[0]) or is_looked_up_by_variable(node.args[0]))
         ):
             yield ast.unparse(node.args[0])
 
@@ -85,9 +90,9 @@ def test_no_field_becomes_a_text_by_its_python_spelling() -> None:
 
 def test_a_reader_without_a_check_is_found() -> None:
     source = """
-def read(row, field):
+def read(row, name):
     if not row["a"]:
         raise ValueError(f"{row['a']} is nothing")
-    return str(row["task"]), f"{row.get('title') or ''}", str(row[field]), str(row[0])
+    return str(row["task"]), f"{row.get('title') or ''}", str(row[name]), str(row[0])
 """
-    assert sorted(spelled_fields(source)) == ["row.get('title') or ''", "row['task']", "row[field]"]
+    assert sorted(spelled_fields(source)) == ["row.get('title') or ''", "row['task']", "row[name]"]
