@@ -72,6 +72,19 @@ def test_a_resume_with_another_configuration_notes_it(tmp_path) -> None:
     assert msgspec.json.decode(run.config.read_bytes(), type=ExampleConfig).suite == "libero_10"
 
 
+def test_files_of_other_names_are_no_configurations_and_no_versions(tmp_path) -> None:
+    run = RunDirectory.create(tmp_path, "srpo", ExampleConfig())
+    for name in ("config-backup.json", "config_old.json", "configs.json", "versions-x.json"):
+        (run.path / name).write_text("mine")
+    assert run.config.name == "config.json"
+    assert RunDirectory.resume(run.path) == run
+    assert (run.path / "versions-2.json").is_file()
+    run.record_resume(ExampleConfig(suite="libero_10"))
+    assert run.config.name == "config-2.json"
+    (run.path / "config-2.json").rename(run.path / "config-7.json")
+    assert run.config.name == "config-7.json"
+
+
 def test_a_configuration_that_is_not_as_it_was_written_is_refused_and_says_what_to_do(
     tmp_path,
 ) -> None:

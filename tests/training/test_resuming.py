@@ -320,3 +320,16 @@ def test_a_configuration_with_a_flipped_bit_is_not_believed_unless_it_never_had_
     # as in a run that was made before there were digests
     (run.path / "config.json.sha256").unlink()
     assert command_of("--resume", str(run.path)).config.run.updates == 3
+
+
+async def test_a_damaged_line_of_metrics_is_named_and_a_whole_last_one_stays(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = run.metrics.read_bytes().splitlines(keepends=True)
+    run.metrics.write_bytes(first.replace(b'"update"', b'"upd\xffte"') + second.rstrip(b"\n"))
+    await train_toy(of_updates(3, run.path), resume=run)
+    assert updates_in(run) == [2, 3]
+    said = capsys.readouterr().out.splitlines()
+    assert f"{run.metrics}: line 1 is damaged, moved to metrics-undone.jsonl" in said
+    missing = f"{run.metrics} has no line for update 1; these updates are not made again"
+    assert missing in said

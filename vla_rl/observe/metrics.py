@@ -215,7 +215,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def _is_up_to_update(line: bytes, last: int) -> bool:
     values = _parsed_line(line)
-    return values is not None and values["update"] <= last
+    if values is None:
+        raise ValueError("these are not the metrics of an update")
+    update: int = values["update"]
+    return update <= last
 
 
 def _parsed_line(line: bytes) -> dict[str, Any] | None:

@@ -134,7 +134,8 @@ class RunDirectory:
         if self.config.read_bytes() == _as_json(config):
             return
         try:
-            _write_with_digest(self.path / f"config-{self._num_configs + 1}.json", _as_json(config))
+            name = _numbered("config", self._newest("config") + 1)
+            _write_with_digest(self.path / name, _as_json(config))
         except OSError as error:
             raise ConfigError(_not_writable(self.path, error)) from error
 
@@ -159,9 +160,7 @@ class RunDirectory:
     @property
     def config(self) -> Path:
         """The resolved configuration as JSON; after resumes, that of the last one."""
-        return self.path / (
-            CONFIG_FILE if self._num_configs < 2 else f"config-{self._num_configs}.json"
-        )
+        return self.path / _numbered("config", self._newest("config"))
 
     @property
     def metrics(self) -> Path:
@@ -200,9 +199,15 @@ class RunDirectory:
         """Folder of videos."""
         return self.path / "videos"
 
-    @property
-    def _num_configs(self) -> int:
-        return len(list(self.path.glob("config*.json")))
+    def _newest(self, stem: str) -> int:
+        """Return the largest number of `stem.json` (1), `stem-2.json`, ...; 0 if there is none."""
+        found = [0]
+        for path in self.path.glob(f"{stem}*.json"):
+            # a file of another name, such as config-backup.json, is the user's own
+            match = re.fullmatch(rf"{stem}(?:-([1-9][0-9]*))?\.json", path.name)
+            if match is not None:
+                found.append(int(match[1] or 1))
+        return max(found)
 
     def _begin(self, config: msgspec.Struct) -> None:
         for folder in (self.tensorboard, self.checkpoints, self.videos):
@@ -211,9 +216,12 @@ class RunDirectory:
         self._write_versions()
 
     def _write_versions(self) -> None:
-        earlier = len(list(self.path.glob("versions*.json")))
-        name = "versions.json" if earlier == 0 else f"versions-{earlier + 1}.json"
+        name = _numbered("versions", self._newest("versions") + 1)
         write_whole(self.path / name, json.dumps(versions(), indent=2).encode() + b"\n")
+
+
+def _numbered(stem: str, number: int) -> str:
+    return f"{stem}.json" if number < 2 else f"{stem}-{number}.json"
 
 
 def _as_json(config: msgspec.Struct) -> bytes:

@@ -18,7 +18,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.graph import Slice, TaskGraph, TraceWriter, Update
 from vla_rl.graph.update import Values
 from vla_rl.learning import Checkpoint
-from vla_rl.observe import MetricLog, RunDirectory
+from vla_rl.observe import MetricLog, RunDirectory, read_metrics
 from vla_rl.observe.outlet import Outlet
 from vla_rl.observe.run_directory import RunDirectoryGone
 from vla_rl.pipelines.config import LearningConfig
@@ -31,6 +31,21 @@ Facts: TypeAlias = Mapping[str, Mapping[str, float]]
 
 Slices: TypeAlias = Mapping[str, Sequence[Slice]]
 """Work of other processes, by the name of a lane."""
+
+
+def _say_missing(run: RunDirectory, first: int) -> None:
+    """Print a line if updates before `first` have no line of metrics, since theirs were damaged."""
+    present = (
+        {line["update"] for line in read_metrics(run.metrics)} if run.metrics.exists() else set()
+    )
+    missing = [str(update) for update in range(1, first + 1) if update not in present]
+    if missing:
+        more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
+        print(
+            f"{run.metrics} has no line for update {', '.join(missing[:10])}{more}; these updates are "
+            "not made again",
+            flush=True,
+        )
 
 
 class RunRecord:
@@ -71,6 +86,8 @@ class RunRecord:
             ) from error
         if checkpoint is not None and checkpoint.metrics:
             self._log.add_missing(checkpoint.metrics, run.metrics)
+        if is_resumed:
+            _say_missing(run, first)
         trace = TraceWriter(run.new_trace(first), graph)
         self._trace = Outlet[tuple[Update, Facts, Slices]](
             f"the trace {trace.path.name}", lambda record: trace.write(*record), trace.close
