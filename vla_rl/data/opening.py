@@ -15,6 +15,7 @@ from vla_rl.data.lerobot import INFO_FILE, read_lerobot
 from vla_rl.data.recordings import read_recording
 from vla_rl.errors import DataError
 from vla_rl.types import Config
+from vla_rl.util.foreign_data import reading
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +76,8 @@ def _read(path: Path, options: DatasetOptions) -> list[RecordedEpisode]:
         return read_hdf5(path, keep_idle=options.keep_idle)
     if path.is_file() and path.suffix == ".npz":
         return [read_recording(path)]
-    hdf5, recordings = sorted(path.rglob("*.hdf5")), sorted(path.rglob("*.npz"))
+    with reading(path, "a folder that can be listed", "check its permissions"):
+        hdf5, recordings = sorted(path.rglob("*.hdf5")), sorted(path.rglob("*.npz"))
     if hdf5 and not recordings:
         return [
             episode for file in hdf5 for episode in read_hdf5(file, keep_idle=options.keep_idle)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.data.episode import RecordedEpisode
+from vla_rl.errors import DataError
 
 
 def statistics_of(episodes: Sequence[RecordedEpisode], state_key: str = "state") -> dict[str, Any]:
@@ -19,18 +20,36 @@ def statistics_of(episodes: Sequence[RecordedEpisode], state_key: str = "state")
     Args:
         episodes: at least one, with signed grippers or none.
         state_key: the vector that is reported as `proprio`, if all episodes have it.
+
+    Raises: DataError if the actions or vectors of two episodes have different numbers of
+        dimensions, or if there is no episode.
     """
-    actions = np.concatenate([episode.actions for episode in episodes]).astype(np.float64)
+    if not episodes:
+        raise DataError("there is no episode to compute statistics of, expected at least one.")
+    actions = _joined(episodes, "actions", [each.actions for each in episodes])
     mask = [True] * actions.shape[1]
     if episodes[0].has_gripper and len(mask) > 1:
         actions[:, -1] = (1.0 - actions[:, -1]) / 2.0
         mask[-1] = False
     statistics: dict[str, Any] = {"action": {**_of(actions), "mask": mask}}
     if all(state_key in episode.vectors for episode in episodes):
-        statistics["proprio"] = _of(
-            np.concatenate([episode.vectors[state_key] for episode in episodes])
-        )
+        states = [episode.vectors[state_key] for episode in episodes]
+        statistics["proprio"] = _of(_joined(episodes, state_key, states))
     return {**statistics, "num_transitions": len(actions), "num_trajectories": len(episodes)}
+
+
+def _joined(
+    episodes: Sequence[RecordedEpisode], name: str, parts: Sequence[np.ndarray]
+) -> np.ndarray:
+    """Return the rows of all episodes, float64 [N, D]. Raises: DataError if widths differ."""
+    for episode, part in zip(episodes, parts, strict=True):
+        if part.shape[1] != parts[0].shape[1]:
+            raise DataError(
+                f"{name!r} has {part.shape[1]} numbers in {episode.name} and {parts[0].shape[1]} in "
+                f"{episodes[0].name}, expected as many in every episode; read them as two data "
+                "sets."
+            )
+    return np.concatenate(parts).astype(np.float64)
 
 
 def _of(rows: np.ndarray) -> dict[str, list[float]]:

@@ -24,6 +24,7 @@ from rich.progress import Progress
 
 from vla_rl.commands.command_line import Command, Launch, parse_command
 from vla_rl.commands.opening import open_each
+from vla_rl.data import read_recording
 from vla_rl.envs import METAWORLD_SUITES
 from vla_rl.envs.demonstrations import Demonstration, record_demonstration
 from vla_rl.envs.libero import LiberoEnv
@@ -291,7 +292,7 @@ def _record(config: RecordConfig) -> None:
             task_id, num_played = jobs[job], job.result()
             progress.advance(bar)
             files = sorted(folder_of(config, task_id).glob("*.npz"))[: config.num]
-            num_steps = sum(len(np.load(file)["action"]) for file in files)
+            num_steps = sum(read_recording(file).num_steps for file in files)
             print(
                 f"{config.suite}/{task_id}: {config.num} of {num_played} episodes recorded, "
                 f"{num_steps} control steps"
