@@ -21,6 +21,7 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the episode in logs and errors; unique in its data set."""
 
     instruction: str
+    """The task in words; of an episode whose task changes, its first one."""
 
     actions: np.ndarray
     """float32 [T, D], in the environment's units: in LIBERO, gripper +1 closes and -1 opens."""
@@ -44,10 +45,18 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
     about: dict[str, str | int | float | bool] = {}
     """Further facts about the episode, such as its task and initial state."""
 
+    instructions: tuple[str, ...] | None = None
+    """The task of each control step, T of them, if it changes within the episode."""
+
     def __post_init__(self) -> None:
         if self.actions.ndim != 2 or len(self.actions) == 0:
             raise DataError(
                 f"{self.name}: actions are {list(self.actions.shape)}, expected [T, D] with T >= 1."
+            )
+        if self.instructions is not None and len(self.instructions) != len(self.actions):
+            raise DataError(
+                f"{self.name}: {len(self.instructions)} instructions, expected one for each of "
+                f"{len(self.actions)} actions, or none if the task does not change."
             )
         columns = {**self.vectors, **({} if self.rewards is None else {"rewards": self.rewards})}
         for key, values in self.vectors.items():
@@ -79,6 +88,11 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
         """Number of control steps, T."""
         return len(self.actions)
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The task in words at each control step, T of them."""
+        return self.instructions or (self.instruction,) * len(self.actions)
+
     def observation(self, step: int, cameras: Collection[str] | None = None) -> Observation:
         """Return the observation before the action of `step`.
 
@@ -99,4 +113,5 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
             if cameras is None or key in cameras
         }
         seen |= {key: values[step] for key, values in self.vectors.items()}
-        return {**seen, "instruction": self.instruction}
+        words = self.instruction if self.instructions is None else self.instructions[step]
+        return {**seen, "instruction": words}

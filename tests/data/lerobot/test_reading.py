@@ -107,10 +107,8 @@ def test_frames_of_videos_are_cut_out_of_one_file_for_several_episodes(tmp_path:
         read_lerobot(tmp_path)
     (tmp_path / "meta/episodes/chunk-000/file-000.parquet").write_bytes(known)
     path.write_bytes(path.read_bytes()[:600])
-    with pytest.raises(
-        DataError, match=r"file-000\.mp4: 0 frames of 32x32 from 0\.300 s on, expected 4"
-    ):
-        read_lerobot(tmp_path)[1].frames["image"](0)
+    with pytest.raises(DataError, match=r"file-000\.mp4 is not a whole video: moov atom not found"):
+        read_lerobot(tmp_path)
 
 
 def test_every_camera_and_every_vector_of_numbers_is_read_and_the_rest_is_said(

@@ -39,7 +39,7 @@ def test_both_parts_together_have_the_statistics_of_all_rows(one: list, other: l
 
 def test_plain_values_give_the_statistics_back() -> None:
     stats = Stats.of_rows(np.array([[1.0, 2.0], [5.0, 4.0]]))
-    assert_close(Stats.of_values(stats.values()), stats)
+    assert_close(Stats.of_values(stats.values(), "here"), stats)
 
 
 def test_a_feature_of_one_part_alone_keeps_its_statistics() -> None:

@@ -1,6 +1,8 @@
 """Data sets as others publish them, written by h5py and pyarrow alone, and episodes to write."""
 
 import json
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from imageio_ffmpeg import get_ffmpeg_exe
 
 from vla_rl.data import RecordedEpisode
 
@@ -152,3 +155,59 @@ def change_rows(root: Path, change: Any) -> None:
     rows = pq.read_table(path).to_pylist()
     change(rows)
     pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+CAMERA = "observation.images.image"
+VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+
+
+def encode(path: Path, numbers: Sequence[int], *options: str, fps: float = 10.0) -> None:
+    """A video of 32 x 64 pixels; frame k is grey, 8 times `numbers[k]`. `options` are ffmpeg's."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    grey = b"".join(np.full((32, 64, 3), 8 * number, np.uint8).tobytes() for number in numbers)
+    command = [get_ffmpeg_exe(), "-loglevel", "error", "-y", "-f", "rawvideo", "-pix_fmt", "rgb24"]
+    command += ["-s", "64x32", "-r", f"{fps}", "-i", "-", *options]
+    codec = [] if "-c:v" in options else ["-c:v", "libx264", "-pix_fmt", "yuv420p"]
+    subprocess.run([*command, *codec, str(path)], input=grey, check=True)
+
+
+def filmed(
+    root: Path,
+    lengths: tuple[int, ...] = (10,),
+    *,
+    begins_s: Sequence[float] | None = None,
+    camera: str = CAMERA,
+    described: Any = None,
+) -> Path:
+    """A v3.0 data set of 10 frames a second whose one camera is a video; returns the file to write.
+
+    `begins_s`: time of each episode in it, one after the other by default; `described` replaces
+    fields of the camera's description.
+    """
+    video = {"dtype": "video", "shape": [32, 64, 3], "names": ["height", "width", "channels"]}
+    features = {name: value for name, value in FEATURES.items() if "images" not in name}
+    published(
+        root,
+        lengths,
+        features={**features, camera: {**video, **(described or {})}},
+        video_path=VIDEO_PATH,
+    )
+    begins = begins_s or [sum(lengths[:number]) / 10 for number in range(len(lengths))]
+    about = [
+        {
+            "episode_index": number,
+            f"videos/{camera}/chunk_index": 0,
+            f"videos/{camera}/file_index": 0,
+            f"videos/{camera}/from_timestamp": begin,
+        }
+        for number, begin in enumerate(begins)
+    ]
+    pq.write_table(pa.Table.from_pylist(about), root / "meta/episodes/chunk-000/file-000.parquet")
+    path = root / VIDEO_PATH.format(video_key=camera, chunk_index=0, file_index=0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def shown(episode: RecordedEpisode, key: str = "image") -> list[int]:
+    """The numbers of the frames that the rows of an episode show, as `encode` numbered them."""
+    return [round(float(episode.frames[key](step).mean()) / 8) for step in range(episode.num_steps)]

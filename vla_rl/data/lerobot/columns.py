@@ -6,13 +6,13 @@ A feature of shape [1] is a column of plain numbers, any other vector one of lis
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from vla_rl.data.episode import RecordedEpisode
+from vla_rl.data.episode import FrameReader, RecordedEpisode
 from vla_rl.data.lerobot.frames import encode_png
 from vla_rl.data.lerobot.layout import (
     CAMERAS,
@@ -23,6 +23,7 @@ from vla_rl.data.lerobot.layout import (
     SUCCESS,
     Feature,
 )
+from vla_rl.errors import DataError
 
 _NUMBERS = {"float32": pa.float32(), "int64": pa.int64(), "bool": pa.bool_()}
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -66,7 +67,7 @@ def table_of(
     features: Mapping[str, Feature],
     number: int,
     first_row: int,
-    task: int,
+    task_of: Sequence[int],
     fps: float,
 ) -> pa.Table:
     """Return a table with one row for each control step.
@@ -75,7 +76,7 @@ def table_of(
         episode: the episode.
         features: as returned by `features_of`.
         number, first_row: episodes and rows before this one.
-        task: index of the episode's instruction.
+        task_of: index of the instruction at each control step.
         fps: control steps a second.
     """
     steps = np.arange(episode.num_steps)
@@ -86,7 +87,7 @@ def table_of(
         "frame_index": steps,
         "episode_index": np.full(len(steps), number),
         "index": first_row + steps,
-        "task_index": np.full(len(steps), task),
+        "task_index": np.array(task_of, np.int64),
         REWARD: episode.rewards,
         DONE: is_last,
         SUCCESS: is_last & bool(episode.is_success),
@@ -96,15 +97,30 @@ def table_of(
     arrays = []
     for name, feature in features.items():
         if feature.dtype == "image":
-            encoded = [
-                {"bytes": encode_png(frames[name](step)), "path": None} for step in steps.tolist()
-            ]
-            arrays.append(pa.array(encoded, _IMAGE))
+            arrays.append(
+                pa.array(_encoded(episode.name, frames[name], feature, len(steps)), _IMAGE)
+            )
         else:
             arrays.append(_numbers(np.asarray(values[name]), feature))
     table = pa.Table.from_arrays(arrays, names=list(features))
     note = {"info": {"features": {name: _note(feature) for name, feature in features.items()}}}
     return table.replace_schema_metadata({"huggingface": json.dumps(note)})
+
+
+def _encoded(
+    episode: str, read: FrameReader, feature: Feature, num_steps: int
+) -> list[dict[str, bytes | None]]:
+    """Return the images of a camera. Raises: DataError for one of another size than the first."""
+    encoded: list[dict[str, bytes | None]] = []
+    for step in range(num_steps):
+        frame = read(step)
+        if frame.dtype != np.uint8 or frame.shape != feature.shape:
+            raise DataError(
+                f"{episode}: the picture of control step {step} is {frame.dtype} of shape "
+                f"{list(frame.shape)}, expected uint8 {list(feature.shape)} like the first."
+            )
+        encoded.append({"bytes": encode_png(frame), "path": None})
+    return encoded
 
 
 def tasks_table(tasks: Mapping[str, int]) -> pa.Table:

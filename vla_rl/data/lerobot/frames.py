@@ -1,23 +1,24 @@
-"""Frames of a LeRobotDataset: images in Parquet files, or segments of mp4 files.
+"""Images of a LeRobotDataset that are in Parquet files, read on demand, with a small cache."""
 
-Read on demand, with a small cache.
-"""
-
-import subprocess
+import logging
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
+from vla_rl.data.lerobot.layout import Feature
 from vla_rl.data.lerobot.tables import DataFile
 from vla_rl.errors import DataError
+from vla_rl.util.foreign_data import reading
 
-KEPT_ROW_GROUPS = 64
+_log = logging.getLogger(__name__)
+
+KEPT_ROW_GROUPS: Final = 64
 """Row groups whose encoded images stay in memory; each camera counts separately."""
 
-KEPT_VIDEOS = 16
-"""Episodes whose decoded videos stay in memory; each camera counts separately."""
+AN_IMAGE: Final = "a PNG or JPEG image"
+AGAIN: Final = "download it again or leave its episode out"
 
 
 class ImageColumns:
@@ -26,29 +27,80 @@ class ImageColumns:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._row_group = lru_cache(maxsize=KEPT_ROW_GROUPS)(_row_group)
+        self._of_other_size: set[str] = set()
 
-    def frame(self, file: DataFile, feature: str, row: int) -> np.ndarray:
-        """Return a frame, uint8 [H, W, 3], RGB.
+    def frame(self, file: DataFile, feature: str, described: Feature, row: int) -> np.ndarray:
+        """Return a frame, uint8 [H, W, 3], RGB; colours of grey images are equal, alpha is dropped.
 
-        Raises: DataError, naming the row, if there is no image.
+        Raises: DataError, naming the row, if there is no image of 8 bits a channel.
         """
         group, place = file.row_group_of(row)
-        image = self._row_group(file, feature, group)[place]
+        image = self._decoded(file, feature, row, self._row_group(file, feature, group)[place])
+        if image.dtype != np.uint8:
+            raise DataError(
+                f"{file.path}: {feature!r} is {_kind(image)} in {file.place(row)}, expected 8 bits a "
+                "channel; leave this camera out, or convert its images."
+            )
+        size = described.height_and_width
+        if size is not None and image.shape[:2] != size and feature not in self._of_other_size:
+            self._of_other_size.add(feature)
+            _log.warning(
+                "%s: %r is %dx%d (height x width) in %s, meta/info.json says %dx%d; images are read "
+                "in the size that they have",
+                file.path,
+                feature,
+                *image.shape[:2],
+                file.place(row),
+                *size,
+            )
+        if image.ndim == 2:
+            return np.repeat(image[..., None], 3, axis=2)
+        return np.ascontiguousarray(image[..., 2::-1])
+
+    def deep_kind(self, file: DataFile, feature: str, row: int) -> str | None:
+        """Return what an image holds if it has more than 8 bits a channel, as depth maps have.
+
+        None for one of 8 bits, and for one that cannot be read, which is reported when it is asked
+        for.
+        """
+        try:
+            image = self._decoded(file, feature, row, file.encoded_image(feature, row))
+        except DataError:
+            return None
+        return None if image.dtype == np.uint8 else _kind(image)
+
+    def _decoded(
+        self, file: DataFile, feature: str, row: int, image: dict[str, Any] | None
+    ) -> np.ndarray:
+        def place() -> str:
+            return f"{file.path}: {feature!r} in {file.place(row)}"
+
         data = image["bytes"] if image is not None else None
         if data is None and image is not None and image["path"]:
-            try:
-                data = (self._root / image["path"]).read_bytes()
-            except OSError as error:
-                raise DataError(
-                    f"{file.path}: {feature!r} in {file.place(row)} names {image['path']}: {error}"
-                ) from error
+            path = self._root / image["path"]
+            with reading(place, "a row whose file is there", AGAIN):
+                if not path.is_file():
+                    raise DataError(f"{place()} names {image['path']}, which is no file; {AGAIN}.")
+                data = path.read_bytes()
         if data is None:
             raise DataError(f"{file.path}: {feature!r} is empty in {file.place(row)}.")
-        return _decoded(data, f"{file.path}: {feature!r} in {file.place(row)}")
+        import cv2  # slow to import, needed only for images
+
+        with reading(place, AN_IMAGE, AGAIN):
+            # as it is stored: anything else makes 8 bits of 16, and turns by what a camera noted
+            found = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+            if found is None:
+                raise ValueError("its bytes cannot be decoded")
+            return np.asarray(found)
 
 
 def _row_group(file: DataFile, feature: str, group: int) -> list[dict[str, Any] | None]:
     return file.encoded_images(feature, group)
+
+
+def _kind(image: np.ndarray) -> str:
+    channels = 1 if image.ndim == 2 else image.shape[2]
+    return f"{image.dtype} of {channels} channel{'s' * (channels > 1)}"
 
 
 def encode_png(frame: np.ndarray) -> bytes:
@@ -57,64 +109,3 @@ def encode_png(frame: np.ndarray) -> bytes:
 
     _, data = cv2.imencode(".png", np.ascontiguousarray(frame[..., ::-1]))
     return bytes(data)
-
-
-def _decoded(data: bytes, where: str) -> np.ndarray:
-    import cv2
-
-    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
-    if image is None:
-        raise DataError(f"{where} is not a PNG or JPEG image.")
-    return np.ascontiguousarray(image[..., ::-1])
-
-
-class Videos:
-    """Frames in mp4 files; the first frame that is read of an episode decodes the whole episode."""
-
-    def __init__(self) -> None:
-        self._stretch = lru_cache(maxsize=KEPT_VIDEOS)(decode_stretch)
-
-    def frame(
-        self,
-        path: Path,
-        from_s: float,
-        num_frames: int,
-        fps: float,
-        shape: tuple[int, ...],
-        step: int,
-    ) -> np.ndarray:
-        """Return frame `step`, uint8 [H, W, 3], RGB, of the segment that begins at `from_s`."""
-        return np.array(self._stretch(path, from_s, num_frames, fps, shape[0], shape[1])[step])
-
-
-def decode_stretch(
-    path: Path, from_s: float, num_frames: int, fps: float, height: int, width: int
-) -> np.ndarray:
-    """Decode uint8 [num_frames, height, width, 3] of a video from `from_s` on.
-
-    Raises: DataError if it is too short.
-    """
-    from imageio_ffmpeg import get_ffmpeg_exe  # needed only for videos
-
-    begin = max(0.0, from_s - 0.5 / fps)  # between two frames, so that rounding loses neither
-    command = [
-        get_ffmpeg_exe(),
-        "-loglevel",
-        "error",
-        "-threads",
-        "1",
-        "-ss",
-        f"{begin:.6f}",
-        "-i",
-        str(path),
-    ]
-    command += ["-frames:v", str(num_frames), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
-    done = subprocess.run(command, capture_output=True, check=False)
-    if done.returncode != 0 or len(done.stdout) != num_frames * height * width * 3:
-        words = done.stderr.decode(errors="replace").strip()
-        found = len(done.stdout) // (height * width * 3)
-        raise DataError(
-            f"{path}: {found} frames of {height}x{width} from {from_s:.3f} s on, expected "
-            f"{num_frames}. {words}".strip()
-        )
-    return np.frombuffer(done.stdout, np.uint8).reshape(num_frames, height, width, 3)

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from vla_rl.data.episode import RecordedEpisode
 from vla_rl.data.lerobot.columns import feature_name
-from vla_rl.data.lerobot.layout import EPISODES_FOLDER, KNOWN_FIELDS, Feature
+from vla_rl.data.lerobot.layout import KNOWN_FIELDS, Feature
 from vla_rl.errors import DataError
+from vla_rl.util.foreign_data import reading, whole_number_in
 
 
 class Stats(msgspec.Struct, frozen=True):
@@ -30,12 +31,19 @@ class Stats(msgspec.Struct, frozen=True):
         return cls(rows.min(0), rows.max(0), rows.mean(0), rows.std(0), len(rows))
 
     @classmethod
-    def of_values(cls, values: Mapping[str, Any]) -> "Stats":
-        """Return the inverse of `values`."""
-        low, high, mean, std = (
-            np.asarray(values[name], np.float64) for name in ("min", "max", "mean", "std")
-        )
-        return cls(low, high, mean, std, int(values["count"][0]))
+    def of_values(cls, values: Mapping[str, Any], place: str) -> "Stats":
+        """Return the inverse of `values`. Raises: DataError if they are no statistics."""
+        with reading(place, "statistics of one feature", "write the data set again"):
+            low, high, mean, std = (
+                np.asarray(values[name], np.float64) for name in ("min", "max", "mean", "std")
+            )
+            (count,) = values["count"]
+            if len({low.shape, high.shape, mean.shape, std.shape}) > 1:
+                raise ValueError(f"the shapes are {low.shape}, {high.shape} and {mean.shape}")
+            number = whole_number_in({"count": count}, "count", place)
+            if number == 0:
+                raise ValueError("count is 0")
+        return cls(low, high, mean, std, number)
 
     def values(self) -> dict[str, Any]:
         """Return the statistics as plain lists."""
@@ -86,25 +94,34 @@ def stats_of(
     return found
 
 
-def noted_stats(row: Mapping[str, Any], features: Iterable[str], root: Path) -> dict[str, Stats]:
+def noted_stats(row: Mapping[str, Any], features: Iterable[str], path: Path) -> dict[str, Stats]:
     """Return the statistics in an episode's row of `meta/episodes`.
 
-    Raises: DataError if one is missing.
+    Raises: DataError if one is missing or none.
     """
     kinds = ("min", "max", "mean", "std", "count")
     found = {name: {kind: row.get(f"stats/{name}/{kind}") for kind in kinds} for name in features}
+    episode = row.get("episode_index")
     for name, values in found.items():
         if lost := [kind for kind, value in values.items() if value is None]:
             raise DataError(
-                f"{root / EPISODES_FOLDER} has no 'stats/{name}/{lost[0]}' of episode "
-                f"{row.get('episode_index')}, expected statistics of every feature; was the data "
-                "set written by another program?"
+                f"{path} has no 'stats/{name}/{lost[0]}' of episode {episode}, expected statistics of "
+                "every feature; was the data set written by another program?"
             )
-    return {name: Stats.of_values(values) for name, values in found.items()}
+    return {
+        name: Stats.of_values(values, f"{path}: 'stats/{name}' of episode {episode}")
+        for name, values in found.items()
+    }
 
 
 def merged(one: Mapping[str, Stats], other: Mapping[str, Stats]) -> dict[str, Stats]:
-    """Merge the statistics of two parts of a data set."""
+    """Merge the statistics of two parts of a data set. Raises: DataError if shapes differ."""
+    for name, stats in other.items():
+        if name in one and one[name].mean.shape != stats.mean.shape:
+            raise DataError(
+                f"the statistics of {name!r} have the shapes {one[name].mean.shape} and "
+                f"{stats.mean.shape}, expected the same in every episode; write the data set again."
+            )
     return {
         name: one[name].with_more(stats) if name in one else stats for name, stats in other.items()
     }

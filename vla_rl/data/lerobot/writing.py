@@ -93,9 +93,9 @@ class LeRobotWriter:
             )
         number = self._info.total_episodes
         tasks = {**self._tasks}
-        task = tasks.setdefault(episode.instruction, len(tasks))
+        task_of = [tasks.setdefault(words, len(tasks)) for words in episode.words]
         table = columns.table_of(
-            episode, features, number, self._info.total_frames, task, self._info.fps
+            episode, features, number, self._info.total_frames, task_of, self._info.fps
         )
         stats = stats_of(episode, features, table)
         place = {"chunk_index": number // CHUNKS_SIZE, "file_index": number % CHUNKS_SIZE}
@@ -119,7 +119,7 @@ class LeRobotWriter:
         first_row = self._info.total_frames
         return {
             "episode_index": self._info.total_episodes,
-            "tasks": [episode.instruction],
+            "tasks": list(dict.fromkeys(episode.words)),
             "length": episode.num_steps,
             "data/chunk_index": place["chunk_index"],
             "data/file_index": place["file_index"],
@@ -165,15 +165,13 @@ class LeRobotWriter:
         self._forget_uncounted(info.total_episodes)
         episodes = read_lerobot(self._root) if info.total_episodes else []
         self._info, self._names = info, {episode.name for episode in episodes}
-        for episode in episodes:
-            self._tasks.setdefault(episode.instruction, len(self._tasks))
-        rows = (
-            read_rows(sorted((self._root / EPISODES_FOLDER).glob("*/*.parquet")))
-            if episodes
-            else []
-        )
-        for row in rows:  # stats.json may count an episode that info.json does not
-            self._stats = merged(self._stats, noted_stats(row, info.features, self._root))
+        for words in (words for episode in episodes for words in episode.words):
+            self._tasks.setdefault(words, len(self._tasks))
+        if not episodes:
+            return
+        for path in sorted((self._root / EPISODES_FOLDER).glob("*/*.parquet")):
+            for row in read_rows(path):  # stats.json may count an episode that info.json does not
+                self._stats = merged(self._stats, noted_stats(row, info.features, path))
 
     def _forget_uncounted(self, num_episodes: int) -> None:
         """Remove files of episodes that do not count, which a killed writer or a full disk left."""
@@ -225,7 +223,7 @@ def check_can_add(
 def _write_table(path: Path, table: pa.Table) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
-    pq.write_table(table, part, compression="snappy")
+    pq.write_table(table, part, compression="snappy", write_page_checksum=True)
     os.replace(part, path)
 
 
