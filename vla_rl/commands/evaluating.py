@@ -6,6 +6,7 @@
 import asyncio
 import dataclasses
 import logging
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -46,6 +47,7 @@ from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.training.agents import check_recording, digest_of_run, owned_recording, recorded
 from vla_rl.training.stopping import StopSignal
 from vla_rl.types import EpisodeSpec, Trajectory
+from vla_rl.util.plain_console import plain_console
 
 if TYPE_CHECKING:
     from vla_rl.models.loading import VlaPolicy
@@ -70,7 +72,7 @@ class EvalLaunch(Launch):
 
 async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
     """Print the plan, or run the episodes and print the tables."""
-    config, console = command.config, Console()
+    config, console = command.config, plain_console()
     folder = command.launch.resume
     if folder is not None:
         refuse_other_config(config, _config_of(folder, type(config)), folder)
@@ -100,8 +102,10 @@ async def _evaluate(
     """Run what is missing and print the tables; return the exit status."""
     _note_conditions(run, conditions)
     with_assets = f"; assets: {conditions['assets']}" if "assets" in conditions else ""
-    console.print(
-        f"evaluation {run.path}: {len(episodes)} episodes of {config.checkpoint_folder}{with_assets}"
+    # paths are printed without rich, which breaks long ones and drops what stands in brackets
+    print(
+        f"evaluation {run.path}: {len(episodes)} episodes of {config.checkpoint_folder}{with_assets}",
+        flush=True,
     )
     warning = other_pictures(
         config.checkpoint_folder,
@@ -110,7 +114,7 @@ async def _evaluate(
         config.scene.quality,
     )
     if warning is not None:
-        console.print(warning)
+        print(warning, flush=True)
     with (
         ResultFile(run.path / "episodes.jsonl") as file,
         StopSignal("losing the running episodes") as stop,
@@ -118,7 +122,7 @@ async def _evaluate(
         missing = [episode for episode in episodes if key_of(episode) not in file.results]
         if missing:
             player = await asyncio.to_thread(_load, config) if model is None else model
-            console.print(described(player))
+            print(described(player), flush=True)
             await stop.unless_asked(
                 _play(player, config, conditions, missing, file, run, len(episodes))
             )
@@ -132,9 +136,9 @@ async def _evaluate(
         is_written &= await asyncio.to_thread(
             _write_results_or_say, run.path / "results.json", conditions, results, sizes
         )
-    console.print(f"everything of this evaluation is in {run.path}")
+    print(f"everything of this evaluation is in {run.path}")
     if stop.is_asked or not is_written:
-        console.print(f"continue with --resume {run.path}")
+        print(f"continue with --resume {shlex.quote(str(run.path))}")
     return stop.exit_status or int(not is_written)
 
 
@@ -222,7 +226,7 @@ async def _play(
     )
     simulators = SimulatorConfig(num_envs=min(config.num_envs, len(missing)), rss_limit_mb=4000)
     specs = list({str(episode.env): episode.env for episode in missing}.values())[:MOST_PREPARED]
-    with Progress(console=Console()) as progress:
+    with Progress(console=plain_console()) as progress:
         bar = progress.add_task(
             "evaluating", total=num_planned, completed=num_planned - len(missing)
         )

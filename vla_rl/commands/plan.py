@@ -17,6 +17,7 @@ from vla_rl.observe import MemoryItem, available_bytes, gpu_memory, memory_table
 from vla_rl.pipelines.config import LearningConfig, MixedTrainingConfig, RunConfig, TrainingConfig
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.training.pools import environments_in_words
+from vla_rl.util.plain_console import plain_console
 
 if TYPE_CHECKING:
     from vla_rl.learning.rank_memory import PolicySize, RankMemory
@@ -89,7 +90,7 @@ def print_plan(
         estimate: memory and arithmetic of the policy's update; None if they are not known.
         ranks_here: learner ranks on this host, if others have some; None: all.
     """
-    out = console if console is not None else Console()
+    out = console if console is not None else plain_console()
     ranks = None
     if size is not None:
         # imports torch, which `--help` must not wait for

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
@@ -18,6 +17,7 @@ from vla_rl.observe import RunDirectory
 from vla_rl.observe.run_waits import ListedTask, ListedWait, RunWaits
 from vla_rl.observe.waits_socket import NoAnswer, ask_run
 from vla_rl.training.lasting_output import lasting_output
+from vla_rl.util.plain_console import plain_console
 
 MOST_OF_A_KIND = 8
 """Waits of one kind that are listed singly; the others are counted."""
@@ -38,7 +38,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     # a terminal wraps long lines itself; rich would cut them
-    wide = Console(width=10_000, soft_wrap=True, highlight=False)
+    wide = plain_console(width=10_000, soft_wrap=True, highlight=False)
     wide.print(tree_of(waits, str(run.path)))
     return 0
 

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rich.console import Console
 from rich.progress import Progress
 
 from vla_rl.actors.waits import note_progress
@@ -35,6 +34,7 @@ from vla_rl.observe.outlet import FailureStreak
 from vla_rl.observe.whole_file import write_whole
 from vla_rl.rollout import ActionEngine, EpisodePlayer
 from vla_rl.types import EnvPool, EpisodeSpec, Trajectory
+from vla_rl.util.plain_console import plain_console
 
 __all__ = [
     "HeldOutJudge",
@@ -185,7 +185,7 @@ class HeldOutJudge:
     ) -> None:
         book = self.open(run)
         missing = book.missing(version, self.episodes)
-        console = Console()
+        console = plain_console()
         with Progress(console=console) as progress:
             bar = progress.add_task(
                 f"held-out episodes, weights {version}", total=len(self.episodes)

@@ -161,7 +161,8 @@ def print_plan(
     )
     console.print(
         f"{len(episodes)} episodes, {how}, {num_done} of them done already; {num_envs} at a time; "
-        f"{starts.scene.in_words}"
+        f"{starts.scene.in_words}",
+        markup=False,
     )
     benchmark, scene = starts.benchmark, starts.scene
     longest = max(scene.step_limit or benchmark.step_limit_of(suite) for suite in starts.suites)

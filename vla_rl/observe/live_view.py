@@ -18,6 +18,7 @@ from rich.text import Text
 
 from vla_rl.actors import Wait, current_waits
 from vla_rl.observe.progress import RunProgress, Snapshot, TaskTally
+from vla_rl.util.plain_console import plain_console
 
 MAX_WAITS = 5
 MAX_TASKS = 3
@@ -42,7 +43,7 @@ class LiveView:
         waits: Callable[[], Sequence[Wait]] = current_waits,
     ) -> None:
         self._progress, self._waits = progress, waits
-        self._console = console if console is not None else Console(file=sys.stdout)
+        self._console = console if console is not None else plain_console(file=sys.stdout)
         self._has_noted = False
         self._live: Live | None = None
         if self._console.is_terminal:

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from vla_rl.observe.live_view import figure
 from vla_rl.observe.progress import Snapshot, TaskTally
+from vla_rl.util.plain_console import plain_console
 
 
 def summary_tables(snapshot: Snapshot, num_filtered: int, dropped: Mapping[str, int]) -> Group:
@@ -31,7 +32,7 @@ def print_summary(
     console: Console | None = None,
 ) -> None:
     """Print `summary_tables` to the console, or to standard output."""
-    (console if console is not None else Console()).print(
+    (console if console is not None else plain_console()).print(
         summary_tables(snapshot, num_filtered, dropped)
     )
 

@@ -34,6 +34,7 @@ from vla_rl.models.loading import SHIPPED, CheckpointConfig, described, load_pol
 from vla_rl.parity import BOUNDARIES, Comparison, Trace, compare, read_trace, write_trace
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import Config, Sampling, Trajectory
+from vla_rl.util.plain_console import plain_console
 
 if TYPE_CHECKING:
     from vla_rl.models.loading import VlaPolicy
@@ -106,13 +107,13 @@ class ParityConfig(CheckpointConfig, frozen=True, kw_only=True):
 
 async def main(command: Command[Launch, ParityConfig]) -> int:
     """Read or record both traces, compare them, and print the result."""
-    config, console = command.config, Console()
+    config, console = command.config, plain_console()
     sides = [side for side in (config.first, config.second) if side != "none"]
     ways = [None if _is_trace(side) else parse_way(side) for side in sides]
     check_starts(config.suite, [config.task_id], [config.init_state_id])
     if command.launch.dry_run:
         for side, way in zip(sides, ways, strict=True):
-            console.print(f"{side}: {'a trace' if way is None else 'would be recorded'}")
+            print(f"{side}: {'a trace' if way is None else 'would be recorded'}")
         return 0
     policy = None
     traces = []
@@ -122,14 +123,14 @@ async def main(command: Command[Launch, ParityConfig]) -> int:
             continue
         if policy is None:
             policy = await asyncio.to_thread(_loaded, config)
-            console.print(described(policy))
+            print(described(policy), flush=True)
         traces.append(await _recorded(config, policy, way, side))
     if config.save is not None:
         await asyncio.to_thread(config.save.mkdir, parents=True, exist_ok=True)
         for letter, trace in zip("ab", traces, strict=False):
             path = config.save / f"{letter}.jsonl"
             await asyncio.to_thread(write_trace, path, trace)
-            console.print(f"{path}: {len(trace.entries)} values")
+            print(f"{path}: {len(trace.entries)} values")
     if len(traces) == 1:
         return 0
     traces = [_first_decisions(trace, config.decisions) for trace in traces]
@@ -171,7 +172,7 @@ def print_comparison(comparison: Comparison, sources: tuple[str, str], console: 
         table.add_row(name, str(comparison.compared.get(name, "")), result)
     console.print(table)
     if different is None:
-        console.print(f"all values of {comparison.num_decisions} decisions are equal")
+        print(f"all values of {comparison.num_decisions} decisions are equal")
         return
     camera = f" of {different.key}" if different.key else ""
     console.print(

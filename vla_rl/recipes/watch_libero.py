@@ -43,6 +43,7 @@ from vla_rl.observe.mp4 import encode_mp4
 from vla_rl.rollout import ActionEngine, embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation, Sampling, Trajectory, derive_seed
+from vla_rl.util.plain_console import plain_console
 
 WATCHED_PICTURES = 224
 """Side in pixels of images that only people look at."""
@@ -211,12 +212,12 @@ async def _engine(config: WatchConfig, stack: AsyncExitStack) -> ActionEngine:
 
 async def main(command: Command[Launch, WatchConfig]) -> int:
     """Run every episode, then print the table and write the video."""
-    config, console = command.config, Console()
+    config, console = command.config, plain_console()
     if command.launch.dry_run:
         console.print(
             Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json")
         )
-        console.print(f"{len(config.tasks) * config.episodes} episodes by {config.policy}")
+        print(f"{len(config.tasks) * config.episodes} episodes by {config.policy}")
         await _rehearse(config)
         console.print("everything that the command would read was found")
         return 0
@@ -228,14 +229,14 @@ async def main(command: Command[Launch, WatchConfig]) -> int:
     console.print(table_of(episodes, f"{config.suite}, {config.policy}"))
     num_successes = sum(episode.is_success for episode in episodes)
     source = assets_in_use(config.scene.assets).source
-    console.print(
+    print(
         f"{num_successes} of {len(episodes)} episodes succeeded (assets: {source}, physics: "
         f"{config.physics})"
     )
     if config.video is not None:
         config.video.parent.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(encode_mp4, config.video, captioned(episodes), FRAMES_PER_S)
-        console.print(f"video: {config.video}")
+        print(f"video: {config.video}")
     return 0
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import msgspec
-from rich.console import Console
 
 from vla_rl.evaluation.evaluator import EvaluatorSettings, settings_for
 from vla_rl.evaluation.held_out import HeldOutJudge, Judge
@@ -15,6 +14,7 @@ from vla_rl.training.judging import JudgingBeside
 from vla_rl.training.parts import TrainingParts
 from vla_rl.training.run_record import RunRecord
 from vla_rl.training.team import Team
+from vla_rl.util.plain_console import plain_console
 
 
 def settings_beside(
@@ -70,7 +70,7 @@ def judging_beside(
 def print_curve(curve: Curve, run: RunDirectory, version: int) -> None:
     """Print all points, and in one line the result of the final weights beside the best."""
     if curve.points:
-        Console().print(curve_table(curve))
+        plain_console().print(curve_table(curve))
     link = run.checkpoints / BEST
     where = f", {link}" if link.is_symlink() else ""
     print(f"{curve.final_line(version)}{where}", flush=True)
