@@ -1,6 +1,7 @@
 """Builds of torch, torchvision and vLLM that fit each other; attention in both directions."""
 
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -14,7 +15,7 @@ from vla_rl.installing import install_command
 
 LOOK: Final = "from vla_rl.doctor.torch_build import look_both_ways; look_both_ways()"
 CAUSAL: Final = "attends causally"
-LIBRARY: Final = "import sys, torch; torch.ops.load_library(sys.argv[1])"
+LIBRARY: Final = "import sys; from vla_rl.doctor.torch_build import load_library_of; load_library_of(sys.argv[1])"
 
 
 def torch_that_computes(patient: Patient) -> Iterable[Finding]:
@@ -69,19 +70,49 @@ def vllm_that_fits(patient: Patient) -> Iterable[Finding]:
     found = find_spec("vllm")
     if found is None or found.origin is None:
         return
-    remedy = f"Run `{' '.join(install_command('vllm'))}`, or remove vLLM if you do not use it"
+    remedy = f"Run `{shlex.join(install_command('vllm'))}`, or remove vLLM if you do not use it"
     try:
         if installed_build() is not None:
             require_vllm()
     except ConfigError as error:
         yield Finding(str(error).rstrip("."), "--engine vllm refuses to start", remedy)
-    libraries = sorted(Path(found.origin).parent.glob("_C*.so"))
-    for library in libraries[:1]:
-        loaded = try_apart(["-c", LIBRARY, str(library)], patient.seconds)
-        if not loaded.worked and not loaded.is_late:
-            yield Finding(
-                f"vLLM's compiled library cannot be loaded beside torch {version('torch')} "
-                f"({loaded.words})",
-                "--engine vllm cannot start: the build belongs to another torch",
-                remedy,
-            )
+    looked = try_apart(["-c", LIBRARY, str(Path(found.origin).parent)], patient.seconds)
+    if looked.lacks_instructions:
+        yield Finding(
+            f"vLLM's compiled library cannot run on this CPU ({looked.words})",
+            "--engine vllm cannot start: this build of vLLM needs a CPU with AVX2 or AVX-512",
+            "Use --engine torch, or another machine; in a virtual machine, pass the host's CPU on",
+        )
+    elif not looked.worked and not looked.is_late:
+        yield Finding(
+            f"vLLM's compiled library cannot be loaded beside torch {version('torch')} "
+            f"({looked.words})",
+            "--engine vllm cannot start: the build belongs to another torch",
+            remedy,
+        )
+
+
+def load_library_of(vllm: str) -> None:
+    """Load the compiled library that vLLM would load on this CPU, from the folder of its package.
+
+    A build for CPUs brings one for each set of instructions, as vllm.platforms.cpu imports them;
+    loading another one than its own ends the process by SIGILL.
+    """
+    import torch
+
+    library = choose_library(
+        {path.name.partition(".")[0]: path for path in sorted(Path(vllm).glob("_C*.so"))},
+        has_avx512=torch.cpu._is_avx512_supported(),
+        has_bf16=torch.cpu._is_avx512_bf16_supported(),
+    )
+    if library is not None:
+        torch.ops.load_library(str(library))
+
+
+def choose_library(
+    libraries: Mapping[str, Path], *, has_avx512: bool, has_bf16: bool
+) -> Path | None:
+    """Choose among vLLM's libraries by name as vLLM does; None if there is none."""
+    name = "_C" if has_avx512 and has_bf16 else "_C_AVX512" if has_avx512 else "_C_AVX2"
+    # builds for GPUs and for other processors have `_C` alone
+    return libraries.get(name, libraries.get("_C"))

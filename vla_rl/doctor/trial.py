@@ -24,6 +24,9 @@ class Trial(NamedTuple):
     is_late: bool = False
     """Whether it was killed at its time limit: it hangs, or the machine is busy."""
 
+    lacks_instructions: bool = False
+    """Whether it used instructions that this CPU does not have (SIGILL)."""
+
 
 def try_apart(arguments: Sequence[str], seconds: float) -> Trial:
     """Run this Python with `arguments` in a process group of its own; kill the group at the time
@@ -50,6 +53,12 @@ def try_apart(arguments: Sequence[str], seconds: float) -> Trial:
         _running.discard(process)
     if process.returncode == 0:
         return Trial(True, printed.strip())
+    if process.returncode == -signal.SIGILL:
+        return Trial(
+            False,
+            "killed by SIGILL: it uses instructions that this CPU does not have",
+            lacks_instructions=True,
+        )
     if process.returncode < 0:
         return Trial(False, f"killed by {signal.Signals(-process.returncode).name}")
     lines = [line for line in complained.strip().splitlines() if line.strip()]

