@@ -88,6 +88,11 @@ assert all(
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _turn_of(item.nodeid))
+    if os.geteuid() != 0:
+        skip = pytest.mark.skip(reason="needs root: `pytest -m needs_root` as root runs it")
+        for item in items:
+            if "needs_root" in item.keywords:
+                item.add_marker(skip)
 
 
 @pytest.hookimpl(optionalhook=True)

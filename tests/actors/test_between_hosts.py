@@ -51,6 +51,7 @@ def placement(
     )
 
 
+@pytest.mark.needs_root
 async def test_a_pulled_cable_fails_the_calls_here_and_ends_the_actor_there(
     far: NamespaceHost, placement: RemoteHost
 ) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import importlib.util
 import os
+import re
+import shlex
 import sys
 import venv
 from collections.abc import Callable, Sequence
@@ -18,6 +20,12 @@ from vla_rl.errors import ConfigError
 MakePython = Callable[..., str]
 BESIDE = {"numpy": ("numpy.libs",), "zmq": ("pyzmq.libs",), "vla_rl": ()}
 """Folders that a package brings beside its own."""
+
+
+@pytest.fixture(autouse=True)
+def _only_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interpreter would find this checkout by a PYTHONPATH that names it."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +78,8 @@ async def test_what_an_interpreter_lacks_is_named_with_the_command_that_installs
         with pytest.raises(ConfigError) as raised:
             await runtime.spawn(Counter, placement=ChildProcess(python=python))
     assert str(raised.value) == (
-        f"python is {python!r}, which lacks msgspec, pyzmq; run `{python} -m pip install msgspec "
-        "pyzmq`."
+        f"python is {python!r}, which lacks msgspec, pyzmq; run `{shlex.quote(python)} -m "
+        "pip install msgspec pyzmq`."
     )
 
 
@@ -79,10 +87,9 @@ async def test_without_vla_rl_it_is_to_be_installed_without_what_it_needs_for_tr
     make_python: MakePython,
 ) -> None:
     python = make_python(list(RUNTIME_PACKAGES))
-    checkout = Path(vla_rl.__file__).parent.parent
-    with pytest.raises(
-        ConfigError, match=f"which lacks vla_rl; run `{python} -m pip install --no-deps {checkout}`"
-    ):
+    install = f"{shlex.quote(python)} -m pip install --no-deps "
+    checkout = shlex.quote(str(Path(vla_rl.__file__).parent.parent))
+    with pytest.raises(ConfigError, match=re.escape(f"lacks vla_rl; run `{install}{checkout}`")):
         await check_interpreter(python)
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from benchmarks.hosts.namespaces import NamespaceHost, NamespacesRefused, network_namespaces
 
+pytestmark = pytest.mark.needs_root
+
 GREETER = """
 import socket, sys
 with socket.create_server((sys.argv[1], 0)) as listening:

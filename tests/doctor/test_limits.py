@@ -1,6 +1,7 @@
 """Limits that are too low are named: each test makes one fault happen."""
 
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -36,7 +37,7 @@ def test_a_small_folder_in_memory_is_named(tmp_path: Path) -> None:
         "import sys; from vla_rl.doctor import Patient, limits; "
         "print(*limits.shared_memory(Patient(shared_memory=sys.argv[1])))"
     )
-    mounted = f'mount -t tmpfs -o size=1m tmpfs {tmp_path} && exec "$0" "$@"'
+    mounted = f'mount -t tmpfs -o size=1m tmpfs {shlex.quote(str(tmp_path))} && exec "$0" "$@"'
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mounted]
     done = subprocess.run(
         [*command, sys.executable, "-c", code, str(tmp_path)],

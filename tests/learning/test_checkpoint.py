@@ -254,6 +254,7 @@ async def test_what_cannot_be_packed_is_refused_before_anything_is_written(tmp_p
     assert contents(tmp_path) == set()
 
 
+@pytest.mark.needs_root
 async def test_a_disk_without_room_is_refused_before_anything_is_written(small_disk: Path) -> None:
     async with asyncio.timeout(30):
         with pytest.raises(CheckpointError, match=r"bytes are needed and [\d,]+ are free"):

@@ -4,6 +4,7 @@ where unwritable.
 
 import importlib.metadata
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -144,7 +145,9 @@ def test_a_directory_that_was_removed_is_noticed_and_can_be_made_again(tmp_path)
 
 def test_resuming_what_is_no_run_names_the_runs_there_are(tmp_path) -> None:
     run = RunDirectory.create(tmp_path, "srpo", ExampleConfig())
-    with pytest.raises(ConfigError, match=f"no config.json.*runs in .* are: {run.path.name}"):
+    with pytest.raises(
+        ConfigError, match=f"no config.json.*runs in .* are: {re.escape(run.path.name)}"
+    ):
         RunDirectory.resume(tmp_path / "other")
     with pytest.raises(ConfigError, match="holds no run"):
         RunDirectory.resume(tmp_path / "nowhere" / "at_all")

@@ -44,8 +44,6 @@ class Owner(NamedTuple):
 
 def command(who: str, *arguments: str) -> list[str]:
     """Command that runs a Python program as root or as an ordinary user."""
-    if who == "root" and os.geteuid() != 0:
-        pytest.skip("only root can run as root")
     as_user = [str(SUPPORT / "as_user.py")] if who == "user" and os.geteuid() == 0 else []
     return [sys.executable, *as_user, *arguments]
 
@@ -102,8 +100,8 @@ def kill_and_close(pidfd: int) -> None:
 EVERYWHERE = pytest.mark.parametrize(
     ("who", "without"),
     [
-        ("root", ()),
-        pytest.param("root", ("namespaces",), marks=pytest.mark.proof),
+        pytest.param("root", (), marks=pytest.mark.needs_root),
+        pytest.param("root", ("namespaces",), marks=[pytest.mark.proof, pytest.mark.needs_root]),
         pytest.param("user", (), marks=pytest.mark.proof),
         ("user", ("namespaces", "landlock", "seccomp")),
     ],
@@ -114,7 +112,7 @@ AT_BOTH_ENDS = pytest.mark.parametrize(
     ("who", "without"),
     [
         # the kernel ends what is in a namespace; without one, all of it is ours to end
-        pytest.param("root", (), marks=pytest.mark.proof),
+        pytest.param("root", (), marks=[pytest.mark.proof, pytest.mark.needs_root]),
         ("user", ("namespaces", "landlock", "seccomp")),
     ],
     ids=["root", "user without anything"],

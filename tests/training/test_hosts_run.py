@@ -162,6 +162,7 @@ def test_a_run_whose_episodes_another_host_runs_learns_what_one_host_learns_what
 
 # the test above has one host and no namespaces, tests/rollout/test_host_players.py the lost ones
 @pytest.mark.proof
+@pytest.mark.needs_root
 @pytest.mark.timeout(580)
 def test_a_run_on_two_hosts_one_killed_and_started_again_learns_what_one_host_learns(
     namespaces: tuple[NamespaceHost, ...], tmp_path: Path

@@ -56,6 +56,7 @@ async def test_a_run_with_ranks_on_two_hosts_is_that_of_one_process_and_continue
 
 
 @pytest.mark.proof
+@pytest.mark.needs_root
 @pytest.mark.timeout(580)
 def test_ranks_in_network_namespaces_talk_over_their_cable_and_continue_after_it_is_pulled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -110,6 +110,7 @@ def fill_up(place: Path) -> Path:
             return ballast
 
 
+@pytest.mark.needs_root
 async def test_a_disk_that_is_full_for_two_updates_delays_checkpoints_and_loses_nothing(
     small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -136,6 +137,7 @@ async def test_a_disk_that_is_full_for_two_updates_delays_checkpoints_and_loses_
     )
 
 
+@pytest.mark.needs_root
 async def test_the_last_checkpoint_on_a_full_disk_is_an_error_and_an_older_one_is_kept(
     small_disk: Path,
 ) -> None:

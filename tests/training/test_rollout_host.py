@@ -178,6 +178,7 @@ async def test_a_file_outside_of_the_policys_folder_is_refused() -> None:
             await host.put_file("model", 5, np.zeros(3, np.uint8))
 
 
+@pytest.mark.needs_root
 async def test_a_host_whose_disk_is_full_is_named_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

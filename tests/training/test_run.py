@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from shared_servers import SHARES_SERVERS, servers_of_file
 from toy_runs import deterministic, of_updates, small_mlp_run
 
+import vla_rl
 from vla_rl.actors import LastingForkServers
 from vla_rl.commands.config_files import read_config
 from vla_rl.errors import CheckpointError, ConfigError, EnvError
@@ -35,6 +36,8 @@ from vla_rl.rollout import TaskStart, embodied_agent
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.training.run import Outcome, TrainingRun, train
 from vla_rl.types import Env, EnvSpec, Policy, Trajectory
+
+PACKAGE = Path(vla_rl.__file__).parent
 
 pytestmark = SHARES_SERVERS
 
@@ -187,7 +190,7 @@ async def test_a_mistake_in_an_agent_ends_train_with_the_frames_of_the_agent_alo
     frames = [
         frame
         for frame in traceback.extract_tb(caught.value.__traceback__)
-        if "/vla_rl/" in frame.filename
+        if Path(frame.filename).is_relative_to(PACKAGE)
     ]
     assert [Path(frame.filename).name for frame in frames] == ["failures.py"]
     assert 'raise KeyError(f"imag, in' in text

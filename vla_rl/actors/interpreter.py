@@ -4,6 +4,7 @@ import asyncio
 import functools
 import json
 import os
+import shlex
 from pathlib import Path
 
 import vla_rl
@@ -54,7 +55,7 @@ async def check_interpreter(python: str, packages: dict[str, str] | None = None)
         faults += names
         installs.append(" ".join(names))
     if faults:
-        commands = " && ".join(f"{python} -m pip install {what}" for what in installs)
+        commands = " && ".join(f"{shlex.quote(python)} -m pip install {what}" for what in installs)
         raise ConfigError(
             f"python is {python!r}, which lacks {', '.join(faults)}; run `{commands}`."
         )
@@ -133,5 +134,7 @@ def _source() -> str:
 
     checkout = Path(vla_rl.__file__).parent.parent
     return (
-        str(checkout) if (checkout / "pyproject.toml").is_file() else f"vla_rl=={version('vla_rl')}"
+        shlex.quote(str(checkout))
+        if (checkout / "pyproject.toml").is_file()
+        else f"vla_rl=={version('vla_rl')}"
     )

@@ -1,6 +1,7 @@
 """Launch a training recipe: print the plan, draw the graph, or train."""
 
 import asyncio
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -73,7 +74,7 @@ async def launch(
     await _report(outcome.run)
     print(f"everything of this run is in {outcome.run.path}")
     if outcome.was_stopped:
-        print(f"continue with --resume {outcome.run.path}")
+        print(f"continue with --resume {shlex.quote(str(outcome.run.path))}")
     return 0 if outcome.stopped_by is None else 128 + outcome.stopped_by
 
 

@@ -8,6 +8,7 @@ restarted.
 """
 
 import asyncio
+import shlex
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -230,7 +231,8 @@ class TrainingRun:
             )
         else:
             error.add_note(
-                f"the progress until then was saved in {folder}; continue with --resume {run.path}"
+                f"the progress until then was saved in {folder}; continue with "
+                f"--resume {shlex.quote(str(run.path))}"
             )
 
     async def _make_updates(self, run: RunDirectory, record: RunRecord) -> None:
