@@ -1,5 +1,6 @@
 """What stands beside the weights of a checkpoint goes with the policy, whatever its name."""
 
+import ast
 import json
 import shutil
 from collections.abc import Callable
@@ -9,13 +10,16 @@ from typing import Any, Final
 import public_checkpoint
 import pytest
 import torch
+from statements import statements_in
 from tiny_vision import write_tiny_vision
 
+import vla_rl
 from vla_rl.engines.vllm.layout import write_folder
 from vla_rl.learning import TeamState, TrainingState, load_checkpoint, save_checkpoint
 from vla_rl.models import companion_files
 from vla_rl.models.language import TinyConfig, load_language_model
 from vla_rl.models.language.tiny import write_tiny
+from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
 from vla_rl.models.serving import serve
@@ -24,6 +28,8 @@ from vla_rl.types import Message, ToolSpec
 SMALL = TinyConfig(
     hidden_size=32, num_layers=1, num_heads=2, intermediate_size=32, vocab_size=300, context_size=64
 )
+SHAPE = MlpConfig(state_size=3, action_low=(-1.0,), action_high=(1.0,), num_bins=5, chunk_size=2)
+MODELS = Path(vla_rl.__file__).parent / "models"
 TOOL = ToolSpec(name="add", description="Add numbers.", parameters={"type": "object"})
 QUESTION = (Message(role="user", content="one two"),)
 
@@ -41,7 +47,23 @@ FAMILIES: Final[dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]]] 
     "language": (write_text, load_language_model),
     "vision": (write_tiny_vision, load_language_model),
     "openvla": (write_public, lambda folder: OpenVla.load(folder, norm_key="libero_goal")),
+    "mlp": (lambda folder: MlpPolicy.create(SHAPE, seed=0).save(folder), MlpPolicy.load),
 }
+
+
+def test_every_class_that_saves_a_policy_is_among_the_families_of_these_tests() -> None:
+    savers = {
+        str(path.relative_to(MODELS))
+        for path in MODELS.rglob("*.py")
+        for node in statements_in(path.read_text())
+        if isinstance(node, ast.FunctionDef) and node.name == "save"
+    }
+    # the tower is a run's own file, which no policy is loaded from
+    assert savers - {"policy_tower.py"} == {
+        "language/policy.py",
+        "prismatic/policy.py",
+        "mlp/policy.py",
+    }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -49,6 +71,7 @@ def test_every_small_file_is_carried_into_what_is_saved(family: str, tmp_path: P
     write, load = FAMILIES[family]
     folder = tmp_path / "loaded"
     write(folder)
+    (folder / "manifest.json").unlink(missing_ok=True)  # the folder is changed on purpose
     carried = {
         "LICENSE": b"free",
         "USE_POLICY.md": b"be kind",

@@ -10,6 +10,7 @@ import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -23,6 +24,7 @@ from vla_rl.engines.policy_model import PolicyModel
 from vla_rl.engines.sampling import choose_tokens, tempered_log_probs
 from vla_rl.engines.transfers import to_device
 from vla_rl.errors import CheckpointError
+from vla_rl.models.companion_files import companion_files
 from vla_rl.models.mlp.config import MlpConfig
 from vla_rl.models.weight_files import SINGLE_FILE, read_weights
 from vla_rl.types import Observation, Sampling
@@ -71,9 +73,14 @@ class MlpNetwork(nn.Module):
 class MlpPolicy(PolicyModel[Tensor]):
     """A `PolicyModel` that sees `observation["state"]` only. Build one with `create` or `load`."""
 
-    def __init__(self, config: MlpConfig, network: MlpNetwork) -> None:
+    def __init__(
+        self,
+        config: MlpConfig,
+        network: MlpNetwork,
+        files: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> None:
         self.config = config
-        self._network = network
+        self._network, self._files = network, files
         low, high = np.array(config.action_low), np.array(config.action_high)
         self._bins = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, config.num_bins)
 
@@ -95,14 +102,14 @@ class MlpPolicy(PolicyModel[Tensor]):
         """
         try:
             config = msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=MlpConfig)
-            tensors = read_weights(folder)
+            tensors, files = read_weights(folder), companion_files(folder)
         except (OSError, ValueError, RecursionError) as error:
             # ValueError: not JSON, or not text
             raise CheckpointError(
                 f"{folder} is not an MLP policy's checkpoint: {CONFIG_FILE} cannot be read: "
                 f"{error}; choose another one."
             ) from error
-        policy = cls.create(config, seed=0)
+        policy = cls(config, cls.create(config, seed=0).network, files)
         policy.load_checkpoint_tensors(tensors)
         return policy
 
@@ -120,7 +127,7 @@ class MlpPolicy(PolicyModel[Tensor]):
 
     def copy(self) -> "MlpPolicy":
         """Return the same policy with its own copy of the weights."""
-        return MlpPolicy(self.config, copy.deepcopy(self._network))
+        return MlpPolicy(self.config, copy.deepcopy(self._network), self._files)
 
     @property
     def network(self) -> MlpNetwork:
@@ -194,8 +201,9 @@ class MlpPolicy(PolicyModel[Tensor]):
         return dict(self._network.state_dict())
 
     def checkpoint_files(self) -> Mapping[str, bytes]:
-        """Return `config.json`."""
-        return {CONFIG_FILE: msgspec.json.format(msgspec.json.encode(self.config), indent=1)}
+        """Return `config.json`, and the other small files of the folder that was loaded."""
+        config = msgspec.json.format(msgspec.json.encode(self.config), indent=1)
+        return {**self._files, CONFIG_FILE: config}
 
     def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy tensors into the network; every name and shape has to match."""
