@@ -41,6 +41,13 @@ def test_the_public_file_has_the_constants_that_are_the_default_here(tmp_path: P
         {"tvf_normalize_params": [IMAGENET, HALF]},
         # then the file's processor computes them from means and stds
         {"tvf_normalize_params": "missing"},
+        # fields of transformers that say what is done anyway
+        {
+            "tvf_normalize_params": [IMAGENET, HALF],
+            "do_rescale": True,
+            "do_center_crop": False,
+            "size": None,
+        },
     ],
 )
 def test_other_colour_constants_are_what_the_towers_see_by(
@@ -89,6 +96,10 @@ def changed(name: str, tower: int, **fields: Any) -> dict[str, Any]:
         ),
         ({"tvf_do_letterbox": True}, "tvf_do_letterbox is True, expected False"),
         ({"use_fused_vision_backbone": False}, "use_fused_vision_backbone is False, expected True"),
+        ({"image_mean": [0.5, 0.5, 0.5]}, r"image_mean is \[0\.5, 0\.5, 0\.5\], which is not read"),
+        ({"do_normalize": False}, "do_normalize is False, which is not read here"),
+        ({"do_center_crop": True}, "do_center_crop is True, which is not read here"),
+        ({"a_field_of_tomorrow": 2}, "a_field_of_tomorrow is 2, which is not read here"),
         (
             {"input_sizes": [[3, 384, 384]] * 2},
             r"input_sizes is \[\[3, 384, 384\], .*expected \[\[3, 224, 224\]",

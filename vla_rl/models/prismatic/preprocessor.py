@@ -5,7 +5,7 @@ pipelines here; a checkpoint with other values is rejected, because it would see
 was not trained on.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,12 +13,28 @@ import msgspec
 
 from vla_rl.errors import CheckpointError
 from vla_rl.models.prismatic.config import PUBLIC_PIXELS, PixelScaling
+from vla_rl.util.agreement import excerpt
 
 PREPROCESSOR_FILE: Final = "preprocessor_config.json"
 NUM_TOWERS: Final = 2
 
 BICUBIC: Final = (3, "bicubic")
 """Pillow's number for the filter, and timm's name for it."""
+
+
+KNOWN: Final = frozenset({
+    "_auto_class", "_processor_class", "_valid_processor_keys", "auto_map", "feature_extractor_type",
+    "image_processor_type", "image_resize_strategy", "input_sizes", "interpolations", "means", "processor_class",
+    "stds", "transformers_version", "tvf_crop_params", "tvf_do_letterbox", "tvf_letterbox_fill",
+    "tvf_normalize_params", "tvf_resize_params", "use_fused_vision_backbone",
+})  # fmt: skip
+"""Fields that are compared or used, or that change no pixel."""
+
+USUAL: Final[Mapping[str, Any]] = {
+    "do_convert_rgb": True, "do_normalize": True, "do_rescale": True, "do_resize": True, "resample": 3,
+    "rescale_factor": 1 / 255,
+}  # fmt: skip
+"""Values of transformers' own fields that say what is done here anyway."""
 
 
 def read_pixel_scaling(folders: Sequence[Path], image_size: int) -> PixelScaling:
@@ -39,6 +55,7 @@ def read_pixel_scaling(folders: Sequence[Path], image_size: int) -> PixelScaling
     try:
         fields = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         _require_known(fields, image_size, path)
+        _require_no_others(fields, path)
         return _pixel_scaling(fields)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(
@@ -52,6 +69,18 @@ def _require_known(fields: dict[str, Any], size: int, path: Path) -> None:
             raise CheckpointError(
                 f"{path}: {name} is {found!r}, expected {known[0]!r}: the towers would see other "
                 "pictures than they were trained with."
+            )
+
+
+def _require_no_others(fields: dict[str, Any], path: Path) -> None:
+    """Raise CheckpointError if a field that is not known here sets something."""
+    for name, value in fields.items():
+        is_plain = value in (None, USUAL[name]) if name in USUAL else not value
+        if name not in KNOWN and not is_plain:
+            raise CheckpointError(
+                f"{path}: {name} is {excerpt(value)}, which is not read here; expected it to be "
+                "absent, because the towers may see other pictures than they were trained with. "
+                "Remove it if it changes no pixel."
             )
 
 
