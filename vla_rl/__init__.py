@@ -10,7 +10,7 @@ simulator.
 
 from typing import TYPE_CHECKING
 
-from vla_rl import lazy_scipy, renamed, torchvision_operators
+from vla_rl import env_ids, lazy_scipy, renamed, torchvision_operators
 from vla_rl.lazy_names import lazy_names
 
 if TYPE_CHECKING:
@@ -112,5 +112,6 @@ __all__ = ["__version__", *sorted(name for names in _HOME.values() for name in n
 torchvision_operators.install()
 lazy_scipy.install()
 renamed.install()
+env_ids.install()
 
 __getattr__, __dir__ = lazy_names(__name__, _HOME)
