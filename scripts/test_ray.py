@@ -9,9 +9,9 @@ import os
 import secrets
 import subprocess
 import sys
-import sysconfig
-import venv
 from pathlib import Path
+
+from layered_environment import layered_environment
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,7 +24,7 @@ def main() -> int:
     )
     parser.add_argument("--ray", default="ray>=2.52", help="Ray to install, such as 'ray==2.60.*'")
     options, others = parser.parse_known_args()
-    python = environment(options.folder, options.ray)
+    python = layered_environment(options.folder, options.ray)
     variables = {
         **os.environ,
         # ray reads them when it is imported
@@ -37,18 +37,6 @@ def main() -> int:
     files = ("tests/cluster/test_ray_hosts.py", "tests/training/test_ray_run.py")
     command = [str(python), "-m", "pytest", *files, *others]
     return subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
-
-
-def environment(folder: Path, ray: str) -> Path:
-    """Return the interpreter of the environment, which is made if it is not there."""
-    python = folder / "bin" / "python"
-    if not python.exists():
-        venv.create(folder, with_pip=True)
-        (packages,) = (folder / "lib").glob("python*/site-packages")
-        # read after the environment's own packages, which therefore come first
-        (packages / "zz_vla_rl.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-        subprocess.run([python, "-m", "pip", "install", "--quiet", ray], check=True)
-    return python
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 """The files that set up a machine agree with each other: versions, make targets, hosted CI."""
 
 import re
+import subprocess
+import sys
 import tomllib
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,13 @@ def normal(name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "wanted", [*PROJECT["dependencies"], *EXTRAS["dev"], *EXTRAS["docs"]], ids=str
+    "wanted",
+    [
+        *PROJECT["dependencies"],
+        *chain(*(EXTRAS[name] for name in ("data", "text", "docs"))),
+        *(each for each in EXTRAS["dev"] if not each.startswith("vla_rl[")),
+    ],
+    ids=str,
 )
 def test_the_locked_version_of_a_requirement_is_in_its_range(wanted: str) -> None:
     requirement = Requirement(wanted)
@@ -46,6 +55,41 @@ def test_the_lock_agrees_with_the_pins_of_vllm_for_cpus() -> None:
     shared = {normal(name): version for name, version in pinned.items() if normal(name) in LOCKED}
     assert "llguidance" in shared
     assert {name: LOCKED[name] for name in shared} == shared
+
+
+def test_pip_check_prints_only_what_has_a_reason() -> None:
+    accepted = tomllib.loads((ROOT / "scripts/unmet_requirements.toml").read_text())
+    assert all(entry["reason"] for entry in accepted.values())
+    told = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
+    unmet = [line for line in told.stdout.splitlines() if line != "No broken requirements found."]
+    assert not [line for line in unmet if not is_accepted(line, accepted)], told.stderr
+
+
+def is_accepted(line: str, accepted: dict[str, Any]) -> bool:
+    kinds = {
+        "not_installed": r"(\S+) \S+ requires ([\w.-]+), which is not installed\.",
+        "other_version": r"(\S+) \S+ has requirement ([\w.-]+)\S*, but you have .*",
+    }
+    found = ((kind, re.fullmatch(pattern, line)) for kind, pattern in kinds.items())
+    return any(
+        match is not None and normal(match[2]) in accepted.get(match[1], {}).get(kind, ())
+        for kind, match in found
+    )
+
+
+def test_a_wrong_version_and_an_unlisted_package_are_no_accepted_lines() -> None:
+    accepted = {"bddl": {"not_installed": ["jupytext"], "reason": "notebooks"}}
+    assert is_accepted("bddl 1.0.1 requires jupytext, which is not installed.", accepted)
+    assert not is_accepted("bddl 1.0.1 requires numpy, which is not installed.", accepted)
+    assert not is_accepted("bddl 1.0.1 has requirement jupytext<2, but you have 3.", accepted)
+    assert not is_accepted("robosuite 1.4.0 requires jupytext, which is not installed.", accepted)
+
+
+def test_the_two_commands_of_the_readme_install_what_they_need() -> None:
+    rules = dict(re.findall(r"^(\w+): ([^#\n]*)", MAKEFILE, re.MULTILINE))
+    assert rules["demo"].split() == ["$(INSTALLED_FOR_DEMO)"]
+    assert rules["style"].split() == ["install"]
+    assert rules["test"].split() == ["style"]
 
 
 def test_the_install_script_installs_from_the_lock() -> None:

@@ -10,8 +10,9 @@ simulator.
 
 from typing import TYPE_CHECKING
 
-from vla_rl import env_ids, lazy_scipy, renamed, torchvision_operators
+from vla_rl import lazy_scipy, renamed, torchvision_operators
 from vla_rl.lazy_names import lazy_names
+from vla_rl.util import extras
 
 if TYPE_CHECKING:
     from vla_rl.actors import Runtime
@@ -112,6 +113,6 @@ __all__ = ["__version__", *sorted(name for names in _HOME.values() for name in n
 torchvision_operators.install()
 lazy_scipy.install()
 renamed.install()
-env_ids.install()
+extras.install()
 
 __getattr__, __dir__ = lazy_names(__name__, _HOME)

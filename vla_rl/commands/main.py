@@ -7,7 +7,7 @@ vla-rl report runs/<run>          write the report of a run again
 vla-rl why runs/<run>             what a running run waits for, as a tree
 vla-rl doctor                     what would go wrong on this machine; --checkpoint FOLDER looks at a policy too
 vla-rl host                       let this machine run episodes for another one
-vla-rl install libero             LIBERO and its simulator; also: assets, family, pro-benchmark, metaworld, vllm
+vla-rl install libero             LIBERO; also: assets, family, pro-benchmark, metaworld, vllm, data, text
 """
 
 import ast

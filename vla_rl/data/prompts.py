@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import pyarrow
-import pyarrow.parquet
 
+from vla_rl.data.arrow import pa, pq
 from vla_rl.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -42,7 +41,7 @@ class PromptRows(Sequence[dict[str, Any]]):
 
     def __init__(
         self,
-        table: pyarrow.Table | list[dict[str, Any]],
+        table: "pa.Table | list[dict[str, Any]]",
         path: Path | None = None,
         fields: Sequence[str] = (),
     ) -> None:
@@ -64,12 +63,12 @@ class PromptRows(Sequence[dict[str, Any]]):
         return self._row(index % len(self))
 
     def _row(self, index: int) -> dict[str, Any]:
-        assert isinstance(self._table, pyarrow.Table)
+        assert isinstance(self._table, pa.Table)
         while True:
             columns = self._table.slice(index, 1)
             try:
                 row: dict[str, Any] = columns.to_pylist()[0]
-            except (ValueError, OverflowError, pyarrow.ArrowException) as error:
+            except (ValueError, OverflowError, pa.ArrowException) as error:
                 name = next(
                     name for name in columns.column_names if not _is_readable(columns, name)
                 )
@@ -84,10 +83,10 @@ class PromptRows(Sequence[dict[str, Any]]):
         return (self[row] for row in range(len(self)))
 
 
-def _is_readable(columns: pyarrow.Table, name: str) -> bool:
+def _is_readable(columns: "pa.Table", name: str) -> bool:
     try:
         columns.column(name).to_pylist()
-    except (ValueError, OverflowError, pyarrow.ArrowException):
+    except (ValueError, OverflowError, pa.ArrowException):
         return False
     return True
 
@@ -139,12 +138,12 @@ def _rows_of(path: Path, fields: Sequence[str]) -> PromptRows:
     return rows
 
 
-def _parquet(path: Path, fields: Sequence[str]) -> pyarrow.Table:
+def _parquet(path: Path, fields: Sequence[str]) -> "pa.Table":
     try:
-        table = pyarrow.parquet.read_table(path)
+        table = pq.read_table(path)
         # a text column may hold any bytes, which else fail only when a row is read
         table.validate(full=True)
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, pa.ArrowException) as error:
         raise DataError(
             f"{path} is not a parquet file with texts in UTF-8: {error}; write it again."
         ) from error

@@ -1,26 +1,20 @@
 """Environments: plain synchronous `gymnasium.Env`s, registered by importing this package.
 
-    import gymnasium, vla_rl
+    import gymnasium, vla_rl.envs
     env = gymnasium.make("vla_rl/toy_reach-v0", task_id=0)
 
-`vla_rl` imports this package with gymnasium, as does the entry point of the group
-`gymnasium.envs`. It costs two milliseconds, because it imports only `registration`. To import it
-through gymnasium, use its `module:id` form: "vla_rl:vla_rl/toy_reach-v0".
+To import it through gymnasium, use its `module:id` form: "vla_rl.envs:vla_rl/toy_reach-v0".
 `gymnasium.make_vec` makes a vector environment of processes (`vla_rl.simulation.make_vec`), except
 in the mode "sync". Entry points are strings: an environment's module, and with it its simulator, is
 imported when the first one is made. Environments do not depend on asyncio, torch or the trainer.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gymnasium.envs.registration import register as _register_one
-from gymnasium.envs.registration import registry
+import gymnasium
 
-from vla_rl.lazy_names import lazy_names
-
-if TYPE_CHECKING:
-    from vla_rl.envs.chunking import ActionChunks
-    from vla_rl.simulation.open_loop import run_chunk
+from vla_rl.envs.chunking import ActionChunks
+from vla_rl.simulation.open_loop import run_chunk
 
 LIBERO_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
 """The suites of LIBERO, registered as `vla_rl/<suite>-v0` and, with suggestions,
@@ -32,9 +26,9 @@ METAWORLD_SUITES = ("metaworld_mt10", "metaworld_mt50")
 
 
 def _register(env_id: str, entry_point: str, kwargs: dict[str, Any] | None = None) -> None:
-    if env_id not in registry:
+    if env_id not in gymnasium.registry:
         vectors = f"vla_rl.envs.vectors:{env_id.removeprefix('vla_rl/')}"
-        _register_one(
+        gymnasium.register(
             id=env_id, entry_point=entry_point, vector_entry_point=vectors, kwargs=kwargs or {}
         )
 
@@ -68,14 +62,4 @@ for _suite in METAWORLD_SUITES:
         {"suite": _suite},
     )
 
-
-def register() -> None:
-    """Do nothing more: importing this package has registered its environments.
-
-    It is the entry point of the group `gymnasium.envs`, for programs that load such groups.
-    """
-
-
-__all__ = ["LIBERO_SUITES", "METAWORLD_SUITES", "ActionChunks", "register", "run_chunk"]
-
-__getattr__, __dir__ = lazy_names(__name__, {"chunking": ("ActionChunks", "run_chunk")})
+__all__ = ["LIBERO_SUITES", "METAWORLD_SUITES", "ActionChunks", "run_chunk"]

@@ -88,8 +88,8 @@ def _math(answer_field: str) -> Scorer:
         result = _isolated(
             await sandbox.call("vla_rl.scoring.math_answers:is_same_math", arguments, _MATH_LIMITS)
         )
-        if result.fault == "raised" and result.text.startswith("ModuleNotFoundError"):
-            raise ConfigError("the scorer 'math' needs math-verify; run `pip install math-verify`")
+        if result.fault == "raised" and result.text.startswith("MissingExtra: "):
+            raise ConfigError(f"the scorer 'math': {result.text.removeprefix('MissingExtra: ')}")
         if result.fault == "raised" and result.text.startswith("ValueError: the data set's answer"):
             raise DataError(result.text.removeprefix("ValueError: "))
         return Score(value=float(result.value is True), fault=result.fault, words=result.text)

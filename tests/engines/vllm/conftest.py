@@ -1,4 +1,4 @@
-"""Tests that start an engine are left out where vLLM is not installed."""
+"""Tests that start an engine are left out where vLLM cannot be started."""
 
 import gc
 import sys
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from vla_rl.engines.vllm.adapter import installed_build
+from vla_rl.engines.vllm.adapter import installed_build, split_preload_path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = None
     if installed_build() is None:
-        skip = pytest.mark.skip(reason="vLLM is not installed; docs/engines.md says how")
+        reason = "vLLM is not installed; docs/engines.md says how"
+    elif split_preload_path():
+        reason = "the path of the environment holds a blank, at which LD_PRELOAD is split"
+    if reason is not None:
+        skip = pytest.mark.skip(reason=reason)
         for item in items:
             if "needs_vllm" in item.keywords:
                 item.add_marker(skip)

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
+from vla_rl.data.arrow import pa
 from vla_rl.data.episode import FrameReader, RecordedEpisode
 from vla_rl.data.lerobot.frames import encode_png
 from vla_rl.data.lerobot.layout import (
@@ -24,9 +24,6 @@ from vla_rl.data.lerobot.layout import (
     Feature,
 )
 from vla_rl.errors import DataError
-
-_NUMBERS = {"float32": pa.float32(), "int64": pa.int64(), "bool": pa.bool_()}
-_IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def feature_name(key: str) -> str:
@@ -69,7 +66,7 @@ def table_of(
     first_row: int,
     task_of: Sequence[int],
     fps: float,
-) -> pa.Table:
+) -> "pa.Table":
     """Return a table with one row for each control step.
 
     Args:
@@ -94,11 +91,12 @@ def table_of(
         **{feature_name(key): rows for key, rows in episode.vectors.items()},
     }
     frames = {picture_name(key): read for key, read in episode.frames.items()}
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     arrays = []
     for name, feature in features.items():
         if feature.dtype == "image":
             arrays.append(
-                pa.array(_encoded(episode.name, frames[name], feature, len(steps)), _IMAGE)
+                pa.array(_encoded(episode.name, frames[name], feature, len(steps)), image)
             )
         else:
             arrays.append(_numbers(np.asarray(values[name]), feature))
@@ -123,7 +121,7 @@ def _encoded(
     return encoded
 
 
-def tasks_table(tasks: Mapping[str, int]) -> pa.Table:
+def tasks_table(tasks: Mapping[str, int]) -> "pa.Table":
     """Return `meta/tasks.parquet`: instructions are the index of a pandas data frame."""
     table = pa.table({"task_index": list(tasks.values()), "task": list(tasks)})
     text = {"pandas_type": "unicode", "numpy_type": "object", "metadata": None}
@@ -143,8 +141,8 @@ def tasks_table(tasks: Mapping[str, int]) -> pa.Table:
     return table.replace_schema_metadata({"pandas": json.dumps(note)})
 
 
-def _numbers(values: np.ndarray, feature: Feature) -> pa.Array:
-    kind = _NUMBERS[feature.dtype]
+def _numbers(values: np.ndarray, feature: Feature) -> "pa.Array":
+    kind = pa.type_for_alias(feature.dtype)
     if feature.shape == (1,):
         return pa.array(values.reshape(-1), kind)
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), kind), values.shape[1])

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import pyarrow.parquet as pq
 
+from vla_rl.data.arrow import pq
 from vla_rl.data.lerobot.layout import (
     EPISODES_FILE_V2,
     EPISODES_FOLDER,

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
+from vla_rl.data.arrow import pa
 from vla_rl.data.episode import RecordedEpisode
 from vla_rl.data.lerobot.columns import feature_name
 from vla_rl.data.lerobot.layout import KNOWN_FIELDS, Feature
@@ -73,7 +73,7 @@ class Stats(msgspec.Struct, frozen=True):
 
 
 def stats_of(
-    episode: RecordedEpisode, features: Mapping[str, Feature], table: pa.Table
+    episode: RecordedEpisode, features: Mapping[str, Feature], table: "pa.Table"
 ) -> dict[str, Stats]:
     """Return the statistics of one episode, given its table."""
     readers = {

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
+from vla_rl.data.arrow import pa, pq
 from vla_rl.errors import DataError
 from vla_rl.util.agreement import excerpt
 from vla_rl.util.foreign_data import reading
@@ -120,7 +119,7 @@ class DataFile:
         except (DataError, IndexError):
             return f"row {row}"
 
-    def _values(self, name: str, width: int) -> tuple[pa.Array, np.ndarray]:
+    def _values(self, name: str, width: int) -> "tuple[pa.Array, np.ndarray]":
         """Return the numbers of a column one after the other, and how many each row has."""
         column = self._column(name)
         if pa.types.is_fixed_size_list(column.type):
@@ -137,7 +136,7 @@ class DataFile:
             raise DataError(f"{self.path}: {name!r} holds {column.type}, expected {expected}.")
         return values, lengths
 
-    def _column(self, name: str) -> pa.Array:
+    def _column(self, name: str) -> "pa.Array":
         self._require(name)
         with reading(f"{self.path}: {name!r}", "a column that can be read", AGAIN):
             column = self._file.read(columns=[name]).column(name).combine_chunks()
@@ -158,7 +157,7 @@ class DataFile:
             raise DataError(f"{self.path} has {found} {name!r}; it has {sorted(known)}.")
 
 
-def _is_number(kind: pa.DataType) -> bool:
+def _is_number(kind: "pa.DataType") -> bool:
     return bool(
         pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
     )

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import msgspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 
+from vla_rl.data.arrow import pa, pq
 from vla_rl.data.episode import RecordedEpisode
 from vla_rl.data.lerobot import columns
 from vla_rl.data.lerobot.layout import (
@@ -220,7 +219,7 @@ def check_can_add(
     return info
 
 
-def _write_table(path: Path, table: pa.Table) -> None:
+def _write_table(path: Path, table: "pa.Table") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
     pq.write_table(table, part, compression="snappy", write_page_checksum=True)

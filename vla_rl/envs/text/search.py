@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from vla_rl.data.prompts import PromptRows, read_prompts
-from vla_rl.errors import ConfigError, DataError
+from vla_rl.errors import DataError
 from vla_rl.util.foreign_text import required_text
 
 _OPENED: Final[dict[tuple[str, int], "SearchIndex"]] = {}
@@ -35,14 +35,12 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 class SearchIndex:
     """BM25 (Robertson & Zaragoza 2009, as bm25s computes it) over the `text` and `title` of rows.
 
-    Raises: ConfigError if bm25s is not installed; DataError for a row whose text or title is no text.
+    Raises: DataError for a row whose text or title is no text.
     """
 
     def __init__(self, rows: PromptRows) -> None:
-        try:
-            import bm25s  # needed only for searches
-        except ModuleNotFoundError as error:
-            raise ConfigError("searching documents needs bm25s; run `pip install bm25s`") from error
+        import bm25s  # needed only for searches
+
         self._rows, self._bm25s = rows, bm25s
         texts = [f"{title} {text}" for title, text in map(_title_and_text, rows, count())]
         self._index: Any = bm25s.BM25()

@@ -1,0 +1,23 @@
+"""pyarrow, imported when a function first uses it: only who reads or writes its files needs it.
+
+Quote annotations that name its types, because Python evaluates them when it reads the function.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["pa", "pq"]
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+else:
+
+    class _LazyModule:
+        def __init__(self, name: str) -> None:
+            self._module = name
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(import_module(self._module), name)
+
+    pa, pq = _LazyModule("pyarrow"), _LazyModule("pyarrow.parquet")
