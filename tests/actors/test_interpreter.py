@@ -28,6 +28,12 @@ def _only_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
 
 
+@pytest.fixture(autouse=True)
+def _modules_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another interpreter finds none through this one's PYTHONPATH."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+
+
 @pytest.fixture(scope="module")
 def make_python(tmp_path_factory: pytest.TempPathFactory) -> MakePython:
     """An interpreter of its own virtual environment that has only these packages, linked instead of

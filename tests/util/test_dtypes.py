@@ -140,12 +140,7 @@ ALLOWED = {
         "np.dtype({'names': names, 'formats': formats, 'offsets': offsets, 'itemsize': end})",
     ],
     "observe/videos.py": ["np.dtype(image.dtype)"],
-    # whole files, which NumPy and torch read by themselves; a list to become shorter
-    "data/recordings.py": ["np.load(raw, allow_pickle=False)"],
-    "driving_scores/plans.py": ["np.load(opened, allow_pickle=False)"],
-    "driving_scores/scene_files.py": ["np.load(opened, allow_pickle=False)"],
-    "envs/libero/init_states.py": ["np.load(opened, allow_pickle=False)"],
-    "recipes/record_demonstrations.py": ["np.load(file)"],
+    # whole files, which torch reads by itself
     "models/prismatic/weights.py": ["torch.load(path, map_location='cpu', weights_only=True)"],
     "models/weight_files.py": [
         "torch.load(path, map_location='cpu', weights_only=True, mmap=zipfile.is_zipfile(path))"

@@ -2,6 +2,8 @@
 
 import io
 import struct
+import subprocess
+import sys
 import warnings
 import zipfile
 from pathlib import Path
@@ -108,3 +110,34 @@ def test_a_flipped_byte_of_an_array_is_noticed_by_the_zips_checksum(tmp_path: Pa
     (tmp_path / "x.npz").write_bytes(content)
     with pytest.raises(zipfile.BadZipFile, match="CRC"):
         read_npz(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("reader", ["scene", "plans", "initial states"])
+def test_no_reader_of_such_files_hands_numpy_a_type_that_ends_the_process(
+    tmp_path: Path, reader: str
+) -> None:
+    names = {"scene": ["format"], "plans": ["tokens", "waypoints", "interval_s"]}
+    path = tmp_path / "damaged.npz"
+    header = b"{'descr': 'M8[s/0]', 'fortran_order': False, 'shape': (1,), }"
+    header += b" " * (117 - len(header)) + b"\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names.get(reader, ["states"]):
+            content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(8)
+            archive.writestr(f"{name}.npy", content)
+    # in a process of its own: such a type would end this one
+    script = (
+        "import sys\nfrom pathlib import Path\n"
+        "from vla_rl.driving_scores.plans import read_plans\n"
+        "from vla_rl.driving_scores.scene_files import read_arrays\n"
+        "from vla_rl.envs.libero.init_states import read_init_states\n"
+        "read = {'scene': read_arrays, 'plans': read_plans}.get(sys.argv[1], read_init_states)\n"
+        "try:\n    read(Path(sys.argv[2]))\nexcept ValueError as error:\n    print(error)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script, reader, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert "damaged.npz" in ended.stdout

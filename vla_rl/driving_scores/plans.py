@@ -15,6 +15,7 @@ from vla_rl.driving_scores.geometry import Floats
 from vla_rl.driving_scores.pdm import finite_waypoints
 from vla_rl.driving_scores.scene_files import texts_in
 from vla_rl.util.foreign_files import reading_file
+from vla_rl.util.npz import read_npz
 
 INTERVAL_S: Final = 0.5
 """Time between two waypoints."""
@@ -27,9 +28,9 @@ def read_plans(path: Path) -> dict[str, Floats]:
     """Return the waypoints [8, 3] of each scene. Raises: ValueError naming the file."""
     remedy = "expected arrays tokens, waypoints, interval_s"
     with reading_file(path, " is no file of plans", remedy):
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            tokens, waypoints = texts_in(file["tokens"], "tokens"), file["waypoints"]
-            interval_s = float(file["interval_s"])
+        arrays = read_npz(path)
+        tokens, waypoints = texts_in(arrays["tokens"], "tokens"), arrays["waypoints"]
+        interval_s = float(arrays["interval_s"])
         num_plans = len(waypoints)
     if len(set(tokens)) != len(tokens) or len(tokens) != num_plans:
         raise ValueError(

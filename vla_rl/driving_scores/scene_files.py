@@ -19,6 +19,7 @@ from vla_rl.driving_scores.geometry import Floats
 from vla_rl.driving_scores.scene import Layer, Map, RedLights, Scene, Tracks
 from vla_rl.driving_scores.vehicle import Vehicle
 from vla_rl.util.foreign_files import reading_file
+from vla_rl.util.npz import read_npz
 
 FORMAT: Final = 1
 """Version of the layout, stored as `format`."""
@@ -84,8 +85,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     Raises: ValueError naming the file, if it is no scene file or lacks an array.
     """
     with reading_file(path, " is no scene file", "export it again"):
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        arrays = read_npz(path)
         version = int(arrays.get("format", np.array(-1)))
     if version != FORMAT:
         raise ValueError(f"{path} has format {version}, expected {FORMAT}; export it again.")

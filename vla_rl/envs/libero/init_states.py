@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from vla_rl.util.foreign_files import reading_file
+from vla_rl.util.npz import read_npz
 
 ENDINGS: Final = (".pruned_init", ".pruned_init.npz")
 _NPZ_MEMBER: Final = "states.npy"
@@ -96,8 +97,7 @@ def _read_npz(path: Path) -> np.ndarray:
     with zipfile.ZipFile(path) as archive:
         _member(archive, [_NPZ_MEMBER], path)
     try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
-            states: np.ndarray = arrays[_NPZ_MEMBER.removesuffix(".npy")]
+        states = read_npz(path)[_NPZ_MEMBER.removesuffix(".npy")]
     except ValueError as error:  # not an array, or an array of objects, which would be a pickle
         raise _not_states(path) from error
     if states.dtype != np.float64 or states.ndim not in (1, 2):
