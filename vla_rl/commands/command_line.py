@@ -14,10 +14,11 @@ import functools
 import io
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+import typing
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 import tyro
@@ -36,6 +37,7 @@ from vla_rl.rollout.agent_task import END_WITHIN_S, keep_for_ever
 from vla_rl.training.failures import explain
 from vla_rl.training.lasting_output import lasting_output
 from vla_rl.types import Config
+from vla_rl.util.agreement import shortened
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +74,9 @@ class TrainingLaunch(Launch):
     """With --resume: resume from this checkpoint, such as update-000012, instead of the newest.
     Newer ones are renamed."""
 
+
+COMMAND: Final = "RecipeCommand"
+"""Name of the class that holds a recipe's launch options and its configuration."""
 
 LaunchT = TypeVar("LaunchT", bound=Launch)
 ConfigT = TypeVar("ConfigT", bound=Config)
@@ -123,10 +128,11 @@ def parse_command(
         ("launch", Annotated[launch_type, tyro.conf.arg(name="")], launch_type()),
         ("config", Annotated[config_type, tyro.conf.arg(name="")], default),
     ]
-    command_type = dataclasses.make_dataclass("RecipeCommand", fields, frozen=True)
+    command_type = dataclasses.make_dataclass(COMMAND, fields, frozen=True)
     parse = functools.partial(tyro.cli, command_type, prog=program_name())
     if not {HELP_ALL, "-h", "--help"}.isdisjoint(arguments):
         _show_help(parse, arguments, default, description)
+    _refuse_values_of_flags(arguments, _flags_in(command_type))
     parsed: Any = parse(args=arguments, registry=option_registry(), description=description)
     _require_run_to_resume(parsed.launch)
     # A file is checked by itself, so that `--embedding.encoder pixels` may leave the settings of the
@@ -156,6 +162,36 @@ def _show_help(
         ):
             given = parse(args=others, registry=option_registry()).config
     print_help(show, default, given, description, wants_all=HELP_ALL in arguments)
+
+
+def _flags_in(kind: Any, prefix: str = "") -> set[str]:
+    """Return the options of a class's fields that are flags, without their dashes."""
+    flags = set[str]()
+    for name, hint in typing.get_type_hints(kind).items():
+        inner = "" if kind.__name__ == COMMAND else f"{prefix}{name.replace('_', '-')}."
+        if hint is bool:
+            flags.add(f"{prefix}{name.replace('_', '-')}")
+        elif isinstance(hint, type) and (
+            issubclass(hint, Config) or dataclasses.is_dataclass(hint)
+        ):
+            flags |= _flags_in(hint, inner)
+    return flags
+
+
+def _refuse_values_of_flags(arguments: Sequence[str], flags: Collection[str]) -> None:
+    """Raise ConfigError for a flag that is given a value, which the parser reports alone."""
+    for argument, following in zip(arguments, [*arguments[1:], "--"], strict=True):
+        name, equals, _ = argument.replace("_", "-").partition("=")
+        option = name.removeprefix("--")
+        plain = option.removeprefix("no-")
+        if not name.startswith("--") or not {option, plain} & set(flags):
+            continue
+        if equals or not following.startswith("-"):
+            raise ConfigError(
+                f"{name} is a flag, but was given the value "
+                f"{shortened(argument.partition('=')[2] if equals else following)!r}; expected "
+                f"--{plain} alone to turn it on, or --no-{plain} to turn it off"
+            )
 
 
 def _require_run_to_resume(launch: Launch) -> None:

@@ -4,6 +4,7 @@ An unknown key is an error that names the nearest known one.
 """
 
 import difflib
+import os
 import types
 import typing
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import msgspec
 from vla_rl.errors import ConfigError
 from vla_rl.observe.run_directory import require_digest
 from vla_rl.types import Config
+from vla_rl.util.agreement import shortened
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 
@@ -26,7 +28,8 @@ SHIPPED: Final = Path(__file__).parents[1] / "recipes" / "configs"
 def found_config(name: str) -> Path:
     """Return the file at this path, or the shipped configuration of this name."""
     shipped = SHIPPED / f"{name}.toml"
-    return shipped if shipped.exists() and not Path(name).exists() else Path(name)
+    # os.path: pathlib raises for a name that is too long
+    return shipped if os.path.exists(shipped) and not os.path.exists(name) else Path(name)
 
 
 def read_config(path: Path, config_type: type[ConfigT]) -> ConfigT:
@@ -49,16 +52,24 @@ def read_table(path: Path, config_type: type[Config]) -> dict[str, Any]:
         ".toml": msgspec.toml.decode,
         ".json": msgspec.json.decode,
     }
+    if os.path.isdir(path):
+        raise ConfigError(
+            f"{shortened(path)} is a folder, expected a .toml or .json file; --resume continues the "
+            f"run in a folder, and --config {path / 'config.json'} takes its settings alone"
+        )
     if path.suffix not in decoders:
         shipped = difflib.get_close_matches(path.name, [each.stem for each in SHIPPED.iterdir()], 1)
         nearest = f"; did you mean the shipped {shipped[0]!r}?" if shipped else ""
         raise ConfigError(
-            f"{path} ends in {path.suffix!r}, expected one of {', '.join(decoders)}{nearest}"
+            f"{shortened(path)} ends in {path.suffix!r}, expected a file in one of "
+            f"{', '.join(decoders)}{nearest}"
         )
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"the configuration {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(
+            f"the configuration {shortened(path)} cannot be read: {error.strerror}"
+        ) from error
     require_digest(path, content)
     try:
         data = decoders[path.suffix](content)

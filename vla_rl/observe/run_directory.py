@@ -27,12 +27,15 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.observe.versions import versions
 from vla_rl.observe.whole_file import write_whole
+from vla_rl.util.agreement import excerpt, shortened
+from vla_rl.util.plain_values import part_without_json
 from vla_rl.util.sole_owner import sole_owner
 
 CONFIG_FILE = "config.json"
@@ -73,6 +76,8 @@ class RunDirectory:
                 )
         except OSError as error:
             raise ConfigError(_not_writable(root, error)) from error
+        except ValueError as error:  # such as a zero byte in the path
+            raise ConfigError(f"the run directory {str(root)!r} cannot be made: {error}") from error
         return run
 
     @classmethod
@@ -114,15 +119,18 @@ class RunDirectory:
 
         Raises: ConfigError, with the runs beside it, if it is not one.
         """
-        if not (path / CONFIG_FILE).is_file():
-            others = sorted(folder.parent.name for folder in path.parent.glob(f"*/{CONFIG_FILE}"))
+        # os.path: pathlib raises for a name that is too long, or in a folder that may not be read
+        if not os.path.isfile(path / CONFIG_FILE):
+            others = _runs_beside(path)
             found = (
-                f"runs in {path.parent} are: {', '.join(others)}"
+                f"runs in {path.absolute().parent} are: {', '.join(others)}"
                 if others
-                else f"{path.parent} holds no run"
+                else f"{path.absolute().parent} holds no runs either; give the folder that the run "
+                "has printed, such as runs/srpo_libero-20260101-120000"
             )
             raise ConfigError(
-                f"{path} has no {CONFIG_FILE}, expected the folder of an earlier run; {found}."
+                f"{shortened(path)} has no {CONFIG_FILE}, expected the folder of an earlier run; "
+                f"{shortened(found, 600)}"
             )
         return cls(path)
 
@@ -225,15 +233,44 @@ def _numbered(stem: str, number: int) -> str:
 
 
 def _as_json(config: msgspec.Struct) -> bytes:
+    """Return a configuration as text. Raises: ConfigError naming a value that JSON cannot hold."""
+    require_plain(config, type(config).__name__)
     return msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n"
+
+
+def require_plain(value: Any, name: str) -> None:
+    """Raise ConfigError, naming the part, for a value that JSON cannot hold."""
+    if (found := part_without_json(value, name)) is not None:
+        part, wrong = found
+        raise ConfigError(
+            f"{part} is {excerpt(wrong)}, a {type(wrong).__name__}, expected numbers, text in "
+            "UTF-8, booleans, None, or lists and dicts of them"
+        )
+
+
+def _runs_beside(path: Path) -> list[str]:
+    try:
+        return sorted(run.parent.name for run in path.absolute().parent.glob(f"*/{CONFIG_FILE}"))
+    except OSError:
+        return []
 
 
 def require_writable(folder: Path) -> None:
     """Raise ConfigError unless `folder`, or its nearest existing parent, can be written."""
-    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # its name is too long, or holds a zero byte
+        raise ConfigError(
+            f"the run directory {shortened(folder)} cannot be made ({error}); choose another one"
+            if isinstance(error, ValueError)
+            else _not_writable(folder, error)
+        ) from error
+    above = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise ConfigError(
-            f"the run directory {folder} cannot be written ({above} is not a folder that this "
+            f"the run directory {shortened(folder)} cannot be written ({above} is not a folder that this "
             "user may write to); choose "
             "another one."
         )
@@ -289,7 +326,8 @@ def _new_folder(root: Path, name: str) -> Path:
 def _not_writable(root: Path, error: OSError) -> str:
     where = error.filename if error.filename is not None else root
     return (
-        f"the run directory {root} cannot be written ({where}: {error.strerror}); expected a "
+        f"the run directory {shortened(root)} cannot be written ({shortened(where)}: "
+        f"{error.strerror}); expected a "
         "folder with room that this "
         "user may write; choose another one."
     )

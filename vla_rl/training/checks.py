@@ -8,10 +8,9 @@ import msgspec
 from vla_rl.errors import ConfigError
 from vla_rl.graph import Pipeline, TaskGraph
 from vla_rl.learning import CriticConfig
+from vla_rl.observe.run_directory import require_plain
 from vla_rl.pipelines.config import LearningConfig, RunConfig
 from vla_rl.rollout import TaskStart
-from vla_rl.util.agreement import excerpt
-from vla_rl.util.plain_values import part_without_json
 
 
 def check_arguments(config: Any, starts: Any, agent: Any) -> None:
@@ -40,16 +39,6 @@ def check_arguments(config: Any, starts: Any, agent: Any) -> None:
         raise ConfigError(
             f"agent is of type {type(agent).__name__}, expected a function `async def agent(env, "
             "policy)`; pass the function itself and do not call it"
-        )
-
-
-def require_plain(value: Any, name: str) -> None:
-    """Raise ConfigError, naming the part, for a value that JSON cannot hold."""
-    if (found := part_without_json(value, name)) is not None:
-        part, wrong = found
-        raise ConfigError(
-            f"{part} is {excerpt(wrong)}, a {type(wrong).__name__}, expected numbers, strings, "
-            "booleans, None, or lists and dicts of them"
         )
 
 

@@ -83,6 +83,12 @@ def excerpt(value: object) -> str:
         return f"a {type(value).__name__} nested too deeply to show"
 
 
+def shortened(value: object, most: int = 2 * MOST_SHOWN) -> str:
+    """Return a value's text, cut in its middle to a length that an error can show."""
+    text = str(value)
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 :]}"
+
+
 def _cut(text: str, start: int) -> str:
     before, after = "..." * (start > 0), "..." * (start + MOST_SHOWN < len(text))
     return f"{before}{text[start : start + MOST_SHOWN]}{after}"

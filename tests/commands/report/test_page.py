@@ -221,4 +221,4 @@ def test_a_folder_that_is_no_run_is_refused(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["report", str(tmp_path)])
     assert main() == 2
-    assert "expected the folder of a training run" in capsys.readouterr().err
+    assert "expected the folder of an earlier run" in capsys.readouterr().err

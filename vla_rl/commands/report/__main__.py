@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 from vla_rl.commands.report import write_report
-from vla_rl.errors import VlaRlError
+from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.observe import RunDirectory
-from vla_rl.observe.run_directory import CONFIG_FILE
 from vla_rl.training.lasting_output import lasting_output
 
 
@@ -22,13 +21,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="the folder of a training run")
     folder: Path = parser.parse_args().run
-    if not (folder / CONFIG_FILE).is_file():
-        print(
-            f"{folder} has no {CONFIG_FILE}, expected the folder of a training run", file=sys.stderr
-        )
+    try:
+        run = RunDirectory.existing(folder)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        print(write_report(RunDirectory(folder)))
+        print(write_report(run))
     except (VlaRlError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
