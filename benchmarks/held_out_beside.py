@@ -65,11 +65,15 @@ def measure(updates: int, way: str, *, pinned: bool) -> Sample:
         if way == "beside" and pinned:
             _pin_evaluator(run.pid, cores()[-1])
         _until(lambda: _num_lines(root, "metrics.jsonl") > 20)
-        _until(lambda: way != "beside" or _num_lines(root, "held_out.jsonl") > 0)
-        first, episodes, cpu = _updates(root), _num_lines(root, "held_out.jsonl"), _cpu_s(run.pid)
+        _until(lambda: way != "beside" or _num_lines(root, "held_out_choose.jsonl") > 0)
+        first, episodes, cpu = (
+            _updates(root),
+            _num_lines(root, "held_out_choose.jsonl"),
+            _cpu_s(run.pid),
+        )
         _until(lambda: _updates(root)[0] >= first[0] + updates)
         last, cpu = _updates(root), _cpu_s(run.pid) - cpu
-        episodes = _num_lines(root, "held_out.jsonl") - episodes
+        episodes = _num_lines(root, "held_out_choose.jsonl") - episodes
     seconds, count = last[1] - first[1], last[0] - first[0]
     return Sample(count / seconds, cpu / count, episodes / seconds)
 

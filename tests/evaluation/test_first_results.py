@@ -61,7 +61,7 @@ def test_a_run_begins_with_the_first_results_of_another(
     assert book.lines == [line(0, start) for start in range(3)]
     assert (
         capsys.readouterr().out
-        == f"the 3 held-out results of the first weights are those of {other.path}\n"
+        == f"the 3 held-out results of the first weights in {SCORES.file} are those of {other.path}\n"
     )
 
 

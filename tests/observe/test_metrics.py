@@ -325,7 +325,10 @@ def test_weights_and_biases_gets_what_came_late_at_its_newest_step(
         ({"held_out/success_rate": 0.5, "held_out/weights": 4}, 9),
         ({"held_out/success_rate": 0.75, "held_out/weights": 8}, 9),
     ]
-    assert axes == [("held_out/*", "held_out/weights")]
+    assert axes == [
+        ("held_out/*", "held_out/weights"),
+        ("held_out_choose/*", "held_out/weights"),
+    ]
 
 
 def test_asking_for_wandb_without_it_says_what_to_install(monkeypatch) -> None:

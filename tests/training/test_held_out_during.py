@@ -80,18 +80,23 @@ def test_the_run_shows_the_curve_wherever_it_shows_others(run: RunDirectory) -> 
 
     curve = read_curve(run)
     assert curve is not None
-    means = {point.weights: point.all.mean for point in curve.points}
+    means = {point.weights: point.all.mean for point in curve.report}
+    chose = {point.weights: point.all.mean for point in curve.chose}
     (events,) = run.tensorboard.iterdir()
     drawn = {
-        event.step: value.tensor.float_val[0]
+        (value.tag, event.step): value.tensor.float_val[0]
         for event in EventFileLoader(str(events)).Load()
         for value in event.summary.value
-        if value.tag == "held_out/success_rate"
+        if value.tag.endswith("/success_rate") and value.tag.startswith("held_out")
     }
-    assert drawn == pytest.approx(means)
+    assert drawn == pytest.approx(
+        {("held_out/success_rate", version): mean for version, mean in means.items()}
+        | {("held_out_choose/success_rate", version): mean for version, mean in chose.items()}
+    )
     assert [line["update"] for line in read_metrics(run.metrics)] == [1, 2]
     page = (run.path / "report.html").read_text()
-    assert "<h2>Held-out starts during training</h2>" in page
+    assert "<h2>Report: starts that chose nothing</h2>" in page
+    assert "<h2>Chose: starts that chose the best checkpoint</h2>" in page
     assert "0 (best)" in page or "2 (best)" in page
     best = best_checkpoint(run.checkpoints)
     assert curve.best is not None
@@ -123,7 +128,8 @@ def test_after_a_kill_the_resume_finishes_the_evaluation_and_runs_no_start_twice
     assert Counter(row.weight_version for row in rows) == {0: 50, 2: 50}
     assert max(Counter((row.weight_version, row.key) for row in rows).values()) == 1
     curve = json.loads((run.path / "held_out_curve.json").read_text())
-    assert [point["weights"] for point in curve["points"]] == [0, 2]
+    assert [point["weights"] for point in curve["chose"]] == [0, 2]
+    assert curve["best"]["report"][0] == curve["best"]["chose"][0] == 50
     assert "held out: final weights 2: " in capsys.readouterr().out
 
 
@@ -140,9 +146,16 @@ async def test_the_dry_run_says_what_evaluations_beside_training_cost(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     arguments = ("--run.updates", "9", "--held-out.starts", "5", "--held-out.every", "4")
+    arguments += ("--held-out.stop-after", "3", "--held-out.choose-starts", "40")
     command = command_of("--dry-run", "--run.root", str(tmp_path), *arguments)
     async with asyncio.timeout(60):
         assert await main(command) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "held out: 4 evaluations of 5 starts at most = 20 greedy episodes" in said
+    assert (
+        "held out: 5 starts are reported, for weights 0, the best and the last; 40 others choose the "
+        "best checkpoint: 4 evaluations at most" in said
+    )
+    assert "at most 175 greedy episodes" in said
+    assert "40 starts are too few to tell within 6 evaluations" in said
+    assert "the run stops after 13 evaluations without gain" in said
     assert "held-out evaluator: Python, torch and the weights" in said

@@ -11,6 +11,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from vla_rl.commands.gpu_plan import gpu_tables
+from vla_rl.evaluation.early_stopping import describe_noise, trend_window
 from vla_rl.evaluation.held_out import HeldOutJudge, Judge
 from vla_rl.learning import LearnerConfig
 from vla_rl.observe import MemoryItem, available_bytes, gpu_memory, memory_table
@@ -214,15 +215,23 @@ def _learner_items(
 
 def _evaluations(num_updates: int, judge: HeldOutJudge) -> str:
     """Return the evaluations beside training in words."""
-    every, starts = judge.schedule.every, len(judge.episodes)
+    every, report, choose = judge.schedule.every, len(judge.episodes), len(judge.choose)
     assert every is not None
     num = num_updates // every + 1 + (num_updates % every > 0)
-    return (
-        f"held out: {num} evaluations of {starts} starts at most = {num * starts} greedy episodes, "
-        f"of weights 0 and of every {every} updates beside training, of the last weights after it; "
-        "up to 3 checkpoints more than run.keep_checkpoints are on disk: the one that is "
-        "evaluated, the next one, and the best"
+    text = (
+        f"held out: {report} starts are reported, for weights 0, the best and the last; {choose} "
+        f"others choose the best checkpoint: {num} evaluations at most, of weights 0 and of every "
+        f"{every} updates beside training, of the last weights after it; at most "
+        f"{num * choose + 3 * report} greedy episodes; "
+        "up to 4 checkpoints more than run.keep_checkpoints are on disk: the one that is "
+        "evaluated, the next one, the best, and that of weights 0 until it is reported"
     )
+    if judge.schedule.stop_after is None:
+        return text
+    patience = judge.schedule.stop_after
+    num_needed = trend_window(choose, patience) - 1
+    line = f"the run stops early after about {num_needed} evaluations without gain"
+    return f"{text}\n{describe_noise(choose, patience) or line}"
 
 
 def _evaluator_items(

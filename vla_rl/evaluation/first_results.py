@@ -13,6 +13,7 @@ import msgspec
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.conditions import refuse_other_conditions
 from vla_rl.evaluation.held_out_book import HeldOutBook, RowFormat
+from vla_rl.evaluation.results import Key
 from vla_rl.types import EpisodeSpec
 
 POLICY_DIGEST: Final = "policy_digest"
@@ -50,12 +51,7 @@ def first_lines_of(
             "another run with --held-out.first-results-of, or leave the option out"
         )
     refuse_other_conditions(recorded, conditions)
-    book = HeldOutBook(folder / format.file, format)
-    found = {
-        row.key: line
-        for row, line in zip(book.rows, book.lines, strict=True)
-        if row.weight_version == 0
-    }
+    found = _lines_of_first_weights(folder, format)
     keys = [format.key_of(episode) for episode in episodes]
     if missing := [key for key in keys if key not in found]:
         raise ConfigError(
@@ -64,6 +60,26 @@ def first_lines_of(
             "leave --held-out.first-results-of out"
         )
     return [found[key] for key in keys]
+
+
+def first_choosing_lines(
+    folder: Path, format: RowFormat, episodes: Sequence[EpisodeSpec]
+) -> list[bytes]:
+    """Return the lines that the first weights of the run `folder` have of `episodes`, which choose
+    the best checkpoint. A run without evaluations beside training has none.
+    """
+    found = _lines_of_first_weights(folder, format)
+    keys = [format.key_of(episode) for episode in episodes]
+    return [found[key] for key in keys if key in found]
+
+
+def _lines_of_first_weights(folder: Path, format: RowFormat) -> dict[Key, bytes]:
+    book = HeldOutBook(folder / format.file, format)
+    return {
+        row.key: line
+        for row, line in zip(book.rows, book.lines, strict=True)
+        if row.weight_version == 0
+    }
 
 
 def _about(folder: Path) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """Evaluation within a training run: greedy episodes from held-out starts, before the first update
 and after the last, and beside training if its schedule says so.
 
-The results file in the run's folder has one line per episode, with its weight version. A resumed
-run continues the file, under the conditions in held_out_conditions.json.
+Of two sets of starts without one in common, one chooses the best checkpoint beside training, and the
+other is reported. The results file of each set in the run's folder has one line per episode, with
+its weight version. A resumed run continues the files, under the conditions in
+held_out_conditions.json.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,8 +19,8 @@ from vla_rl.evaluation.conditions import (
     note_conditions_if_possible,
     refuse_other_conditions,
 )
-from vla_rl.evaluation.first_results import first_lines_of
-from vla_rl.evaluation.held_out_book import HeldOutBook, RowFormat, set_aside_rows
+from vla_rl.evaluation.first_results import first_choosing_lines, first_lines_of
+from vla_rl.evaluation.held_out_book import HeldOutBook, RowFormat, choosing, set_aside_rows
 from vla_rl.evaluation.held_out_results import (
     SUCCESSES,
     HeldOutResult,
@@ -28,6 +30,7 @@ from vla_rl.evaluation.held_out_results import (
     results_path,
 )
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
+from vla_rl.evaluation.held_out_sets import refuse_shared_starts, split_in_two
 from vla_rl.evaluation.playing import embodied_agent_within_range, play_each, play_each_elsewhere
 from vla_rl.observe import RunDirectory
 from vla_rl.observe.outlet import FailureStreak
@@ -82,8 +85,10 @@ class HeldOutJudge:
     """Runs the same episodes for each weight version that it evaluates, each once.
 
     Args:
-        episodes: episodes to run.
-        film: makes videos, or film strips.
+        episodes: episodes to run and report.
+        film: makes videos, or film strips, of them.
+        choose: other episodes, which choose the best checkpoint if the schedule has `every`. None:
+            half of `episodes` choose, and the other half is reported.
         assets: the assets of LIBERO that were found, if the episodes do not name them.
         schedule: evaluations during the run; with `every`, the run evaluates its checkpoints in a
             process of their own and calls this judge for no other version.
@@ -91,7 +96,8 @@ class HeldOutJudge:
         policy_digest: digest of the checkpoint that the run starts from, for
             `schedule.first_results_of`.
 
-    Raises: ConfigError if the results that `schedule.first_results_of` names do not fit.
+    Raises: ConfigError if an episode is in both sets, or if the results that
+    `schedule.first_results_of` names do not fit.
     """
 
     def __init__(
@@ -99,21 +105,38 @@ class HeldOutJudge:
         episodes: Sequence[EpisodeSpec],
         film: Film | None = None,
         *,
+        choose: Sequence[EpisodeSpec] | None = None,
         assets: str = "",
         schedule: HeldOutSchedule | None = None,
         format: RowFormat = SUCCESSES,
         policy_digest: str = "",
     ) -> None:
-        self.episodes, self.film, self.format = tuple(episodes), film, format
         self.schedule = schedule or HeldOutSchedule()
-        self.conditions = conditions_of_play(episodes) | ({"assets": assets} if assets else {})
+        self.one_set = tuple(episodes)
+        """Episodes that choose and are reported in a run from before there were two sets."""
+        if self.schedule.every is None:
+            choose = ()
+        elif choose is None:
+            episodes, choose = split_in_two(episodes)
+        self.episodes, self.choose, self.film = tuple(episodes), tuple(choose), film
+        self.format, self.choose_format = format, choosing(format)
+        refuse_shared_starts(self.episodes, self.choose, format)
+        self.conditions = conditions_of_play([*self.one_set, *self.choose]) | (
+            {"assets": assets} if assets else {}
+        )
         """Conditions that the results depend on."""
-        self._first_lines: list[bytes] = []
+        self._first_lines: dict[str, list[bytes]] = {}
         if (source := self.schedule.first_results_of) is not None:
-            self._first_lines = first_lines_of(
-                Path(source), format, self.episodes, self.conditions, policy_digest
-            )
-        self._book: tuple[Path, HeldOutBook] | None = None
+            folder = Path(source)
+            self._first_lines = {
+                format.file: first_lines_of(
+                    folder, format, self.episodes, self.conditions, policy_digest
+                ),
+                self.choose_format.file: first_choosing_lines(
+                    folder, self.choose_format, self.choose
+                ),
+            }
+        self._books: dict[Path, HeldOutBook] = {}
         self._film_failures = FailureStreak(
             "film strips of held-out episodes", "that episode has none"
         )
@@ -132,28 +155,38 @@ class HeldOutJudge:
 
         Raises: OSError.
         """
-        set_aside_rows(run.path / self.format.file, self.format, version)
-        self._book = None
+        for format in (self.format, self.choose_format):
+            set_aside_rows(run.path / format.file, format, version)
+        self._books.clear()
 
     def open(self, run: RunDirectory) -> HeldOutBook:
-        """Return the results in `run`, after noting or checking their conditions.
+        """Return the results in `run` on the starts that are reported, after noting or checking
+        their conditions.
 
         Raises: ConfigError if earlier results are of other conditions, or damaged; OSError if those
         of another run cannot be written.
         """
-        path = run.path / self.format.file
+        return self._open(run, self.format)
+
+    def open_choosing(self, run: RunDirectory) -> HeldOutBook:
+        """Return the results in `run` on the starts that choose. Raises: as `open`."""
+        return self._open(run, self.choose_format)
+
+    def _open(self, run: RunDirectory, format: RowFormat) -> HeldOutBook:
+        path = run.path / format.file
         note_conditions_if_possible(conditions_path(run), self.conditions, path)
-        if self._book is None or self._book[0] != path:
-            if self._first_lines and not path.exists():
-                write_whole(path, b"".join(line + b"\n" for line in self._first_lines))
+        if path not in self._books:
+            lines = self._first_lines.get(format.file)
+            if lines and not path.exists():
+                write_whole(path, b"".join(line + b"\n" for line in lines))
                 print(
-                    f"the {len(self._first_lines)} held-out results of the first weights are those "
-                    f"of {self.schedule.first_results_of}",
+                    f"the {len(lines)} held-out results of the first weights in {path.name} are "
+                    f"those of {self.schedule.first_results_of}",
                     flush=True,
                 )
             # one book for all calls, so that a result that found no room is written by the next
-            self._book = (path, HeldOutBook(path, self.format))
-        return self._book[1]
+            self._books[path] = HeldOutBook(path, format)
+        return self._books[path]
 
     async def __call__(self, run: RunDirectory, pool: EnvPool, engine: ActionEngine) -> None:
         """Run the episodes that this weight version lacks, and print its results beside those of

@@ -49,6 +49,12 @@ class RowFormat(NamedTuple):
     """Returns a table of lines, by weight version."""
 
 
+def choosing(format: RowFormat) -> RowFormat:
+    """Return the format of the results on the starts that choose: a file of their own."""
+    name = Path(format.file)
+    return format._replace(file=f"{name.stem}_choose{name.suffix}")
+
+
 class HeldOutBook:
     """Reads the results of a run and adds to them; a line is on disk when `add` returns.
 

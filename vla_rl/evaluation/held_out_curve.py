@@ -1,7 +1,8 @@
 """The curve of a run's held-out episodes: a point for each weight version that has run all of them.
 
-A version that still lacks episodes has no point: short episodes end first, and are successes more
-often.
+There are two sets of starts. One chooses the best checkpoint; the other, which had no part in the
+choice, is reported. A version that still lacks episodes has no point: short episodes end first, and
+are successes more often.
 """
 
 import math
@@ -32,7 +33,7 @@ class Mean(NamedTuple):
 
 
 class CurvePoint(msgspec.Struct, frozen=True):
-    """The results of one weight version over all starts."""
+    """The results of one weight version over all starts of a set."""
 
     weights: int
     all: Mean
@@ -40,32 +41,46 @@ class CurvePoint(msgspec.Struct, frozen=True):
     """Results by task, if there are several."""
 
 
+class Best(msgspec.Struct, frozen=True):
+    """The checkpoint that the starts to choose by chose."""
+
+    weights: int
+    report: Mean | None
+    """Its results on the starts that are reported, which had no part in the choice; None if it has
+    not run them."""
+
+    chose: Mean
+    """Its results on the starts that chose it: too high, because it is the highest of several."""
+
+
 class Curve(msgspec.Struct, frozen=True):
-    """All points of a run, by weight version."""
+    """All points of a run, by weight version, on both sets of starts."""
 
     measure: str
     """`success_rate` or `score`."""
 
-    points: tuple[CurvePoint, ...] = ()
+    best: Best | None = None
+    report: tuple[CurvePoint, ...] = ()
+    """Results on the starts that are reported: of the first weights, the best and the last."""
+
+    chose: tuple[CurvePoint, ...] = ()
+    """Results on the starts that choose the best checkpoint, of all evaluated weights."""
+
     skipped: tuple[int, ...] = ()
     """Versions that were due while an earlier one was evaluated, and left out for a newer one."""
 
-    @property
-    def best(self) -> CurvePoint | None:
-        """The point with the highest mean; the earliest of several."""
-        return max(self.points, key=lambda point: (point.all.mean, -point.weights), default=None)
+    has_one_set: bool = False
+    """Whether the run is from before there were two sets: the starts that are reported also chose."""
 
-    @property
-    def num_without_gain(self) -> int:
-        """Number of evaluations since the best one."""
-        best = self.best
-        return 0 if best is None else sum(point.weights > best.weights for point in self.points)
+    def reported(self, version: int) -> CurvePoint | None:
+        """Return the results of a version on the starts that are reported, if it has run them."""
+        return next((point for point in self.report if point.weights == version), None)
 
-    def metrics_of(self, point: CurvePoint) -> dict[str, float]:
+    def metrics_of(self, point: CurvePoint, prefix: str = "held_out") -> dict[str, float]:
         """Return a point as metrics by path."""
         parts = {"": point.all, **{f"/{task}": mean for task, mean in point.tasks.items()}}
         return {
-            f"held_out/{name}{part}": value
+            f"{prefix}/{name}{part}": value
             for part, mean in parts.items()
             for name, value in (
                 (self.measure, mean.mean),
@@ -75,9 +90,8 @@ class Curve(msgspec.Struct, frozen=True):
             )
         }
 
-    def in_words(self, point: CurvePoint) -> str:
-        """Return a point's result with its interval."""
-        mean = point.all
+    def describe(self, mean: Mean) -> str:
+        """Return a result with its interval."""
         if self.measure != "success_rate":
             half = (mean.high - mean.low) / 2
             return f"{self.measure} {mean.mean:.3f} ± {half:.3f} over {mean.episodes} starts"
@@ -88,29 +102,49 @@ class Curve(msgspec.Struct, frozen=True):
         )
 
     def final_line(self, version: int) -> str:
-        """Return the results of the last weights, `version`, and of the best, in one line."""
-        best = self.best
-        if best is None:
+        """Return the results of the last weights, `version`, and of the best, in one line: first
+        those on the starts that are reported.
+        """
+        if self.best is None and not self.report:
             return "held out: no weights were evaluated on all starts"
-        newest = self.points[-1]
-        final = f"held out: final weights {version}"
+        if self.has_one_set:
+            return self._final_line_of_one_set(version)
+        final = self.reported(version)
+        text = f"held out: final weights {version}"
+        text += f": {self.describe(final.all)}" if final else " are not reported yet"
+        first = self.reported(0)
+        if first is not None and version != 0:
+            text += f"; weights 0: {self.describe(first.all)}"
+        if self.best is not None and self.best.weights == version:
+            text += f"; best: the same, {self._chose(self.best)}"
+        elif self.best is not None:
+            report = self.best.report
+            found = self.describe(report) if report else "not reported yet"
+            text += f"; best: weights {self.best.weights}: {found}, {self._chose(self.best)}"
+        return text
+
+    def _chose(self, best: Best) -> str:
+        rate = best.chose.mean
+        value = f"{100 * rate:.0f} %" if self.measure == "success_rate" else f"{rate:.3f}"
+        return f"chose with {value} of {best.chose.episodes} other starts"
+
+    def _final_line_of_one_set(self, version: int) -> str:
+        best, newest = self.best, self.chose[-1]
+        assert best is not None
+        text = f"held out: final weights {version}"
         if newest.weights == version:
-            text = f"{final}: {self.in_words(newest)}"
+            text += f": {self.describe(newest.all)}"
         else:
-            newest_text = f"weights {newest.weights}: {self.in_words(newest)}"
-            text = f"{final} were not evaluated; newest evaluated: {newest_text}"
-        same = best.weights == newest.weights
-        best_text = "the same" if same else f"weights {best.weights}: {self.in_words(best)}"
-        return f"{text}; best: {best_text}"
+            text += f" were not evaluated; newest evaluated: weights {newest.weights}: "
+            text += self.describe(newest.all)
+        best_text = f"weights {best.weights}: {self.describe(best.chose)}"
+        return f"{text}; best, by the starts that chose it: {best_text}"
 
 
-def curve_of(
-    rows: Iterable[HeldOutRow],
-    keys: Sequence[Key],
-    format: RowFormat,
-    skipped: Iterable[int] = (),
-) -> Curve:
-    """Return the curve of the episodes `keys`; rows of other episodes do not count."""
+def points_of(
+    rows: Iterable[HeldOutRow], keys: Sequence[Key], format: RowFormat
+) -> tuple[CurvePoint, ...]:
+    """Return the points of the starts `keys`, by weight version; rows of other starts do not count."""
     by_version: dict[int, dict[Key, float]] = {}
     for row in rows:
         by_version.setdefault(row.weight_version, {})[row.key] = row.value
@@ -119,7 +153,44 @@ def curve_of(
         values = by_version[version]
         if keys and all(key in values for key in keys):
             points.append(_point(version, {key: values[key] for key in keys}, format))
-    return Curve(format.measure, tuple(points), tuple(sorted(set(skipped))))
+    return tuple(points)
+
+
+def choose(points: Iterable[CurvePoint]) -> CurvePoint | None:
+    """Return the point with the highest mean; the earliest of several."""
+    return max(points, key=lambda point: (point.all.mean, -point.weights), default=None)
+
+
+def make_curve(
+    measure: str,
+    chose: Sequence[CurvePoint],
+    report: Sequence[CurvePoint] = (),
+    skipped: Iterable[int] = (),
+    *,
+    has_one_set: bool = False,
+) -> Curve:
+    """Return the curve of a run.
+
+    Args:
+        measure: that of the points.
+        chose: points on the starts that choose.
+        report: points on the starts that are reported; those of other weights than the first, the
+            best and the newest are left out.
+        skipped: versions that were not evaluated.
+        has_one_set: whether `chose` is on the starts that are reported.
+    """
+    best = choose(chose)
+    versions = {0, best.weights if best else 0, max((each.weights for each in report), default=0)}
+    shown = tuple(each for each in report if each.weights in versions)
+    found = {each.weights: each.all for each in shown}
+    return Curve(
+        measure,
+        None if best is None else Best(best.weights, found.get(best.weights), best.all),
+        shown,
+        tuple(chose),
+        tuple(sorted(set(skipped))),
+        has_one_set,
+    )
 
 
 def curve_path(run: RunDirectory) -> Path:
@@ -139,7 +210,13 @@ def read_curve(run: RunDirectory) -> Curve | None:
     """
     path = curve_path(run)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Curve)
+        text = path.read_bytes()
+        one_set = msgspec.json.decode(text, type=_CurveOfOneSet)
+        if one_set.points is not None:
+            return make_curve(
+                one_set.measure, one_set.points, skipped=one_set.skipped, has_one_set=True
+            )
+        return msgspec.json.decode(text, type=Curve)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -148,15 +225,37 @@ def read_curve(run: RunDirectory) -> Curve | None:
         ) from error
 
 
-def curve_table(curve: Curve) -> Table:
-    """Make a table with a row for each weight version, and a column for each task."""
-    tasks = list(curve.points[-1].tasks) if curve.points else []
-    table = Table("weights", "all starts", *tasks, title="Held-out starts during training")
-    for point in curve.points:
-        mark = " (best)" if point is curve.best else ""
+def curve_tables(curve: Curve) -> list[Table]:
+    """Make a table of the starts that are reported, and one of those that chose: a row for each
+    weight version, and a column for each task.
+    """
+    best = None if curve.best is None else curve.best.weights
+    of_chose = "Starts that chose the best checkpoint, during training"
+    tables = [
+        _table("Held-out starts", curve, curve.report, "report", best),
+        _table(of_chose, curve, curve.chose, "chose", best),
+    ]
+    return [table for table in tables if table.row_count]
+
+
+def _table(
+    title: str, curve: Curve, points: Sequence[CurvePoint], set_name: str, best: int | None
+) -> Table:
+    tasks = list(points[-1].tasks) if points else []
+    table = Table("weights", set_name, *tasks, title=title)
+    for point in points:
+        mark = " (best)" if point.weights == best else ""
         cells = [f"{point.tasks[task].mean:.2f}" for task in tasks if task in point.tasks]
-        table.add_row(f"{point.weights}{mark}", curve.in_words(point), *cells)
+        table.add_row(f"{point.weights}{mark}", curve.describe(point.all), *cells)
     return table
+
+
+class _CurveOfOneSet(msgspec.Struct, frozen=True):
+    """The file of a run from before there were two sets, or of any other without `points`."""
+
+    measure: str
+    points: tuple[CurvePoint, ...] | None = None
+    skipped: tuple[int, ...] = ()
 
 
 def _point(version: int, values: dict[Key, float], format: RowFormat) -> CurvePoint:

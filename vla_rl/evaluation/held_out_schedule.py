@@ -9,8 +9,9 @@ class HeldOutSchedule(Config, frozen=True, kw_only=True):
     """Held-out episodes during a run, in a process of their own beside training."""
 
     every: int | None = None
-    """Updates between two evaluations on the held-out starts, which run beside training from a
-    checkpoint that is saved for them. None: only before the first update and after the last."""
+    """Updates between two evaluations beside training, from a checkpoint that is saved for them, on
+    starts that choose the best one. None: nothing is chosen; the held-out starts run before the
+    first update and after the last."""
 
     simulators: int = 1
     """Simulators of the evaluations beside training. More finish sooner and take more cores from
@@ -25,8 +26,9 @@ class HeldOutSchedule(Config, frozen=True, kw_only=True):
     running those episodes again. Policy, starts and conditions must be the same. None: run them."""
 
     stop_after: int | None = None
-    """Stop the run, in order, after this many evaluations in a row that are not better than the
-    best. None: never."""
+    """Stop the run, in order, when the trend of the last evaluations on the starts that choose, this
+    many and one, is certainly below 2 points an evaluation. With few starts, more evaluations are
+    needed, which one line says. None: never."""
 
     def __post_init__(self) -> None:
         for field in ("every", "stop_after"):
@@ -39,5 +41,6 @@ class HeldOutSchedule(Config, frozen=True, kw_only=True):
         """Return the options of evaluations during the run, if there are none."""
         if self.every is not None:
             return {}
-        others = ("simulators", "niceness", "stop_after")
+        choosing = (name for name in self.__struct_fields__ if name.startswith("choose_"))
+        others = ("simulators", "niceness", "stop_after", *choosing)
         return dict.fromkeys(others, "held_out.every is none")

@@ -30,7 +30,7 @@ class ScoreJudge(HeldOutJudge):
         episodes: episodes to run, told apart by their `init_state_id`.
         schedule: evaluations during the run.
         film: makes strips.
-        policy_digest: as that of `HeldOutJudge`.
+        policy_digest, choose: as those of `HeldOutJudge`.
     """
 
     def __init__(
@@ -39,9 +39,15 @@ class ScoreJudge(HeldOutJudge):
         schedule: HeldOutSchedule | None = None,
         film: Film | None = None,
         policy_digest: str = "",
+        choose: Sequence[EpisodeSpec] | None = None,
     ) -> None:
         super().__init__(
-            episodes, film, schedule=schedule, format=SCORES, policy_digest=policy_digest
+            episodes,
+            film,
+            choose=choose,
+            schedule=schedule,
+            format=SCORES,
+            policy_digest=policy_digest,
         )
 
     def check(self, run: RunDirectory) -> None:
@@ -50,13 +56,18 @@ class ScoreJudge(HeldOutJudge):
         Raises: ConfigError if they are not.
         """
         super().check(run)
-        starts = {episode.options["init_state_id"] for episode in self.episodes}
-        strange = {int(line["start"]) for line in read_scores(run.path / SCORES.file)} - starts
-        if strange:
-            raise ConfigError(
-                f"{run.path / SCORES.file} has results of starts {sorted(strange)[:8]}, which are "
-                "not held out in this configuration; resume with the first one's"
-            )
+        for format, episodes in (
+            (self.format, self.one_set),
+            (self.choose_format, self.choose),
+        ):
+            starts, path = {format.key_of(each)[1] for each in episodes}, run.path / format.file
+            strange = {int(line["start"]) for line in read_scores(path)} - starts
+            # without a schedule, the starts that chose before are left alone
+            if strange and episodes:
+                raise ConfigError(
+                    f"{path} has results of starts {sorted(strange)[:8]}, which are not held out in "
+                    "this configuration; resume with the first one's"
+                )
 
 
 def line_of(weight_version: int, trajectory: Trajectory) -> bytes:

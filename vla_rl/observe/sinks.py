@@ -126,7 +126,8 @@ class WandbSink:
         Weights & Biases drops what is logged at a step before the newest one, `now`.
         """
         if not self._has_late_axis:
-            self._run.define_metric("held_out/*", step_metric="held_out/weights")
+            for group in ("held_out/*", "held_out_choose/*"):
+                self._run.define_metric(group, step_metric="held_out/weights")
             self._has_late_axis = True
         self._run.log({**values, "held_out/weights": update}, step=now)
 

@@ -22,6 +22,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation import embodied_agent_within_range
 from vla_rl.evaluation.driving_strips import write_drive_strip
 from vla_rl.evaluation.first_results import POLICY_DIGEST
+from vla_rl.evaluation.held_out import Film
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.scored import ScoreJudge
 from vla_rl.learning import LearnerConfig, OptimizerConfig
@@ -99,7 +100,11 @@ class HeldOutScenesConfig(HeldOutSchedule, frozen=True, kw_only=True):
     """
 
     scenes: int = 500
-    """Number of scenes, from number 0 on. 0: no held-out scenes."""
+    """Number of scenes that are reported, from number 0 on. 0: no held-out scenes."""
+
+    choose_scenes: int | None = None
+    """Number of the scenes after them, which choose the best checkpoint, with `every`. None: as
+    many."""
 
     by_mean: bool = False
     """Drive by the mean of each number that the policy would sample at `temperature`, to the nearest
@@ -109,6 +114,15 @@ class HeldOutScenesConfig(HeldOutSchedule, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.scenes >= 0, "scenes", "at least 0")
+        is_possible = self.choose_scenes is None or self.choose_scenes >= 1
+        self.require(is_possible, "choose_scenes", "at least 1, or none")
+
+    @property
+    def num_choosing(self) -> int:
+        """Number of scenes that choose the best checkpoint."""
+        if self.every is None:
+            return 0
+        return self.scenes if self.choose_scenes is None else self.choose_scenes
 
     def sampling(self, temperature: float) -> Sampling:
         """Return how held-out scenes are driven by a policy that trains at `temperature`."""
@@ -185,7 +199,9 @@ class SceneTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def num_scenes(self, split: str) -> int:
-        """Return the number of scenes of `train` or `held_out` that are used."""
+        """Return the number of scenes of `train` or `held_out` that are used; of `held_out` those
+        that are reported and then those that choose.
+        """
         raise NotImplementedError
 
 
@@ -228,7 +244,8 @@ class DrivingConfig(SceneTrainingConfig, frozen=True, kw_only=True):
 
     def num_scenes(self, split: str) -> int:
         """Return the number of scenes of `train` or `held_out` that are used."""
-        return self.scenes if split == "train" else self.held_out.scenes
+        wanted = self.held_out
+        return self.scenes if split == "train" else wanted.scenes + wanted.num_choosing
 
 
 def starts_of(config: SceneTrainingConfig) -> list[TaskStart]:
@@ -241,7 +258,7 @@ def starts_of(config: SceneTrainingConfig) -> list[TaskStart]:
 
 
 def held_out_episodes(config: SceneTrainingConfig) -> list[EpisodeSpec]:
-    """Return every held-out scene, once."""
+    """Return every held-out scene, once: those that are reported, and then those that choose."""
     if config.held_out.scenes == 0:
         return []
     env = config.env_of("held_out")
@@ -268,8 +285,40 @@ async def main(command: Command[TrainingLaunch, SceneTrainingConfig]) -> int:
     about = {"scenes": f"train 0-{len(starts) - 1}", "score": config.version}
     film = write_drive_strip if starts[0].env.id == DRIVING else None
     about[POLICY_DIGEST] = await asyncio.to_thread(digest_as_read, config.policy, FORMAT)
-    judge = ScoreJudge(episodes, config.held_out, film, about[POLICY_DIGEST])
+    judge = score_judge(episodes, config.held_out, film, about[POLICY_DIGEST])
     return await train_driver(command, config.policy, starts, judge, about)
+
+
+def score_judge(
+    episodes: Sequence[EpisodeSpec],
+    held_out: HeldOutScenesConfig,
+    film: Film | None,
+    policy_digest: str,
+) -> ScoreJudge:
+    """Return the judge of held-out scenes: the first `held_out.scenes` of `episodes` are reported,
+    and the others choose the best checkpoint.
+
+    If a folder has few others, and their number is not set, half of the scenes that would be
+    reported choose. Raises: ConfigError if no scene is left to choose.
+    """
+    report, others = episodes[: held_out.scenes], episodes[held_out.scenes :]
+    choose: Sequence[EpisodeSpec] | None = others
+    if held_out.every is not None and len(others) < held_out.num_choosing:
+        if held_out.choose_scenes is None and len(others) < len(report) // 2:
+            choose = None
+        elif not others:
+            raise ConfigError(
+                f"held_out.scenes is {held_out.scenes}, and only {len(episodes)} held-out scenes were "
+                "found, so none is left to choose the best checkpoint by; expected a smaller number"
+            )
+    judge = ScoreJudge(report, held_out, film, policy_digest, choose)
+    if len(judge.choose) < held_out.num_choosing:
+        print(
+            f"{len(episodes)} held-out scenes were found: {len(judge.episodes)} are reported, and "
+            f"{len(judge.choose)} choose the best checkpoint",
+            flush=True,
+        )
+    return judge
 
 
 def load_driver(

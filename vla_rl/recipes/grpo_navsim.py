@@ -29,7 +29,8 @@ class GrpoNavsimConfig(SceneTrainingConfig, frozen=True, kw_only=True):
     """Folder of the training scenes, written by export_scenes.py."""
 
     held_out_folder: str = "navtest_scenes"
-    """Folder of the held-out scenes; `held_out.scenes` of them are used, from the first by name."""
+    """Folder of the held-out scenes; `held_out.scenes` of them are reported, from the first by
+    name, and with `held_out.every` the next ones choose the best checkpoint."""
 
     image_size: int = IMAGE_SIZE
     """Side in pixels that pictures are resized to: what the policy was trained with."""
@@ -61,7 +62,8 @@ class GrpoNavsimConfig(SceneTrainingConfig, frozen=True, kw_only=True):
             found = len(recorded_scenes(self._folder_of(split)))
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        return found if split == "train" else min(found, self.held_out.scenes)
+        wanted = self.held_out.scenes + self.held_out.num_choosing
+        return found if split == "train" else min(found, wanted)
 
     def _folder_of(self, split: str) -> Path:
         return Path(self.folder if split == "train" else self.held_out_folder).resolve()

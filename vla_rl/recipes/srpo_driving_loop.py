@@ -22,7 +22,6 @@ from vla_rl.envs.driving.observing import ROUTE_POINTS
 from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.evaluation.driving_strips import write_drive_strip
 from vla_rl.evaluation.first_results import POLICY_DIGEST
-from vla_rl.evaluation.scored import ScoreJudge
 from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import digest_as_read
 from vla_rl.pipelines.config import EmbodiedConfig, FilterConfig, RunConfig
@@ -32,6 +31,7 @@ from vla_rl.recipes.driving_training import (
     IMAGE_SIZE,
     ROUTE_BASE,
     HeldOutScenesConfig,
+    score_judge,
     train_driver,
 )
 from vla_rl.rollout import SchedulerConfig, TaskStart
@@ -124,7 +124,10 @@ def starts_of(config: SrpoDrivingLoopConfig) -> list[TaskStart]:
 
 
 def held_out_episodes(config: SrpoDrivingLoopConfig) -> list[EpisodeSpec]:
-    """Return the held-out drives, the layouts in turn."""
+    """Return the held-out drives, the layouts in turn: those that are reported, and then those that
+    choose the best checkpoint.
+    """
+    wanted = config.held_out
     return [
         EpisodeSpec(
             episode_id=number,
@@ -137,7 +140,7 @@ def held_out_episodes(config: SrpoDrivingLoopConfig) -> list[EpisodeSpec]:
             seed=0,
             policy_seed=derive_seed(config.run.seed, "held out", number),
         )
-        for number in range(config.held_out.scenes)
+        for number in range(wanted.scenes + wanted.num_choosing if wanted.scenes else 0)
     ]
 
 
@@ -150,7 +153,7 @@ async def main(command: Command[TrainingLaunch, SrpoDrivingLoopConfig]) -> int:
         command,
         config.policy,
         starts_of(config),
-        ScoreJudge(episodes, config.held_out, write_drive_strip, digest),
+        score_judge(episodes, config.held_out, write_drive_strip, digest),
         {
             "layouts": ", ".join(config.kinds),
             "score": "driving score",

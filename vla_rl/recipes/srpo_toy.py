@@ -8,7 +8,7 @@ random weights, and its success rate rises within minutes.
 
 import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,6 +21,7 @@ from vla_rl.envs.toy.reach import NUM_INIT_STATES
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import HeldOutJudge, parse_numbers
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
+from vla_rl.evaluation.held_out_sets import choosing_numbers
 from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.models import openvla_oft
 from vla_rl.models.openvla_oft import tiny
@@ -48,7 +49,12 @@ class HeldOutReaches(HeldOutSchedule, frozen=True, kw_only=True):
     """
 
     init_states: str | None = None
-    """Numbers of the starts of each colour, such as 20-29. None: no held-out episodes."""
+    """Numbers of the starts of each colour that are reported, such as 20-29. None: no held-out
+    episodes."""
+
+    choose_init_states: str | None = None
+    """Numbers of the starts of each colour that choose the best checkpoint, with `every`. None: as
+    many as are reported, the next ones that are not trained on."""
 
     def unread(self) -> Mapping[str, str]:
         """Return all other options if there are no held-out episodes, else those of the
@@ -90,6 +96,7 @@ class SrpoToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         held_out_episodes(self)
+        choosing_episodes(self)
 
 
 def env_of(config: SrpoToyConfig, task_id: int) -> EnvSpec:
@@ -123,15 +130,38 @@ def held_out_episodes(config: SrpoToyConfig) -> list[EpisodeSpec]:
 
     Raises: ConfigError if a start is trained on or does not exist.
     """
+    return _greedy_episodes(config, _reported(config))
+
+
+def choosing_episodes(config: SrpoToyConfig) -> list[EpisodeSpec]:
+    """Return every colour from every start that chooses the best checkpoint, once; none without
+    evaluations beside training.
+
+    Raises: ConfigError if a start is reported, trained on or does not exist.
+    """
+    reported = _reported(config)
+    if config.held_out.every is None or not reported:
+        return []
+    text = config.held_out.choose_init_states
+    return _greedy_episodes(
+        config, choosing_numbers(text, reported, config.init_states, NUM_INIT_STATES)
+    )
+
+
+def _reported(config: SrpoToyConfig) -> tuple[int, ...]:
     wanted = config.held_out.init_states
     if wanted is None:
-        return []
+        return ()
     states = parse_numbers(wanted, NUM_INIT_STATES, "held_out.init_states")
     if trained := sorted(set(states) & set(config.init_states)):
         raise ConfigError(
             f"held_out.init_states are {wanted!r}, but {trained} are trained on; expected others "
             f"than init_states"
         )
+    return states
+
+
+def _greedy_episodes(config: SrpoToyConfig, states: Sequence[int]) -> list[EpisodeSpec]:
     sampling = Sampling(greedy=True, temperature=config.temperature)
     return [
         EpisodeSpec(
@@ -177,7 +207,9 @@ async def main(command: Command[TrainingLaunch, SrpoToyConfig]) -> int:
             chunk_bytes=3 * 32 * 32 + 512,
             num_chunks=-(-config.step_limit // config.chunk_size),
         ),
-        judge=HeldOutJudge(held_out, schedule=config.held_out) if held_out else None,
+        judge=HeldOutJudge(held_out, choose=choosing_episodes(config), schedule=config.held_out)
+        if held_out
+        else None,
     )
 
 

@@ -33,6 +33,7 @@ from vla_rl.evaluation.benchmark import (
 )
 from vla_rl.evaluation.first_results import POLICY_DIGEST
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
+from vla_rl.evaluation.held_out_sets import choosing_numbers, number_ranges
 from vla_rl.evaluation.scenes import Quality, Scene
 from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import CheckpointFormat, described, digest_as_read, load_policy
@@ -55,8 +56,12 @@ class HeldOutStarts(HeldOutSchedule, frozen=True, kw_only=True):
     """
 
     init_states: str | None = "40-49,1000-1023"
-    """Starts of each task: its fixed ones, such as 40-49, or drawn ones, such as 1000-1023. None: no
-    held-out episodes."""
+    """Starts of each task that are reported: its fixed ones, such as 40-49, or drawn ones, such as
+    1000-1023. None: no held-out episodes."""
+
+    choose_init_states: str | None = None
+    """Starts of each task that choose the best checkpoint, with `every`; none of them is reported or
+    trained on. None: as many as are reported, the next numbers."""
 
     step_limit: int | None = None
     """Control steps after which an episode is a failure. None: each suite's published limit."""
@@ -166,6 +171,7 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
             least = part.step_limit is None or part.step_limit >= 1
             part.require(least, "step_limit", "at least 1 control step, or none")
         held_out_episodes(self)
+        choosing_episodes(self)
 
     def unread(self) -> Mapping[str, str]:
         """Return also the options of adapters, if there are no new ones."""
@@ -207,29 +213,61 @@ def held_out_episodes(config: SuiteTrainingConfig) -> list[EpisodeSpec]:
 
     Raises: ConfigError if a start is trained on or does not exist.
     """
-    wanted, episodes = config.held_out, list[EpisodeSpec]()
-    if wanted.init_states is None:
+    return _greedy_episodes(config, {task: _reported(config, task) for task in config.played})
+
+
+def choosing_episodes(config: SuiteTrainingConfig) -> list[EpisodeSpec]:
+    """Return every task from every start that chooses the best checkpoint, once; none without
+    evaluations beside training.
+
+    Raises: ConfigError if a start is reported, trained on or does not exist.
+    """
+    if config.held_out.every is None:
         return []
-    for task in config.played:
-        states = parse_numbers(
-            wanted.init_states, task.num_init_states, "held_out.init_states", limit=NUM_STARTS
+    return _greedy_episodes(config, {task: _choosing(config, task) for task in config.played})
+
+
+def _reported(config: SuiteTrainingConfig, task: SuiteTask) -> tuple[int, ...]:
+    wanted = config.held_out.init_states
+    if wanted is None:
+        return ()
+    states = parse_numbers(wanted, task.num_init_states, "held_out.init_states", limit=NUM_STARTS)
+    if min(states) < config.train_init_states:
+        raise ConfigError(
+            f"held_out.init_states are {wanted!r}, but the first {config.train_init_states} are "
+            f"trained on; expected numbers from {config.train_init_states} on"
         )
-        if min(states) < config.train_init_states:
-            raise ConfigError(
-                f"held_out.init_states are {wanted.init_states!r}, but the first "
-                f"{config.train_init_states} are trained on; expected numbers from "
-                f"{config.train_init_states} on"
-            )
-        for env in config.held_out_envs(task):
-            for state in states:
-                sampling = Sampling(greedy=True, temperature=config.temperature)
-                seed = config.run.seed
-                episodes.append(
-                    libero_episode(
-                        env, len(episodes), task.key, state, sampling=sampling, seed=seed
-                    )
-                )
-    return episodes
+    return states
+
+
+def _choosing(config: SuiteTrainingConfig, task: SuiteTask) -> tuple[int, ...]:
+    reported = _reported(config, task)
+    if not reported:
+        return ()
+    return choosing_numbers(
+        config.held_out.choose_init_states,
+        reported,
+        range(config.train_init_states),
+        task.num_init_states,
+        limit=NUM_STARTS,
+    )
+
+
+def _greedy_episodes(
+    config: SuiteTrainingConfig, states_of: Mapping[SuiteTask, Sequence[int]]
+) -> list[EpisodeSpec]:
+    """Return a greedy episode of each task from each of its starts, in each environment."""
+    sampling = Sampling(greedy=True, temperature=config.temperature)
+    cases = [
+        (env, task, state)
+        for task, states in states_of.items()
+        for env in config.held_out_envs(task)
+        for state in states
+    ]
+    return [
+        libero_episode(env, number, task.key, state, sampling=sampling, seed=config.run.seed)
+        for number, (env, task, state) in enumerate(cases)
+    ]
 
 
 def starts_of(config: SuiteTrainingConfig) -> list[TaskStart]:
@@ -313,6 +351,7 @@ async def main(
         HeldOutJudge(
             held_out,
             film=write_strip,
+            choose=choosing_episodes(config),
             assets=about.get("assets", ""),
             schedule=config.held_out,
             policy_digest=about[POLICY_DIGEST],
@@ -343,8 +382,15 @@ def _split_of(config: SuiteTrainingConfig) -> str:
         return f"{trained}; no held-out episodes (--held-out.init-states 40-49 adds some)"
     return (
         f"{trained}; held out are {wanted.init_states}{config.split_in_words}, up to "
-        f"{_limit_in_words(wanted.step_limit)}"
+        f"{_limit_in_words(wanted.step_limit)}{_choosing_in_words(config)}"
     )
+
+
+def _choosing_in_words(config: SuiteTrainingConfig) -> str:
+    if config.held_out.every is None:
+        return ""
+    texts = dict.fromkeys(number_ranges(_choosing(config, task)) for task in config.played)
+    return f"; the best checkpoint is chosen by {' and '.join(texts)}"
 
 
 def _limit_in_words(step_limit: int | None) -> str:

@@ -43,11 +43,16 @@ class HeldOutSeeds(HeldOutSchedule, frozen=True, kw_only=True):
     """
 
     starts: int = 0
-    """Number of different seeds. 0: no held-out episodes."""
+    """Number of different seeds that are reported. 0: no held-out episodes."""
+
+    choose_starts: int | None = None
+    """Number of other seeds that choose the best checkpoint, with `every`. None: as many."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.starts >= 0, "starts", "at least 0")
+        is_possible = self.choose_starts is None or self.choose_starts >= 1
+        self.require(is_possible, "choose_starts", "at least 1, or none")
 
     def unread(self) -> Mapping[str, str]:
         """Return all other options if there are no held-out episodes, else those of the
@@ -149,14 +154,25 @@ def starts_of(config: TrainToyConfig) -> list[TaskStart]:
 
 
 def held_out_episodes(config: TrainToyConfig) -> list[EpisodeSpec]:
-    """Return one greedy episode from each held-out seed."""
-    trained = {start.seed for start in starts_of(config)}
+    """Return one greedy episode from each held-out seed that is reported."""
+    return _greedy_episodes(config, 0, config.held_out.starts)
+
+
+def choosing_episodes(config: TrainToyConfig) -> list[EpisodeSpec]:
+    """Return one greedy episode from each seed that chooses the best checkpoint."""
+    first, wanted = config.held_out.starts, config.held_out.choose_starts
+    return _greedy_episodes(config, first, first if wanted is None else wanted)
+
+
+def _greedy_episodes(config: TrainToyConfig, first: int, num: int) -> list[EpisodeSpec]:
+    """Return `num` episodes from different held-out seeds, without the `first` of them."""
+    used = {start.seed for start in starts_of(config)}
     drawn = (
         derive_seed(config.run.seed, "held out", number) % 2**31 for number in itertools.count()
     )
-    seeds = itertools.islice(
-        (seed for seed in drawn if seed not in trained), config.held_out.starts
-    )
+    # `add` returns None: a seed that is drawn twice is left out the second time
+    others = (seed for seed in drawn if seed not in used and used.add(seed) is None)
+    seeds = itertools.islice(others, first, first + num)
     return [
         EpisodeSpec(
             episode_id=number,
@@ -211,8 +227,8 @@ async def main(command: Command[TrainingLaunch, TrainToyConfig]) -> int:
         chunk_bytes=512 + 4 * model.config.state_size,
         num_chunks=-(-config.step_limit // config.chunk_size),
     )
-    held_out = held_out_episodes(config)
-    judge = HeldOutJudge(held_out, schedule=config.held_out) if held_out else None
+    held_out, chosen_by = held_out_episodes(config), choosing_episodes(config)
+    judge = HeldOutJudge(held_out, choose=chosen_by, schedule=config.held_out) if held_out else None
     return await launch(command, starts_of(config), model, footprint, judge=judge)
 
 

@@ -1,12 +1,10 @@
 """Held-out evaluations beside training: whether a run has them, with what, and their summary."""
 
-from collections.abc import Callable
-
 import msgspec
 
 from vla_rl.evaluation.evaluator import EvaluatorSettings, settings_for
 from vla_rl.evaluation.held_out import HeldOutJudge, Judge
-from vla_rl.evaluation.held_out_curve import Curve, curve_table
+from vla_rl.evaluation.held_out_curve import Curve, curve_tables
 from vla_rl.learning.checkpoint_folders import BEST
 from vla_rl.observe import RunDirectory
 from vla_rl.pipelines.config import LearningConfig, TrainingConfig
@@ -27,7 +25,12 @@ def settings_beside(
     if not isinstance(judge, HeldOutJudge) or judge.schedule.every is None:
         return None
     schedule = judge.schedule
-    schedule.require(len(judge.episodes) > 0, "every", "none, because there are no held-out starts")
+    schedule.require(
+        len(judge.episodes) > 0 and len(judge.choose) > 0,
+        "every",
+        f"none, because there are {len(judge.episodes)} held-out starts to report and "
+        f"{len(judge.choose)} others to choose the best checkpoint by; at least one of each is needed",
+    )
     schedule.require(
         isinstance(config, TrainingConfig) and len(team.members) == 1,
         "every",
@@ -52,7 +55,6 @@ def judging_beside(
     parts: TrainingParts,
     run: RunDirectory,
     record: RunRecord,
-    stop: Callable[[], None],
 ) -> JudgingBeside | None:
     """Return the evaluations beside training, not started, for which the run saves checkpoints.
 
@@ -62,15 +64,15 @@ def judging_beside(
         return None
     assert isinstance(judge, HeldOutJudge)
     first, note = parts.scheduler.version, record.note_late
-    beside = JudgingBeside(judge, settings, run, parts.runtime, first=first, note=note, stop=stop)
+    beside = JudgingBeside(judge, settings, run, parts.runtime, first=first, note=note)
     parts.saver.also_save(beside.is_due, beside.kept)
     return beside
 
 
 def print_curve(curve: Curve, run: RunDirectory, version: int) -> None:
-    """Print all points, and in one line the result of the final weights beside the best."""
-    if curve.points:
-        plain_console().print(curve_table(curve))
+    """Print all points, and in one line the results of the final weights, the best and the first."""
+    for table in curve_tables(curve):
+        plain_console().print(table)
     link = run.checkpoints / BEST
     where = f", {link}" if link.is_symlink() else ""
     print(f"{curve.final_line(version)}{where}", flush=True)

@@ -85,16 +85,7 @@ class StopSignal:
 
         Raises: what `work` raises; CancelledError if the caller itself was cancelled.
         """
-        doing, asked = asyncio.ensure_future(work), asyncio.ensure_future(self._asked.wait())
-        try:
-            await asyncio.wait((doing, asked), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            # also if the caller is cancelled: `work` uses what the caller closes next
-            asked.cancel()
-            doing.cancel()
-            await asyncio.wait((doing, asked))
-        if not doing.cancelled():
-            doing.result()
+        await unless_set(self._asked, work)
 
     def _received(self, number: signal.Signals) -> None:
         if self._may_force and number is not signal.SIGHUP:
@@ -109,6 +100,23 @@ class StopSignal:
         self.received = number
         self.ask()  # before printing, because the terminal may be gone
         _say(f"{number.name}: stopping in order and {self._then}; once more stops at once")
+
+
+async def unless_set(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Await `work`; cancel it when `event` is set, and wait until it has cleaned up.
+
+    Raises: what `work` raises; CancelledError if the caller itself was cancelled.
+    """
+    doing, is_set = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait((doing, is_set), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        # also if the caller is cancelled: `work` uses what the caller closes next
+        is_set.cancel()
+        doing.cancel()
+        await asyncio.wait((doing, is_set))
+    if not doing.cancelled():
+        doing.result()
 
 
 def _say(text: str) -> None:

@@ -36,7 +36,7 @@ from vla_rl.training.pools import environments_in_words, simulator_pids
 from vla_rl.training.profiling import UpdateProfiler
 from vla_rl.training.restarting import Restarts
 from vla_rl.training.run_record import RunRecord
-from vla_rl.training.stopping import StopSignal
+from vla_rl.training.stopping import StopSignal, unless_set
 from vla_rl.training.team import Team, Trainable
 from vla_rl.training.update_metrics import UpdateMetrics
 from vla_rl.training.utilization import facts_of_nodes
@@ -129,7 +129,12 @@ class TrainingRun:
     @property
     def is_asked_to_stop(self) -> bool:
         """Whether the run was asked to end."""
-        return self._stop is not None and self._stop.is_asked
+        is_stopped = self._stop is not None and self._stop.is_asked
+        return is_stopped or self._has_stopped_gaining
+
+    @property
+    def _has_stopped_gaining(self) -> bool:
+        return self._beside is not None and self._beside.has_stopped_gaining.is_set()
 
     @property
     def simulator_pids(self) -> list[int]:
@@ -169,7 +174,7 @@ class TrainingRun:
                 record = await asyncio.to_thread(make, checkpoint=checkpoint, is_resumed=is_resumed)
                 parts.saver.open(run.checkpoints, record.unwritten)
                 self._beside = judging_beside(
-                    self._judge, self._beside_settings, parts, run, record, stop.ask
+                    self._judge, self._beside_settings, parts, run, record
                 )
                 try:
                     with record:
@@ -185,7 +190,9 @@ class TrainingRun:
             print_summary(progress, ledger.filtered - before.filtered, dropped)
             if self._beside is not None:
                 print_curve(self._beside.curve, run, parts.scheduler.version)
-            return Outcome(run, progress, was_stopped=stop.is_asked, stopped_by=stop.received)
+            return Outcome(
+                run, progress, was_stopped=self.is_asked_to_stop, stopped_by=stop.received
+            )
 
     async def _carry_out(self, run: RunDirectory, record: RunRecord, stop: StopSignal) -> None:
         """Make the updates; when they end for any reason, save what is not saved yet."""
@@ -198,10 +205,14 @@ class TrainingRun:
         is_early = stop.is_asked and parts.scheduler.version < self._config.run.updates
         # if stopped early, episodes were run since the last checkpoint, or there is none yet
         if is_early or parts.saver.saved_version != parts.scheduler.version:
-            gone = await record.find_directory()
-            await parts.saver.save(await parts.snapshot())
-            if gone is not None:
-                raise gone
+            await self._save_early(record)
+
+    async def _save_early(self, record: RunRecord) -> None:
+        """Save the weights and what was run since. Raises: RunDirectoryGone, after saving."""
+        gone = await record.find_directory()
+        await self._parts.saver.save(await self._parts.snapshot())
+        if gone is not None:
+            raise gone
 
     async def _save_before_raising(self, error: BaseException, run: RunDirectory) -> None:
         """Save the weights before `error` ends the run.
@@ -240,14 +251,19 @@ class TrainingRun:
         if beside is None:
             await self._make_updates_and_judge(run, record, self._judge)
             return
-        last = self._config.run.updates
+        assert isinstance(self._config, TrainingConfig)
+        scheduler = self._parts.scheduler
         async with beside:
-            await self._make_updates_and_judge(run, record, None)
-            if self._parts.scheduler.version == last:
+            updates = self._make_updates_and_judge(run, record, None)
+            await unless_set(beside.has_stopped_gaining, updates)
+            if scheduler.version == self._config.run.updates:
                 await self._save_last()
-                assert isinstance(self._config, TrainingConfig)
-                await beside.finish(last, self._config.simulators)
-                await self._parts.saver.prune()
+            elif beside.has_stopped_gaining.is_set():
+                await self._save_early(record)
+            else:
+                return
+            await beside.finish(scheduler.version, self._config.simulators)
+            await self._parts.saver.prune()
 
     async def _make_updates_and_judge(
         self, run: RunDirectory, record: RunRecord, judge: Judge | None

@@ -15,7 +15,7 @@ from vla_rl.commands.report.__main__ import main
 from vla_rl.commands.report.charts import node_seconds, success_chart, tasks_of
 from vla_rl.commands.report.page import comparisons, minutes_of
 from vla_rl.evaluation.held_out import HeldOutResult, results_path
-from vla_rl.evaluation.held_out_curve import curve_of, write_curve
+from vla_rl.evaluation.held_out_curve import make_curve, points_of, write_curve
 from vla_rl.evaluation.held_out_results import SUCCESSES
 from vla_rl.evaluation.results import EpisodeResult
 from vla_rl.evaluation.strips import strip_path
@@ -159,13 +159,39 @@ def test_the_curve_has_a_point_for_each_weights_that_ran_all_starts_and_none_for
     results_path(run).write_bytes(b"".join(line + b"\n" for line in data))
     rows = [SUCCESSES.row_in(line) for line in data]
     keys = [row.key for row in rows if row.weight_version == 0]
-    write_curve(run, curve_of(rows, keys, SUCCESSES, skipped=[2]))
+    points = points_of(rows, keys, SUCCESSES)
+    # what chose differs from what is reported, and the report comes first
+    chose = [points[1], msgspec.structs.replace(points[0], weights=6)]
+    write_curve(run, make_curve("success_rate", chose, points, skipped=[2]))
     page = write_report(run).read_text()
-    assert "<h2>Held-out starts during training</h2>" in page
+    assert page.index("<h2>Report: starts that chose nothing</h2>") < page.index(
+        "<h2>Chose: starts that chose the best checkpoint</h2>"
+    )
+    assert "<h2>Held-out starts: report and choice</h2>" in page
+    assert "chose, 95 %" in page
+    assert "report, 95 %" in page
     assert "<td>4 (best)</td><td>4 of 4 starts solved = 100 % (95 %: 51 to 100)</td>" in page
     assert "<td>0</td><td>3 of 4 starts solved = 75 % (95 %: 30 to 95)</td>" in page
     assert "<td>8</td>" not in page
+    assert "<td>6</td><td>3 of 4 starts solved = 75 % (95 %: 30 to 95)</td>" in page
     assert "an earlier evaluation still ran: 2." in page
+
+
+def test_the_best_weights_stand_beside_the_first_and_the_last(run: RunDirectory) -> None:
+    lines = [
+        judged(version, 1, start, start < version) for version in (0, 2, 4) for start in range(4)
+    ]
+    data = [msgspec.json.encode(line) for line in lines]
+    results_path(run).write_bytes(b"".join(line + b"\n" for line in data))
+    points = points_of(
+        [SUCCESSES.row_in(line) for line in data],
+        [line.result.key for line in lines[:4]],
+        SUCCESSES,
+    )
+    write_curve(run, make_curve("success_rate", [points[1]], points))
+    page = write_report(run).read_text()
+    assert "<th>best checkpoint, weights 2</th>" in page
+    assert "<td>2 of 4: 50 % (95 %: 15 to 85)</td><td>4 of 4: 100 %" in page
 
 
 def test_a_run_without_updates_or_held_out_episodes_says_so(run: RunDirectory) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vla_rl.evaluation.held_out_curve import Curve
+from vla_rl.evaluation.held_out_curve import Curve, CurvePoint
 
 Rows = Sequence[Mapping[str, float | None]]
 """Metrics by name, one mapping for each update, in order; None is a value that was not finite."""
@@ -55,40 +55,45 @@ def success_chart(rows: Rows, held_out: Sequence[HeldOutPoint]) -> str | None:
 
 
 def held_out_chart(curve: Curve) -> str | None:
-    """Draw the mean over all held-out starts by weight version, with 95 % intervals, and that of
-    each task; None if fewer than two versions were evaluated on all of them.
+    """Draw the means over the starts that are reported and over those that chose, by weight version,
+    with 95 % intervals, and what chose of each task; None if fewer than two versions were evaluated
+    on all starts of either.
     """
-    if len(curve.points) < 2:
+    if len(curve.chose) < 2 and len(curve.report) < 2:
         return None
     figure, axes = _axes("update", curve.measure.replace("_", " "))
-    weights = [point.weights for point in curve.points]
-    for task in curve.points[-1].tasks:
-        means = [
-            point.tasks[task].mean if task in point.tasks else np.nan for point in curve.points
-        ]
-        axes.plot(weights, means, linewidth=1.2, linestyle=":", marker=".", label=task)
-    axes.errorbar(
-        weights,
-        [point.all.mean for point in curve.points],
-        yerr=np.clip(
-            [
-                [point.all.mean - point.all.low for point in curve.points],
-                [point.all.high - point.all.mean for point in curve.points],
-            ],
-            0.0,
-            None,
-        ),
-        fmt="o-",
-        color="black",
-        capsize=4,
-        label="all starts, 95 %",
-    )
+    _plot_points(axes, curve.report, "s", "black", "report, 95 %")
+    weights = [point.weights for point in curve.chose]
+    for task in curve.chose[-1].tasks if curve.chose else ():
+        means = [point.tasks[task].mean if task in point.tasks else np.nan for point in curve.chose]
+        axes.plot(weights, means, linewidth=1.2, linestyle=":", marker=".", label=f"chose: {task}")
+    _plot_points(axes, curve.chose, "o-", "gray", "chose, 95 %")
     best = curve.best
     if best is not None:
-        axes.plot([best.weights], [best.all.mean], "*", color=SUCCESS, markersize=14, label="best")
+        mean, words = (best.chose, "best, chose") if best.report is None else (best.report, "best")
+        axes.plot([best.weights], [mean.mean], "*", color=SUCCESS, markersize=14, label=words)
     if curve.measure == "success_rate":
         axes.set_ylim(0.0, 1.0)
     return _svg(figure, axes)
+
+
+def _plot_points(
+    axes: Axes, points: Sequence[CurvePoint], style: str, color: str, label: str
+) -> None:
+    if not points:
+        return
+    middle = np.array([point.all.mean for point in points])
+    low, high = np.array([(point.all.low, point.all.high) for point in points]).T
+    axes.errorbar(
+        [point.weights for point in points],
+        middle,
+        # rounding can put an end beyond the mean
+        yerr=np.clip([middle - low, high - middle], 0.0, None),
+        fmt=style,
+        color=color,
+        capsize=4,
+        label=label,
+    )
 
 
 def return_chart(rows: Rows) -> str | None:

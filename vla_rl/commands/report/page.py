@@ -39,12 +39,14 @@ MAX_STRIPS = 3
 
 @dataclass(frozen=True)
 class Comparison:
-    """Held-out episodes of one task, or of all, by the first weights and by the last."""
+    """Held-out episodes of one task, or of all, by the first weights, the best and the last."""
 
     name: str
     before: str
     after: str
     gain: str
+    best: str = ""
+    """Empty if no weights were chosen, or the last ones were."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,13 @@ class StripPair:
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """One part of the held-out score by the first weights and by the last."""
+    """One part of the held-out score by the first weights, the best and the last."""
 
     name: str
     before: str
     after: str
+    best: str = ""
+    """Empty if no weights were chosen, or the last ones were."""
 
 
 def write_report(run: RunDirectory) -> Path:
@@ -79,6 +83,7 @@ def write_report(run: RunDirectory) -> Path:
     curve = read_curve(run) or Curve("success_rate")
     validation = read_validation(validation_path(run))
     versions = _json(run.path / "versions.json")
+    best = None if curve.has_one_set or curve.best is None else curve.best.weights
     template = jinja2.Environment(
         loader=jinja2.PackageLoader("vla_rl.commands.report", "."),
         autoescape=True,
@@ -98,18 +103,17 @@ def write_report(run: RunDirectory) -> Path:
         minutes=minutes_of(rows),
         charts=[
             ("Success", success_chart(rows, _points(held_out, curve))),
-            ("Held-out starts during training", held_out_chart(curve)),
+            ("Held-out starts: report and choice", held_out_chart(curve)),
             ("Return", return_chart(rows)),
             ("What failures earned", failure_reward_chart(rows)),
             ("Where the time went", time_chart(rows)),
         ],
         nodes=node_seconds(rows),
-        comparisons=comparisons(held_out),
-        evaluated=[(str(each.weights), curve.in_words(each)) for each in curve.points],
-        best=curve.best,
-        skipped=curve.skipped,
+        comparisons=comparisons(held_out, best),
+        curve=curve,
+        best=best,
         num_left_out=num_left_out(held_out),
-        scores=score_rows(read_scores(run.path / SCORES.file)),
+        scores=score_rows(read_scores(run.path / SCORES.file), best),
         validation=validation_rows(validation),
         how_to_evaluate=how_to_evaluate(_json(run.config)),
         strips=_strips(run, held_out),
@@ -130,20 +134,34 @@ def minutes_of(rows: Rows) -> float:
     return sum(gap if taken is None else min(gap, taken) for gap, taken in gaps) / 60
 
 
-def comparisons(held_out: list[HeldOutResult]) -> list[Comparison]:
+def comparisons(held_out: list[HeldOutResult], best: int | None = None) -> list[Comparison]:
     """Compare the episodes that the first and the last weights both ran: a row per task and one for
-    all, or none.
+    all, or none. Those of the best weights stand beside them, if they ran all of these.
     """
     first, last = _first_and_last(held_out)
+    chosen = _of_best(held_out, best, last)
     rows = [
         _comparison(
             task,
-            [each for each in first if each.task == task],
-            [each for each in last if each.task == task],
+            *([each for each in found if each.task == task] for found in (first, last, chosen)),
         )
         for task in by_task(first)
     ]
-    return [*rows, _comparison("all", first, last)] if rows else []
+    return [*rows, _comparison("all", first, last, chosen)] if rows else []
+
+
+def _of_best(
+    held_out: list[HeldOutResult], best: int | None, last: list[EpisodeResult]
+) -> list[EpisodeResult]:
+    """Return the results of the best weights for the episodes of `last`; empty if they lack some,
+    or are the last weights themselves.
+    """
+    versions = by_version(held_out)
+    if best not in versions or best == max(versions):
+        return []
+    keys = {result.key for result in last}
+    chosen = [each for each in versions[best] if each.key in keys]
+    return chosen if len(chosen) == len(last) else []
 
 
 def _first_and_last(
@@ -171,16 +189,17 @@ def validation_rows(results: Sequence[ValidationResult]) -> list[tuple[str, floa
     return [(name, first[name], last[name]) for name in first if name in last]
 
 
-def score_rows(lines: Sequence[Line]) -> list[ScoreRow]:
-    """Return every part of the held-out score by the first and the last weights, or nothing if
-    only one version was evaluated.
+def score_rows(lines: Sequence[Line], best: int | None = None) -> list[ScoreRow]:
+    """Return every part of the held-out score by the first, the best and the last weights, or
+    nothing if only one version was evaluated.
     """
     versions = [int(line["weights"]) for line in lines]
     if len(set(versions)) < 2:
         return []
     first, last = min(versions), max(versions)
+    chosen = -1 if best is None or best == last else best
     return [
-        ScoreRow(name, means.get(first, "-"), means.get(last, "-"))
+        ScoreRow(name, means.get(first, "-"), means.get(last, "-"), means.get(chosen, ""))
         for name, means in score_means(lines).items()
     ]
 
@@ -213,9 +232,15 @@ def num_left_out(held_out: list[HeldOutResult]) -> int:
     )
 
 
-def _comparison(name: str, before: list[EpisodeResult], after: list[EpisodeResult]) -> Comparison:
+def _comparison(
+    name: str,
+    before: list[EpisodeResult],
+    after: list[EpisodeResult],
+    chosen: list[EpisodeResult],
+) -> Comparison:
     gain = 100 * (summary_of(after)["success_rate"] - summary_of(before)["success_rate"])
-    return Comparison(name, _rate(before), _rate(after), f"{gain:+.0f} points")
+    best = _rate(chosen) if chosen else ""
+    return Comparison(name, _rate(before), _rate(after), f"{gain:+.0f} points", best)
 
 
 def _rate(results: list[EpisodeResult]) -> str:
@@ -228,9 +253,12 @@ def _rate(results: list[EpisodeResult]) -> str:
 
 
 def _points(held_out: list[HeldOutResult], curve: Curve) -> list[tuple[int, float, float, float]]:
-    """Return the points of the curve; without one, those of the first and the last weights."""
-    if curve.points:
-        points = curve.points if curve.measure == "success_rate" else ()
+    """Return the points of the curve on the starts that are reported; without one, those of the
+    first and the last weights.
+    """
+    if curve.chose:
+        reported = curve.chose if curve.has_one_set else curve.report
+        points = reported if curve.measure == "success_rate" else ()
         return [(each.weights, each.all.mean, each.all.low, each.all.high) for each in points]
     found = {version: summary_of(results) for version, results in by_version(held_out).items()}
     return [(version, each["success_rate"], *each["wilson_95"]) for version, each in found.items()]
