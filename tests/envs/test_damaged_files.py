@@ -64,7 +64,11 @@ def readers_in(source: str) -> set[str]:
         each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.FunctionDef)
     ]:
         for call in ast.walk(function):
-            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            if not isinstance(call, ast.Call):
+                continue
+            if ast.unparse(call.func) == "read_npz":
+                found.add(function.name)
+            if not isinstance(call.func, ast.Attribute):
                 continue
             owner, name = ast.unparse(call.func.value), call.func.attr
             if name in _READING and (owner in _OF or name in ("read_text", "read_bytes")):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vla_rl.errors import CheckpointError, DataError
-from vla_rl.util.foreign_data import number_in, reading, text_in, whole_number_in
+from vla_rl.util.foreign_data import number_in, reading, reading_file, text_in, whole_number_in
 
 
 @pytest.mark.parametrize(
@@ -102,3 +102,36 @@ def test_a_file_that_is_a_folder_cannot_be_read(tmp_path: Path) -> None:
         reading(tmp_path, "a file", "choose one"),
     ):
         tmp_path.read_bytes()
+
+
+FILE = Path("/data/a.npz")
+
+
+@pytest.mark.parametrize(
+    ("raised", "words"),
+    [
+        (ValueError("no array."), "no array"),
+        (KeyError("corners"), "KeyError: 'corners'"),
+        (RecursionError("too deep"), "RecursionError: too deep"),
+        (OSError(5, "Input/output error"), r"\[Errno 5\] Input/output error"),
+        (EOFError(), "EOFError"),
+    ],
+)
+def test_any_error_becomes_one_that_names_the_file_and_what_to_do(
+    raised: Exception, words: str
+) -> None:
+    with (
+        pytest.raises(ValueError, match=rf"^/data/a\.npz is no scene: {words}; export it again\.$"),
+        reading_file(FILE, " is no scene", "export it again"),
+    ):
+        raise raised
+
+
+def test_an_error_that_names_the_file_already_passes_as_it_is() -> None:
+    error = ValueError(f"{FILE} unpacks to 7 bytes")
+    with (
+        pytest.raises(ValueError, match=r"^/data/a\.npz unpacks to 7 bytes$") as caught,
+        reading_file(FILE, " is no scene", "export it again"),
+    ):
+        raise error
+    assert caught.value is error

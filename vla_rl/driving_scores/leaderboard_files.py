@@ -21,7 +21,7 @@ import numpy as np
 
 from vla_rl.driving_scores.abilities import FirstJunction
 from vla_rl.driving_scores.bench2drive import UNPENALISED, Ride, RouteRecord, RouteSet
-from vla_rl.util.foreign_files import reading_file
+from vla_rl.util.foreign_data import reading_file
 
 DIGESTS: Final[dict[str, str]] = {
     "f4fdc49680fb0df926f5da59d87d0784883ce9f3153acfb232579f46e8f3ff68": "bench2drive220",

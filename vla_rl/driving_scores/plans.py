@@ -14,7 +14,7 @@ import numpy as np
 from vla_rl.driving_scores.geometry import Floats
 from vla_rl.driving_scores.pdm import finite_waypoints
 from vla_rl.driving_scores.scene_files import texts_in
-from vla_rl.util.foreign_files import reading_file
+from vla_rl.util.foreign_data import reading_file
 from vla_rl.util.npz import read_npz
 
 INTERVAL_S: Final = 0.5

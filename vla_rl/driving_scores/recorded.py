@@ -20,7 +20,7 @@ import numpy as np
 from vla_rl.driving_scores.geometry import Floats
 from vla_rl.driving_scores.scene import Scene
 from vla_rl.driving_scores.scene_files import read_arrays, scene_of, texts_in
-from vla_rl.util.foreign_files import reading_file
+from vla_rl.util.foreign_data import reading_file
 
 NUM_COMMANDS: Final = 4
 """Left, straight, right, unknown."""

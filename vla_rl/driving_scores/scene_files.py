@@ -18,7 +18,7 @@ import numpy as np
 from vla_rl.driving_scores.geometry import Floats
 from vla_rl.driving_scores.scene import Layer, Map, RedLights, Scene, Tracks
 from vla_rl.driving_scores.vehicle import Vehicle
-from vla_rl.util.foreign_files import reading_file
+from vla_rl.util.foreign_data import reading_file
 from vla_rl.util.npz import read_npz
 
 FORMAT: Final = 1

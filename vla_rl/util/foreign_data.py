@@ -53,6 +53,24 @@ def reading(
         raise error(f"{place} is not {expected}: {cause_of(cause)}; {remedy}.") from cause
 
 
+@contextmanager
+def reading_file(path: Path, fault: str, remedy: str) -> Iterator[None]:
+    """Turn the error of a reader into a ValueError that names the file; one that does passes as it is.
+
+    Args:
+        fault: what is wrong, such as " is no scene file"; it follows the file's name.
+        remedy: what to do, such as "export it again".
+
+    Raises: ValueError.
+    """
+    try:
+        yield
+    except Exception as cause:  # as in `reading`; NumPy's own ValueErrors name no file
+        if isinstance(cause, ValueError) and str(cause).startswith(str(path)):
+            raise
+        raise ValueError(f"{path}{fault}: {cause_of(cause)}; {remedy}.") from cause
+
+
 def cause_of(error: Exception) -> str:
     """Return a library's message in one line, with the class where the message needs it."""
     words = " ".join(str(error).split())

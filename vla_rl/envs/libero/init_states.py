@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from vla_rl.util.foreign_files import reading_file
+from vla_rl.util.foreign_data import reading_file
 from vla_rl.util.npz import read_npz
 
 ENDINGS: Final = (".pruned_init", ".pruned_init.npz")
