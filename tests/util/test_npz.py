@@ -1,5 +1,6 @@
 """Arrays of foreign .npz files: what NumPy writes is read, and a header is never believed."""
 
+import ast
 import io
 import struct
 import subprocess
@@ -141,3 +142,14 @@ def test_no_reader_of_such_files_hands_numpy_a_type_that_ends_the_process(
         check=True,
     )
     assert "damaged.npz" in ended.stdout
+
+
+def test_no_file_is_read_by_numpy_load() -> None:
+    package = Path(__file__).parents[2] / "vla_rl"
+    calls = [
+        f"{path.relative_to(package)}: {ast.unparse(node)}"
+        for path in sorted(package.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("np.load", "numpy.load")
+    ]
+    assert not calls, "read it with vla_rl.util.npz, inside of a guard"
