@@ -84,6 +84,8 @@ def _tasks_of(path: Path) -> dict[int, str]:
     for place, row in rows:
         index, words = whole_number_in(row, "task_index", place), text_in(row, "task", place)
         _agreed(index, (str(path), tasks.setdefault(index, words)), (place, words))
+    if not tasks:
+        raise DataError(f"{path} names no task, expected one or more; {AGAIN}.")
     return tasks
 
 
