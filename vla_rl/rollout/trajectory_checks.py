@@ -64,8 +64,9 @@ def _is_sound(trajectory: Trajectory, known_tokens: KnownTokens) -> bool:
     """Return whether no decision has a fault; False also where one must be looked at alone."""
     rewards, log_probs, tokens = [], [], []
     agents = set()
+    steps: tuple[Any, ...] = trajectory.steps  # an agent may have put anything into their fields
     try:
-        for step in trajectory.steps:
+        for step in steps:
             chunk = step.chunk
             num_rows, num_rewards, num_tokens = (
                 len(chunk.actions),

@@ -87,6 +87,7 @@ async def train(
     played_by = [msgspec.structs.replace(config, run=RunConfig(seed=config.run.seed)), about]
     envs = [start.env for start in starts]
     restarts = Restarts.of(config, Team.of(model))
+    acting: Agent = agent or agent_of(config)
 
     own = None if fork_servers is not None else LastingForkServers(config.run.name)
 
@@ -96,7 +97,7 @@ async def train(
             left,
             starts,
             policies,
-            agent=agent,
+            agent=acting,
             customise=customise,
             judge=judge,
             first_update=first_update,
@@ -107,9 +108,7 @@ async def train(
     async with AsyncExitStack() as stack:
         stack.enter_context(lasting_output())
         stack.enter_context(owned_recording(config.run.record_to))
-        agent = await recorded(
-            agent or agent_of(config), config.run.record_to, envs, digest_of_run(played_by)
-        )
+        acting = await recorded(acting, config.run.record_to, envs, digest_of_run(played_by))
         # a restart forks from the same servers: their imports take longer than all else in it
         await stack.enter_async_context(own or nullcontext())
         if resume is None:
