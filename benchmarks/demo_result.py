@@ -12,7 +12,9 @@ training episodes (`success`) and their number until then (`episodes`).
 
 Keys of a run's last line: `before` and `after`, the success rates in percent, and `points_gained`,
 their difference; `starts`; `updates`; `minutes`, from the start of the command to its last held-out
-episode (None if the run was resumed, because pauses would count); `assets`: `package` for LIBERO's
+episode (None if the run was resumed, because pauses would count); with `--held-out.every` also
+`best_weights` and `best`, the success rate of the best checkpoint on these starts, and `best_chose`,
+that on the starts that chose it, which is too high; `assets`: `package` for LIBERO's
 own from installed packages, else their source, such as `stand-ins`; `quality` and `physics` of the
 held-out episodes; `seed`. The last line of `--table` has lists of them by run.
 """
@@ -44,6 +46,7 @@ from vla_rl.evaluation.held_out import (
     read_held_out,
     results_path,
 )
+from vla_rl.evaluation.held_out_curve import read_curve
 from vla_rl.evaluation.results import EpisodeResult, by_task, wilson_interval
 from vla_rl.observe import RunDirectory
 
@@ -93,6 +96,23 @@ def figures_of(run: RunDirectory) -> dict[str, Any]:
         "quality": conditions.get("quality"),
         "physics": conditions.get("physics"),
         "seed": read_json(run.config).get("run", {}).get("seed"),
+        **best_figures(run),
+    }
+
+
+def best_figures(run: RunDirectory) -> dict[str, Any]:
+    """Return the success rates of the best checkpoint: first that on the starts that are reported.
+
+    Empty if nothing was chosen.
+    """
+    curve = read_curve(run)
+    if curve is None or curve.best is None:
+        return {}
+    report, chose = curve.best.report, curve.best.chose
+    return {
+        "best_weights": curve.best.weights,
+        "best": None if report is None else round(100 * report.mean, 2),
+        "best_chose": round(100 * chose.mean, 2),
     }
 
 

@@ -14,6 +14,7 @@ from benchmarks import demo_result
 from benchmarks.kept_runs import kept_lines
 from vla_rl.evaluation import EpisodeResult
 from vla_rl.evaluation.held_out import HeldOutResult, conditions_path, results_path
+from vla_rl.evaluation.held_out_curve import CurvePoint, make_curve, mean_of, write_curve
 from vla_rl.observe import RunDirectory
 from vla_rl.types import Config
 
@@ -62,6 +63,23 @@ def test_the_points_of_a_run_are_gained_on_the_starts_that_both_policies_had(
         "before": 30.0, "after": 75.0, "points_gained": 45.0, "starts": 100, "updates": 20, "minutes": 9.0,
         "assets": "package", "quality": "fast", "physics": "exact", "seed": None,
     }  # fmt: skip
+
+
+def test_the_best_checkpoint_has_its_report_first_and_what_chose_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = [an_episode(version, 40, is_success=version > 0) for version in (0, 10, 20)]
+    run = a_finished_run(tmp_path, results)
+
+    def point(version: int, *outcomes: float) -> CurvePoint:
+        return CurvePoint(version, mean_of(outcomes, "success_rate"), {})
+
+    chose = [point(0, 0, 0), point(10, 1, 1), point(20, 1, 0)]
+    curve = make_curve("success_rate", chose, [point(10, 1, 0), point(20, 1, 1)])
+    write_curve(RunDirectory(run), curve)
+    found = result_of(run, monkeypatch, capsys)
+    assert (found["best_weights"], found["best"], found["best_chose"]) == (10, 50.0, 100.0)
+    assert list(found)[-3:] == ["best_weights", "best", "best_chose"]
 
 
 def test_stand_ins_are_never_called_packaged_assets(

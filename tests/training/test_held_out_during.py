@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from vla_rl.evaluation.held_out_results import SUCCESSES, results_path
 from vla_rl.learning.checkpoint_folders import best_checkpoint, checkpoint_of
 from vla_rl.observe import RunDirectory, read_metrics
 from vla_rl.recipes.train_toy import TrainToyConfig, held_out_episodes, main, starts_of
+from vla_rl.training import judging
 
 REACH = ("--env-id", "vla_rl/toy_reach-v0", "--step-limit", "12")
 
@@ -131,6 +133,37 @@ def test_after_a_kill_the_resume_finishes_the_evaluation_and_runs_no_start_twice
     assert [point["weights"] for point in curve["chose"]] == [0, 2]
     assert curve["best"]["report"][0] == curve["best"]["chose"][0] == 50
     assert "held out: final weights 2: " in capsys.readouterr().out
+
+
+def test_a_run_without_gain_stops_in_order_and_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_gain(evaluations: Sequence[tuple[float, int]], patience: int) -> bool:
+        assert (patience, evaluations[0][1]) == (3, 2)
+        return len(evaluations) == 2
+
+    monkeypatch.setattr(judging, "has_stopped_gaining", no_gain)
+    command = command_of(
+        *("--run.root", str(tmp_path), "--run.updates", "10000"),
+        *("--run.checkpoint-every", "20000", "--held-out.choose-starts", "2"),
+        *("--group-size", "2", "--scheduler.groups-per-update", "2", "--simulators.num-envs", "2"),
+        *("--num-starts", "8", "--held-out.starts", "3", "--held-out.every", "1"),
+        *("--held-out.stop-after", "3"),
+    )
+    assert asyncio.run(main(command)) == 0
+    (path,) = tmp_path.iterdir()
+    run = RunDirectory(path)
+    last = len(read_metrics(run.metrics))
+    curve = read_curve(run)
+    assert curve is not None
+    assert curve.best is not None
+    # the last weights were evaluated by both sets, although the run did not reach its last update
+    assert {point.weights for point in curve.report} == {0, last, curve.best.weights}
+    assert curve.chose[-1].weights == last < 10000
+    assert checkpoint_of(run.checkpoints, last) is not None
+    said = capsys.readouterr().out
+    assert "stopping: the trend of the newest evaluations is below 2 points" in said
+    assert f"held out: final weights {last}: " in said
 
 
 def test_held_out_seeds_are_not_those_of_training() -> None:

@@ -262,15 +262,16 @@ def _point(version: int, values: dict[Key, float], format: RowFormat) -> CurvePo
     tasks: dict[str, list[float]] = {}
     for (task, _, _), value in values.items():
         tasks.setdefault(task, []).append(value)
-    by_task = {task: _mean(found, format) for task, found in tasks.items()}
+    by_task = {task: mean_of(found, format.measure) for task, found in tasks.items()}
     return CurvePoint(
-        version, _mean(list(values.values()), format), by_task if len(tasks) > 1 else {}
+        version, mean_of(list(values.values()), format.measure), by_task if len(tasks) > 1 else {}
     )
 
 
-def _mean(values: Sequence[float], format: RowFormat) -> Mean:
+def mean_of(values: Sequence[float], measure: str) -> Mean:
+    """Return the mean of the episodes of one evaluation, with the interval of its measure."""
     num, mean = len(values), statistics.fmean(values)
-    if format.measure == "success_rate":
+    if measure == "success_rate":
         return Mean(num, mean, *wilson_interval(round(sum(values)), num))
     half = Z_95 * statistics.stdev(values) / math.sqrt(num) if num > 1 else 0.0
     return Mean(num, mean, mean - half, mean + half)
