@@ -49,7 +49,8 @@ def _joined(
                 f"{episodes[0].name}, expected as many in every episode; read them as two data "
                 "sets."
             )
-    return np.concatenate(parts).astype(np.float64)
+    joined: np.ndarray = np.concatenate(parts)
+    return joined.astype(np.float64)
 
 
 def _of(rows: np.ndarray) -> dict[str, list[float]]:

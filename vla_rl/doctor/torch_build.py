@@ -106,7 +106,7 @@ def load_library_of(vllm: str) -> None:
         has_bf16=torch.cpu._is_avx512_bf16_supported(),
     )
     if library is not None:
-        torch.ops.load_library(str(library))
+        torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
 
 
 def choose_library(

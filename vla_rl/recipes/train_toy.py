@@ -170,8 +170,11 @@ def _greedy_episodes(config: TrainToyConfig, first: int, num: int) -> list[Episo
     drawn = (
         derive_seed(config.run.seed, "held out", number) % 2**31 for number in itertools.count()
     )
-    # `add` returns None: a seed that is drawn twice is left out the second time
-    others = (seed for seed in drawn if seed not in used and used.add(seed) is None)
+    others: dict[int, None] = {}  # in the order in which they are drawn, each once
+    while len(others) < first + num:
+        seed = next(drawn)
+        if seed not in used:
+            others[seed] = None
     seeds = itertools.islice(others, first, first + num)
     return [
         EpisodeSpec(

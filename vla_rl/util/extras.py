@@ -44,4 +44,4 @@ class ExtraFinder:
 def install() -> None:
     """Have missing modules of extras named from now on. May be called again."""
     if not any(isinstance(finder, ExtraFinder) for finder in sys.meta_path):
-        sys.meta_path.append(ExtraFinder())  # type: ignore[arg-type]  # it has no legacy methods
+        sys.meta_path.append(ExtraFinder())

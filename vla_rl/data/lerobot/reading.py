@@ -291,7 +291,7 @@ class _Reader:
                 f"{self._root}: meta/episodes has no {lost[0]!r} for episode {number}, so the "
                 "position of its video is unknown; download the folder again if it is incomplete."
             )
-        values = {
+        values: dict[str, str | int] = {
             "video_key": feature,
             "episode_index": number,
             "episode_chunk": number // self._info.chunks_size,
