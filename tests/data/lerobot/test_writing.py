@@ -225,3 +225,13 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(DataError, match="holds other files"):
         LeRobotWriter(tmp_path)
+
+
+def test_pictures_that_change_their_size_are_refused_with_the_step(tmp_path: Path) -> None:
+    episode = made_episode("a", 3)
+    sizes = {0: (12, 12), 1: (12, 12), 2: (12, 6)}
+    frames = {"image": lambda step: np.zeros((*sizes[step], 3), np.uint8)}
+    with pytest.raises(
+        DataError, match=r"a: the picture of control step 2 is uint8 of shape \[12, 6, 3\], expected"
+    ):
+        LeRobotWriter(tmp_path).add(msgspec.structs.replace(episode, frames=frames))
