@@ -12,6 +12,7 @@ import psutil
 import pytest
 import pytest_asyncio
 import torch
+import torch.distributed as dist
 from small_worlds import mlp, walk
 
 from benchmarks.shared_updates import gradients, relative_difference, saved, settings
@@ -30,7 +31,7 @@ from vla_rl.learning import (
 )
 from vla_rl.learning.sharded import ShardedLearner
 from vla_rl.learning.sharded.far_rank import in_pieces, merged
-from vla_rl.learning.sharded.meeting import Doorway, Network, interface_of, meet
+from vla_rl.learning.sharded.meeting import Doorway, Meeting, Network, interface_of, meet
 from vla_rl.learning.sharded.rank_clock import RankTimes
 from vla_rl.learning.sharded.same_code import code_report, require_same_code
 from vla_rl.learning.sharded.seats import RankSeat, Seating
@@ -204,3 +205,15 @@ async def test_the_bytes_that_ranks_of_a_host_read_are_sent_once() -> None:
 async def test_times_of_another_host_are_shifted_to_this_hosts_clock() -> None:
     times = RankTimes([("update", 1.0, 2.0)], [("all-gather", 1.5, 1.75)], 7)
     assert times.shifted(0.5) == RankTimes([("update", 1.5, 2.5)], [("all-gather", 2.0, 2.25)], 7)
+
+
+async def test_ranks_of_one_host_meet_in_a_file_whatever_its_folder_is_called(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "a #1, 50 %?"
+    folder.mkdir()
+    try:
+        meet(Meeting(file=str(folder / "meeting-point")), None, 0, 1, "gloo")
+        assert [path.name for path in folder.iterdir()] == ["meeting-point"]
+    finally:
+        dist.destroy_process_group()

@@ -105,9 +105,12 @@ def meet(
     Raises: ConfigError if rank 0 cannot be reached, or the interface is not there.
     """
     if network is None:
+        # not by a URL: torch would cut the path at a `#` or `?`
+        file = dist.FileStore(meeting.file, num_ranks)
+        file.set_timeout(LAST_RESORT)
         dist.init_process_group(
             backend,
-            init_method=f"file://{meeting.file}",
+            store=file,
             rank=rank,
             world_size=num_ranks,
             timeout=LAST_RESORT,
