@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -171,7 +172,7 @@ async def test_a_node_that_fails_after_the_policy_learnt_costs_nothing_that_was_
     run = only_run(tmp_path)
     assert (
         f"saved in {run.checkpoints / 'update-000002'}; "
-        f"continue with --resume {run.path}" in "".join(caught.value.__notes__)
+        f"continue with --resume {shlex.quote(str(run.path))}" in "".join(caught.value.__notes__)
     )
     assert updates_in(run) == [1, 2]
     again = await train_toy(of_updates(tmp_path, 3), resume=RunDirectory.resume(run.path))

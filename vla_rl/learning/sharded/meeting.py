@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import psutil
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 
 from vla_rl.errors import ConfigError
 
@@ -106,7 +106,7 @@ def meet(
     """
     if network is None:
         # not by a URL: torch would cut the path at a `#` or `?`
-        file = dist.FileStore(meeting.file, num_ranks)
+        file = FileStore(meeting.file, num_ranks)
         file.set_timeout(LAST_RESORT)
         dist.init_process_group(
             backend,
