@@ -5,6 +5,7 @@ An unknown key is an error that names the nearest known one.
 
 import difflib
 import os
+import shlex
 import types
 import typing
 from collections.abc import Callable
@@ -55,7 +56,8 @@ def read_table(path: Path, config_type: type[Config]) -> dict[str, Any]:
     if os.path.isdir(path):
         raise ConfigError(
             f"{shortened(path)} is a folder, expected a .toml or .json file; --resume continues the "
-            f"run in a folder, and --config {path / 'config.json'} takes its settings alone"
+            f"run in a folder, and --config {shlex.quote(str(path / 'config.json'))} takes its "
+            "settings alone"
         )
     if path.suffix not in decoders:
         shipped = difflib.get_close_matches(path.name, [each.stem for each in SHIPPED.iterdir()], 1)
