@@ -14,8 +14,6 @@ import logging
 import math
 import os
 import random
-import shlex
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -177,8 +175,7 @@ def installed_build() -> tuple[str, str] | None:
 def require_vllm() -> tuple[str, str]:
     """Return build and version of the installed vLLM, if it can be used here.
 
-    Raises: ConfigError if vLLM is not installed, its version is not supported, or its environment
-        lies below a folder with a blank or a colon in its name.
+    Raises: ConfigError if vLLM is not installed, or its version is not supported.
     """
     build = installed_build()
     if build is None:
@@ -192,19 +189,7 @@ def require_vllm() -> tuple[str, str]:
             "versions name and order things differently. Install one of them: `pip install "
             f"--no-deps {DISTRIBUTIONS[build[0]]}=={SUPPORTED_VERSIONS[-1]}`"
         )
-    if split_preload_path():
-        raise ConfigError(
-            f"engine 'vllm' cannot start from {sys.prefix!r}: vLLM puts paths below it into "
-            "LD_PRELOAD, which the loader splits at blanks and colons; run Python through a link "
-            "without them, such as /tmp/vla_rl_env/bin/python after `ln -s "
-            f"{shlex.quote(sys.prefix)} /tmp/vla_rl_env`, or take engine 'torch'"
-        )
     return build
-
-
-def split_preload_path() -> bool:
-    """Return whether the loader would split paths of this environment in LD_PRELOAD."""
-    return " " in sys.prefix or ":" in sys.prefix
 
 
 def _how_to_install() -> str:
