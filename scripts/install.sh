@@ -46,7 +46,8 @@ fi
 }
 
 # Python compiles a module when it first imports it; compiling all of them here would take as long as everything else.
-install() { $pip install --quiet --no-compile "$@"; }
+# What has no reason is a failed test, so pip need not warn of LIBERO's unmet requirements at every step.
+install() { $pip install --quiet --no-compile --no-warn-conflicts "$@"; }
 install_pins() { install --no-deps --requirement "vla_rl/requirements/$1.txt"; }
 
 [ -x .venv/bin/python ] || "$python" -m venv .venv
