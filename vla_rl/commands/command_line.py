@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+import itertools
 import signal
 import sys
 import typing
@@ -28,6 +29,7 @@ from tyro.constructors import ConstructorRegistry
 from vla_rl.commands.absent import refuse_absent
 from vla_rl.commands.command_help import HELP_ALL, option_registry, print_help, program_name
 from vla_rl.commands.config_files import convert, found_config, read_table
+from vla_rl.commands.following_defaults import follow
 from vla_rl.commands.unread import refuse_unread
 from vla_rl.errors import ConfigError
 from vla_rl.observe.run_directory import RunDirectory
@@ -120,7 +122,14 @@ def parse_command(
         )
     path = RunDirectory.existing(known.resume).config if known.resume is not None else known.config
     recorded_before = launch_type.recorded_before if known.resume is not None else {}
-    default = _defaults(config_type, path, known.pipeline, recorded_before)
+    default = _defaults(
+        config_type,
+        path,
+        known.pipeline,
+        recorded_before,
+        arguments,
+        is_resume=known.resume is not None,
+    )
 
     # built here because only here the types of its fields are known; with empty names, tyro gives
     # options no prefix
@@ -180,7 +189,7 @@ def _flags_in(kind: Any, prefix: str = "") -> set[str]:
 
 def _refuse_values_of_flags(arguments: Sequence[str], flags: Collection[str]) -> None:
     """Raise ConfigError for a flag that is given a value, which the parser reports alone."""
-    for argument, following in zip(arguments, [*arguments[1:], "--"], strict=True):
+    for argument, following in itertools.pairwise([*arguments, "--"]):
         name, equals, _ = argument.replace("_", "-").partition("=")
         option = name.removeprefix("--")
         plain = option.removeprefix("no-")
@@ -220,8 +229,13 @@ def _defaults(
     path: Path | None,
     pipeline: str | None,
     recorded_before: Mapping[str, Any],
+    arguments: Sequence[str],
+    *,
+    is_resume: bool,
 ) -> ConfigT:
-    """Return the values of options that the command line does not give."""
+    """Return the values of options that the command line does not give; they fit those that it
+    gives.
+    """
     known = config_type.__struct_fields__
     younger = {name: value for name, value in recorded_before.items() if name in known}
     in_file = {} if path is None else {**younger, **read_table(path, config_type)}
@@ -234,7 +248,9 @@ def _defaults(
     values = merged(
         msgspec.to_builtins(recipe), settings_of(name), recipe.task_settings(name), in_file, chosen
     )
-    return convert(values, config_type, where)
+    # what a run recorded may be a default of that run
+    followed = follow(values, {} if is_resume else in_file, arguments)
+    return convert(merged(values, followed), config_type, where)
 
 
 def _unset_values(config_type: type[ConfigT], given: ConfigT) -> dict[str, Any]:

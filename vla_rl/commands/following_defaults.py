@@ -1,0 +1,177 @@
+"""Defaults that follow what the user set: a default is never the reason why a setting is refused.
+
+A recipe's defaults fit each other. If the user sets one of two options that depend on each other, the
+default of the other one follows; if both are set and do not fit, that is refused.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+Options = dict[str, Any]
+"""Values by dotted name, such as `scheduler.groups_per_update`."""
+
+
+class Follows(NamedTuple):
+    """An option whose default depends on others."""
+
+    option: str
+    depends_on: tuple[str, ...]
+    value: Callable[[Options], Any]
+    """Returns the default beside the other values; that of the recipe if it fits."""
+
+
+def _groups(options: Options) -> int:
+    groups, most = (
+        options["scheduler.groups_per_update"],
+        options["scheduler.max_outstanding_groups"],
+    )
+    return groups if most is None else max(1, min(groups, most))
+
+
+def _capacity(options: Options) -> int:
+    """Return the number of episodes that can be outstanding."""
+    groups, most = (
+        options["scheduler.groups_per_update"],
+        options["scheduler.max_outstanding_groups"],
+    )
+    by_staleness = (options["scheduler.max_staleness"] + 1) * groups
+    in_flight = by_staleness if most is None else min(by_staleness, most)
+    return int(in_flight * options["group_size"])
+
+
+def _simulators(options: Options) -> int:
+    most = _capacity(options) - options.get("text.num_envs", 0)
+    # if conversations run as well, and their default does not fit either, each has its half
+    if most < 1:
+        most = _capacity(options) // 2
+    return max(1, min(options["simulators.num_envs"], most))
+
+
+def _conversations(options: Options) -> int:
+    most = _capacity(options) - options.get("simulators.num_envs", 0)
+    return max(1, min(options["text.num_envs"], most))
+
+
+def _warmup(options: Options) -> int:
+    return _below_decay(options, "learner")
+
+
+def _warmup_of_critic(options: Options) -> int:
+    return _below_decay(options, "critic")
+
+
+def _below_decay(options: Options, who: str) -> int:
+    warmup, decay = (
+        options[f"{who}.optimizer.warmup_steps"],
+        options[f"{who}.optimizer.decay_steps"],
+    )
+    return int(warmup if decay is None else max(0, min(warmup, decay - 1)))
+
+
+def _decay(options: Options) -> int | None:
+    return _above_warmup(options, "learner")
+
+
+def _decay_of_critic(options: Options) -> int | None:
+    return _above_warmup(options, "critic")
+
+
+def _above_warmup(options: Options, who: str) -> int | None:
+    warmup, decay = (
+        options[f"{who}.optimizer.warmup_steps"],
+        options[f"{who}.optimizer.decay_steps"],
+    )
+    return None if decay is None else max(decay, warmup + 1)
+
+
+def _ranks(options: Options) -> int:
+    ranks, parallel = options["learner.ranks"], options["learner.tensor_parallel"]
+    return int(ranks if parallel < 1 else -(-ranks // parallel) * parallel)
+
+
+CAPACITY: Final = (
+    "group_size",
+    "scheduler.groups_per_update",
+    "scheduler.max_staleness",
+    "scheduler.max_outstanding_groups",
+)
+
+FOLLOWING: Final = (
+    Follows("scheduler.groups_per_update", ("scheduler.max_outstanding_groups",), _groups),
+    Follows("simulators.num_envs", (*CAPACITY, "text.num_envs"), _simulators),
+    Follows("text.num_envs", (*CAPACITY, "simulators.num_envs"), _conversations),
+    Follows("learner.optimizer.warmup_steps", ("learner.optimizer.decay_steps",), _warmup),
+    Follows("learner.optimizer.decay_steps", ("learner.optimizer.warmup_steps",), _decay),
+    Follows("critic.optimizer.warmup_steps", ("critic.optimizer.decay_steps",), _warmup_of_critic),
+    Follows("critic.optimizer.decay_steps", ("critic.optimizer.warmup_steps",), _decay_of_critic),
+    Follows("learner.ranks", ("learner.tensor_parallel",), _ranks),
+)
+"""Every option whose default depends on others, in the order in which they follow."""
+
+
+def follow(
+    defaults: Mapping[str, Any], in_file: Mapping[str, Any], arguments: Sequence[str]
+) -> dict[str, Any]:
+    """Return the defaults of a recipe that follow what a file and the command line set.
+
+    Args:
+        defaults: values of all options, with those of the file; nested as in a file.
+        in_file: what the file sets.
+        arguments: the command line; a value that is not a whole number, or none, has no follower.
+    """
+    on_line = _set_on_line(arguments)
+    chosen = {*_flat(in_file), *on_line}
+    options = _flat(defaults)
+    options |= {
+        name: value for name, value in on_line.items() if name in options and value is not _OTHER
+    }
+    changed: dict[str, Any] = {}
+    for option, depends_on, value in FOLLOWING:
+        if option in chosen or option not in options or not chosen & {*depends_on}:
+            continue
+        if any(not _is_number(options.get(name)) for name in depends_on):
+            continue
+        options[option] = changed[option] = value(options)
+    return _nested(changed)
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int) and value >= 0)
+
+
+_OTHER: Final = object()
+
+
+def _set_on_line(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the options that the command line sets, with the values that are whole numbers."""
+    found: dict[str, Any] = {}
+    for number, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if not name.startswith("--"):
+            continue
+        if not equals:
+            value = arguments[number + 1] if number + 1 < len(arguments) else ""
+        read = None if value == "None" else int(value) if value.isdecimal() else _OTHER
+        found[name.removeprefix("--").replace("-", "_")] = read
+    return found
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Options:
+    found: Options = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for name, value in options.items():
+        *path, last = name.split(".")
+        inside = table
+        for part in path:
+            inside = inside.setdefault(part, {})
+        inside[last] = value
+    return table
