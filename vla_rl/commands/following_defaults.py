@@ -25,7 +25,7 @@ def _groups(options: Options) -> int:
         options["scheduler.groups_per_update"],
         options["scheduler.max_outstanding_groups"],
     )
-    return groups if most is None else max(1, min(groups, most))
+    return int(groups if most is None else max(1, min(groups, most)))
 
 
 def _capacity(options: Options) -> int:
@@ -44,12 +44,12 @@ def _simulators(options: Options) -> int:
     # if conversations run as well, and their default does not fit either, each has its half
     if most < 1:
         most = _capacity(options) // 2
-    return max(1, min(options["simulators.num_envs"], most))
+    return int(max(1, min(options["simulators.num_envs"], most)))
 
 
 def _conversations(options: Options) -> int:
     most = _capacity(options) - options.get("simulators.num_envs", 0)
-    return max(1, min(options["text.num_envs"], most))
+    return int(max(1, min(options["text.num_envs"], most)))
 
 
 def _warmup(options: Options) -> int:
