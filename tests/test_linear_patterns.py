@@ -50,6 +50,7 @@ OURS: Final = {
     "envs/text/tool_schema.py": "docstrings of tools",
     "evaluation/driving_strips.py": "names of files",
     "evaluation/libero.py": "an option",
+    "installing.py": "requirements of this package",
     "learning/checkpoint.py": "names of files",
     "learning/checkpoint_folders.py": "names of folders",
     "models/openvla_oft/film_part.py": "names of tensors",

@@ -115,6 +115,8 @@ def test_a_folder_that_is_no_run_is_refused_by_the_other_commands(
 def test_a_refusal_names_the_option_and_what_to_do(
     line: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    alone = tmp_path / "alone"  # a folder beside those of other tests would list them as runs
+    alone.mkdir()
+    monkeypatch.chdir(alone)
     with pytest.raises(ConfigError, match=said):
         parse_command(TrainingLaunch, TrainToyConfig, "", line)

@@ -15,11 +15,12 @@ _MOST_NAMED = 10
 def set_aside_lines(path: Path, is_kept: Callable[[bytes], bool]) -> None:
     """Move the lines that are not kept to `<name>-undone<suffix>`; nothing is deleted.
 
-    A damaged line, or a last one that a kill cut off, is moved too, and one printed line says so.
+    A line that `is_kept` calls damaged, or a last one that a kill cut off, is moved too, and one
+    printed line says so.
 
     Args:
-        path: a file of JSON objects, one a line.
-        is_kept: returns whether a line stays; False or a ValueError for a damaged one.
+        path: a file of one object a line.
+        is_kept: returns whether a line stays; raises ValueError for a damaged one that moves.
 
     Raises: OSError; the file is then unchanged.
     """
@@ -28,7 +29,8 @@ def set_aside_lines(path: Path, is_kept: Callable[[bytes], bool]) -> None:
     for number, line in enumerate(lines, start=1):
         whole = line if line.endswith(b"\n") else line + b"\n"
         try:
-            msgspec.json.decode(line, type=dict[str, Any])
+            if whole is not line:  # a kill may have cut it off anywhere
+                msgspec.json.decode(line, type=dict[str, Any])
             (kept if is_kept(line) else undone).append(whole)
         except (ValueError, RecursionError):  # not JSON, no object, not UTF-8, or another's
             undone.append(whole)

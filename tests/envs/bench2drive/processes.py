@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -60,7 +61,7 @@ def route_server(*more: str) -> Iterator[str]:
     server = subprocess.Popen(
         [
             *(sys.executable, str(CARLA_SIDE / "vla_rl_route_server.py")),
-            *("--listen", "127.0.0.1:0", "--command", " ".join(words)),
+            *("--listen", "127.0.0.1:0", "--command", shlex.join(words)),
         ],
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,

@@ -10,7 +10,6 @@ import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -77,10 +76,10 @@ class MlpPolicy(PolicyModel[Tensor]):
         self,
         config: MlpConfig,
         network: MlpNetwork,
-        files: Mapping[str, bytes] = MappingProxyType({}),
+        files: Mapping[str, bytes] | None = None,
     ) -> None:
         self.config = config
-        self._network, self._files = network, files
+        self._network, self._files = network, dict(files or {})
         low, high = np.array(config.action_low), np.array(config.action_high)
         self._bins = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, config.num_bins)
 
