@@ -41,11 +41,11 @@ def test_training_episodes_are_cut_short_for_the_policy_that_ships_and_judged_on
 def test_the_learning_rate_decays_over_the_whole_run_of_the_shipped_policy() -> None:
     config = SrpoLiberoConfig()
     assert config.decays_over_run
-    # 32 updates of 32 episodes in steps of 8
-    assert with_decay_over_run(config).learner.optimizer.decay_steps == 32 * 4
+    # 26 updates of 32 episodes in steps of 8
+    assert with_decay_over_run(config).learner.optimizer.decay_steps == 26 * 4
     twice = msgspec.structs.replace(config.learner, epochs=2, minibatch_trajectories=10)
     longer = msgspec.structs.replace(config, learner=twice)
-    assert with_decay_over_run(longer).learner.optimizer.decay_steps == 32 * 2 * 4
+    assert with_decay_over_run(longer).learner.optimizer.decay_steps == 26 * 2 * 4
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from vla_rl.recipes.libero_training import LiberoConfig, main
 class SrpoLiberoConfig(LiberoConfig, frozen=True, kw_only=True):
     """SRPO on LIBERO."""
 
-    run: RunConfig = RunConfig(name="srpo_libero", updates=32)
+    run: RunConfig = RunConfig(name="srpo_libero", updates=26)
 
 
 def cli() -> int:
