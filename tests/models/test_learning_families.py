@@ -103,6 +103,7 @@ def with_proofs(*short: tuple[Any, ...], others: Iterable[tuple[Any, ...]]) -> l
         ("l1", BFLOAT16, True),
         others=product(FAMILIES, (torch.float32, BFLOAT16), (False, True)),
     ),
+    ids=str,
 )
 async def test_small_steps_move_the_weights(
     family: str,

@@ -26,10 +26,12 @@ from vla_rl.util.sole_owner import sole_owner
 with sole_owner(Path(sys.argv[1]), "the run a"):
     if "forks" in sys.argv and (child := os.fork()) == 0:
         import time
+        print(os.getpid(), flush=True)  # by itself: it has let go of the lock by now
         time.sleep(60)
     if "execs" in sys.argv:
         child = subprocess.Popen(["sleep", "60"], close_fds=False, stdout=subprocess.DEVNULL).pid
-    print(child if len(sys.argv) > 2 else "owns", flush=True)
+    if "forks" not in sys.argv:
+        print(child if "execs" in sys.argv else "owns", flush=True)
     sys.stdin.read()
 """
 
