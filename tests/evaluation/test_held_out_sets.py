@@ -91,7 +91,7 @@ def test_each_recipe_has_two_sets_that_follow_what_is_reported(
 
 def test_without_evaluations_beside_training_all_starts_are_reported_and_none_chooses() -> None:
     config = SrpoLiberoConfig()
-    assert len(suite_training.held_out_episodes(config)) == 81
+    assert len(suite_training.held_out_episodes(config)) == 60
     assert suite_training.choosing_episodes(config) == []
     judge = HeldOutJudge(starts(4), choose=starts(8)[4:])
     assert (len(judge.episodes), judge.choose) == (4, ())

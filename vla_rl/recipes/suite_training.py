@@ -55,9 +55,9 @@ class HeldOutStarts(HeldOutSchedule, frozen=True, kw_only=True):
     updates if wanted, from starts that are never trained on.
     """
 
-    init_states: str | None = "40-49,1000-1016"
+    init_states: str | None = "40-49,1000-1009"
     """Starts of each task that are reported: its fixed ones, such as 40-49, or drawn ones, such as
-    1000-1016. None: no held-out episodes."""
+    1000-1009. None: no held-out episodes."""
 
     choose_init_states: str | None = None
     """Starts of each task that choose the best checkpoint, with `every`; none of them is reported or
