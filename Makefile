@@ -1,7 +1,7 @@
 # Two commands set up a fresh machine: `make demo` runs the main job, `make test` everything that CI checks.
 PYTHON ?= python3
 BIN := .venv/bin
-# Two stamps: what the demo imports is installed in a third of the time that everything takes.
+# Two stamps: what the demo imports is installed in less than half of the time that everything takes.
 INSTALLED := .venv/.installed
 INSTALLED_FOR_DEMO := .venv/.installed-for-demo
 # Tests wait for processes as often as they compute: three files of them left two cores idle for a fifth of the time. Each takes 3 GB.

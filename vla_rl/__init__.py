@@ -10,7 +10,7 @@ simulator.
 
 from typing import TYPE_CHECKING
 
-from vla_rl import lazy_scipy, renamed, torchvision_operators
+from vla_rl import env_ids, lazy_scipy, renamed, torchvision_operators
 from vla_rl.lazy_names import lazy_names
 from vla_rl.util import extras
 
@@ -114,5 +114,6 @@ torchvision_operators.install()
 lazy_scipy.install()
 renamed.install()
 extras.install()
+env_ids.install()
 
 __getattr__, __dir__ = lazy_names(__name__, _HOME)

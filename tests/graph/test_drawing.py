@@ -149,6 +149,7 @@ def test_the_graph_imports_neither_torch_nor_actors(tmp_path: Path) -> None:
         "vla_rl.watched_imports",
         "vla_rl.torchvision_operators",
         "vla_rl.lazy_scipy",
+        "vla_rl.env_ids",
         "vla_rl.util",
     )
     code = (

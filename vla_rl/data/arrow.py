@@ -1,4 +1,4 @@
-"""pyarrow, imported when a function first uses it: only who reads or writes its files needs it.
+"""pyarrow, imported when a function first uses it: it comes with an extra, and most runs read none of its files.
 
 Quote annotations that name its types, because Python evaluates them when it reads the function.
 """

@@ -1,20 +1,26 @@
 """Environments: plain synchronous `gymnasium.Env`s, registered by importing this package.
 
-    import gymnasium, vla_rl.envs
+    import gymnasium, vla_rl
     env = gymnasium.make("vla_rl/toy_reach-v0", task_id=0)
 
-To import it through gymnasium, use its `module:id` form: "vla_rl.envs:vla_rl/toy_reach-v0".
+`vla_rl` imports this package with gymnasium, as does the entry point of the group
+`gymnasium.envs`. It costs two milliseconds, because it imports only `registration`. To import it
+through gymnasium, use its `module:id` form: "vla_rl:vla_rl/toy_reach-v0".
 `gymnasium.make_vec` makes a vector environment of processes (`vla_rl.simulation.make_vec`), except
 in the mode "sync". Entry points are strings: an environment's module, and with it its simulator, is
 imported when the first one is made. Environments do not depend on asyncio, torch or the trainer.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gymnasium
+from gymnasium.envs.registration import register as _register_one
+from gymnasium.envs.registration import registry
 
-from vla_rl.envs.chunking import ActionChunks
-from vla_rl.simulation.open_loop import run_chunk
+from vla_rl.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from vla_rl.envs.chunking import ActionChunks
+    from vla_rl.simulation.open_loop import run_chunk
 
 LIBERO_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
 """The suites of LIBERO, registered as `vla_rl/<suite>-v0` and, with suggestions,
@@ -26,9 +32,9 @@ METAWORLD_SUITES = ("metaworld_mt10", "metaworld_mt50")
 
 
 def _register(env_id: str, entry_point: str, kwargs: dict[str, Any] | None = None) -> None:
-    if env_id not in gymnasium.registry:
+    if env_id not in registry:
         vectors = f"vla_rl.envs.vectors:{env_id.removeprefix('vla_rl/')}"
-        gymnasium.register(
+        _register_one(
             id=env_id, entry_point=entry_point, vector_entry_point=vectors, kwargs=kwargs or {}
         )
 
@@ -62,4 +68,14 @@ for _suite in METAWORLD_SUITES:
         {"suite": _suite},
     )
 
-__all__ = ["LIBERO_SUITES", "METAWORLD_SUITES", "ActionChunks", "run_chunk"]
+
+def register() -> None:
+    """Do nothing more: importing this package has registered its environments.
+
+    It is the entry point of the group `gymnasium.envs`, for programs that load such groups.
+    """
+
+
+__all__ = ["LIBERO_SUITES", "METAWORLD_SUITES", "ActionChunks", "register", "run_chunk"]
+
+__getattr__, __dir__ = lazy_names(__name__, {"chunking": ("ActionChunks", "run_chunk")})
