@@ -16,8 +16,6 @@ LIGHT = {
     "vla_rl.envs",
     "vla_rl.errors",
     "vla_rl.lazy_names",
-    "vla_rl.lazy_scipy",
-    "vla_rl.renamed",
     "vla_rl.torchvision_operators",
     "vla_rl.util",
     "vla_rl.util.extras",

@@ -1,11 +1,9 @@
-"""Packages import their names on first use, and know those that were renamed."""
+"""Packages import their names on first use."""
 
 import sys
 from pathlib import Path
 
 import pytest
-
-from vla_rl.lazy_names import lazy_names
 
 
 @pytest.fixture
@@ -13,8 +11,13 @@ def package(import_folder: Path) -> str:
     folder = import_folder / "lazily"
     folder.mkdir()
     (folder / "__init__.py").write_text(
+        "from typing import TYPE_CHECKING\n"
         "from vla_rl.lazy_names import lazy_names\n"
-        "__getattr__, __dir__ = lazy_names(__name__, {'heavy': ('weight', 'size'), 'deep.down': ('depth',)})"
+        "from os.path import join as join\n"
+        "if TYPE_CHECKING:\n"
+        "    from lazily.heavy import weight as weight, size as size\n"
+        "    from lazily.deep.down import depth as depth\n"
+        "__getattr__, __dir__ = lazy_names(__name__)"
     )
     (folder / "heavy.py").write_text("weight, size, other = 7, 8, 9")
     (folder / "deep").mkdir()
@@ -31,6 +34,7 @@ def test_a_name_is_imported_once_it_is_used(package: str) -> None:
 
     assert (lazily.weight, size, lazily.depth) == (7, 8, 3)
     assert {"weight", "size", "depth"} <= set(vars(lazily))  # looked up once
+    assert lazily.__all__ == ["depth", "join", "size", "weight"]
 
 
 def test_a_name_that_is_not_listed_is_no_attribute(package: str) -> None:
@@ -41,11 +45,3 @@ def test_a_name_that_is_not_listed_is_no_attribute(package: str) -> None:
             getattr(lazily, name)
     with pytest.raises(ImportError, match="cannot import name 'unknown'"):
         from lazily import unknown  # noqa: F401
-
-
-def test_a_renamed_name_is_found_with_a_warning() -> None:
-    from vla_rl.actors import actor_method
-
-    find, _ = lazy_names("vla_rl.actors", {})
-    with pytest.warns(DeprecationWarning, match="actor_method"):
-        assert find("endpoint") is actor_method

@@ -10,110 +10,54 @@ simulator.
 
 from typing import TYPE_CHECKING
 
-from vla_rl import env_ids, lazy_scipy, renamed, torchvision_operators
+from vla_rl import env_ids, torchvision_operators
 from vla_rl.lazy_names import lazy_names
 from vla_rl.util import extras
 
 if TYPE_CHECKING:
-    from vla_rl.actors import Runtime
-    from vla_rl.graph import Node, NodeOutput, NodeRole, NodeType, Pipeline
-    from vla_rl.models.loading import load_policy
-    from vla_rl.pipelines.config import (
-        EmbodiedConfig,
-        LearningConfig,
-        MixedTrainingConfig,
-        RunConfig,
-        TextTrainingConfig,
-        TrainingConfig,
+    from vla_rl.actors import Runtime as Runtime
+    from vla_rl.graph import (
+        Node as Node,
+        NodeOutput as NodeOutput,
+        NodeRole as NodeRole,
+        NodeType as NodeType,
+        Pipeline as Pipeline,
     )
-    from vla_rl.rollout import SchedulerConfig, TaskStart, owned_copy, stop_reason
-    from vla_rl.simulation import SimulatorConfig
-    from vla_rl.training.run import Outcome, TrainingRun, train
-    from vla_rl.training.team import Member, Team
+    from vla_rl.models.loading import load_policy as load_policy
+    from vla_rl.pipelines.config import (
+        EmbodiedConfig as EmbodiedConfig,
+        LearningConfig as LearningConfig,
+        MixedTrainingConfig as MixedTrainingConfig,
+        RunConfig as RunConfig,
+        TextTrainingConfig as TextTrainingConfig,
+        TrainingConfig as TrainingConfig,
+    )
+    from vla_rl.rollout import (
+        SchedulerConfig as SchedulerConfig,
+        TaskStart as TaskStart,
+        owned_copy as owned_copy,
+        stop_reason as stop_reason,
+    )
+    from vla_rl.simulation import SimulatorConfig as SimulatorConfig
+    from vla_rl.training.run import Outcome as Outcome, TrainingRun as TrainingRun, train as train
+    from vla_rl.training.team import Member as Member, Team as Team
     from vla_rl.types import (
-        Agent,
-        Env,
-        EnvSpec,
-        EpisodeSpec,
-        Group,
-        Policy,
-        Sampling,
-        Step,
-        Trajectory,
+        Agent as Agent,
+        Env as Env,
+        EnvSpec as EnvSpec,
+        EpisodeSpec as EpisodeSpec,
+        Group as Group,
+        Policy as Policy,
+        Sampling as Sampling,
+        Step as Step,
+        Trajectory as Trajectory,
     )
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Agent",
-    "EmbodiedConfig",
-    "Env",
-    "EnvSpec",
-    "EpisodeSpec",
-    "Group",
-    "LearningConfig",
-    "Member",
-    "MixedTrainingConfig",
-    "Node",
-    "NodeOutput",
-    "NodeRole",
-    "NodeType",
-    "Outcome",
-    "Pipeline",
-    "Policy",
-    "RunConfig",
-    "Runtime",
-    "Sampling",
-    "SchedulerConfig",
-    "SimulatorConfig",
-    "Step",
-    "TaskStart",
-    "Team",
-    "TextTrainingConfig",
-    "TrainingConfig",
-    "TrainingRun",
-    "Trajectory",
-    "load_policy",
-    "owned_copy",
-    "stop_reason",
-    "train",
-]
-
-_HOME = {
-    "actors": ("Runtime",),
-    "graph": ("Node", "NodeOutput", "NodeRole", "NodeType", "Pipeline"),
-    "models.loading": ("load_policy",),
-    "pipelines.config": (
-        "EmbodiedConfig",
-        "LearningConfig",
-        "MixedTrainingConfig",
-        "RunConfig",
-        "TextTrainingConfig",
-        "TrainingConfig",
-    ),
-    "rollout": ("SchedulerConfig", "TaskStart", "owned_copy", "stop_reason"),
-    "simulation": ("SimulatorConfig",),
-    "training.run": ("Outcome", "TrainingRun", "train"),
-    "training.team": ("Member", "Team"),
-    "types": (
-        "Agent",
-        "Env",
-        "EnvSpec",
-        "EpisodeSpec",
-        "Group",
-        "Policy",
-        "Sampling",
-        "Step",
-        "Trajectory",
-    ),
-}
-
-__all__ = ["__version__", *sorted(name for names in _HOME.values() for name in names)]
 
 torchvision_operators.install()
-lazy_scipy.install()
-renamed.install()
 extras.install()
 env_ids.install()
 
-__getattr__, __dir__ = lazy_names(__name__, _HOME)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -1,38 +1,54 @@
 """Names of a package that are imported on first use."""
 
+import ast
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
-from vla_rl.renamed import renamed_attribute
 
-
-def lazy_names(
-    package: str, home: Mapping[str, Sequence[str]]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package whose names are imported on first use.
 
-        __getattr__, __dir__ = lazy_names(__name__, {"runtime": ("Runtime", "ActorInfo")})
+        if TYPE_CHECKING:
+            from shapes.circle import Circle as Circle
 
-    `__getattr__` finds names that were renamed, too.
+        __getattr__, __dir__ = lazy_names(__name__)
 
-    Args:
-        package: the package's own name.
-        home: for each module below the package, the names that it has.
+    That block is the only list: editors and type checkers read it, and it is parsed here when the
+    package is first asked for a name. `__all__` has the names of the block and those that the
+    package imports at once, as `from x import A as A`.
     """
-    module_of = {name: module for module, names in home.items() for name in names}
 
     def find(name: str) -> Any:
-        if name in module_of:
-            found = getattr(import_module(f"{package}.{module_of[name]}"), name)
-            setattr(sys.modules[package], name, found)  # found without this function from now on
-            return found
-        if (renamed := renamed_attribute(package, name)) is not None:
-            return renamed
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if name == "__all__":
+            return sorted(_public_names(package))
+        module = _public_names(package).get(name)
+        if module is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        found = getattr(import_module(module), name)
+        setattr(sys.modules[package], name, found)  # found without this function from now on
+        return found
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *module_of})
+        return sorted({*vars(sys.modules[package]), *_public_names(package)})
 
     return find, names
+
+
+@cache
+def _public_names(package: str) -> dict[str, str]:
+    """Return the module of each name that the package's `__init__.py` imports under its own name."""
+    loader: Any = getattr(find_spec(package), "loader", None)
+    imports: list[ast.stmt] = []
+    for statement in ast.parse(loader.get_source(package)).body:
+        imports += statement.body if isinstance(statement, ast.If) else [statement]
+    return {
+        name.name: statement.module
+        for statement in imports
+        if isinstance(statement, ast.ImportFrom) and statement.module is not None
+        for name in statement.names
+        if name.asname == name.name
+    }

@@ -32,8 +32,7 @@ from vla_rl.learning.traced_pass import (
     trace_pass,
 )
 from vla_rl.models.example_talks import Talks, prepared_talks, score_talks, trace_talks
-from vla_rl.models.language import CausalLanguageModel, TinyConfig
-from vla_rl.models.language import tiny as tiny_language_model
+from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny as tiny_language_model
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.openvla_oft.config import TINY_TOKENIZER, OpenVlaOftConfig
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork

@@ -20,8 +20,7 @@ from vla_rl.algorithms import VJepa2Config
 from vla_rl.engines import DeviceLane
 from vla_rl.models import attention
 from vla_rl.models.openvla_oft import continuous
-from vla_rl.models.vjepa2 import encoder as vjepa2_encoder
-from vla_rl.models.vjepa2 import load_encoder
+from vla_rl.models.vjepa2 import encoder as vjepa2_encoder, load_encoder
 
 Path: TypeAlias = Callable[["WatchedLane"], Awaitable[object]]
 

@@ -16,8 +16,7 @@ import pytest
 import zmq
 from sample_actors import Counter
 
-from vla_rl.actors import KeyPair, RemoteHost, Runtime, make_keys, read_keys
-from vla_rl.actors import host as host_module
+from vla_rl.actors import KeyPair, RemoteHost, Runtime, host as host_module, make_keys, read_keys
 from vla_rl.actors.actor import table_of
 from vla_rl.actors.client import ActorClient
 from vla_rl.actors.codec import Codec

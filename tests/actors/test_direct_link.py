@@ -23,11 +23,11 @@ from vla_rl.actors import (
     PrepareHook,
     RemoteHost,
     Runtime,
+    listening as listening_module,
     make_keys,
     read_keys,
     remote_channel,
 )
-from vla_rl.actors import listening as listening_module
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.direct_link import DirectLink, make_link_keys
 from vla_rl.actors.host import HostServer

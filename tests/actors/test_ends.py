@@ -28,9 +28,9 @@ from vla_rl.actors import (
     RestartPolicy,
     Runtime,
     begin,
+    child_process as child_process_module,
     lag_questions,
 )
-from vla_rl.actors import child_process as child_process_module
 from vla_rl.actors.channel import Channel, OnEnd, OnMessage
 from vla_rl.actors.handle import client_of
 from vla_rl.actors.launchers import Launchers

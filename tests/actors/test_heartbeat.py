@@ -4,8 +4,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from vla_rl.actors.heartbeat import Heartbeat, ObservedTime, ProcessState, Verdict
 

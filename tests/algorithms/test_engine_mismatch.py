@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from loss_batches import batch_of, random_batch, ratios_of, row
 
 from vla_rl.algorithms.losses import (

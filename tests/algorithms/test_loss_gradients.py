@@ -7,8 +7,7 @@ import dataclasses
 import msgspec
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from loss_batches import finite_differences, gradient, random_batch
 
 from vla_rl.algorithms import AGGREGATIONS, aggregation, count_denominators

@@ -1,8 +1,7 @@
 """One word names GPUs of several hosts, and rising indices have a shortest form."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from vla_rl.cluster.gpu_ranges import GpuRange, parse_gpu_range, spell_indices
 from vla_rl.errors import ConfigError

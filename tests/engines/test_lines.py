@@ -1,7 +1,6 @@
 """Rows are placed side by side on the first line with room."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from vla_rl.engines.lines import Lines, Place
 

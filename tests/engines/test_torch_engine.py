@@ -19,8 +19,7 @@ from vla_rl.engines import (
     TorchEngine,
     make_torch_engine,
 )
-from vla_rl.models.language import TinyConfig
-from vla_rl.models.language import tiny as tiny_speaker
+from vla_rl.models.language import TinyConfig, tiny as tiny_speaker
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.types import Observation, Sampling
 

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from vla_rl.graph import Executor, NodeFailed, NodeStatus, Pipeline, TaskGraph
 

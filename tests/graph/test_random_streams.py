@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import uvloop
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from vla_rl.graph import DROP, Executor, InvalidStream, Pipeline
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from vla_rl.errors import ConfigError
 from vla_rl.learning.config import LearnerConfig, MicroBatchSize

@@ -41,8 +41,7 @@ from vla_rl.learning.decisions import decisions_of
 from vla_rl.learning.rank_memory import PolicySize, rank_memory, require_gpus
 from vla_rl.learning.sharded import RankFailed, ShardedLearner
 from vla_rl.learning.sharded.staged import write_staged
-from vla_rl.models.language import VisionLanguageModel
-from vla_rl.models.language import tiny as tiny_language
+from vla_rl.models.language import VisionLanguageModel, tiny as tiny_language
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny

@@ -1,7 +1,6 @@
 """The staleness policy: both bounds on any schedule, and no group that waits for ever."""
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from vla_rl.rollout import StalenessPolicy
 

@@ -24,8 +24,8 @@ from vla_rl.sandbox import (
     SandboxConfig,
     function_path,
     keeper_process,
+    sandbox as sandbox_module,
 )
-from vla_rl.sandbox import sandbox as sandbox_module
 from vla_rl.sandbox.descendants import descendants_of
 from vla_rl.sandbox.keeper_process import KeeperProcess
 from vla_rl.sandbox.means import Means

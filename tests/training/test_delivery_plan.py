@@ -1,7 +1,6 @@
 """Weights enter each machine once, from the control process or from a neighbour."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from vla_rl.training.hosts.delivery_plan import Delivery, deliveries, machine_of
 

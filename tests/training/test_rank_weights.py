@@ -18,8 +18,7 @@ from small_worlds import SHAPE, mlp, walk
 from weight_hosts import Host, Site
 
 from benchmarks import conversations
-from benchmarks.sharded_learning import episodes as family_episodes
-from benchmarks.sharded_learning import small_oft
+from benchmarks.sharded_learning import episodes as family_episodes, small_oft
 from benchmarks.shared_updates import saved, settings
 from vla_rl.actors import LastingForkServers, RemoteHost, Runtime, make_keys, read_keys
 from vla_rl.actors.host import HostServer

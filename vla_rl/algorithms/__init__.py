@@ -11,8 +11,6 @@ srpo           rewards for failures, by how close they came to a success        
 Importing all of this does not import torch; a function that needs it does when it is first called.
 """
 
-from typing import Any
-
 from vla_rl.algorithms.advantages import (
     AdvantageConfig,
     AdvantageEstimator,
@@ -70,7 +68,6 @@ from vla_rl.algorithms.srpo import (
     trajectory_embedding,
     trajectory_embeddings,
 )
-from vla_rl.renamed import renamed_attribute
 
 __all__ = [
     "AGGREGATIONS",
@@ -129,9 +126,3 @@ __all__ = [
     "value_loss",
     "within_accuracy",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if (renamed := renamed_attribute(__name__, name)) is not None:
-        return renamed
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

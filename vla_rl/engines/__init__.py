@@ -14,39 +14,19 @@ Importing the configuration does not import torch; the other names do when they 
 
 from typing import TYPE_CHECKING
 
-from vla_rl.engines.config import EngineConfig
+from vla_rl.engines.config import EngineConfig as EngineConfig
 from vla_rl.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from vla_rl.engines.device_lane import DeviceLane
-    from vla_rl.engines.language_model import LanguageModel
-    from vla_rl.engines.policy_model import PolicyModel, TokenModel
+    from vla_rl.engines.device_lane import DeviceLane as DeviceLane
+    from vla_rl.engines.language_model import LanguageModel as LanguageModel
+    from vla_rl.engines.policy_model import PolicyModel as PolicyModel, TokenModel as TokenModel
     from vla_rl.engines.torch_engine import (
-        TorchActionEngine,
-        TorchChatEngine,
-        TorchEngine,
-        make_torch_engine,
+        TorchActionEngine as TorchActionEngine,
+        TorchChatEngine as TorchChatEngine,
+        TorchEngine as TorchEngine,
+        make_torch_engine as make_torch_engine,
     )
 
-__all__ = [
-    "DeviceLane",
-    "EngineConfig",
-    "LanguageModel",
-    "PolicyModel",
-    "TokenModel",
-    "TorchActionEngine",
-    "TorchChatEngine",
-    "TorchEngine",
-    "make_torch_engine",
-]
 
-_HOME = {
-    "device_lane": ("DeviceLane",),
-    "language_model": ("LanguageModel",),
-    "policy_model": (
-        "PolicyModel",
-        "TokenModel",
-    ),
-    "torch_engine": ("TorchActionEngine", "TorchChatEngine", "TorchEngine", "make_torch_engine"),
-}
-__getattr__, __dir__ = lazy_names(__name__, _HOME)
+__getattr__, __dir__ = lazy_names(__name__)

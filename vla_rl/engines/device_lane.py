@@ -13,8 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import CancelledError as NeverStarted
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError as NeverStarted, Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 from typing import Protocol, Self, TypeVar, TypeVarTuple

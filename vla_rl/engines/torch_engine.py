@@ -26,7 +26,6 @@ from vla_rl.engines.policy_model import PolicyModel
 from vla_rl.engines.replying import ReplyingEngine
 from vla_rl.engines.transfers import to_host
 from vla_rl.errors import PolicyError
-from vla_rl.renamed import warn_of_base
 from vla_rl.rollout import BatchStats, DynamicBatcher
 from vla_rl.types import (
     ActionChunk,
@@ -106,15 +105,6 @@ class TorchEngine:
     """
 
     _queue: _Queue
-
-    def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> Self:
-        """Make the engine that suits the model, for code that calls `TorchEngine` itself."""
-        if cls is not TorchEngine:
-            return super().__new__(cls)
-        kind: type[Any] = engine_class(model)
-        warn_of_base(TorchEngine, kind)
-        engine: Self = object.__new__(kind)
-        return engine
 
     def __init__(self, network: nn.Module, lane: DeviceLane, weight_version: int) -> None:
         self._network, self._lane, self._weight_version = network, lane, weight_version

@@ -13,14 +13,13 @@ imported when the first one is made. Environments do not depend on asyncio, torc
 
 from typing import TYPE_CHECKING, Any
 
-from gymnasium.envs.registration import register as _register_one
-from gymnasium.envs.registration import registry
+from gymnasium.envs.registration import register as _register_one, registry
 
 from vla_rl.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from vla_rl.envs.chunking import ActionChunks
-    from vla_rl.simulation.open_loop import run_chunk
+    from vla_rl.envs.chunking import ActionChunks as ActionChunks
+    from vla_rl.simulation.open_loop import run_chunk as run_chunk
 
 LIBERO_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
 """The suites of LIBERO, registered as `vla_rl/<suite>-v0` and, with suggestions,
@@ -76,6 +75,4 @@ def register() -> None:
     """
 
 
-__all__ = ["LIBERO_SUITES", "METAWORLD_SUITES", "ActionChunks", "register", "run_chunk"]
-
-__getattr__, __dir__ = lazy_names(__name__, {"chunking": ("ActionChunks", "run_chunk")})
+__getattr__, __dir__ = lazy_names(__name__)

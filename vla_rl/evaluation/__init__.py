@@ -6,8 +6,6 @@ checkpoint ─► evaluator process (beside training) ─► held_out.jsonl ─�
 planned episodes ─► play_each (pool, engine, agent) ─► ResultFile, videos, recordings ─► tables, results.json
 """
 
-from typing import Any
-
 from vla_rl.evaluation.held_out import HeldOutJudge, HeldOutResult, held_out_table, read_held_out
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.libero import check_starts, libero_episode, parse_numbers, parse_tasks
@@ -21,7 +19,6 @@ from vla_rl.evaluation.results import (
 )
 from vla_rl.evaluation.scenes import LiberoScene, MetaworldScene, libero_env
 from vla_rl.evaluation.strips import write_strip
-from vla_rl.renamed import renamed_attribute
 
 __all__ = [
     "EpisodeResult",
@@ -46,9 +43,3 @@ __all__ = [
     "within_range",
     "write_strip",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if (renamed := renamed_attribute(__name__, name)) is not None:
-        return renamed
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,7 +12,6 @@ from typing import TypeAlias
 import msgspec
 
 from vla_rl.graph.node import NodeStatus
-from vla_rl.renamed import RenamedProperty
 
 Clock: TypeAlias = Callable[[], float]
 """Seconds since some moment, never decreasing."""
@@ -194,8 +193,6 @@ class CriticalPath(msgspec.Struct, frozen=True):
         """The node with the largest share."""
         shares = self.shares
         return max(shares, key=lambda name: shares[name], default="")
-
-    bound_by = RenamedProperty("bottleneck")
 
     def __str__(self) -> str:
         """Format as `update 3: 12.4 s = rollout 10.1 s (81 %) -> update 2.3 s (19 %)`.

@@ -14,105 +14,48 @@ Importing the configurations does not import torch; the other names do when they
 from typing import TYPE_CHECKING
 
 from vla_rl.lazy_names import lazy_names
-from vla_rl.learning.config import CriticConfig, ImitationConfig, LearnerConfig, OptimizerConfig
+from vla_rl.learning.config import (
+    CriticConfig as CriticConfig,
+    ImitationConfig as ImitationConfig,
+    LearnerConfig as LearnerConfig,
+    OptimizerConfig as OptimizerConfig,
+)
 
 if TYPE_CHECKING:
     from vla_rl.learning.checkpoint import (
-        Checkpoint,
-        PreparedCheckpoint,
-        load_checkpoint,
-        prepare_checkpoint,
-        read_policy_tensors,
-        save_checkpoint,
-        verify_checkpoint,
+        Checkpoint as Checkpoint,
+        PreparedCheckpoint as PreparedCheckpoint,
+        load_checkpoint as load_checkpoint,
+        prepare_checkpoint as prepare_checkpoint,
+        read_policy_tensors as read_policy_tensors,
+        save_checkpoint as save_checkpoint,
+        verify_checkpoint as verify_checkpoint,
     )
-    from vla_rl.learning.checkpoint_folders import latest_checkpoint, list_checkpoints
-    from vla_rl.learning.critic import Critic, PolicyCritic
-    from vla_rl.learning.imitation import Demonstration, Imitator
-    from vla_rl.learning.learner import Learner, PolicyLearner, PolicyMismatchError, UpdateReport
-    from vla_rl.learning.optimizer import DivergedError
-    from vla_rl.learning.scoring import PolicyReference, Reference
-    from vla_rl.learning.team import CriticTeam, LearnerTeam, ReferenceTeam
-    from vla_rl.learning.training import TeamState, TrainingState, WeightSink
-    from vla_rl.learning.values import Judged
+    from vla_rl.learning.checkpoint_folders import (
+        latest_checkpoint as latest_checkpoint,
+        list_checkpoints as list_checkpoints,
+    )
+    from vla_rl.learning.critic import Critic as Critic, PolicyCritic as PolicyCritic
+    from vla_rl.learning.imitation import Demonstration as Demonstration, Imitator as Imitator
+    from vla_rl.learning.learner import (
+        Learner as Learner,
+        PolicyLearner as PolicyLearner,
+        PolicyMismatchError as PolicyMismatchError,
+        UpdateReport as UpdateReport,
+    )
+    from vla_rl.learning.optimizer import DivergedError as DivergedError
+    from vla_rl.learning.scoring import PolicyReference as PolicyReference, Reference as Reference
+    from vla_rl.learning.team import (
+        CriticTeam as CriticTeam,
+        LearnerTeam as LearnerTeam,
+        ReferenceTeam as ReferenceTeam,
+    )
+    from vla_rl.learning.training import (
+        TeamState as TeamState,
+        TrainingState as TrainingState,
+        WeightSink as WeightSink,
+    )
+    from vla_rl.learning.values import Judged as Judged
 
-__all__ = [
-    "Checkpoint",
-    "Critic",
-    "CriticConfig",
-    "CriticTeam",
-    "Demonstration",
-    "DivergedError",
-    "ImitationConfig",
-    "Imitator",
-    "Judged",
-    "Learner",
-    "LearnerConfig",
-    "LearnerTeam",
-    "OptimizerConfig",
-    "PolicyCritic",
-    "PolicyLearner",
-    "PolicyMismatchError",
-    "PolicyReference",
-    "PreparedCheckpoint",
-    "Reference",
-    "ReferenceTeam",
-    "TeamState",
-    "TrainingState",
-    "UpdateReport",
-    "WeightSink",
-    "latest_checkpoint",
-    "list_checkpoints",
-    "load_checkpoint",
-    "prepare_checkpoint",
-    "read_policy_tensors",
-    "save_checkpoint",
-    "verify_checkpoint",
-]
 
-_HOME = {
-    "checkpoint": (
-        "Checkpoint",
-        "PreparedCheckpoint",
-        "load_checkpoint",
-        "prepare_checkpoint",
-        "read_policy_tensors",
-        "save_checkpoint",
-        "verify_checkpoint",
-    ),
-    "checkpoint_folders": (
-        "latest_checkpoint",
-        "list_checkpoints",
-    ),
-    "critic": (
-        "Critic",
-        "PolicyCritic",
-    ),
-    "imitation": (
-        "Demonstration",
-        "Imitator",
-    ),
-    "learner": (
-        "Learner",
-        "PolicyLearner",
-        "PolicyMismatchError",
-        "UpdateReport",
-    ),
-    "optimizer": ("DivergedError",),
-    "scoring": (
-        "PolicyReference",
-        "Reference",
-    ),
-    "team": (
-        "CriticTeam",
-        "LearnerTeam",
-        "ReferenceTeam",
-    ),
-    "training": (
-        "TeamState",
-        "TrainingState",
-        "WeightSink",
-    ),
-    "values": ("Judged",),
-}
-__getattr__, __dir__ = lazy_names(__name__, _HOME)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -7,7 +7,7 @@ recipe can show its help at once.
 import hashlib
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -17,7 +17,6 @@ from vla_rl.models import openvla, openvla_oft
 from vla_rl.models.openvla_oft.config import NewPart
 from vla_rl.models.prismatic.checkpoint_format import CheckpointFormat, Family, refuse_unused
 from vla_rl.models.prismatic.public_config import EXTENSION_FILE
-from vla_rl.renamed import renamed_attribute
 
 __all__ = [
     "BASE_POLICY",
@@ -230,9 +229,3 @@ def require_new(*folders: Path) -> None:
                 f"{folder} exists already, expected a new folder for the checkpoint; choose "
                 "another --out"
             )
-
-
-def __getattr__(name: str) -> Any:
-    if (renamed := renamed_attribute(__name__, name)) is not None:
-        return renamed
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -33,11 +33,9 @@ from vla_rl.models.loading import CheckpointFormat, load_policy
 from vla_rl.nodes.rewards import Reward, RewardConfig, environment, success
 from vla_rl.pipelines.config import MixedTrainingConfig, RunConfig
 from vla_rl.recipes import grpo_text, srpo_toy
-from vla_rl.recipes.driving_training import DRIVING, DrivingConfig
-from vla_rl.recipes.driving_training import starts_of as driving_starts
+from vla_rl.recipes.driving_training import DRIVING, DrivingConfig, starts_of as driving_starts
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
-from vla_rl.recipes.suite_training import starting_policy
-from vla_rl.recipes.suite_training import starts_of as libero_starts
+from vla_rl.recipes.suite_training import starting_policy, starts_of as libero_starts
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import DEFAULT_AGENT, Agent, Roster, Trajectory, by_member

@@ -13,9 +13,6 @@ player        `EpisodePlayer`: runs an episode, here (`LocalPlayer`) or on other
 scheduler     `EpisodeScheduler`: runs, repeats, filters, hands over and accounts for every episode
 """
 
-from typing import Any
-
-from vla_rl.renamed import renamed_attribute
 from vla_rl.rollout.agents import embodied_agent, owned_chunk, owned_copy, stop_reason
 from vla_rl.rollout.attempts import Attempts
 from vla_rl.rollout.batching import BatchStats, DynamicBatcher
@@ -71,9 +68,3 @@ __all__ = [
     "play_episode",
     "stop_reason",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if (renamed := renamed_attribute(__name__, name)) is not None:
-        return renamed
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,17 +18,14 @@ from typing import TYPE_CHECKING
 from vla_rl.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from vla_rl.sandbox.limits import ProcessLimits
-    from vla_rl.sandbox.protocol import Fault
-    from vla_rl.sandbox.sandbox import CallResult, Sandbox, SandboxConfig, function_path
+    from vla_rl.sandbox.limits import ProcessLimits as ProcessLimits
+    from vla_rl.sandbox.protocol import Fault as Fault
+    from vla_rl.sandbox.sandbox import (
+        CallResult as CallResult,
+        Sandbox as Sandbox,
+        SandboxConfig as SandboxConfig,
+        function_path as function_path,
+    )
 
-__all__ = ["CallResult", "Fault", "ProcessLimits", "Sandbox", "SandboxConfig", "function_path"]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "limits": ("ProcessLimits",),
-        "protocol": ("Fault",),
-        "sandbox": ("CallResult", "Sandbox", "SandboxConfig", "function_path"),
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -14,33 +14,16 @@ from typing import TYPE_CHECKING
 from vla_rl.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from vla_rl.simulation.config import SimulatorConfig
-    from vla_rl.simulation.handle import EnvHandle, LeasedEnv, open_env
-    from vla_rl.simulation.pool import SimulatorPool
-    from vla_rl.simulation.vector import ProcessVectorEnv, make_vec
-    from vla_rl.simulation.worker import EnvWorker
-    from vla_rl.simulation.wrapping import wrapper_spec
+    from vla_rl.simulation.config import SimulatorConfig as SimulatorConfig
+    from vla_rl.simulation.handle import (
+        EnvHandle as EnvHandle,
+        LeasedEnv as LeasedEnv,
+        open_env as open_env,
+    )
+    from vla_rl.simulation.pool import SimulatorPool as SimulatorPool
+    from vla_rl.simulation.vector import ProcessVectorEnv as ProcessVectorEnv, make_vec as make_vec
+    from vla_rl.simulation.worker import EnvWorker as EnvWorker
+    from vla_rl.simulation.wrapping import wrapper_spec as wrapper_spec
 
-__all__ = [
-    "EnvHandle",
-    "EnvWorker",
-    "LeasedEnv",
-    "ProcessVectorEnv",
-    "SimulatorConfig",
-    "SimulatorPool",
-    "make_vec",
-    "open_env",
-    "wrapper_spec",
-]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "config": ("SimulatorConfig",),
-        "handle": ("EnvHandle", "LeasedEnv", "open_env"),
-        "pool": ("SimulatorPool",),
-        "vector": ("ProcessVectorEnv", "make_vec"),
-        "worker": ("EnvWorker",),
-        "wrapping": ("wrapper_spec",),
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

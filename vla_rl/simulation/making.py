@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec as Registered
-from gymnasium.envs.registration import load_env_creator
+from gymnasium.envs.registration import EnvSpec as Registered, load_env_creator
 
 from vla_rl.errors import EnvError
 from vla_rl.simulation.wrapping import wrapped

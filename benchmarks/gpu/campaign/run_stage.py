@@ -18,8 +18,7 @@ import torch
 
 from benchmarks.gpu.campaign.found import Found, finished_file, part_file, write_found
 from benchmarks.gpu.campaign.target import Target
-from benchmarks.gpu.campaign.updating import WAYS
-from benchmarks.gpu.campaign.updating import measure as measure_update
+from benchmarks.gpu.campaign.updating import WAYS, measure as measure_update
 from vla_rl.errors import ConfigError
 
 

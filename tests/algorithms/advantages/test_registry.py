@@ -4,8 +4,7 @@ import inspect
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from reward_batches import OF_GROUPS, column, estimate, outcomes
 
 from vla_rl.algorithms import Advantages, RewardBatch

@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from vla_rl.algorithms import SrpoConfig, srpo_rewards
 from vla_rl.errors import ConfigError

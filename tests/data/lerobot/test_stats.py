@@ -4,8 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from vla_rl.data.lerobot.stats import Stats, _of_pixels, merged, noted_stats
 from vla_rl.errors import DataError

@@ -9,8 +9,7 @@ from small_policies import observe, oft_policy, speaking_policy, token_policy
 from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.engines.vllm import VllmActionEngine, VllmChatEngine, VllmConfig
 from vla_rl.errors import ConfigError, ContextOverflow
-from vla_rl.models.language import TinyConfig
-from vla_rl.models.language import tiny as tiny_speaker
+from vla_rl.models.language import TinyConfig, tiny as tiny_speaker
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.models.prismatic.config import LoraConfig

@@ -5,8 +5,6 @@ diagnostics; `vla_rl.algorithms.aggregation` reduces them to one number. Each is
 file in `policy`. Importing all of this does not import torch.
 """
 
-from typing import Any
-
 from vla_rl.algorithms.losses.config import PARAMETERS, PolicyLossConfig, safe_policy_loss
 from vla_rl.algorithms.losses.declaration import DeclaredLoss, LossResult, Parameter, declare_loss
 from vla_rl.algorithms.losses.diagnostics import Diagnostics, diagnose
@@ -30,7 +28,6 @@ from vla_rl.algorithms.losses.value_losses import (
     value_loss,
 )
 from vla_rl.algorithms.losses.whole_batch import chosen_tokens, sequence_log_ratio
-from vla_rl.renamed import renamed_attribute
 
 __all__ = [
     "LOSSES",
@@ -67,9 +64,3 @@ __all__ = [
     "sequence_log_ratio",
     "value_loss",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if (renamed := renamed_attribute(__name__, name)) is not None:
-        return renamed
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,12 +14,11 @@ Importing the config imports neither torch nor aiohttp.
 
 from typing import TYPE_CHECKING
 
-from vla_rl.engines.remote.config import RemoteConfig
+from vla_rl.engines.remote.config import RemoteConfig as RemoteConfig
 from vla_rl.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from vla_rl.engines.remote.engine import RemoteChatEngine
+    from vla_rl.engines.remote.engine import RemoteChatEngine as RemoteChatEngine
 
-__all__ = ["RemoteChatEngine", "RemoteConfig"]
 
-__getattr__, __dir__ = lazy_names(__name__, {"engine": ("RemoteChatEngine",)})
+__getattr__, __dir__ = lazy_names(__name__)

@@ -17,27 +17,22 @@ Importing the config does not import torch; the other names do, and opening an e
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vla_rl.engines.vllm.config import VllmConfig
+from vla_rl.engines.vllm.config import VllmConfig as VllmConfig
 from vla_rl.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from vla_rl.engines.config import EngineConfig
-    from vla_rl.engines.device_lane import DeviceLane
-    from vla_rl.engines.vllm.action_engine import VllmActionEngine
-    from vla_rl.engines.vllm.chat_engine import VllmChatEngine
-    from vla_rl.engines.vllm.engine import VllmEngine
-    from vla_rl.engines.vllm.served import ServedActions, ServedLanguage
+    from vla_rl.engines.config import EngineConfig as EngineConfig
+    from vla_rl.engines.device_lane import DeviceLane as DeviceLane
+    from vla_rl.engines.vllm.action_engine import VllmActionEngine as VllmActionEngine
+    from vla_rl.engines.vllm.chat_engine import VllmChatEngine as VllmChatEngine
+    from vla_rl.engines.vllm.engine import VllmEngine as VllmEngine
+    from vla_rl.engines.vllm.served import (
+        ServedActions as ServedActions,
+        ServedLanguage as ServedLanguage,
+    )
 
-__all__ = ["VllmActionEngine", "VllmChatEngine", "VllmConfig", "VllmEngine", "make_vllm_engine"]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "action_engine": ("VllmActionEngine",),
-        "chat_engine": ("VllmChatEngine",),
-        "engine": ("VllmEngine",),
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)
 
 
 def make_vllm_engine(

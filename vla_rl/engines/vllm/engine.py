@@ -14,10 +14,9 @@ import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from torch import nn
 
@@ -40,7 +39,6 @@ from vla_rl.engines.vllm.routing import Router
 from vla_rl.engines.vllm.served import ServedPolicy
 from vla_rl.engines.vllm.served_version import ServedVersion
 from vla_rl.errors import ActorDied, ConfigError
-from vla_rl.renamed import warn_of_base
 from vla_rl.rollout import BatchStats
 from vla_rl.rollout.owned_tasks import leave
 
@@ -61,16 +59,6 @@ class VllmEngine:
     Raises: ConfigError if vLLM is missing, has an unsupported version, or cannot do what the
     configuration requires.
     """
-
-    def __new__(cls, served: Any = None, *args: Any, **kwargs: Any) -> Self:
-        """Make the engine that suits the policy, for code that calls `VllmEngine` itself."""
-        if cls is not VllmEngine:
-            return super().__new__(cls)
-        # the package imports the subclasses, which import this module
-        kind: type[Any] = import_module("vla_rl.engines.vllm").engine_class(served)
-        warn_of_base(VllmEngine, kind)
-        engine: Self = object.__new__(kind)
-        return engine
 
     def __init__(
         self,

@@ -13,29 +13,13 @@ The configuration imports fast; torch and transformers are imported when a polic
 from typing import TYPE_CHECKING
 
 from vla_rl.lazy_names import lazy_names
-from vla_rl.models.language.chat_format import ChatFormat, parse_reply
-from vla_rl.models.language.tiny import TinyConfig, tiny
+from vla_rl.models.language.chat_format import ChatFormat as ChatFormat, parse_reply as parse_reply
+from vla_rl.models.language.tiny import TinyConfig as TinyConfig, tiny as tiny
 
 if TYPE_CHECKING:
-    from vla_rl.models.language.loading import load_language_model
-    from vla_rl.models.language.policy import CausalLanguageModel
-    from vla_rl.models.language.vision_policy import VisionLanguageModel
+    from vla_rl.models.language.loading import load_language_model as load_language_model
+    from vla_rl.models.language.policy import CausalLanguageModel as CausalLanguageModel
+    from vla_rl.models.language.vision_policy import VisionLanguageModel as VisionLanguageModel
 
-__all__ = [
-    "CausalLanguageModel",
-    "ChatFormat",
-    "TinyConfig",
-    "VisionLanguageModel",
-    "load_language_model",
-    "parse_reply",
-    "tiny",
-]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "loading": ("load_language_model",),
-        "policy": ("CausalLanguageModel",),
-        "vision_policy": ("VisionLanguageModel",),
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

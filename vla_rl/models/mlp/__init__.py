@@ -6,11 +6,10 @@ The configuration imports fast; torch is imported when `MlpPolicy` is first used
 from typing import TYPE_CHECKING
 
 from vla_rl.lazy_names import lazy_names
-from vla_rl.models.mlp.config import MlpConfig
+from vla_rl.models.mlp.config import MlpConfig as MlpConfig
 
 if TYPE_CHECKING:
-    from vla_rl.models.mlp.policy import MlpPolicy
+    from vla_rl.models.mlp.policy import MlpPolicy as MlpPolicy
 
-__all__ = ["MlpConfig", "MlpPolicy"]
 
-__getattr__, __dir__ = lazy_names(__name__, {"policy": ("MlpPolicy",)})
+__getattr__, __dir__ = lazy_names(__name__)

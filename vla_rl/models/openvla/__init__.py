@@ -7,11 +7,10 @@ used.
 from typing import TYPE_CHECKING
 
 from vla_rl.lazy_names import lazy_names
-from vla_rl.models.openvla.config import OpenVlaConfig
+from vla_rl.models.openvla.config import OpenVlaConfig as OpenVlaConfig
 
 if TYPE_CHECKING:
-    from vla_rl.models.openvla.policy import OpenVla
+    from vla_rl.models.openvla.policy import OpenVla as OpenVla
 
-__all__ = ["OpenVla", "OpenVlaConfig"]
 
-__getattr__, __dir__ = lazy_names(__name__, {"policy": ("OpenVla",)})
+__getattr__, __dir__ = lazy_names(__name__)

@@ -8,41 +8,24 @@ used.
 from typing import TYPE_CHECKING
 
 from vla_rl.lazy_names import lazy_names
-from vla_rl.models.openvla_oft.config import OpenVlaOftConfig, tiny
+from vla_rl.models.openvla_oft.config import OpenVlaOftConfig as OpenVlaOftConfig, tiny as tiny
 from vla_rl.models.prismatic.action_tokens import (
-    LIBERO_BOUNDS,
-    ActionBounds,
-    ActionTokenizer,
-    unit_bounds,
+    LIBERO_BOUNDS as LIBERO_BOUNDS,
+    ActionBounds as ActionBounds,
+    ActionTokenizer as ActionTokenizer,
+    unit_bounds as unit_bounds,
 )
 from vla_rl.models.prismatic.config import (
-    LIBERO_PROPRIO,
-    LlmConfig,
-    ProprioConfig,
-    VisionTowerConfig,
+    LIBERO_PROPRIO as LIBERO_PROPRIO,
+    LlmConfig as LlmConfig,
+    ProprioConfig as ProprioConfig,
+    VisionTowerConfig as VisionTowerConfig,
 )
-from vla_rl.models.prismatic.dialects import DIALECTS
+from vla_rl.models.prismatic.dialects import DIALECTS as DIALECTS
 
 if TYPE_CHECKING:
-    from vla_rl.models.openvla_oft.continuous import ContinuousOpenVlaOft
-    from vla_rl.models.openvla_oft.policy import OpenVlaOft
+    from vla_rl.models.openvla_oft.continuous import ContinuousOpenVlaOft as ContinuousOpenVlaOft
+    from vla_rl.models.openvla_oft.policy import OpenVlaOft as OpenVlaOft
 
-__all__ = [
-    "DIALECTS",
-    "LIBERO_BOUNDS",
-    "LIBERO_PROPRIO",
-    "ActionBounds",
-    "ActionTokenizer",
-    "ContinuousOpenVlaOft",
-    "LlmConfig",
-    "OpenVlaOft",
-    "OpenVlaOftConfig",
-    "ProprioConfig",
-    "VisionTowerConfig",
-    "tiny",
-    "unit_bounds",
-]
 
-__getattr__, __dir__ = lazy_names(
-    __name__, {"continuous": ("ContinuousOpenVlaOft",), "policy": ("OpenVlaOft",)}
-)
+__getattr__, __dir__ = lazy_names(__name__)

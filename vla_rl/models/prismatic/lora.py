@@ -30,8 +30,7 @@ def add_adapters(network: nn.Module, config: LoraConfig) -> None:
     trainable.
     """
     # takes seconds to import, so only if there are adapters
-    from peft import LoraConfig as PeftLoraConfig
-    from peft import inject_adapter_in_model
+    from peft import LoraConfig as PeftLoraConfig, inject_adapter_in_model
 
     peft_config = PeftLoraConfig(
         r=config.rank,

@@ -9,8 +9,7 @@ import msgspec
 import numpy as np
 import torch
 
-from vla_rl.models.language import CausalLanguageModel, TinyConfig
-from vla_rl.models.language import tiny as tiny_speaker
+from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny as tiny_speaker
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.types import Observation

@@ -4,8 +4,7 @@ of panels.
 
 import math
 
-from vla_rl.envs.libero.stand_ins.model import Item, Material, Part, Reach
-from vla_rl.envs.libero.stand_ins.model import Site as Place
+from vla_rl.envs.libero.stand_ins.model import Item, Material, Part, Reach, Site as Place
 from vla_rl.envs.libero.stand_ins.shapes import (
     Geoms,
     about_x,
