@@ -9,7 +9,7 @@ WORKERS ?= 4
 # tests/conftest.py has the order of files: the longest first.
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Tests of the rooms that need neither a simulator nor an engine.
-UNIT := tests/util tests/types tests/graph tests/algorithms tests/nodes tests/data
+UNIT := tests/util tests/types tests/graph tests/algorithms tests/pipelines/nodes tests/datasets
 
 # The processes of one run share the cores; threads that spin at barriers cost more than they bring.
 export OMP_NUM_THREADS ?= 1

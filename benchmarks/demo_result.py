@@ -48,7 +48,7 @@ from vla_rl.evaluation.held_out import (
 )
 from vla_rl.evaluation.held_out_curve import read_curve
 from vla_rl.evaluation.results import EpisodeResult, by_task, wilson_interval
-from vla_rl.observe import RunDirectory
+from vla_rl.reporting import RunDirectory
 
 PACKAGED: Final = ("package", "wheels")
 """Sources of assets that are installed packages: hf-libero with assets in it, or the wheels."""

@@ -20,12 +20,12 @@ import gymnasium
 import numpy as np
 
 from benchmarks.interleaved import medians_of, ratio_of, sample_in_turn
-from vla_rl.driving_scores import Map, PdmScores, RedLights, Scene, Tracks, score_waypoints
-from vla_rl.driving_scores.motion import bicycle_step
-from vla_rl.driving_scores.vehicle import AX, HEADING, STEER, VX, YAW_RATE, X, Y
 from vla_rl.envs.driving.closed_loop import ClosedLoopDrivingEnv
 from vla_rl.envs.driving.control import Car, bicycle
 from vla_rl.envs.driving.planner import best_proposal
+from vla_rl.envs.driving.scores import Map, PdmScores, RedLights, Scene, Tracks, score_waypoints
+from vla_rl.envs.driving.scores.motion import bicycle_step
+from vla_rl.envs.driving.scores.vehicle import AX, HEADING, STEER, VX, YAW_RATE, X, Y
 from vla_rl.envs.driving.world import draw_world
 from vla_rl.envs.mujoco.graphics import choose_graphics
 

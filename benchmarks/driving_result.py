@@ -36,7 +36,7 @@ from benchmarks.kept_runs import (
 )
 from vla_rl.envs.driving.world import draw_world
 from vla_rl.evaluation.scored import SCORES, read_scores
-from vla_rl.observe import RunDirectory
+from vla_rl.reporting import RunDirectory
 
 TOTALS: Final = ("total", "pdms_v1", "epdms_v2")
 """Parts of the score that are kept for every scene."""

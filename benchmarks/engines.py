@@ -37,10 +37,10 @@ from benchmarks.interleaved import print_json_line, print_table
 from benchmarks.policy_sizes import make_observation, make_policy
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.engines.vllm import VllmActionEngine, VllmConfig
-from vla_rl.learning.scoring import place_choices
+from vla_rl.learner.scoring import place_choices
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.models.serving import serve
+from vla_rl.models.vllm import serve
 from vla_rl.types import ActionChunk, Observation, Sampling
 
 UPDATE_EVERY_S = 2.0

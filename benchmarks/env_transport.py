@@ -39,7 +39,7 @@ from benchmarks.bare_zmq import BareSimulators
 from benchmarks.frames_env import FRAME, FRAMES_ID, FramesEnv
 from benchmarks.interleaved import measure_in_turn, print_json_line, print_table
 from vla_rl.actors import Runtime
-from vla_rl.simulation import SimulatorConfig, SimulatorPool, make_vec
+from vla_rl.env_workers import SimulatorConfig, SimulatorPool, make_vec
 from vla_rl.types import Env, EnvSpec, EpisodeSpec
 
 Way = Callable[[], float]

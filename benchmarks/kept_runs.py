@@ -15,7 +15,7 @@ from benchmarks.provenance import PACKAGES, machine
 from vla_rl.errors import VlaRlError
 from vla_rl.evaluation.results import whole_lines
 from vla_rl.graph import AppendedFile
-from vla_rl.observe import RunDirectory
+from vla_rl.reporting import RunDirectory
 
 
 def command_line(description: str) -> argparse.ArgumentParser:

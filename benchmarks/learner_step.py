@@ -27,7 +27,7 @@ from benchmarks.interleaved import measure_in_turn, print_json_line, print_table
 from benchmarks.plain_policy import PlainPolicy
 from benchmarks.policy_sizes import Size, make_observation, make_policy
 from vla_rl.engines import DeviceLane
-from vla_rl.learning import Learner, LearnerConfig, OptimizerConfig
+from vla_rl.learner import Learner, LearnerConfig, OptimizerConfig
 from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.types import ActionChunk, EnvSpec, EpisodeSpec, Sampling, Step, StopReason, Trajectory

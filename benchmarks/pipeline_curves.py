@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.interleaved import print_json_line
-from vla_rl.observe import read_metrics
+from vla_rl.reporting import read_metrics
 
 JUDGED: Final = ("held_out.jsonl", "validation.jsonl")
 """Files of a run with the evaluations of its policy on data that it was not trained on."""

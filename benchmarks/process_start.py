@@ -20,8 +20,8 @@ import uvloop
 
 from benchmarks.interleaved import measure_in_turn, print_json_line, print_table
 from vla_rl.actors import Runtime
-from vla_rl.simulation import SimulatorConfig
-from vla_rl.simulation.process import SimulatorProcess
+from vla_rl.env_workers import SimulatorConfig
+from vla_rl.env_workers.process import SimulatorProcess
 from vla_rl.types import EnvSpec
 
 Start = Literal["fork", "spawn"]

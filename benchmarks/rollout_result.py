@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from benchmarks.interleaved import print_json_line
 from benchmarks.kept_runs import about_run, command_line, keep, kept_lines, read_json, report
-from vla_rl.observe import RunDirectory, read_metrics
+from vla_rl.reporting import RunDirectory, read_metrics
 
 SHOWN: Final = {
     "env_steps_per_s": "control steps/s",

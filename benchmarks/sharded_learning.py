@@ -48,9 +48,9 @@ from benchmarks.shared_updates import gradients, relative_difference, saved, set
 from vla_rl.actors import Runtime
 from vla_rl.algorithms import PolicyLossConfig
 from vla_rl.engines import DeviceLane
-from vla_rl.learning import Learner, LearnerConfig, OptimizerConfig, PolicyLearner
-from vla_rl.learning.plan import rows_imbalance
-from vla_rl.learning.sharded import RankFailed, ShardedLearner
+from vla_rl.learner import Learner, LearnerConfig, OptimizerConfig, PolicyLearner
+from vla_rl.learner.distributed import RankFailed, ShardedLearner
+from vla_rl.learner.plan import rows_imbalance
 from vla_rl.models.language import tiny as tiny_language
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny

@@ -8,7 +8,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from vla_rl.learning import (
+from vla_rl.learner import (
     LearnerConfig,
     OptimizerConfig,
     PolicyLearner,

@@ -22,7 +22,7 @@ import gymnasium
 import numpy as np
 
 from benchmarks.interleaved import print_json_line, print_table, ratio_of, sample_in_turn
-from vla_rl.simulation import SimulatorConfig
+from vla_rl.env_workers import SimulatorConfig
 
 NUM_ENVS = 8
 PACKED = SimulatorConfig(envs_per_process=-(-NUM_ENVS // (os.cpu_count() or 1)))
@@ -66,7 +66,7 @@ def differing_steps(num_steps: int = 300) -> int:
     """
     from stable_baselines3.common.vec_env import DummyVecEnv
 
-    from vla_rl.simulation.stable_baselines import make_sb3_vec
+    from vla_rl.env_workers.stable_baselines import make_sb3_vec
 
     count = 0
     for env_id in IDS:
@@ -89,7 +89,7 @@ def ppo_return(num_steps: int = 40_000) -> float:
     from stable_baselines3 import PPO
     from stable_baselines3.common.vec_env import VecMonitor
 
-    from vla_rl.simulation.stable_baselines import make_sb3_vec
+    from vla_rl.env_workers.stable_baselines import make_sb3_vec
 
     envs = VecMonitor(make_sb3_vec("CartPole-v1", NUM_ENVS, config=PACKED))
     model = PPO(
@@ -119,7 +119,7 @@ def main() -> None:
     ).parse_args()
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
-    from vla_rl.simulation.stable_baselines import make_sb3_vec
+    from vla_rl.env_workers.stable_baselines import make_sb3_vec
 
     figures: dict[str, object] = {"differing_steps": differing_steps(), "ppo_return": ppo_return()}
     for name, env_id in (("cheap", "CartPole-v1"), ("busy", BUSY_ID)):

@@ -41,33 +41,33 @@ settings.load_profile("repeatable")
 
 LONGEST = (
     "tests/engines/vllm",
-    "tests/training/test_sharded_training.py",
-    "tests/learning/test_sharded.py",
+    "tests/run/test_sharded_training.py",
+    "tests/learner/test_sharded.py",
     "tests/envs/libero/test_stepping.py",
-    "tests/training/test_held_out_during.py",
+    "tests/run/test_held_out_during.py",
     "tests/sandbox/test_sandbox.py",
-    "tests/training",
+    "tests/run",
     "tests/contracts",
     "tests/envs/libero",
-    "tests/doctor",
+    "tests/cli/doctor",
     "tests/recipes/test_eval_libero.py",
-    "tests/learning",
+    "tests/learner",
     "tests/sandbox",
-    "tests/commands/test_recipe_processes.py",
+    "tests/cli/test_recipe_processes.py",
     "tests/recipes",
     "tests/scoring",
     "tests/pipelines",
-    "tests/simulation",
+    "tests/env_workers",
 )
 """Files and folders that take longest, in the order in which `make test` begins them: a worker that
 began with one of them last would end alone."""
 
 RANKS = (
-    "tests/learning/test_sharded",
-    "tests/learning/test_ranks_on_hosts.py",
-    "tests/learning/test_tensor_parallel.py",
-    "tests/training/test_rank_weights.py",
-    "tests/training/test_picture_ways.py",
+    "tests/learner/test_sharded",
+    "tests/learner/test_ranks_on_hosts.py",
+    "tests/learner/test_tensor_parallel.py",
+    "tests/run/test_rank_weights.py",
+    "tests/run/test_picture_ways.py",
 )
 
 TOGETHER = (

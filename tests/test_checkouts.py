@@ -24,8 +24,8 @@ LOOK_FOR_OUR_NAME = {
 }
 QUOTED_BEFORE = {
     # the values as the user gave them, in a sentence
-    ("vla_rl/commands/command_line.py", "known.config"),
-    ("vla_rl/commands/command_line.py", "known.resume"),
+    ("vla_rl/cli/command_line.py", "known.config"),
+    ("vla_rl/cli/command_line.py", "known.resume"),
     # a pin of a requirements file
     ("vla_rl/envs/libero/packages.py", "next("),
     ("vla_rl/engines/vllm/adapter.py", "DISTRIBUTIONS[build[0]]"),

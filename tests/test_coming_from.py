@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vla_rl.commands.command_line import TrainingLaunch, parse_command
+from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.types import Config
 
 PAGE = (Path(__file__).parent.parent / "docs" / "coming_from.md").read_text()

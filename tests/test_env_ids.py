@@ -15,11 +15,11 @@ LIGHT = {
     "vla_rl.env_ids",
     "vla_rl.envs",
     "vla_rl.errors",
-    "vla_rl.lazy_names",
-    "vla_rl.torchvision_operators",
+    "vla_rl.util.lazy_names",
+    "vla_rl.util.torchvision_operators",
     "vla_rl.util",
     "vla_rl.util.extras",
-    "vla_rl.watched_imports",
+    "vla_rl.util.watched_imports",
 }
 LOOK = """
 import sys

@@ -10,12 +10,13 @@ simulator.
 
 from typing import TYPE_CHECKING
 
-from vla_rl import env_ids, torchvision_operators
-from vla_rl.lazy_names import lazy_names
-from vla_rl.util import extras
+from vla_rl import env_ids
+from vla_rl.util import extras, torchvision_operators
+from vla_rl.util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.actors import Runtime as Runtime
+    from vla_rl.env_workers import SimulatorConfig as SimulatorConfig
     from vla_rl.graph import (
         Node as Node,
         NodeOutput as NodeOutput,
@@ -38,9 +39,8 @@ if TYPE_CHECKING:
         owned_copy as owned_copy,
         stop_reason as stop_reason,
     )
-    from vla_rl.simulation import SimulatorConfig as SimulatorConfig
-    from vla_rl.training.run import Outcome as Outcome, TrainingRun as TrainingRun, train as train
-    from vla_rl.training.team import Member as Member, Team as Team
+    from vla_rl.run.run import Outcome as Outcome, TrainingRun as TrainingRun, train as train
+    from vla_rl.team.members import Member as Member, Team as Team
     from vla_rl.types import (
         Agent as Agent,
         Env as Env,

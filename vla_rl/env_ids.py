@@ -7,7 +7,7 @@ import importlib
 import sys
 from types import ModuleType
 
-from vla_rl.watched_imports import Execute, watch
+from vla_rl.util.watched_imports import Execute, watch
 
 
 def _execute(execute: Execute, module: ModuleType) -> None:

@@ -69,8 +69,8 @@ def require_gpu() -> None:
     """Raise ConfigError unless torch can compute on a GPU."""
     import torch
 
-    from vla_rl.doctor.finding import Patient
-    from vla_rl.doctor.gpu import gpus
+    from vla_rl.cli.doctor.finding import Patient
+    from vla_rl.cli.doctor.gpu import gpus
     from vla_rl.errors import ConfigError
 
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])

@@ -22,9 +22,9 @@ from benchmarks.gpu.tiny_policies import (
 )
 from vla_rl.algorithms import EmbeddingConfig, VJepa2Config
 from vla_rl.engines import DeviceLane, EngineConfig, make_torch_engine
-from vla_rl.learning import Critic, CriticConfig, ImitationConfig, Learner, LearnerConfig
-from vla_rl.learning.imitation import Demonstration, Imitator
-from vla_rl.learning.scoring import Reference
+from vla_rl.learner import Critic, CriticConfig, ImitationConfig, Learner, LearnerConfig
+from vla_rl.learner.imitation import Demonstration, Imitator
+from vla_rl.learner.scoring import Reference
 from vla_rl.models.trajectory_encoders import trajectory_encoder
 from vla_rl.types import ReplyOptions, Sampling, Trajectory
 from vla_rl.types.reply_options import ANY_REPLY

@@ -14,11 +14,11 @@ import torch
 from benchmarks.gpu.tracked_memory import Compared, compare_public
 from vla_rl.engines import DeviceLane
 from vla_rl.engines.peaks import peak_of
-from vla_rl.learning.roofline import Workload, roofline
+from vla_rl.learner.roofline import Workload, roofline
 from vla_rl.models.example_rows import example_row
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.openvla_oft.config import tiny
-from vla_rl.training.utilization import Utilization
+from vla_rl.run.utilization import Utilization
 
 REFERENCE = "NVIDIA H100 80GB HBM3"
 

@@ -19,12 +19,12 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from vla_rl.learning import LearnerConfig
-from vla_rl.learning.config import OptimizerConfig
-from vla_rl.learning.gpu_memory import GpuEstimate, estimate_gpu
-from vla_rl.learning.optimizer import PolicyOptimizer
-from vla_rl.learning.rank_memory import PolicySize, size_of
-from vla_rl.learning.traced_pass import (
+from vla_rl.learner import LearnerConfig
+from vla_rl.learner.config import OptimizerConfig
+from vla_rl.learner.gpu_memory import GpuEstimate, estimate_gpu
+from vla_rl.learner.optimizer import PolicyOptimizer
+from vla_rl.learner.rank_memory import PolicySize, size_of
+from vla_rl.learner.traced_pass import (
     AnsweringMode,
     Kept,
     TracedPass,

@@ -35,8 +35,8 @@ from benchmarks.hosts.sleeping_policy import FIRST_DECISION, sleeping_policy
 from benchmarks.hosts.updates import Updates
 from benchmarks.interleaved import print_json_line, print_table
 from vla_rl.actors.placement import LOST_AFTER_S
+from vla_rl.remote_rollout.host_rollout import HostRollout
 from vla_rl.rollout import EpisodeScheduler, SchedulerConfig
-from vla_rl.training.hosts.host_rollout import HostRollout
 from vla_rl.types import Trajectory
 
 SLOTS: Final = 4

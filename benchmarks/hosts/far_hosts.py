@@ -47,7 +47,7 @@ class FarHost:
 
     def begin(self) -> None:
         """Start it, from a thread that stays: the kernel kills it with the thread."""
-        command = [sys.executable, "-m", "vla_rl.commands.host"]
+        command = [sys.executable, "-m", "vla_rl.cli.host"]
         command += ["--keys", str(self._folder / "keys"), "--lost-after", str(self._lost_after_s)]
         command += ["--bind", f"tcp://{self.namespace.address}:7070"]
         with (self._folder / f"{self.name}.log").open("ab") as log:

@@ -31,10 +31,10 @@ from benchmarks.hosts.sleeping_policy import sleeping_policy
 from benchmarks.hosts.updates import Updates
 from benchmarks.interleaved import print_json_line, print_table
 from vla_rl.actors import RemoteHost, read_keys, read_public_key
-from vla_rl.learning.sharded.seats import RankSeat, Seating
+from vla_rl.learner.distributed.seats import RankSeat, Seating
+from vla_rl.remote_rollout.host_rollout import HostRollout
+from vla_rl.remote_rollout.picture_routes import PictureRoutes
 from vla_rl.rollout import EpisodeScheduler, SchedulerConfig
-from vla_rl.training.hosts.host_rollout import HostRollout
-from vla_rl.training.hosts.picture_routes import PictureRoutes
 
 SLOTS: Final = 4
 """Simulators of each host: with a chunk of 20 ms and a decision of 205 ms, its policy never waits."""

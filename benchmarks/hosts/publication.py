@@ -35,10 +35,10 @@ from benchmarks.hosts.rollouts import config_for, rollout_over
 from benchmarks.hosts.sleeping_policy import SleepingPolicy, learn, sleeping_policy
 from benchmarks.interleaved import print_json_line, print_table
 from vla_rl.errors import ActorDied
+from vla_rl.remote_rollout.host_rollout import HostRollout
+from vla_rl.remote_rollout.messages import PIECE_BYTES
+from vla_rl.remote_rollout.publishing import HostWeights
 from vla_rl.rollout import SchedulerConfig
-from vla_rl.training.hosts.host_rollout import HostRollout
-from vla_rl.training.hosts.messages import PIECE_BYTES
-from vla_rl.training.hosts.publishing import HostWeights
 from vla_rl.types import SOLE_MEMBER, Roster
 
 NUM_HOSTS: Final = 4

@@ -43,12 +43,12 @@ from benchmarks.sharded_learning import private_mb
 from vla_rl.actors import Runtime
 from vla_rl.cluster.host_file import read_host_file
 from vla_rl.engines import DeviceLane
-from vla_rl.learning import LearnerConfig, OptimizerConfig
-from vla_rl.learning.sharded import ShardedLearner
-from vla_rl.learning.sharded.seats import RankSeat, Seating
-from vla_rl.learning.training import WeightSink
+from vla_rl.learner import LearnerConfig, OptimizerConfig
+from vla_rl.learner.distributed import ShardedLearner
+from vla_rl.learner.distributed.seats import RankSeat, Seating
+from vla_rl.learner.training import WeightSink
+from vla_rl.remote_rollout.host_rollout import HostRollout
 from vla_rl.rollout import EpisodeScheduler, GroupSource, SchedulerConfig
-from vla_rl.training.hosts.host_rollout import HostRollout
 from vla_rl.types import SOLE_MEMBER, Trajectory
 
 NUM_RANKS: Final = 2

@@ -11,14 +11,14 @@ from benchmarks.hosts.sleeping_policy import timed_agent
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.cluster.listed import ListedHosts
 from vla_rl.engines import DeviceLane, EngineConfig
+from vla_rl.env_workers import SimulatorConfig
 from vla_rl.models.mlp.policy import MlpPolicy
 from vla_rl.pipelines.config import RunConfig, TrainingConfig
+from vla_rl.remote_rollout.host_rollout import HostRollout
+from vla_rl.remote_rollout.picture_routes import PictureRoutes
+from vla_rl.remote_rollout.recipe import recipe_of
 from vla_rl.rollout import SchedulerConfig, TaskStart
-from vla_rl.simulation import SimulatorConfig
-from vla_rl.training.hosts.host_rollout import HostRollout
-from vla_rl.training.hosts.picture_routes import PictureRoutes
-from vla_rl.training.hosts.recipe import recipe_of
-from vla_rl.training.team import Team
+from vla_rl.team.members import Team
 from vla_rl.types import EnvSpec
 
 STARTS: Final = (TaskStart(env=EnvSpec(id=SLEEPER_ID), task="sleep"),)

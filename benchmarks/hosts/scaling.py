@@ -37,8 +37,8 @@ from benchmarks.hosts.rollouts import config_for, rollout_over
 from benchmarks.hosts.sleeping_policy import HOSTS_PER_GPU, sleeping_policy
 from benchmarks.hosts.updates import Updates
 from benchmarks.interleaved import print_json_line, print_table
+from vla_rl.remote_rollout.host_rollout import HostRollout
 from vla_rl.rollout import SchedulerConfig
-from vla_rl.training.hosts.host_rollout import HostRollout
 from vla_rl.types import Group, Trajectory
 
 NUM_HOSTS: Final = 8

@@ -20,8 +20,8 @@ from benchmarks.hosts.simulated_host import SimulatedHost
 from benchmarks.hosts.simulated_hosts import SimulatedHosts
 from benchmarks.interleaved import print_json_line, print_table
 from vla_rl.cluster import Gpu, Host, HostResources, Layout, LayoutConfig, layout_of
-from vla_rl.learning.config import MicroBatchSize
-from vla_rl.learning.plan import plan_passes
+from vla_rl.learner.config import MicroBatchSize
+from vla_rl.learner.plan import plan_passes
 from vla_rl.rollout import (
     EpisodeScheduler,
     GroupSource,

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from benchmarks.hosts.measured import GROUP_SIZE
 from benchmarks.hosts.rollouts import STARTS
 from benchmarks.hosts.sleeping_policy import learn, sleeping_policy
+from vla_rl.remote_rollout.host_rollout import HostRollout
 from vla_rl.rollout import EpisodeScheduler, GroupSource, SchedulerConfig, SchedulerState
-from vla_rl.training.hosts.host_rollout import HostRollout
 from vla_rl.types import SOLE_MEMBER, Group, Trajectory
 
 

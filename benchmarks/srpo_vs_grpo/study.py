@@ -15,15 +15,15 @@ import msgspec
 from benchmarks.pipeline_curves import judged_lines_of, lines_of
 from benchmarks.provenance import machine, versions
 from benchmarks.srpo_vs_grpo.lines import ArmRun
-from vla_rl.commands.command_line import TrainingLaunch, parse_command
+from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.envs.libero.assets import STAND_INS, find_assets
 from vla_rl.evaluation.first_results import POLICY_DIGEST
 from vla_rl.evaluation.held_out import conditions_path, read_held_out, results_path
 from vla_rl.models.loading import BASE_POLICY, CheckpointFormat, digest_of
-from vla_rl.observe import RunDirectory
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
 from vla_rl.recipes.libero_training import LiberoConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
+from vla_rl.reporting import RunDirectory
 
 ARMS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {

@@ -35,7 +35,7 @@ from vla_rl.actors.in_flight import MOST_BYTES
 from vla_rl.actors.listening import why_ports_stay_open
 from vla_rl.actors.wire import Frames, Kind
 from vla_rl.errors import ActorDied, ConfigError
-from vla_rl.training.hosts.doors import OpenDoor, linked
+from vla_rl.remote_rollout.doors import OpenDoor, linked
 
 LOST_AFTER_S = 30.0
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from vla_rl.endpoint import Endpoint, Session
 from vla_rl.engines import DeviceLane, EngineConfig, TorchChatEngine
-from vla_rl.learning import Learner, LearnerConfig, OptimizerConfig
+from vla_rl.learner import Learner, LearnerConfig, OptimizerConfig
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.rollout.policies import EpisodePolicy
 from vla_rl.types import StopReason

@@ -13,9 +13,9 @@ import torch
 
 from vla_rl.engines import DeviceLane, EngineConfig, TorchChatEngine
 from vla_rl.engines.vocabulary import Guide, Vocabulary, first_stop
-from vla_rl.learning import Learner, LearnerConfig, OptimizerConfig, Reference
-from vla_rl.learning.decisions import decisions_of
-from vla_rl.learning.learner import PolicyMismatchError
+from vla_rl.learner import Learner, LearnerConfig, OptimizerConfig, Reference
+from vla_rl.learner.decisions import decisions_of
+from vla_rl.learner.learner import PolicyMismatchError
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.rollout import chat_agent
 from vla_rl.rollout.policies import EpisodePolicy

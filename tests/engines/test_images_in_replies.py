@@ -12,7 +12,7 @@ from tiny_vision import noise, tiny_vision
 
 from vla_rl.engines import DeviceLane, EngineConfig, TorchChatEngine
 from vla_rl.envs.text import Ask, Done, TextEnvPool, TextTask
-from vla_rl.learning.decisions import decisions_of
+from vla_rl.learner.decisions import decisions_of
 from vla_rl.models.language import VisionLanguageModel
 from vla_rl.rollout import chat_agent
 from vla_rl.rollout.policies import EpisodePolicy

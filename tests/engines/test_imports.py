@@ -9,7 +9,7 @@ import pytest
 @pytest.mark.parametrize(
     "statement",
     [
-        "from vla_rl.engines import EngineConfig, ImitationConfig, LearnerConfig, OptimizerConfig",
+        "from vla_rl.engines import EngineConfig; from vla_rl.learner import LearnerConfig",
         "from vla_rl.models.openvla_oft import OpenVlaOftConfig, tiny; tiny()",
     ],
 )

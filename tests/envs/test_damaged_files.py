@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vla_rl.driving_scores.bench2drive import RouteRecord
-from vla_rl.driving_scores.leaderboard_files import (
+from vla_rl.envs.driving.scores.bench2drive import RouteRecord
+from vla_rl.envs.driving.scores.leaderboard_files import (
     read_first_junctions,
     read_records,
     read_rides,
     route_ids,
     scenario_types,
 )
-from vla_rl.driving_scores.plans import read_plans
-from vla_rl.driving_scores.recorded import read_recorded, read_two_stages
-from vla_rl.driving_scores.scene_files import load_scene, save_scene
+from vla_rl.envs.driving.scores.plans import read_plans
+from vla_rl.envs.driving.scores.recorded import read_recorded, read_two_stages
+from vla_rl.envs.driving.scores.scene_files import load_scene, save_scene
 from vla_rl.envs.driving.world import draw_world
 from vla_rl.envs.libero.goal_files import check_goal_file, instruction_of
 from vla_rl.envs.libero.init_states import read_init_states
@@ -29,12 +29,12 @@ from vla_rl.envs.libero.init_states import read_init_states
 PACKAGE = Path(__file__).parents[2] / "vla_rl"
 
 READERS = {
-    "driving_scores/leaderboard_files.py": {
+    "envs/driving/scores/leaderboard_files.py": {
         *("route_ids", "scenario_types", "read_first_junctions", "read_rides", "read_records"),
     },
-    "driving_scores/plans.py": {"read_plans"},
-    "driving_scores/recorded.py": {"read_two_stages"},
-    "driving_scores/scene_files.py": {"read_arrays"},
+    "envs/driving/scores/plans.py": {"read_plans"},
+    "envs/driving/scores/recorded.py": {"read_two_stages"},
+    "envs/driving/scores/scene_files.py": {"read_arrays"},
     "envs/libero/goal_files.py": {"_lines_of"},
     "envs/libero/init_states.py": {"_read_npz", "_read_pickled"},
 }
@@ -79,8 +79,7 @@ def readers_in(source: str) -> set[str]:
 def test_every_reader_of_a_foreign_file_is_in_the_list() -> None:
     found = {
         str(path.relative_to(PACKAGE)): names
-        for room in ("envs", "driving_scores")
-        for path in sorted((PACKAGE / room).rglob("*.py"))
+        for path in sorted((PACKAGE / "envs").rglob("*.py"))
         if (names := readers_in(path.read_text()))
     }
     listed = {**READERS, **OTHERS}

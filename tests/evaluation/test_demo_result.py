@@ -15,7 +15,7 @@ from benchmarks.kept_runs import kept_lines
 from vla_rl.evaluation import EpisodeResult
 from vla_rl.evaluation.held_out import HeldOutResult, conditions_path, results_path
 from vla_rl.evaluation.held_out_curve import CurvePoint, make_curve, mean_of, write_curve
-from vla_rl.observe import RunDirectory
+from vla_rl.reporting import RunDirectory
 from vla_rl.types import Config
 
 

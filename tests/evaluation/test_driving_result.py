@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks import driving_result
 from vla_rl.envs.driving.world import draw_world
-from vla_rl.observe import RunDirectory
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
 from vla_rl.recipes.srpo_driving_loop import SrpoDrivingLoopConfig
+from vla_rl.reporting import RunDirectory
 
 
 def a_finished_run(root: Path, seed: int = 0, versions: tuple[int, ...] = (0, 60)) -> Path:

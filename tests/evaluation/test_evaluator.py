@@ -10,6 +10,7 @@ from offline_evaluation import offline
 from uneven_world import LONG, SHORT, UnevenEnv, policy_that_acts, starts
 
 from vla_rl.actors import Runtime
+from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import ActorDied, ConfigError
 from vla_rl.evaluation import evaluator
 from vla_rl.evaluation.evaluator import (
@@ -19,8 +20,7 @@ from vla_rl.evaluation.evaluator import (
 )
 from vla_rl.evaluation.held_out_results import SUCCESSES, line_of
 from vla_rl.models.mlp import MlpPolicy
-from vla_rl.observe import RunDirectory
-from vla_rl.simulation import SimulatorConfig
+from vla_rl.reporting import RunDirectory
 from vla_rl.types import Config
 
 

@@ -9,7 +9,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation.held_out import conditions_path
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.scored import SCORES, ScoreJudge
-from vla_rl.observe import RunDirectory
+from vla_rl.reporting import RunDirectory
 from vla_rl.types import Config, EnvSpec, EpisodeSpec, Sampling
 
 

@@ -17,7 +17,7 @@ from vla_rl.evaluation.held_out_curve import (
 )
 from vla_rl.evaluation.held_out_results import SUCCESSES
 from vla_rl.evaluation.scored import SCORES
-from vla_rl.observe import RunDirectory
+from vla_rl.reporting import RunDirectory
 from vla_rl.types import Config
 
 KEYS = [("toy/0", start, 0) for start in range(4)]

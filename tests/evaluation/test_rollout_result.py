@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import rollout_result
-from vla_rl.observe import RunDirectory
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.train_toy import TrainToyConfig
+from vla_rl.reporting import RunDirectory
 
 
 def a_run(root: Path, name: str, *steps_per_s: float) -> str:

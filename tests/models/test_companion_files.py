@@ -15,14 +15,14 @@ from tiny_vision import write_tiny_vision
 
 import vla_rl
 from vla_rl.engines.vllm.layout import write_folder
-from vla_rl.learning import TeamState, TrainingState, load_checkpoint, save_checkpoint
+from vla_rl.learner import TeamState, TrainingState, load_checkpoint, save_checkpoint
 from vla_rl.models import companion_files
 from vla_rl.models.language import TinyConfig, load_language_model
 from vla_rl.models.language.tiny import write_tiny
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
-from vla_rl.models.serving import serve
+from vla_rl.models.vllm import serve
 from vla_rl.types import Message, ToolSpec
 
 SMALL = TinyConfig(

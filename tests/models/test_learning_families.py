@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
-from vla_rl.learning import Critic, CriticConfig, Learner, LearnerConfig, OptimizerConfig
+from vla_rl.learner import Critic, CriticConfig, Learner, LearnerConfig, OptimizerConfig
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny
 from vla_rl.models.prismatic.config import LoraConfig

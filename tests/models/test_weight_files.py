@@ -22,7 +22,7 @@ import vla_rl
 from vla_rl.algorithms import VJepa2Config
 from vla_rl.engines.atomic_folder import MANIFEST, FileEntry, _digest
 from vla_rl.errors import CheckpointError, VlaRlError
-from vla_rl.learning.checkpoint_folders import HEADER, CheckpointHeader
+from vla_rl.learner.checkpoint_folders import HEADER, CheckpointHeader
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, load_language_model
 from vla_rl.models.language.tiny import write_tiny
 from vla_rl.models.language.vision_policy import VisionLanguageModel
@@ -384,10 +384,10 @@ READERS: Final = {
     "models/prismatic/hub.py": {"snapshot_download"},
     "models/language/checkpoint.py": {"from_pretrained"},
     "models/vjepa2/checkpoint.py": {"from_pretrained"},
-    "learning/checkpoint.py": {"load_file"},
-    # of a checkpoint that `learning/checkpoint.py` has verified and read
-    "learning/sharded/ranks.py": {"load_file"},
-    "learning/sharded/state.py": {"safe_open"},
+    "learner/checkpoint.py": {"load_file"},
+    # of a checkpoint that `learner/checkpoint.py` has verified and read
+    "learner/distributed/ranks.py": {"load_file"},
+    "learner/distributed/state.py": {"safe_open"},
 }
 """Files that read weights by a library, each behind the checks of `weight_files` or
 `finiteness`."""

@@ -16,20 +16,20 @@ import torch
 from vla_rl.algorithms import AdvantageConfig, EmbeddingConfig, KlLossConfig, PolicyLossConfig
 from vla_rl.algorithms.filters import OverlongConfig
 from vla_rl.algorithms.kl_in_reward import KlRewardConfig
-from vla_rl.commands.command_line import TrainingLaunch, parse_command
+from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.engines import EngineConfig
+from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import ConfigError
 from vla_rl.graph import Node, NodeOutput, NodeRole, Pipeline
-from vla_rl.learning import CriticConfig, LearnerConfig
+from vla_rl.learner import CriticConfig, LearnerConfig
 from vla_rl.models.mlp import MlpPolicy
-from vla_rl.nodes.rewards import RewardConfig
-from vla_rl.observe import RunDirectory, read_metrics
 from vla_rl.pipelines import PIPELINES, merged, settings_of, with_pipeline
 from vla_rl.pipelines.config import FilterConfig, RunConfig, TrainingConfig
+from vla_rl.pipelines.nodes.rewards import RewardConfig
 from vla_rl.recipes.train_toy import REACH, TrainToyConfig, policy_of, starts_of
+from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import SchedulerConfig
-from vla_rl.simulation import SimulatorConfig
-from vla_rl.training.run import TrainingRun, train
+from vla_rl.run.run import TrainingRun, train
 from vla_rl.types import Group
 
 NEEDS_IMAGES = frozenset({"embodied_srpo", "embodied_grpo", "embodied_ppo"})

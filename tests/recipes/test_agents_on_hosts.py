@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from vla_rl.commands.command_line import Command, TrainingLaunch
+from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes import (
     driving_training,
@@ -18,7 +18,7 @@ from vla_rl.recipes.grpo_bench2drive import GrpoBench2DriveConfig
 from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
 from vla_rl.recipes.srpo_driving_loop import SrpoDrivingLoopConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
-from vla_rl.training.hosts.agent_recipe import agent_recipe, made_agent
+from vla_rl.remote_rollout.agent_recipe import agent_recipe, made_agent
 
 CPU = RunConfig(name="hosts", device="cpu")
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.driving_scores.test_leaderboard_files import write_ride
 from tests.envs.bench2drive.processes import drive, route_server
-from vla_rl.commands.command_line import Command, Launch, TrainingLaunch
-from vla_rl.driving_scores.leaderboard_files import DIGESTS
+from tests.envs.driving.scores.test_leaderboard_files import write_ride
+from vla_rl.cli.command_line import Command, Launch, TrainingLaunch
+from vla_rl.envs.driving.scores.leaderboard_files import DIGESTS
 from vla_rl.errors import ConfigError
 from vla_rl.models.loading import ASSETS
 from vla_rl.pipelines.config import RunConfig

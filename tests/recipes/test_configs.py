@@ -11,16 +11,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from vla_rl.commands import rehearsal
-from vla_rl.commands.command_line import Command, TrainingLaunch, parse_command
-from vla_rl.commands.config_files import SHIPPED, found_config
-from vla_rl.commands.opening import open_each
+from vla_rl.cli import rehearsal
+from vla_rl.cli.command_line import Command, TrainingLaunch, parse_command
+from vla_rl.cli.config_files import SHIPPED, found_config
+from vla_rl.cli.opening import open_each
+from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import ConfigError
 from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
 from vla_rl.recipes.libero_training import LiberoConfig, main
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
-from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import EnvSpec
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models" / "support"))

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.commands.command_line import Command, Launch, TrainingLaunch, parse_command
+from vla_rl.cli.command_line import Command, Launch, TrainingLaunch, parse_command
+from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.driving.observing import ROUTE_POINTS
 from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.envs.driving.world import draw_world
@@ -35,7 +36,6 @@ from vla_rl.recipes.sft_driving import SftDrivingConfig
 from vla_rl.recipes.srpo_driving import SrpoDrivingConfig
 from vla_rl.recipes.srpo_driving_loop import SrpoDrivingLoopConfig
 from vla_rl.rollout import SchedulerConfig
-from vla_rl.simulation import SimulatorConfig
 
 
 def results_in(folder: Path) -> tuple[list[dict[str, float]], str]:

@@ -20,10 +20,11 @@ import numpy as np
 import pytest
 
 from vla_rl.actors import LastingForkServers, Runtime
-from vla_rl.commands import evaluating, opening
-from vla_rl.commands.command_line import Command, parse_command
-from vla_rl.commands.evaluating import EvalLaunch, main
-from vla_rl.data import open_dataset
+from vla_rl.cli import evaluating, opening
+from vla_rl.cli.command_line import Command, parse_command
+from vla_rl.cli.evaluating import EvalLaunch, main
+from vla_rl.datasets import open_dataset
+from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.libero.packages import installed_packages
 from vla_rl.envs.libero.tasks import Task, find_task, list_tasks
 from vla_rl.errors import ConfigError, VlaRlError
@@ -41,7 +42,6 @@ from vla_rl.evaluation.robustness import robustness_table
 from vla_rl.recipes import eval_libero
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.recipes.eval_metaworld import EvalMetaworldConfig
-from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import EnvSpec, EpisodeSpec, StopReason, Trajectory
 
 EVAL = [sys.executable, "-m", "vla_rl.recipes.eval_libero"]

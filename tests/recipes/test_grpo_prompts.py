@@ -13,10 +13,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from vla_rl.commands.command_line import TrainingLaunch, parse_command
+from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.errors import ConfigError, DataError
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
-from vla_rl.observe import read_metrics
 from vla_rl.recipes.grpo_prompts import (
     GrpoPromptsConfig,
     check_prompts,
@@ -24,6 +23,7 @@ from vla_rl.recipes.grpo_prompts import (
     split_rows,
     starts_of,
 )
+from vla_rl.reporting import read_metrics
 from vla_rl.types import Message
 
 SHAPE = TinyConfig(

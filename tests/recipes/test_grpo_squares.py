@@ -8,13 +8,12 @@ import torch
 from tiny_vision import tiny_vision, write_tiny_vision
 
 from benchmarks.gpu.tracked_memory import compare_talks
-from vla_rl.commands.command_line import TrainingLaunch, parse_command
+from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.envs.text.tasks.square import COLOURS, draw_square
 from vla_rl.errors import ConfigError
-from vla_rl.learning import LearnerConfig
+from vla_rl.learner import LearnerConfig
 from vla_rl.models.example_talks import Talks, image_tokens
 from vla_rl.models.language import VisionLanguageModel, load_language_model
-from vla_rl.observe import read_metrics
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.grpo_squares import (
     GrpoSquaresConfig,
@@ -24,8 +23,9 @@ from vla_rl.recipes.grpo_squares import (
     starts_of,
 )
 from vla_rl.recipes.grpo_text import ARITHMETIC_BASE
-from vla_rl.training.estimates import estimate_run, require_gpu_memory
-from vla_rl.training.team import Team
+from vla_rl.reporting import read_metrics
+from vla_rl.run.estimates import estimate_run, require_gpu_memory
+from vla_rl.team.members import Team
 
 COMMAND = (
     "--run.updates 2 --run.device cpu --group-size 4 --scheduler.groups-per-update 2 --size 56 "

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vla_rl.commands.command_line import Launch, TrainingLaunch, parse_command
+from vla_rl.cli.command_line import Launch, TrainingLaunch, parse_command
 from vla_rl.models.language import TinyConfig, tiny
 from vla_rl.recipes import (
     grpo_pair,

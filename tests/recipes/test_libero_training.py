@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from vla_rl.learning import LearnerConfig, OptimizerConfig
+from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.libero_training import with_decay_over_run
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from vla_rl.actors import LastingForkServers, Runtime
-from vla_rl.commands import evaluating, opening
-from vla_rl.commands.command_line import Command, Launch, TrainingLaunch
-from vla_rl.commands.evaluating import EvalLaunch
+from vla_rl.cli import evaluating, opening
+from vla_rl.cli.command_line import Command, Launch, TrainingLaunch
+from vla_rl.cli.evaluating import EvalLaunch
+from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.metaworld import MetaWorldEnv
 from vla_rl.envs.metaworld.package import load_metaworld
 from vla_rl.errors import ConfigError
@@ -28,7 +29,6 @@ from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.recipes.srpo_metaworld import SrpoMetaworldConfig
 from vla_rl.recipes.suite_training import HeldOutStarts, held_out_episodes, starts_of
 from vla_rl.rollout import SchedulerConfig
-from vla_rl.simulation import SimulatorConfig
 
 DRAWER_CLOSE = 5
 PICTURE = 28

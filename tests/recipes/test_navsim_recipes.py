@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.driving_scores.drawn_scenes import draw_scene
+from tests.envs.driving.scores.drawn_scenes import draw_scene
 from tests.envs.navsim.exported import export
-from vla_rl.commands.command_line import Command, Launch, TrainingLaunch
+from vla_rl.cli.command_line import Command, Launch, TrainingLaunch
+from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import ConfigError
 from vla_rl.models.loading import ASSETS
 from vla_rl.pipelines.config import RunConfig
@@ -18,7 +19,6 @@ from vla_rl.recipes.driving_training import HeldOutScenesConfig
 from vla_rl.recipes.eval_navsim import EvalNavsimConfig
 from vla_rl.recipes.grpo_navsim import GrpoNavsimConfig
 from vla_rl.rollout import SchedulerConfig
-from vla_rl.simulation import SimulatorConfig
 
 BASE = str(ASSETS / "driving_base")
 

@@ -4,9 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from vla_rl.commands.command_line import Command, Launch
+from vla_rl.cli.command_line import Command, Launch
 from vla_rl.errors import ConfigError
-from vla_rl.parity import read_trace, write_trace
+from vla_rl.evaluation.parity import read_trace, write_trace
 from vla_rl.recipes import parity
 from vla_rl.recipes.parity import ParityConfig, parse_way
 

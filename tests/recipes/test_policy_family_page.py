@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import nn
 
-from vla_rl.data import LeRobotWriter, RecordedEpisode
+from vla_rl.datasets import LeRobotWriter, RecordedEpisode
 from vla_rl.engines import DeviceLane, EngineConfig, PolicyModel, TorchActionEngine
 from vla_rl.errors import ConfigError, PolicyError
-from vla_rl.learning import Demonstration, ImitationConfig, Imitator
-from vla_rl.training.team import Member
+from vla_rl.learner import Demonstration, ImitationConfig, Imitator
+from vla_rl.team.members import Member
 from vla_rl.types import Sampling
 
 PAGE = Path(__file__).parents[2] / "docs" / "add_a_policy_family.md"

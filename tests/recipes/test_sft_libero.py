@@ -14,12 +14,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vla_rl.commands.command_line import Command, Launch
-from vla_rl.data import LeRobotWriter, RecordedEpisode, statistics_of
+from vla_rl.cli.command_line import Command, Launch
+from vla_rl.datasets import LeRobotWriter, RecordedEpisode, statistics_of
 from vla_rl.envs.libero.assets import STAND_INS, find_assets
 from vla_rl.errors import CheckpointError, ConfigError, DataError
 from vla_rl.evaluation.libero import require_for_libero
-from vla_rl.learning import ImitationConfig, OptimizerConfig
+from vla_rl.learner import ImitationConfig, OptimizerConfig
 from vla_rl.models.images.augmentation import AugmentationConfig
 from vla_rl.models.loading import (
     CheckpointConfig,
@@ -36,9 +36,9 @@ from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
 from vla_rl.models.prismatic.config import ProprioConfig, TaughtPictures
 from vla_rl.recipes.sft_libero import SftLiberoConfig, main
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
-from vla_rl.training.imitation import Samples, augmented_batches, tiny_policy
+from vla_rl.run.imitation import Samples, augmented_batches, tiny_policy
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "data" / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "datasets" / "support"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "models" / "support"))
 import public_checkpoint
 from made_datasets import hdf5, made_episode

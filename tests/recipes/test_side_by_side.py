@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import load_file
 from small_episodes import trajectory
 
+from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.text import TextPoolConfig
 from vla_rl.errors import ConfigError
 from vla_rl.graph import Node, NodeOutput, Pipeline
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.nodes.rewards import RewardConfig
-from vla_rl.observe import read_metrics
 from vla_rl.pipelines.config import RunConfig
+from vla_rl.pipelines.nodes.rewards import RewardConfig
 from vla_rl.recipes import srpo_toy
 from vla_rl.recipes.driving_training import DRIVING
 from vla_rl.recipes.side_by_side import (
@@ -32,11 +32,11 @@ from vla_rl.recipes.side_by_side import (
     starts_of,
     team_of,
 )
+from vla_rl.reporting import read_metrics
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, embodied_agent
-from vla_rl.simulation import SimulatorConfig
-from vla_rl.training.parts import TrainingParts
-from vla_rl.training.run import Outcome, train
-from vla_rl.training.team import Member, Team
+from vla_rl.run.parts import TrainingParts
+from vla_rl.run.run import Outcome, train
+from vla_rl.team.members import Member, Team
 from vla_rl.types import EnvSpec, Group, StopReason, Trajectory
 
 SHAPE = TinyConfig(

@@ -11,16 +11,16 @@ import msgspec
 import pytest
 from disks import SmallDisk
 
-from vla_rl.commands.command_line import TrainingLaunch, parse_command
-from vla_rl.commands.report import write_report
+from vla_rl.cli.command_line import TrainingLaunch, parse_command
+from vla_rl.cli.report import write_report
+from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import EpisodeResult, HeldOutJudge, held_out, read_held_out, write_strip
 from vla_rl.evaluation.conditions import note_conditions
 from vla_rl.evaluation.held_out import HeldOutResult, results_path
 from vla_rl.evaluation.results import line_outlet
-from vla_rl.learning import LearnerConfig, latest_checkpoint
+from vla_rl.learner import LearnerConfig, latest_checkpoint
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
-from vla_rl.observe import RunDirectory, read_metrics
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes import srpo_libero
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
@@ -28,9 +28,9 @@ from vla_rl.recipes.libero_training import HeldOutConfig, LiberoConfig
 from vla_rl.recipes.ppo_libero import PpoLiberoConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.recipes.suite_training import held_out_episodes, starts_of
+from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import SchedulerConfig
-from vla_rl.simulation import SimulatorConfig
-from vla_rl.training.run import TrainingRun, train
+from vla_rl.run.run import TrainingRun, train
 from vla_rl.types import Config, EpisodeSpec, Trajectory
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.commands.command_line import TrainingLaunch, parse_command
+from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.errors import ConfigError
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny

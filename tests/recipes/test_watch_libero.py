@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from vla_rl.commands.command_line import Command, Launch
+from vla_rl.cli.command_line import Command, Launch
 from vla_rl.errors import ConfigError
 from vla_rl.models.loading import BASE_POLICY, SHIPPED
 from vla_rl.recipes import watch_libero

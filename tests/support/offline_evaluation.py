@@ -5,11 +5,11 @@ from pathlib import Path
 
 from vla_rl.actors import LastingForkServers, Runtime
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
+from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.evaluation.evaluator import loaded_policy
 from vla_rl.evaluation.held_out_results import line_of
 from vla_rl.evaluation.playing import play_each, within_range
 from vla_rl.rollout import embodied_agent
-from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import EpisodeSpec, Trajectory
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vla_rl.graph import Pipeline
-from vla_rl.nodes.rewards import Reward, RewardFunction
 from vla_rl.pipelines.grpo import grpo
+from vla_rl.pipelines.nodes.rewards import Reward, RewardFunction
 from vla_rl.pipelines.parts import Parts
 from vla_rl.types import Group, Trajectory
 

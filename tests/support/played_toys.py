@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from vla_rl.actors import LastingForkServers, Runtime
+from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.evaluation import play_each
 from vla_rl.recipes.watch_libero import RandomActions
-from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import (
     ActionChunk,
     Agent,

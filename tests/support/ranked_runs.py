@@ -8,14 +8,14 @@ from vla_rl.actors import LastingForkServers
 from vla_rl.algorithms import PolicyLossConfig
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.engines import EngineConfig
+from vla_rl.env_workers import SimulatorConfig
 from vla_rl.graph import Node, NodeOutput, Pipeline
-from vla_rl.learning import LearnerConfig, OptimizerConfig, load_checkpoint
-from vla_rl.observe import RunDirectory, read_metrics
+from vla_rl.learner import LearnerConfig, OptimizerConfig, load_checkpoint
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
+from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import SchedulerConfig, SchedulerState
-from vla_rl.simulation import SimulatorConfig
-from vla_rl.training.run import train
+from vla_rl.run.run import train
 
 ONE_HOST: Final = ClusterConfig()
 

@@ -25,7 +25,7 @@ class ServedHost:
 
     def start(self) -> None:
         """Start it, and keep the lines that it prints for the list of hosts."""
-        command = [sys.executable, "-m", "vla_rl.commands.host", "--keys", str(self._keys)]
+        command = [sys.executable, "-m", "vla_rl.cli.host", "--keys", str(self._keys)]
         bind = ["--bind", f"tcp://{self._address}", "--lost-after", "30"]
         self.server = self._popen(
             [*command, *bind], stdout=subprocess.PIPE, text=True, env=self._env

@@ -1,4 +1,4 @@
-"""Fork servers that all runs of a file of tests/training share: `pytestmark = SHARES_SERVERS`."""
+"""Fork servers that all runs of a file of tests/run share: `pytestmark = SHARES_SERVERS`."""
 
 from typing import Final
 

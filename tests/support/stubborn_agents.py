@@ -6,10 +6,10 @@ import signal
 import sys
 from typing import NoReturn
 
-from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
 from vla_rl.rollout import embodied_agent
-from vla_rl.training.run import train
+from vla_rl.run.run import train
 from vla_rl.types import Env, Policy, Trajectory
 
 FIRST = 9

@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 import msgspec
 import uvloop
 
-from vla_rl.commands.command_line import TrainingLaunch, parse_command
+from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.engines import EngineConfig
-from vla_rl.learning import LearnerConfig, OptimizerConfig
+from vla_rl.env_workers import SimulatorConfig
+from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.recipes import train_toy
 from vla_rl.recipes.srpo_toy import SrpoToyConfig
 from vla_rl.recipes.train_toy import REACH, TrainToyConfig
 from vla_rl.rollout import SchedulerConfig
-from vla_rl.simulation import SimulatorConfig
 
 Toy = TypeVar("Toy", bound=EmbodiedConfig)
 

@@ -10,10 +10,10 @@ from torch import nn
 
 from vla_rl.engines.weight_shares import WeightShare
 from vla_rl.errors import ActorDied
-from vla_rl.training.hosts.messages import Door, HeldVersion, HostStatus, Taken, WeightHeading
-from vla_rl.training.hosts.publishing import HostWeights
-from vla_rl.training.hosts.weight_host import WeightHost
-from vla_rl.training.hosts.weight_shelf import WeightShelf
+from vla_rl.remote_rollout.messages import Door, HeldVersion, HostStatus, Taken, WeightHeading
+from vla_rl.remote_rollout.publishing import HostWeights
+from vla_rl.remote_rollout.weight_host import WeightHost
+from vla_rl.remote_rollout.weight_shelf import WeightShelf
 from vla_rl.types import SOLE_MEMBER, Roster
 
 

@@ -135,11 +135,11 @@ ALLOWED = {
     # the lengths are compared before: at most 32 axes
     "actors/codec.py": ["struct.unpack_from(f'<{ndim}Q', meta, _META.size + name_size)"],
     # types of spaces and pictures that are there, not texts
-    "simulation/layout.py": [
+    "env_workers/layout.py": [
         "np.dtype((space.dtype, (*rows, *(space.shape or ()))))",
         "np.dtype({'names': names, 'formats': formats, 'offsets': offsets, 'itemsize': end})",
     ],
-    "observe/videos.py": ["np.dtype(image.dtype)"],
+    "reporting/videos.py": ["np.dtype(image.dtype)"],
     # whole files, which torch reads by itself
     "models/prismatic/weights.py": ["torch.load(path, map_location='cpu', weights_only=True)"],
     "models/weight_files.py": [

@@ -10,8 +10,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from vla_rl.errors import ConfigError
-from vla_rl.installing import INSTALLABLE, extra
 from vla_rl.util.extras import EXTRA_BY_MODULE, EXTRAS, ExtraFinder, MissingExtra, install
+from vla_rl.util.installing import INSTALLABLE, extra
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,7 +41,7 @@ def run_without_extras(code: str) -> subprocess.CompletedProcess[str]:
 def test_every_recipe_can_be_asked_for_help_without_extras() -> None:
     done = run_without_extras(
         "from importlib import import_module\n"
-        "from vla_rl.commands.main import recipes\n"
+        "from vla_rl.cli.main import recipes\n"
         "print(len([import_module(f'vla_rl.recipes.{name}') for name in recipes()]) > 10)"
     )
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
@@ -50,8 +50,8 @@ def test_every_recipe_can_be_asked_for_help_without_extras() -> None:
 @pytest.mark.parametrize(
     ("code", "module", "extra_name"),
     [
-        ("from vla_rl.data.prompts import read_prompts; read_prompts(FILE)", "pyarrow", "data"),
-        ("import vla_rl.data.lerobot.tables as tables; tables.pa.array", "pyarrow", "data"),
+        ("from vla_rl.datasets.prompts import read_prompts; read_prompts(FILE)", "pyarrow", "data"),
+        ("import vla_rl.datasets.lerobot.tables as tables; tables.pa.array", "pyarrow", "data"),
         ("import vla_rl.endpoint", "aiohttp", "text"),
         ("import vla_rl.scoring.math_answers", "math_verify", "text"),
     ],

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from vla_rl.observe.progress import TaskTally
-from vla_rl.observe.summary import _task_table
+from vla_rl.reporting.progress import TaskTally
+from vla_rl.reporting.summary import _task_table
 from vla_rl.util.plain_console import plain_console
 
 PACKAGE = Path(__file__).parents[2] / "vla_rl"

@@ -10,11 +10,11 @@ import pytest
 import vla_rl.recipes.grpo_text
 import vla_rl.recipes.srpo_libero
 import vla_rl.recipes.train_toy  # noqa: F401 - they bring nearly all configurations
+from vla_rl.env_workers.preparation import prepare_hook
 from vla_rl.errors import ConfigError
-from vla_rl.observe.run_directory import require_plain
 from vla_rl.pipelines.config import RunConfig
+from vla_rl.reporting.run_directory import require_plain
 from vla_rl.rollout import TaskStart
-from vla_rl.simulation.preparation import prepare_hook
 from vla_rl.types import Config, EnvSpec, EpisodeSpec, Sampling, WrapperSpec
 from vla_rl.util.plain_values import part_without_json, plain
 

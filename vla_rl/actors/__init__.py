@@ -8,7 +8,7 @@ needs few of them.
 
 from typing import TYPE_CHECKING
 
-from vla_rl.lazy_names import lazy_names
+from vla_rl.util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.actors.actor import Actor as Actor, actor_method as actor_method

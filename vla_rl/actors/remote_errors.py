@@ -16,7 +16,7 @@ import numpy as np
 
 import vla_rl.errors
 from vla_rl.errors import RemoteError, VlaRlError
-from vla_rl.tracebacks import format_short
+from vla_rl.util.tracebacks import format_short
 
 _MAX_TRACEBACK = 20_000
 _PLAIN = (int, float, bool, bytes, type(None))

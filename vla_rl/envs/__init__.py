@@ -6,7 +6,7 @@
 `vla_rl` imports this package with gymnasium, as does the entry point of the group
 `gymnasium.envs`. It costs two milliseconds, because it imports only `registration`. To import it
 through gymnasium, use its `module:id` form: "vla_rl:vla_rl/toy_reach-v0".
-`gymnasium.make_vec` makes a vector environment of processes (`vla_rl.simulation.make_vec`), except
+`gymnasium.make_vec` makes a vector environment of processes (`vla_rl.env_workers.make_vec`), except
 in the mode "sync". Entry points are strings: an environment's module, and with it its simulator, is
 imported when the first one is made. Environments do not depend on asyncio, torch or the trainer.
 """
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.envs.registration import register as _register_one, registry
 
-from vla_rl.lazy_names import lazy_names
+from vla_rl.util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from vla_rl.env_workers.open_loop import run_chunk as run_chunk
     from vla_rl.envs.chunking import ActionChunks as ActionChunks
-    from vla_rl.simulation.open_loop import run_chunk as run_chunk
 
 LIBERO_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
 """The suites of LIBERO, registered as `vla_rl/<suite>-v0` and, with suggestions,

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from vla_rl.simulation.open_loop import run_chunk
+from vla_rl.env_workers.open_loop import run_chunk
 from vla_rl.types import Observation
 
 

@@ -10,7 +10,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vla_rl.simulation import ProcessVectorEnv
+    from vla_rl.env_workers import ProcessVectorEnv
 
 
 def __getattr__(name: str) -> Any:
@@ -20,6 +20,6 @@ def __getattr__(name: str) -> Any:
 
 
 def _make(name: str, /, num_envs: int, **kwargs: Any) -> "ProcessVectorEnv":
-    from vla_rl.simulation import make_vec  # processes are imported only on demand
+    from vla_rl.env_workers import make_vec  # processes are imported only on demand
 
     return make_vec(name, num_envs, **kwargs)  # `env_id` is an argument of the control tasks

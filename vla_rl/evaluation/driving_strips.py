@@ -11,7 +11,7 @@ import numpy as np
 
 from vla_rl.envs.driving.birds_eye import kind_of, pictures_of_drive, pictures_of_plan
 from vla_rl.envs.driving.layouts import LAYOUTS
-from vla_rl.observe import RunDirectory
+from vla_rl.reporting import RunDirectory
 from vla_rl.types import Trajectory
 
 MOST_LOOKED_AT: Final = 60

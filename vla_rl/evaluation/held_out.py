@@ -32,9 +32,9 @@ from vla_rl.evaluation.held_out_results import (
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.held_out_sets import refuse_shared_starts, split_in_two
 from vla_rl.evaluation.playing import embodied_agent_within_range, play_each, play_each_elsewhere
-from vla_rl.observe import RunDirectory
-from vla_rl.observe.outlet import FailureStreak
-from vla_rl.observe.whole_file import write_whole
+from vla_rl.reporting import RunDirectory
+from vla_rl.reporting.outlet import FailureStreak
+from vla_rl.reporting.whole_file import write_whole
 from vla_rl.rollout import ActionEngine, EpisodePlayer
 from vla_rl.types import EnvPool, EpisodeSpec, Trajectory
 from vla_rl.util.plain_console import plain_console

@@ -11,7 +11,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation.held_out_book import HeldOutRow, RowFormat
 from vla_rl.evaluation.libero import key_of
 from vla_rl.evaluation.results import EpisodeResult, by_task, result_of, summary_of, whole_lines
-from vla_rl.observe import RunDirectory
+from vla_rl.reporting import RunDirectory
 from vla_rl.types import Trajectory
 
 

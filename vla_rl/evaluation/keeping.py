@@ -7,8 +7,8 @@ from typing import Final
 from vla_rl.actors.completion import run_to_its_end
 from vla_rl.evaluation.eval_config import EvalConfig
 from vla_rl.evaluation.results import EpisodeResult, ResultFile, result_of
-from vla_rl.observe.outlet import FailureStreak
-from vla_rl.observe.videos import write_video
+from vla_rl.reporting.outlet import FailureStreak
+from vla_rl.reporting.videos import write_video
 from vla_rl.types import Trajectory
 
 VIDEO_FRAMES_PER_S: Final = 5.0

@@ -18,7 +18,7 @@ from vla_rl.evaluation.libero import (
     tasks_of,
 )
 from vla_rl.evaluation.scenes import Scene
-from vla_rl.observe import MemoryItem, available_bytes, memory_table
+from vla_rl.reporting import MemoryItem, available_bytes, memory_table
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling
 
 MIB = 2**20

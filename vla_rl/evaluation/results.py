@@ -14,7 +14,7 @@ from rich.table import Table
 
 from vla_rl.errors import ConfigError
 from vla_rl.graph import AppendedFile
-from vla_rl.observe.outlet import Outlet
+from vla_rl.reporting.outlet import Outlet
 from vla_rl.types import EpisodeSpec, Trajectory
 
 MOST_RESULTS: Final = 1_000_000

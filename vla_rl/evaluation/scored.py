@@ -17,7 +17,7 @@ from vla_rl.evaluation.held_out import Film, HeldOutJudge
 from vla_rl.evaluation.held_out_book import HeldOutRow, RowFormat
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.results import Key, whole_lines
-from vla_rl.observe import RunDirectory
+from vla_rl.reporting import RunDirectory
 from vla_rl.types import EpisodeSpec, Trajectory
 
 Line = dict[str, float]

@@ -7,7 +7,7 @@ import imageio.v3 as imageio
 import numpy as np
 
 from vla_rl.evaluation.results import Key, result_of
-from vla_rl.observe import RunDirectory
+from vla_rl.reporting import RunDirectory
 from vla_rl.types import Trajectory
 
 NUM_MOMENTS = 8

@@ -21,9 +21,9 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation.conditions import note_conditions_if_possible, refuse_other_conditions
 from vla_rl.evaluation.playing import play_each
 from vla_rl.evaluation.results import line_outlet, whole_lines
-from vla_rl.observe import RunDirectory
-from vla_rl.observe.outlet import Outlet
-from vla_rl.observe.undone_lines import set_aside_lines
+from vla_rl.reporting import RunDirectory
+from vla_rl.reporting.outlet import Outlet
+from vla_rl.reporting.undone_lines import set_aside_lines
 from vla_rl.rollout import AnyEngine, TaskStart
 from vla_rl.types import Agent, EnvPool, EpisodeSpec, Sampling, Trajectory, derive_seed
 

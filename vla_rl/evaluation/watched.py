@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from rich.table import Table
 
-from vla_rl.observe.captions import with_caption
+from vla_rl.reporting.captions import with_caption
 
 FRAMES_PER_S = 20.0
 """Frame rate of the video. It equals the control rate, so the video runs in real time."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from vla_rl.engines.atomic_folder import MANIFEST, verify_folder
 from vla_rl.engines.finiteness import require_finite
 from vla_rl.errors import CheckpointError
-from vla_rl.learning.checkpoint_folders import HEADER
+from vla_rl.learner.checkpoint_folders import HEADER
 from vla_rl.models.prismatic.hub import verify_download
 from vla_rl.util.agreement import disagreement
 

@@ -9,12 +9,12 @@ from vla_rl.algorithms.filters import OverlongConfig, require_satisfiable
 from vla_rl.algorithms.kl_in_reward import KlRewardConfig
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.engines import EngineConfig
+from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.text import TextPoolConfig
 from vla_rl.errors import ConfigError
-from vla_rl.learning import CriticConfig, LearnerConfig
-from vla_rl.nodes.rewards import RewardConfig
+from vla_rl.learner import CriticConfig, LearnerConfig
+from vla_rl.pipelines.nodes.rewards import RewardConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig
-from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import Config
 
 OF_LANGUAGE_POLICIES: Final = (

@@ -11,8 +11,8 @@ episodes all earned the same are replaced with new ones during the rollout), the
 from typing import Any, Final
 
 from vla_rl.graph import Node, NodeRole, Pipeline
-from vla_rl.nodes.penalties import OverlongPenalty
 from vla_rl.pipelines.grpo import grpo
+from vla_rl.pipelines.nodes.penalties import OverlongPenalty
 from vla_rl.pipelines.parts import Parts
 
 READS: Final = ("reward", "overlong")

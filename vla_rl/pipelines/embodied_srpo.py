@@ -23,15 +23,15 @@ from vla_rl import engines
 from vla_rl.algorithms import BankedTask, ReferenceBank, SrpoConfig, TrajectoryEncoder, srpo_rewards
 from vla_rl.errors import ConfigError
 from vla_rl.graph import NodeOutput, Pipeline
-from vla_rl.nodes.advantages import members_of
-from vla_rl.nodes.rewards import (
+from vla_rl.pipelines.config import EmbodiedConfig
+from vla_rl.pipelines.embodied_grpo import embodied_grpo
+from vla_rl.pipelines.nodes.advantages import members_of
+from vla_rl.pipelines.nodes.rewards import (
     RewardConfig,
     metrics_of_scores,
     require_known_success,
     rewards_by_group,
 )
-from vla_rl.pipelines.config import EmbodiedConfig
-from vla_rl.pipelines.embodied_grpo import embodied_grpo
 from vla_rl.pipelines.parts import Parts
 from vla_rl.types import Group
 

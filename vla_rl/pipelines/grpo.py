@@ -11,9 +11,9 @@ groups still run. If `learner.loss.kl.coef` is above 0, the graph has a node `re
 from typing import Any, Final
 
 from vla_rl.graph import NodeRole, NodeType, Pipeline
-from vla_rl.nodes.advantages import GroupAdvantage
-from vla_rl.nodes.rewards import GroupReward
 from vla_rl.pipelines.kl import with_kl
+from vla_rl.pipelines.nodes.advantages import GroupAdvantage
+from vla_rl.pipelines.nodes.rewards import GroupReward
 from vla_rl.pipelines.parts import Parts
 
 READS: Final = ("reward",)

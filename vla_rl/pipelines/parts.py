@@ -1,4 +1,4 @@
-"""The parts of a run that a pipeline may use, as protocols. `vla_rl.training.parts` builds them."""
+"""The parts of a run that a pipeline may use, as protocols. `vla_rl.run.parts` builds them."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -8,7 +8,7 @@ from vla_rl.pipelines.config import LearningConfig
 if TYPE_CHECKING:  # they import torch
     from vla_rl.algorithms import EmbeddingConfig, TrajectoryEncoder
     from vla_rl.engines import DeviceLane, LanguageModel, PolicyModel
-    from vla_rl.learning import CriticTeam, ReferenceTeam
+    from vla_rl.learner import CriticTeam, ReferenceTeam
 
 
 class Stateful(Protocol):

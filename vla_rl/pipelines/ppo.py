@@ -14,9 +14,9 @@ train the critic on that update again.
 from typing import Any, Final
 
 from vla_rl.graph import Node, NodeRole, NodeType, Pipeline
-from vla_rl.nodes.advantages import CriticAdvantage
-from vla_rl.nodes.judging import JudgeValues, LearnValues
 from vla_rl.pipelines.grpo import grpo
+from vla_rl.pipelines.nodes.advantages import CriticAdvantage
+from vla_rl.pipelines.nodes.judging import JudgeValues, LearnValues
 from vla_rl.pipelines.parts import Parts
 
 READS: Final = ("reward", "critic")

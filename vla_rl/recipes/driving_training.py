@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 from vla_rl.algorithms import AdvantageConfig
-from vla_rl.commands.command_line import Command, TrainingLaunch
-from vla_rl.commands.launching import launch
-from vla_rl.commands.plan import EpisodeFootprint
-from vla_rl.driving_scores import Version
-from vla_rl.driving_scores.rewards import reward_weights
+from vla_rl.cli.command_line import Command, TrainingLaunch
+from vla_rl.cli.launching import launch
+from vla_rl.cli.plan import EpisodeFootprint
+from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.driving.observing import ROUTE_POINTS, STATE_SIZE
 from vla_rl.envs.driving.plan_actions import PlanAction
+from vla_rl.envs.driving.scores import Version
+from vla_rl.envs.driving.scores.rewards import reward_weights
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import embodied_agent_within_range
 from vla_rl.evaluation.driving_strips import write_drive_strip
@@ -25,7 +26,7 @@ from vla_rl.evaluation.first_results import POLICY_DIGEST
 from vla_rl.evaluation.held_out import Film
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.scored import ScoreJudge
-from vla_rl.learning import LearnerConfig, OptimizerConfig
+from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import (
     ASSETS,
     CheckpointFormat,
@@ -35,10 +36,9 @@ from vla_rl.models.loading import (
     load_policy,
 )
 from vla_rl.models.openvla import OpenVlaConfig
-from vla_rl.nodes.rewards import RewardConfig
 from vla_rl.pipelines.config import EmbodiedConfig
+from vla_rl.pipelines.nodes.rewards import RewardConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart
-from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
 
 if TYPE_CHECKING:

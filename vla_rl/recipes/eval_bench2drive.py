@@ -17,16 +17,20 @@ import msgspec
 import numpy as np
 
 from vla_rl import engines
-from vla_rl.commands.command_line import Command, Launch, run_recipe
-from vla_rl.driving_scores.abilities import AbilityTable, abilities_of
-from vla_rl.driving_scores.bench2drive import (
+from vla_rl.cli.command_line import Command, Launch, run_recipe
+from vla_rl.engines import EngineConfig
+from vla_rl.envs.bench2drive.policy_host import PolicyHost, cameras_of
+from vla_rl.envs.driving.observing import ROUTE_POINTS
+from vla_rl.envs.driving.plan_actions import PlanAction
+from vla_rl.envs.driving.scores.abilities import AbilityTable, abilities_of
+from vla_rl.envs.driving.scores.bench2drive import (
     BenchmarkTable,
     RouteSet,
     Smoothness,
     smoothness_of,
     table_of,
 )
-from vla_rl.driving_scores.leaderboard_files import (
+from vla_rl.envs.driving.scores.leaderboard_files import (
     read_first_junctions,
     read_records,
     read_rides,
@@ -34,14 +38,10 @@ from vla_rl.driving_scores.leaderboard_files import (
     route_ids,
     scenario_types,
 )
-from vla_rl.engines import EngineConfig
-from vla_rl.envs.bench2drive.policy_host import PolicyHost, cameras_of
-from vla_rl.envs.driving.observing import ROUTE_POINTS
-from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.errors import ConfigError
 from vla_rl.models.loading import CheckpointConfig, described
 from vla_rl.recipes.driving_training import IMAGE_SIZE, load_driver
-from vla_rl.training.stopping import StopSignal
+from vla_rl.run.stopping import StopSignal
 from vla_rl.types import Observation, Sampling
 
 

@@ -20,24 +20,24 @@ from rich.progress import track
 
 from vla_rl import engines
 from vla_rl.actors import Runtime
-from vla_rl.commands.command_line import Command, Launch, run_recipe
-from vla_rl.commands.opening import open_each
-from vla_rl.driving_scores import Version
-from vla_rl.driving_scores.navsim_table import NavsimTable, grade, table_of
-from vla_rl.driving_scores.plans import read_plans
-from vla_rl.driving_scores.recorded import read_recorded, read_two_stages, recorded_scenes
+from vla_rl.cli.command_line import Command, Launch, run_recipe
+from vla_rl.cli.opening import open_each
 from vla_rl.engines import EngineConfig
+from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.envs.driving.plan_actions import PlanAction, waypoints_of_plan
+from vla_rl.envs.driving.scores import Version
+from vla_rl.envs.driving.scores.navsim_table import NavsimTable, grade, table_of
+from vla_rl.envs.driving.scores.plans import read_plans
+from vla_rl.envs.driving.scores.recorded import read_recorded, read_two_stages, recorded_scenes
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import embodied_agent_within_range, play_each
 from vla_rl.models.loading import CheckpointConfig, described
-from vla_rl.observe.whole_file import write_whole
 from vla_rl.recipes.driving_training import IMAGE_SIZE, load_driver
-from vla_rl.simulation import SimulatorConfig, SimulatorPool
+from vla_rl.reporting.whole_file import write_whole
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, Trajectory
 
 if TYPE_CHECKING:
-    from vla_rl.driving_scores.geometry import Floats
+    from vla_rl.envs.driving.scores.geometry import Floats
 
 
 class EvalNavsimConfig(CheckpointConfig, frozen=True, kw_only=True):

@@ -14,16 +14,17 @@ from typing import Any
 import msgspec
 
 from vla_rl.algorithms import AdvantageConfig
-from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
-from vla_rl.commands.launching import launch
-from vla_rl.commands.plan import EpisodeFootprint
+from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.cli.launching import launch
+from vla_rl.cli.plan import EpisodeFootprint
+from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.driving.observing import ROUTE_POINTS
 from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.evaluation import embodied_agent_within_range
-from vla_rl.learning import LearnerConfig, OptimizerConfig
+from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import described
-from vla_rl.nodes.rewards import RewardConfig
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
+from vla_rl.pipelines.nodes.rewards import RewardConfig
 from vla_rl.recipes.driving_training import (
     BY_GROUP_MEAN,
     DRIVING_BASE,
@@ -33,7 +34,6 @@ from vla_rl.recipes.driving_training import (
     settings_of_scores,
 )
 from vla_rl.rollout import SchedulerConfig, TaskStart
-from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import EnvSpec
 
 START_S = 600.0

@@ -7,7 +7,7 @@ continues.
 
 import sys
 
-from vla_rl.commands.command_line import TrainingLaunch, run_recipe
+from vla_rl.cli.command_line import TrainingLaunch, run_recipe
 from vla_rl.pipelines.config import FilterConfig, RunConfig
 from vla_rl.recipes.libero_training import LiberoConfig, main
 

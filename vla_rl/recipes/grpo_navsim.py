@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from vla_rl.algorithms import AdvantageConfig
-from vla_rl.commands.command_line import TrainingLaunch, run_recipe
-from vla_rl.driving_scores.recorded import recorded_scenes
+from vla_rl.cli.command_line import TrainingLaunch, run_recipe
+from vla_rl.envs.driving.scores.recorded import recorded_scenes
 from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.driving_training import BY_GROUP_MEAN, IMAGE_SIZE, SceneTrainingConfig, main

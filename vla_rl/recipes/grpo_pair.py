@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 import vla_rl
-from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.engines import EngineConfig
 from vla_rl.models import language
 from vla_rl.pipelines.config import RunConfig
@@ -28,7 +28,7 @@ from vla_rl.rollout import ChatLimits
 from vla_rl.types import Config, EnvSpec
 
 if TYPE_CHECKING:
-    from vla_rl.training.team import Team
+    from vla_rl.team.members import Team
 
 ENV_ID = "text/arithmetic_pair"
 AGENTS = ("solver", "checker")

@@ -16,16 +16,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
-from vla_rl.commands.launching import launch
-from vla_rl.commands.plan import EpisodeFootprint
-from vla_rl.data.prompt_messages import first_messages, prompt_messages
-from vla_rl.data.prompts import read_prompts
+from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.cli.launching import launch
+from vla_rl.cli.plan import EpisodeFootprint
+from vla_rl.datasets.prompt_messages import first_messages, prompt_messages
+from vla_rl.datasets.prompts import read_prompts
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig, make_text_task
 from vla_rl.errors import ConfigError, DataError
 from vla_rl.evaluation.validation import Validation
-from vla_rl.learning import LearnerConfig, OptimizerConfig
+from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models import language
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent

@@ -13,15 +13,15 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
-from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
-from vla_rl.commands.launching import launch
-from vla_rl.commands.plan import EpisodeFootprint
+from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.cli.launching import launch
+from vla_rl.cli.plan import EpisodeFootprint
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig, make_text_task
 from vla_rl.envs.text.tasks.square import QUESTIONS, draw_square
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.validation import Validation
-from vla_rl.learning import LearnerConfig, OptimizerConfig
+from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models import language
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent

@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import vla_rl
-from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
-from vla_rl.commands.launching import launch
-from vla_rl.commands.plan import EpisodeFootprint
+from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.cli.launching import launch
+from vla_rl.cli.plan import EpisodeFootprint
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig
 from vla_rl.envs.text.tasks.arithmetic import draw_problem
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.validation import Validation
-from vla_rl.learning import CriticConfig, LearnerConfig, OptimizerConfig
+from vla_rl.learner import CriticConfig, LearnerConfig, OptimizerConfig
 from vla_rl.models import language
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
 from vla_rl.types import EnvSpec, Sampling, derive_seed
 
 if TYPE_CHECKING:
-    from vla_rl.training.team import Trainable
+    from vla_rl.team.members import Trainable
 
 ENV_ID = "text/arithmetic"
 OPERATORS: Final = "+-"

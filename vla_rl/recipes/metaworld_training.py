@@ -9,7 +9,7 @@ import msgspec
 
 from vla_rl.evaluation.benchmark import METAWORLD, Benchmark
 from vla_rl.evaluation.scenes import MetaworldScene, Quality
-from vla_rl.learning import LearnerConfig, OptimizerConfig
+from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.recipes.suite_training import HeldOutStarts, SuiteTrainingConfig
 
 

@@ -23,16 +23,16 @@ from rich.table import Table
 
 from vla_rl import engines
 from vla_rl.actors import Runtime
-from vla_rl.commands.command_line import Command, Launch, run_recipe
+from vla_rl.cli.command_line import Command, Launch, run_recipe
 from vla_rl.engines import EngineConfig
+from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import embodied_agent_within_range, play_each
 from vla_rl.evaluation.libero import check_starts, libero_episode, require_for_libero
+from vla_rl.evaluation.parity import BOUNDARIES, Comparison, Trace, compare, read_trace, write_trace
 from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality, Scenes
 from vla_rl.evaluation.shipped import resolve_checkpoint
 from vla_rl.models.loading import SHIPPED, CheckpointConfig, described, load_policy
-from vla_rl.parity import BOUNDARIES, Comparison, Trace, compare, read_trace, write_trace
-from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import Config, Sampling, Trajectory
 from vla_rl.util.plain_console import plain_console
 
@@ -212,7 +212,7 @@ def _loaded(config: ParityConfig) -> "VlaPolicy":
 
 async def _recorded(config: ParityConfig, policy: "VlaPolicy", way: Way, side: str) -> Trace:
     # imports torch, which `--help` must not wait for
-    from vla_rl.parity.recording import trace_of
+    from vla_rl.evaluation.parity.recording import trace_of
 
     scene = LiberoScene.for_policy(
         config.checkpoint,

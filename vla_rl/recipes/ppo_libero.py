@@ -8,7 +8,7 @@ learning signal.
 import sys
 
 from vla_rl.algorithms import AdvantageConfig
-from vla_rl.commands.command_line import TrainingLaunch, run_recipe
+from vla_rl.cli.command_line import TrainingLaunch, run_recipe
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.libero_training import LiberoConfig, main
 from vla_rl.rollout import SchedulerConfig

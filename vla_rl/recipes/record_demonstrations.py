@@ -22,9 +22,10 @@ from typing import Any, Final
 import numpy as np
 from rich.progress import Progress
 
-from vla_rl.commands.command_line import Command, Launch, parse_command
-from vla_rl.commands.opening import open_each
-from vla_rl.data import read_recording
+from vla_rl.cli.command_line import Command, Launch, parse_command
+from vla_rl.cli.opening import open_each
+from vla_rl.datasets import read_recording
+from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs import METAWORLD_SUITES
 from vla_rl.envs.demonstrations import Demonstration, record_demonstration
 from vla_rl.envs.libero import LiberoEnv
@@ -36,8 +37,7 @@ from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.evaluation.conditions import note_conditions, refuse_other_conditions
 from vla_rl.evaluation.libero import check_starts
 from vla_rl.evaluation.scenes import LiberoScene, MetaworldScene, Physics, Quality
-from vla_rl.simulation import SimulatorConfig
-from vla_rl.training.lasting_output import lasting_output
+from vla_rl.run.lasting_output import lasting_output
 from vla_rl.types import Config, EnvSpec, derive_seed
 from vla_rl.util.sole_owner import beside, sole_owner
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 import vla_rl.envs  # noqa: F401  # registers ours
 from vla_rl import engines, learning
-from vla_rl.commands.command_line import Command, Launch, run_recipe
+from vla_rl.cli.command_line import Command, Launch, run_recipe
 from vla_rl.envs.driving.moves import NUM_WAYPOINTS
 from vla_rl.envs.driving.observing import ROUTE_POINTS, ROUTE_STEP
 from vla_rl.envs.driving.plan_actions import PlanAction
@@ -29,17 +29,17 @@ from vla_rl.envs.driving.planner import (
     NUM_PROPOSALS,
     RACING,
 )
-from vla_rl.learning import ImitationConfig, OptimizerConfig
+from vla_rl.learner import ImitationConfig, OptimizerConfig
 from vla_rl.models import openvla_oft
 from vla_rl.models.loading import Device, choose_device, require_new
 from vla_rl.models.openvla_oft.config import tiny
 from vla_rl.models.prismatic.config import ProprioConfig
 from vla_rl.recipes.driving_training import CROP, IMAGE_SIZE, TAUGHT
-from vla_rl.training.supervised import intermediate_folder, teach
+from vla_rl.run.supervised import intermediate_folder, teach
 from vla_rl.types import Config, derive_seed
 
 if TYPE_CHECKING:
-    from vla_rl.learning import Demonstration
+    from vla_rl.learner import Demonstration
 
 LOW: Final = (0.0, -1.0, -4.0, -4.0, -0.6, -0.4, 0.0, 0.0, 0.0, 0.0)
 HIGH: Final = (15.0, 1.0, 3.0, 4.0, 0.6, 0.4, 1.0, 1.0, 1.0, 1.0)
@@ -205,7 +205,7 @@ async def main(command: Command[Launch, SftDrivingConfig]) -> int:
     print(f"{len(demonstrations)} demonstrations; {config.updates} updates of {config.batch}")
     order = random.Random(derive_seed(config.seed, "samples"))
     # torch takes seconds to import: `--help` and errors in options must not wait for it
-    from vla_rl.training.imitators import opened_imitator
+    from vla_rl.run.imitators import opened_imitator
 
     async with (
         engines.DeviceLane(config.torch_threads) as lane,

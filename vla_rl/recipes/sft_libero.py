@@ -25,12 +25,12 @@ import msgspec
 import tyro
 
 from vla_rl import engines
-from vla_rl.commands.command_line import Command, Launch, run_recipe
-from vla_rl.data import DatasetOptions, RecordedEpisode, open_dataset, statistics_of
-from vla_rl.data.recordings import settings_of_pictures
+from vla_rl.cli.command_line import Command, Launch, run_recipe
+from vla_rl.datasets import DatasetOptions, RecordedEpisode, open_dataset, statistics_of
+from vla_rl.datasets.recordings import settings_of_pictures
 from vla_rl.envs.libero.assets import STAND_INS, are_stand_ins
 from vla_rl.errors import ConfigError, DataError
-from vla_rl.learning import ImitationConfig, OptimizerConfig
+from vla_rl.learner import ImitationConfig, OptimizerConfig
 from vla_rl.models.images.config import AugmentationConfig
 from vla_rl.models.loading import (
     CheckpointConfig,
@@ -41,11 +41,11 @@ from vla_rl.models.loading import (
     require_new,
 )
 from vla_rl.models.openvla_oft.config import NewPart
-from vla_rl.training.supervised import intermediate_folder, teach
+from vla_rl.run.supervised import intermediate_folder, teach
 from vla_rl.types import derive_seed
 
 if TYPE_CHECKING:
-    from vla_rl.learning import Demonstration
+    from vla_rl.learner import Demonstration
     from vla_rl.models.loading import VlaPolicy
     from vla_rl.models.prismatic.config import TaughtPictures
 
@@ -167,7 +167,7 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
 
 def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) -> "VlaPolicy":
     """Load or create the policy to train. Raises: ConfigError, CheckpointError."""
-    from vla_rl.training.imitation import tiny_policy, with_statistics
+    from vla_rl.run.imitation import tiny_policy, with_statistics
 
     found = statistics_of(episodes) if config.statistics == "data" else None
     if config.checkpoint is None:
@@ -237,10 +237,10 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     # torch takes seconds to import: `--help` and errors in options must not wait for it
     import torch
 
-    from vla_rl.learning.imitation_passes import Preparation
+    from vla_rl.learner.imitation_passes import Preparation
     from vla_rl.models.prismatic.compiled_blocks import COMPILING_TAKES
-    from vla_rl.training import imitation
-    from vla_rl.training.imitators import opened_imitator
+    from vla_rl.run import imitation
+    from vla_rl.run.imitators import opened_imitator
 
     config = command.config
     require_new(*folders_of(config).values())
@@ -276,7 +276,7 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     if config.augment:
         prepare = imitation.augmented_batches(policy, config.augmentation, generator)
         prepared_by = Preparation(
-            "vla_rl.training.imitation:seeded_batches", msgspec.to_builtins(config.augmentation)
+            "vla_rl.run.imitation:seeded_batches", msgspec.to_builtins(config.augmentation)
         )
     async with (
         engines.DeviceLane(config.torch_threads) as lane,

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from vla_rl import engines
-from vla_rl.commands.command_line import Command, Launch, run_recipe
+from vla_rl.cli.command_line import Command, Launch, run_recipe
 from vla_rl.envs.text.arithmetic_mix import TOOLS, conversation
 from vla_rl.envs.text.pair_mix import pair_conversation
-from vla_rl.learning import ImitationConfig, OptimizerConfig
+from vla_rl.learner import ImitationConfig, OptimizerConfig
 from vla_rl.models.language import TinyConfig, tiny
 from vla_rl.models.loading import require_new
-from vla_rl.training.supervised import teach
+from vla_rl.run.supervised import teach
 from vla_rl.types import Config, Message, derive_seed
 
 if TYPE_CHECKING:
-    from vla_rl.learning import Demonstration
+    from vla_rl.learner import Demonstration
     from vla_rl.models.language import CausalLanguageModel
 
 NUM_TOKENIZER_TEXTS = 500
@@ -117,7 +117,7 @@ def untaught_policy(config: SftTextConfig) -> "CausalLanguageModel":
 async def teach_policy(config: SftTextConfig, policy: "CausalLanguageModel") -> int:
     """Make all updates and save the weights; return the exit status."""
     # torch takes seconds to import: `--help` and errors in options must not wait for it
-    from vla_rl.training.imitators import opened_imitator
+    from vla_rl.run.imitators import opened_imitator
 
     async with (
         engines.DeviceLane(config.torch_threads) as lane,

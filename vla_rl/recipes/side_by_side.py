@@ -19,29 +19,29 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 import vla_rl
-from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
-from vla_rl.commands.launching import launch
-from vla_rl.commands.plan import EpisodeFootprint
+from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.cli.launching import launch
+from vla_rl.cli.plan import EpisodeFootprint
 from vla_rl.engines import EngineConfig
+from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.text import TextPoolConfig, is_text_task
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.benchmark import LIBERO
 from vla_rl.evaluation.playing import embodied_agent_within_range
-from vla_rl.learning import LearnerConfig, OptimizerConfig
+from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models import language
 from vla_rl.models.loading import CheckpointFormat, load_policy
-from vla_rl.nodes.rewards import Reward, RewardConfig, environment, success
 from vla_rl.pipelines.config import MixedTrainingConfig, RunConfig
+from vla_rl.pipelines.nodes.rewards import Reward, RewardConfig, environment, success
 from vla_rl.recipes import grpo_text, srpo_toy
 from vla_rl.recipes.driving_training import DRIVING, DrivingConfig, starts_of as driving_starts
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.recipes.suite_training import starting_policy, starts_of as libero_starts
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
-from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import DEFAULT_AGENT, Agent, Roster, Trajectory, by_member
 
 if TYPE_CHECKING:
-    from vla_rl.training.team import Team
+    from vla_rl.team.members import Team
 
 ROBOT, LANGUAGE, DRIVER = "robot", "language", "driver"
 SIMULATOR_MB: Final = {"toy": 15, "libero": LIBERO.simulator_mb, "driving": 45, "text": 15}

@@ -11,13 +11,13 @@ import sys
 from collections.abc import Mapping
 
 from vla_rl.algorithms import AdvantageConfig, EmbeddingConfig, SrpoConfig
-from vla_rl.commands.command_line import TrainingLaunch, run_recipe
-from vla_rl.driving_scores import Version
+from vla_rl.cli.command_line import TrainingLaunch, run_recipe
 from vla_rl.envs.driving.observing import ROUTE_POINTS
 from vla_rl.envs.driving.plan_actions import PlanAction
-from vla_rl.learning import LearnerConfig, OptimizerConfig
-from vla_rl.nodes.rewards import RewardConfig
+from vla_rl.envs.driving.scores import Version
+from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.pipelines.config import RunConfig
+from vla_rl.pipelines.nodes.rewards import RewardConfig
 from vla_rl.recipes.driving_training import (
     BY_GROUP_MEAN,
     ROUTE_BASE,

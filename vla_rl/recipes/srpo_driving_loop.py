@@ -13,16 +13,17 @@ import sys
 from typing import Final
 
 from vla_rl.algorithms import EmbeddingConfig
-from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
-from vla_rl.driving_scores import Version
+from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.driving.closed_loop import STEP_LIMITS
 from vla_rl.envs.driving.layouts import LAYOUTS
 from vla_rl.envs.driving.moves import NUM_WAYPOINTS
 from vla_rl.envs.driving.observing import ROUTE_POINTS
 from vla_rl.envs.driving.plan_actions import PlanAction
+from vla_rl.envs.driving.scores import Version
 from vla_rl.evaluation.driving_strips import write_drive_strip
 from vla_rl.evaluation.first_results import POLICY_DIGEST
-from vla_rl.learning import LearnerConfig, OptimizerConfig
+from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import digest_as_read
 from vla_rl.pipelines.config import EmbodiedConfig, FilterConfig, RunConfig
 from vla_rl.recipes.driving_training import (
@@ -35,7 +36,6 @@ from vla_rl.recipes.driving_training import (
     train_driver,
 )
 from vla_rl.rollout import SchedulerConfig, TaskStart
-from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import EnvSpec, EpisodeSpec, derive_seed
 
 CLOSED_LOOP: Final = "vla_rl/driving_waypoints-v0"

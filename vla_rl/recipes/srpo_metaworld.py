@@ -6,7 +6,7 @@ metaworld_mt10` and `sft_metaworld` make a policy to start from.
 
 import sys
 
-from vla_rl.commands.command_line import TrainingLaunch, run_recipe
+from vla_rl.cli.command_line import TrainingLaunch, run_recipe
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.metaworld_training import MetaworldConfig
 from vla_rl.recipes.suite_training import main

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from vla_rl.algorithms import EmbeddingConfig
-from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
-from vla_rl.commands.launching import launch
-from vla_rl.commands.plan import EpisodeFootprint
+from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.cli.launching import launch
+from vla_rl.cli.plan import EpisodeFootprint
 from vla_rl.envs.toy.reach import NUM_INIT_STATES
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import HeldOutJudge, parse_numbers
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.held_out_sets import choosing_numbers
-from vla_rl.learning import LearnerConfig, OptimizerConfig
+from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models import openvla_oft
 from vla_rl.models.openvla_oft import tiny
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
-from vla_rl.commands.command_line import Command, TrainingLaunch
-from vla_rl.commands.launching import launch
-from vla_rl.commands.plan import EpisodeFootprint
+from vla_rl.cli.command_line import Command, TrainingLaunch
+from vla_rl.cli.launching import launch
+from vla_rl.cli.plan import EpisodeFootprint
+from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.picture_env import NUM_STARTS
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import (
@@ -35,11 +36,10 @@ from vla_rl.evaluation.first_results import POLICY_DIGEST
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.held_out_sets import choosing_numbers, number_ranges
 from vla_rl.evaluation.scenes import Quality, Scene
-from vla_rl.learning import LearnerConfig, OptimizerConfig
+from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import CheckpointFormat, described, digest_as_read, load_policy
 from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart
-from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
 
 if TYPE_CHECKING:

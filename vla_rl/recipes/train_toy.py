@@ -17,13 +17,13 @@ import numpy as np
 from gymnasium import spaces
 
 import vla_rl.envs  # noqa: F401  # registers ours
-from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
-from vla_rl.commands.launching import launch
-from vla_rl.commands.plan import EpisodeFootprint
+from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.cli.launching import launch
+from vla_rl.cli.plan import EpisodeFootprint
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import HeldOutJudge
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
-from vla_rl.learning import CriticConfig, LearnerConfig, OptimizerConfig
+from vla_rl.learner import CriticConfig, LearnerConfig, OptimizerConfig
 from vla_rl.models import mlp
 from vla_rl.models.mlp import MlpConfig
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig

@@ -21,9 +21,10 @@ from rich.syntax import Syntax
 
 from vla_rl import engines
 from vla_rl.actors import Runtime
-from vla_rl.commands.command_line import Command, Launch, run_recipe
-from vla_rl.commands.opening import distinct, open_each
+from vla_rl.cli.command_line import Command, Launch, run_recipe
+from vla_rl.cli.opening import distinct, open_each
 from vla_rl.engines import EngineConfig
+from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.experts import Expert
 from vla_rl.errors import ConfigError
@@ -39,9 +40,8 @@ from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality
 from vla_rl.evaluation.shipped import assets_in_use, other_pictures, resolve_checkpoint
 from vla_rl.evaluation.watched import FRAMES_PER_S, Episode, captioned, table_of
 from vla_rl.models.loading import SHIPPED, CheckpointConfig, CheckpointFormat, load_policy
-from vla_rl.observe.mp4 import encode_mp4
+from vla_rl.reporting.mp4 import encode_mp4
 from vla_rl.rollout import ActionEngine, embodied_agent
-from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation, Sampling, Trajectory, derive_seed
 from vla_rl.util.plain_console import plain_console
 

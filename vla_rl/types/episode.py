@@ -14,7 +14,7 @@ from vla_rl.util.plain_values import make_plain
 class WrapperSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """A wrapper of an environment by name and plain values.
 
-    `vla_rl.simulation.wrapper_spec` makes it from a class.
+    `vla_rl.env_workers.wrapper_spec` makes it from a class.
     """
 
     path: str

@@ -11,11 +11,11 @@ from typing import Final
 import torch
 
 from benchmarks.gpu.campaign.target import Target
-from vla_rl.doctor.finding import Patient
-from vla_rl.doctor.gpu import gpus_in_use
+from vla_rl.cli.doctor.finding import Patient
+from vla_rl.cli.doctor.gpu import gpus_in_use
 from vla_rl.engines.peaks import TERA, peak_of
 from vla_rl.engines.transfers import to_device
-from vla_rl.learning.gpu_memory import GIB
+from vla_rl.learner.gpu_memory import GIB
 
 SIDE: Final = 8192
 TINY_SIDE: Final = 128

@@ -14,10 +14,10 @@ import torch
 from benchmarks.policy_sizes import make_observation, make_policy
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.errors import ConfigError
-from vla_rl.learning.gpu_memory import GIB, CudaOverheads
+from vla_rl.learner.gpu_memory import GIB, CudaOverheads
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.prismatic.config import LoraConfig
-from vla_rl.observe.memory import available_bytes
+from vla_rl.reporting.memory import available_bytes
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, Step, StopReason, Trajectory
 
 WEIGHT_BYTES: Final = 2 * 7_541_237_184

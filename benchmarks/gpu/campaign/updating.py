@@ -29,13 +29,13 @@ from benchmarks.gpu.campaign.machine import peak_flops
 from benchmarks.gpu.campaign.target import Target, recorded
 from vla_rl.engines import DeviceLane
 from vla_rl.engines.peaks import TERA
-from vla_rl.learning import Learner, LearnerConfig, OptimizerConfig
-from vla_rl.learning.gpu_memory import GIB, GpuEstimate, estimate_gpu
-from vla_rl.learning.rank_memory import size_of
-from vla_rl.learning.traced_pass import trace_kept
+from vla_rl.learner import Learner, LearnerConfig, OptimizerConfig
+from vla_rl.learner.gpu_memory import GIB, GpuEstimate, estimate_gpu
+from vla_rl.learner.rank_memory import size_of
+from vla_rl.learner.traced_pass import trace_kept
 from vla_rl.models.example_rows import example_row
 from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.training.utilization import Utilization
+from vla_rl.run.utilization import Utilization
 
 RANK: Final = 32
 """Rank of the adapters."""

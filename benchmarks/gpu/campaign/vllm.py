@@ -28,7 +28,7 @@ from vla_rl.engines.vllm import VllmActionEngine, VllmConfig
 from vla_rl.engines.vllm.adapter import installed_build, require_vllm
 from vla_rl.errors import ConfigError
 from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.models.serving import serve
+from vla_rl.models.vllm import serve
 
 COPIES_OF_ENGINE: Final = 2
 """Memory of the engine, in weights: its own, and as much for keys, values and workspaces."""

@@ -17,7 +17,7 @@ from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.engines.remote import RemoteChatEngine, RemoteConfig
 from vla_rl.errors import ActorDied, CheckpointError, ConfigError
 from vla_rl.models.language import CausalLanguageModel
-from vla_rl.models.serving import serve
+from vla_rl.models.vllm import serve
 from vla_rl.types import Completion, Message, RegexFormat, ReplyOptions, Sampling
 
 ASKED = (Message(role="user", content="what is 3 plus 4"),)

@@ -19,7 +19,7 @@ from small_policies import log_prob_gap, moved, observe, oft_policy, token_polic
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.engines.vllm import VllmActionEngine, VllmConfig
 from vla_rl.errors import CheckpointError
-from vla_rl.models.serving import serve
+from vla_rl.models.vllm import serve
 from vla_rl.rollout.engines import require_chat_engine
 from vla_rl.types import ActionChunk, Sampling
 

@@ -14,7 +14,7 @@ import torch
 
 import vla_rl
 from vla_rl.actors.environment import inherited_environment
-from vla_rl.doctor.torch_build import choose_library
+from vla_rl.cli.doctor.torch_build import choose_library
 from vla_rl.engines.vllm import VllmConfig, adapter
 from vla_rl.errors import ConfigError
 
@@ -145,7 +145,7 @@ def test_an_installation_without_the_plugin_is_refused(monkeypatch: pytest.Monke
 
 def test_the_plugin_is_announced_to_vllm() -> None:
     (entry,) = importlib.metadata.entry_points(group="vllm.general_plugins", name="vla_rl")
-    assert entry.value == "vla_rl.models.serving.plugin:register"
+    assert entry.value == "vla_rl.models.vllm.plugin:register"
 
 
 @pytest.mark.needs_vllm

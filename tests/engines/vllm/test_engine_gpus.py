@@ -11,7 +11,7 @@ from vla_rl.engines.vllm import VllmChatEngine, VllmConfig
 from vla_rl.engines.vllm.engine_gpus import engine_gpus, spread_over
 from vla_rl.engines.vllm.layout import engine_arguments, require_shareable
 from vla_rl.errors import ConfigError
-from vla_rl.models.serving import serve
+from vla_rl.models.vllm import serve
 from vla_rl.types import Message, Sampling
 
 

@@ -20,7 +20,7 @@ from vla_rl.engines import DeviceLane, EngineConfig, TorchChatEngine
 from vla_rl.engines.vllm import VllmChatEngine
 from vla_rl.errors import ContextOverflow
 from vla_rl.models.language import CausalLanguageModel
-from vla_rl.models.serving import serve
+from vla_rl.models.vllm import serve
 from vla_rl.rollout import EpisodePolicy
 from vla_rl.types import (
     ANY_REPLY,

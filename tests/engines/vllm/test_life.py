@@ -215,7 +215,7 @@ sys.path.insert(0, sys.argv[1])
 from small_policies import oft_policy
 from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.engines.vllm import VllmConfig, VllmActionEngine
-from vla_rl.models.serving import serve
+from vla_rl.models.vllm import serve
 
 async def main():
     config = EngineConfig(vllm=VllmConfig(num_engines=2))

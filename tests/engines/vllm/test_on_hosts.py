@@ -15,23 +15,23 @@ from vla_rl.actors import InLoop, Runtime
 from vla_rl.algorithms import EmbeddingConfig
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.engines import DeviceLane, EngineConfig
+from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.text import TextPoolConfig
-from vla_rl.learning import LearnerConfig, OptimizerConfig
-from vla_rl.learning.sharded.messages import pack_observed, unpack_observed
+from vla_rl.learner import LearnerConfig, OptimizerConfig
+from vla_rl.learner.distributed.messages import pack_observed, unpack_observed
 from vla_rl.models.trajectory_encoders import trajectory_encoder
-from vla_rl.observe import read_metrics
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
+from vla_rl.remote_rollout.embedding import save_encoder
+from vla_rl.remote_rollout.far_player import FarPlayer
+from vla_rl.remote_rollout.picture_routes import PictureRoutes
+from vla_rl.remote_rollout.recipe import pieces_of, recipe_of
+from vla_rl.remote_rollout.rollout_host import RolloutHost
+from vla_rl.reporting import read_metrics
 from vla_rl.rollout import ChatLimits, GroupSource, SchedulerConfig, TaskStart, embodied_agent
 from vla_rl.rollout.depot import observed_bytes
-from vla_rl.simulation import SimulatorConfig
-from vla_rl.training.hosts.embedding import save_encoder
-from vla_rl.training.hosts.far_player import FarPlayer
-from vla_rl.training.hosts.picture_routes import PictureRoutes
-from vla_rl.training.hosts.recipe import pieces_of, recipe_of
-from vla_rl.training.hosts.rollout_host import RolloutHost
-from vla_rl.training.run import train
-from vla_rl.training.team import Team
+from vla_rl.run.run import train
+from vla_rl.team.members import Team
 from vla_rl.types import SOLE_MEMBER, EnvSpec, Trajectory
 
 STARTS = [

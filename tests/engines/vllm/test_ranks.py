@@ -10,8 +10,8 @@ from benchmarks.shared_updates import settings
 from vla_rl.actors import Runtime
 from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.engines.vllm import VllmChatEngine
-from vla_rl.learning.sharded import ShardedLearner
-from vla_rl.models.serving import serve
+from vla_rl.learner.distributed import ShardedLearner
+from vla_rl.models.vllm import serve
 
 pytestmark = [
     pytest.mark.asyncio,

@@ -11,7 +11,7 @@ from small_policies import speaking_policy
 from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.engines.vllm import VllmChatEngine, VllmConfig
 from vla_rl.engines.vllm.served_version import ServedVersion
-from vla_rl.models.serving import serve
+from vla_rl.models.vllm import serve
 
 
 async def test_the_learner_waits_for_a_version_unless_it_goes_ahead() -> None:

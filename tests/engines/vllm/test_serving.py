@@ -13,7 +13,7 @@ from vla_rl.models.language import TinyConfig, tiny as tiny_speaker
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.models.prismatic.config import LoraConfig
-from vla_rl.models.serving import serve
+from vla_rl.models.vllm import serve
 
 PAD = 1024
 """The id after the tiny vocabulary stands where something else is put in."""

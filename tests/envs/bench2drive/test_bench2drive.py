@@ -17,10 +17,10 @@ import pytest
 
 import vla_rl.envs  # noqa: F401  # registers ours
 from tests.envs.bench2drive.processes import CARLA_SIDE, SIZE, drive, route_server
-from vla_rl.driving_scores.leaderboard_files import read_records, read_rides
 from vla_rl.envs.bench2drive.carla_side.vla_rl_wire import MAGIC, PREFIX, Wire, WireError, packed
 from vla_rl.envs.bench2drive.policy_host import PolicyHost, cameras_of
 from vla_rl.envs.bench2drive.sensing import CAMERAS, RouteView
+from vla_rl.envs.driving.scores.leaderboard_files import read_records, read_rides
 from vla_rl.types import Observation
 
 AHEAD = np.tile(np.array([0.2, 0.0, 0.0], np.float32), (8, 1))

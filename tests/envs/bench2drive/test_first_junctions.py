@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from tests.envs.bench2drive.processes import CARLA_SIDE, ENVIRONMENT, HERE
-from vla_rl.driving_scores.abilities import FirstJunction
-from vla_rl.driving_scores.leaderboard_files import read_first_junctions
+from vla_rl.envs.driving.scores.abilities import FirstJunction
+from vla_rl.envs.driving.scores.leaderboard_files import read_first_junctions
 
 ROUTE = (
     '<route id="{}" town="{}"><waypoints><position x="0.0" y="0" z="0"/><position x="20.0" y="0" '

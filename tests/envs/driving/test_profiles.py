@@ -6,8 +6,6 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import vla_rl.envs  # noqa: F401  # registers ours
-from vla_rl.driving_scores import score_poses, score_waypoints
-from vla_rl.driving_scores.vehicle import VX
 from vla_rl.envs.driving.planner import best_proposal, path_of
 from vla_rl.envs.driving.profiles import (
     AHEAD,
@@ -17,6 +15,8 @@ from vla_rl.envs.driving.profiles import (
     profiles_of_poses,
     waypoints_of_profiles,
 )
+from vla_rl.envs.driving.scores import score_poses, score_waypoints
+from vla_rl.envs.driving.scores.vehicle import VX
 from vla_rl.envs.driving.world import draw_world
 
 

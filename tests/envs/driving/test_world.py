@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import vla_rl.envs  # noqa: F401  # registers ours
-from vla_rl.driving_scores.geometry import Polygons
-from vla_rl.driving_scores.motion import bicycle_step
-from vla_rl.driving_scores.vehicle import AX, HEADING, STEER, VX, YAW_RATE, X, Y
 from vla_rl.envs.driving.camera import CAMERAS
 from vla_rl.envs.driving.control import Car, bicycle
 from vla_rl.envs.driving.layouts import LAYOUTS
 from vla_rl.envs.driving.moves import actions_of_poses, waypoints_of_actions
+from vla_rl.envs.driving.scores.geometry import Polygons
+from vla_rl.envs.driving.scores.motion import bicycle_step
+from vla_rl.envs.driving.scores.vehicle import AX, HEADING, STEER, VX, YAW_RATE, X, Y
 from vla_rl.envs.driving.world import draw_world
 
 STANDING = actions_of_poses(np.zeros((9, 3)))

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from vla_rl.installing import PRO_BENCHMARK_FOLDER
+from vla_rl.util.installing import PRO_BENCHMARK_FOLDER
 
 Runs = dict[str, dict[str, Any]]
 """What was seen of each task that was run, by its key."""

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from vla_rl.actors import Runtime
+from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.envs.mujoco.graphics import devices_in_turn
-from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import EnvSpec, EpisodeSpec
 
 SPEC = EnvSpec(

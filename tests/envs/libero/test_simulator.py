@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vla_rl.env_workers.checked import CheckedEnv
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.probe import probe_physics
 from vla_rl.envs.libero.simulator import load_simulator, refuse_wrong_mujoco
 from vla_rl.envs.mujoco import graphics
 from vla_rl.envs.mujoco.loading import _keep_no_assets
 from vla_rl.errors import EnvError
-from vla_rl.simulation.checked import CheckedEnv
 from vla_rl.types import EnvSpec
 
 

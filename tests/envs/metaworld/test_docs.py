@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.commands.main import recipes
+from vla_rl.cli.main import recipes
 from vla_rl.envs.metaworld.tasks import SUITES
 
 ROOT = Path(__file__).parents[3]

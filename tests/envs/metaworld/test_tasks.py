@@ -11,7 +11,7 @@ import vla_rl.envs
 from vla_rl.envs.metaworld import SUITES, MetaWorldEnv, find_task, list_tasks
 from vla_rl.envs.metaworld.package import VERSION, load_metaworld
 from vla_rl.errors import EnvError, PackageError
-from vla_rl.installing import REQUIREMENTS, pins
+from vla_rl.util.installing import REQUIREMENTS, pins
 
 
 def test_the_suites_are_the_packages_own_in_its_order() -> None:

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.driving_scores import Scene
-from vla_rl.driving_scores.geometry import box_corners
-from vla_rl.driving_scores.scene_files import load_scene
+from vla_rl.envs.driving.scores import Scene
+from vla_rl.envs.driving.scores.geometry import box_corners
+from vla_rl.envs.driving.scores.scene_files import load_scene
 
 ROOT = Path(sys.argv[1])
 FRAMES = json.loads((ROOT / "frames.json").read_text())

@@ -9,10 +9,10 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import vla_rl.envs  # noqa: F401  # registers ours
-from tests.driving_scores.drawn_scenes import draw_scene
+from tests.envs.driving.scores.drawn_scenes import draw_scene
 from tests.envs.navsim.exported import EXPORTER, export
-from vla_rl.driving_scores import score_waypoints
-from vla_rl.driving_scores.recorded import read_recorded, recorded_scenes
+from vla_rl.envs.driving.scores import score_waypoints
+from vla_rl.envs.driving.scores.recorded import read_recorded, recorded_scenes
 
 
 @pytest.fixture(scope="module")

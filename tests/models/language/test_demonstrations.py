@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vla_rl.engines import DeviceLane
-from vla_rl.learning import ImitationConfig, Imitator, OptimizerConfig
+from vla_rl.learner import ImitationConfig, Imitator, OptimizerConfig
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.models.language.demonstrations import chat_demonstration
 from vla_rl.types import Message

@@ -18,7 +18,7 @@ from vla_rl.models.language import CausalLanguageModel, TinyConfig, load_languag
 from vla_rl.models.language.demonstrations import chat_demonstration
 from vla_rl.models.language.image_format import ImageChatFormat
 from vla_rl.models.language.vision_policy import VisionLanguageModel
-from vla_rl.models.serving import serve
+from vla_rl.models.vllm import serve
 from vla_rl.recipes.grpo_text import ARITHMETIC_BASE
 from vla_rl.types import (
     ANY_REPLY,

@@ -17,7 +17,7 @@ from shallow_networks import shallow
 
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import CheckpointError, ConfigError
-from vla_rl.learning import Demonstration, ImitationConfig, Imitator, OptimizerConfig
+from vla_rl.learner import Demonstration, ImitationConfig, Imitator, OptimizerConfig
 from vla_rl.models.openvla_oft import (
     ContinuousOpenVlaOft,
     OpenVlaOft,

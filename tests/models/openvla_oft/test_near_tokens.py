@@ -7,8 +7,8 @@ from shallow_networks import shallow
 
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError
-from vla_rl.learning import Demonstration, ImitationConfig, Imitator, OptimizerConfig
-from vla_rl.learning.imitation_passes import imitated_log_probs
+from vla_rl.learner import Demonstration, ImitationConfig, Imitator, OptimizerConfig
+from vla_rl.learner.imitation_passes import imitated_log_probs
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.openvla_oft.config import tiny

@@ -15,7 +15,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 
 from vla_rl.engines.flops import flop_counter
 from vla_rl.errors import ConfigError
-from vla_rl.learning.traced_pass import trace_pass
+from vla_rl.learner.traced_pass import trace_pass
 from vla_rl.models.example_rows import example_row
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import OpenVlaOft, OpenVlaOftConfig

@@ -15,7 +15,7 @@ Importing the config imports neither torch nor aiohttp.
 from typing import TYPE_CHECKING
 
 from vla_rl.engines.remote.config import RemoteConfig as RemoteConfig
-from vla_rl.lazy_names import lazy_names
+from vla_rl.util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.engines.remote.engine import RemoteChatEngine as RemoteChatEngine

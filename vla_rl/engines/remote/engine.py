@@ -37,7 +37,7 @@ class RemoteChatEngine(ReplyingEngine):
     Owned by `async with`; opening it gives every server the policy's weights.
 
     Args:
-        served: the language policy, made by `vla_rl.models.serving.serve`.
+        served: the language policy, made by `vla_rl.models.vllm.serve`.
         lane: prepares conversations, and calls `adopt`; shared with the learner.
         config: `config.remote` for the servers, and the limits of replies.
         weight_version: number of updates already applied to the weights of `served.network`.

@@ -7,7 +7,7 @@
         └─ publish ─► staging (memory of both) ─────────┘ weights, applied to every replica or to none
 
 adapter     the only module that imports vllm, and the versions that it supports
-served      methods that the engine needs from a policy family; `vla_rl.models.serving` implements
+served      methods that the engine needs from a policy family; `vla_rl.models.vllm` implements
             them for the families here
 transfer    the engine process's side of a weight update
 
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.engines.vllm.config import VllmConfig as VllmConfig
-from vla_rl.lazy_names import lazy_names
+from vla_rl.util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.engines.config import EngineConfig as EngineConfig

@@ -26,7 +26,7 @@ from vla_rl.actors.environment import borrowed_environment
 from vla_rl.engines.vllm.config import VllmConfig
 from vla_rl.engines.vllm.preload.sitecustomize import PARENT
 from vla_rl.errors import ConfigError
-from vla_rl.installing import pip_command
+from vla_rl.util.installing import pip_command
 
 # type checkers cannot resolve names from a module's `__getattr__` in an import cycle
 if TYPE_CHECKING:

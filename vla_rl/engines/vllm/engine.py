@@ -49,7 +49,7 @@ class VllmEngine:
     Owned by `async with`; opening it starts the engines one after another.
 
     Args:
-        served: the policy, made by `vla_rl.models.serving.serve`.
+        served: the policy, made by `vla_rl.models.vllm.serve`.
         lane: prepares observations, and calls `adopt`; shared with the learner.
         config: `config.vllm` for the engines, and the limits of replies.
         weight_version: number of updates already applied to the weights of `served.network`.

@@ -4,7 +4,7 @@
     observation ──► question ─► EngineRequest ──► ids and pictures
     tokens ◄──────────── act, generate
 
-`vla_rl.models.serving.serve` makes one from a policy; for your own family, write one class with
+`vla_rl.models.vllm.serve` makes one from a policy; for your own family, write one class with
 these members.
 """
 

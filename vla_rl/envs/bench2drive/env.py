@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from vla_rl.driving_scores.bench2drive import RouteRecord
+from vla_rl.env_workers.config import PROCESS_INDEX_VARIABLE
 from vla_rl.envs.bench2drive.carla_side.vla_rl_wire import WireError
 from vla_rl.envs.bench2drive.route_client import ServedRoute
 from vla_rl.envs.bench2drive.sensing import CAMERAS, FRONT, key_of
@@ -20,9 +20,9 @@ from vla_rl.envs.driving.observing import (
 )
 from vla_rl.envs.driving.plan_actions import PlanAction, checked_action, waypoints_of_plan
 from vla_rl.envs.driving.roads import COMMANDS
+from vla_rl.envs.driving.scores.bench2drive import RouteRecord
 from vla_rl.envs.driving.starts import scene_number
 from vla_rl.envs.words import Words
-from vla_rl.simulation.config import PROCESS_INDEX_VARIABLE
 from vla_rl.types import Info, Observation
 
 

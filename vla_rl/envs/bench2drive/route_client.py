@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from vla_rl.driving_scores.bench2drive import RouteRecord
-from vla_rl.driving_scores.leaderboard_files import record_of
 from vla_rl.envs.bench2drive.carla_side.vla_rl_wire import (
     VERSION,
     Wire,
@@ -15,6 +13,8 @@ from vla_rl.envs.bench2drive.carla_side.vla_rl_wire import (
 from vla_rl.envs.bench2drive.sensing import RouteView, control_message
 from vla_rl.envs.driving.closed_loop import DECISION_STEPS
 from vla_rl.envs.driving.control import Control, WaypointFollower
+from vla_rl.envs.driving.scores.bench2drive import RouteRecord
+from vla_rl.envs.driving.scores.leaderboard_files import record_of
 from vla_rl.types import Observation
 
 

@@ -11,7 +11,6 @@ from typing import Any, Final
 import cv2
 import numpy as np
 
-from vla_rl.driving_scores.geometry import Floats
 from vla_rl.envs.driving.control import WHEEL, Car, Control
 from vla_rl.envs.driving.observing import (
     INSTRUCTIONS,
@@ -20,6 +19,7 @@ from vla_rl.envs.driving.observing import (
     state_with_route,
 )
 from vla_rl.envs.driving.roads import COMMANDS
+from vla_rl.envs.driving.scores.geometry import Floats
 from vla_rl.types import Observation
 
 FRONT: Final = "front"

@@ -15,7 +15,6 @@ from typing import Final
 
 import numpy as np
 
-from vla_rl.driving_scores.geometry import project_to_polyline
 from vla_rl.envs.driving.moves import NUM_WAYPOINTS
 from vla_rl.envs.driving.paths import Floats
 from vla_rl.envs.driving.profiles import (
@@ -25,6 +24,7 @@ from vla_rl.envs.driving.profiles import (
     pulls_of,
     spline_at,
 )
+from vla_rl.envs.driving.scores.geometry import project_to_polyline
 
 AWAY: Final = 2 * LEFT
 """Coefficients of the shifts at 1, metres."""

@@ -4,14 +4,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from vla_rl.driving_scores import score_waypoints
-from vla_rl.driving_scores.vehicle import AX, HEADING, STEER, VX, YAW_RATE, X, Y
 from vla_rl.envs.driving.closed_loop import ClosedLoopDrivingEnv
 from vla_rl.envs.driving.control import Car
 from vla_rl.envs.driving.moves import NUM_WAYPOINTS
 from vla_rl.envs.driving.observing import FRONT, Observer
 from vla_rl.envs.driving.plan_actions import waypoints_of_plan
 from vla_rl.envs.driving.planner import best_proposal
+from vla_rl.envs.driving.scores import score_waypoints
+from vla_rl.envs.driving.scores.vehicle import AX, HEADING, STEER, VX, YAW_RATE, X, Y
 from vla_rl.envs.driving.world import draw_world
 
 NUM_PICTURES: Final = 5

@@ -7,10 +7,6 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from vla_rl.driving_scores import Version, score_waypoints
-from vla_rl.driving_scores.bench2drive import RouteRecord
-from vla_rl.driving_scores.geometry import boxes_meet, directions, project_to_polyline
-from vla_rl.driving_scores.vehicle import AX, HEADING, PACIFICA, STEER, VX, YAW_RATE, X, Y
 from vla_rl.envs.driving.control import CONTROL_S, Car, Control, WaypointFollower, drive
 from vla_rl.envs.driving.moves import NUM_WAYPOINTS
 from vla_rl.envs.driving.observing import (
@@ -25,6 +21,10 @@ from vla_rl.envs.driving.observing import (
 from vla_rl.envs.driving.paths import Floats
 from vla_rl.envs.driving.plan_actions import PlanAction, waypoints_of_plan
 from vla_rl.envs.driving.planner import best_proposal
+from vla_rl.envs.driving.scores import Version, score_waypoints
+from vla_rl.envs.driving.scores.bench2drive import RouteRecord
+from vla_rl.envs.driving.scores.geometry import boxes_meet, directions, project_to_polyline
+from vla_rl.envs.driving.scores.vehicle import AX, HEADING, PACIFICA, STEER, VX, YAW_RATE, X, Y
 from vla_rl.envs.driving.starts import scene_number
 from vla_rl.envs.driving.traffic import CONE, WALKER
 from vla_rl.envs.driving.world import Split, draw_world

@@ -1,14 +1,14 @@
 """The car in closed loop: pedals and wheel, a bicycle, and a controller that follows waypoints.
 
-Scalars, because one car steps at a time; `vla_rl.driving_scores.motion` has the same bicycle over
+Scalars, because one car steps at a time; `vla_rl.envs.driving.scores.motion` has the same bicycle over
 batches.
 """
 
 import math
 from typing import Final, NamedTuple
 
-from vla_rl.driving_scores.motion import ACCEL_LAG_S, MAX_STEER, STEER_LAG_S
-from vla_rl.driving_scores.vehicle import PACIFICA
+from vla_rl.envs.driving.scores.motion import ACCEL_LAG_S, MAX_STEER, STEER_LAG_S
+from vla_rl.envs.driving.scores.vehicle import PACIFICA
 
 CONTROL_S: Final = 0.05
 """Time of one control step: 20 Hz, as CARLA's leaderboard."""

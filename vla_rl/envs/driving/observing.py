@@ -5,11 +5,11 @@ from typing import Final
 import numpy as np
 from gymnasium import spaces
 
-from vla_rl.driving_scores.vehicle import PACIFICA
 from vla_rl.envs.driving.camera import CAMERAS, Painter, Shown
 from vla_rl.envs.driving.control import Car
 from vla_rl.envs.driving.paths import Floats
 from vla_rl.envs.driving.roads import COMMANDS
+from vla_rl.envs.driving.scores.vehicle import PACIFICA
 from vla_rl.envs.driving.traffic import CAR
 from vla_rl.envs.driving.world import World
 from vla_rl.envs.words import Words

@@ -8,12 +8,12 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from vla_rl.driving_scores import Scene, Version, score_waypoints
-from vla_rl.driving_scores.plans import backward_metres
-from vla_rl.driving_scores.rewards import reward_weights, weighted_reward
 from vla_rl.envs.driving.moves import NUM_WAYPOINTS
 from vla_rl.envs.driving.paths import Floats
 from vla_rl.envs.driving.plan_actions import PlanAction, checked_action, waypoints_of_plan
+from vla_rl.envs.driving.scores import Scene, Version, score_waypoints
+from vla_rl.envs.driving.scores.plans import backward_metres
+from vla_rl.envs.driving.scores.rewards import reward_weights, weighted_reward
 from vla_rl.envs.driving.starts import scene_number
 from vla_rl.types import Info, Observation
 

@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.driving_scores import Scene, Version
-from vla_rl.driving_scores.vehicle import AX, HEADING, STEER, VX, YAW_RATE, X, Y
 from vla_rl.envs.driving.control import Car
 from vla_rl.envs.driving.moves import NUM_WAYPOINTS
 from vla_rl.envs.driving.observing import (
@@ -21,6 +19,8 @@ from vla_rl.envs.driving.one_decision import KEPT_SCENES, OneDecisionEnv
 from vla_rl.envs.driving.paths import Floats
 from vla_rl.envs.driving.plan_actions import PlanAction, plan_of_poses
 from vla_rl.envs.driving.planner import CAREFUL, Manner, best_proposal, path_of, proposals
+from vla_rl.envs.driving.scores import Scene, Version
+from vla_rl.envs.driving.scores.vehicle import AX, HEADING, STEER, VX, YAW_RATE, X, Y
 from vla_rl.envs.driving.traffic import STEP_S
 from vla_rl.envs.driving.world import NUM_SCENES, Split, World, draw_world
 from vla_rl.types import Observation

@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from vla_rl.driving_scores import Scene, Version, score_poses
-from vla_rl.driving_scores.geometry import project_to_polyline
-from vla_rl.driving_scores.vehicle import HEADING, INTERVAL_S, NUM_STEPS, PACIFICA, VX
 from vla_rl.envs.driving.paths import Floats, curvatures, ways
+from vla_rl.envs.driving.scores import Scene, Version, score_poses
+from vla_rl.envs.driving.scores.geometry import project_to_polyline
+from vla_rl.envs.driving.scores.vehicle import HEADING, INTERVAL_S, NUM_STEPS, PACIFICA, VX
 from vla_rl.envs.driving.traffic import CORNER_ACCEL
 from vla_rl.envs.driving.world import World
 

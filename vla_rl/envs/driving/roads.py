@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from vla_rl.driving_scores.scene import Layer, Map
 from vla_rl.envs.driving.paths import Floats, shifted, strip
+from vla_rl.envs.driving.scores.scene import Layer, Map
 
 LANE_WIDTH: Final = 3.5
 COMMANDS: Final = ("left", "straight", "right", "unknown")

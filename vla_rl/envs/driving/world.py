@@ -10,11 +10,11 @@ from typing import Final, Literal, get_args
 
 import numpy as np
 
-from vla_rl.driving_scores import PACIFICA, Map, RedLights, Scene, Tracks
-from vla_rl.driving_scores.vehicle import AX, NUM_STEPS, STATE_SIZE, STEER, VX, YAW_RATE
 from vla_rl.envs.driving.layouts import LAYOUTS
 from vla_rl.envs.driving.paths import Floats
 from vla_rl.envs.driving.roads import Roads
+from vla_rl.envs.driving.scores import PACIFICA, Map, RedLights, Scene, Tracks
+from vla_rl.envs.driving.scores.vehicle import AX, NUM_STEPS, STATE_SIZE, STEER, VX, YAW_RATE
 from vla_rl.envs.driving.traffic import CONE, STEP_S, Traffic, drawn_traffic
 
 Split = Literal["train", "held_out"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from vla_rl.errors import PackageError
-from vla_rl.installing import REQUIREMENTS, pins, pip_command
+from vla_rl.util.installing import REQUIREMENTS, pins, pip_command
 
 LIBERO: Final = "libero"
 

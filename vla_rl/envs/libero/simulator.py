@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from vla_rl.envs.mujoco.loading import importing, keep_compiled_code, load_mujoco
 from vla_rl.errors import EnvError
-from vla_rl.installing import pip_command
+from vla_rl.util.installing import pip_command
 
 _OLDEST_MUJOCO, _FIRST_WRONG_MUJOCO = (3, 3, 0), (3, 3, 3)
 

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from vla_rl.envs.mujoco.loading import importing, load_mujoco
 from vla_rl.errors import EnvError, PackageError
-from vla_rl.installing import pip_command
+from vla_rl.util.installing import pip_command
 
 VERSION: Final = "3.0.0"
 """Version whose tasks, success criteria and experts this package was made for."""

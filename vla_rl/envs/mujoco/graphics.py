@@ -19,8 +19,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+from vla_rl.env_workers.config import PROCESS_INDEX_VARIABLE
 from vla_rl.errors import EnvError
-from vla_rl.simulation.config import PROCESS_INDEX_VARIABLE
 
 HOW_TO_GET_GRAPHICS = (
     "Install one of them with `apt-get install libegl1 libgl1` (EGL; with an NVIDIA GPU the driver "

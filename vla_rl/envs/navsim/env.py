@@ -8,14 +8,6 @@ import cv2
 import numpy as np
 from gymnasium import spaces
 
-from vla_rl.driving_scores import Scene, Version
-from vla_rl.driving_scores.recorded import (
-    NUM_COMMANDS,
-    RecordedScene,
-    read_recorded,
-    recorded_scenes,
-)
-from vla_rl.driving_scores.vehicle import AX, AY, STEER, VX, VY, YAW_RATE
 from vla_rl.envs.driving.moves import NUM_WAYPOINTS
 from vla_rl.envs.driving.observing import (
     FRONT,
@@ -29,6 +21,14 @@ from vla_rl.envs.driving.one_decision import KEPT_SCENES, OneDecisionEnv
 from vla_rl.envs.driving.paths import Floats
 from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.envs.driving.roads import COMMANDS
+from vla_rl.envs.driving.scores import Scene, Version
+from vla_rl.envs.driving.scores.recorded import (
+    NUM_COMMANDS,
+    RecordedScene,
+    read_recorded,
+    recorded_scenes,
+)
+from vla_rl.envs.driving.scores.vehicle import AX, AY, STEER, VX, VY, YAW_RATE
 from vla_rl.envs.words import Words
 from vla_rl.types import Observation
 

@@ -10,7 +10,7 @@ Make the metric cache with navsim's run_metric_caching.py first. Written against
 
 Each scene becomes one file, whose pictures are linked, or copied, beside it. A scene that cannot
 be written is left out; a line on stderr says why. The layout is that of
-vla_rl/driving_scores/scene_files.py and recorded.py.
+vla_rl/envs/driving/scores/scene_files.py and recorded.py.
 """
 
 from __future__ import annotations

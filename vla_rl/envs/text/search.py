@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from vla_rl.data.prompts import PromptRows, read_prompts
+from vla_rl.datasets.prompts import PromptRows, read_prompts
 from vla_rl.errors import DataError
 from vla_rl.util.foreign_text import required_text
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vla_rl.engines.chat_interface import images_seen
-from vla_rl.learning.imitation import Demonstration
+from vla_rl.learner.imitation import Demonstration
 from vla_rl.models.language.policy import CausalLanguageModel
 from vla_rl.types import Message, ToolSpec, observed_conversation
 

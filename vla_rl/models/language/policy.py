@@ -27,7 +27,7 @@ from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.policy_model import NO_TOKEN
 from vla_rl.engines.transfers import to_device
 from vla_rl.engines.vocabulary import Vocabulary
-from vla_rl.learning.tensor_plan import TensorPlan, without_plan
+from vla_rl.learner.tensor_plan import TensorPlan, without_plan
 from vla_rl.models.attention import use_given_masks
 from vla_rl.models.decoder_plan import decoder_plan
 from vla_rl.models.language import checkpoint

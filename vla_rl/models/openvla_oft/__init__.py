@@ -7,7 +7,6 @@ used.
 
 from typing import TYPE_CHECKING
 
-from vla_rl.lazy_names import lazy_names
 from vla_rl.models.openvla_oft.config import OpenVlaOftConfig as OpenVlaOftConfig, tiny as tiny
 from vla_rl.models.prismatic.action_tokens import (
     LIBERO_BOUNDS as LIBERO_BOUNDS,
@@ -22,6 +21,7 @@ from vla_rl.models.prismatic.config import (
     VisionTowerConfig as VisionTowerConfig,
 )
 from vla_rl.models.prismatic.dialects import DIALECTS as DIALECTS
+from vla_rl.util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.models.openvla_oft.continuous import ContinuousOpenVlaOft as ContinuousOpenVlaOft

@@ -18,7 +18,7 @@ from small_policies import moved, observe, token_policy
 from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.engines.vllm import VllmActionEngine, VllmConfig, adapter
 from vla_rl.models.openvla import OpenVla
-from vla_rl.models.serving import serve
+from vla_rl.models.vllm import serve
 from vla_rl.types import ActionChunk, Sampling
 
 BEGINNING = 5

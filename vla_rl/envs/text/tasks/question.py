@@ -8,8 +8,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, SupportsIndex
 
-from vla_rl.data.prompt_messages import first_messages
-from vla_rl.data.prompts import read_prompts
+from vla_rl.datasets.prompt_messages import first_messages
+from vla_rl.datasets.prompts import read_prompts
 from vla_rl.envs.text.limits import TextLimits
 from vla_rl.envs.text.search import SearchIndex, open_index
 from vla_rl.envs.text.task import Ask, Done, TextTask
@@ -24,10 +24,10 @@ class QuestionTask(TextTask):
     `options={"row": 17}` selects it, or else the seed.
 
     Args:
-        data: a `.parquet` or `.jsonl` file (see `vla_rl.data.prompts`).
+        data: a `.parquet` or `.jsonl` file (see `vla_rl.datasets.prompts`).
         scorer: `exact`, `match`, `math`, `code`, or `module:function` (see `vla_rl.scoring`).
         prompt_field: column of the question: a text, or a list of messages with `role` and
-            `content` (see `vla_rl.data.prompt_messages`).
+            `content` (see `vla_rl.datasets.prompt_messages`).
         answer_field: column that the scorer compares with; for `code`, a list of tests
             `{"stdin": ..., "stdout": ...}`.
         system: system message at the start, for example the expected format of an answer.

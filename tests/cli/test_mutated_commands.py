@@ -1,0 +1,122 @@
+"""Whatever is on a command line, it is parsed or refused by a sentence: no traceback."""
+
+import contextlib
+import io
+import os
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from vla_rl.cli import main
+from vla_rl.cli.command_line import Launch, TrainingLaunch, parse_command
+from vla_rl.errors import ConfigError
+from vla_rl.recipes.eval_libero import EvalLiberoConfig
+from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
+from vla_rl.recipes.train_toy import TrainToyConfig
+from vla_rl.types import Config
+
+NUM = int(os.environ.get("MUTATIONS", "40"))
+LONG = "a" * 300
+
+RECIPES: dict[str, tuple[type[Launch], type[Config], tuple[str, ...]]] = {
+    "train_toy": (
+        TrainingLaunch,
+        TrainToyConfig,
+        ("--run.updates", "3", "--pipeline", "ppo", "--dry-run", "--num-starts", "8"),
+    ),
+    "srpo_libero": (
+        TrainingLaunch,
+        SrpoLiberoConfig,
+        ("--group-size", "4", "--suite", "libero_goal", "--learner.optimizer.lr", "1e-5"),
+    ),
+    "eval_libero": (Launch, EvalLiberoConfig, ("--num-envs", "2", "--name", "mine", "--dry-run")),
+}
+OPTIONS = ["--resume", "--config", "--draw", "--resume-from", "--pipeline", "--dry-run", "--help"]
+VALUES = [
+    *("", " ", ".", "/", "..", "0x10", "-1", "1e999", "nan", "None", "true", "[1, 2]", "{", "'"),
+    *("\udcff", "pr\xfcfung", "\n", "\0", "--", "-", "=", "a=b", LONG, f"{LONG}.toml", f"{LONG}/a"),
+    *("/dev/null", "/proc/self/mem", "/root", "~", "$HOME", "9" * 400, "vla_rl.types:Config"),
+]
+
+
+def mutated(arguments: Sequence[str], chance: random.Random) -> list[str]:
+    """Change a command line in one to three places."""
+    line = list(arguments)
+    for _ in range(chance.randint(1, 3)):
+        place = chance.randrange(len(line) + 1)
+        change = chance.randrange(6)
+        if change == 0:
+            line.insert(place, chance.choice(VALUES))
+        elif change == 1:
+            line[place:place] = [chance.choice(OPTIONS), chance.choice(VALUES)]
+        elif change == 2 and line:
+            line.pop(place % len(line))
+        elif change == 3 and line:
+            line[place % len(line)] = chance.choice(VALUES)
+        elif line:
+            word = line[place % len(line)]
+            cut = chance.randrange(len(word) + 1)
+            middle = chance.choice(["", ".", "-", "=", "\xe9", LONG, "_"])
+            line[place % len(line)] = word[:cut] + middle + word[cut + (change == 5) :]
+    return line
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.suppress(SystemExit, ConfigError),
+    ):
+        yield
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_a_mutated_command_is_parsed_or_refused(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    launch, config, arguments = RECIPES[recipe]
+    chance = random.Random(recipe)
+    for _ in range(NUM // len(RECIPES)):
+        line = mutated(arguments, chance)
+        try:
+            with quietly():
+                parse_command(launch, config, "", line)
+        except BaseException as error:
+            error.add_note(f"the command line was {line}")
+            raise
+
+
+@pytest.mark.parametrize("command", ["why", "report"])
+@pytest.mark.parametrize("folder", [value for value in VALUES if "\0" not in value])
+def test_a_folder_that_is_no_run_is_refused_by_the_other_commands(
+    command: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with quietly():
+        assert main.main([command, folder]) in (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["--dry-run", "0x10"], "--dry-run is a flag, but was given the value '0x10'"),
+        (["--no-dry-run=1"], "--no-dry-run is a flag, but was given the value '1'"),
+        (["--resume", "."], ". has no config.json, .* give the folder that the run has printed"),
+        (["--config", "."], r". is a folder, expected a .toml or .json file; --resume continues"),
+        (["--resume", LONG], r"a{80}\.\.\.a{80} has no config.json, expected the folder"),
+        (["--config", LONG], r"a{80}\.\.\.a{80} ends in '', expected a file in one of .toml"),
+        (["--config", f"{LONG}.json"], r"a{80}\.\.\.a{75}.json cannot be read: File name too long"),
+    ],
+)
+def test_a_refusal_names_the_option_and_what_to_do(
+    line: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = tmp_path / "alone"  # a folder beside those of other tests would list them as runs
+    alone.mkdir()
+    monkeypatch.chdir(alone)
+    with pytest.raises(ConfigError, match=said):
+        parse_command(TrainingLaunch, TrainToyConfig, "", line)

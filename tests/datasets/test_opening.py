@@ -1,0 +1,311 @@
+"""LIBERO's HDF5 files, our own recordings, and what all three layouts have in common when they are
+opened.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import h5py
+import msgspec
+import numpy as np
+import pytest
+from made_datasets import hdf5, made_episode, published
+
+from vla_rl.datasets import DatasetOptions, LeRobotWriter, open_dataset, read_hdf5, statistics_of
+from vla_rl.errors import ConfigError, DataError
+
+MOVE = [0.5, 0.0, 0.0, 0.0, 0.0, 0.0]
+STILL = [0.0] * 6
+
+
+def actions(*rows: tuple[list[float], float]) -> np.ndarray:
+    return np.array([[*motion, gripper] for motion, gripper in rows])
+
+
+def test_libero_s_actions_stand_beside_what_was_seen_before_them(tmp_path: Path) -> None:
+    # LIBERO's tools stored in row t what came of action t: the first action has nothing before it
+    stored = hdf5(tmp_path / "x_demo.hdf5", {"demo_0": actions((MOVE, -1), (MOVE, -1), (MOVE, 1))})
+    (episode,) = read_hdf5(tmp_path / "x_demo.hdf5")
+    assert episode.instruction == "push the plate"
+    assert set(episode.frames) == {"image", "wrist_image"}
+    assert episode.actions[:, -1].tolist() == [-1, 1]  # of rows 1 and 2
+    assert episode.actions.dtype == np.float32
+    assert episode.vectors["state"].tolist() == [
+        [0, 1, 2, 100, 101, 102, 200, 201], [3, 4, 5, 103, 104, 105, 202, 203],
+    ]  # fmt: skip
+    for step in range(2):
+        assert np.array_equal(episode.frames["image"](step), stored["demo_0"][step][::-1, ::-1])
+
+
+def test_idle_steps_are_left_out_with_their_frames(tmp_path: Path) -> None:
+    rows = [
+        (STILL, -1),
+        (MOVE, -1),
+        (STILL, -1),
+        (STILL, 1),
+        (STILL, 1),
+        ([9e-5] + [0.0] * 5, 1),
+        (MOVE, 1),
+    ]
+    stored = hdf5(tmp_path / "x_demo.hdf5", {"demo_0": actions(*rows)})
+    (episode,) = read_hdf5(tmp_path / "x_demo.hdf5")
+    # 0 is still before anything was kept; 3 closes the gripper; 4 and 5 repeat that
+    assert episode.actions[:, -1].tolist() == [-1, 1, 1]
+    assert [episode.vectors["state"][step][0] for step in range(3)] == [3 * 0, 3 * 2, 3 * 5]
+    assert np.array_equal(episode.frames["image"](1), stored["demo_0"][2][::-1, ::-1])
+    assert read_hdf5(tmp_path / "x_demo.hdf5", keep_idle=True)[0].num_steps == 6
+
+
+@pytest.mark.parametrize("field", ["obs/eye_in_hand_rgb", "rewards"])
+def test_a_field_that_is_too_short_is_named(field: str, tmp_path: Path) -> None:
+    path = tmp_path / "x_demo.hdf5"
+    hdf5(path, {"demo_0": actions((MOVE, -1), (MOVE, 1), (MOVE, 1))})
+    with h5py.File(path, "a") as file:
+        rows = file[f"data/demo_0/{field}"][:1]
+        del file[f"data/demo_0/{field}"]
+        file[f"data/demo_0/{field}"] = rows
+    with pytest.raises(DataError, match=f"demo_0 has fields of different lengths: .*'{field}': 1"):
+        read_hdf5(path)
+
+
+def test_a_demonstration_of_one_action_has_nothing_to_teach(tmp_path: Path) -> None:
+    hdf5(tmp_path / "x_demo.hdf5", {"demo_0": actions((MOVE, -1))})
+    with pytest.raises(DataError, match="has no usable action: all are idle"):
+        read_hdf5(tmp_path / "x_demo.hdf5")
+
+
+def test_demonstrations_come_in_order_and_are_named_by_the_file_where_it_says_nothing(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "libero_10" / "KITCHEN_SCENE3_turn_on_the_stove_demo.hdf5"
+    hdf5(
+        path,
+        {f"demo_{n}": actions((MOVE, -1), (MOVE, -1), *[(MOVE, 1)] * n) for n in (10, 2, 0)},
+        instruction=None,
+    )
+    episodes = open_dataset(tmp_path)
+    assert [episode.num_steps for episode in episodes] == [2, 4, 12]
+    assert {episode.instruction for episode in episodes} == {"turn on the stove"}
+
+
+def test_files_of_openvlas_tools_show_what_was_seen_before_each_action(tmp_path: Path) -> None:
+    """They say nothing of themselves, and hold each observation beside the action that
+    followed it.
+    """
+    path = tmp_path / "turn_on_the_stove_demo.hdf5"
+    stored = hdf5(path, {"demo_0": actions((MOVE, -1), (MOVE, -1), (MOVE, 1))}, instruction=None)
+    (episode,) = read_hdf5(path)
+    assert episode.actions[:, -1].tolist() == [-1, -1, 1]
+    assert episode.vectors["state"][:, 0].tolist() == [0.0, 3.0, 6.0]
+    assert (episode.frames["image"](2) == stored["demo_0"][2][::-1, ::-1]).all()
+
+
+@pytest.mark.parametrize(
+    ("lost", "message"),
+    [
+        (
+            "data/demo_1/obs/ee_ori",
+            r"demo_1 has no 'obs/ee_ori', expected LIBERO's layout; it has \['actions', 'obs/",
+        ),
+        ("data/demo_1/actions", "demo_1 has no 'actions'"),
+        ("data", r"has no group 'data', expected LIBERO's demonstrations"),
+    ],
+)
+def test_a_field_that_is_lost_is_named_with_its_demonstration(
+    lost: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x_demo.hdf5"
+    hdf5(path, {f"demo_{number}": actions((MOVE, -1), (MOVE, -1)) for number in range(2)})
+    with h5py.File(path, "a") as file:
+        del file[lost]
+    with pytest.raises(DataError, match=message):
+        read_hdf5(path)
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x_demo.hdf5"
+    hdf5(path, {"demo_0": actions((MOVE, -1))})
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(DataError, match="is not a whole HDF5 file"):
+        open_dataset(tmp_path)
+
+
+def save_recording(path: Path, **changed: Any) -> None:
+    columns = {
+        "image": np.zeros((2, 8, 8, 3), np.uint8),
+        "state": np.ones((2, 8), np.float32),
+        "action": np.full((2, 7), -1.0, np.float32),
+        "instruction": np.array("push"),
+        "task": np.array("libero_goal/5"),
+        "is_success": np.array(True),
+        **changed,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(
+        path, **{name: value for name, value in columns.items() if value is not None}
+    )
+
+
+def test_our_own_recordings_are_read(tmp_path: Path) -> None:
+    save_recording(tmp_path / "libero_goal/5/0000.npz")
+    (episode,) = open_dataset(tmp_path)
+    assert (episode.instruction, episode.is_success, episode.about) == (
+        "push",
+        True,
+        {"task": "libero_goal/5"},
+    )
+    assert episode.observation(1)["image"].shape == (8, 8, 3)
+
+
+def test_a_recording_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    save_recording(tmp_path / "0000.npz")
+    whole = (tmp_path / "0000.npz").read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 4] ^= 0xFF
+    for damaged in (whole[: len(whole) // 2], b"", bytes(flipped)):
+        (tmp_path / "0000.npz").write_bytes(damaged)
+        with pytest.raises(DataError, match=r"0000\.npz"):
+            open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"state": None}, r"0000\.npz is not a recorded demonstration: no 'state', only"),
+        (
+            {"state": np.ones((3, 8), np.float32)},
+            r"0000\.npz: 3 rows of 'state', expected 2 like actions",
+        ),
+        (
+            {"image": np.zeros((1, 8, 8, 3), np.uint8)},
+            r"has 1 pictures of 'image', expected 2, one for each action",
+        ),
+        (
+            {"action": np.full((2, 7), np.nan, np.float32)},
+            r"'actions' of control step 0 holds NaN or infinity",
+        ),
+    ],
+)
+def test_a_recording_that_lacks_something_is_refused(
+    changed: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    save_recording(tmp_path / "0000.npz", **changed)
+    with pytest.raises(DataError, match=message):
+        open_dataset(tmp_path)
+
+
+def test_each_layout_is_known_by_what_is_in_the_folder(tmp_path: Path) -> None:
+    LeRobotWriter(tmp_path / "mine").add(made_episode("a"))
+    assert [episode.name for episode in open_dataset(tmp_path / "mine")] == ["a"]
+    assert len(open_dataset(published(tmp_path / "theirs"))) == 2
+    with pytest.raises(DataError, match=r"neither meta/info.json nor .hdf5 nor .npz files"):
+        open_dataset(tmp_path / "nowhere")
+    hdf5(tmp_path / "both" / "x_demo.hdf5", {"demo_0": actions((MOVE, -1))})
+    save_recording(tmp_path / "both" / "0000.npz")
+    with pytest.raises(DataError, match=r"holds both .hdf5 and .npz files"):
+        open_dataset(tmp_path / "both")
+
+
+def test_only_the_first_episodes_of_each_instruction_can_be_taken(tmp_path: Path) -> None:
+    published(tmp_path, (3, 2, 4, 2, 5))
+    taken = open_dataset(tmp_path, DatasetOptions(max_episodes_per_task=2))
+    assert [(episode.instruction.split()[0], episode.num_steps) for episode in taken] == [
+        ("open", 3), ("close", 2), ("open", 4), ("close", 2),
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="max_episodes_per_task is 0"):
+        DatasetOptions(max_episodes_per_task=0)
+
+
+def test_openvla_s_gripper_is_turned_into_libero_s_and_never_mistaken_for_it(
+    tmp_path: Path,
+) -> None:
+    openvla = np.full((2, 7), 0.5, np.float32)
+    openvla[:, -1] = [1.0, 0.0]  # open, close
+    save_recording(tmp_path / "0000.npz", action=openvla)
+    with pytest.raises(
+        DataError, match=r"are in \[0, 1\], expected -1 to open; .* gripper = 'openvla'"
+    ):
+        open_dataset(tmp_path)
+    (episode,) = open_dataset(tmp_path, DatasetOptions(gripper="openvla"))
+    assert episode.actions[:, -1].tolist() == [-1.0, 1.0]
+    save_recording(tmp_path / "0000.npz")
+    with pytest.raises(
+        DataError,
+        match="gripper commands go from -1 to -1, expected 0 to 1 in OpenVLA's convention",
+    ):
+        open_dataset(tmp_path, DatasetOptions(gripper="openvla"))
+
+
+def test_a_last_number_that_is_no_gripper_is_left_as_it_is(tmp_path: Path) -> None:
+    joints = np.full((2, 7), 0.5, np.float32)
+    save_recording(tmp_path / "0000.npz", action=joints)
+    with pytest.raises(DataError, match=r"or 'none' if the last number is not a gripper"):
+        open_dataset(tmp_path)
+    (episode,) = open_dataset(tmp_path, DatasetOptions(gripper="none"))
+    assert episode.actions[:, -1].tolist() == [0.5, 0.5]
+    found = statistics_of([episode])["action"]
+    assert (found["mask"], found["mean"][-1]) == ([True] * 7, 0.5)
+
+
+def test_an_action_of_one_number_has_no_gripper(tmp_path: Path) -> None:
+    save_recording(tmp_path / "0000.npz", action=np.float32([[0.25], [0.75]]))
+    episodes = open_dataset(tmp_path)
+    assert episodes[0].actions.tolist() == [[0.25], [0.75]]
+    found = statistics_of(episodes)["action"]
+    assert (found["mask"], found["mean"]) == ([True], [0.5])
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 2, 2)])
+def test_what_is_no_vector_for_each_step_is_refused(shape: tuple[int, ...]) -> None:
+    episode = made_episode("a", 2)
+    with pytest.raises(
+        DataError,
+        match=f"a: 'depth' is {re.escape(str(list(shape)))}, expected a vector for each step",
+    ):
+        msgspec.structs.replace(episode, vectors={"depth": np.zeros(shape, np.float32)})
+    with pytest.raises(
+        DataError, match=r"a: rewards are \[2, 1\], expected a number for each step"
+    ):
+        msgspec.structs.replace(episode, rewards=np.zeros((2, 1), np.float32))
+
+
+def test_a_camera_that_is_not_there_is_named() -> None:
+    with pytest.raises(
+        DataError, match=r"a has no pictures 'head', only \['image', 'wrist_image'\]"
+    ):
+        made_episode("a", 2).observation(0, cameras=("image", "head"))
+
+
+def test_statistics_have_the_public_form() -> None:
+    episode = made_episode("a", 5)
+    episode.actions[:, 0] = [0.0, 0.1, 0.2, 0.3, 0.4]
+    episode.actions[:, -1] = [-1, -1, 1, 1, 1]  # open, open, close, close, close
+    found = statistics_of([episode])
+    assert (found["num_transitions"], found["num_trajectories"]) == (5, 1)
+    assert found["action"]["mask"] == [True] * 6 + [False]
+    assert found["action"]["mean"][0] == pytest.approx(0.2)
+    assert found["action"]["q01"][0] == pytest.approx(0.004)
+    assert found["action"]["q99"][0] == pytest.approx(0.396)
+    assert (
+        found["action"]["min"][-1],
+        found["action"]["max"][-1],
+        found["action"]["mean"][-1],
+    ) == (0, 1, 0.4)
+    assert len(found["proprio"]["q99"]) == 8
+
+
+@pytest.mark.parametrize("gripper", ["signed", "none"])
+def test_a_last_number_that_is_hardly_ever_a_command_is_said_to_be_taken_for_one(
+    gripper: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    episode = made_episode("a", 40)
+    episode.actions[:, -1] = np.linspace(-0.5, 0.5, 40)
+    LeRobotWriter(tmp_path / "joints").add(episode)
+    open_dataset(tmp_path / "joints", DatasetOptions(gripper=gripper))
+    said = [
+        record.getMessage()
+        for record in caplog.records
+        if "--data.gripper none" in record.getMessage()
+    ]
+    assert len(said) == (1 if gripper == "signed" else 0)

@@ -1,0 +1,115 @@
+"""Prompts are read from parquet and jsonl.
+
+Whatever is missing is named with its row, when the file is opened.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from vla_rl.datasets.prompts import read_prompts
+from vla_rl.errors import DataError
+
+ROWS: list[dict[str, Any]] = [{"prompt": "6x7?", "answer": "42"}, {"prompt": "1+1?", "answer": "2"}]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        import json
+
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_both_layouts_give_the_same_rows(tmp_path: Path, name: str) -> None:
+    rows = read_prompts(write(tmp_path / name, ROWS), ("prompt", "answer"))
+    assert list(rows) == ROWS
+    assert (len(rows), rows[1], rows[-1], rows[0:1]) == (2, ROWS[1], ROWS[1], ROWS[:1])
+    with pytest.raises(IndexError, match="row 2 of a data set that has 2 rows"):
+        rows[2]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_a_row_without_its_field_is_named(tmp_path: Path, name: str) -> None:
+    rows = [*ROWS, {"prompt": "2+2?", "answer": None}]
+    with pytest.raises(DataError, match=rf"{name}: row 2.* has no 'answer'"):
+        read_prompts(write(tmp_path / name, rows), ("prompt", "answer"))
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_a_field_that_no_row_has_is_named_with_the_nearest(tmp_path: Path, name: str) -> None:
+    with pytest.raises(
+        DataError,
+        match=r"row 0.* has no .*'prompts'; did you mean 'prompt'\? it has: 'prompt', 'answer'",
+    ):
+        read_prompts(write(tmp_path / name, ROWS), ("prompts",))
+
+
+def test_a_line_that_is_no_object_is_named_and_empty_lines_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a"}\n\n[1]\n')
+    with pytest.raises(DataError, match=r"row 1 \(line 3\) is not a JSON object"):
+        read_prompts(path)
+    path.write_bytes(b'{"prompt": "\xff"}\n')
+    with pytest.raises(DataError, match=r"row 0 \(line 1\) is not a JSON object"):
+        read_prompts(path)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "6x7?"}\r\n{"prompt": "1+1?"}\r\n')
+    assert [row["prompt"] for row in read_prompts(path)] == ["6x7?", "1+1?"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("rows.jsonl", '{"prompt": "a"}\n'.encode("utf-16"), "in UTF-16 or UTF-32, expected UTF-8"),
+        ("rows.jsonl", '{"prompt": "a"}\n'.encode("utf-32"), "in UTF-16 or UTF-32, expected UTF-8"),
+        ("rows.jsonl", b'{"prompt": "\\ud835"}', r"row 0 \(line 1\) is not a JSON object"),
+        ("rows.csv", b"prompt\n", "neither .parquet nor .jsonl"),
+        ("rows.jsonl", b"", "has no rows"),
+        ("rows.parquet", b"PAR", "is not a parquet file"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused(
+    tmp_path: Path, name: str, content: bytes, told: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=told):
+        read_prompts(tmp_path / name)
+    with pytest.raises(DataError, match="is no file; expected"):
+        read_prompts(tmp_path / "absent.jsonl")
+    for name in (f"{'a' * 300}.jsonl", "a\0b.jsonl", "."):
+        with pytest.raises(DataError, match="is no file"):
+            read_prompts(tmp_path / name)
+
+
+def test_a_column_that_python_has_no_type_for_is_left_out_unless_it_is_needed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "rows.parquet"
+    made = pyarrow.array([1, 2], pyarrow.timestamp("ns"))
+    table = pyarrow.table({"prompt": ["6x7?", "1+1?"], "made": made, "answer": ["42", "2"]})
+    pyarrow.parquet.write_table(table, path)
+    rows = read_prompts(path, ("prompt", "answer"))
+    assert list(rows) == ROWS
+    assert [record.message.split(":")[1] for record in caplog.records] == [
+        " the column 'made' is left out"
+    ]
+    with pytest.raises(DataError, match=r"row 1, 'made': Nanosecond"):
+        read_prompts(path, ("made",))[1]
+
+
+def test_a_file_is_read_once_until_it_changes(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", ROWS)
+    first = read_prompts(path)
+    assert read_prompts(path) is first
+    write(path, ROWS * 2)
+    assert len(read_prompts(path)) == 4

@@ -1,0 +1,176 @@
+"""An environment's faults are named as its own, with its id, what it returned and what was
+expected.
+"""
+
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vla_rl.env_workers.checked import CheckedEnv
+from vla_rl.errors import EnvError
+from vla_rl.types import EnvSpec
+
+STILL = np.zeros(7, np.float32)
+
+
+def faulty(fault: str, at_step: int = 1) -> CheckedEnv:
+    return CheckedEnv(EnvSpec(id="vla_rl/faulty-v0", kwargs={"fault": fault, "at_step": at_step}))
+
+
+def test_a_sound_environment_is_left_alone() -> None:
+    env = CheckedEnv(EnvSpec(id="vla_rl/toy_reach-v0"))
+    observation, info = env.reset(seed=3, options=None)
+    assert observation["image"].shape == (32, 32, 3)
+    assert info == {"is_success": False}
+    _, reward, terminated, truncated, _ = env.step(STILL)
+    assert (reward, terminated, truncated) == (0.0, False, False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (
+            "wrong_shape",
+            r"vla_rl/faulty-v0: {} returned image is uint8 \[28, 32, 3\], expected uint8 \[32, 32, 3\]",
+        ),
+        (
+            "wrong_dtype",
+            r"vla_rl/faulty-v0: {} returned state is float64 \[2\], expected float32 \[2\]",
+        ),
+        (
+            "missing_key",
+            r"vla_rl/faulty-v0: {} returned observation is a dict with the keys \['image', 'state'\]",
+        ),
+        (
+            "raise",
+            r"vla_rl/faulty-v0 with .* {} raised: RuntimeError\('the simulator lost its mind",
+        ),
+    ],
+)
+@pytest.mark.parametrize("at_step", [0, 1])
+def test_a_broken_contract_names_the_environment_and_what_was_expected(
+    fault: str, message: str, at_step: int
+) -> None:
+    env = faulty(fault, at_step)
+    if at_step == 0:
+        with pytest.raises(EnvError, match=message.format("reset")):
+            env.reset(seed=0, options=None)
+    else:
+        env.reset(seed=0, options=None)
+        with pytest.raises(EnvError, match=message.format("step")):
+            env.step(STILL)
+
+
+def test_an_exception_of_the_environment_carries_its_traceback() -> None:
+    env = faulty("raise")
+    env.reset(seed=0, options=None)
+    with pytest.raises(EnvError) as caught:
+        env.step(STILL)
+    cause = caught.value.__cause__
+    assert isinstance(cause, RuntimeError)
+    assert "in _misbehave" in "".join(traceback.format_exception(cause))
+
+
+def test_a_reward_that_is_no_number_is_refused_alone_and_in_a_chunk() -> None:
+    env = faulty("not_finite_reward")
+    env.reset(seed=0, options=None)
+    with pytest.raises(EnvError, match="reward float nan, expected a finite number"):
+        env.step(STILL)
+    env = faulty("not_finite_reward")
+    env.reset(seed=0, options=None)
+    with pytest.raises(EnvError, match="expected finite numbers"):
+        env.step_chunk(np.zeros((2, 7), np.float32))
+
+
+def odd(answer: str) -> CheckedEnv:
+    env = CheckedEnv(EnvSpec(id="odd_envs:test/Odd-v0", kwargs={"answer": answer}))
+    env.reset(seed=0, options=None)
+    return env
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (
+            "old_api",
+            r"a tuple of 4, expected a tuple \(observation, reward, terminated, truncated, info\)",
+        ),
+        (
+            "nothing",
+            r"NoneType None, expected a tuple \(observation, reward, terminated, truncated, info\)",
+        ),
+        ("no_reward", "the reward NoneType None, expected a number"),
+    ],
+)
+def test_what_a_step_lacks_is_reported_for_a_chunk_too(answer: str, problem: str) -> None:
+    with pytest.raises(EnvError, match=f"^test/Odd-v0: step returned {problem}$"):
+        odd(answer).step_chunk(np.zeros((2, 1), np.float32))
+
+
+def test_an_environment_that_exits_is_an_error_with_its_frames() -> None:
+    with pytest.raises(EnvError, match=r"step raised: SystemExit\(3\)") as alone:
+        odd("exits").step(np.zeros(1, np.float32))
+    assert "sys.exit(3)" in "".join(traceback.format_exception(alone.value.__cause__))
+    with pytest.raises(EnvError, match=r"step raised: SystemExit\(3\)"):
+        odd("exits").step_chunk(np.zeros((2, 1), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("env_id", "problem"),
+    [
+        ("vla_rl/toy_raech-v0", "nothing registers 'vla_rl/toy_raech-v0'.*toy_reach"),
+        ("nowhere/x-v0", "nothing registers 'nowhere/x-v0'; write 'module:nowhere/x-v0'"),
+        ("odd_envs:test/Old-v0", "the module 'odd_envs' registers no 'test/Old-v0'.*Odd"),
+        ("no.such.module:x-v0", "there is no module 'no', expected the one that registers 'x-v0'"),
+        ("odd_env:test/Odd-v0", "there is no module 'odd_env', .*on PYTHONPATH"),
+    ],
+)
+def test_an_unknown_id_is_reported_with_its_remedy(env_id: str, problem: str) -> None:
+    with pytest.raises(EnvError, match=f"^{env_id} could not be made: {problem}") as caught:
+        CheckedEnv(EnvSpec(id=env_id))
+    assert caught.value.__cause__ is None  # its message says all
+
+
+def test_a_module_that_cannot_be_imported_for_another_reason_keeps_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_envs.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        EnvError, match=r"could not be made: ModuleNotFoundError.*no_such_package"
+    ) as caught:
+        CheckedEnv(EnvSpec(id="broken_envs:test/Odd-v0"))
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+def test_an_unknown_argument_is_reported_with_the_nearest() -> None:
+    with pytest.raises(EnvError, match="it has no argument 'step_limt'; did you mean 'step_limit'"):
+        CheckedEnv(EnvSpec(id="vla_rl/toy_reach-v0", kwargs={"step_limt": 3}))
+    with pytest.raises(EnvError, match=r"it has no argument 'colour'; its arguments: answer$"):
+        CheckedEnv(EnvSpec(id="odd_envs:test/Odd-v0", kwargs={"colour": "red"}))
+
+
+def test_a_module_in_the_id_is_imported_first() -> None:
+    env = CheckedEnv(EnvSpec(id="vla_rl.envs:vla_rl/toy_reach-v0"))
+    assert env.reset(seed=0, options=None)[0]["instruction"].startswith("reach the")
+
+
+def test_a_state_is_refused_by_an_environment_that_has_none() -> None:
+    env = CheckedEnv(EnvSpec(id="CartPole-v1"))
+    env.reset(seed=0, options=None)
+    assert not env.description.has_state
+    with pytest.raises(TypeError, match="CartPole-v1 has no get_state"):
+        env.get_state()
+
+
+def test_the_ledger_counts_faults_across_instances(tmp_path: Path) -> None:
+    spec = EnvSpec(
+        id="vla_rl/faulty-v0",
+        kwargs={"fault": "raise", "at_step": 0, "times": 2, "ledger": str(tmp_path)},
+    )
+    for _ in range(2):
+        with pytest.raises(EnvError, match="lost its mind"):
+            CheckedEnv(spec).reset(seed=0, options=None)
+    CheckedEnv(spec).reset(seed=0, options=None)

@@ -1,0 +1,282 @@
+"""Several environments in one process: each with its own episode and its own faults, all with the
+same end.
+"""
+
+import asyncio
+import math
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pace import at_some_pace
+
+from vla_rl.actors import Runtime
+from vla_rl.env_workers import LeasedEnv, SimulatorConfig, SimulatorPool
+from vla_rl.env_workers.process import SimulatorProcess
+from vla_rl.errors import ActorDied, ActorFrozen, EnvError
+from vla_rl.types import EnvSpec, EpisodeSpec
+
+Episode = Callable[..., EpisodeSpec]
+STILL = np.zeros(7, np.float32)
+
+
+@asynccontextmanager
+async def leases(
+    pool: SimulatorPool, episodes: Sequence[EpisodeSpec]
+) -> AsyncIterator[list[LeasedEnv]]:
+    """All of them at the same time, each at its start."""
+    async with AsyncExitStack() as stack:
+        envs = [await stack.enter_async_context(pool.lease(episode)) for episode in episodes]
+        await asyncio.gather(*(env.reset() for env in envs))
+        yield envs
+
+
+async def play(pool: SimulatorPool, spec: EpisodeSpec) -> bytes:
+    """Single steps and a chunk; every byte that was observed."""
+    dice = np.random.default_rng(spec.seed)
+    rows = dice.uniform(-0.3, 0.3, (8, 7)).astype(np.float32)
+    async with pool.lease(spec) as env:
+        seen = [(await env.reset())[0]]
+        seen += [(await env.step(row))[0] for row in rows[:4]]
+        seen.append((await env.step_chunk(rows[4:])).observation)
+        return b"".join(frame["image"].tobytes() + frame["state"].tobytes() for frame in seen)
+
+
+async def outcome_of(env: LeasedEnv) -> Any:
+    """A step, or what it raised."""
+    try:
+        return await env.step(STILL)
+    except (ActorDied, EnvError) as error:
+        return error
+
+
+async def test_episodes_are_the_same_however_many_share_a_process(
+    runtime: Runtime, episode: Episode
+) -> None:
+    played = []
+    async with asyncio.timeout(60):
+        for per_process in (1, 3, 4):
+            config = SimulatorConfig(num_envs=4, envs_per_process=per_process)
+            async with SimulatorPool(runtime, config) as pool:
+                assert len(pool.pids) == {1: 4, 3: 2, 4: 1}[per_process]
+                played.append(
+                    await asyncio.gather(*(play(pool, episode(number)) for number in range(12)))
+                )
+    assert len(set(played[0])) == 12
+    assert played[0] == played[1] == played[2]
+
+
+async def test_a_fault_reaches_only_the_episode_that_met_it(
+    runtime: Runtime, episode: Episode
+) -> None:
+    config = SimulatorConfig(num_envs=4, envs_per_process=4)
+    broken = episode(1, "vla_rl/faulty-v0", fault="raise")
+    async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
+        async with leases(pool, [episode(0), broken, episode(2), episode(3)]) as envs:
+            outcomes = await asyncio.gather(*(outcome_of(env) for env in envs))
+            assert [isinstance(outcome, EnvError) for outcome in outcomes] == [
+                False,
+                True,
+                False,
+                False,
+            ]
+            again = await asyncio.gather(*(outcome_of(env) for env in envs))
+            assert "no environment is open" in str(again[1])
+            assert [isinstance(outcome, EnvError) for outcome in again] == [
+                False,
+                True,
+                False,
+                False,
+            ]
+        pids = pool.pids
+        async with leases(pool, [broken]) as (env,):  # built anew
+            assert isinstance(await outcome_of(env), EnvError)
+        assert pool.pids == pids
+
+
+@pytest.mark.parametrize(
+    ("sent", "error"), [(signal.SIGKILL, ActorDied), (signal.SIGSTOP, ActorFrozen)]
+)
+async def test_the_end_of_a_process_is_told_to_everybody_in_it_and_counted_once(
+    runtime: Runtime, episode: Episode, sent: signal.Signals, error: type[Exception]
+) -> None:
+    async def strike(scale: float) -> None:
+        config = SimulatorConfig(num_envs=6, envs_per_process=4, step_timeout_s=0.5 * scale)
+        async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
+            async with leases(pool, [episode(number) for number in range(6)]) as envs:
+                struck = next(env.process for env in envs if len(env.process.envs) == 4)
+                os.kill(struck.pid, sent)
+                outcomes = await asyncio.gather(*(outcome_of(env) for env in envs))
+                mates = [env.process is struck for env in envs]
+                assert sum(mates) == 4
+                assert [type(outcome) is error for outcome in outcomes] == mates
+            assert (
+                len(
+                    set(await asyncio.gather(*(play(pool, episode(number)) for number in range(6))))
+                )
+                == 6
+            )
+            assert struck.pid not in pool.pids
+            counts = pool.metrics()
+            cause = "frozen" if error is ActorFrozen else "died"
+            assert counts[f"simulation/replaced/{cause}"] == 1
+            assert sum(count for key, count in counts.items() if "/replaced/" in key) == 1
+
+    # a death needs no deadline
+    await (at_some_pace(strike) if error is ActorFrozen else strike(120.0))
+
+
+async def test_a_death_that_one_met_is_not_handed_to_the_next(
+    runtime: Runtime, episode: Episode
+) -> None:
+    config = SimulatorConfig(num_envs=4, envs_per_process=4)
+    async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
+        async with leases(pool, [episode(0), episode(1)]) as (playing, _):
+            os.kill(playing.process.pid, signal.SIGKILL)
+            assert isinstance(await outcome_of(playing), ActorDied)
+            await play(pool, episode(2))  # two seats were idle, over the dead process
+            with pytest.raises(ActorDied):
+                await playing.step(STILL)
+        assert pool.metrics()["simulation/replaced/died"] == 1
+        await asyncio.gather(*(play(pool, episode(number)) for number in range(4)))
+        assert pool.metrics()["simulation/idle"] == 4
+
+
+async def test_a_worn_out_process_hands_over_seat_by_seat(
+    runtime: Runtime, episode: Episode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vla_rl.env_workers.pool.available_mb", lambda: math.inf)
+    config = SimulatorConfig(num_envs=3, envs_per_process=3, recycle_after_episodes=2)
+    async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
+        async with leases(pool, [episode(0)]) as (long,):
+            old = long.process
+            await play(pool, episode(1))
+            await play(pool, episode(2))
+            while (serving := await process_that_plays(pool, episode(3))) is old:
+                pass
+            assert (await long.step(STILL))[1] == 0.0  # the long episode goes on where it began
+            async with leases(pool, [episode(4), episode(5)]) as envs:
+                assert [env.process for env in envs] == [serving, serving]
+            assert old.is_alive()
+            await play(pool, episode(6))
+            assert len(pool.pids) == 1  # worn out too, but two processes to a bench are enough
+        await until_gone(old.pid)
+        assert pool.metrics()["simulation/replaced/died"] == 0
+        async with leases(pool, [episode(number) for number in range(3)]) as envs:
+            assert all(env.process is not old for env in envs)
+
+
+async def test_without_room_for_two_a_worn_out_process_goes_with_its_last_episode(
+    runtime: Runtime, episode: Episode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vla_rl.env_workers.pool.available_mb", lambda: 0.0)
+    config = SimulatorConfig(num_envs=3, envs_per_process=3, recycle_after_episodes=1)
+    async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
+        async with leases(pool, [episode(0)]) as (long,):
+            old = long.process
+            await play(pool, episode(1))
+            waiting = asyncio.create_task(play(pool, episode(2)))
+            while pool.metrics()["simulation/waiting"] == 0:  # noqa: ASYNC110  # a turn of the loop at a time
+                await asyncio.sleep(0)
+            assert (await long.step(STILL))[1] == 0.0
+            assert not waiting.done()
+        await waiting
+        assert old.pid not in pool.pids
+        await until_gone(old.pid)
+
+
+async def test_closing_one_environment_leaves_the_others_alone(
+    runtime: Runtime, episode: Episode
+) -> None:
+    config = SimulatorConfig(num_envs=2, envs_per_process=2)
+    async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
+        async with leases(pool, [episode(0), episode(1)]) as (one, other):
+            await one.close()
+            with pytest.raises(RuntimeError, match="was closed here"):
+                await one.step(STILL)
+            await other.step(STILL)
+        await asyncio.gather(play(pool, episode(0)), play(pool, episode(1)))
+        assert pool.metrics()["simulation/replaced/died"] == 0
+
+
+SLOW_TO_RESET = """
+import threading
+import gymnasium
+from vla_rl.envs.toy.reach import ToyReachEnv
+
+class SlowToReset(ToyReachEnv):
+    def __init__(self, takes_s):
+        super().__init__()
+        self.takes_s = takes_s
+
+    def reset(self, *, seed=None, options=None):
+        threading.Event().wait(self.takes_s)
+        return super().reset(seed=seed, options=options)
+
+gymnasium.register(id="test/slow_to_reset-v0", entry_point="slow_to_reset:SlowToReset")
+"""
+
+
+async def test_the_clock_of_a_reset_does_not_run_while_another_one_is_at_work(
+    runtime: Runtime, episode: Episode, import_folder: Path
+) -> None:
+    (import_folder / "slow_to_reset.py").write_text(SLOW_TO_RESET)
+
+    async def reset_four(scale: float) -> None:
+        config = SimulatorConfig(num_envs=4, envs_per_process=4, reset_timeout_s=1.2 * scale)
+        kwargs = {"takes_s": 0.35 * scale}  # four of them take longer than the limit
+        slow = [
+            episode(number, "slow_to_reset:test/slow_to_reset-v0", **kwargs) for number in range(4)
+        ]
+        async with (
+            asyncio.timeout(60),
+            SimulatorPool(runtime, config) as pool,
+            leases(pool, slow) as envs,
+        ):
+            assert [(await env.step(STILL))[2] for env in envs] == [False] * 4
+
+    await at_some_pace(reset_four)
+
+
+async def test_all_environments_of_a_process_are_closed_with_it(
+    import_folder: Path, tmp_path: Path
+) -> None:
+    (import_folder / "tells_its_end.py").write_text(
+        "from pathlib import Path\n"
+        "import gymnasium\n"
+        "from vla_rl.envs.toy.reach import ToyReachEnv\n"
+        "class TellsItsEnd(ToyReachEnv):\n"
+        "    def __init__(self, file):\n"
+        "        super().__init__()\n"
+        "        self.file = file\n"
+        "    def close(self):\n"
+        "        Path(self.file).touch()\n"
+        "        raise RuntimeError('closing went wrong')\n"
+        "gymnasium.register(id='test/tells_its_end-v0', entry_point='tells_its_end:TellsItsEnd')\n"
+    )
+    files = [tmp_path / f"closed-{number}" for number in range(2)]
+    async with asyncio.timeout(60), Runtime(name="test", stop_grace_s=30.0) as runtime:
+        process = await SimulatorProcess.start(runtime, "two", SimulatorConfig(), num_envs=2)
+        for simulator, file in zip(process.envs, files, strict=True):
+            await simulator.open(
+                EnvSpec(id="tells_its_end:test/tells_its_end-v0", kwargs={"file": str(file)})
+            )
+        await process.stop()
+    assert [file.exists() for file in files] == [True, True]
+
+
+async def process_that_plays(pool: SimulatorPool, spec: EpisodeSpec) -> SimulatorProcess:
+    async with pool.lease(spec) as env:
+        await env.reset()
+        return env.process
+
+
+async def until_gone(pid: int) -> None:
+    """Until the process is reaped, which the runtime's loop does; a turn of the loop at a time."""
+    while Path(f"/proc/{pid}").exists():  # noqa: ASYNC110, ASYNC240
+        await asyncio.sleep(0)

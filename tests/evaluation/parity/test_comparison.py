@@ -1,0 +1,224 @@
+"""Two loops that differ in one stage: the comparison names that stage, with both values."""
+
+import io
+import math
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vla_rl.errors import DataError
+from vla_rl.evaluation.parity import Trace, TraceEntry, compare
+from vla_rl.evaluation.parity.recording import trace_of
+from vla_rl.models.images.pipeline import image_stages
+from vla_rl.models.openvla_oft import OpenVlaOft
+from vla_rl.models.openvla_oft.config import tiny
+from vla_rl.models.prismatic.action_tokens import LIBERO_BOUNDS, ActionScaler
+from vla_rl.types import (
+    ActionChunk,
+    EnvSpec,
+    EpisodeSpec,
+    Sampling,
+    Step,
+    StopReason,
+    Trajectory,
+)
+
+
+@pytest.fixture(scope="module")
+def policy() -> OpenVlaOft:
+    config = msgspec.structs.replace(
+        tiny(image_size=28, cameras=("image",), chunk_size=4),
+        images="exact",
+        action_bounds=LIBERO_BOUNDS["libero_goal"],
+    )
+    return OpenVlaOft.create(config, seed=0)
+
+
+def frame(seed: int) -> np.ndarray:
+    """A smooth picture, as a camera gives: JPEG's decoders differ little on it."""
+    rows, columns = np.mgrid[0:64, 0:64] / 64.0
+    waves = [np.sin(3 * rows + seed + k) * np.cos(4 * columns - k) for k in range(3)]
+    return np.uint8(127 + 100 * np.stack(waves, axis=-1))
+
+
+@pytest.fixture(scope="module")
+def ours(policy: OpenVlaOft) -> Trace:
+    steps = []
+    for decision in range(2):
+        seen = {
+            "image": frame(decision),
+            "state": np.array([0.1, 0.2, 1.0, 3.0, 0.2, 0.1, 0.04, -0.04], np.float32),
+            "instruction": "open the drawer",
+        }
+        with torch.inference_mode():
+            tokens, log_probs = policy.sample(policy.prepare([seen]), [Sampling(seed=decision)])
+        chunk = ActionChunk(
+            actions=policy.decode(tokens.numpy())[0],
+            tokens=tokens[0].numpy(),
+            log_probs=log_probs[0].numpy(),
+            weight_version=0,
+        )
+        rewards = np.zeros(4 if decision == 0 else 3, np.float32)
+        steps.append(Step(observation=seen, chunk=chunk, rewards=rewards))
+    episode = EpisodeSpec(
+        episode_id=0,
+        group_id=0,
+        member=0,
+        env=EnvSpec(id="none"),
+        task="none",
+        seed=0,
+        policy_seed=0,
+    )
+    trajectory = Trajectory(
+        episode=episode,
+        steps=tuple(steps),
+        final_observation={},
+        stop_reason=StopReason.SUCCESS,
+        info={},
+    )
+    return trace_of(trajectory, policy, "ours")
+
+
+def theirs(ours: Trace, **stages: object) -> Trace:
+    """The same loop with some stages exchanged: a function of the stage's value each."""
+    entries = [
+        msgspec.structs.replace(entry, value=stages[entry.boundary](entry.value))
+        if entry.boundary in stages
+        else entry
+        for entry in ours.entries
+    ]
+    return Trace("theirs", tuple(entries))
+
+
+def test_a_loop_equals_itself(ours: Trace) -> None:
+    comparison = compare(ours, ours)
+    assert comparison.difference is None
+    assert comparison.num_decisions == 2
+    assert comparison.compared["camera"] == 2
+    assert comparison.compared["success"] == 1
+
+
+def test_a_flipped_image_is_found_at_the_orientation(ours: Trace) -> None:
+    difference = compare(ours, theirs(ours, orientation=lambda picture: picture[::-1])).difference
+    assert difference is not None
+    assert (difference.boundary.name, difference.decision, difference.key) == (
+        "orientation",
+        0,
+        "image",
+    )
+    assert difference.hint == "the second picture is the first one upside down"
+
+
+def test_another_jpeg_decoder_is_found_at_the_jpeg_and_not_at_the_resize(
+    ours: Trace, policy: OpenVlaOft
+) -> None:
+    pictures = {e.decision: e.value for e in ours.entries if e.boundary == "orientation"}
+
+    def by_pillow(picture: np.ndarray) -> np.ndarray:
+        file = io.BytesIO()
+        Image.fromarray(picture).save(file, "JPEG", quality=95, subsampling=2)
+        return np.asarray(Image.open(file))
+
+    entries = []
+    for entry in ours.entries:
+        if entry.boundary in ("jpeg", "resize", "crop"):
+            images = by_pillow(pictures[entry.decision])
+            tensor = torch.from_numpy(images.copy()).permute(2, 0, 1)[None]
+            for name, stage in image_stages("exact").items():
+                if name != "jpeg":
+                    tensor = stage(tensor, policy.config.image_size)
+                if name == entry.boundary:
+                    break
+            entry = msgspec.structs.replace(entry, value=tensor[0].permute(1, 2, 0).numpy())
+        entries.append(entry)
+    difference = compare(ours, Trace("theirs", tuple(entries))).difference
+    assert difference is not None
+    assert difference.boundary.name == "jpeg"
+    assert "another JPEG decoder" in difference.boundary.suspects
+    assert difference.hint is not None
+    assert "codecs" in difference.hint
+
+
+def test_the_sign_of_a_quaternion_is_found_at_the_state(ours: Trace) -> None:
+    def with_other_sign(state: np.ndarray) -> np.ndarray:
+        angle = float(np.linalg.norm(state[3:6]))
+        axis = state[3:6] / angle
+        quaternion = -np.array([*(axis * math.sin(angle / 2)), math.cos(angle / 2)])
+        other = 2 * math.acos(quaternion[3])
+        turned = quaternion[:3] / math.sqrt(1 - quaternion[3] ** 2) * other
+        return np.concatenate([state[:3], turned, state[6:]]).astype(np.float32)
+
+    difference = compare(ours, theirs(ours, state=with_other_sign)).difference
+    assert difference is not None
+    assert difference.boundary.name == "state"
+    assert difference.hint is not None
+    assert "opposite signs" in difference.hint
+
+
+def test_the_grippers_sign_is_found_at_the_executed_action(ours: Trace) -> None:
+    def opened(actions: np.ndarray) -> np.ndarray:
+        return actions * np.array([1, 1, 1, 1, 1, 1, -1], np.float32)
+
+    difference = compare(ours, theirs(ours, executed_action=opened)).difference
+    assert difference is not None
+    assert difference.boundary.name == "executed_action"
+    assert difference.hint == (
+        "only the gripper differs, by its sign: one opens where the other closes"
+    )
+
+
+def test_wrong_statistics_are_found_at_the_action(ours: Trace) -> None:
+    units = {e.decision: e.value for e in ours.entries if e.boundary == "unit_action"}
+    other = ActionScaler(LIBERO_BOUNDS["libero_spatial"])
+    entries = tuple(
+        msgspec.structs.replace(entry, value=other.unscaled(units[entry.decision]))
+        if entry.boundary == "action"
+        else entry
+        for entry in ours.entries
+    )
+    difference = compare(ours, Trace("theirs", entries)).difference
+    assert difference is not None
+    assert (difference.boundary.name, difference.decision) == ("action", 0)
+    assert difference.hint == "each dimension is scaled and shifted, as by other statistics"
+
+
+def test_differences_of_rounding_are_equal_and_reported(ours: Trace) -> None:
+    rounded = theirs(ours, action=lambda actions: actions.astype(np.float32))
+    comparison = compare(ours, rounded)
+    assert comparison.difference is None
+    assert 0.0 < comparison.largest["action"] < 1e-6
+
+
+def test_a_boundary_that_one_loop_does_not_record_is_left_out(ours: Trace) -> None:
+    entries = tuple(entry for entry in ours.entries if entry.boundary != "jpeg")
+    comparison = compare(ours, Trace("theirs", entries))
+    assert comparison.difference is None
+    assert comparison.only_in_one == {"jpeg": 0}
+
+
+def test_an_episode_that_ended_earlier_differs_where_the_other_goes_on(ours: Trace) -> None:
+    entries = tuple(entry for entry in ours.entries if entry.decision == 0)
+    difference = compare(ours, Trace("theirs", entries)).difference
+    assert difference is not None
+    assert (difference.decision, difference.values) == (1, ("recorded", "not recorded"))
+
+
+def test_not_a_number_differs_from_every_number(ours: Trace) -> None:
+    def broken(state: np.ndarray) -> np.ndarray:
+        return np.where(np.arange(8) == 2, np.nan, state)
+
+    difference = compare(ours, theirs(ours, state=broken)).difference
+    assert difference is not None
+    assert difference.boundary.name == "state"
+    same = theirs(ours, state=broken)
+    assert compare(same, same).difference is None
+
+
+def test_traces_without_a_boundary_in_common_are_refused(ours: Trace) -> None:
+    alone = Trace("theirs", (TraceEntry(0, "success", True),))
+    entries = tuple(entry for entry in ours.entries if entry.boundary != "success")
+    with pytest.raises(DataError, match="expected at least one boundary in both"):
+        compare(Trace("ours", entries), alone)

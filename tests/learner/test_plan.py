@@ -1,0 +1,125 @@
+"""The plan of an update: pure, the same for one rank and for many."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+from vla_rl.errors import ConfigError
+from vla_rl.learner.config import LearnerConfig, MicroBatchSize
+from vla_rl.learner.micro_batches import micro_batches
+from vla_rl.learner.plan import deal, plan_minibatches, plan_passes, rows_imbalance
+from vla_rl.learner.rank_memory import PolicySize, rank_memory
+
+LENGTHS = st.lists(st.integers(1, 3000), min_size=1, max_size=200)
+
+
+@given(lengths=LENGTHS, num_ranks=st.integers(1, 70))
+def test_every_row_is_dealt_once_and_no_rank_reads_a_row_more_than_the_mean(
+    lengths: list[int], num_ranks: int
+) -> None:
+    dealt = deal(torch.tensor(lengths), num_ranks)
+    assert sorted(row for index in dealt for row in index.tolist()) == list(range(len(lengths)))
+    loads = [sum(lengths[row] for row in index.tolist()) for index in dealt]
+    assert max(loads) - sum(lengths) / num_ranks <= max(lengths)
+
+
+@given(lengths=LENGTHS, num_ranks=st.integers(2, 16), seed=st.integers(0, 99))
+def test_loads_do_not_depend_on_the_order_of_the_rows(
+    lengths: list[int], num_ranks: int, seed: int
+) -> None:
+    def loads(rows: list[int]) -> list[int]:
+        dealt = deal(torch.tensor(rows), num_ranks)
+        return sorted(sum(rows[row] for row in index.tolist()) for index in dealt)
+
+    shuffled = np.random.default_rng(seed).permutation(lengths).tolist()
+    assert loads(shuffled) == loads(lengths)
+
+
+@given(
+    lengths=LENGTHS,
+    rows=st.integers(1, 9),
+    tokens=st.one_of(st.none(), st.integers(1, 4000)),
+    num_ranks=st.integers(1, 9),
+)
+def test_every_row_is_in_one_micro_batch_of_one_rank(
+    lengths: list[int], rows: int, tokens: int | None, num_ranks: int
+) -> None:
+    size = MicroBatchSize(rows, tokens)
+    ranks = plan_passes(torch.tensor(lengths), size, num_ranks)
+    found = [row for rank in ranks for index in rank for row in index.tolist()]
+    assert len(ranks) == num_ranks
+    assert sorted(found) == list(range(len(lengths)))
+    assert all(1 <= len(index) <= rows for rank in ranks for index in rank)
+
+
+def test_one_rank_computes_the_micro_batches_of_one_process() -> None:
+    lengths, size = torch.tensor([3, 10, 4, 9, 2]), MicroBatchSize(8, 20)
+    (rank,) = plan_passes(lengths, size, 1)
+    assert [index.tolist() for index in rank] == [
+        index.tolist() for index in micro_batches(lengths, size)
+    ]
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 10])
+def test_rows_of_one_length_are_dealt_in_turn(num_rows: int) -> None:
+    dealt = deal(torch.full((num_rows,), 347), 4)
+    assert [index.tolist() for index in dealt] == [
+        list(range(rank, num_rows, 4)) for rank in range(4)
+    ]
+
+
+def test_512_ragged_episodes_load_64_ranks_evenly() -> None:
+    rng = np.random.default_rng(0)
+    decisions = rng.integers(1, 65, 512)  # an episode has 1 to 64 decisions
+    lengths = torch.from_numpy(np.repeat(rng.integers(300, 700, 512), decisions))
+    assert rows_imbalance(lengths, 64) <= 1.02
+
+
+def test_a_trajectory_is_never_split_between_two_optimizer_steps() -> None:
+    sequence = torch.tensor([0, 0, 1, 2, 2, 2, 3])
+    config = LearnerConfig(minibatch_trajectories=2, epochs=2)
+    steps = plan_minibatches(sequence, config, weight_version=5)
+    assert len(steps) == 4
+    for epoch in (steps[:2], steps[2:]):
+        assert sorted(torch.cat(epoch).tolist()) == list(range(7))
+        seen = [set(sequence[rows].tolist()) for rows in epoch]
+        assert seen[0].isdisjoint(seen[1])
+
+
+def test_settings_of_ranks_that_would_do_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match="ranks is 0, expected at least 1"):
+        LearnerConfig(ranks=0)
+    with pytest.raises(ConfigError, match="shard is 'weights', expected gradients with one rank"):
+        LearnerConfig(shard="weights")
+
+
+def test_the_scaling_page_has_the_memory_of_ranks_that_share_layers() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| ([\d. |]+) \|$", page, re.MULTILINE)
+    assert [(ranks, each) for ranks, each, _ in rows] == [
+        *(("2", "1"), ("2", "2")),
+        *(("8", "1"), ("8", "2"), ("8", "4")),
+    ]
+    size = PolicySize(7_541_237_184, 0, bytes_each=2, num_cut=6_476_005_376)
+    for ranks, each, numbers in rows:
+        found = []
+        for shard in ("gradients", "weights", "replicas"):
+            config = LearnerConfig(ranks=int(ranks), tensor_parallel=int(each), shard=shard)
+            found.append(f"{rank_memory(size, config).total / 2**30:.1f}")
+        assert " | ".join(found) == numbers
+
+
+def test_the_scaling_page_has_the_memory_of_the_arithmetic() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+|-) \| ([\d.]+|-) \|$", page, re.MULTILINE)
+    assert [int(row[0]) for row in rows] == [1, 2, 4, 8, 64]
+    size = PolicySize(num_trained=7_541_237_184, num_frozen=0, bytes_each=2)
+    for ranks, *numbers in rows:
+        for shard, number in zip(("gradients", "weights", "replicas"), numbers, strict=True):
+            if number != "-":
+                config = LearnerConfig(ranks=int(ranks), shard=shard)
+                assert f"{rank_memory(size, config).total / 2**30:.1f}" == number

@@ -1,0 +1,99 @@
+"""Sums of micro-batches become the metrics of an update, by hand."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms.losses import Diagnostics
+from vla_rl.learner.optimizer import StepReport
+from vla_rl.learner.update_metrics import (
+    MicroBatchSums,
+    mean_gap,
+    on_host,
+    staleness_metrics,
+    update_metrics,
+)
+
+
+def number(value: float) -> Tensor:
+    return torch.tensor(value)
+
+
+def sums(
+    *,
+    tokens: list[tuple[int, float]],
+    loss: float = 0.0,
+    entropy: float = 0.0,
+    gap: tuple[float, float, int] = (0.0, 0.0, 0),
+    **extra: float,
+) -> MicroBatchSums:
+    """Return the sums of a micro-batch with these versions and sizes of ratios."""
+    counts = {
+        each.name: number(0.0) for each in fields(Diagnostics) if each.name != "extra_sums"
+    } | {"num_tokens": number(float(len(tokens)))}
+    return MicroBatchSums(
+        loss=number(loss),
+        entropy_sum=number(entropy),
+        diagnostics=Diagnostics(
+            **counts, extra_sums={name: number(value) for name, value in extra.items()}
+        ),
+        gap_sum=number(gap[0]),
+        gap_max=number(gap[1]),
+        num_compared=torch.tensor(gap[2]),
+        tokens=torch.tensor(tokens, dtype=torch.float64).T,
+        first_unsound=torch.tensor(-1),
+    )
+
+
+STEPS = [StepReport(1.0, 0.1, False), StepReport(3.0, 0.05, True)]
+PARTS = [
+    sums(tokens=[(4, 0.1), (5, 0.3)], loss=0.5, entropy=2.0, gap=(0.2, 0.15, 1)),
+    sums(tokens=[(4, 0.3)], loss=0.25, entropy=1.0, gap=(0.4, 0.4, 1)),
+]
+
+
+def test_metrics_are_means_over_steps_and_tokens() -> None:
+    found = update_metrics(PARTS, STEPS, weight_version=5)
+    assert found["update/loss"] == pytest.approx(0.375)  # 0.75 over two steps
+    assert found["update/entropy"] == pytest.approx(1.0)  # 3 over three tokens
+    assert found["update/grad_norm"] == pytest.approx(2.0)
+    assert found["update/lr"] == 0.05
+    assert (found["update/steps"], found["update/skipped_steps"]) == (2.0, 1.0)
+    assert (found["update/tokens"], found["update/taught"]) == (3.0, 1.0)
+
+
+def test_ratios_are_by_the_staleness_of_their_tokens() -> None:
+    found = update_metrics(PARTS, STEPS, weight_version=5)
+    assert found["update/log_ratio_abs/staleness_0"] == pytest.approx(0.3)
+    assert found["update/log_ratio_abs/staleness_1"] == pytest.approx(0.2)
+
+
+def test_the_gap_to_the_engine_is_over_the_tokens_that_can_be_compared() -> None:
+    found = update_metrics(PARTS, STEPS, weight_version=5)
+    assert found["update/log_prob_gap_mean"] == pytest.approx(0.3)
+    assert found["update/log_prob_gap_max"] == pytest.approx(0.4)
+    stale = [sums(tokens=[(4, 0.1)])]
+    assert mean_gap(stale) is None
+    assert "update/log_prob_gap_mean" not in update_metrics(stale, STEPS, weight_version=5)
+
+
+def test_an_update_that_taught_nothing_says_only_that() -> None:
+    assert update_metrics([], [], weight_version=5) == {"update/taught": 0.0}
+
+
+def test_all_sums_come_to_the_host_with_their_names() -> None:
+    part = sums(tokens=[(4, 0.1)], loss=0.5, covariance=7.0)
+    (found,), (other,) = on_host([part], number(3.0))
+    assert float(found.loss) == 0.5
+    assert float(found.diagnostics.extra_sums["covariance"]) == 7.0
+    assert found.tokens.tolist() == [[4.0], [0.1]]
+    assert float(other) == 3.0
+
+
+def test_staleness_has_its_mean_and_its_maximum() -> None:
+    assert staleness_metrics(torch.tensor([0, 1, 5])) == {
+        "update/staleness_mean": 2.0,
+        "update/staleness_max": 5.0,
+    }

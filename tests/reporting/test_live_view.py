@@ -1,0 +1,148 @@
+"""What a person sees: a table in a terminal, a line an update in a log."""
+
+import io
+import threading
+
+from rich.console import Console
+
+from vla_rl.actors import Wait
+from vla_rl.reporting import LiveView, RunProgress, print_summary, update_line
+from vla_rl.reporting.live_view import live_table
+
+
+def played(make_trajectory, **arguments) -> RunProgress:
+    progress = RunProgress(4, clock=iter(range(10_000)).__next__, **arguments)
+    for episode_id in range(4):
+        progress.episode_done(
+            make_trajectory(episode_id, is_success=episode_id == 0, task=f"goal/{episode_id % 2}")
+        )
+    progress.update_done({"rollout": 12.5, "update": 3.25}, "bounded by rollout, 12.5 of 15.8 s")
+    return progress
+
+
+def shown(renderable: object) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(renderable)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_log_gets_one_plain_line_an_update(make_trajectory) -> None:
+    file = io.StringIO()
+    progress = played(make_trajectory, policy_busy_share=lambda: 0.71)
+    with LiveView(progress, Console(file=file)) as view:
+        view.after_update()
+        view.after_update()
+    lines = file.getvalue().splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("update 1/4  episodes 4  success 25%  return 0  env steps/s ")
+    assert "policy busy 71%  bounded by rollout, 12.5 of 15.8 s  eta 0:00:" in lines[0]
+    assert "\x1b" not in file.getvalue()
+
+
+def test_the_line_before_the_first_episode_has_dashes() -> None:
+    line = update_line(RunProgress(4).snapshot())
+    assert line == "update 0/4  episodes 0  success -  return -  env steps/s 0.0  eta -"
+
+
+def test_a_run_whose_success_is_unknown_shows_its_return_and_says_so_once(make_trajectory) -> None:
+    file, progress = io.StringIO(), RunProgress(4)
+    with LiveView(progress, Console(file=file, width=100)) as view:
+        for number in range(5):
+            progress.episode_done(
+                make_trajectory(
+                    number, task=f"mine/{number}", is_success=False, is_judged=False, reward=0.4975
+                )
+            )
+        view.after_update()
+        view.after_update()
+    updates = [line for line in file.getvalue().splitlines() if line.startswith("update ")]
+    assert all("success -  return 1.99  " in line for line in updates)
+    notes = [line for line in file.getvalue().splitlines() if "is_success" in line]
+    assert len(notes) == 1
+    assert (
+        "no episode of mine/0, mine/1, mine/2 and "
+        "2 more has had 'is_success' in its info" in notes[0]
+    )
+    assert "success -" in shown(live_table(progress.snapshot(), [], now_s=0.0))
+    assert "1.99" in shown(live_table(progress.snapshot(), [], now_s=0.0))
+
+
+def test_a_run_whose_success_is_known_gets_no_note(make_trajectory) -> None:
+    file = io.StringIO()
+    with LiveView(played(make_trajectory), Console(file=file, width=100)) as view:
+        view.after_update()
+    assert "is_success" not in file.getvalue()
+
+
+def test_the_table_shows_nodes_and_the_longest_waits(make_trajectory) -> None:
+    waits = [
+        Wait(f"episode {number}", f"env-{number}", since=100.0 + number) for number in range(7)
+    ]
+    text = shown(live_table(played(make_trajectory).snapshot(), waits, now_s=110.0))
+    assert "1/4" in text
+    assert "success 25%" in text
+    assert "bounded by rollout, 12.5 of 15.8 s" in text
+    assert "12.50 s" in text
+    assert "3.25 s" in text
+    assert "episode 0 waits for env-0 since 10.0 s" in text
+    assert "episode 5" not in text
+    assert "and 2 more waits" in text
+
+
+def test_in_a_terminal_a_thread_renders_while_the_loop_is_busy_elsewhere(make_trajectory) -> None:
+    rendered, threads = threading.Event(), set[threading.Thread]()
+
+    def waits() -> list[Wait]:
+        threads.add(threading.current_thread())
+        if threading.current_thread() is not threading.main_thread():
+            rendered.set()
+        return [Wait("update 2", "episodes", 0.0)]
+
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=100)
+    with LiveView(played(make_trajectory), console, refresh_hz=50.0, waits=waits) as view:
+        assert rendered.wait(timeout=60)
+        view.after_update()
+    assert "update 2 waits for episodes" in file.getvalue()
+    for thread in threads - {threading.main_thread()}:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+
+
+def test_the_summary_has_success_by_task_drops_by_cause_and_time_by_node(make_trajectory) -> None:
+    console = Console(file=io.StringIO(), width=100)
+    print_summary(
+        played(make_trajectory).snapshot(), num_filtered=8, dropped={"stale": 2}, console=console
+    )
+    rows = [
+        " ".join(line.replace("│", " ").split()) for line in console.file.getvalue().splitlines()
+    ]  # type: ignore[attr-defined]
+    assert "updates 1/4" in rows
+    assert "filtered 8" in rows
+    assert "dropped (stale) 2" in rows
+    assert "goal/0 2 1 50.0% 0" in rows
+    assert "goal/1 2 0 0.0% 0" in rows
+    assert "all 4 1 25.0% 0" in rows
+    assert any(row.startswith("rollout 12.50") for row in rows)
+
+
+def test_the_summary_has_dashes_for_tasks_whose_success_is_unknown(make_trajectory) -> None:
+    progress = RunProgress(4)
+    progress.episode_done(make_trajectory(task="drawer", is_success=True, reward=0.25))
+    progress.episode_done(
+        make_trajectory(task="cartpole", is_success=False, is_judged=False, reward=0.5)
+    )
+    console = Console(file=io.StringIO(), width=100)
+    print_summary(progress.snapshot(), num_filtered=0, dropped={}, console=console)
+    rows = [
+        " ".join(line.replace("│", " ").split()) for line in console.file.getvalue().splitlines()
+    ]  # type: ignore[attr-defined]
+    assert "drawer 1 1 100.0% 1" in rows
+    assert "cartpole 1 - - 2" in rows
+    assert "all 2 1 100.0% 1.5" in rows  # the rate is of the tasks whose success is known
+
+
+def test_the_summary_of_a_run_without_an_episode_is_printed_too() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    print_summary(RunProgress(4).snapshot(), num_filtered=0, dropped={}, console=console)
+    assert "0/4" in console.file.getvalue()  # type: ignore[attr-defined]

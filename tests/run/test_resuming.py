@@ -1,0 +1,335 @@
+"""A resumed run goes on from its newest whole checkpoint, from the one that was named, or from its
+very beginning.
+"""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+from shared_servers import SHARES_SERVERS, servers_of_file
+from toy_runs import small_mlp_run
+
+from vla_rl.actors import LastingForkServers
+from vla_rl.cli.command_line import Command, TrainingLaunch, parse_command
+from vla_rl.engines.atomic_folder import FileEntry, _digest
+from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.evaluation.held_out import HeldOutJudge, HeldOutResult, read_held_out, results_path
+from vla_rl.evaluation.results import EpisodeResult
+from vla_rl.evaluation.validation import Validation, ValidationResult, read_validation
+from vla_rl.learner import list_checkpoints, verify_checkpoint
+from vla_rl.learner.checkpoint_folders import set_best
+from vla_rl.recipes.train_toy import TrainToyConfig, main, policy_of, starts_of
+from vla_rl.reporting import RunDirectory
+from vla_rl.rollout import chat_agent
+from vla_rl.run.resuming import checkpoint_to_resume, load_resumable, verify_resumable
+from vla_rl.run.run import Outcome, train
+from vla_rl.types import Config, Sampling
+
+pytestmark = SHARES_SERVERS
+
+
+def of_updates(updates: int, root: Path) -> TrainToyConfig:
+    return small_mlp_run(root, "embodied_srpo", updates=updates)
+
+
+async def train_toy(config: TrainToyConfig, **options: Any) -> Outcome:
+    async with asyncio.timeout(100):
+        return await train(
+            config, starts_of(config), policy_of(config), fork_servers=servers_of_file(), **options
+        )
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def run_of_two_updates(
+    tmp_path_factory: pytest.TempPathFactory, servers: LastingForkServers
+) -> Path:
+    config = of_updates(2, tmp_path_factory.mktemp("runs"))
+    async with asyncio.timeout(100):
+        done = await train(config, starts_of(config), policy_of(config), fork_servers=servers)
+    return done.run.path
+
+
+@pytest.fixture
+def run(run_of_two_updates: Path, tmp_path: Path) -> RunDirectory:
+    """A copy of a run of two updates with a checkpoint of each."""
+    return RunDirectory(Path(shutil.copytree(run_of_two_updates, tmp_path / "run")))
+
+
+def damage(folder: Path) -> None:
+    tensors = folder / "policy" / "model.safetensors"
+    data = bytearray(tensors.read_bytes())
+    data[-1] ^= 1
+    tensors.write_bytes(data)
+
+
+def names_in(run: RunDirectory) -> set[str]:
+    return {path.name for path in run.checkpoints.iterdir()}
+
+
+def updates_in(run: RunDirectory) -> list[int]:
+    return [json.loads(line)["update"] for line in run.metrics.read_text().splitlines()]
+
+
+async def test_a_run_that_was_killed_before_its_first_checkpoint_starts_from_its_beginning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = of_updates(1, tmp_path)
+    killed = RunDirectory.create(tmp_path, "killed", config)
+    killed.metrics.write_bytes(
+        b'{"update":1,"wall_time_s":1.0,"train/loss":9.0}\n{"update":2,"wall'
+    )
+    killed.trace().write_text("[\n")
+    (killed.checkpoints / ".writing-update-000001-17").mkdir()
+    outcome = await train_toy(config, resume=RunDirectory.resume(killed.path))
+    assert (
+        f"{killed.path} has no checkpoint "
+        "yet: starting from its beginning" in capsys.readouterr().out
+    )
+    assert outcome.run == killed
+    assert names_in(killed) == {"update-000001"}
+    assert updates_in(killed) == [1]
+    assert "train/loss" not in killed.metrics.read_text()
+    assert killed.trace().read_text() == "[\n"
+    assert json.loads((killed.path / "trace-from-000000-2.json").read_text())
+
+
+async def test_instead_of_a_damaged_checkpoint_the_older_whole_one_is_taken_with_one_line(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(run.checkpoints / "update-000002")
+    await train_toy(of_updates(3, run.path), resume=run)
+    said = [line for line in capsys.readouterr().out.splitlines() if "update-000002" in line]
+    assert len(said) == 2
+    assert "digest differs" in said[0]
+    assert "Resuming from the older update-000001 instead" in said[0]
+    assert said[1] == f"update-000002 is kept as {run.checkpoints / 'aside-update-000002'}"
+    assert names_in(run) == {"aside-update-000002", "update-000002", "update-000003"}
+    assert updates_in(run) == [1, 2, 3]
+
+
+async def test_a_newest_checkpoint_without_its_manifest_is_named_and_kept(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = run.checkpoints / "update-000002"
+    (newest / "manifest.json").unlink()
+    await train_toy(of_updates(3, run.path), resume=run)
+    said = [line for line in capsys.readouterr().out.splitlines() if "update-000002" in line]
+    assert said == [
+        f"{newest} is not used: it has no manifest.json, so it is not complete",
+        f"update-000002 is kept as {run.checkpoints / 'aside-update-000002'}",
+    ]
+    assert names_in(run) == {"aside-update-000002", "update-000002", "update-000003"}
+    assert updates_in(run) == [1, 2, 3]
+
+
+def sign_again(folder: Path) -> None:
+    """Write a manifest that agrees with the files as they are."""
+    entries = {
+        path.relative_to(folder).as_posix(): FileEntry(path.stat().st_size, _digest(path))
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "manifest.json"
+    }
+    (folder / "manifest.json").write_bytes(msgspec.json.encode(entries))
+
+
+SCHEDULER = "parts/scheduler.msgpack"
+DAMAGED_PARTS: dict[str, tuple[Callable[[RunDirectory, Path], Any], str]] = {
+    "missing": (lambda run, part: part.unlink(), "has no part 'scheduler'"),
+    "cut": (lambda run, part: os.truncate(part, 40), "part 'scheduler' of"),
+    "of another update": (
+        lambda run, part: shutil.copy(run.checkpoints / "update-000001" / SCHEDULER, part),
+        "is of update 1, expected 2 as its weights",
+    ),
+    "of another kind": (lambda run, part: part.write_bytes(b"\x80"), "part 'scheduler' of"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_PARTS)
+async def test_a_scheduler_that_cannot_be_restored_leads_to_the_older_checkpoint_with_one_line(
+    damage: str, run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = run.checkpoints / "update-000002"
+    change, message = DAMAGED_PARTS[damage]
+    change(run, newest / SCHEDULER)
+    sign_again(newest)
+    for read in (load_resumable, verify_resumable):
+        folder, _ = await checkpoint_to_resume(run, None, read) or (None, None)
+        assert folder == run.checkpoints / "update-000001"
+        (line,) = capsys.readouterr().out.splitlines()
+        assert line.endswith("Resuming from the older update-000001 instead")
+        if damage != "missing" or read is load_resumable:
+            assert message in line
+    with pytest.raises(CheckpointError, match=message):
+        await checkpoint_to_resume(run, "update-000002", load_resumable)
+
+
+async def test_a_run_goes_on_from_before_a_scheduler_that_cannot_be_restored(
+    run: RunDirectory,
+) -> None:
+    newest = run.checkpoints / "update-000002"
+    os.truncate(newest / SCHEDULER, 40)
+    sign_again(newest)
+    await train_toy(of_updates(3, run.path), resume=run)
+    assert names_in(run) == {"aside-update-000002", "update-000002", "update-000003"}
+    assert updates_in(run) == [1, 2, 3]
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
+
+
+async def test_a_run_goes_on_from_the_checkpoint_that_is_named_as_the_page_shows(
+    run: RunDirectory,
+) -> None:
+    names: dict[str, Any] = {}
+    (snippet,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(snippet, "docs/runs.md", "exec"), names)
+    async with asyncio.timeout(100):
+        await names["go_on"](run.path, of_updates(2, run.path))
+    assert names_in(run) == {"update-000001", "aside-update-000002", "update-000002"}
+    assert updates_in(run) == [1, 2]
+    assert [
+        json.loads(line)["update"]
+        for line in (run.path / "metrics-undone.jsonl").read_text().splitlines()
+    ] == [2]
+
+
+async def test_the_best_checkpoint_is_gone_on_from_by_its_name(run: RunDirectory) -> None:
+    with pytest.raises(ConfigError, match="has no checkpoint 'best'; it has: update-000001"):
+        await checkpoint_to_resume(run, "best", verify_checkpoint)
+    set_best(run.checkpoints, run.checkpoints / "update-000001")
+    found = await checkpoint_to_resume(run, "best", verify_checkpoint)
+    assert found == (run.checkpoints / "update-000001", 1)
+
+
+async def test_a_checkpoint_that_is_named_and_is_damaged_or_not_there_is_refused(
+    run: RunDirectory,
+) -> None:
+    damage(run.checkpoints / "update-000001")
+    with pytest.raises(CheckpointError, match="digest differs"):
+        await train_toy(of_updates(3, run.path), resume=run, resume_from="update-000001")
+    with pytest.raises(
+        ConfigError, match=r"no checkpoint 'update-000007'; it has: update-000001, update-000002"
+    ):
+        await train_toy(of_updates(3, run.path), resume=run, resume_from="update-000007")
+
+
+async def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_again_without_a_word(
+    run: RunDirectory,
+) -> None:
+    for folder in list_checkpoints(run.checkpoints):
+        damage(folder)
+    with pytest.raises(
+        CheckpointError, match=r"no complete checkpoint.*update-000002.*update-000001"
+    ):
+        await train_toy(of_updates(3, run.path), resume=run)
+
+
+async def test_a_checkpoint_under_another_name_is_not_gone_on_from(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run.checkpoints / "update-000001", run.checkpoints / "update-000099")
+    outcome = await train_toy(of_updates(3, run.path), resume=run)
+    assert (
+        "update-000099 is not used: its content "
+        "is of update 1, unlike its name" in capsys.readouterr().out
+    )
+    assert outcome.progress.update == 3
+    assert names_in(run) == {"update-000002", "update-000003", "update-000099"}
+
+
+def test_results_of_weights_that_are_made_anew_are_set_aside(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "judged", Config())
+    result = EpisodeResult(
+        suite="libero_goal",
+        task_id=7,
+        task="libero_goal/7",
+        instruction="turn on the stove",
+        init_state_id=40,
+        scene_seed=0,
+        is_success=True,
+        num_steps=99,
+        attempts=1,
+    )
+    validations = run.path / "validation.jsonl"
+    for version in (0, 20):
+        with results_path(run).open("ab") as file:
+            file.write(
+                msgspec.json.encode(HeldOutResult(weight_version=version, result=result)) + b"\n"
+            )
+        with validations.open("ab") as file:
+            file.write(
+                msgspec.json.encode(
+                    ValidationResult(weight_version=version, num_problems=1, metrics={})
+                )
+                + b"\n"
+            )
+    HeldOutJudge([]).leave_later(run, 12)
+    Validation([], 1, chat_agent, Sampling()).leave_later(run, 12)
+    assert [line.weight_version for line in read_held_out(results_path(run))] == [0]
+    assert [line.weight_version for line in read_validation(validations)] == [0]
+    assert [line.weight_version for line in read_held_out(run.path / "held_out-undone.jsonl")] == [
+        20
+    ]
+    assert [
+        line.weight_version for line in read_validation(run.path / "validation-undone.jsonl")
+    ] == [20]
+
+
+def command_of(*arguments: str) -> Command[TrainingLaunch, TrainToyConfig]:
+    return parse_command(TrainingLaunch, TrainToyConfig, "", list(arguments))
+
+
+async def test_the_command_line_names_the_checkpoint_to_resume_from(run: RunDirectory) -> None:
+    async with asyncio.timeout(100):
+        status = await main(command_of("--resume", str(run.path), "--resume-from", "update-000001"))
+    assert status == 0
+    assert names_in(run) == {"update-000001", "aside-update-000002", "update-000002"}
+    with pytest.raises(ConfigError, match="--resume-from is 'update-000001', expected --resume"):
+        command_of("--resume-from", "update-000001")
+
+
+async def test_a_report_that_cannot_be_written_is_one_line_and_no_exit_status(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results_path(run).write_bytes(b'{"weight_version": "\xff"}\n')
+    async with asyncio.timeout(100):
+        assert await main(command_of("--resume", str(run.path), "--run.updates", "2")) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if "report" in line]
+    assert len(told) == 1
+    assert "the report could not be written (ConfigError: " in told[0]
+    assert "held_out.jsonl, line 1 is not a result" in told[0]
+    assert told[0].endswith(f"python -m vla_rl.cli.report {run.path}")
+
+
+def test_a_configuration_with_a_flipped_bit_is_not_believed_unless_it_never_had_a_digest(
+    run: RunDirectory,
+) -> None:
+    run.config.write_bytes(run.config.read_bytes().replace(b'"updates": 2', b'"updates": 3'))
+    with pytest.raises(
+        ConfigError, match=r"config.json is not what was written \(its digest differs"
+    ):
+        command_of("--resume", str(run.path))
+    # as in a run that was made before there were digests
+    (run.path / "config.json.sha256").unlink()
+    assert command_of("--resume", str(run.path)).config.run.updates == 3
+
+
+async def test_a_damaged_line_of_metrics_is_named_and_a_whole_last_one_stays(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = run.metrics.read_bytes().splitlines(keepends=True)
+    run.metrics.write_bytes(first.replace(b'"update"', b'"upd\xffte"') + second.rstrip(b"\n"))
+    await train_toy(of_updates(3, run.path), resume=run)
+    assert updates_in(run) == [2, 3]
+    said = capsys.readouterr().out.splitlines()
+    assert f"{run.metrics}: line 1 is damaged, moved to metrics-undone.jsonl" in said
+    missing = f"{run.metrics} has no line for update 1; these updates are not made again"
+    assert missing in said

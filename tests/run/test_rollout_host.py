@@ -1,0 +1,225 @@
+"""The actor on a host, in this loop: it builds all from files and plain values, and runs the episodes
+that this process would run.
+"""
+
+import asyncio
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from disks import tmpfs
+from toy_runs import deterministic, small_run
+
+from vla_rl.actors import InLoop, Runtime
+from vla_rl.algorithms import EmbeddingConfig
+from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine, make_torch_engine
+from vla_rl.env_workers import SimulatorPool
+from vla_rl.envs.text import TextEnvPool, TextPoolConfig
+from vla_rl.errors import ConfigError
+from vla_rl.learner.distributed.messages import pack_observed, unpack_observed
+from vla_rl.models.language import TinyConfig, tiny
+from vla_rl.models.trajectory_encoders import trajectory_encoder
+from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
+from vla_rl.pipelines.embodied_srpo import embed_group
+from vla_rl.recipes.srpo_toy import policy_of, starts_of
+from vla_rl.remote_rollout.embedding import save_encoder
+from vla_rl.remote_rollout.far_player import FarPlayer
+from vla_rl.remote_rollout.messages import HostStatus
+from vla_rl.remote_rollout.picture_routes import PictureRoutes
+from vla_rl.remote_rollout.publishing import HostWeights
+from vla_rl.remote_rollout.recipe import pieces_of, recipe_of
+from vla_rl.remote_rollout.rollout_host import RolloutHost
+from vla_rl.remote_rollout.weight_host import WeightHost
+from vla_rl.rollout import (
+    ChatLimits,
+    GroupSource,
+    LocalPlayer,
+    SchedulerConfig,
+    TaskStart,
+    embodied_agent,
+)
+from vla_rl.rollout.depot import observed_bytes
+from vla_rl.run.agents import agent_of
+from vla_rl.team.members import Team
+from vla_rl.types import SOLE_MEMBER, EnvSpec, EpisodeSpec, Group, Roster, ShelvedArray, Trajectory
+
+SMALL = TinyConfig(
+    hidden_size=32,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=64,
+    vocab_size=300,
+    context_size=128,
+)
+
+
+def figures(trajectory: Trajectory) -> list[bytes]:
+    return [
+        array.tobytes()
+        for step in trajectory.steps
+        for array in (
+            step.observation["image"],
+            step.chunk.actions,
+            step.chunk.tokens,
+            step.chunk.log_probs,
+            step.rewards,
+            np.array(step.chunk.weight_version),
+        )
+    ]
+
+
+async def require_same_beside(
+    host: RolloutHost, status: HostStatus, episode: EpisodeSpec, whole: Trajectory
+) -> None:
+    """Run an episode again, whose pictures go to a shelf, and compare it with the whole one."""
+    async with PictureRoutes(1 << 24) as routes:
+        far = FarPlayer(host, status, route=await routes.to("far", host, "127.0.0.1"))
+        beside = await far.whole(await far.play(episode))
+        assert beside.shelved is not None
+        assert beside.embedding is not None
+        assert whole.embedding is not None
+        assert np.array_equal(beside.embedding, whole.embedding)
+        places = [step.observation["image"] for step in beside.steps]
+        assert all(isinstance(place, ShelvedArray) for place in places)
+        assert observed_bytes(beside) == 0
+        assert beside.shelved.num_bytes == observed_bytes(whole)
+        read = unpack_observed(pack_observed([step.observation for step in beside.steps]))
+        steps = tuple(
+            msgspec.structs.replace(step, observation=seen)
+            for step, seen in zip(beside.steps, read, strict=True)
+        )
+        assert [list(seen) for seen in read] == [list(step.observation) for step in whole.steps]
+        assert figures(msgspec.structs.replace(beside, steps=steps)) == figures(whole)
+        routes.drop(beside.shelved)
+        await far.whole(await far.play(episode))  # which takes the message along
+        with pytest.raises(OSError, match="the process that held them has dropped them"):
+            places[0].read()
+
+
+async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that_were_sent(
+    tmp_path: Path,
+) -> None:
+    config = deterministic(small_run(tmp_path), num_envs=1)
+    model, newer, starts = policy_of(config), policy_of(config), starts_of(config)
+    for parameter in newer.network.parameters():
+        parameter.data.mul_(1.1)
+    model.save(tmp_path / "policies" / SOLE_MEMBER)
+    episode = GroupSource(starts, 1, seed=0).next_group().episodes[0]
+    recipe = recipe_of(config, starts, Team.of(model), embodied_agent)
+    # the run began with another tower than the policy's files have
+    began_with = policy_of(config)
+    for parameter in began_with.network.parameters():
+        parameter.data.mul_(0.9)
+    embedding = EmbeddingConfig(encoder="policy", num_frames=3)
+    recipe = msgspec.structs.replace(recipe, embedding=embedding)
+
+    async with asyncio.timeout(200), AsyncExitStack() as stack:
+        runtime = await stack.enter_async_context(Runtime())
+        lane = await stack.enter_async_context(DeviceLane(1))
+        encoder = trajectory_encoder(embedding, began_with, lane)
+        await lane.run(save_encoder, encoder, tmp_path / "policies")
+        host = await runtime.spawn(RolloutHost, "far", 1 << 24, placement=InLoop())
+        for piece in pieces_of(tmp_path / "policies"):
+            await host.put_file(*piece)
+        status = await host.open(recipe)
+        assert (status.num_slots, status.weight_version) == (1, 0)
+        far = FarPlayer(host, status)
+
+        pool = await stack.enter_async_context(
+            SimulatorPool(runtime, config.simulators, specs=[episode.env])
+        )
+
+        async def played_here(policy: object, version: int) -> list[bytes]:
+            settings = EngineConfig(is_deterministic=True)
+            async with TorchActionEngine(policy, lane, settings, version) as engine:  # type: ignore[arg-type]
+                return figures(await LocalPlayer(pool, engine, embodied_agent).play(episode))
+
+        light = await far.play(episode)
+        assert light.deposit is not None
+        assert light.steps[0].observation["image"] is None
+        whole = await far.whole(light)
+        first = figures(whole)
+        assert first == await played_here(model, 0)
+
+        await require_same_beside(host, status, episode, whole)
+
+        roster = Roster([SOLE_MEMBER])
+        # a host embeds what it hands over, with the encoder of the run
+        group = Group(group_id=0, trajectories=(whole,), dispatch_version=0)
+        assert whole.embedding is not None
+        (there,) = await embed_group(group, encoder)
+        assert np.array_equal(whole.embedding, there)
+        bare = msgspec.structs.replace(whole, embedding=None)
+        (here,) = await encoder.embed([bare])
+        assert np.array_equal(there, here)
+
+        weights = HostWeights(
+            roster, 0, lambda name, death: None, lambda version: None, lambda version: None
+        )
+        weights.hosts["far"] = WeightHost(host, "127.0.0.1")
+        weights.open(lambda work, name: asyncio.create_task(work, name=name))
+        await asyncio.to_thread(weights.sinks[SOLE_MEMBER].adopt, newer.network, 1)
+        await weights.arrive()
+        second = figures(await far.whole(await far.play(episode)))
+        assert second == await played_here(newer, 1)
+        assert second != first
+        assert far.decisions(asyncio.get_running_loop().time()).num_decisions > 0
+
+
+async def test_a_file_outside_of_the_policys_folder_is_refused() -> None:
+    async with asyncio.timeout(60), Runtime() as runtime:
+        host = await runtime.spawn(RolloutHost, "far", 0, placement=InLoop())
+        with pytest.raises(ValueError, match="outside of the policy's folder"):
+            await host.put_file("../other", 0, np.zeros(3, np.uint8))
+        with pytest.raises(ValueError, match="has 0 bytes, and the piece begins at 5"):
+            await host.put_file("model", 5, np.zeros(3, np.uint8))
+
+
+@pytest.mark.needs_root
+async def test_a_host_whose_disk_is_full_is_named_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tmpfs("1m") as disk:
+        monkeypatch.setattr(tempfile, "tempdir", str(disk))
+        async with asyncio.timeout(60), Runtime() as runtime:
+            host = await runtime.spawn(RolloutHost, "far", 0, placement=InLoop())
+            with pytest.raises(ConfigError, match=r"host 'far' has no room .* TMPDIR on a larger"):
+                await host.put_file("policy/model", 0, np.zeros(2 << 20, np.uint8))
+
+
+async def test_conversations_run_on_a_host_too(tmp_path: Path) -> None:
+    config = TextTrainingConfig(
+        run=RunConfig(device="cpu"),
+        text=TextPoolConfig(num_envs=2),
+        chat=ChatLimits(max_turns=4, max_reply=6),
+        engine=EngineConfig(is_deterministic=True, max_reply=6),
+        scheduler=SchedulerConfig(groups_per_update=1, max_staleness=0, deterministic=True),
+    )
+    starts = [TaskStart(env=EnvSpec(id="digits_task:Digits"), task="digits", seed=3)]
+    model = tiny(SMALL, ["go on"], seed=0)
+    model.save(tmp_path / "policies" / SOLE_MEMBER)
+    agent = agent_of(config)
+    episode = GroupSource(starts, 1, seed=0).next_group().episodes[0]
+    async with asyncio.timeout(200), AsyncExitStack() as stack:
+        runtime = await stack.enter_async_context(Runtime())
+        host = await runtime.spawn(RolloutHost, "far", 1 << 24, placement=InLoop())
+        for piece in pieces_of(tmp_path / "policies"):
+            await host.put_file(*piece)
+        status = await host.open(recipe_of(config, starts, Team.of(model), agent))
+        far = FarPlayer(host, status)
+        there = await far.whole(await far.play(episode))
+
+        pool = await stack.enter_async_context(TextEnvPool(config.text))
+        lane = await stack.enter_async_context(DeviceLane(1))
+        engine = await stack.enter_async_context(make_torch_engine(model, lane, config.engine))
+        here = await LocalPlayer(pool, engine, agent).play(episode)
+    assert (there.stop_reason, there.info) == (here.stop_reason, here.info)
+    assert len(there.steps) == len(here.steps)
+    for far_step, step in zip(there.steps, here.steps, strict=True):
+        seen = far_step.observation["prompt_tokens"], step.observation["prompt_tokens"]
+        assert np.array_equal(*seen)
+        assert np.array_equal(far_step.chunk.tokens, step.chunk.tokens)
+        assert np.array_equal(far_step.chunk.log_probs, step.chunk.log_probs)

@@ -1,0 +1,164 @@
+"""Shares of weights on their links: each arrives at its place, or not at all."""
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from vla_rl.actors.direct_link import make_link_keys
+from vla_rl.actors.placement import KeyPair
+from vla_rl.engines.weight_shares import (
+    RowPart,
+    ShareDigest,
+    ShareDoor,
+    SharePiece,
+    WeightShare,
+    share_pieces,
+)
+from vla_rl.errors import CheckpointError, HostNotReached, WeightsNotGiven
+from vla_rl.learner.distributed.share_giver import ShareGiver
+from vla_rl.remote_rollout import share_taker
+from vla_rl.remote_rollout.flat_weights import (
+    FlatWeights,
+    IncomingWeights,
+    digest_of,
+    flattened,
+)
+from vla_rl.remote_rollout.messages import Door
+from vla_rl.remote_rollout.share_taker import ShareTaker
+
+
+def network(seed: int) -> nn.Module:
+    """Weights of 8 rows and 6 numbers, and 8 numbers of 2 bytes, behind which 16 are the next."""
+    torch.manual_seed(seed)
+    made = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(3))
+    made[0].bias.data = made[0].bias.data.to(torch.bfloat16)
+    return made
+
+
+ROW, BIAS, NORM = 24, 192, 208
+"""Bytes of a row of the weight, and the places of what comes behind it."""
+
+
+def columns(weights: FlatWeights, first: int, last: int) -> list[RowPart]:
+    """Columns of the weight, as a rank has them that shares each layer with another one."""
+    run = 4 * (last - first)
+    table = weights.data[:BIAS].reshape(8, ROW)[:, 4 * first : 4 * last]
+    return [(4 * first, run, ROW, np.ascontiguousarray(table).reshape(-1))]
+
+
+def rest(weights: FlatWeights) -> list[RowPart]:
+    ends = ((BIAS, 16), (NORM, 12), (NORM + 16, 12))
+    return [(at, size, size, weights.data[at : at + size]) for at, size in ends]
+
+
+def pieces_of(parts: Sequence[RowPart], weights: FlatWeights) -> list[SharePiece]:
+    return list(share_pieces(parts, 64, len(weights.data)))
+
+
+def share_of(rank: int, pieces: Sequence[SharePiece]) -> WeightShare:
+    digest = ShareDigest()
+    for piece in pieces:
+        digest.add(piece)
+    return WeightShare(holder=rank, state=0, num_bytes=digest.num_bytes, digest=digest.digest)
+
+
+async def given(keys: KeyPair, door: Door, pieces: Sequence[SharePiece]) -> None:
+    left = iter(pieces)
+
+    async def next_piece() -> SharePiece | None:
+        return next(left, None)
+
+    at = ShareDoor(address=f"tcp://127.0.0.1:{door.port}", public_key=door.public_key)
+    await ShareGiver(keys, at, next_piece).give()
+
+
+async def taken(
+    incoming: IncomingWeights,
+    shares: Sequence[WeightShare],
+    pieces: Sequence[Sequence[SharePiece]],
+) -> tuple[str, list[int]]:
+    """Let all ranks give; return the digest, and how far the row was whole meanwhile."""
+    keys, whole = [make_link_keys() for _ in shares], list[int]()
+    taker = ShareTaker(
+        [each.public for each in keys], incoming, lambda: whole.append(incoming.num_received)
+    )
+    giving = [
+        asyncio.create_task(given(link, door, each))
+        for link, door, each in zip(keys, taker.doors, pieces, strict=True)
+    ]
+    try:
+        async with asyncio.timeout(20):
+            return await taker.take(shares), whole
+    finally:
+        for task in giving:
+            task.cancel()
+        await asyncio.gather(*giving, return_exceptions=True)
+
+
+async def test_rows_columns_and_single_numbers_meet_at_their_places() -> None:
+    weights, far = flattened(network(0), 1), network(1)
+    pieces = [
+        pieces_of([*columns(weights, 0, 2), *rest(weights)], weights),
+        pieces_of(columns(weights, 2, 6), weights),
+    ]
+    incoming = IncomingWeights(weights.heading, far)
+    digest, whole = await taken(incoming, [share_of(*each) for each in enumerate(pieces)], pieces)
+    incoming.apply()
+    assert digest == weights.digest == digest_of(network(0)) == digest_of(far)
+    assert whole == sorted(whole)
+    assert whole[-1] == len(weights.data)
+
+
+async def test_bytes_that_a_rank_does_not_have_and_missing_ones_are_refused() -> None:
+    weights = flattened(network(0), 1)
+    pieces = pieces_of([*columns(weights, 0, 6), *rest(weights)], weights)
+    changed = flattened(network(2), 1)
+    other = pieces_of([*columns(changed, 0, 6), *rest(changed)], changed)
+    with pytest.raises(CheckpointError, match="or other bytes than it has"):
+        await taken(IncomingWeights(weights.heading, network(1)), [share_of(0, pieces)], [other])
+    half = pieces_of(columns(weights, 0, 6), weights)
+    with pytest.raises(CheckpointError, match=r"192 bytes .* in shares, expected 232"):
+        await taken(IncomingWeights(weights.heading, network(1)), [share_of(0, half)], [half])
+
+
+@pytest.mark.parametrize(
+    ("at", "run", "distance"), [(-4, 8, 8), (236, 8, 8), (0, 0, 8), (0, 4, 2), (0, 8, 1 << 40)]
+)
+def test_a_place_outside_of_the_row_is_refused(at: int, run: int, distance: int) -> None:
+    weights = flattened(network(0), 1)
+    part = (at, run, distance, np.zeros(16 if at == 0 else 8, np.uint8))
+    (piece,) = pieces_of([part], weights)
+    with pytest.raises(CheckpointError, match="do not fit in 240 bytes"):
+        IncomingWeights(weights.heading, network(1)).place(piece)
+
+
+async def test_a_rank_that_is_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(share_taker, "SILENT_S", 0.2)
+    incoming = IncomingWeights(flattened(network(0), 1).heading, network(1))
+    taker = ShareTaker([make_link_keys().public], incoming, lambda: None)
+    with pytest.raises(WeightsNotGiven, match=r"rank 7 was silent for 0\.2 s"):
+        await taker.take([share_of(7, [])])
+
+
+async def test_a_piece_that_leads_back_is_refused() -> None:
+    weights = flattened(network(0), 1)
+    pieces = pieces_of([*columns(weights, 0, 6), *rest(weights)], weights)
+    incoming = IncomingWeights(weights.heading, network(1))
+    with pytest.raises(WeightsNotGiven, match="a piece of rank 0 leads back to byte 192"):
+        await taken(incoming, [share_of(0, pieces)], [[pieces[0], pieces[0]]])
+
+
+async def test_a_key_that_the_host_was_not_given_opens_no_door() -> None:
+    weights = flattened(network(0), 1)
+    pieces = pieces_of([*columns(weights, 0, 6), *rest(weights)], weights)
+    incoming = IncomingWeights(weights.heading, network(1))
+    async with asyncio.timeout(30):
+        taker = ShareTaker([make_link_keys().public], incoming, lambda: None)
+        with pytest.raises(HostNotReached, match=r"refuses the connection|does not answer"):
+            await given(make_link_keys(), taker.doors[0], pieces)
+        taker.close()
+    assert incoming.num_received == 0

@@ -1,0 +1,209 @@
+"""Being asked to stop: the work is cancelled and cleans up, what must not be cut in half is carried
+through.
+"""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vla_rl.actors.completion import finish_despite_cancellation
+from vla_rl.run.stopping import StopSignal
+
+
+@pytest.fixture(autouse=True)
+def terminal_signal() -> Iterator[None]:
+    """Set SIGHUP as a terminal leaves it, however these tests are run, and put it back."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+async def test_work_that_ends_by_itself_is_just_awaited() -> None:
+    done: list[str] = []
+
+    async def work() -> None:
+        done.append("worked")
+
+    with StopSignal() as stop:
+        await stop.unless_asked(work())
+    assert done == ["worked"]
+    assert not stop.is_asked
+
+
+async def test_asked_to_stop_the_work_is_cancelled_and_its_clean_up_awaited() -> None:
+    story: list[str] = []
+
+    async def work(stop: StopSignal) -> None:
+        try:
+            stop.ask()
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            story.append("cleaned up")
+
+    async with asyncio.timeout(5):
+        with StopSignal() as stop:
+            await stop.unless_asked(work(stop))
+    assert story == ["cleaned up"]
+
+
+async def test_a_signal_is_answered_with_what_stopping_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for then in ("saving a checkpoint", "losing the running episodes"):
+        async with asyncio.timeout(5):
+            with StopSignal(then) as stop:
+                os.kill(os.getpid(), signal.SIGINT)
+                await stop.unless_asked(asyncio.Event().wait())  # type: ignore[arg-type]
+        assert (
+            capsys.readouterr().err == f"SIGINT: stopping in order and {then}; once more stops "
+            "at once\n"
+        )
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+async def test_a_signal_that_stops_in_order_is_the_exit_status(
+    number: signal.Signals, status: int
+) -> None:
+    async with asyncio.timeout(5):
+        with StopSignal() as stop:
+            assert stop.exit_status == 0
+            os.kill(os.getpid(), number)
+            await stop.unless_asked(asyncio.Event().wait())  # type: ignore[arg-type]
+    assert (stop.received, stop.exit_status) == (number, status)
+
+
+async def test_a_terminal_that_closes_twice_and_a_sigterm_behind_it_leave_time_to_save(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A closing terminal sends SIGHUP by the kernel and by the shell.
+
+    A log-out sends SIGTERM as well.
+    """
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with StopSignal() as stop:
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
+            stop._received(number)
+        assert ended == []
+        assert stop.received is signal.SIGHUP
+        stop._received(signal.SIGINT)
+    assert ended == [130]
+    # what is written after the save is written too
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+async def test_a_run_under_nohup_does_not_hear_the_terminal_close() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    async with asyncio.timeout(5):
+        with StopSignal() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGINT)
+            await stop.unless_asked(asyncio.Event().wait())  # type: ignore[arg-type]
+    assert stop.received is signal.SIGINT
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+async def test_a_terminal_that_is_gone_does_not_keep_a_run_from_stopping(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as gone, monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", gone)
+        async with asyncio.timeout(5):
+            with StopSignal() as stop:
+                os.kill(os.getpid(), signal.SIGTERM)
+                await stop.unless_asked(asyncio.Event().wait())  # type: ignore[arg-type]
+        assert stop.is_asked
+        gone.buffer.raw.close()  # type: ignore[attr-defined]
+
+
+async def test_an_error_of_the_work_is_raised_as_it_is() -> None:
+    async def work() -> None:
+        raise RuntimeError("broken")
+
+    with StopSignal() as stop, pytest.raises(RuntimeError, match="broken"):
+        await stop.unless_asked(work())
+
+
+async def test_what_is_carried_through_ends_before_its_caller_is_cancelled() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def update() -> int:
+        begun.set()
+        await go_on.wait()
+        return 7
+
+    async with asyncio.timeout(5):
+        caller = asyncio.create_task(finish_despite_cancellation(update()))
+        await begun.wait()
+        caller.cancel()
+        await asyncio.sleep(0)
+        assert not caller.done()
+        go_on.set()
+        assert await caller == (7, True)
+
+
+async def test_an_error_of_what_is_carried_through_reaches_the_caller() -> None:
+    async def update() -> int:
+        raise FloatingPointError("not finite")
+
+    with pytest.raises(FloatingPointError, match="not finite"):
+        await finish_despite_cancellation(update())
+
+
+def test_outside_of_the_main_thread_no_signal_is_listened_to_and_a_line_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ended: list[str] = []
+
+    async def work() -> None:
+        ended.append("worked")
+
+    async def main() -> None:
+        with StopSignal() as stop:
+            await stop.unless_asked(work())
+        assert stop.exit_status == 0
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    thread.join(10)
+    assert ended == ["worked"]
+    said = capsys.readouterr().err
+    assert said.startswith("this run is not in the main thread, so that no signal reaches it")
+    assert said.count("\n") == 1
+
+
+MAIN_THREAD_ALONE = {
+    "actors/host.py": "`vla-rl host`, a process of its own",
+    "actors/parent_link.py": "the first lines of a child process",
+    "sandbox/child.py": "the first lines of a sandboxed call's process",
+    "sandbox/preloading.py": "the sandbox's own process",
+    "sandbox/reaper.py": "the sandbox's own process",
+    "run/stopping.py": "asks which thread it is in",
+}
+"""Modules that call what works in the main thread alone, and why they may."""
+
+OF_MAIN_THREAD = re.compile(
+    r"add_signal_handler\(|signal\.signal\(|set_wakeup_fd\(|setitimer\(|faulthandler\.(enable|register)"
+)
+
+
+def test_what_needs_the_main_thread_is_listed() -> None:
+    package = Path(__file__).parents[2] / "vla_rl"
+    found = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if OF_MAIN_THREAD.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == set(MAIN_THREAD_ALONE)

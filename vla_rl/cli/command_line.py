@@ -1,0 +1,348 @@
+"""The command line of every recipe: an option for each field, and options to launch it.
+
+vla-rl srpo_libero --help                                 the common options, explained
+vla-rl srpo_libero --help-all                             every option that the recipe reads
+vla-rl srpo_libero --config my.toml --run.updates 20      a file; the command line overrides it
+vla-rl srpo_libero --dry-run                              the configuration and the plan
+"""
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import io
+import itertools
+import signal
+import sys
+import typing
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
+
+import msgspec
+import tyro
+import uvloop
+from tyro.constructors import ConstructorRegistry
+
+from vla_rl.cli.absent import refuse_absent
+from vla_rl.cli.command_help import HELP_ALL, option_registry, print_help, program_name
+from vla_rl.cli.config_files import convert, found_config, read_table
+from vla_rl.cli.following_defaults import follow
+from vla_rl.cli.unread import refuse_unread
+from vla_rl.errors import ConfigError
+from vla_rl.pipelines import merged, settings_of
+from vla_rl.pipelines.config import LearningConfig
+from vla_rl.reporting.run_directory import RunDirectory
+from vla_rl.rollout.agent_task import END_WITHIN_S, keep_for_ever
+from vla_rl.run.failures import explain
+from vla_rl.run.lasting_output import lasting_output
+from vla_rl.types import Config
+from vla_rl.util.agreement import shortened
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """Launch options of every recipe."""
+
+    recorded_before: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Fields of the configuration that are younger than some records of runs, and the values that
+    those runs used; a resume takes them instead of today's defaults."""
+
+    config: Path | None = None
+    """Read the configuration from this .toml or .json file, such as a run's config.json, or from
+    one that ships with the package, such as srpo_openvla_oft_libero_goal; the command line
+    overrides it."""
+
+    dry_run: bool = False
+    """Print the plan and the resolved configuration, and read every file that the command would
+    read: the policy is loaded, and each environment is opened once. Nothing is trained and nothing
+    is written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingLaunch(Launch):
+    """Launch options of a training recipe."""
+
+    draw: Path | None = None
+    """Draw the graph into this .svg or .png file (mermaid text without graphviz); start nothing."""
+
+    resume: Path | None = None
+    """Resume the run in this directory, with its own configuration, from its newest complete
+    checkpoint; from the beginning if it has none."""
+
+    resume_from: str | None = None
+    """With --resume: resume from this checkpoint, such as update-000012, instead of the newest.
+    Newer ones are renamed."""
+
+
+COMMAND: Final = "RecipeCommand"
+"""Name of the class that holds a recipe's launch options and its configuration."""
+
+LaunchT = TypeVar("LaunchT", bound=Launch)
+ConfigT = TypeVar("ConfigT", bound=Config)
+LaunchT_co = TypeVar("LaunchT_co", bound=Launch, covariant=True)
+ConfigT_co = TypeVar("ConfigT_co", bound=Config, covariant=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Command(Generic[LaunchT_co, ConfigT_co]):
+    """A recipe's configuration and its launch options."""
+
+    launch: LaunchT_co
+    config: ConfigT_co
+
+
+def parse_command(
+    launch_type: type[LaunchT],
+    config_type: type[ConfigT],
+    description: str,
+    argv: list[str] | None = None,
+) -> Command[LaunchT, ConfigT]:
+    """Parse the command line of a recipe.
+
+    Help, unknown options and bad values end the process with a message.
+
+    Precedence: the command line, then `--config` (or the configuration of the run named by
+    `--resume`), then the settings of the pipeline (if there is one), then the recipe's defaults.
+    Raises: `ConfigError` if the file or the combination of values is invalid.
+    """
+    arguments = [_spelt_out(argument) for argument in (sys.argv[1:] if argv is None else argv)]
+    refuse_absent(arguments)
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early.add_argument("--config", type=found_config)
+    early.add_argument("--resume", type=Path)
+    early.add_argument("--pipeline")
+    known, _ = early.parse_known_args(arguments)
+    if known.resume is not None and known.config is not None:
+        raise ConfigError(
+            f"--config {known.config} and --resume {known.resume} were both given, expected one of "
+            "them: a resumed run has its own configuration; change settings with options"
+        )
+    path = RunDirectory.existing(known.resume).config if known.resume is not None else known.config
+    recorded_before = launch_type.recorded_before if known.resume is not None else {}
+    default = _defaults(
+        config_type,
+        path,
+        known.pipeline,
+        recorded_before,
+        arguments,
+        is_resume=known.resume is not None,
+    )
+
+    # built here because only here the types of its fields are known; with empty names, tyro gives
+    # options no prefix
+    fields: list[tuple[str, Any, Any]] = [
+        ("launch", Annotated[launch_type, tyro.conf.arg(name="")], launch_type()),
+        ("config", Annotated[config_type, tyro.conf.arg(name="")], default),
+    ]
+    command_type = dataclasses.make_dataclass(COMMAND, fields, frozen=True)
+    parse = functools.partial(tyro.cli, command_type, prog=program_name())
+    if not {HELP_ALL, "-h", "--help"}.isdisjoint(arguments):
+        _show_help(parse, arguments, default, description)
+    _refuse_values_of_flags(arguments, _flags_in(command_type))
+    parsed: Any = parse(args=arguments, registry=option_registry(), description=description)
+    _require_run_to_resume(parsed.launch)
+    # A file is checked by itself, so that `--embedding.encoder pixels` may leave the settings of the
+    # file's own encoder unread; a resumed run keeps what its configuration says.
+    if known.config is not None:
+        refuse_unread(default, _unset_values(config_type, default))
+    refuse_unread(parsed.config, msgspec.to_builtins(default, enc_hook=str))
+    return Command(parsed.launch, parsed.config)
+
+
+def _show_help(
+    parse: Callable[..., Any], arguments: list[str], default: Config, description: str
+) -> None:
+    """Print the help of the options that are read with the given values."""
+    others = [argument for argument in arguments if argument not in (HELP_ALL, "-h", "--help")]
+
+    def show(registry: ConstructorRegistry, place: str) -> Any:
+        return parse(args=[*others, "--help"], registry=registry, description=place)
+
+    # `--engine vllm --help-all` shows vLLM's options; help is shown for wrong values too
+    given = default
+    if others:
+        with (
+            contextlib.suppress(SystemExit, ConfigError),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            given = parse(args=others, registry=option_registry()).config
+    print_help(show, default, given, description, wants_all=HELP_ALL in arguments)
+
+
+def _flags_in(kind: Any, prefix: str = "") -> set[str]:
+    """Return the options of a class's fields that are flags, without their dashes."""
+    flags = set[str]()
+    for name, hint in typing.get_type_hints(kind).items():
+        inner = "" if kind.__name__ == COMMAND else f"{prefix}{name.replace('_', '-')}."
+        if hint is bool:
+            flags.add(f"{prefix}{name.replace('_', '-')}")
+        elif isinstance(hint, type) and (
+            issubclass(hint, Config) or dataclasses.is_dataclass(hint)
+        ):
+            flags |= _flags_in(hint, inner)
+    return flags
+
+
+def _refuse_values_of_flags(arguments: Sequence[str], flags: Collection[str]) -> None:
+    """Raise ConfigError for a flag that is given a value, which the parser reports alone."""
+    for argument, following in itertools.pairwise([*arguments, "--"]):
+        name, equals, _ = argument.replace("_", "-").partition("=")
+        option = name.removeprefix("--")
+        plain = option.removeprefix("no-")
+        if not name.startswith("--") or not {option, plain} & set(flags):
+            continue
+        if equals or not following.startswith("-"):
+            raise ConfigError(
+                f"{name} is a flag, but was given the value "
+                f"{shortened(argument.partition('=')[2] if equals else following)!r}; expected "
+                f"--{plain} alone to turn it on, or --no-{plain} to turn it off"
+            )
+
+
+def _require_run_to_resume(launch: Launch) -> None:
+    if (
+        isinstance(launch, TrainingLaunch)
+        and launch.resume_from is not None
+        and launch.resume is None
+    ):
+        raise ConfigError(
+            f"--resume-from is {launch.resume_from!r}, expected --resume with the run's directory "
+            "as well"
+        )
+
+
+def _spelt_out(argument: str) -> str:
+    """Spell out `--engine vllm` as the option for the engine's kind.
+
+    `engine` is a table of settings.
+    """
+    name, equals, value = argument.partition("=")
+    return f"--engine.kind{equals}{value}" if name == "--engine" else argument
+
+
+def _defaults(
+    config_type: type[ConfigT],
+    path: Path | None,
+    pipeline: str | None,
+    recorded_before: Mapping[str, Any],
+    arguments: Sequence[str],
+    *,
+    is_resume: bool,
+) -> ConfigT:
+    """Return the values of options that the command line does not give; they fit those that it
+    gives.
+    """
+    known = config_type.__struct_fields__
+    younger = {name: value for name, value in recorded_before.items() if name in known}
+    in_file = {} if path is None else {**younger, **read_table(path, config_type)}
+    if not issubclass(config_type, LearningConfig):
+        return config_type() if path is None else convert(in_file, config_type, str(path))
+    recipe = config_type()
+    chosen = {} if pipeline is None else {"pipeline": pipeline}
+    name = chosen.get("pipeline") or in_file.get("pipeline") or recipe.pipeline
+    where = str(path) if path is not None else f"the settings of the pipeline {name}"
+    values = merged(
+        msgspec.to_builtins(recipe), settings_of(name), recipe.task_settings(name), in_file, chosen
+    )
+    # what a run recorded may be a default of that run
+    followed = follow(values, {} if is_resume else in_file, arguments)
+    return convert(merged(values, followed), config_type, where)
+
+
+def _unset_values(config_type: type[ConfigT], given: ConfigT) -> dict[str, Any]:
+    """Return the values that options have if neither a file nor the command line gives them."""
+    values: dict[str, Any] = msgspec.to_builtins(config_type(), enc_hook=str)
+    if isinstance(given, LearningConfig):
+        return merged(values, settings_of(given.pipeline), given.task_settings(given.pipeline))
+    return values
+
+
+def run_recipe(
+    launch_type: type[LaunchT],
+    config_type: type[ConfigT],
+    main: Callable[[Command[LaunchT, ConfigT]], Coroutine[Any, Any, int]],
+    description: str,
+) -> int:
+    """Run a recipe from the command line on uvloop; return the exit status.
+
+    Errors are printed as `explain` describes.
+    """
+    with lasting_output():
+        return _run_recipe(launch_type, config_type, main, description)
+
+
+def _run_recipe(
+    launch_type: type[LaunchT],
+    config_type: type[ConfigT],
+    main: Callable[[Command[LaunchT, ConfigT]], Coroutine[Any, Any, int]],
+    description: str,
+) -> int:
+    try:
+        command = parse_command(launch_type, config_type, description)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            try:
+                return _run_through(runner, main(command))
+            finally:
+                _leave_tasks(runner.get_loop())
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (GeneratorExit, SystemExit):  # of the parser: help, or a mistake that it has reported
+        raise
+    except BaseException as error:  # reported here, because no caller can handle it
+        print(explain(error), file=sys.stderr)
+        return 1
+
+
+def _run_through(runner: asyncio.Runner, main: Coroutine[Any, Any, int]) -> int:
+    """Run `main` to its end, also if a task of the user's code raises SystemExit.
+
+    asyncio raises that out of the loop at once. The code that awaits the task gets it too, so that
+    the run ends in order.
+    """
+    task = runner.get_loop().create_task(main)
+
+    async def end() -> None:
+        try:
+            await asyncio.wait((task,))
+        finally:  # an interrupt cancels this
+            task.cancel()
+            await asyncio.wait((task,))
+
+    while True:
+        try:
+            runner.run(end())
+            return task.result()
+        except SystemExit as error:
+            if task.done():
+                raise RuntimeError(
+                    f"a task raised SystemExit: {error}, expected an Exception, such as "
+                    "RuntimeError"
+                ) from error
+
+
+def _leave_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel the tasks that are left, and leave those that do not end: the loop would wait for them."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if not tasks:
+        return
+    _, pending = loop.run_until_complete(asyncio.wait(tasks, timeout=END_WITHIN_S))
+    for task in pending:
+        asyncio.tasks._unregister_task(task)
+        keep_for_ever(task)
+    if pending:
+        names = ", ".join(sorted(task.get_name() for task in pending))
+        print(
+            f"{len(pending)} tasks did not end within {END_WITHIN_S:g} s after they were cancelled, "
+            f"and are left: {names}",
+            file=sys.stderr,
+        )

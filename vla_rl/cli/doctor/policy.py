@@ -1,0 +1,173 @@
+"""A checkpoint that does what its reinforcement learning needs: a head that was trained for tokens,
+and statistics that are those of its robot.
+"""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from vla_rl.cli.doctor.finding import Finding, Patient
+from vla_rl.errors import ConfigError, VlaRlError
+
+if TYPE_CHECKING:
+    from vla_rl.models.loading import VlaPolicy
+    from vla_rl.models.prismatic.folder import PublicFolder
+
+UNTRAINED_SHARE: Final = 0.85
+"""Entropy of the action tokens, as a share of a uniform choice's, above which a head counts as
+untrained. The shipped policy, half trained, has 0.61; random weights have 0.95 and more."""
+
+NUM_LOOKS: Final = 4
+
+LIBERO_REACH: Final = 0.5
+"""LIBERO's actions reach from -1 to 1, and the 99th percentile of a displacement lies above 0.5 in
+each of its data sets. Robots whose actions are metres have a few hundredths."""
+
+
+def checkpoint_that_acts(patient: Patient) -> Iterable[Finding]:
+    """Check a policy's statistics, and that its tokens were trained."""
+    if patient.checkpoint is None:
+        return
+    from vla_rl.models.prismatic.folder import open_folder
+
+    try:
+        folder = open_folder(patient.checkpoint)
+    except VlaRlError as error:
+        yield _unreadable(patient.checkpoint, error)
+        return
+    yield from _statistics(folder, patient)
+    heads = list(_trained_for_numbers(folder, patient))
+    yield from heads
+    if heads:
+        return
+    from vla_rl.models.loading import weight_bytes
+
+    size = weight_bytes(folder)
+    if size > patient.load_gib * 2**30:
+        yield Finding(
+            f"{folder.path} has {size / 2**30:.1f} GiB of weights, and was not loaded",
+            "Whether its head was ever trained for tokens was not checked",
+            f"Add `--load-gib {math.ceil(size / 2**30)}`, which loads it and asks it for actions",
+            "warning",
+        )
+        return
+    yield from _asked_for_actions(folder, patient)
+
+
+def _trained_for_numbers(folder: "PublicFolder", patient: Patient) -> Iterable[Finding]:
+    """Find a folder that would be read as tokens although it was trained for numbers."""
+    from vla_rl.models.loading import action_head_of, family_of
+
+    head = action_head_of(folder)
+    try:
+        family = family_of(folder) if patient.policy_family == "auto" else patient.policy_family
+    except ConfigError as error:
+        yield _unreadable(str(folder.path), error)
+        return
+    was_l1 = head is not None or folder.extension.head in ("l1", "diffusion")
+    if family != "continuous" and was_l1:
+        named = "its vla_rl.json says so" if head is None else f"{head.name} lies beside it"
+        yield Finding(
+            f"{folder.path} was trained with an L1 or diffusion head ({named}), and is read as "
+            f"{family}, which chooses tokens",
+            "Its head for tokens was never trained: token RL on it scores 0 % for as long as it runs",
+            "Set --policy-family continuous, or fine-tune it for tokens first (`vla-rl sft_libero`)",
+        )
+
+
+def _asked_for_actions(folder: "PublicFolder", patient: Patient) -> Iterable[Finding]:
+    from vla_rl.models.loading import load_policy
+    from vla_rl.models.prismatic.checkpoint_format import CheckpointFormat
+
+    format = CheckpointFormat(policy_family=patient.policy_family, norm_key=patient.norm_key)
+    try:
+        policy = load_policy(folder, format, "cpu")
+    except VlaRlError as error:
+        yield _unreadable(str(folder.path), error)
+        return
+    if getattr(policy.config, "head", "tokens") != "tokens":
+        return
+    share = entropy_share(policy)
+    if share > UNTRAINED_SHARE:
+        yield Finding(
+            f"{folder.path} chooses action tokens almost at random: their entropy is "
+            f"{share:.2f} of a uniform choice's",
+            "Its head was never trained for tokens: token RL on it scores 0 % for as long as it runs",
+            "Start from a checkpoint that was fine-tuned for tokens, or do so (`vla-rl sft_libero`)",
+        )
+
+
+def entropy_share(policy: "VlaPolicy") -> float:
+    """Return the mean entropy of a policy's action tokens on pictures of noise, as a share of a
+    uniform choice's.
+    """
+    import numpy as np
+    import torch
+
+    from vla_rl.models.example_rows import example_observation
+
+    config = policy.config
+    seen = [example_observation(policy, seed) for seed in range(NUM_LOOKS)]
+    observations = [observation for observation in seen if observation is not None]
+    actions = np.zeros((NUM_LOOKS, config.chunk_size, config.action_dim), np.float32)
+    tokens = torch.from_numpy(policy.encode(actions))
+    with torch.no_grad():
+        batch = policy.prepare(observations)
+        _, entropies = policy.log_probs(batch, tokens, torch.ones(NUM_LOOKS))
+    return float(entropies.mean()) / math.log(config.num_bins)
+
+
+def _statistics(folder: "PublicFolder", patient: Patient) -> Iterable[Finding]:
+    from vla_rl.models.prismatic.statistics import choose_key, read_statistics
+
+    try:
+        key = choose_key(
+            folder.statistics, patient.norm_key or folder.extension.norm_key, folder.path
+        )
+        chosen = folder.statistics[key].action
+    except VlaRlError as error:
+        yield Finding(
+            str(error).rstrip("."),
+            "The policy cannot be loaded: with another set its actions would be scaled for another "
+            "robot, without an error",
+            "Name the set with --norm-key, or add the `dataset_statistics.json` of its training",
+        )
+        return
+    in_config = read_statistics((Path("/nonexistent"),), folder.public.norm_stats).get(key)
+    if in_config is not None and in_config.action != chosen:
+        yield Finding(
+            f"the statistics {key!r} of dataset_statistics.json and config.json differ in "
+            f"{folder.path}",
+            "Only the former are used; if they are not those of its training, every action is "
+            "scaled wrongly",
+            "Keep the one that the policy was trained with",
+        )
+    low, high, mask = chosen.q01 or chosen.min, chosen.q99 or chosen.max, chosen.mask
+    if low is None or high is None:
+        return
+    scaled = mask or (True,) * len(low)
+    reach = [
+        max(abs(a), abs(b)) for a, b, is_scaled in zip(low, high, scaled, strict=False) if is_scaled
+    ]
+    if any(a >= b for a, b, is_scaled in zip(low, high, scaled, strict=False) if is_scaled):
+        yield Finding(
+            f"the statistics {key!r} have a dimension without range (q01 >= q99) in {folder.path}",
+            "The policy cannot move in it",
+            "Use the statistics of the policy's own training set",
+        )
+    elif reach and max(reach[:3]) < LIBERO_REACH:
+        yield Finding(
+            f"the statistics {key!r} scale displacements to at most {max(reach[:3]):.3f}, and "
+            f"LIBERO's reach 1, in {folder.path}",
+            "On LIBERO the arm would hardly move: they are those of another robot",
+            "Choose the set of LIBERO's suite with --norm-key; ignore this for other robots",
+        )
+
+
+def _unreadable(checkpoint: str, error: VlaRlError) -> Finding:
+    return Finding(
+        f"{checkpoint} cannot be used: {str(error).rstrip('.')}",
+        "Recipes that start from it are refused",
+        "Follow the error's remedy",
+    )

@@ -1,0 +1,266 @@
+"""An evaluation from its command line to its tables: plan, run what is missing, write results.
+
+`eval_libero` and `eval_metaworld` are this with their configurations.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+from rich.console import Console
+from rich.progress import Progress
+from rich.syntax import Syntax
+
+from vla_rl import engines
+from vla_rl.actors import Runtime
+from vla_rl.cli.command_line import Command, Launch
+from vla_rl.cli.config_files import convert, read_table
+from vla_rl.cli.opening import distinct, open_each
+from vla_rl.engines import EngineConfig
+from vla_rl.env_workers import SimulatorConfig, SimulatorPool
+from vla_rl.errors import ConfigError
+from vla_rl.evaluation import EpisodeResult, ResultFile, play_each, within_range
+from vla_rl.evaluation.benchmark import LIBERO, require_fitting
+from vla_rl.evaluation.conditions import note_conditions, refuse_other_conditions
+from vla_rl.evaluation.eval_config import EvalConfig, conditions_of, refuse_other_config
+from vla_rl.evaluation.keeping import ResultKeeper
+from vla_rl.evaluation.libero import key_of
+from vla_rl.evaluation.plan import (
+    conditions_in_words,
+    one_of_each_kind,
+    planned_episodes,
+    print_plan,
+    require_goal_files,
+)
+from vla_rl.evaluation.results_file import print_tables, title_of, write_results
+from vla_rl.evaluation.shipped import other_pictures
+from vla_rl.models.loading import described, load_policy, weight_bytes
+from vla_rl.reporting import RunDirectory
+from vla_rl.reporting.run_directory import require_writable
+from vla_rl.rollout import embodied_agent
+from vla_rl.run.agents import check_recording, digest_of_run, owned_recording, recorded
+from vla_rl.run.stopping import StopSignal
+from vla_rl.types import EpisodeSpec, Trajectory
+from vla_rl.util.plain_console import plain_console
+
+if TYPE_CHECKING:
+    from vla_rl.models.loading import VlaPolicy
+
+logger = logging.getLogger(__name__)
+
+MOST_PREPARED = 100
+"""Scenes that are built once and shared by all simulators; enough for all of LIBERO-90.
+LIBERO-plus's suites have 2500 tasks; scenes beyond this number are built by the simulator that runs
+them, so that memory is bounded."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalLaunch(Launch):
+    """Options of an evaluation besides its configuration."""
+
+    recorded_before: ClassVar[Mapping[str, Any]] = MappingProxyType({"scenes": "same"})
+
+    resume: Path | None = None
+    """Continue the evaluation in this folder: run the episodes that are still missing."""
+
+
+async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
+    """Print the plan, or run the episodes and print the tables."""
+    config, console = command.config, plain_console()
+    folder = command.launch.resume
+    if folder is not None:
+        refuse_other_config(config, _config_of(folder, type(config)), folder)
+    episodes = planned_episodes(config)
+    if command.launch.dry_run:
+        await _show_plan(config, episodes, folder, console)
+        return 0
+    conditions = conditions_of(config)
+    model = None if folder else await asyncio.to_thread(_load, config)
+    run = (
+        RunDirectory.resume(folder)
+        if folder
+        else RunDirectory.create(Path(config.root), config.name, config)
+    )
+    with run.owned(), owned_recording(config.record_to):
+        return await _evaluate(config, episodes, model, run, conditions, console)
+
+
+async def _evaluate(
+    config: EvalConfig,
+    episodes: list[EpisodeSpec],
+    model: "VlaPolicy | None",
+    run: RunDirectory,
+    conditions: dict[str, Any],
+    console: Console,
+) -> int:
+    """Run what is missing and print the tables; return the exit status."""
+    _note_conditions(run, conditions)
+    with_assets = f"; assets: {conditions['assets']}" if "assets" in conditions else ""
+    # paths are printed without rich, which breaks long ones and drops what stands in brackets
+    print(
+        f"evaluation {run.path}: {len(episodes)} episodes of {config.checkpoint_folder}{with_assets}",
+        flush=True,
+    )
+    warning = other_pictures(
+        config.checkpoint_folder,
+        conditions.get("assets", ""),
+        config.scene.image_size,
+        config.scene.quality,
+    )
+    if warning is not None:
+        print(warning, flush=True)
+    with (
+        ResultFile(run.path / "episodes.jsonl") as file,
+        StopSignal("losing the running episodes") as stop,
+    ):
+        missing = [episode for episode in episodes if key_of(episode) not in file.results]
+        if missing:
+            player = await asyncio.to_thread(_load, config) if model is None else model
+            print(described(player), flush=True)
+            await stop.unless_asked(
+                _play(player, config, conditions, missing, file, run, len(episodes))
+            )
+        results, num_waiting = list(file.results.values()), file.num_waiting
+        num_missing = sum(key_of(episode) not in file.results for episode in episodes)
+    is_written = num_waiting == 0
+    if results:
+        sizes = {"num_planned": len(episodes), "num_missing": num_missing}
+        title = title_of(config.checkpoint_folder, conditions, **sizes)
+        print_tables(results, title, conditions_in_words(config), console)
+        is_written &= await asyncio.to_thread(
+            _write_results_or_say, run.path / "results.json", conditions, results, sizes
+        )
+    print(f"everything of this evaluation is in {run.path}")
+    if stop.is_asked or not is_written:
+        print(f"continue with --resume {shlex.quote(str(run.path))}")
+    return stop.exit_status or int(not is_written)
+
+
+async def _show_plan(
+    config: EvalConfig, episodes: list[EpisodeSpec], folder: Path | None, console: Console
+) -> None:
+    """Print the plan, and read everything that the evaluation would read."""
+    console.print(
+        Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json")
+    )
+    done = _results_of(folder)
+    num_done = sum(key_of(episode) in done for episode in episodes)
+    weights = weight_bytes(config.opened(config.checkpoint_folder))
+    print_plan(config, episodes, num_done, config.num_envs, weights, console)
+    await _rehearse(config, episodes, folder)
+    console.print("everything that the evaluation would read was found")
+
+
+async def _rehearse(config: EvalConfig, episodes: list[EpisodeSpec], folder: Path | None) -> None:
+    """Read everything that the evaluation would read. Raises: what the evaluation would raise."""
+    conditions = conditions_of(config)
+    if folder is None:
+        require_writable(Path(config.root))
+    else:
+        refuse_other_conditions(folder / "conditions.json", conditions)
+    envs = distinct(episode.env for episode in episodes)
+    await asyncio.to_thread(check_recording, config.record_to, envs)
+    await asyncio.to_thread(_load, config)
+    opened = envs
+    if config.benchmark is LIBERO:  # LIBERO-plus has thousands of environments, in suites of 2,500
+        await asyncio.to_thread(require_goal_files, episodes)
+        opened = one_of_each_kind(episodes) if len(envs) > MOST_PREPARED else envs
+    if len(opened) < len(envs):
+        print(
+            f"{len(envs)} environments: one of each suite and kind of change is opened "
+            f"({len(opened)}); of the others, the files of their tasks were found",
+            flush=True,
+        )
+    await open_each(opened, SimulatorConfig(rss_limit_mb=4000))
+
+
+def _note_conditions(run: RunDirectory, conditions: dict[str, Any]) -> None:
+    try:
+        note_conditions(run.path / "conditions.json", conditions)
+    except OSError as error:
+        raise ConfigError(
+            f"the evaluation {run.path} cannot be written: {error}; make room, or choose another "
+            "folder (--root)"
+        ) from error
+
+
+def _write_results_or_say(
+    path: Path, conditions: dict[str, Any], results: list[EpisodeResult], sizes: dict[str, int]
+) -> bool:
+    """Write `results.json`; if that fails, log a warning and return False.
+
+    A resume writes it without new episodes.
+    """
+    try:
+        write_results(path, conditions, results, **sizes)
+    except OSError as error:
+        logger.warning("%s could not be written: %s", path, error)
+        return False
+    return True
+
+
+def _load(config: EvalConfig) -> "VlaPolicy":
+    model = load_policy(config.checkpoint_folder, config, config.device)
+    require_fitting(model, config.checkpoint_folder, config.benchmark)
+    return model
+
+
+async def _play(
+    model: "VlaPolicy",
+    config: EvalConfig,
+    conditions: dict[str, Any],
+    missing: list[EpisodeSpec],
+    file: ResultFile,
+    run: RunDirectory,
+    num_planned: int,
+) -> None:
+    envs = [episode.env for episode in missing]
+    agent = await recorded(
+        within_range(embodied_agent), config.record_to, envs, digest_of_run(conditions)
+    )
+    simulators = SimulatorConfig(num_envs=min(config.num_envs, len(missing)), rss_limit_mb=4000)
+    specs = list({str(episode.env): episode.env for episode in missing}.values())[:MOST_PREPARED]
+    with Progress(console=plain_console()) as progress:
+        bar = progress.add_task(
+            "evaluating", total=num_planned, completed=num_planned - len(missing)
+        )
+        keeper = ResultKeeper(config, file, run.videos)
+
+        async def done(trajectory: Trajectory) -> None:
+            await keeper.keep(trajectory)
+            successes = sum(result.is_success for result in file.results.values())
+            progress.update(
+                bar, advance=1, description=f"{successes} of {len(file.results)} succeeded"
+            )
+
+        async with (
+            Runtime(config.name) as runtime,
+            engines.DeviceLane(config.torch_threads) as lane,
+            SimulatorPool(runtime, simulators, specs=specs) as pool,
+            engines.TorchActionEngine(model, lane, EngineConfig(max_batch=pool.num_envs)) as engine,
+        ):
+            await play_each(pool, engine, agent, missing, done)
+
+
+def _results_of(folder: Path | None) -> dict[tuple[str, int, int], EpisodeResult]:
+    if folder is None:
+        return {}
+    with ResultFile(folder / "episodes.jsonl") as file:
+        return file.results
+
+
+def _config_of(folder: Path, config_type: type[EvalConfig]) -> EvalConfig:
+    """Read the configuration of an evaluation, with the values of fields that are younger."""
+    path = folder / "config.json"
+    younger = {
+        name: value
+        for name, value in EvalLaunch.recorded_before.items()
+        if name in config_type.__struct_fields__
+    }
+    return convert({**younger, **read_table(path, config_type)}, config_type, str(path))

@@ -1,0 +1,326 @@
+"""The report's page: the template, filled from a run's folder."""
+
+import base64
+import itertools
+import logging
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+
+from vla_rl.cli.report.charts import (
+    Rows,
+    failure_reward_chart,
+    held_out_chart,
+    node_seconds,
+    return_chart,
+    success_chart,
+    time_chart,
+)
+from vla_rl.evaluation.driving_strips import drive_pairs
+from vla_rl.evaluation.held_out import HeldOutResult, by_version, read_held_out, results_path
+from vla_rl.evaluation.held_out_curve import Curve, read_curve
+from vla_rl.evaluation.results import EpisodeResult, by_task, summary_of
+from vla_rl.evaluation.scored import SCORES, Line, read_scores, score_means
+from vla_rl.evaluation.strips import strip_path
+from vla_rl.evaluation.validation import ValidationResult, read_validation, validation_path
+from vla_rl.reporting import RunDirectory, read_metrics
+from vla_rl.reporting.whole_file import write_whole
+
+logger = logging.getLogger(__name__)
+
+MAX_STRIPS = 3
+"""Maximum number of pairs of film strips, before and after training, that are shown."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Held-out episodes of one task, or of all, by the first weights, the best and the last."""
+
+    name: str
+    before: str
+    after: str
+    gain: str
+    best: str = ""
+    """Empty if no weights were chosen, or the last ones were."""
+
+
+@dataclass(frozen=True)
+class StripPair:
+    """Film strips of one start by the first weights and by the last."""
+
+    title: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """One part of the held-out score by the first weights, the best and the last."""
+
+    name: str
+    before: str
+    after: str
+    best: str = ""
+    """Empty if no weights were chosen, or the last ones were."""
+
+
+def write_report(run: RunDirectory) -> Path:
+    """Write `report.html` into the run's folder: one file that needs no other file and no network.
+
+    The page names data that the run lacks (held-out episodes, updates). A damaged file about the
+    run (versions, configuration, graph) is logged as a warning, and its readable text is shown.
+
+    Raises: ConfigError for damaged held-out results; OSError if the page cannot be
+    written.
+    """
+    rows = read_metrics(run.metrics) if run.metrics.exists() else []
+    held_out = read_held_out(results_path(run))
+    curve = read_curve(run) or Curve("success_rate")
+    validation = read_validation(validation_path(run))
+    versions = _json(run.path / "versions.json")
+    best = None if curve.has_one_set or curve.best is None else curve.best.weights
+    template = jinja2.Environment(
+        loader=jinja2.PackageLoader("vla_rl.cli.report", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+    ).get_template("page.html.jinja")
+    text = template.render(
+        name=run.path.name,
+        about=_json(run.path / "about.json"),
+        command=_command(versions),
+        versions={
+            name: value for name, value in versions.items() if name not in ("command", "packages")
+        },
+        packages=versions.get("packages", {}),
+        config=_text(run.config),
+        num_updates=len(rows),
+        is_success_known=not rows or any("rollout/success_rate" in row for row in rows),
+        minutes=minutes_of(rows),
+        charts=[
+            ("Success", success_chart(rows, _points(held_out, curve))),
+            ("Held-out starts: report and choice", held_out_chart(curve)),
+            ("Return", return_chart(rows)),
+            ("What failures earned", failure_reward_chart(rows)),
+            ("Where the time went", time_chart(rows)),
+        ],
+        nodes=node_seconds(rows),
+        comparisons=comparisons(held_out, best),
+        curve=curve,
+        best=best,
+        num_left_out=num_left_out(held_out),
+        scores=score_rows(read_scores(run.path / SCORES.file), best),
+        validation=validation_rows(validation),
+        how_to_evaluate=how_to_evaluate(_json(run.config)),
+        strips=_strips(run, held_out),
+        drives=_drives(run),
+        graph=_text(run.path / "graph.txt"),
+    )
+    path = run.path / "report.html"
+    write_whole(path, text.encode())
+    return path
+
+
+def minutes_of(rows: Rows) -> float:
+    """Return the minutes from the first update to the last, without pauses between a stop and a
+    resume.
+    """
+    times = [(float(row.get("wall_time_s") or 0.0), row.get("time/update_s")) for row in rows]
+    gaps = [(after - before, taken) for (before, _), (after, taken) in itertools.pairwise(times)]
+    return sum(gap if taken is None else min(gap, taken) for gap, taken in gaps) / 60
+
+
+def comparisons(held_out: list[HeldOutResult], best: int | None = None) -> list[Comparison]:
+    """Compare the episodes that the first and the last weights both ran: a row per task and one for
+    all, or none. Those of the best weights stand beside them, if they ran all of these.
+    """
+    first, last = _first_and_last(held_out)
+    chosen = _of_best(held_out, best, last)
+    rows = [
+        _comparison(
+            task,
+            *([each for each in found if each.task == task] for found in (first, last, chosen)),
+        )
+        for task in by_task(first)
+    ]
+    return [*rows, _comparison("all", first, last, chosen)] if rows else []
+
+
+def _of_best(
+    held_out: list[HeldOutResult], best: int | None, last: list[EpisodeResult]
+) -> list[EpisodeResult]:
+    """Return the results of the best weights for the episodes of `last`; empty if they lack some,
+    or are the last weights themselves.
+    """
+    versions = by_version(held_out)
+    if best not in versions or best == max(versions):
+        return []
+    keys = {result.key for result in last}
+    chosen = [each for each in versions[best] if each.key in keys]
+    return chosen if len(chosen) == len(last) else []
+
+
+def _first_and_last(
+    held_out: list[HeldOutResult],
+) -> tuple[list[EpisodeResult], list[EpisodeResult]]:
+    """Return the results of the first and the last weights for the episodes that both have run."""
+    versions = by_version(held_out)
+    if len(versions) < 2:
+        return [], []
+    first, *_, last = versions.values()
+    of_both = {result.key for result in first} & {result.key for result in last}
+    return [each for each in first if each.key in of_both], [
+        each for each in last if each.key in of_both
+    ]
+
+
+def validation_rows(results: Sequence[ValidationResult]) -> list[tuple[str, float, float]]:
+    """Return each metric of the first and the last validated weights.
+
+    Empty if only one version was validated.
+    """
+    if len(results) < 2:
+        return []
+    first, last = results[0].metrics, results[-1].metrics
+    return [(name, first[name], last[name]) for name in first if name in last]
+
+
+def score_rows(lines: Sequence[Line], best: int | None = None) -> list[ScoreRow]:
+    """Return every part of the held-out score by the first, the best and the last weights, or
+    nothing if only one version was evaluated.
+    """
+    versions = [int(line["weights"]) for line in lines]
+    if len(set(versions)) < 2:
+        return []
+    first, last = min(versions), max(versions)
+    chosen = -1 if best is None or best == last else best
+    return [
+        ScoreRow(name, means.get(first, "-"), means.get(last, "-"), means.get(chosen, ""))
+        for name, means in score_means(lines).items()
+    ]
+
+
+def how_to_evaluate(config: Mapping[str, Any]) -> str:
+    """Return the option or argument that makes a run of this configuration evaluate before and
+    after.
+    """
+    held_out = config.get("held_out")
+    if isinstance(held_out, dict):
+        example = {"init_states": "--held-out.init-states 40-49", "scenes": "--held-out.scenes 500"}
+        return next(
+            (option for name, option in example.items() if name in held_out),
+            "--held-out.starts 64",
+        )
+    if "num_validation" in config:
+        return "--num-validation 64"
+    return "train(..., judge=...) in Python"
+
+
+def num_left_out(held_out: list[HeldOutResult]) -> int:
+    """Count the episodes that the first weights ran and the last did not, because their evaluation
+    was stopped.
+    """
+    played = by_version(held_out)
+    return (
+        len(next(iter(played.values()))) - len(_first_and_last(held_out)[0])
+        if len(played) > 1
+        else 0
+    )
+
+
+def _comparison(
+    name: str,
+    before: list[EpisodeResult],
+    after: list[EpisodeResult],
+    chosen: list[EpisodeResult],
+) -> Comparison:
+    gain = 100 * (summary_of(after)["success_rate"] - summary_of(before)["success_rate"])
+    best = _rate(chosen) if chosen else ""
+    return Comparison(name, _rate(before), _rate(after), f"{gain:+.0f} points", best)
+
+
+def _rate(results: list[EpisodeResult]) -> str:
+    found = summary_of(results)
+    low, high = found["wilson_95"]
+    return (
+        f"{found['successes']} of {found['episodes']}: {100 * found['success_rate']:.0f} % "
+        f"(95 %: {100 * low:.0f} to {100 * high:.0f})"
+    )
+
+
+def _points(held_out: list[HeldOutResult], curve: Curve) -> list[tuple[int, float, float, float]]:
+    """Return the points of the curve on the starts that are reported; without one, those of the
+    first and the last weights.
+    """
+    if curve.chose:
+        reported = curve.chose if curve.has_one_set else curve.report
+        points = reported if curve.measure == "success_rate" else ()
+        return [(each.weights, each.all.mean, each.all.low, each.all.high) for each in points]
+    found = {version: summary_of(results) for version, results in by_version(held_out).items()}
+    return [(version, each["success_rate"], *each["wilson_95"]) for version, each in found.items()]
+
+
+def _strips(run: RunDirectory, held_out: list[HeldOutResult]) -> list[StripPair]:
+    versions = by_version(held_out)
+    if len(versions) < 2:
+        return []
+    first, last = min(versions), max(versions)
+    solved = {result.key for result in versions[last] if result.is_success}
+    pairs = []
+    for result in versions[first]:
+        if result.is_success or result.key not in solved:
+            continue
+        images = [strip_path(run, version, result.key) for version in (first, last)]
+        if all(image.exists() for image in images):
+            start = f"initial state {result.init_state_id}, scene seed {result.scene_seed}"
+            title = f"{result.instruction} ({result.task}, {start})"
+            pairs.append(StripPair(title, *(_data_url(image) for image in images)))
+    return pairs[:MAX_STRIPS]
+
+
+def _drives(run: RunDirectory) -> list[StripPair]:
+    return [
+        StripPair(
+            f"{pair.kind}, held-out scene {pair.scene}: weights {pair.versions[0]} above, "
+            f"{pair.versions[1]} below",
+            _data_url(pair.before),
+            _data_url(pair.after),
+        )
+        for pair in drive_pairs(run)
+    ]
+
+
+def _data_url(path: Path) -> str:
+    return f"data:image/jpeg;base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def _command(versions: dict[str, Any]) -> str:
+    script, *arguments = versions.get("command") or [""]
+    module = script.partition("vla_rl/recipes/")[2].removesuffix(".py")
+    return shlex.join(
+        ["python", "-m", f"vla_rl.recipes.{module}", *arguments] if module else [script, *arguments]
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Read a JSON file; an empty dict, and a warning, if it is damaged."""
+    if not path.exists():
+        return {}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: invalid JSON or UTF-8
+        logger.warning("%s cannot be read, so the report leaves it out: %s", path, error)
+        return {}
+
+
+def _text(path: Path) -> str:
+    """Read a text file; bytes that are not UTF-8 become replacement characters, with a warning."""
+    data = path.read_bytes() if path.exists() else b""
+    text = data.decode(errors="replace")
+    if text.encode() != data:
+        logger.warning("%s is not valid UTF-8; the report shows what can be read", path)
+    return text

@@ -1,0 +1,329 @@
+"""Read a LeRobotDataset, v3.0 or v2.1: numbers at once, frames on demand.
+
+The rows of the data files define the episodes; `meta/episodes` is needed for videos and for the
+facts about episodes. All images of the observation are read, and all vectors of numbers, as
+float32.
+"""
+
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from vla_rl.datasets.episode import FrameReader, RecordedEpisode
+from vla_rl.datasets.lerobot.frames import ImageColumns
+from vla_rl.datasets.lerobot.layout import (
+    INFO_FILE,
+    KNOWN_FIELDS,
+    OBSERVED,
+    REWARD,
+    SUCCESS,
+    Info,
+    feature_of,
+    file_of,
+    key_of,
+    read_info,
+)
+from vla_rl.datasets.lerobot.meta import Described, read_episodes, read_tasks, require_agreement
+from vla_rl.datasets.lerobot.tables import DataFile
+from vla_rl.datasets.lerobot.videos import Segment, Videos
+from vla_rl.errors import DataError
+from vla_rl.util.foreign_data import number_in, whole_number_in
+
+_log = logging.getLogger(__name__)
+
+
+def read_lerobot(root: Path, *, fields: Mapping[str, str] | None = None) -> list[RecordedEpisode]:
+    """Read all episodes of the data set in `root`, in order.
+
+    Args:
+        root: the folder of the data set, as it was downloaded or written.
+        fields: names of the features of `image`, `wrist_image`, `state` or `action`, if they are
+            not the usual ones.
+
+    Raises: DataError, naming the file and the field, and the row and episode if one is wrong.
+    """
+    return _Reader(root, dict(fields or {})).episodes()
+
+
+class _Rows(msgspec.Struct, frozen=True):
+    """The rows of one episode in a data file."""
+
+    file: DataFile
+    episode: int
+    begin: int
+    end: int
+
+    def of(self, values: np.ndarray) -> np.ndarray:
+        """Return the episode's part of a column."""
+        return values[self.begin : self.end]
+
+
+class _Reader:
+    """Reads one data set."""
+
+    def __init__(self, root: Path, fields: Mapping[str, str]) -> None:
+        unknown = sorted(set(fields) - set(KNOWN_FIELDS))
+        if unknown:
+            raise DataError(f"fields name {unknown[0]!r}, expected some of {sorted(KNOWN_FIELDS)}.")
+        self._root, self._info, self._asked_for = root, read_info(root), set(fields)
+        self._features = {key: feature_of(self._info, root, key, fields) for key in KNOWN_FIELDS}
+        if self._features["action"] is None:
+            raise self._missing("action")
+        others = self._other_features()
+        described = self._info.features
+        self._vectors = {key: name for key, name in others.items() if described[name].is_vector}
+        pictures = {key: name for key, name in others.items() if described[name].is_picture}
+        known = {key: name for key, name in self._features.items() if name is not None}
+        _require_kinds(self._info, root, known)
+        self._pictures = {
+            key: name for key, name in known.items() if described[name].is_picture
+        } | pictures
+        left_out = sorted(set(others) - set(self._vectors) - set(pictures))
+        if left_out:
+            _log.warning(
+                "%s: only images and vectors of numbers are read; left out: %s",
+                root,
+                ", ".join(left_out),
+            )
+        for key, name in list(self._pictures.items()):
+            if described[name].is_depth_map:
+                self._leave_out(key, "meta/info.json says that it is a depth map")
+        self._tasks = read_tasks(root, self._info)
+        self._about = read_episodes(root, self._info)
+        self._images, self._videos = ImageColumns(root), Videos(self._info.fps)
+
+    def _leave_out(self, key: str, reason: str) -> None:
+        """Leave a camera out that does not show colours of 8 bits, with a line.
+
+        Raises: DataError if the caller named it.
+        """
+        name = self._pictures.pop(key)
+        if key in self._asked_for:
+            raise DataError(
+                f"{self._root}: fields name {name!r} for {key!r}, but {reason}; expected a camera "
+                "of 8 bits a channel."
+            )
+        _log.warning(
+            "%s: the camera %r (%s) is left out: %s, expected 8 bits a channel",
+            self._root,
+            key,
+            name,
+            reason,
+        )
+
+    def _other_features(self) -> dict[str, str]:
+        """Return the observed features beside the known ones, by the key that they get."""
+        others: dict[str, str] = {}
+        for name in self._info.features:
+            key = key_of(name)
+            if (
+                not name.startswith(OBSERVED)
+                or name in self._features.values()
+                or key in KNOWN_FIELDS
+            ):
+                continue
+            if key in others:
+                raise DataError(
+                    f"{self._root / INFO_FILE}: {others[key]!r} and {name!r} would both be named "
+                    f"{key!r}; expected different names."
+                )
+            others[key] = name
+        return others
+
+    def episodes(self) -> list[RecordedEpisode]:
+        """Return every episode.
+
+        Raises: DataError if rows are missing, or frames of a video.
+        """
+        paths = sorted((self._root / "data").glob("*/*.parquet"))
+        files = [DataFile(path, self._info.total_frames) for path in paths]
+        files = [file for file in files if file.num_rows]
+        for key, name in list(self._pictures.items()):
+            if files and self._info.features[name].dtype == "image" and files[0].has(name):
+                deep = self._images.deep_kind(files[0], name, 0)
+                if deep is not None:
+                    self._leave_out(key, f"its images are {deep}")
+        found = [episode for file in files for episode in self._episodes_of(file)]
+        found.sort(key=lambda numbered: numbered[0])
+        numbers = [number for number, _ in found]
+        expected = self._info.total_episodes
+        # counted, not listed: a description may claim any number
+        lost = next((n for n, number in enumerate(numbers) if number != n), len(numbers))
+        if lost != expected or len(numbers) != expected:
+            raise DataError(
+                f"{self._root / INFO_FILE} lists {expected} episodes, the data files hold "
+                f"{len(numbers)}; "
+                + (
+                    f"episode {lost} is the first that is missing."
+                    if lost < expected and (lost == len(numbers) or numbers[lost] > lost)
+                    else "some are in several files."
+                )
+            )
+        num_rows = sum(file.num_rows for file in files)
+        if num_rows != self._info.total_frames:
+            raise DataError(
+                f"{self._root / INFO_FILE} lists {self._info.total_frames} frames, the data files "
+                f"hold {num_rows}; download the folder again if it is incomplete."
+            )
+        self._videos.match()
+        return [episode for _, episode in found]
+
+    def _episodes_of(self, file: DataFile) -> list[tuple[int, RecordedEpisode]]:
+        indices, frames = file.integers("episode_index"), file.integers("frame_index")
+        begins = np.flatnonzero(np.diff(indices, prepend=indices[:1] - 1))
+        ends = np.append(begins[1:], len(indices))
+        columns = self._columns(file)
+        tasks = file.integers("task_index")
+        times = self._times(file)
+        episodes = []
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            wrong = np.flatnonzero(frames[begin:end] != np.arange(end - begin))
+            if len(wrong):
+                row = begin + int(wrong[0])
+                raise DataError(
+                    f"{file.path}: {file.place(row)} is out of order, expected frame {row - begin}."
+                )
+            rows = _Rows(file, int(indices[begin]), begin, end)
+            episodes.append(
+                (rows.episode, self._episode(rows, columns, rows.of(tasks), rows.of(times)))
+            )
+        return episodes
+
+    def _times(self, file: DataFile) -> np.ndarray:
+        """Return the time of each row in its episode, float64 [rows], in s."""
+        if self._has_videos and file.has("timestamp"):
+            with contextlib.suppress(DataError):  # nothing else reads this column
+                times = file.numbers("timestamp", 1)[:, 0].astype(np.float64)
+                inside = np.diff(file.integers("frame_index")) > 0
+                if (np.diff(times)[inside] > 0).all():
+                    return times
+        return file.integers("frame_index") / self._info.fps
+
+    @property
+    def _has_videos(self) -> bool:
+        return any(self._info.features[name].dtype == "video" for name in self._pictures.values())
+
+    def _columns(self, file: DataFile) -> dict[str, np.ndarray]:
+        """Return action, vectors and reward of all rows, by observation key."""
+        columns = {}
+        for key in ("action", "state"):
+            feature = self._features[key]
+            if feature is not None:
+                columns[key] = file.numbers(feature, self._info.features[feature].shape[0])
+        for key, feature in self._vectors.items():
+            columns[key] = file.numbers(feature, self._info.features[feature].shape[0])
+        for feature in (REWARD, SUCCESS):
+            if feature in self._info.features:
+                columns[feature] = file.numbers(feature, 1)[:, 0]
+        return columns
+
+    def _episode(
+        self,
+        rows: _Rows,
+        columns: Mapping[str, np.ndarray],
+        tasks: np.ndarray,
+        times: np.ndarray,
+    ) -> RecordedEpisode:
+        number, about = rows.episode, self._about.get(rows.episode)
+        self._require_length(rows, about)
+        words = self._words(rows, tasks.tolist(), about)
+        ours = about.ours if about is not None else {}
+        values = {key: rows.of(column) for key, column in columns.items()}
+        rewards, success = values.pop(REWARD, None), values.pop(SUCCESS, None)
+        return RecordedEpisode(
+            name=str(ours.pop("name", f"{self._root}: episode {number}")),
+            instruction=words[0],
+            instructions=tuple(words) if len(set(words)) > 1 else None,
+            actions=values.pop("action"),
+            vectors=values,
+            frames={
+                key: self._frames(key, feature, rows, about, times)
+                for key, feature in self._pictures.items()
+            },
+            rewards=rewards,
+            is_success=None if success is None else bool(success[-1]),
+            about=ours,
+        )
+
+    def _require_length(self, rows: _Rows, about: Described | None) -> None:
+        length = about.length if about is not None else None
+        if about is not None and length is not None and length != rows.end - rows.begin:
+            raise DataError(
+                f"{rows.file.path} has {rows.end - rows.begin} rows of episode {rows.episode}, "
+                f"{about.place} says 'length' {length}, expected the same; download the folder "
+                "again if it is incomplete."
+            )
+
+    def _words(self, rows: _Rows, tasks: Sequence[int], about: Described | None) -> list[str]:
+        """Return the words of each row of an episode."""
+        for step, task in enumerate(tasks):
+            if task not in self._tasks:
+                raise DataError(
+                    f"{rows.file.path}: {rows.file.place(rows.begin + step)} has task {task}, which "
+                    "meta/tasks does not name."
+                )
+        words = [self._tasks[task] for task in tasks]
+        require_agreement(rows.episode, set(words), about)
+        return words
+
+    def _frames(
+        self, key: str, feature: str, rows: _Rows, about: Described | None, times: np.ndarray
+    ) -> FrameReader:
+        described, number = self._info.features[feature], rows.episode
+        if described.dtype == "image":
+            return lambda step: self._images.frame(rows.file, feature, described, rows.begin + step)
+        if self._info.video_path is None:
+            raise DataError(
+                f"{self._root / INFO_FILE}: {feature!r} is a video, but there is no video_path."
+            )
+        row = about.row if about is not None else {}
+        place = about.place if about is not None else ""
+        chunk, file, from_timestamp = (
+            f"videos/{feature}/{name}" for name in ("chunk_index", "file_index", "from_timestamp")
+        )
+        lost = [name for name in (chunk, file, from_timestamp) if name not in row]
+        if lost and not self._info.is_v2:
+            raise DataError(
+                f"{self._root}: meta/episodes has no {lost[0]!r} for episode {number}, so the "
+                "position of its video is unknown; download the folder again if it is incomplete."
+            )
+        values: dict[str, str | int] = {
+            "video_key": feature,
+            "episode_index": number,
+            "episode_chunk": number // self._info.chunks_size,
+            "chunk_index": whole_number_in(row, chunk, place) if chunk in row else 0,
+            "file_index": whole_number_in(row, file, place) if file in row else 0,
+        }
+        path = file_of(self._info.video_path, self._root, values)
+        is_needed = key in KNOWN_FIELDS  # frames of other features may never be read
+        if is_needed and not path.is_file():
+            raise DataError(f"{path} is missing, expected the frames {key!r} of episode {number}.")
+        from_s = number_in(row, from_timestamp, place) if from_timestamp in row else 0.0
+        segment = Segment(number, from_s, times)
+        return self._videos.add(path, feature, described, segment, is_needed=is_needed)
+
+    def _missing(self, key: str) -> DataError:
+        return DataError(
+            f"{self._root / INFO_FILE} has no feature that is known as {key!r} "
+            f"({', '.join(KNOWN_FIELDS[key])}); it has "
+            f"{sorted(self._info.features)}; name the feature with fields = {{{key!r}: ...}}."
+        )
+
+
+def _require_kinds(info: Info, root: Path, known: Mapping[str, str]) -> None:
+    """Raise DataError if a camera is no picture, or action or state no vector."""
+    for key, name in known.items():
+        found = info.features[name]
+        if key in ("image", "wrist_image") and not found.is_picture:
+            raise DataError(
+                f"{root / INFO_FILE}: {name!r} is of dtype {found.dtype!r}, expected image or video"
+            )
+        if key in ("action", "state") and not found.is_vector:
+            raise DataError(
+                f"{root / INFO_FILE}: {name!r} is {found.dtype} of shape {list(found.shape)}, "
+                "expected a vector of numbers."
+            )

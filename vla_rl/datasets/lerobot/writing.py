@@ -1,0 +1,233 @@
+"""Write a LeRobotDataset v3.0, an episode at a time.
+
+After each episode the data set on disk is complete.
+
+Each episode is a data file and a metadata file; both get their final names only when they are
+complete. An episode counts as soon as `meta/info.json` includes it. A writer that is killed before
+that loses the episode; the next writer continues after the last one that counts. Images are stored
+without loss, as PNG in the data file.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, Final, Self
+
+import msgspec
+
+from vla_rl.datasets.arrow import pa, pq
+from vla_rl.datasets.episode import RecordedEpisode
+from vla_rl.datasets.lerobot import columns
+from vla_rl.datasets.lerobot.layout import (
+    CHUNKS_SIZE,
+    DATA_PATH,
+    EPISODES_FOLDER,
+    EPISODES_PATH,
+    INFO_FILE,
+    OURS,
+    STATS_FILE,
+    TASKS_FILE,
+    Info,
+    read_info,
+)
+from vla_rl.datasets.lerobot.reading import read_lerobot
+from vla_rl.datasets.lerobot.stats import Stats, merged, noted_stats, stats_of
+from vla_rl.datasets.lerobot.tables import read_rows
+from vla_rl.errors import DataError
+
+DEFAULT_FPS: Final = 20
+"""Control steps a second of a new data set, by default."""
+
+
+class LeRobotWriter:
+    """Adds episodes to a LeRobotDataset.
+
+    Use one writer a folder at a time; calls block, so run them in a thread.
+
+    Args:
+        root: the folder of the data set; created if it does not exist, extended if it holds a data
+            set of the same features.
+        fps: control steps a second; None: that of the folder, `DEFAULT_FPS` in a new one.
+        robot_type: name of the robot; None: that of the folder, unknown in a new one.
+
+    Raises: DataError if the folder holds other files, or a data set of another rate or robot.
+    """
+
+    def __init__(
+        self, root: Path, *, fps: float | None = None, robot_type: str | None = None
+    ) -> None:
+        self._root, self._tasks, self._names = root, dict[str, int](), set[str]()
+        self._stats: dict[str, Stats] = {}
+        self._info = Info(
+            codebase_version="v3.0",
+            robot_type=robot_type,
+            total_episodes=0,
+            total_frames=0,
+            fps=DEFAULT_FPS if fps is None else fps,
+            data_path=DATA_PATH,
+            features={},
+        )
+        info = check_can_add(root, fps=fps, robot_type=robot_type)
+        if info is not None:
+            self._go_on(info)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the names of the episodes in the data set."""
+        return frozenset(self._names)
+
+    def add(self, episode: RecordedEpisode) -> Self:
+        """Append one episode.
+
+        Raises: DataError if its features are not those of the others, or its name is already used;
+            OSError if it could not be written, as on a full disk: the episode does not count then,
+            and others may still be added.
+        """
+        features = columns.features_of(episode)
+        if episode.name in self._names:
+            raise DataError(f"{self._root} holds {episode.name!r} already.")
+        if self._info.features and features != self._info.features:
+            raise DataError(
+                f"{episode.name} has the features {sorted(features)}, {self._root} has others or "
+                "other shapes."
+            )
+        number = self._info.total_episodes
+        tasks = {**self._tasks}
+        task_of = [tasks.setdefault(words, len(tasks)) for words in episode.words]
+        table = columns.table_of(
+            episode, features, number, self._info.total_frames, task_of, self._info.fps
+        )
+        stats = stats_of(episode, features, table)
+        place = {"chunk_index": number // CHUNKS_SIZE, "file_index": number % CHUNKS_SIZE}
+        about = pa.Table.from_pylist([self._episode_row(episode, place, stats)])
+        all_stats = merged(self._stats, stats)
+        try:
+            _write_table(self._root / DATA_PATH.format(**place), table)
+            _write_table(self._root / EPISODES_PATH.format(**place), about)
+            info = self._count(episode, features, tasks, all_stats)
+        except OSError:
+            self._forget_uncounted(number)
+            raise
+        self._info, self._tasks, self._stats = info, tasks, all_stats
+        self._names.add(episode.name)
+        return self
+
+    def _episode_row(
+        self, episode: RecordedEpisode, place: dict[str, int], stats: dict[str, Stats]
+    ) -> dict[str, Any]:
+        """Return the row of `meta/episodes` for the next episode."""
+        first_row = self._info.total_frames
+        return {
+            "episode_index": self._info.total_episodes,
+            "tasks": list(dict.fromkeys(episode.words)),
+            "length": episode.num_steps,
+            "data/chunk_index": place["chunk_index"],
+            "data/file_index": place["file_index"],
+            "dataset_from_index": first_row,
+            "dataset_to_index": first_row + episode.num_steps,
+            "meta/episodes/chunk_index": place["chunk_index"],
+            "meta/episodes/file_index": place["file_index"],
+            **{
+                f"stats/{name}/{kind}": value
+                for name, stat in stats.items()
+                for kind, value in stat.values().items()
+            },
+            **{
+                f"{OURS}{key}": value
+                for key, value in {"name": episode.name, **episode.about}.items()
+            },
+        }
+
+    def _count(
+        self,
+        episode: RecordedEpisode,
+        features: dict[str, Any],
+        tasks: dict[str, int],
+        stats: dict[str, Stats],
+    ) -> Info:
+        """Write the files that make the episode count; `info.json` last."""
+        _write_table(self._root / TASKS_FILE, columns.tasks_table(tasks))
+        values = {name: stat.values() for name, stat in stats.items()}
+        _write(self._root / STATS_FILE, msgspec.json.format(msgspec.json.encode(values)))
+        total = self._info.total_episodes + 1
+        info = msgspec.structs.replace(
+            self._info,
+            total_episodes=total,
+            total_frames=self._info.total_frames + episode.num_steps,
+            total_tasks=len(tasks),
+            splits={"train": f"0:{total}"},
+            features=features,
+        )
+        _write(self._root / INFO_FILE, msgspec.json.format(msgspec.json.encode(info)))
+        return info
+
+    def _go_on(self, info: Info) -> None:
+        self._forget_uncounted(info.total_episodes)
+        episodes = read_lerobot(self._root) if info.total_episodes else []
+        self._info, self._names = info, {episode.name for episode in episodes}
+        for words in (words for episode in episodes for words in episode.words):
+            self._tasks.setdefault(words, len(self._tasks))
+        if not episodes:
+            return
+        for path in sorted((self._root / EPISODES_FOLDER).glob("*/*.parquet")):
+            for row in read_rows(path):  # stats.json may count an episode that info.json does not
+                self._stats = merged(self._stats, noted_stats(row, info.features, path))
+
+    def _forget_uncounted(self, num_episodes: int) -> None:
+        """Remove files of episodes that do not count, which a killed writer or a full disk left."""
+        for pattern in (DATA_PATH, EPISODES_PATH):
+            place = {
+                "chunk_index": num_episodes // CHUNKS_SIZE,
+                "file_index": num_episodes % CHUNKS_SIZE,
+            }
+            (self._root / pattern.format(**place)).unlink(missing_ok=True)
+        for part in self._root.rglob("*.part"):
+            part.unlink()
+
+
+def check_can_add(
+    root: Path, *, fps: float | None = None, robot_type: str | None = None
+) -> Info | None:
+    """Return the description of the data set in `root` that a writer would extend.
+
+    None for a new one. Writes nothing.
+
+    Raises: DataError if the folder holds other files, or a data set of another rate or robot.
+    """
+    if not (root / INFO_FILE).is_file():
+        if root.exists() and not root.is_dir():
+            raise DataError(f"{root} is a file, expected a new folder or a data set.")
+        if root.is_dir() and any(root.iterdir()):
+            raise DataError(
+                f"{root} holds other files and no {INFO_FILE}, expected a new folder or a data set."
+            )
+        return None
+    info = read_info(root)
+    for name, value in (("fps", fps), ("robot_type", robot_type)):
+        if value is not None and value != getattr(info, name):
+            raise DataError(
+                f"{name} is {value!r}, {root / INFO_FILE} says {getattr(info, name)!r}, expected "
+                "the same; write into another folder."
+            )
+    if (
+        info.codebase_version != "v3.0"
+        or info.data_path != DATA_PATH
+        or info.video_path is not None
+    ):
+        raise DataError(
+            f"{root} is a data set of another program, expected one that this writer can extend."
+        )
+    return info
+
+
+def _write_table(path: Path, table: "pa.Table") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    pq.write_table(table, part, compression="snappy", write_page_checksum=True)
+    os.replace(part, path)
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(data)
+    os.replace(part, path)

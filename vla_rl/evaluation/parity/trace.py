@@ -1,0 +1,154 @@
+"""Traces: the values of one episode, as JSON lines that any program can write.
+
+    {"parity": 1, "source": "my loop"}
+    {"decision": 0, "boundary": "instruction", "value": "put the bowl on the stove"}
+    {"decision": 0, "boundary": "camera", "key": "image",
+     "value": {"dtype": "uint8", "shape": [256, 256, 3], "base64": "..."}}          (one line)
+    {"decision": 0, "boundary": "tokens", "value": [31872, 31744]}
+
+Numbers and lists stand as they are; arrays also as base64 of their bytes in C order, little-endian.
+Boundaries may be left out: only those that both traces hold are compared.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+
+from vla_rl.errors import DataError
+from vla_rl.evaluation.parity.boundaries import BOUNDARIES
+from vla_rl.util.dtypes import plain_array
+from vla_rl.util.foreign_text import required_text
+
+VERSION: Final = 1
+_NAMES: Final = tuple(boundary.name for boundary in BOUNDARIES)
+_DTYPES: Final = ("uint8", "int32", "int64", "float32", "float64", "bool")
+
+Value: TypeAlias = np.ndarray | str | bool
+
+
+class TraceEntry(msgspec.Struct, frozen=True):
+    """One value of an episode."""
+
+    decision: int
+    """Number of the decision that it belongs to, from 0."""
+
+    boundary: str
+    """Name of a boundary."""
+
+    value: Value
+    """An array, a text, or True or False."""
+
+    key: str = ""
+    """Name of the camera, if a decision has several values of this boundary."""
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """The values of one episode, in the order of their making."""
+
+    source: str
+    """Description of the loop that made them."""
+
+    entries: tuple[TraceEntry, ...]
+
+
+def write_trace(path: Path, trace: Trace) -> None:
+    """Write a trace to a new or existing file. Raises: OSError."""
+    lines: list[dict[str, Any]] = [{"parity": VERSION, "source": trace.source}]
+    for entry in trace.entries:
+        line = {"decision": entry.decision, "boundary": entry.boundary, "value": _plain(entry)}
+        lines.append({**line, "key": entry.key} if entry.key else line)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def read_trace(path: Path) -> Trace:
+    """Read a trace. Raises: DataError naming the line and what is wrong there; OSError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text, expected a trace in JSON lines") from error
+    head, *lines = text.splitlines() or [""]
+    first = _object(head, f"{path}:1")
+    if first.get("parity") != VERSION:
+        raise DataError(
+            f'{path}:1 is not the head of a trace; expected {{"parity": {VERSION}, "source": ...}}'
+        )
+    entries = tuple(_entries(path, lines))
+    if not entries:
+        raise DataError(f"{path} holds no values; expected a line for each value of the episode")
+    source = required_text(first.get("source", path.name), f"source of {path}:1")
+    return Trace(source=source, entries=entries)
+
+
+def _entries(path: Path, lines: Iterable[str]) -> Iterable[TraceEntry]:
+    newest = 0
+    for number, line in enumerate(lines, start=2):
+        if not line.strip():
+            continue
+        place = f"{path}:{number}"
+        fields = _object(line, place)
+        unknown = set(fields) - {"decision", "boundary", "key", "value"}
+        if unknown or "value" not in fields:
+            raise DataError(
+                f"{place} has the fields {sorted(fields)}, expected decision, boundary, value, and "
+                "key if there are several cameras"
+            )
+        decision, boundary = fields.get("decision"), fields.get("boundary")
+        if type(decision) is not int or decision < newest:
+            raise DataError(
+                f"{place}: decision is {decision!r}, expected a whole number of at least {newest}"
+            )
+        if boundary not in _NAMES:
+            raise DataError(
+                f"{place}: boundary is {boundary!r}, expected one of {', '.join(_NAMES)}"
+            )
+        newest = decision
+        value = _value(fields["value"], place)
+        key = required_text(fields.get("key", ""), f"key of {place}")
+        yield TraceEntry(decision, boundary, value, key)
+
+
+def _object(line: str, place: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{place} is a {type(found).__name__}, expected a JSON object")
+    return found
+
+
+def _plain(entry: TraceEntry) -> Any:
+    if not isinstance(entry.value, np.ndarray):
+        return entry.value
+    array = np.ascontiguousarray(entry.value)
+    if array.dtype.name not in _DTYPES:
+        raise TypeError(f"{entry.boundary} is {array.dtype}, expected one of {', '.join(_DTYPES)}")
+    content = base64.b64encode(array.tobytes()).decode()
+    return {"dtype": array.dtype.name, "shape": list(array.shape), "base64": content}
+
+
+def _value(found: Any, place: str) -> Value:
+    if isinstance(found, str | bool):
+        return found
+    try:
+        if isinstance(found, dict):
+            return _decoded(found)
+        array = np.asarray(found)
+    except (ValueError, TypeError, KeyError, binascii.Error) as error:
+        raise DataError(f"{place}: the value cannot be read: {error!r}") from error
+    if array.dtype.name not in _DTYPES:
+        raise DataError(f"{place}: the value is {array.dtype}, expected numbers, or a text")
+    return array
+
+
+def _decoded(found: dict[str, Any]) -> np.ndarray:
+    if found["dtype"] not in _DTYPES:
+        raise ValueError(f"dtype is {found['dtype']!r}, expected one of {', '.join(_DTYPES)}")
+    content = base64.b64decode(found["base64"], validate=True)
+    return plain_array(content, found["dtype"], found["shape"])

@@ -1,0 +1,61 @@
+"""Learning: learners, critics and the optimizer, which update weights, and checkpoints.
+
+learner        `Learner`: policy gradients; imitation: `Imitator`, cross-entropy on demonstrations
+plan           rows of each optimizer step and of each rank; sharded: a learner over several ranks
+team           several policies that learn in one run, together or in turns
+critic         `Critic`: values; scoring: `Reference`, the frozen policy of a KL term
+columns        each number of a token, declared once; rows: decisions as rows of tokens; decisions:
+               those rows as padded tensors
+checkpoint     all state of a run, written completely or not at all
+
+Importing the configurations does not import torch; the other names do when they are first used.
+"""
+
+from typing import TYPE_CHECKING
+
+from vla_rl.learner.config import (
+    CriticConfig as CriticConfig,
+    ImitationConfig as ImitationConfig,
+    LearnerConfig as LearnerConfig,
+    OptimizerConfig as OptimizerConfig,
+)
+from vla_rl.util.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from vla_rl.learner.checkpoint import (
+        Checkpoint as Checkpoint,
+        PreparedCheckpoint as PreparedCheckpoint,
+        load_checkpoint as load_checkpoint,
+        prepare_checkpoint as prepare_checkpoint,
+        read_policy_tensors as read_policy_tensors,
+        save_checkpoint as save_checkpoint,
+        verify_checkpoint as verify_checkpoint,
+    )
+    from vla_rl.learner.checkpoint_folders import (
+        latest_checkpoint as latest_checkpoint,
+        list_checkpoints as list_checkpoints,
+    )
+    from vla_rl.learner.critic import Critic as Critic, PolicyCritic as PolicyCritic
+    from vla_rl.learner.imitation import Demonstration as Demonstration, Imitator as Imitator
+    from vla_rl.learner.learner import (
+        Learner as Learner,
+        PolicyLearner as PolicyLearner,
+        PolicyMismatchError as PolicyMismatchError,
+        UpdateReport as UpdateReport,
+    )
+    from vla_rl.learner.optimizer import DivergedError as DivergedError
+    from vla_rl.learner.scoring import PolicyReference as PolicyReference, Reference as Reference
+    from vla_rl.learner.team import (
+        CriticTeam as CriticTeam,
+        LearnerTeam as LearnerTeam,
+        ReferenceTeam as ReferenceTeam,
+    )
+    from vla_rl.learner.training import (
+        TeamState as TeamState,
+        TrainingState as TrainingState,
+        WeightSink as WeightSink,
+    )
+    from vla_rl.learner.values import Judged as Judged
+
+
+__getattr__, __dir__ = lazy_names(__name__)

@@ -1,0 +1,221 @@
+"""The critic: it estimates the return that is still to come from the policy's features of an
+observation.
+
+    observations ─► trunk ─► features [B, F] ─► value head ─► V [B]
+                      │
+                      ├── trunk="shared"  the policy's own, behind a stop-gradient: no memory, no gradient
+                      └── trunk="own"     a copy of the policy's at the start, trained along with the head
+
+The head predicts in units of `value_scale`, so that head and loss work with numbers of order one.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms.losses import value_loss
+from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.policy_model import TokenModel
+from vla_rl.errors import CheckpointError
+from vla_rl.learner.config import CriticConfig
+from vla_rl.learner.optimizer import StepReport
+from vla_rl.learner.training import StagedTensors
+from vla_rl.learner.value_passes import (
+    NUM_UPDATES,
+    CriticPasses,
+    LocalCriticPasses,
+    ValueHead,
+    ValueRows,
+    ValueSums,
+)
+from vla_rl.learner.values import Judged, require_returns, require_values
+from vla_rl.types import Observation, Trajectory, derive_seed
+
+__all__ = ["Critic", "PolicyCritic", "ValueHead", "is_cut_off"]
+
+
+class PolicyCritic:
+    """Estimates values in a policy's episodes, and is trained on the returns that followed.
+
+    It decides what is learnt: mini-batches and targets. `passes` computes.
+
+    Args:
+        passes: computes with the network that is trained.
+        config: units, loss and batches.
+        seed: seed of the order of the mini-batches.
+    """
+
+    def __init__(self, passes: CriticPasses, config: CriticConfig, seed: int) -> None:
+        self._passes, self._config, self._seed = passes, config, seed
+        self._loss = value_loss(config.loss)
+        self._num_updates = 0
+        self._turn = asyncio.Lock()
+
+    async def values(self, trajectories: Sequence[Trajectory]) -> list[Judged]:
+        """Compute the values of all decisions of all trajectories, and of the last observation if a
+        time limit ended the episode.
+
+        Raises: ValueError, naming episode and decision, for a value that is not finite.
+        """
+        seen: list[Observation] = []
+        for trajectory in trajectories:
+            seen += [step.observation for step in trajectory.steps]
+            if is_cut_off(trajectory):
+                seen.append(trajectory.final_observation)
+        async with self._turn:
+            values = await self._passes.values(seen)
+        judged = _split_by_trajectory(trajectories, values.numpy() * self._config.value_scale)
+        require_values(trajectories, judged)
+        return judged
+
+    async def update(
+        self,
+        trajectories: Sequence[Trajectory],
+        judged: Sequence[Judged],
+        returns: Sequence[np.ndarray],
+        *,
+        number: int | None = None,
+    ) -> dict[str, float]:
+        """Fit the values to the returns.
+
+        Args:
+            trajectories: recorded episodes.
+            judged: their values before this update, for clipping and explained variance.
+            returns: float [decisions] for each trajectory, the targets of the values.
+            number: number of the run's update. An update that the critic has already made is
+                skipped: a run may have been stopped between the critic's and the policy's update.
+                    None: the next number.
+
+        Returns: metrics by path. `critic/value_mean`, `critic/return_mean` (both in units of
+        reward) and `critic/explained_variance`, 1 - Var(returns - values) / Var(returns), describe
+        the values that the advantages were computed with; `critic/loss` and
+        `critic/value_clip_fraction` describe the optimizer steps.
+        Raises: ValueError for returns or values that do not fit or are not finite.
+        """
+        require_returns(trajectories, returns)
+        require_values(trajectories, judged)
+        observations = tuple(
+            step.observation for trajectory in trajectories for step in trajectory.steps
+        )
+        scale = self._config.value_scale
+        target = torch.from_numpy(np.concatenate(list(returns)).astype(np.float32)) / scale
+        old = torch.from_numpy(np.concatenate([each.values for each in judged])) / scale
+        sequence = torch.from_numpy(
+            np.repeat(np.arange(len(returns)), [len(each) for each in returns])
+        )
+        rows = ValueRows(observations, target, old)
+        sums: list[ValueSums] = []
+        reports: list[StepReport] = []
+        async with self._turn:
+            number = self._num_updates if number is None else number
+            # a run that was stopped between critic and policy repeats the update with a fitted critic
+            if number < self._num_updates:
+                return {}
+            for index in self._minibatches(sequence, number):
+                sums += await self._passes.accumulate(rows.rows(index))
+                reports.append(await self._passes.step())
+            self._num_updates = number + 1
+            loss, num_clipped = await self._passes.summed(sums)
+        _, before = self._loss(
+            old * scale, old * scale, target * scale, torch.ones_like(old, dtype=torch.bool)
+        )
+        return {
+            "critic/loss": loss / len(reports),
+            **{f"critic/{name}": value for name, value in before.metrics().items()},
+            "critic/value_clip_fraction": num_clipped / (len(target) * self._config.epochs),
+            "critic/grad_norm": sum(report.grad_norm for report in reports) / len(reports),
+            "critic/skipped_steps": float(sum(report.is_skipped for report in reports)),
+        }
+
+    async def snapshot(self) -> Mapping[str, Tensor] | StagedTensors:
+        """Copy all state that the next update depends on, by name."""
+        async with self._turn:
+            return await self._passes.snapshot(self._num_updates)
+
+    async def restore(
+        self,
+        tensors: Mapping[str, Tensor] | StagedTensors,
+        file: Path | None = None,
+        prefix: str = "",
+    ) -> None:
+        """Continue from a snapshot.
+
+        Args:
+            tensors: what `snapshot` returned.
+            file: file with the same tensors, from which ranks read their own parts; None if there
+                is none.
+            prefix: beginning of this critic's names in `tensors` and `file`, before those of
+                `snapshot`.
+
+        Raises: CheckpointError if it is not of this critic.
+        """
+        if isinstance(tensors, StagedTensors):
+            raise CheckpointError("the critic is staged by ranks; save it, and load the checkpoint")
+        own = {
+            name.removeprefix(prefix): each
+            for name, each in tensors.items()
+            if name.startswith(prefix)
+        }
+        async with self._turn:
+            try:
+                await self._passes.restore(own, file, prefix)
+                self._num_updates = int(own[NUM_UPDATES])
+            except (KeyError, RuntimeError, CheckpointError) as error:
+                raise CheckpointError(
+                    f"the checkpoint's critic is not this one: {error}; resume with the same "
+                    "pipeline and critic settings."
+                ) from error
+
+    def _minibatches(self, sequence: Tensor, number: int) -> list[Tensor]:
+        """Return the rows of each optimizer step; a trajectory is never split between two steps."""
+        num_trajectories = int(sequence[-1]) + 1
+        size = self._config.minibatch_trajectories or num_trajectories
+        minibatches = []
+        for epoch in range(self._config.epochs):
+            generator = torch.Generator().manual_seed(
+                derive_seed(self._seed, "critic", number, epoch)
+            )
+            for chosen in torch.split(torch.randperm(num_trajectories, generator=generator), size):
+                minibatches.append(torch.isin(sequence, chosen).nonzero()[:, 0])
+        return minibatches
+
+
+class Critic(PolicyCritic):
+    """A `PolicyCritic` that computes in this process.
+
+    Args:
+        model: the policy whose trunk is shared or copied.
+        lane: runs the trunk and the head.
+        config: trunk, loss and optimizer.
+        seed: seed of the head's initial weights and of the order of the mini-batches.
+    """
+
+    def __init__(
+        self, model: TokenModel[Any], lane: DeviceLane, config: CriticConfig, seed: int
+    ) -> None:
+        passes = LocalCriticPasses(model, lane, config, seed)
+        super().__init__(passes, config, seed)
+        self.head = passes.module.head
+        """The value head."""
+
+
+def is_cut_off(trajectory: Trajectory) -> bool:
+    """Return whether the world went on after the last observation, so that its value belongs to the
+    return.
+    """
+    return trajectory.stop_reason.is_cut_off
+
+
+def _split_by_trajectory(trajectories: Sequence[Trajectory], values: np.ndarray) -> list[Judged]:
+    judged, start = [], 0
+    for trajectory in trajectories:
+        end = start + len(trajectory.steps)
+        cut_off = is_cut_off(trajectory)
+        judged.append(Judged(values[start:end], float(values[end]) if cut_off else 0.0))
+        start = end + cut_off
+    return judged

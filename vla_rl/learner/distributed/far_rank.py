@@ -1,0 +1,131 @@
+"""The part of a rank that matters on another host: files that are brought there, network, clock.
+
+policy's files ─────────────► folder of the host's first rank ◄── all ranks of the host
+ranges of a checkpoint ─────►   (files with holes: only what these ranks read was sent)
+staged state ◄─────────────── pieces, which the learner's process writes into its checkpoint
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from vla_rl.actors import Actor
+from vla_rl.actors.owned_folder import OwnedFolder, sweep
+from vla_rl.learner.distributed.meeting import Doorway, Meeting, Network
+from vla_rl.learner.distributed.same_code import code_report
+from vla_rl.learner.distributed.state import write_at
+
+FOLDER_PREFIX: Final = "vla_rl-rank-files-"
+"""Beginning of the names of folders with files that were brought to another host."""
+
+PIECE_BYTES: Final = 16 << 20
+"""Bytes of a file or of weights in one message."""
+
+
+class FilePiece(msgspec.Struct, frozen=True):
+    """Bytes for a file, in runs that begin at equal distances."""
+
+    at: int
+    """Place of the first byte in the file."""
+
+    run: int
+    distance: int
+    data: np.ndarray
+
+
+class FarRank(Actor):
+    """A rank's files, network and clock on its host."""
+
+    def __init__(self) -> None:
+        self._brought: OwnedFolder | None = None
+        self._doorway: Doorway | None = None
+
+    async def code(self, policy_class: str) -> dict[str, str]:
+        """Return versions and digests of the code here, by name."""
+        return await asyncio.to_thread(code_report, policy_class)
+
+    async def now(self) -> float:
+        """Return this host's clock, in seconds."""
+        return time.monotonic()
+
+    async def listen(self, network: Network, port: int, num_ranks: int) -> Meeting:
+        """Wait at a port for the other ranks; for rank 0. Raises: ConfigError."""
+        self._doorway = await asyncio.to_thread(Doorway, network, port, num_ranks)
+        return self._doorway.meeting
+
+    async def put(self, name: str, size: int, start: int, piece: np.ndarray) -> str:
+        """Write a piece of a file; what was not sent of it reads as zeros.
+
+        Args:
+            name: of the file, below this rank's folder.
+            size: bytes of the whole file.
+            start: place of the piece.
+            piece: uint8 [bytes].
+
+        Returns: the path of the file here. Raises: ValueError for a place outside of the folder.
+        """
+        return await asyncio.to_thread(self._put, name, size, start, piece)
+
+    async def remove(self) -> None:
+        """Remove the files that were brought."""
+        brought, self._brought = self._brought, None
+        if brought is not None:
+            await asyncio.to_thread(brought.remove)
+
+    async def on_stop(self) -> None:
+        """Remove the files that were brought."""
+        await self.remove()
+
+    def _put(self, name: str, size: int, start: int, piece: np.ndarray) -> str:
+        if self._brought is None:
+            sweep(FOLDER_PREFIX)
+            self._brought = OwnedFolder(FOLDER_PREFIX)
+        folder = self._brought.path
+        path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"the file {name!r} is outside of the rank's folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if os.fstat(descriptor).st_size != size:
+                os.truncate(descriptor, size)
+            write_at(descriptor, piece, start)
+        finally:
+            os.close(descriptor)
+        return str(path)
+
+
+def merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the same bytes as rising ranges that do not touch."""
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(each for each in ranges if each[1] > each[0]):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((begin, end))
+    return found
+
+
+def in_pieces(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the same ranges, none longer than `PIECE_BYTES`."""
+    return [
+        (at, min(at + PIECE_BYTES, end))
+        for begin, end in ranges
+        for at in range(begin, end, PIECE_BYTES)
+    ]
+
+
+def read_bytes(path: Path, begin: int, end: int) -> np.ndarray:
+    """Read bytes of a file, uint8 [end - begin]. Raises: OSError if they are not there."""
+    with path.open("rb") as file:
+        file.seek(begin)
+        data = file.read(end - begin)
+    if len(data) != end - begin:
+        raise OSError(f"{path} ends at byte {begin + len(data)}, expected {end}")
+    return np.frombuffer(data, np.uint8)

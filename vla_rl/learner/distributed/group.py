@@ -1,0 +1,333 @@
+"""The processes of a sharded learner: started together, called together, ended together.
+
+A rank that dies, freezes or raises ends all ranks, because the others would wait for it in a
+collective. One error names the rank and the cause: `RankFailed` if a new start may help, else the
+rank's own error, such as a ValueError about a row.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+from msgspec.structs import replace
+from torch import Tensor
+
+from vla_rl.actors import Runtime
+from vla_rl.actors.owned_folder import OwnedFolder, sweep
+from vla_rl.errors import ActorDied, RankFailed, RankNotStarted, RemoteError
+from vla_rl.learner.config import CriticConfig, LearnerConfig
+from vla_rl.learner.distributed.far_hosts import FarHosts, Needed, clock_offset_s
+from vla_rl.learner.distributed.pictures import PictureLender, at_hand
+from vla_rl.learner.distributed.rank import LearnerRank
+from vla_rl.learner.distributed.seats import Seating, seated_here
+from vla_rl.learner.distributed.starting import RankStart, saved
+from vla_rl.learner.imitation_passes import Preparation
+from vla_rl.learner.optimizer import DivergedError
+from vla_rl.types import Observation
+
+T = TypeVar("T")
+
+FOLDER_PREFIX: Final = "vla_rl-ranks-"
+"""Beginning of the name of the folder with the policy that the ranks begin with."""
+
+NAMED_WITHIN_S: Final = 1.5
+"""Time in which a dead rank is found after another one complained about its connection."""
+
+
+class RankGroup:
+    """The ranks of one learner.
+
+    Args:
+        runtime: starts the ranks.
+        config: number of ranks, and their settings.
+        member: name of the policy in a team of several; "" in a team of one.
+        lost_gpus: numbers of the GPUs that no rank may use.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: LearnerConfig,
+        member: str = "",
+        lost_gpus: Collection[int] = (),
+    ) -> None:
+        self._runtime, self._config = runtime, config
+        self._of_all = f"of {config.ranks}" + (f" of {member!r}" if member else "")
+        self._names = [f"{member} rank {rank}".lstrip() for rank in range(config.ranks)]
+        self._lost_gpus = lost_gpus
+        self._seating: Seating | None = None
+        self.clock_offsets_s: list[float] = []
+        """Seconds to add to each rank's times, to have them on this host's clock."""
+
+        self.lender: PictureLender | None = None
+        """Copies pictures that are beside ranks of other hosts; None if none are."""
+
+        self._has_reference = False
+        self._critic: CriticConfig | None = None
+        self._critic_seed = 0
+        self._counts_flops = False
+        self._preparation: Preparation | None = None
+        self.turn = asyncio.Lock()
+        """Held while the ranks compute something together, or give their weights to a host."""
+
+        self._failure: BaseException | None = None
+        self._failed_rank = 0
+        self._folder: OwnedFolder | None = None
+        self.ranks: list[LearnerRank] = []
+        """Handles of the ranks, by number; empty before `start`."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a rank has failed, and all were ended."""
+        return self._failure is not None
+
+    @property
+    def folder(self) -> Path:
+        """A folder on this host that ends with the group."""
+        assert self._folder is not None, "the ranks are not started; use `async with`"
+        return self._folder.path
+
+    @property
+    def policy_folder(self) -> Path:
+        """The policy as the ranks began with it."""
+        return self.folder / "policy"
+
+    @property
+    def seating(self) -> Seating:
+        """The seats of the ranks."""
+        assert self._seating is not None, "the ranks are not started; use `async with`"
+        return self._seating
+
+    @property
+    def far(self) -> FarHosts:
+        """The other hosts of the ranks."""
+        return FarHosts(self.ranks, self.seating)
+
+    def sit(self, seating: Seating) -> None:
+        """Start the ranks there, and not all on this host. Call it before `start`."""
+        self._require_not_started("other seats")
+        self._seating = seating
+
+    def hold_reference(self) -> None:
+        """Let every rank also score with the first weights. Call it before `start`."""
+        self._require_not_started("a reference")
+        self._has_reference = True
+
+    def hold_critic(self, config: CriticConfig, seed: int) -> None:
+        """Let every rank also hold its part of a critic. Call it before `start`."""
+        self._require_not_started("a critic")
+        self._critic, self._critic_seed = config, seed
+
+    def prepare_by(self, preparation: Preparation) -> None:
+        """Let every rank make its batches of supervised learning so. Call it before `start`."""
+        self._require_not_started("a preparation")
+        self._preparation = preparation
+
+    def count_flops(self) -> None:
+        """Let every rank count the arithmetic of its passes. Call it before `start`."""
+        self._require_not_started("counts")
+        self._counts_flops = True
+
+    def dealt(self, parts: Sequence[T]) -> Iterator[tuple[LearnerRank, T]]:
+        """Yield each rank with its part; the ranks of a tensor group have the same one."""
+        size = self._config.tensor_parallel
+        return ((rank, parts[number // size]) for number, rank in enumerate(self.ranks))
+
+    def at_hand(
+        self, rank: LearnerRank, observations: Sequence[Observation], indices: Iterable[Tensor]
+    ) -> AbstractAsyncContextManager[tuple[Observation, ...]]:
+        """Return observations for a rank, which will read the rows of `indices`: see `at_hand`."""
+        number = next(number for number, each in enumerate(self.ranks) if each is rank)
+        return at_hand(self.lender, self.seating.seats[number].host, observations, indices)
+
+    def counted(self, found: Sequence[T]) -> Sequence[T]:
+        """Return the results of all ranks, once for each tensor group."""
+        return found[:: self._config.tensor_parallel]
+
+    async def start(self, model: Any) -> None:
+        """Start the ranks, each with its part of a policy.
+
+        Raises: RankNotStarted if one dies or fails; else what a rank raises.
+        """
+        # it holds the whole policy: that of a run that was killed must not stay
+        await asyncio.to_thread(sweep, FOLDER_PREFIX)
+        self._folder = await asyncio.to_thread(OwnedFolder, FOLDER_PREFIX)
+        try:
+            await self._start(model)
+        except RankFailed as failure:
+            await self.close()
+            seat = self.seating.seats[self._failed_rank]
+            raise RankNotStarted(
+                f"at its start, {failure}", self._failed_rank, seat.host
+            ) from failure
+        except BaseException:
+            await self.close()
+            raise
+
+    async def together(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        """Await calls to all ranks. The first failure ends every rank, and is raised as one error.
+
+        One such set of calls after another: critic, reference and learner ask at the same time, and
+        every rank has to make the same collectives in the same order.
+
+        Raises: RankFailed naming the rank that died or failed; else what a rank raised.
+        """
+        async with self.turn:
+            return await self._together(calls)
+
+    async def _together(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        if self._failure is not None:
+            for call in calls:
+                call.close()
+            raise self._failure
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        errors = [task.exception() for task in done]
+        if not any(errors):
+            return [task.result() for task in tasks]
+        if not any(isinstance(error, ActorDied) for error in errors) and pending:
+            # the others notice a death by their connections, before the process is known to be gone
+            await asyncio.wait(pending, timeout=NAMED_WITHIN_S)
+        errors = [task.exception() if _has_ended(task) else None for task in tasks]
+        try:
+            await self._fail(errors)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def restored(
+        self,
+        files: Sequence[Path],
+        needed: Needed,
+        restore: Callable[[LearnerRank, Sequence[str]], Coroutine[Any, Any, None]],
+    ) -> None:
+        """Let every rank read its part of some files of this host. Raises: as `together`.
+
+        Args:
+            files: safetensors files.
+            needed: asks a rank which bytes it will read of them.
+            restore: lets a rank read them, given their paths on its host.
+        """
+        far, numbers = self.far, range(len(self.ranks))
+        found = await self.together(far.bring_needed(rank, files, needed) for rank in numbers)
+        here = [str(file) for file in files]
+        await self.together(
+            restore(rank, paths or here)
+            for rank, paths in zip(self.ranks, far.of_each(found), strict=True)
+        )
+        await self.together(far.remove(rank) for rank in numbers)
+
+    async def each(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        """Await calls in which no rank waits for another; return their results.
+
+        A full disk ends no rank; only a rank that is gone does. Raises: as `together`.
+        """
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        errors = [error if isinstance(error, BaseException) else None for error in found]
+        if any(isinstance(error, ActorDied) for error in errors):
+            await self._fail(errors)
+        for error in errors:
+            if error is not None:
+                raise error
+        return [result for result in found if not isinstance(result, BaseException)]
+
+    async def fail(self, death: ActorDied) -> NoReturn:
+        """End all ranks because one is gone. Raises: RankFailed that names it."""
+        await self._fail([death])
+
+    async def _fail(self, errors: Sequence[BaseException | None]) -> NoReturn:
+        """End all ranks, and raise the first failure; later ones only follow from it."""
+        if self._failure is None:
+            self._failure = self._explained(errors)
+            await self._end_all()
+        raise self._failure
+
+    async def close(self) -> None:
+        """End the ranks in order, and remove the folder."""
+        await asyncio.gather(
+            *(self._runtime.stop(rank) for rank in self.ranks), return_exceptions=True
+        )
+        if self._folder is not None:
+            await asyncio.to_thread(self._folder.remove)
+            self._folder = None
+
+    async def _start(self, model: Any) -> None:
+        if self._seating is None:
+            on_gpus = next(model.network.parameters()).device.type == "cuda"
+            self._seating = seated_here(self._config.ranks, self._lost_gpus, on_gpus=on_gpus)
+        source = replace(
+            await asyncio.to_thread(saved, model, self.policy_folder, self._seating),
+            has_reference=self._has_reference,
+            critic=self._critic,
+            critic_seed=self._critic_seed,
+            counts_flops=self._counts_flops,
+            preparation=self._preparation,
+        )
+        start = RankStart(self._runtime, self._config, self._seating, self.folder)
+        numbers = range(len(self._seating.seats))
+        self.ranks = await self.together(
+            start.spawned(rank, self._names[rank], source, model) for rank in numbers
+        )
+        far = self.far
+        await self.together(far.require_same_code(rank, source.policy_class) for rank in numbers)
+        meeting, *_ = await self.together(start.listening(rank, self.ranks[0]) for rank in numbers)
+        await self.together(start.met(rank, self.ranks[rank], meeting) for rank in numbers)
+        found = await self.together(far.bring_folder(rank, self.policy_folder) for rank in numbers)
+        await self.together(
+            rank.join(folder or str(self.policy_folder))
+            for rank, folder in zip(self.ranks, far.of_each(found), strict=True)
+        )
+        # at once: a host that is killed leaves no copy of the policy on its disk
+        await self.together(far.remove(rank) for rank in numbers)
+        self.clock_offsets_s = await self.together(self._clock_offset_s(rank) for rank in numbers)
+
+    async def _clock_offset_s(self, rank: int) -> float:
+        return await clock_offset_s(self.ranks[rank]) if self.far.is_far(rank) else 0.0
+
+    def _require_not_started(self, what: str) -> None:
+        if self.ranks:
+            raise RuntimeError(f"the ranks run already; ask for {what} before they start")
+
+    def _explained(self, errors: Sequence[BaseException | None]) -> BaseException:
+        """Return the error to raise; `errors` are those of the ranks, by number."""
+        found = {rank: error for rank, error in enumerate(errors) if error is not None}
+        died = [error for error in found.values() if isinstance(error, ActorDied)]
+        if died:
+            self._failed_rank = self._names.index(died[0].name)
+            who = f"{self._in_words(self._failed_rank)} (pid {died[0].pid})"
+            return _failed(f"{who} is gone: {died[0].cause}", died[0])
+        own = [rank for rank, error in found.items() if not _is_of_connection(error)]
+        self._failed_rank = rank = (own or list(found))[0]
+        first = found[rank]
+        if isinstance(first, RemoteError) and first.type_name == DivergedError.__name__:
+            return DivergedError(first.message)
+        if not isinstance(first, RuntimeError | OSError | MemoryError | RemoteError):
+            return first  # a fault of what it was given, which a new start would meet again
+        text = str(first) if isinstance(first, RemoteError) else f"{type(first).__name__}: {first}"
+        return _failed(f"{self._in_words(rank)} failed: {text}", first)
+
+    def _in_words(self, rank: int) -> str:
+        seat = self._seating.seats[rank] if self._seating is not None else None
+        return f"rank {rank} {self._of_all}{seat.in_words if seat is not None else ''}"
+
+    async def _end_all(self) -> None:
+        await asyncio.gather(
+            *(self._runtime.kill(rank) for rank in self.ranks), return_exceptions=True
+        )
+
+
+def _has_ended(task: asyncio.Future[Any]) -> bool:
+    return task.done() and not task.cancelled()
+
+
+def _failed(what: str, cause: BaseException) -> RankFailed:
+    failure = RankFailed(f"{what}; all ranks were ended")
+    failure.__cause__ = cause
+    return failure
+
+
+def _is_of_connection(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and "onnection" in str(error)

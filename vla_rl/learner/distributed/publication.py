@@ -1,0 +1,181 @@
+"""The ranks' weights on their way to every engine that acts with them.
+
+    engines on other hosts                     take them from the ranks over the network
+    engines in other processes of this host    open memory that the ranks write into
+    an engine in this process                  reads the model here, which gets them piece by piece
+
+The model here follows if an engine needs it, or if the others cannot be served so.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.policy_model import TokenModel
+from vla_rl.engines.shared_places import SharedPlaces, SharedSink
+from vla_rl.engines.weight_shares import ShareSink
+from vla_rl.errors import HostNotReached, WeightsNotGiven
+from vla_rl.learner.distributed.group import RankGroup
+from vla_rl.learner.distributed.messages import Piece
+from vla_rl.learner.distributed.rank import LearnerRank
+from vla_rl.learner.distributed.rank_shares import RankShares
+from vla_rl.learner.distributed.state import write_runs
+from vla_rl.learner.training import WeightSink
+
+logger = logging.getLogger(__name__)
+
+
+class RankPublication:
+    """Publishes the weights of ranks, and brings them to the model of this process.
+
+    Args:
+        model: the policy; it computes nothing here.
+        group: the ranks.
+        lane: replaces the weights of the model, between two batches of an engine.
+        sinks: engines that get the new weights.
+    """
+
+    def __init__(
+        self,
+        model: TokenModel[Any],
+        group: RankGroup,
+        lane: DeviceLane,
+        sinks: Sequence[WeightSink],
+    ) -> None:
+        self._model, self._group, self._lane = model, group, lane
+        self._far = [each for each in sinks if isinstance(each, ShareSink)]
+        self._near: list[WeightSink] = [each for each in sinks if each not in self._far]
+        self._shares = RankShares(group)
+        self.is_model_old = False
+        """Whether the ranks have newer weights than the model here."""
+
+    async def publish(self, version: int) -> None:
+        """Give the ranks' newest weights to all engines, in a version.
+
+        Raises: RankFailed; what an engine raises.
+        """
+        self.is_model_old = True
+        if self._near or not self._far:
+            await self._publish_here(version)
+        await self._publish_far(version)
+
+    async def publish_model(self, version: int) -> None:
+        """Publish weights that the model here has too. Raises: as `publish`."""
+        await self._lane.run(self._adopted, version, work="publish")
+        await self._publish_far(version)
+
+    async def receive(self) -> None:
+        """Replace the model's weights by the ranks'. Raises: RankFailed."""
+        loop = asyncio.get_running_loop()
+        await self._group.together([self._lane.run(self._receive, None, loop, work="publish")])
+
+    async def _publish_here(self, version: int) -> None:
+        places = await self._lane.run(self._share, version, work="publish")
+        if places is None:
+            loop = asyncio.get_running_loop()
+            receiving = self._lane.run(self._receive, version, loop, work="publish")
+            await self._group.together([receiving])
+            return
+        # into the memory of engines in other processes, which generate meanwhile
+        for each in places:
+            await self._group.together(
+                self._write(number, rank, each) for number, rank in enumerate(self._group.ranks)
+            )
+        await self._lane.run(self._adopt_shared, version, work="publish")
+
+    async def _publish_far(self, version: int) -> None:
+        for sink in list(self._far):
+            try:
+                await sink.take_shares(
+                    self._shares, self._model.network, version, is_current=not self.is_model_old
+                )
+            except WeightsNotGiven as fault:
+                logger.warning(
+                    "weights %d go to other hosts through this process instead of from the ranks: "
+                    "%s",
+                    version,
+                    fault,
+                )
+                if isinstance(fault, HostNotReached):  # it will not be in the next update either
+                    self._far.remove(sink)
+                    self._near.append(sink)
+                if self.is_model_old:
+                    await self.receive()
+                await self._lane.run(sink.adopt, self._model.network, version, work="publish")
+
+    async def _write(self, number: int, rank: LearnerRank, places: SharedPlaces) -> None:
+        """Have a rank's part of the weights in memory that engines open."""
+        if not self._group.far.is_far(number):
+            await rank.write_weights(places)
+            return
+        parameters = dict(self._model.network.named_parameters())
+        async for piece in rank.weights():
+            await asyncio.to_thread(_write_piece, piece, parameters[piece.name], places)
+
+    def _share(self, version: int) -> list[SharedPlaces] | None:
+        """Return where the ranks can write for each engine; None unless they can for all."""
+        found: list[SharedPlaces] = []
+        for sink in self._near:
+            places = (
+                sink.share(self._model.network, version) if isinstance(sink, SharedSink) else None
+            )
+            if places is None:
+                return None
+            found.append(places)
+        return found or None
+
+    def _adopt_shared(self, version: int) -> None:
+        for sink in self._near:
+            assert isinstance(sink, SharedSink)
+            sink.adopt_shared(version)
+
+    def _receive(self, version: int | None, loop: asyncio.AbstractEventLoop) -> None:
+        """Replace the model's weights by the ranks', on the device lane; with a version, publish them.
+
+        The lane is held meanwhile: no batch sees two versions, and no second copy is needed.
+        """
+        parameters = dict(self._model.network.named_parameters())
+        with torch.no_grad():
+            for rank in self._group.ranks:
+                stream = rank.weights()
+                while True:
+                    asked = asyncio.run_coroutine_threadsafe(_next(stream), loop)
+                    piece = asked.result()
+                    if piece is None:
+                        break
+                    _put(piece, parameters[piece.name])
+        self.is_model_old = False
+        if version is not None:
+            self._adopted(version)
+
+    def _adopted(self, version: int) -> None:
+        for sink in self._near:
+            sink.adopt(self._model.network, version)
+
+
+async def _next(stream: AsyncIterator[Piece]) -> Piece | None:
+    return await anext(stream, None)
+
+
+def _write_piece(piece: Piece, parameter: Tensor, places: SharedPlaces) -> None:
+    """Write a piece of a rank of another host into memory of this one. Raises: OSError."""
+    size, num_rows = parameter.element_size(), parameter.shape[0] if parameter.ndim else 1
+    row = parameter.nbytes // max(num_rows, 1)
+    with Path(places.path).open("r+b") as memory:
+        for begin in places.begins[piece.name]:
+            at = begin + piece.start * size
+            write_runs(memory.fileno(), piece.data, at, piece.run * size, row)
+
+
+def _put(piece: Piece, parameter: Tensor) -> None:
+    # copied: what arrives is read-only, and its place in shared memory is needed for the next
+    numbers = torch.from_numpy(piece.data.copy()).view(parameter.dtype).view(-1, piece.run)
+    row_size = parameter.numel() // max(parameter.shape[0] if parameter.ndim else 1, 1)
+    place = parameter.data.view(-1)[piece.start :].as_strided(numbers.shape, (row_size, 1))
+    place.copy_(numbers)

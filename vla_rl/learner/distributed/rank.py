@@ -1,0 +1,304 @@
+"""One rank of a sharded learner: an actor in a process of its own, with its device lane.
+
+Every rank is sent the same calls in the same order. It decides nothing: which rows it computes,
+whether a step is taken and what is refused come from the learner, and whether a step is skipped
+from the norm over all ranks, so that no rank can wait for another in a different collective.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from msgspec.structs import replace
+
+from vla_rl.actors import actor_method
+from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.flops import FlopMeter
+from vla_rl.engines.shared_places import SharedPlaces
+from vla_rl.engines.weight_shares import ShareDoor, WeightShare
+from vla_rl.errors import CheckpointError
+from vla_rl.learner.config import LearnerConfig
+from vla_rl.learner.distributed.cutting import LocalOperations
+from vla_rl.learner.distributed.far_rank import PIECE_BYTES, FarRank, FilePiece
+from vla_rl.learner.distributed.meeting import Meeting, Network, meet
+from vla_rl.learner.distributed.messages import (
+    Counts,
+    Observed,
+    Piece,
+    Rows,
+    Seen,
+    Shown,
+    Sums,
+    unpack_counts,
+)
+from vla_rl.learner.distributed.rank_clock import RankClock, RankTimes
+from vla_rl.learner.distributed.rank_parts import PolicySource, RankParts
+from vla_rl.learner.distributed.rank_share import RankShare
+from vla_rl.learner.distributed.state import Entry, Part, ShardReader, pieces_of, write_parts
+from vla_rl.learner.optimizer import StepReport
+from vla_rl.learner.value_passes import NETWORK, OPTIMIZER
+
+PASSES: Final = frozenset({"update", "log_probs", "reference", "values", "critic"})
+"""Work on a rank's lane whose arithmetic is counted."""
+
+
+class LearnerRank(FarRank):
+    """A part of the rows, of the gradients and of the optimizer's state.
+
+    Args:
+        rank: number of this rank.
+        source: the policy.
+        config: loss, optimizer, and the number of ranks.
+    """
+
+    def __init__(self, rank: int, source: PolicySource, config: LearnerConfig) -> None:
+        super().__init__()
+        self._rank, self._source, self._config = rank, source, config
+        self._lane = DeviceLane(num_threads())
+        self._meter: FlopMeter | None = None
+        self._flops = 0
+        self._staged: dict[str, dict[int, dict[str, Part]]] = {}
+
+    async def meet(self, meeting: Meeting, network: Network | None) -> None:
+        """Meet the other ranks; `network` is what to use if they are on several hosts."""
+        await self._lane.run(self._meet, meeting, network, work="meet")
+
+    async def join(self, folder: str) -> None:
+        """Load the policy from a folder here, and keep this rank's part of it."""
+        await self._lane.run(self._join, Path(folder), work="join")
+        self._shares = RankShare(self._rank, self._parts.policy, self._lane)
+        if self._source.counts_flops:
+            self._meter = FlopMeter(PASSES, LocalOperations)
+            self._lane.observe(self._meter)
+        self._lane.observe(self._clock)
+
+    async def begin(self, clear: bool) -> None:
+        """Gather the weights for the passes that follow; with `clear`, drop gradients first."""
+        await self._lane.run(self._parts.policy.begin, clear, work="gather")
+
+    @actor_method(concurrent=True)
+    async def accumulate(
+        self, rows: Rows, counts: Counts, compare: int | None, is_last: bool
+    ) -> Sums:
+        """Add the gradient of a micro-batch; the last one adds the gradients of all ranks."""
+        # concurrent, so that one micro-batch is prepared while the one before is computed; both
+        # threads of the lane keep the order of arrival
+        decisions, batch = await self._lane.prepare(self._parts.prepare, rows)
+        return await self._lane.run(
+            self._parts.accumulate,
+            batch,
+            decisions,
+            unpack_counts(counts),
+            compare,
+            is_last,
+            work="update",
+        )
+
+    @actor_method(concurrent=True)
+    async def imitate(self, shown: Shown, num_tokens: int, is_last: bool) -> float:
+        """Add the gradient of a micro-batch of supervised learning; return its part of the loss."""
+        batch = await self._lane.prepare(self._parts.prepare_shown, shown)
+        arguments = (batch, shown, num_tokens, is_last)
+        return await self._lane.run(self._parts.imitate, *arguments, work="update")
+
+    @actor_method(concurrent=True)
+    async def score(self, rows: Rows, of_reference: bool) -> np.ndarray:
+        """Return the log-probs of all tokens of some rows, float32 [M, T]."""
+        decisions, batch = await self._lane.prepare(self._parts.prepare, rows)
+        work = "reference" if of_reference else "log_probs"
+        return await self._lane.run(self._parts.score, batch, decisions, of_reference, work=work)
+
+    async def end(self) -> None:
+        """Drop the gathered weights after scoring."""
+        await self._lane.run(self._parts.policy.sharded.scatter, work="scatter")
+
+    async def step(self) -> StepReport:
+        """Clip by the norm over all ranks, and update this rank's part of the weights."""
+        return await self._lane.run(self._parts.policy.step, work="step")
+
+    async def begin_critic(self, clear: bool) -> None:
+        """Gather the critic's weights; with `clear`, drop its gradients first."""
+        await self._lane.run(self._parts.begin_critic, clear, work="gather")
+
+    @actor_method(concurrent=True)
+    async def judge(self, observations: Observed) -> np.ndarray:
+        """Return the critic's values of some observations, float32 [M]."""
+        batch = await self._lane.prepare(self._parts.prepare_seen, observations)
+        return await self._lane.run(self._parts.judge, batch, work="values")
+
+    @actor_method(concurrent=True)
+    async def fit(self, seen: Seen, num_rows: int, is_last: bool) -> tuple[float, float]:
+        """Add the gradient of a critic's micro-batch; return its loss and number of clipped values.
+
+        The last one adds the gradients of all ranks.
+        """
+        batch = await self._lane.prepare(self._parts.prepare_seen, seen.observations)
+        return await self._lane.run(self._parts.fit, batch, seen, num_rows, is_last, work="critic")
+
+    async def end_critic(self) -> None:
+        """Drop the critic's gathered weights after judging."""
+        await self._lane.run(self._parts.end_critic, work="scatter")
+
+    async def step_critic(self) -> StepReport:
+        """Update this rank's part of the critic."""
+        return await self._lane.run(self._parts.step_critic, work="step")
+
+    async def weights(self) -> AsyncIterator[Piece]:
+        """Yield this rank's part of the trained weights, a piece at a time."""
+        pieces = self._parts.policy.pieces(PIECE_BYTES)
+        while (
+            found := await self._lane.run(partial(next, pieces, None), work="publish")
+        ) is not None:
+            name, start, run, data = found
+            yield Piece(name, start, run, data.numpy())
+
+    async def write_weights(self, places: SharedPlaces) -> None:
+        """Write this rank's part of the trained weights into memory that engines open."""
+        await self._lane.run(self._parts.policy.write_pieces, places, PIECE_BYTES, work="publish")
+
+    async def share(self, begins: dict[str, int], row_bytes: int) -> WeightShare:
+        """Return what this rank holds of the newest weights, with its digest.
+
+        Args: those of `ShareHolders.shares`.
+        """
+        return await self._lane.run(self._shares.share, begins, row_bytes, work="publish")
+
+    async def new_link(self) -> str:
+        """Return the public key with which this rank will connect to a host."""
+        return self._shares.new_link()
+
+    @actor_method(concurrent=True)
+    async def give(self, link_key: str, door: ShareDoor, state: int) -> None:
+        """Send the share of which `share` told the state to a host, until it closes its door.
+
+        Args:
+            link_key: what `new_link` returned.
+            door: where the host takes it.
+            state: that of the share.
+
+        Raises: WeightsNotGiven if the weights have changed, or the host cannot be reached.
+        """
+        await self._shares.give(link_key, door, state)
+
+    async def times(self) -> RankTimes:
+        """Return what this rank did since the last call."""
+        times = await self._lane.run(self._clock.take, work="other")
+        if self._meter is None:
+            return times
+        flops, before = sum(self._meter.flops().values()), self._flops
+        self._flops = flops
+        return replace(times, flops=flops - before)
+
+    async def stage(self, number: int) -> dict[str, dict[str, Entry]]:
+        """Copy this rank's part of the policy's state; return all tensors of its two files.
+
+        At most two copies are kept.
+        """
+        return self._keep(
+            number, await self._lane.run(self._parts.copied, self._rank == 0, work="checkpoint")
+        )
+
+    async def stage_critic(self, number: int, num_updates: int) -> dict[str, dict[str, Entry]]:
+        """Copy this rank's part of the critic's state; return all tensors of its file."""
+        copied = await self._lane.run(
+            self._parts.copied_critic, self._rank == 0, num_updates, work="checkpoint"
+        )
+        return self._keep(number, copied)
+
+    @actor_method(concurrent=True)
+    async def write(self, number: int, file: str, path: str, begins: dict[str, int]) -> None:
+        """Write a staged part of one file in place. Raises: CheckpointError."""
+        parts = self._staged_part(number, file)
+        # on the host's thread: the next update computes meanwhile
+        await self._lane.prepare(_write, Path(path), parts, begins)
+
+    @actor_method(concurrent=True)
+    async def pieces(
+        self, number: int, file: str, begins: dict[str, int]
+    ) -> AsyncIterator[FilePiece]:
+        """Yield a staged part of one file, as `write` would write it."""
+        for name, part in self._staged_part(number, file).items():
+            for at, run, distance, data in pieces_of(part, begins[name], PIECE_BYTES):
+                yield FilePiece(at, run, distance, data)
+
+    async def needed(self, policy: str, optimizer: str) -> list[list[tuple[int, int]]]:
+        """Return the bytes that `restore` reads of each of the two files, as ranges."""
+        readers = ShardReader(Path(policy)), ShardReader(Path(optimizer))
+        return await self._lane.run(self._parts.policy.needed, *readers, work="checkpoint")
+
+    async def needed_critic(self, path: str, prefix: str) -> list[list[tuple[int, int]]]:
+        """Return the bytes that `restore_critic` reads of the file, as ranges."""
+        needed = self._parts.trained_critic.needed
+        readers = _critic_readers(path, prefix)
+        found = await self._lane.run(needed, *readers, work="checkpoint")
+        return [[each for ranges in found for each in ranges]]
+
+    async def restore(self, policy: str, optimizer: str) -> None:
+        """Read this rank's part of weights and optimizer. Raises: CheckpointError."""
+        readers = ShardReader(Path(policy)), ShardReader(Path(optimizer))
+        await self._lane.run(self._parts.policy.restore, *readers, work="checkpoint")
+
+    async def restore_critic(self, path: str, prefix: str) -> None:
+        """Read this rank's part of the critic; `prefix` begins its names. Raises: CheckpointError."""
+        restore = self._parts.trained_critic.restore
+        await self._lane.run(restore, *_critic_readers(path, prefix), work="checkpoint")
+
+    async def on_stop(self) -> None:
+        """Leave the group."""
+        await self._lane.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        await super().on_stop()
+
+    def _staged_part(self, number: int, file: str) -> dict[str, Part]:
+        parts = self._staged.get(file, {}).pop(number, None)
+        if parts is None:
+            raise CheckpointError(
+                f"the state of snapshot {number} was replaced by newer ones before it was written"
+            )
+        return parts
+
+    def _keep(self, number: int, files: dict[str, dict[str, Part]]) -> dict[str, dict[str, Entry]]:
+        for file, parts in files.items():
+            kept = self._staged.setdefault(file, {})
+            kept[number] = parts
+            while len(kept) > 2:
+                del kept[min(kept)]
+        return {
+            file: {name: part.whole for name, part in parts.items()}
+            for file, parts in files.items()
+        }
+
+    def _meet(self, meeting: Meeting, network: Network | None) -> None:
+        device = torch.device(self._source.devices[self._rank])
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        meet(meeting, network, self._rank, self._config.ranks, backend)
+
+    def _join(self, folder: Path) -> None:
+        device = torch.device(self._source.devices[self._rank])
+        self._clock = RankClock(device)
+        self._parts = RankParts(self._source, folder, device, self._config, self._clock)
+
+
+def num_threads() -> int:
+    """Return torch's threads of a rank: those of OMP_NUM_THREADS, else one."""
+    return int(os.environ.get("OMP_NUM_THREADS") or 1)
+
+
+def _critic_readers(path: str, prefix: str) -> tuple[ShardReader, ShardReader]:
+    readers = [ShardReader(Path(path), f"{prefix}{part}") for part in (NETWORK, OPTIMIZER)]
+    return readers[0], readers[1]
+
+
+def _write(path: Path, parts: dict[str, Part], begins: dict[str, int]) -> None:
+    try:
+        write_parts(path, parts, begins)
+    except OSError as error:
+        raise CheckpointError(f"{path} could not be written: {error}") from error

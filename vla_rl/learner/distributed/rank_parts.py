@@ -1,0 +1,307 @@
+"""Everything that one rank computes with: its parts of the policy and the critic, and a reference.
+
+policy      trained, sharded
+critic      a value head on the policy's features, or on a trunk of its own; sharded like the policy
+reference   a frozen copy: whole on every rank, or in shards if weights are
+"""
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from vla_rl.algorithms import Denominators
+from vla_rl.learner.config import CriticConfig, LearnerConfig
+from vla_rl.learner.decisions import Decisions
+from vla_rl.learner.distributed.cutting import cut
+from vla_rl.learner.distributed.meshes import Meshes
+from vla_rl.learner.distributed.messages import (
+    Observed,
+    Rows,
+    Seen,
+    Shown,
+    Sums,
+    pack_sums,
+    unpack_lessons,
+    unpack_observed,
+    unpack_rows,
+    unpack_seen,
+)
+from vla_rl.learner.distributed.parallel import (
+    PolicyModule,
+    ShardedModule,
+    blocks_of,
+    compute_dtype_of,
+)
+from vla_rl.learner.distributed.rank_clock import RankClock
+from vla_rl.learner.distributed.shared_training import SharedTraining
+from vla_rl.learner.distributed.state import Part, part_of
+from vla_rl.learner.imitation_passes import Preparation, imitate
+from vla_rl.learner.optimizer import StepReport
+from vla_rl.learner.passes import PolicyPasses
+from vla_rl.learner.scoring import place_choices
+from vla_rl.learner.tensor_plan import TensorPlan, tensor_plan_of
+from vla_rl.learner.value_passes import (
+    NETWORK,
+    NUM_UPDATES,
+    OPTIMIZER,
+    ValueModule,
+    ValuePasses,
+)
+from vla_rl.util.dtypes import torch_dtype
+
+
+class PolicySource(msgspec.Struct, frozen=True):
+    """The policy that a rank builds before the weights are shared."""
+
+    policy_class: str
+    """`module:Class`, with a classmethod `load(folder)`."""
+
+    dtype: str
+    trained: frozenset[str]
+    """Names of the parameters that are trained."""
+
+    recomputes: bool
+    """Whether activations are recomputed in the backward pass."""
+
+    devices: tuple[str, ...]
+    """Device of each rank, by its number."""
+
+    has_reference: bool = False
+    """Whether a frozen copy of the policy scores too."""
+
+    critic: CriticConfig | None = None
+    """Settings of the critic, if there is one."""
+
+    critic_seed: int = 0
+
+    counts_flops: bool = False
+    """Whether the arithmetic of the passes is counted."""
+
+    preparation: Preparation | None = None
+    """Preparation of batches of supervised learning; None for the policy's own."""
+
+
+class RankParts:
+    """The networks of one rank. All methods but those that prepare run on the device lane.
+
+    Args:
+        source: the policy.
+        folder: its files here.
+        device: this rank's device.
+        config: loss, optimizer, and the number of ranks.
+        clock: times the collectives.
+    """
+
+    def __init__(
+        self,
+        source: PolicySource,
+        folder: Path,
+        device: torch.device,
+        config: LearnerConfig,
+        clock: RankClock,
+    ) -> None:
+        self._clock = clock
+        self._model = _loaded(source, folder, device)
+        network, self._shard, self._offload = self._model.network, config.shard, config.offload
+        self._meshes = Meshes(config, device.type)
+        self._plan = tensor_plan_of(self._model) if config.tensor_parallel > 1 else None
+        names, self._dtype = _inner_names(self._model), compute_dtype_of(network)
+        # copies are made before sharding: a sharded network cannot be copied
+        value_module = None
+        if source.critic is not None:
+            value_module = ValueModule(self._model, source.critic, source.critic_seed)
+        self._reference = self._frozen_copy() if source.has_reference else None
+        module = PolicyModule(self._model)
+        self.policy = SharedTraining(
+            network, self._sharded(module, network), config.optimizer, names
+        )
+        self._module, self._passes = module, PolicyPasses(self._model, config, module.log_probs)
+        self._prepare_shown = _preparing(self._model, source.preparation)
+        self._critic: SharedTraining | None = None
+        if value_module is not None and source.critic is not None:
+            if not value_module.trains_trunk:
+                value_module.features = module.features
+            self._value_module, own = value_module, value_module.trains_trunk
+            sharded = self._sharded(
+                value_module, value_module.trunk.network if own else None, [value_module.head]
+            )
+            self._critic = SharedTraining(value_module.network, sharded, source.critic.optimizer)
+            self._value_passes = ValuePasses(value_module, source.critic)
+
+    @property
+    def trained_critic(self) -> SharedTraining:
+        """This rank's part of the critic."""
+        assert self._critic is not None, "these ranks have no critic"
+        return self._critic
+
+    def prepare(self, rows: Rows) -> tuple[Decisions, Any]:
+        """Prepare rows on the host."""
+        decisions = unpack_rows(rows)
+        return decisions, self._model.prepare(decisions.observations)
+
+    def prepare_seen(self, observations: Observed) -> Any:
+        """Prepare a critic's observations on the host."""
+        return self._model.prepare(unpack_observed(observations))
+
+    def prepare_shown(self, shown: Shown) -> Any:
+        """Prepare the observations of a micro-batch of supervised learning on the host."""
+        return self._prepare_shown(unpack_observed(shown.observations), shown.seed)
+
+    def imitate(self, batch: Any, shown: Shown, num_tokens: int, is_last: bool) -> float:
+        """Add the gradient of a micro-batch of supervised learning; return its part of the loss."""
+        self.policy.sharded.begin_pass(is_last=is_last)
+        # a diffusion head draws noise from torch's own state, which all ranks share at their start
+        torch.manual_seed(shown.seed)
+        lessons = unpack_lessons(shown)
+        return float(imitate(self._model, self._module.log_probs, batch, lessons, num_tokens))
+
+    def accumulate(
+        self, batch: Any, rows: Decisions, counts: Denominators, compare: int | None, is_last: bool
+    ) -> Sums:
+        """Add the gradient of a micro-batch of the policy."""
+        self.policy.sharded.begin_pass(is_last=is_last)
+        return pack_sums(self._passes.backward(batch, rows, counts, compare))
+
+    def score(self, batch: Any, rows: Decisions, of_reference: bool) -> np.ndarray:
+        """Compute log-probs without a gradient."""
+        module = self._module
+        if of_reference:
+            assert self._reference is not None, "these ranks have no reference"
+            module = self._reference
+        with torch.no_grad():
+            log_probs, _ = module.log_probs(
+                batch, *place_choices(self._model, rows.tokens, rows.temperature)
+            )
+        scores: np.ndarray = log_probs.float().cpu().numpy()
+        return scores
+
+    def begin_critic(self, clear: bool) -> None:
+        """Gather the weights that the critic's passes need."""
+        self.trained_critic.begin(clear)
+        if not self._value_module.trains_trunk:
+            self.policy.begin(clear=False)
+
+    def judge(self, batch: Any) -> np.ndarray:
+        """Compute values without a gradient."""
+        values: np.ndarray = self._value_passes.judge(batch).cpu().numpy()
+        return values
+
+    def fit(self, batch: Any, seen: Seen, num_rows: int, is_last: bool) -> tuple[float, float]:
+        """Add the gradient of a micro-batch of the critic."""
+        self.trained_critic.sharded.begin_pass(is_last=is_last)
+        sums = self._value_passes.backward(
+            batch, unpack_seen(seen), num_rows, is_masked=seen.is_masked
+        )
+        return float(sums.loss), float(sums.num_clipped)
+
+    def end_critic(self) -> None:
+        """Drop the weights that the critic's passes gathered."""
+        self.trained_critic.sharded.scatter()
+        self.policy.sharded.scatter()
+
+    def step_critic(self) -> StepReport:
+        """Take one optimizer step of the critic."""
+        self.policy.sharded.scatter()
+        return self.trained_critic.step()
+
+    def copied(self, is_first: bool) -> dict[str, dict[str, Part]]:
+        """Copy this rank's part of the policy's two files."""
+        return {
+            "policy": self.policy.copied_network(is_first=is_first),
+            "optimizer": self.policy.copied_optimizer(is_first=is_first),
+        }
+
+    def copied_critic(self, is_first: bool, num_updates: int) -> dict[str, dict[str, Part]]:
+        """Copy this rank's part of the critic's file."""
+        critic = self.trained_critic
+        found = {NETWORK: critic.copied_network(is_first=is_first)}
+        found[OPTIMIZER] = critic.copied_optimizer(is_first=is_first)
+        parts = {
+            f"{prefix}{name}": part for prefix, of in found.items() for name, part in of.items()
+        }
+        parts[NUM_UPDATES] = part_of(torch.tensor(num_updates), None, is_first_rank=is_first)
+        return {"critic": parts}
+
+    def _sharded(
+        self, module: nn.Module, network: nn.Module | None, exact: Sequence[nn.Module] = ()
+    ) -> ShardedModule:
+        sharded = ShardedModule(
+            module,
+            self._meshes,
+            self._shard,
+            blocks=() if network is None else blocks_of(network),
+            cut_by=None if network is None else self._cut_by(network),
+            dtype=self._dtype,
+            exact=exact,
+            offload=self._offload,
+        )
+        sharded.watch(self._clock)
+        return sharded
+
+    def _cut_by(self, network: nn.Module) -> tuple[nn.Module, TensorPlan] | None:
+        return None if self._plan is None else (network, self._plan)
+
+    def _frozen_copy(self) -> PolicyModule:
+        """Return a frozen copy of the policy; it is in shards if weights are."""
+        frozen = self._model.copy()
+        frozen.network.requires_grad_(False)
+        module = PolicyModule(frozen)
+        if self._shard == "weights":
+            ShardedModule(
+                module,
+                self._meshes,
+                self._shard,
+                blocks=blocks_of(frozen.network),
+                cut_by=self._cut_by(frozen.network),
+                dtype=self._dtype,
+                shares_frozen=True,
+            ).watch(self._clock)
+        elif self._plan is not None and self._meshes.tensor is not None:
+            cut(frozen.network, self._plan, self._meshes.tensor)
+        return module
+
+
+def _loaded(source: PolicySource, folder: Path, device: torch.device) -> Any:
+    module, _, name = source.policy_class.partition(":")
+    model = getattr(import_module(module), name).load(folder)
+    dtype = torch_dtype(source.dtype)
+    if next(model.network.parameters()).dtype != dtype:
+        model.network.to(dtype)
+    for name, parameter in model.network.named_parameters():
+        parameter.requires_grad_(name in source.trained)
+    if source.recomputes:
+        model.recompute_activations()
+    model.network.to(device)
+    return model
+
+
+def _preparing(model: Any, preparation: Preparation | None) -> Callable[[Any, int], Any]:
+    """Return the function that prepares observations with a seed."""
+    if preparation is None:
+        return lambda observations, _: model.prepare(observations)
+    module, _, name = preparation.factory.partition(":")
+    found: Callable[[Any, int], Any] = getattr(import_module(module), name)(
+        model, preparation.settings
+    )
+    return found
+
+
+def _inner_names(model: Any) -> dict[str, str]:
+    """Return the network's name of each tensor of a checkpoint.
+
+    Ask before sharding, because a sharded tensor has no address.
+    """
+    inner = {
+        (tensor.data_ptr(), tuple(tensor.shape)): name
+        for name, tensor in reversed(model.network.state_dict().items())
+    }
+    return {
+        name: inner[tensor.data_ptr(), tuple(tensor.shape)]
+        for name, tensor in model.checkpoint_tensors().items()
+    }

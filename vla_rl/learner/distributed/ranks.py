@@ -1,0 +1,288 @@
+"""The ranks of a sharded learner, as the learner sees them: one object that computes its passes.
+
+learner ──► plan ──► rank 0: micro-batch, micro-batch, ...  ─┐ sums      gradients meet in the
+                     rank 1: micro-batch, ...               ─┘           last backward pass
+        ◄── weights, piece by piece, from every rank's own part
+engines in other processes ◄── weights, from the ranks: `publication`
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vla_rl.actors import Runtime
+from vla_rl.actors.completion import to_its_end
+from vla_rl.engines.atomic_folder import writing_folder
+from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.policy_model import TokenModel
+from vla_rl.errors import RankFailed
+from vla_rl.learner.config import LearnerConfig
+from vla_rl.learner.decisions import Decisions
+from vla_rl.learner.distributed.group import RankGroup
+from vla_rl.learner.distributed.in_order import idle_row, in_order
+from vla_rl.learner.distributed.messages import pack_counts, pack_rows, unpack_sums
+from vla_rl.learner.distributed.publication import RankPublication
+from vla_rl.learner.distributed.rank import LearnerRank
+from vla_rl.learner.distributed.rank_clock import RankTimes
+from vla_rl.learner.distributed.staged import RankTensors
+from vla_rl.learner.optimizer import StepReport
+from vla_rl.learner.plan import StepPlan, plan_passes
+from vla_rl.learner.scoring import DISAGREES, REFERENCES
+from vla_rl.learner.sound_numbers import require_log_probs
+from vla_rl.learner.training import (
+    StagedTensors,
+    TrainingState,
+    WeightSink,
+    random_state,
+    set_random_state,
+)
+from vla_rl.learner.update_metrics import MicroBatchSums
+
+T = TypeVar("T")
+
+
+class RankPasses:
+    """`Passes` over the ranks of a sharded learner. Open it with `async with`.
+
+    Args:
+        model: the policy. It is saved for the ranks when they start, and its weights are replaced
+            by theirs after every update; it computes nothing here.
+        runtime: starts the ranks.
+        lane: replaces the weights, between two batches of the engine.
+        config: loss, optimizer and ranks.
+        publish_to: engines that get the new weights with every update.
+        weight_version: number of updates already applied.
+        member: name of the policy in a team of several; "" in a team of one.
+        lost_gpus: numbers of the GPUs that no rank may use.
+    """
+
+    def __init__(
+        self,
+        model: TokenModel[Any],
+        runtime: Runtime,
+        lane: DeviceLane,
+        config: LearnerConfig,
+        publish_to: Sequence[WeightSink],
+        weight_version: int,
+        member: str = "",
+        lost_gpus: Collection[int] = (),
+    ) -> None:
+        self._model, self._lane, self._config = model, lane, config
+        self._weight_version = weight_version
+        self.group = RankGroup(runtime, config, member, lost_gpus)
+        """The processes."""
+        self._publication = RankPublication(model, self.group, lane, publish_to)
+        self._num_snapshots = 0
+
+    async def __aenter__(self) -> Self:
+        await self.group.start(self._model)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is not None and RankFailed.found_in(error) is not None:
+                # a new start from the beginning, and a reference, need the first weights of all
+                # policies of a team, also of those whose ranks did not fail
+                await self._lane.run(self._take_first_weights)
+            elif error is None and self._publication.is_model_old:
+                await self.fetch()
+        finally:
+            await self.group.close()
+
+    @property
+    def weight_version(self) -> int:
+        """Number of updates applied."""
+        return self._weight_version
+
+    @property
+    def ranks(self) -> Sequence[LearnerRank]:
+        """Handles of the ranks."""
+        return tuple(self.group.ranks)
+
+    async def log_probs(self, decisions: Decisions) -> Tensor:
+        """Score every token under the current weights."""
+        return await self._to_its_end(self._log_probs(decisions))
+
+    async def reference_log_probs(self, decisions: Decisions) -> Tensor:
+        """Score every token under the weights that the ranks began with."""
+        return await self._to_its_end(self._log_probs(decisions, of_reference=True))
+
+    async def times(self) -> list[RankTimes]:
+        """Return what each rank did since the last call."""
+        times = await self._to_its_end(
+            self.group.together(rank.times() for rank in self.group.ranks)
+        )
+        offsets = self.group.clock_offsets_s
+        return [each.shifted(offset) for each, offset in zip(times, offsets, strict=True)]
+
+    async def accumulate(
+        self, minibatch: Decisions, plan: StepPlan, compare: int | None
+    ) -> list[MicroBatchSums]:
+        """Compute the gradient of a mini-batch.
+
+        A cancellation is raised after it, so that no rank waits in a collective that others left.
+        """
+        return await self._to_its_end(self._accumulate(minibatch, plan, compare))
+
+    async def step(self, publish: bool) -> StepReport:
+        """Take one optimizer step on every rank."""
+        return await self._to_its_end(self._step(publish))
+
+    async def stand_still(self) -> None:
+        """Publish the same weights as a new version."""
+        publication = self._publication
+        publish = publication.publish if publication.is_model_old else publication.publish_model
+        await self._to_its_end(self._published(publish))
+
+    async def fetch(self) -> None:
+        """Replace the model's weights by the ranks'; nothing is published."""
+        await self._to_its_end(self._publication.receive())
+
+    async def snapshot(self) -> TrainingState:
+        """Copy the state on every rank; its files are written from there."""
+        return await self._to_its_end(self._snapshot())
+
+    async def restore(self, state: TrainingState) -> None:
+        """Continue from a snapshot, and publish it. Each rank reads its own part of the files."""
+        await self._to_its_end(self._restore(state))
+
+    async def _log_probs(self, decisions: Decisions, of_reference: bool = False) -> Tensor:
+        config = self._config
+        dealt = plan_passes(decisions.num_read, config.micro_batch_size, config.row_groups)
+        # a reference is gathered block by block in each pass, as sharded weights are, or not at all
+        num_passes = max(len(parts) for parts in dealt) if config.shard == "weights" else 0
+        scores = torch.zeros(decisions.mask.shape)
+        idle = idle_row(decisions.num_read)
+
+        async def score(rank: LearnerRank, parts: Sequence[Tensor]) -> None:
+            if not of_reference:
+                await rank.begin(False)
+            padded = [*parts, *[idle] * (num_passes - len(parts))]
+            async with self.group.at_hand(rank, decisions.observations, padded) as observations:
+                rows = replace(decisions, observations=observations)
+                found = await in_order(
+                    lambda index: rank.score(pack_rows(rows.rows(index)), of_reference), padded
+                )
+            for index, result in zip(parts, found, strict=False):
+                scores[index, : result.shape[1]] = torch.tensor(result)
+            if not of_reference:
+                await rank.end()
+
+        await self.group.together(score(*pair) for pair in self.group.dealt(dealt))
+        require_log_probs(
+            decisions, scores, REFERENCES if of_reference else "the learner's", DISAGREES
+        )
+        return scores
+
+    async def _accumulate(
+        self, minibatch: Decisions, plan: StepPlan, compare: int | None
+    ) -> list[MicroBatchSums]:
+        # with gathered weights only the last pass is a collective, so ranks may have different
+        # numbers of passes; with sharded weights each pass is one
+        least = plan.num_passes if self._config.shard == "weights" else 1
+        idle = idle_row(minibatch.num_read)
+
+        async def compute(rank: LearnerRank, parts: Sequence[Tensor]) -> list[MicroBatchSums]:
+            num_passes = max(len(parts), least)
+
+            def call(number: int) -> Awaitable[Any]:
+                is_idle = number >= len(parts)
+                index = idle if is_idle else parts[number]
+                rows = beside.rows(index)
+                if is_idle:  # a masked row adds exact zeros to every gradient
+                    rows = replace(rows, mask=torch.zeros_like(rows.mask))
+                counts = pack_counts(plan.denominators.rows(index))
+                is_last = number == num_passes - 1
+                sums: Awaitable[Any] = rank.accumulate(pack_rows(rows), counts, compare, is_last)
+                return sums
+
+            seen = minibatch.observations
+            async with self.group.at_hand(rank, seen, [*parts, idle]) as observations:
+                beside = replace(minibatch, observations=observations)
+                await rank.begin(True)
+                found = await in_order(call, range(num_passes))
+            return [unpack_sums(each) for each in found[: len(parts)]]
+
+        sums = await self.group.together(compute(*pair) for pair in self.group.dealt(plan.ranks))
+        return [each for of_rank in self.group.counted(sums) for each in of_rank]
+
+    async def _step(self, publish: bool) -> StepReport:
+        reports = await self.group.together(rank.step() for rank in self.group.ranks)
+        if publish:
+            await self._published(self._publication.publish)
+        report: StepReport = reports[0]
+        return report
+
+    def _take_first_weights(self) -> None:
+        """Set the weights to those that the ranks began with."""
+        first = type(self._model).load(self.group.policy_folder)  # type: ignore[attr-defined]
+        self._model.network.load_state_dict(first.network.state_dict())
+        self._publication.is_model_old = False
+
+    async def _published(self, publish: Callable[[int], Awaitable[None]]) -> None:
+        await publish(self._weight_version + 1)
+        self._weight_version += 1
+
+    async def _snapshot(self) -> TrainingState:
+        self._num_snapshots += 1
+        number = self._num_snapshots
+        described = await self.group.together(rank.stage(number) for rank in self.group.ranks)
+        policy, optimizer = (
+            RankTensors(self.group, number, name, described[0][name])
+            for name in ("policy", "optimizer")
+        )
+        return TrainingState(
+            weight_version=self._weight_version,
+            policy=policy,
+            optimizer=optimizer,
+            rng=random_state(),
+            policy_files=dict(self._model.checkpoint_files()),
+        )
+
+    async def _restore(self, state: TrainingState) -> None:
+        folder = state.folder
+        if folder is None:
+            self._num_snapshots += 1
+            scratch = self.group.folder / f"state-{self._num_snapshots}"
+            folder = await asyncio.to_thread(_written, state, scratch)
+        files = folder / "policy" / "model.safetensors", folder / "optimizer.safetensors"
+        await self.group.restored(
+            files,
+            needed=lambda rank, paths: rank.needed(*paths),
+            restore=lambda rank, paths: rank.restore(*paths),
+        )
+        tensors = await asyncio.to_thread(load_file, files[0])
+        await self._lane.run(self._model.load_checkpoint_tensors, tensors, work="checkpoint")
+        self._publication.is_model_old = False
+        set_random_state(state.rng)
+        await self._publication.publish_model(state.weight_version)
+        self._weight_version = state.weight_version
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        return await to_its_end(asyncio.ensure_future(work))
+
+
+def _written(state: TrainingState, folder: Path) -> Path:
+    """Write a state's tensors as a checkpoint does, for ranks to read."""
+    with writing_folder(folder, 0) as writer:
+        for name, tensors in (
+            ("policy/model.safetensors", state.policy),
+            ("optimizer.safetensors", state.optimizer),
+        ):
+            if isinstance(tensors, StagedTensors):
+                tensors.write_file(writer.new_path(name))
+            else:
+                writer.write_tensors(name, tensors)
+    return folder

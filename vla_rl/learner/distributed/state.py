@@ -1,0 +1,278 @@
+"""A rank's part of the state: copied at one instant, written to files, and read from them.
+
+Any number of ranks can read the files.
+
+    rank 0   │ header │ a: rows 0-3 │             │ b: rows 0-1 │            one safetensors file of
+    rank 1            │             │ a: rows 4-7 │             │ b: row 2   whole tensors, as one
+                                                                             process writes it
+
+FSDP shards a tensor by its rows, so that a rank's part is one range of bytes in the file; tensor
+parallelism cuts some by their columns too (`place`). Every rank writes its ranges in place; nothing
+is gathered, and nothing is pickled.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from vla_rl.errors import CheckpointError
+from vla_rl.learner.distributed.place import place_of
+
+DTYPES: Final = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Names of types in the header of a safetensors file."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One whole tensor of a file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of a tensor that one rank holds."""
+
+    data: Tensor
+    whole: Entry
+    first_byte: int
+    """Position in the bytes of the whole tensor."""
+
+    is_ours: bool
+    """Whether this rank writes it; of equal copies, the first rank writes its own."""
+
+    run_bytes: int
+    """Bytes that follow each other in the whole tensor."""
+
+    row_bytes: int
+    """Distance between the beginnings of two such runs."""
+
+
+def part_of(tensor: Tensor, dtype: torch.dtype | None, *, is_first_rank: bool) -> Part:
+    """Copy a rank's part of a tensor to the CPU.
+
+    Args:
+        tensor: sharded, or whole and the same on every rank.
+        dtype: type to write; None keeps the tensor's.
+        is_first_rank: whether this rank writes whole tensors.
+    """
+    dtype = dtype or tensor.dtype
+    shape = tuple(tensor.shape)
+    entry = Entry(DTYPES[dtype], shape, tensor.numel() * dtype.itemsize)
+    if not isinstance(tensor, DTensor):
+        data = tensor.detach().to("cpu", dtype, copy=True) if is_first_rank else torch.empty(0)
+        return Part(data, entry, 0, is_first_rank, entry.num_bytes, entry.num_bytes)
+    place = place_of(tensor)
+    data = tensor.to_local().detach().to("cpu", dtype, copy=True)
+    first_byte, run_bytes, row_bytes = (
+        numbers * dtype.itemsize for numbers in (place.start, place.run, place.row_size)
+    )
+    return Part(data, entry, first_byte, place.is_first_copy, run_bytes, row_bytes)
+
+
+def header_of(entries: Mapping[str, Entry]) -> tuple[bytes, dict[str, int]]:
+    """Return the header of a safetensors file, and where each tensor begins in the file."""
+    described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    begins: dict[str, int] = {}
+    position = 0
+    # the widest types first, so that every tensor is aligned
+    for name in sorted(entries, key=lambda name: (-_width(entries[name]), name)):
+        entry = entries[name]
+        end = position + entry.num_bytes
+        described[name] = {
+            "dtype": entry.dtype,
+            "shape": list(entry.shape),
+            "data_offsets": [position, end],
+        }
+        begins[name], position = position, end
+    text = json.dumps(described).encode()
+    text += b" " * (-len(text) % 8)
+    header = len(text).to_bytes(8, "little") + text
+    return header, {name: len(header) + begin for name, begin in begins.items()}
+
+
+def create_file(path: Path, entries: Mapping[str, Entry]) -> dict[str, int]:
+    """Create a file whose tensors are still zeros; return where each begins."""
+    header, begins = header_of(entries)
+    with path.open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + sum(entry.num_bytes for entry in entries.values()))
+    return begins
+
+
+def write_parts(path: Path, parts: Mapping[str, Part], begins: Mapping[str, int]) -> None:
+    """Write a rank's parts into a file that `create_file` made. Raises: OSError."""
+    with path.open("r+b") as file:
+        for name, part in parts.items():
+            if part.is_ours and part.data.numel():
+                data = part.data.contiguous().flatten().view(torch.uint8).numpy()
+                at = begins[name] + part.first_byte
+                write_runs(file.fileno(), data, at, part.run_bytes, part.row_bytes)
+
+
+def write_runs(descriptor: int, data: np.ndarray, at: int, run: int, distance: int) -> None:
+    """Write bytes in runs, one at each `distance` from `at`. Raises: OSError."""
+    for number, begin in enumerate(range(0, len(data), run)):
+        write_at(descriptor, data[begin : begin + run], at + number * distance)
+
+
+def write_at(descriptor: int, data: np.ndarray, at: int) -> None:
+    """Write bytes at a place of an open file. Raises: OSError."""
+    left = memoryview(data)  # type: ignore[arg-type]
+    # pwrite may write less than it was given, above all beyond 2 GiB
+    while left:
+        written = os.pwrite(descriptor, left, at)
+        at, left = at + written, left[written:]
+
+
+def pieces_of(part: Part, begin: int, num_bytes: int) -> Iterator[tuple[int, int, int, np.ndarray]]:
+    """Yield what `write_parts` would write of a part, about `num_bytes` at a time.
+
+    For each piece: its place in the file, the bytes of a run, their distance, and the bytes.
+    """
+    if not part.is_ours or not part.data.numel():
+        return
+    data = part.data.contiguous().flatten().view(torch.uint8).numpy()
+    at, run = begin + part.first_byte, part.run_bytes
+    if run >= len(data):
+        for start in range(0, len(data), num_bytes):
+            piece = data[start : start + num_bytes]
+            yield at + start, len(piece), len(piece), piece
+        return
+    runs_at_once = max(num_bytes // run, 1)
+    for number in range(0, len(data) // run, runs_at_once):
+        piece = data[number * run : (number + runs_at_once) * run]
+        yield at + number * part.row_bytes, run, part.row_bytes, piece
+
+
+def read_header(path: Path) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """Return the header of a safetensors file, and where each tensor begins and ends in the file.
+
+    Raises: CheckpointError if it is none.
+    """
+    try:
+        with path.open("rb") as file:
+            length = file.read(8)
+            text = file.read(int.from_bytes(length, "little"))
+        offsets = {
+            name: each["data_offsets"]
+            for name, each in json.loads(text).items()
+            if name != "__metadata__"
+        }
+    except (OSError, ValueError, KeyError, TypeError, MemoryError) as error:
+        raise CheckpointError(f"{path} is no safetensors file: {error}") from error
+    header = length + text
+    return header, {
+        name: (len(header) + begin, len(header) + end) for name, (begin, end) in offsets.items()
+    }
+
+
+class ShardReader:
+    """Reads a rank's parts of the tensors of a safetensors file, and nothing else of it.
+
+    Args:
+        path: the file.
+        prefix: beginning of the names to read, which is left out of `names`.
+    """
+
+    def __init__(self, path: Path, prefix: str = "") -> None:
+        self.path, self._prefix = path, prefix
+        self._places: dict[str, tuple[int, int]] | None = None
+        opened: Any = safe_open
+        self._file = opened(path, "pt")
+        found = [name for name in self._file.keys() if name.startswith(prefix)]  # noqa: SIM118
+        self.names = frozenset(name.removeprefix(prefix) for name in found)
+
+    def read(self, name: str, like: Tensor) -> Tensor:
+        """Return the part of a tensor that this rank holds of `like`, as a tensor like it.
+
+        Raises: CheckpointError if the tensor is missing, or has another shape.
+        """
+        if name not in self.names:
+            raise CheckpointError(f"{self.path} has no tensor {name!r}; it is of another policy.")
+        found = self._file.get_slice(self._prefix + name)
+        shape = tuple(found.get_shape())
+        if shape != tuple(like.shape):
+            raise CheckpointError(
+                f"{name} in {self.path} is {list(shape)}, expected {list(like.shape)}; it is of "
+                "another policy."
+            )
+        if not isinstance(like, DTensor):
+            return self.numbers(name)
+        place = place_of(like)
+        rows = slice(place.first_row, place.first_row + place.num_rows)
+        if place.num_columns < place.row_size:
+            columns = slice(place.first_column, place.first_column + place.num_columns)
+            held = found[rows, columns]
+        else:
+            held = found[rows]
+        local = held.to(like.to_local().device, like.dtype)
+        return DTensor.from_local(
+            local, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+        )
+
+    def bytes_of(self, name: str, like: Tensor | None) -> tuple[int, int]:
+        """Return where the file has what `read` would read like a tensor; None: all of it.
+
+        An empty range if the tensor is missing.
+        """
+        if self._places is None:
+            self._places = read_header(self.path)[1]
+        begin, end = self._places.get(self._prefix + name, (0, 0))
+        if not isinstance(like, DTensor) or not like.ndim or end == begin:
+            return begin, end
+        place, row_bytes = place_of(like), (end - begin) // like.shape[0]
+        first = begin + place.first_row * row_bytes
+        return first, first + place.num_rows * row_bytes
+
+    def numbers(self, name: str) -> Tensor:
+        """Return a small tensor whole."""
+        tensor: Tensor = self._file.get_tensor(self._prefix + name)
+        return tensor
+
+
+def nbytes_of(entries: Mapping[str, Entry]) -> int:
+    """Return the bytes of all tensors of a file."""
+    return sum(entry.num_bytes for entry in entries.values())
+
+
+def _width(entry: Entry) -> int:
+    return max((dtype.itemsize for dtype, name in DTYPES.items() if name == entry.dtype), default=1)
+
+
+def iterate_pieces(
+    tensor: Tensor, dtype: torch.dtype, num_bytes: int
+) -> Iterator[tuple[int, int, Tensor]]:
+    """Yield a rank's part of a parameter as bytes, about `num_bytes` at a time.
+
+    Before them come the first index, and the numbers that follow each other from there; the next
+    ones begin a row later. Yields nothing for a copy that another rank sends.
+    """
+    assert isinstance(tensor, DTensor)
+    place = place_of(tensor)
+    if not place.is_first_copy:
+        return
+    local = tensor.to_local().detach().flatten()
+    for begin, end, start in place.pieces(max(num_bytes // dtype.itemsize, 1)):
+        piece = local[begin:end].to("cpu", dtype, copy=True)
+        yield start, min(place.run, end - begin), piece.view(torch.uint8)

@@ -1,0 +1,211 @@
+"""Imitation learning: cross-entropy of the demonstrated action tokens, which produces a base
+checkpoint.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.language_model import LanguageModel
+from vla_rl.engines.policy_model import NO_TOKEN, PolicyModel
+from vla_rl.learner.config import ImitationConfig
+from vla_rl.learner.imitation_passes import ImitationPasses, Lessons, LocalImitationPasses
+from vla_rl.learner.learner import UpdateReport
+from vla_rl.learner.training import TrainingState, WeightSink
+from vla_rl.types import Observation, Sampling
+
+
+class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
+    """One demonstrated action chunk, and the observation before it."""
+
+    observation: Observation
+
+    actions: np.ndarray
+    """Actions, float32 [H, D], in the environment's units; for a language policy the tokens of a
+    reply, int64 [1, T]."""
+
+    num_valid: int
+    """Number of demonstrated control steps in the chunk; the rest, after the episode's end, may
+    hold anything and is ignored."""
+
+    teaches: np.ndarray | None = None
+    """Tokens to learn from, bool [T]; None for all. In a conversation, tokens of other speakers are
+    excluded."""
+
+
+class PolicyImitator:
+    """Updates a policy model by supervised learning; updates run one after another.
+
+    It decides what is learnt. The loss is the mean over all valid tokens of the update, and does not
+    depend on the micro-batches.
+
+    Args:
+        passes: computes with the weights that are trained.
+        model: the policy in this process.
+        lane: prepares rows, and evaluates.
+        config: micro-batches.
+    """
+
+    def __init__(
+        self,
+        passes: ImitationPasses,
+        model: PolicyModel[Any] | LanguageModel[Any],
+        lane: DeviceLane,
+        config: ImitationConfig,
+    ) -> None:
+        self._passes, self._model, self._lane, self._config = passes, model, lane, config
+        self._turn = asyncio.Lock()
+
+    @property
+    def weight_version(self) -> int:
+        """Number of updates applied."""
+        return self._passes.weight_version
+
+    async def update(self, demonstrations: Sequence[Demonstration]) -> UpdateReport:
+        """Take one optimizer step. Raises: ValueError if no control step is valid, no token is to
+        be learnt, or shapes differ."""
+        lessons = await self._lane.prepare(self._lessons, demonstrations)
+        async with self._turn:
+            losses = await self._passes.accumulate(lessons)
+            report = await self._passes.step()
+            loss = await self._passes.total(losses)
+        metrics = {
+            "imitation/loss": loss,
+            "imitation/grad_norm": report.grad_norm,
+            "imitation/lr": report.lr,
+            "imitation/skipped_steps": float(report.is_skipped),
+        }
+        return UpdateReport(self.weight_version, metrics)
+
+    async def fetch(self) -> None:
+        """Bring the weights of the model in this process up to date, to save or to evaluate it."""
+        async with self._turn:
+            await self._passes.fetch()
+
+    async def evaluate(self, demonstrations: Sequence[Demonstration]) -> dict[str, float]:
+        """Compare greedy actions with the demonstrated ones: mean |a - a*| in the environment's
+        units, and for policies with tokens their accuracy.
+
+        Raises: TypeError for a language policy, which has to be evaluated by running episodes.
+        """
+        model = self._model
+        if isinstance(model, LanguageModel):
+            raise TypeError(
+                "a language policy has no distance from a demonstration; evaluate it "
+                "by running episodes"
+            )
+        tokens, mask = await self._lane.prepare(self._targets, demonstrations)
+        chosen: list[np.ndarray] = []
+        for first in range(0, len(demonstrations), self._config.micro_batch):
+            part = demonstrations[first : first + self._config.micro_batch]
+            batch = await self._lane.prepare(model.prepare, [d.observation for d in part])
+            chosen.append(await self._lane.run(_greedy, model, batch, len(part), work="evaluate"))
+        greedy = np.concatenate(chosen)
+        valid = mask.numpy()
+        wanted = np.stack([d.actions for d in demonstrations])
+        error = np.abs(model.decode(greedy) - wanted)
+        is_valid_step = np.arange(error.shape[1])[None] < np.array(
+            [[d.num_valid] for d in demonstrations]
+        )
+        distance = {"imitation/l1": float(error[is_valid_step].mean())}
+        if tokens.is_floating_point():  # continuous actions never match exactly
+            return distance
+        return {
+            "imitation/token_accuracy": float((greedy == tokens.numpy())[valid].mean()),
+            **distance,
+        }
+
+    async def snapshot(self) -> TrainingState:
+        """Copy all state that the next update depends on, between two updates."""
+        async with self._turn:
+            return await self._passes.snapshot()
+
+    async def restore(self, state: TrainingState) -> None:
+        """Continue from a snapshot, and publish its weights."""
+        async with self._turn:
+            await self._passes.restore(state)
+
+    def _lessons(self, demonstrations: Sequence[Demonstration]) -> Lessons:
+        tokens, mask = self._targets(demonstrations)
+        is_text, num_rows = isinstance(self._model, LanguageModel), len(demonstrations)
+        lengths, prompts = torch.full((num_rows,), tokens.shape[1]), torch.zeros(num_rows)
+        if is_text:
+            lengths = torch.tensor([len(each.actions[0]) for each in demonstrations])
+            prompts = torch.tensor(
+                [len(each.observation["prompt_tokens"]) for each in demonstrations]
+            )
+        observations = tuple(each.observation for each in demonstrations)
+        return Lessons(observations, tokens, mask, lengths, prompts.long() + lengths)
+
+    def _targets(self, demonstrations: Sequence[Demonstration]) -> tuple[Tensor, Tensor]:
+        """Return tokens int64 [B, T] and mask bool [B, T]."""
+        if not any(demonstration.num_valid > 0 for demonstration in demonstrations):
+            raise ValueError("no demonstrated control step is valid, expected at least one.")
+        rows = [self._model.encode(np.nan_to_num(each.actions)[None])[0] for each in demonstrations]
+        if not isinstance(self._model, LanguageModel):
+            _require_whole_chunks(demonstrations, self._model.decode(rows[0][None]).shape[1:])
+        shape = len(rows), max(len(row) for row in rows)
+        tokens = torch.full(shape, NO_TOKEN, dtype=torch.from_numpy(rows[0]).dtype)
+        mask = torch.zeros(tokens.shape, dtype=torch.bool)
+        for number, (row, each) in enumerate(zip(rows, demonstrations, strict=True)):
+            tokens[number, : len(row)] = torch.from_numpy(row)
+            mask[number, : each.num_valid * (len(row) // len(each.actions))] = True
+            if each.teaches is not None:
+                mask[number, : len(row)] &= torch.from_numpy(each.teaches)
+        if not mask.any():
+            raise ValueError(
+                f"none of the {tokens.numel()} demonstrated tokens is marked in "
+                "Demonstration.teaches, expected at least one; check how `teaches` is computed, "
+                "and look for conversations that are cut before their first reply."
+            )
+        return tokens, mask
+
+
+class Imitator(PolicyImitator):
+    """A `PolicyImitator` that computes in this process.
+
+    Args:
+        model: trained in place.
+        lane: runs the model.
+        config: optimizer and micro-batches.
+        publish_to: engines that get the new weights after every update.
+        weight_version: number of updates already applied.
+        prepare: makes training batches if they differ from those for acting, for example with
+            augmentation.
+    """
+
+    def __init__(
+        self,
+        model: PolicyModel[Any] | LanguageModel[Any],
+        lane: DeviceLane,
+        config: ImitationConfig,
+        publish_to: Sequence[WeightSink] = (),
+        *,
+        weight_version: int = 0,
+        prepare: Callable[[Sequence[Observation]], Any] | None = None,
+    ) -> None:
+        prepare = prepare or model.prepare
+        passes = LocalImitationPasses(model, lane, config, publish_to, weight_version, prepare)
+        super().__init__(passes, model, lane, config)
+
+
+def _require_whole_chunks(demonstrations: Sequence[Demonstration], shape: tuple[int, ...]) -> None:
+    for number, each in enumerate(demonstrations):
+        if each.actions.shape != shape:
+            raise ValueError(
+                f"demonstration {number} is a chunk {list(each.actions.shape)}, expected "
+                f"{list(shape)}, as the policy decides; pad a chunk at the end of an episode and "
+                "set num_valid."
+            )
+
+
+def _greedy(model: PolicyModel[Any], batch: Any, num_rows: int) -> np.ndarray:
+    with torch.inference_mode():
+        tokens, _ = model.sample(batch, [Sampling(greedy=True)] * num_rows)
+    return tokens.cpu().numpy()

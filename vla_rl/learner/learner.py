@@ -1,0 +1,236 @@
+"""The learner: it turns trajectories and their advantages into a new version of the weights.
+
+    trajectories ─► decisions ─► log-probs under ─► mini-batches ─► micro-batches ─► loss, backward
+                    (valid ones)  the weights before  one optimizer    one piece on the device lane each;
+                                  (if needed)         step each        inference runs in between
+                                                          └──► last step + version + publish: one piece, atomic
+
+Token losses are divided by counts over the whole mini-batch, and everything that a loss needs from
+other rows is computed beforehand (`proximal`), so the gradient does not depend on the
+micro-batches; for your own loss this holds if it looks at one row at a time. The behavior log-probs
+are those that the engine reported. `update/log_prob_gap_*` is their distance from the learner's own
+forward pass with the same weights; the first update checks it.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.policy_model import TokenModel
+from vla_rl.errors import ConfigError, VlaRlError
+from vla_rl.graph import Slice
+from vla_rl.learner.config import LearnerConfig
+from vla_rl.learner.decisions import decisions_of
+from vla_rl.learner.optimizer import StepReport
+from vla_rl.learner.passes import LocalPasses, Passes
+from vla_rl.learner.plan import plan_minibatches, plan_step
+from vla_rl.learner.proximal import Proximal
+from vla_rl.learner.rows import Advantage
+from vla_rl.learner.sound_numbers import require_sound_model
+from vla_rl.learner.training import TrainingState, WeightSink
+from vla_rl.learner.update_metrics import (
+    MicroBatchSums,
+    mean_gap,
+    staleness_metrics,
+    update_metrics,
+)
+from vla_rl.types import Trajectory
+
+
+class PolicyMismatchError(VlaRlError):
+    """The learner finds the engine's choices unlikely although both have the same weights."""
+
+
+class UpdateReport(msgspec.Struct, frozen=True):
+    """Result of one update."""
+
+    weight_version: int
+    """Version of the weights after the update."""
+
+    metrics: dict[str, float]
+
+    slices: Mapping[str, tuple[Slice, ...]] = {}
+    """Timelines of the processes that computed it, by lane; empty for this process alone."""
+
+    note: str = ""
+    """A few words for the live view, such as who waited for whom."""
+
+
+class PolicyLearner:
+    """Updates a policy by policy gradient; updates run one after another.
+
+    It decides what is learnt: mini-batches, denominators, skips and refusals. `passes` computes.
+
+    Args:
+        passes: computes with the weights that are trained.
+        lane: prepares rows.
+        config: loss and batches.
+        name: name of the policy's class, for errors.
+    """
+
+    def __init__(
+        self, passes: Passes, lane: DeviceLane, config: LearnerConfig, *, name: str
+    ) -> None:
+        self._passes, self._lane, self._config, self._name = passes, lane, config, name
+        self._proximal = Proximal(passes.log_probs, config)
+        self._agreed = False
+        self._turn = asyncio.Lock()
+
+    @property
+    def weight_version(self) -> int:
+        """Number of updates applied."""
+        return self._passes.weight_version
+
+    async def update(
+        self,
+        trajectories: Sequence[Trajectory],
+        advantages: Sequence[Advantage],
+        reference_log_probs: Sequence[Sequence[np.ndarray] | np.ndarray] | None = None,
+    ) -> UpdateReport:
+        """Update the policy from trajectories, and publish the new weights.
+
+        If cancelled, it leaves the weights of a complete optimizer step, and no gradient for later
+        updates. Rows that teach nothing (every advantage is 0, and no entropy, KL or other term has
+        a gradient) are not computed, which leaves the gradient as it is. Optimizer steps without
+        other rows are skipped, because Adam's momentum would still move the weights. The version
+        rises anyway.
+
+        Args:
+            trajectories: episodes to learn from.
+            advantages: for each trajectory one number, one per decision, or one per token.
+            reference_log_probs: for each trajectory float32 [T] of each decision, if the loss has a
+                KL term.
+
+        Raises: ValueError if there is nothing to learn from, if shapes do not fit, or for a
+            log-prob of an engine, the reference or the model that is not finite or above 0, naming
+            its episode; PolicyMismatchError if the first update's ratio is not 1; DivergedError for
+            repeated gradients that are not finite.
+        """
+        decisions = await self._lane.prepare(
+            decisions_of, trajectories, advantages, reference_log_probs
+        )
+        async with self._turn:
+            started, version = time.perf_counter(), self.weight_version
+            decisions = await self._proximal.before_update(decisions)
+            sums: list[MicroBatchSums] = []
+            reports: list[StepReport] = []
+            minibatches = [
+                decisions.rows(index)
+                for index in plan_minibatches(decisions.sequence, self._config, version)
+            ]
+            steps = [(rows, plan_step(rows, self._config)) for rows in minibatches]
+            steps = [(rows, plan) for rows, plan in steps if plan.num_rows]
+            for number, (minibatch, plan) in enumerate(steps, start=1):
+                minibatch = await self._proximal.before_step(minibatch, is_first=number == 1)
+                compare = version if number == 1 else None
+                found = await self._passes.accumulate(minibatch, plan, compare)
+                # once per mini-batch: asking after each micro-batch would make the host wait for
+                # the device
+                places = [part.first_unsound for part in found]
+                require_sound_model(minibatch, plan.indices, places, self._name)
+                sums += found
+                if number == 1:
+                    # before the first step, so that a disagreement leaves the weights as they were
+                    self._require_agreement(sums)
+                is_last = number == len(steps)
+                reports.append(await self._passes.step(is_last))
+            if not steps:
+                # a new version all the same: scheduler and engines count updates, not changes
+                await self._passes.stand_still()
+        staleness = (version - decisions.weight_version).expand_as(decisions.mask)[decisions.mask]
+        metrics = staleness_metrics(staleness) | update_metrics(sums, reports, version)
+        seconds = time.perf_counter() - started
+        metrics |= self._proximal.metrics
+        metrics |= {
+            "update/decisions": float(decisions.num_decisions),
+            "update/rows": float(len(decisions)),
+            "update/computed_rows": float(sum(plan.num_rows for _, plan in steps)),
+            "update/seconds": seconds,
+        }
+        return UpdateReport(self.weight_version, metrics)
+
+    def count_flops(self, peak_flops: float) -> None:
+        """Measure MFU, if this learner has processes of its own; the run measures its own process.
+
+        Args:
+            peak_flops: operations per second of a device.
+        """
+
+    async def stand_still(self) -> UpdateReport:
+        """Publish the same weights as a new version, in an update in which other agents learn.
+
+        The optimizer does not step.
+        """
+        async with self._turn:
+            await self._passes.stand_still()
+        return UpdateReport(self.weight_version, {"update/taught": 0.0})
+
+    async def snapshot(self) -> TrainingState:
+        """Copy all state that the next update depends on, between two updates."""
+        async with self._turn:
+            return await self._passes.snapshot()
+
+    async def restore(self, state: TrainingState) -> None:
+        """Continue from a snapshot, and publish it to the engines.
+
+        Raises: CheckpointError if it is not of this policy.
+        """
+        async with self._turn:
+            await self._passes.restore(state)
+
+    def _require_agreement(self, sums: Sequence[MicroBatchSums]) -> None:
+        """Raise PolicyMismatchError if the ratio is not 1.
+
+        It is checked in the first update with tokens of the learner's own version.
+        """
+        gap = mean_gap(sums)
+        if self._agreed or gap is None:
+            return
+        if not gap <= self._config.max_mismatch:
+            raise PolicyMismatchError(
+                f"the learner's log-probs differ by {gap:.4g} on average from those that the "
+                f"engine reported for the same tokens and weights (version {self.weight_version}), "
+                f"expected at most max_mismatch = {self._config.max_mismatch}, so that the ratio "
+                "starts at 1. Acting and learning compute different numbers: check the "
+                "temperature, dropout, the attention mask, and how observations are prepared."
+            )
+        self._agreed = True
+
+
+class Learner(PolicyLearner):
+    """A `PolicyLearner` that computes in this process.
+
+    Args:
+        model: trained in place.
+        lane: runs the model; shared with the engines.
+        config: loss, batches and optimizer.
+        publish_to: engines that get the new weights with every update. An engine that shares
+            `model` needs updates of one optimizer step, so that no weights exist between two
+            versions.
+        weight_version: number of updates already applied to the weights of `model`.
+    """
+
+    def __init__(
+        self,
+        model: TokenModel[Any],
+        lane: DeviceLane,
+        config: LearnerConfig,
+        publish_to: Sequence[WeightSink] = (),
+        *,
+        weight_version: int = 0,
+    ) -> None:
+        shares = any(sink.network is model.network for sink in publish_to)
+        if shares and not config.steps_once_per_update:
+            raise ConfigError(
+                f"LearnerConfig.minibatch_trajectories is {config.minibatch_trajectories} and "
+                f"epochs {config.epochs}, expected none and 1 if an engine shares the learner's "
+                "model: in an update of several optimizer steps, the engine would act with weights "
+                "without a version. Give the engine a copy of the model."
+            )
+        passes = LocalPasses(model, lane, config, publish_to, weight_version)
+        super().__init__(passes, lane, config, name=type(model).__name__)

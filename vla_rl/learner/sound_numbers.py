@@ -1,0 +1,108 @@
+"""Checks of the numbers that other components give to a learner, made once where they enter.
+
+    engine, reference ─► log-probs ─► decisions_of ─┐
+    trainer, reference ─► log-probs ─► Scorer ──────┼─► a loss
+    critic ─► values ─► Critic.values, .update ─────┘  (values.py)
+
+A NaN or an infinity would not stop a run later: the losses' clamps, clips and masks turn it into a
+token without a gradient. So each such number is rejected here, with its episode, decision and
+token. Advantages are checked in `rows`, rewards in `RewardBatch`. Masked tokens may hold anything.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+from vla_rl.learner.rows import Place
+from vla_rl.types import DEFAULT_AGENT, MAX_LOG_PROB
+
+
+class TokenRows(Protocol):
+    """Rows of tokens as far as checks read them: `Decisions`, which are checked when made."""
+
+    @property
+    def tokens(self) -> Tensor: ...
+    @property
+    def mask(self) -> Tensor: ...
+    @property
+    def places(self) -> Sequence[Sequence[Place]]: ...
+    def rows(self, index: Tensor) -> Self: ...
+
+
+def require_log_probs(decisions: TokenRows, log_probs: Tensor, whose: str, remedy: str) -> None:
+    """Raise ValueError unless every unmasked log-prob, float [N, T] on the CPU, is possible for a
+    policy.
+
+    A policy that chooses continuous numbers (float tokens) has densities, whose logs may be above
+    0.
+
+    Args:
+        decisions: rows of the log-probs.
+        log_probs: numbers to check.
+        whose: owner of the log-probs, in the error.
+        remedy: advice in the error.
+    """
+    is_density = decisions.tokens.is_floating_point()
+    unsound = decisions.mask & ~log_probs.isfinite()
+    if not is_density:
+        unsound |= decisions.mask & (log_probs > MAX_LOG_PROB)
+    if not unsound.any():
+        return
+    row, column = (int(index) for index in unsound.nonzero()[0])
+    expected = "a finite number" if is_density else "a finite number of at most 0"
+    raise ValueError(
+        f"{whose} log-prob of {place_of(decisions, row, column)} is "
+        f"{float(log_probs[row, column])}, expected {expected}; {remedy}."
+    )
+
+
+def place_of(decisions: TokenRows, row: int, column: int) -> str:
+    """Name a token of a row by its episode, the decision in the episode and the token in the
+    decision, counted from 0.
+    """
+    place = next(each for each in decisions.places[row] if each.start <= column < each.stop)
+    agent = "" if place.agent == DEFAULT_AGENT else f" of agent {place.agent!r}"
+    token = column - place.start
+    return f"token {token} of decision {place.number}{agent} of episode {place.episode_id}"
+
+
+def first_unsound(log_prob: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
+    """Find a log-prob that is infinite, which clamps hide, or an entropy that is not finite.
+
+    NaN log-probs are not searched for: they make the whole gradient NaN, and the optimizer skips
+    that step and reports it.
+
+    Args:
+        log_prob, entropy: float [B, T], under the trained weights, on any device.
+        mask: bool [B, T].
+
+    Returns: int64 [], its number in the flattened tokens, counted from 1; 0 for none. It stays on
+    the device.
+    """
+    unsound = mask & (log_prob.isinf() | (log_prob.isfinite() & ~entropy.isfinite()))
+    flat = unsound.detach().flatten()
+    return torch.where(flat.any(), flat.to(torch.uint8).argmax() + 1, 0)
+
+
+def require_sound_model(
+    minibatch: TokenRows, indices: Sequence[Tensor], places: Sequence[Tensor], model: str
+) -> None:
+    """Raise ValueError, naming the token, if `first_unsound` found one in a micro-batch.
+
+    Args:
+        minibatch: all rows.
+        indices: rows of each micro-batch.
+        places: what `first_unsound` returned for each.
+        model: name of the policy's class.
+    """
+    for index, place in zip(indices, torch.stack(list(places)).tolist(), strict=True):
+        if place > 0:
+            rows = minibatch.rows(index)
+            where = place_of(rows, *divmod(place - 1, rows.mask.shape[1]))
+            raise ValueError(
+                f"{model}.log_probs gave an infinite log-prob, or an entropy that is not finite, "
+                f"for {where}; expected finite numbers. Learner and engine must allow the same "
+                "tokens: look at masked logits."
+            )

@@ -1,0 +1,189 @@
+"""The Prismatic network inside an engine process: our towers and projectors, vLLM's Llama.
+
+    images uint8 ─► FusedVisionBackbone ─► Projector ─┐
+    proprio ─────► ProprioProjector ─────────────────┴─► embeddings at the placeholders ─► Llama with paged attention
+
+Parameters have the names of the learner's network, so the weights it publishes load unchanged.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from vla_rl.engines.vllm.adapter import (
+    MULTIMODAL_REGISTRY,
+    AutoWeightsLoader,
+    BaseDummyInputsBuilder,
+    BaseMultiModalProcessor,
+    BaseProcessingInfo,
+    MultiModalFieldConfig,
+    SupportsMultiModal,
+    init_vllm_registered_model,
+    maybe_prefix,
+)
+from vla_rl.engines.vllm.requests import engine_input
+from vla_rl.engines.vllm.served import EngineRequest
+from vla_rl.models.prismatic.config import PrismaticConfig, ProprioConfig
+from vla_rl.models.prismatic.vision import (
+    FusedVisionBackbone,
+    Projector,
+    ProprioProjector,
+    build_tower,
+)
+
+MODALITY = "image"
+
+
+class ServedPrismatic(nn.Module, SupportsMultiModal):  # type: ignore[misc]
+    """Base class of the served families: everything up to the trunk's output.
+
+    Args:
+        vllm_config: the engine's configuration.
+        policy: the policy's configuration.
+        proprio: configuration of its proprioception, if it has one.
+        prefix: prefix of parameter names.
+    """
+
+    _mark_tower_model: Callable[..., AbstractContextManager[None]]
+    _mark_language_model: Callable[..., AbstractContextManager[None]]
+
+    def __init__(
+        self, vllm_config: Any, policy: PrismaticConfig, proprio: ProprioConfig | None, prefix: str
+    ) -> None:
+        super().__init__()
+        self.config = vllm_config.model_config.hf_config
+        self.weight_version = -1
+        with self._mark_tower_model(vllm_config, MODALITY):
+            self.vision_backbone: FusedVisionBackbone = FusedVisionBackbone(
+                *(
+                    build_tower(tower.timm_id, policy.image_size, tower.overrides)
+                    for tower in (policy.featurizer, policy.fused_featurizer)
+                ),
+                pixels=policy.pixels,
+            )
+            self.vision_backbone.materialise(vllm_config.device_config.device)
+            self.projector: Projector = Projector(
+                self.vision_backbone.width, policy.llm.hidden_size
+            )
+            self.proprio_projector = (
+                ProprioProjector(len(proprio.low), policy.llm.hidden_size) if proprio else None
+            )
+        with self._mark_language_model(vllm_config):
+            self.language_model: Any = init_vllm_registered_model(
+                vllm_config=vllm_config,
+                hf_config=self.config.text_config,
+                prefix=maybe_prefix(prefix, "language_model"),
+            )
+        self.make_empty_intermediate_tensors = self.language_model.make_empty_intermediate_tensors
+
+    def embed_multimodal(self, **features: Tensor) -> list[Tensor]:
+        """Return one [num_features, D] for each request: patches of all its pictures, then
+        proprioception.
+        """
+        if "images" not in features:
+            return []
+        seen = self.projector(self.vision_backbone(_stacked(features["images"])))
+        if self.proprio_projector is not None:
+            proprio = _stacked(features["proprio"]).to(seen.dtype)
+            seen = torch.cat([seen, self.proprio_projector(proprio)[:, None]], dim=1)
+        return list(seen)
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Tensor | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """Return the trunk's output for the tokens of all requests of a step, [tokens, D]."""
+        hidden: Tensor = self.language_model.model(
+            input_ids, positions, intermediate_tensors, inputs_embeds=inputs_embeds
+        )
+        return hidden
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor:
+        """Return the logits over the whole embedding table, [rows, table_size]."""
+        logits: Tensor = self.language_model.compute_logits(hidden_states)
+        return logits
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Load parameters by the learner's names."""
+        loaded: set[str] = AutoWeightsLoader(self).load_weights(weights)
+        return loaded
+
+
+def _stacked(value: Tensor | Sequence[Tensor]) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.stack(list(value))
+
+
+class ServedInfo(BaseProcessingInfo):  # type: ignore[misc]
+    """One item for each request, with a fixed number of tokens."""
+
+    def get_supported_mm_limits(self) -> Mapping[str, int]:
+        """Return the limit, one item: all pictures of an observation and its proprioception."""
+        return {MODALITY: 1}
+
+    def get_mm_max_tokens_per_item(
+        self, seq_len: int, mm_counts: Mapping[str, int]
+    ) -> Mapping[str, int]:
+        """Return the number of tokens of an item, which is constant."""
+        return {MODALITY: self.get_hf_config().num_features}
+
+
+class ServedDummies(BaseDummyInputsBuilder):  # type: ignore[misc]
+    """Dummy inputs with which vLLM measures memory: black pictures."""
+
+    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
+        """Return no text: this processor takes none."""
+        return ""
+
+    def get_dummy_mm_data(
+        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any
+    ) -> dict[str, Any]:
+        """Return no data: the processor makes its own."""
+        return {}
+
+
+class ServedProcessor(BaseMultiModalProcessor):  # type: ignore[misc]
+    """Processor for dummies only: real requests arrive processed
+    (`vla_rl.models.vllm.serve`).
+    """
+
+    requires_tokenizer = False
+
+    def apply(self, inputs: Any, timing_ctx: Any) -> Any:
+        """Return the dummy request."""
+        config = self.info.get_hf_config()
+        policy = config.policy
+        size, cameras = policy["image_size"], len(policy["cameras"])
+        features = {"images": torch.zeros(1, cameras, 3, size, size, dtype=torch.uint8)}
+        if policy.get("proprio"):
+            features["proprio"] = torch.zeros(1, len(policy["proprio"]["low"]))
+        request = EngineRequest([1] * (1 + config.num_features), features, 1, config.num_features)
+        return engine_input(request, MODALITY, "dummy")
+
+    def _get_mm_fields_config(
+        self, hf_inputs: Any, hf_processor_mm_kwargs: Any
+    ) -> Mapping[str, Any]:
+        return {name: MultiModalFieldConfig.batched(MODALITY) for name in ("images", "proprio")}
+
+    def _get_prompt_updates(
+        self, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any
+    ) -> Sequence[Any]:
+        return []
+
+
+register_processor = MULTIMODAL_REGISTRY.register_processor(
+    ServedProcessor, info=ServedInfo, dummy_inputs=ServedDummies
+)
+"""Class decorator of the served families."""
+
+
+def policy_config(vllm_config: Any, kind: type[PrismaticConfig]) -> Any:
+    """Return the policy's own configuration."""
+    return msgspec.convert(vllm_config.model_config.hf_config.policy, kind)

@@ -1,0 +1,225 @@
+"""Policies as vLLM serves them: engine layout, requests and weights."""
+
+from collections.abc import Mapping
+from typing import Any, Final, overload
+
+import msgspec
+import numpy as np
+from torch import Tensor, nn
+
+from vla_rl.engines.vllm.served import EngineLayout, EngineRequest, ServedActions, ServedLanguage
+from vla_rl.errors import ConfigError, ContextOverflow
+from vla_rl.models.language import CausalLanguageModel
+from vla_rl.models.language.checkpoint import distinct_tensors
+from vla_rl.models.language.vision_policy import VisionLanguageModel
+from vla_rl.models.openvla.policy import OpenVla
+from vla_rl.models.openvla_oft.network import STOP_ID
+from vla_rl.models.openvla_oft.policy import OpenVlaOft
+from vla_rl.models.prismatic.lora import merged_tensors
+from vla_rl.models.prismatic.processor import PrismaticBatch
+from vla_rl.models.vllm.names import MODEL_TYPE, OPENVLA, OPENVLA_OFT
+from vla_rl.types import Observation
+
+MAX_PROMPT: Final = 256
+"""Largest number of tokens of an instruction; LIBERO's longest has 35."""
+
+MODALITY: Final = "image"
+
+
+class ServedPrismaticPolicy(ServedActions):
+    """OpenVLA or OpenVLA-OFT, served.
+
+    Raises: ConfigError if an engine cannot compute the policy as the learner does.
+    """
+
+    def __init__(self, policy: OpenVla | OpenVlaOft) -> None:
+        self._policy, config = policy, policy.config
+        _refuse_unservable(policy)
+        self._is_oft = isinstance(policy, OpenVlaOft)
+        towers: Any = policy.network.vision_backbone
+        self._num_features = len(config.cameras) * int(towers.featurizer.patch_embed.num_patches)
+        self._tail: list[int] = []
+        pad = config.llm.pad_token_id
+        if isinstance(policy, OpenVlaOft):
+            self._num_features += policy.config.proprio is not None
+            self._tail = [pad] * policy.config.num_action_tokens + [
+                STOP_ID
+            ] * policy.config.has_stop_token
+            num_tokens = policy.config.num_action_tokens
+        else:
+            num_tokens = config.action_dim
+        self._placeholders = [pad] * self._num_features
+        self._layout = self._layout_of(num_tokens)
+
+    @property
+    def layout(self) -> EngineLayout:
+        """Pooling for OpenVLA-OFT, generation for OpenVLA."""
+        return self._layout
+
+    @property
+    def network(self) -> nn.Module:
+        """The learner's network."""
+        return self._policy.network
+
+    @property
+    def token_ids(self) -> range:
+        """Ids of the tokens that the policy samples from."""
+        return self._policy.token_ids
+
+    def tensors(self, network: nn.Module) -> Mapping[str, Tensor]:
+        """Return the parameters by the network's own names, with adapters merged."""
+        return merged_tensors(network)
+
+    def request(self, observation: Observation) -> EngineRequest:
+        """Build a request: BOS, features, prompt, and for OpenVLA-OFT the placeholders of its
+        chunk.
+        """
+        return self._request_of(self._policy.prepare([observation]))
+
+    def sample_request(self) -> EngineRequest:
+        """Return a request of black pictures and a short instruction."""
+        config = self._policy.config
+        frame = np.zeros((config.image_size, config.image_size, 3), np.uint8)
+        observation: dict[str, Any] = dict.fromkeys(config.cameras, frame) | {"instruction": "wait"}
+        if isinstance(self._policy, OpenVlaOft) and self._policy.config.proprio is not None:
+            proprio = self._policy.config.proprio
+            observation[proprio.key] = np.array(proprio.low, np.float32)
+        return self.request(observation)
+
+    def decode(self, tokens: np.ndarray) -> np.ndarray:
+        """Map tokens int64 [T] to actions float32 [H, D]."""
+        chunk: np.ndarray = self._policy.decode(tokens[None])[0]
+        return chunk
+
+    def _request_of(self, batch: PrismaticBatch) -> EngineRequest:
+        ids = batch.prompts[0].tolist()
+        if len(ids) > MAX_PROMPT:
+            raise ContextOverflow(len(ids), MAX_PROMPT)
+        features = {"images": batch.images.cpu()}
+        if batch.proprio is not None:
+            features["proprio"] = batch.proprio.cpu()
+        return EngineRequest(
+            token_ids=[ids[0], *self._placeholders, *ids[1:], *self._tail],
+            features=features,
+            feature_start=1,
+            num_features=self._num_features,
+        )
+
+    def _layout_of(self, num_tokens: int) -> EngineLayout:
+        from vla_rl.models.vllm.config import trunk_config
+
+        config = self._policy.config
+        context_size = 1 + self._num_features + MAX_PROMPT + num_tokens + 1
+        llm = config.llm
+        allowed = range(llm.vocab_size - config.num_bins, llm.vocab_size)
+        is_free = isinstance(self._policy, OpenVla) and self._policy.config.vocabulary == "all"
+        return EngineLayout(
+            config={
+                "model_type": MODEL_TYPE,
+                "architectures": [OPENVLA_OFT if self._is_oft else OPENVLA],
+                "is_causal": not self._is_oft,
+                "policy": msgspec.to_builtins(config),
+                "num_features": self._num_features,
+                "text_config": trunk_config(llm, context_size, is_causal=not self._is_oft),
+            },
+            runner="pooling" if self._is_oft else "generate",
+            context_size=context_size,
+            num_tokens=num_tokens,
+            allowed_tokens=None if is_free else allowed,
+            features=MODALITY,
+        )
+
+
+class ServedLanguageModel(ServedLanguage):
+    """A causal language model that vLLM loads by its own `config.json`.
+
+    Args:
+        policy: the language model.
+        max_context: largest number of tokens of a prompt and its reply; None for the model's full
+            context.
+    """
+
+    def __init__(self, policy: CausalLanguageModel, max_context: int | None = None) -> None:
+        self._policy = policy
+        context_size = min(policy.context_size, max_context or policy.context_size)
+        files = dict(policy.checkpoint_files())
+        self._layout = EngineLayout(
+            config=msgspec.json.decode(files.pop("config.json")),
+            runner="generate",
+            context_size=context_size,
+            num_tokens=None,
+            files=files,
+            reuses_prefixes=True,
+        )
+
+    @property
+    def layout(self) -> EngineLayout:
+        """Generation, with prefix caching."""
+        return self._layout
+
+    @property
+    def network(self) -> nn.Module:
+        """The learner's network."""
+        return self._policy.network
+
+    @property
+    def chat(self) -> CausalLanguageModel:
+        """The policy itself."""
+        return self._policy
+
+    def tensors(self, network: nn.Module) -> Mapping[str, Tensor]:
+        """Return each parameter once, by transformers' name."""
+        return distinct_tensors(network)
+
+    def sample_request(self) -> EngineRequest:
+        """Return a request with a prompt of one token."""
+        return EngineRequest(token_ids=[min(self._policy.stop_tokens)])
+
+
+@overload
+def serve(
+    policy: OpenVla | OpenVlaOft, *, max_context: int | None = None
+) -> ServedPrismaticPolicy: ...
+@overload
+def serve(
+    policy: CausalLanguageModel, *, max_context: int | None = None
+) -> ServedLanguageModel: ...
+@overload
+def serve(
+    policy: Any, *, max_context: int | None = None
+) -> ServedPrismaticPolicy | ServedLanguageModel: ...
+def serve(
+    policy: Any, *, max_context: int | None = None
+) -> ServedPrismaticPolicy | ServedLanguageModel:
+    """Wrap a policy for `VllmEngine`; `max_context` shortens a language model's context.
+
+    Raises: ConfigError for a policy that no engine can serve.
+    """
+    if isinstance(policy, VisionLanguageModel):
+        raise ConfigError(
+            "engines in other processes serve no VisionLanguageModel, because they are not handed the "
+            "images of a conversation; take engine 'torch'"
+        )
+    if isinstance(policy, CausalLanguageModel):
+        return ServedLanguageModel(policy, max_context)
+    if isinstance(policy, OpenVla | OpenVlaOft):
+        return ServedPrismaticPolicy(policy)
+    raise ConfigError(
+        f"engine 'vllm' cannot serve {type(policy).__name__}; expected OpenVla, OpenVlaOft (with "
+        "the head `tokens`) or CausalLanguageModel. Take engine 'torch'."
+    )
+
+
+def _refuse_unservable(policy: OpenVla | OpenVlaOft) -> None:
+    config = policy.config
+    reasons = {
+        "has_film": isinstance(policy, OpenVlaOft) and policy.config.has_film,
+        "rope_inv_freq_dtype": config.llm.rope_inv_freq_dtype != "float32",
+    }
+    wrong = [name for name, is_wrong in reasons.items() if is_wrong]
+    if wrong:
+        raise ConfigError(
+            f"engine 'vllm' cannot serve this {type(policy).__name__}: {' and '.join(wrong)} of "
+            "its config (FiLM looks at the text before the pictures; rounded rotary frequencies) "
+            "are computed by engine 'torch' alone."
+        )

@@ -1,0 +1,120 @@
+"""Encrypted connections between two hosts of a run: a door for one neighbour, and the way to it.
+
+    taker: its key ──► giver: opens a door for that key alone ──► port and key ──► taker connects
+
+The control process carries the keys, and nothing else.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import zmq
+
+from vla_rl.actors.channel import OnMessage
+from vla_rl.actors.direct_link import DirectLink
+from vla_rl.actors.fork_protocol import ListenSettings
+from vla_rl.actors.in_flight import MeteredSocket
+from vla_rl.actors.listening import Listening, own_place
+from vla_rl.actors.placement import KeyPair
+from vla_rl.actors.sockets import HALF_SENT_MS, LoopSocket
+from vla_rl.actors.wire import Frames
+from vla_rl.actors.zap import Gatekeeper
+from vla_rl.remote_rollout.messages import Door
+
+
+class Entrance:
+    """A context of ZeroMQ that several doors share, with the gatekeeper that knows their keys.
+
+    It has threads beside those of the episodes.
+
+    Args:
+        num_threads: threads that decrypt, about 1 GB/s each.
+    """
+
+    def __init__(self, num_threads: int = 1) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=num_threads)
+        self.gatekeeper = Gatekeeper(self.context, [])
+
+    def close(self) -> None:
+        """End the threads. Close all doors before."""
+        self.gatekeeper.close()
+        self.context.term()
+
+
+class OpenDoor:
+    """Listens for one neighbour.
+
+    Args:
+        taker_key: public key of the only neighbour that may connect.
+        on_message: called with each message.
+        entrance: shared with other doors, which is closed after them; None: its own. Of several doors,
+            the last one replaces the keys of those before: call `entrance.gatekeeper.allow` after it.
+
+    Raises: OSError if no port is free.
+    """
+
+    def __init__(
+        self, taker_key: str, on_message: OnMessage, entrance: Entrance | None = None
+    ) -> None:
+        self._on_message, self._is_met = on_message, False
+        self._own = Entrance() if entrance is None else None
+        shared = entrance or self._own
+        assert shared is not None
+        settings = ListenSettings(*own_place(), taker_key)
+        try:
+            self._listening = Listening(shared.context, settings, shared.gatekeeper)
+        except BaseException:
+            if self._own is not None:
+                self._own.close()
+            raise
+        self._socket = LoopSocket(self._listening.socket, self._take, in_place=True)
+        self._metered = MeteredSocket(self._socket, self._take)
+        self.door = Door(port=self._listening.port, public_key=self._listening.public_key)
+        """Place at which the neighbour connects."""
+
+    def send(self, frames: Frames) -> None:
+        """Queue one message."""
+        self._metered.send(frames)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._metered.close()
+        self._socket.close(HALF_SENT_MS)
+        self._listening.close()
+        if self._own is not None:
+            self._own.close()
+
+    def _take(self, frames: Frames) -> None:
+        if not self._is_met:
+            # the neighbour has shown its key: the port answers to no one else
+            self._listening.close_door()
+            self._is_met = True
+        self._on_message(frames)
+
+
+@contextmanager
+def linked(
+    host: str, door: Door, keys: KeyPair, on_message: OnMessage, on_lost: Callable[[], None]
+) -> Iterator[DirectLink]:
+    """Connect to a neighbour's door while the block is open.
+
+    Args:
+        host: address of the neighbour's host, without a port.
+        door: its place there.
+        keys: those whose public one the neighbour was given.
+        on_message, on_lost: as for `DirectLink`.
+
+    Raises: ConnectionError for a door that cannot be.
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    address = f"tcp://{host}:{door.port}"
+    try:
+        link = DirectLink(context, address, door.public_key, keys, on_message, on_lost)
+    except BaseException:
+        context.term()
+        raise
+    try:
+        yield link
+    finally:
+        link.close()
+        context.term()

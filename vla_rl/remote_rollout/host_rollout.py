@@ -1,0 +1,345 @@
+"""The hosts that run a run's episodes: brought up, dropped when they are gone, and brought up again.
+
+Hosts.changes ─► Joined: a keeper   bring up ─► policies, simulators, newest weights ─► play
+                 Left: its end           ▲                                                      │
+                                         └──── the process there died, the host did not ◄───────┘
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from msgspec.structs import replace
+
+from vla_rl.actors import RemoteHost, Runtime
+from vla_rl.actors.completion import all_of
+from vla_rl.actors.owned_folder import OwnedFolder, sweep
+from vla_rl.actors.waits import note_progress, waiting
+from vla_rl.algorithms import EmbeddingConfig, TrajectoryEncoder
+from vla_rl.cluster import Host, Hosts, Joined, Needs
+from vla_rl.cluster.host_file import HERE
+from vla_rl.cluster.run_layout import Seat, require_fit, seats_of
+from vla_rl.engines import DeviceLane
+from vla_rl.errors import ActorDied, ConfigError
+from vla_rl.pipelines.config import LearningConfig
+from vla_rl.remote_rollout.embedding import save_encoder
+from vla_rl.remote_rollout.environments import kind_of_environment, shape_of
+from vla_rl.remote_rollout.far_player import FarPlayer
+from vla_rl.remote_rollout.host_keeper import HostKeeper, leave_alone
+from vla_rl.remote_rollout.messages import EnvironmentShare, HostRecipe, HostStatus
+from vla_rl.remote_rollout.picture_routes import PictureRoutes
+from vla_rl.remote_rollout.publishing import HostWeights
+from vla_rl.remote_rollout.rollout_host import RolloutHost
+from vla_rl.remote_rollout.sameness import digest_of_fixed, run_key
+from vla_rl.remote_rollout.starting import HostStarter, Started
+from vla_rl.remote_rollout.weight_host import WeightHost
+from vla_rl.rollout import EpisodePlayer
+from vla_rl.rollout.host_players import HostPlayers
+from vla_rl.rollout.owned_tasks import leave
+from vla_rl.rollout.playing_host import ANY_KIND
+from vla_rl.team.members import Team
+from vla_rl.types import Deposit
+
+logger = logging.getLogger(__name__)
+
+FILES_PREFIX: Final = "vla_rl-hosts-"
+"""Beginning of the name of the folder with the policy's files for the hosts."""
+
+
+class HostRollout:
+    """Runs the episodes of a run on other hosts while its `async with` block is open.
+
+    Args:
+        hosts: who is there.
+        config: settings of the run.
+        recipe: what a host needs.
+        team: the policies; their files are saved when the block is entered.
+        lane: computes with the policies.
+        here: player of this host, if it runs episodes too.
+        weight_version: number of updates applied to the policies' weights.
+        deposits: returns the places of the arrays that the run still needs.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        config: LearningConfig,
+        recipe: HostRecipe,
+        team: Team,
+        lane: DeviceLane,
+        *,
+        here: EpisodePlayer | None,
+        weight_version: int,
+        deposits: Callable[[], Iterable[Deposit]] = tuple,
+    ) -> None:
+        self._hosts, self._config, self._recipe = hosts, config, recipe
+        self._team, self._lane, self._here = team, lane, here
+        self._deposits, self._owner = deposits, ""
+        self._shape = shape_of(config, team)
+        self._encoder: TrajectoryEncoder | None = None
+        self._seated: dict[str, Seat] = {}
+        self._shares: dict[str, EnvironmentShare] = {}
+        self.pictures = PictureRoutes(0)
+        """The ways of pictures past this process. Set others before `async with`."""
+
+        self.picture_way = ""
+        """The way that pictures go, in words; empty if one process learns."""
+
+        kind_of = kind_of_environment if self._shape.kinds else lambda episode: ANY_KIND
+        self.players = HostPlayers(
+            weight_version, lambda shelved: self.pictures.drop(shelved), kind_of
+        )
+        """Runs episodes on the hosts that are there."""
+
+        self.evaluators = HostPlayers(weight_version, kind_of=kind_of)
+        """Runs held-out episodes on the same hosts."""
+
+        self.weights = HostWeights(
+            team.roster, weight_version, self._drop, self.players.announced, self._published
+        )
+        """Gets the learners' weights."""
+
+        self._runtime = Runtime("rollout hosts")
+        self._tasks = asyncio.TaskGroup()
+        self._caring: dict[str, asyncio.Task[None]] = {}
+        self._watching: list[asyncio.Task[None]] = []
+        self._came_or_went = asyncio.Event()
+        self._opened_at = time.monotonic()
+
+    def belong_to(self, run: Path) -> None:
+        """Let a resume of the run in this folder take over the hosts. Call it before `async with`."""
+        if self._config.cluster.resume_within_s > 0:
+            self._owner = run_key(run)
+
+    def embed_with(self, config: EmbeddingConfig, encoder: TrajectoryEncoder) -> None:
+        """Let hosts embed the episodes that are fetched. Call it before `async with`."""
+        self._encoder = encoder
+        self._recipe = replace(self._recipe, embedding=config)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the hosts embed the episodes that are fetched."""
+        return self._encoder is not None
+
+    async def __aenter__(self) -> Self:
+        """Bring up all hosts that are there.
+
+        Raises: ConfigError if a host cannot be used, or if they have more simulators than the run
+        can use; what the policy or an environment raises there.
+        """
+        async with AsyncExitStack() as stack:
+            await asyncio.to_thread(sweep, FILES_PREFIX)
+            self._folder = await asyncio.to_thread(OwnedFolder, FILES_PREFIX)
+            stack.push_async_callback(asyncio.to_thread, self._folder.remove)
+            for name, member in self._team.members.items():
+                policy: Any = member.model  # its recipe has been made, so it can be saved
+                await self._lane.run(policy.save, self._policies / name)
+            if self._encoder is not None:
+                await self._lane.run(save_encoder, self._encoder, self._policies)
+            await stack.enter_async_context(self._hosts)
+            await stack.enter_async_context(self._runtime)
+            await stack.enter_async_context(self.pictures)
+            await self._bring_up_all()
+            self._resources = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End everything on the hosts."""
+        self.weights.close()
+        for task in (*self._watching, *self._caring.values()):
+            task.cancel()
+        try:
+            await leave(self._tasks, kind, error, traceback)
+        except BaseException as raised:
+            # the block was cancelled by it: the others must not take that for a cancellation
+            await self._resources.__aexit__(type(raised), raised, raised.__traceback__)
+            raise
+        await self._resources.__aexit__(kind, error, traceback)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of hosts and of the weights' way to them."""
+        return {**self.players.metrics(), **self.weights.metrics()}
+
+    @property
+    def busy_share(self) -> float:
+        """Share of the time since all hosts were up in which a policy was asked, over the hosts."""
+        return self.players.asked_s / max(time.monotonic() - self._opened_at, 1e-9)
+
+    @property
+    def _policies(self) -> Path:
+        return self._folder.path / "policies"
+
+    async def _bring_up_all(self) -> None:
+        far = [seat for host in self._hosts.hosts() if host.placement for seat in self._seats(host)]
+        self._starter = HostStarter(
+            self._runtime,
+            self._config,
+            await self._recipe_of_now(),
+            self._shares,
+            self._policies,
+            self._owner,
+            self._deposits,
+            lambda: self.weights.has_newest,
+        )
+        if self._here is not None:
+            self.players.add(HERE, self._here, self._shape.kinds)
+        keepers = [self._keeper_of(host) for host in far]
+        await all_of(keeper.begin() for keeper in keepers)
+        group_size = self._config.episodes_per_group
+        self._config.scheduler.require_feasible(
+            num_envs=self.players.num_slots, group_size=group_size
+        )
+        self._opened_at = time.monotonic()
+        await self._tasks.__aenter__()
+        self.weights.open(lambda work, name: self._tasks.create_task(work, name=name))
+        for keeper in keepers:
+            self._care_by(keeper)
+        self._watching = [
+            self._tasks.create_task(self._follow(), name="follow the hosts"),
+            self._tasks.create_task(self._require_hosts(), name="require a host"),
+            self._tasks.create_task(self.pictures.stay(), name="hold pictures"),
+        ]
+
+    async def _recipe_of_now(self) -> HostRecipe:
+        """Return the recipe with the version and the digests of the policies as they are now."""
+        members = dict(self._recipe.members)
+        for name, member in self._team.members.items() if self._owner else ():
+            fixed = await self._lane.run(digest_of_fixed, member.model)
+            members[name] = replace(members[name], fixed=fixed)
+        version = self.players.weight_version
+        return replace(self._recipe, members=members, weight_version=version)
+
+    def _seats(self, host: Host) -> list[Host]:
+        """Return a host once for each engine that it gets.
+
+        Raises: ConfigError with the inequality, if a GPU is smaller than the policies' weights or an
+            engine would have no environment.
+        """
+        weights, _ = self._team.num_bytes
+        require_fit(host, self._shape, Needs(acting_bytes=weights))
+        seats = seats_of(host, self._shape)
+        for seat in seats:
+            self._seated[seat.host.name] = seat
+            if len(seats) > 1:
+                self._shares[seat.host.name] = EnvironmentShare(
+                    num_envs=seat.num_envs, kinds=seat.kinds
+                )
+        return [seat.host for seat in seats]
+
+    async def _follow(self) -> None:
+        """Begin and end the care for hosts as they join and leave."""
+        async for change in self._hosts.changes():
+            name = change.host.name
+            if isinstance(change, Joined):
+                print(f"host {name} joined", flush=True)
+                try:
+                    seats = self._seats(change.host)
+                except ConfigError as error:
+                    leave_alone(change.host, error)
+                    continue
+                for seat in seats:
+                    self._care_by(self._keeper_of(seat))
+            else:
+                print(f"host {name} left: {change.cause}", flush=True)
+                tasks = [
+                    self._caring.pop(seat) for seat in list(self._caring) if _is_of(seat, name)
+                ]
+                for task in tasks:
+                    task.cancel()
+                if tasks:
+                    await asyncio.wait(tasks)
+
+    def _keeper_of(self, host: Host) -> HostKeeper:
+        return HostKeeper(host, self._bring_up, self._gone, self._runtime.kill)
+
+    def _care_by(self, keeper: HostKeeper) -> None:
+        name = keeper.host.name
+        self._caring[name] = self._tasks.create_task(keeper.run(), name=f"care for host {name}")
+
+    async def _bring_up(self, host: Host) -> RolloutHost:
+        """Let the actor on a host run episodes. Raises: ActorDied, TimeoutError."""
+        with waiting("the run", on=f"host {host.name!r} to start"):
+            started: Started | None = None
+            try:
+                started = await self._starter.start(host)
+                await self._join(host, started)
+            except BaseException as error:
+                error.add_note(f"while host {host.name!r} was brought up")
+                self._gone(host.name)
+                if started is not None:
+                    await self._runtime.kill(started.actor)
+                raise
+        return started.actor
+
+    async def _join(self, host: Host, started: Started) -> None:
+        """Let a host that was started run episodes, with the newest weights."""
+        name, actor, status = host.name, started.actor, started.status
+        assert isinstance(host.placement, RemoteHost)
+        address = host.placement.address.removeprefix("tcp://").rpartition(":")[0]
+        weight_host = WeightHost(actor, address)
+        route = await self.pictures.to(name, actor, address)
+
+        def admit(ready: HostStatus) -> None:
+            slots = self._seated[name].kinds
+            self.players.add(name, FarPlayer(actor, ready, route=route), slots)
+            self.evaluators.add(name, FarPlayer(actor, ready, evaluates=True), slots)
+
+        await self.weights.join(name, weight_host, status, is_new=started.is_new, admit=admit)
+        if not started.is_new:
+            print(
+                f"host {name} was taken over: {status.num_slots} environments, its engine and "
+                f"{len(status.kept)} finished episodes",
+                flush=True,
+            )
+        note_progress("hosts")
+        self._came_or_went.set()
+
+    def _published(self, version: int) -> None:
+        self.players.published(version)
+        self.evaluators.published(version)
+
+    def _drop(self, name: str, death: ActorDied) -> None:
+        logger.warning("host %s did not take the newest weights: %s", name, death)
+        self._gone(name)
+
+    def _gone(self, name: str) -> None:
+        """Run no episode there any more; those that run there end with the actor."""
+        self.weights.leave(name)
+        self.pictures.leave(name)
+        self.players.remove(name)
+        self.evaluators.remove(name)
+        self._came_or_went.set()
+
+    async def _require_hosts(self) -> None:
+        """Raise ConfigError if no host runs episodes for too long."""
+        limit_s = self._config.cluster.alone_s
+        while True:
+            self._came_or_went.clear()
+            if self.players.hosts:
+                await self._came_or_went.wait()
+                continue
+            logger.warning("no host is left to run episodes; waiting %g s for one", limit_s)
+            try:
+                async with asyncio.timeout(limit_s):
+                    while not self.players.hosts:
+                        self._came_or_went.clear()
+                        await self._came_or_went.wait()
+            except TimeoutError:
+                raise ConfigError(
+                    f"no host has run episodes for cluster.alone_s={limit_s:g} s; start one with "
+                    "`vla-rl host`, and continue with --resume"
+                ) from None
+
+
+def _is_of(seat: str, host: str) -> bool:
+    return seat.partition(":")[0] == host

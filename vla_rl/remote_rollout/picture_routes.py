@@ -1,0 +1,305 @@
+"""The ways of pictures from the hosts that made them to the learner's ranks, past this process.
+
+    group complete and kept ─► RolloutHost's depot ── pictures ──► PictureShelf beside the ranks
+                                     └── tokens, log-probs, embedding ──► here, with places on the shelf
+
+A group is handed to its update once its pictures are on a shelf: a host that is lost later costs
+nothing, one that is lost before costs its episodes. With ranks on several hosts, ranks that need
+pictures of another host's shelf borrow them. Shelves end with the run, and if one
+dies, the run continues from its newest checkpoint, as after the death of a rank.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Coroutine, Sequence
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+
+from vla_rl.errors import RankFailed
+from vla_rl.learner.distributed.pictures import Loan
+from vla_rl.learner.distributed.seats import Seating
+from vla_rl.remote_rollout.picture_links import WantedPictures
+from vla_rl.remote_rollout.picture_loans import PictureLoans
+from vla_rl.remote_rollout.picture_shelf import Fetched
+from vla_rl.remote_rollout.picture_shelves import Shelves
+from vla_rl.remote_rollout.rollout_host import RolloutHost
+from vla_rl.types import Deposit, Shelved, ShelvedArray
+
+logger = logging.getLogger(__name__)
+
+FILMED_WITHIN_S: Final = 20.0
+"""Time for the last videos when a run ends."""
+
+
+class PictureRoutes:
+    """All ways, over the shelves of a run; open it with `async with`.
+
+    Args:
+        max_bytes: most bytes of pictures on a shelf; 0 without shelves: all come to this process.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self._shelves = max_bytes, Shelves(max_bytes)
+        self._homes: tuple[str, ...] = ()
+        self._routes: dict[str, PictureRoute] = {}
+        self._said: set[str] = set()
+        self._held: dict[str, int] = {}
+        self._dropped: dict[str, list[int]] = {}
+        self._loans = PictureLoans()
+        self._films: set[asyncio.Task[np.ndarray]] = set()
+
+    @property
+    def has_shelves(self) -> bool:
+        """Whether pictures go past this process."""
+        return self._max_bytes > 0
+
+    def sit(self, seating: Seating) -> None:
+        """Let each host of these ranks have a shelf. Call it before `async with`."""
+        self._shelves.sit(seating)
+
+    async def __aenter__(self) -> Self:
+        """Start the shelves, or say why pictures go through this process. Raises: RankFailed."""
+        async with AsyncExitStack() as stack:
+            try:
+                if self.has_shelves:
+                    await stack.enter_async_context(self._shelves)
+            except OSError as error:
+                logger.warning("pictures go through this process: %s", error)
+            else:
+                self._homes = self._shelves.homes if self.has_shelves else ()
+            self._held = dict.fromkeys(self._homes, 0)
+            self._dropped = {home: [] for home in self._homes}
+            self._open = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._films:
+            await asyncio.wait(self._films, timeout=FILMED_WITHIN_S)
+        for film in self._films:
+            film.cancel()
+        await self._open.__aexit__(kind, error, traceback)
+
+    async def stay(self) -> None:
+        """Return never. Raises: RankFailed if a shelf is gone."""
+        if not self._homes:
+            await asyncio.Event().wait()
+        await self._shelves.stay()
+
+    async def to(self, name: str, host: RolloutHost, address: str) -> "PictureRoute | None":
+        """Connect the shelves to a host; None if that cannot be, with one line.
+
+        Args:
+            name: name of the host.
+            host: the actor there.
+            address: address of its host, without a port.
+
+        Raises: ActorDied if the host is gone; RankFailed if a shelf is.
+        """
+        homes = []
+        for home in self._homes:
+            fault = await self._shelves.connect(home, name, host, address)
+            if fault:
+                self.say_why(name, fault)
+            else:
+                homes.append(home)
+        if not homes:
+            return None
+        route = self._routes[name] = PictureRoute(self, name, homes)
+        return route
+
+    def leave(self, name: str) -> None:
+        """Wait no longer for pictures of a host that is gone; an unknown name is ignored."""
+        route = self._routes.pop(name, None)
+        if route is not None:
+            route.end()
+
+    async def fetch(self, home: str, name: str, deposit: Deposit) -> Fetched:
+        """Put the observations of an episode on a shelf. Raises: RankFailed if the shelf is gone."""
+        dropped, self._dropped[home] = self._dropped[home], []
+        self._held[home] += deposit.num_bytes
+        num_bytes = 0
+        try:
+            fetched = await self._shelves.ask(
+                home, lambda shelf: shelf.fetch(name, deposit.key, deposit.num_bytes, dropped)
+            )
+            num_bytes = fetched.num_bytes
+        except asyncio.CancelledError:
+            # the shelf may have them already, with its answer on the way
+            self._dropped[home] += [*dropped, deposit.key]
+            raise
+        finally:
+            self._held[home] += num_bytes - deposit.num_bytes
+        return fetched
+
+    def emptiest(self, homes: Collection[str]) -> str:
+        """Return the one of these hosts whose shelf has least."""
+        return min(homes, key=lambda home: self._held[home])
+
+    def drop(self, shelved: Shelved) -> None:
+        """Let the pictures of an episode be dropped, with the next one that is fetched."""
+        self._held[shelved.host] -= shelved.num_bytes
+        self._dropped[shelved.host].append(shelved.key)
+        self._loans.drop(shelved)
+
+    async def lend(self, host: str, pictures: Collection[ShelvedArray]) -> Loan:
+        """Copy pictures of other shelves to that of a host: a `PictureLender`.
+
+        Those that an earlier mini-batch left there are not copied again.
+        """
+        keys, places = self._loans.held(host, pictures)
+        of_home: dict[str, dict[int, list[ShelvedArray]]] = {}
+        for each in pictures:
+            if each not in places:
+                of_home.setdefault(each.host, {}).setdefault(each.key, []).append(each)
+        for home, by_key in of_home.items():
+            key, borrowed = await self._borrowed(host, home, by_key)
+            self._loans.add(host, key, borrowed)
+            keys.append(key)
+            places |= borrowed
+        return Loan(host, tuple(keys), places)
+
+    async def take_back(self, loan: Loan) -> None:
+        """Free what was lent, but for copies that have room on the shelf until their update ends."""
+        room = self._max_bytes - self._held.get(loan.host, 0)
+        freed = self._loans.end(loan.host, loan.keys, room)
+        if freed:
+            await self._shelves.ask(loan.host, lambda shelf: shelf.give_back(freed))
+
+    async def _borrowed(
+        self, host: str, home: str, by_key: dict[int, list[ShelvedArray]]
+    ) -> tuple[int, dict[ShelvedArray, ShelvedArray]]:
+        wanted = [
+            WantedPictures(key, tuple((each.start, each.start + each.num_bytes) for each in arrays))
+            for key, arrays in by_key.items()
+        ]
+        try:
+            found = await self._shelves.ask(host, lambda shelf: shelf.borrow(home, wanted))
+        except OSError as error:
+            where = f"host {host!r}" if host else "this host"
+            raise RankFailed(
+                f"pictures of host {home!r} did not come to {where}: {error}"
+            ) from error
+        return found.key, found.places(
+            host, [each for arrays in by_key.values() for each in arrays]
+        )
+
+    def film(
+        self,
+        images: Sequence[ShelvedArray],
+        captions: Sequence[tuple[str, str]],
+        frames_per_s: float,
+    ) -> "Future[np.ndarray]":
+        """Begin a video of pictures on a shelf: a `vla_rl.reporting.videos.Film`."""
+        film: Future[np.ndarray] = Future()
+        making = self._shelves.ask(
+            images[0].host, lambda shelf: shelf.film(list(images), list(captions), frames_per_s)
+        )
+        task = asyncio.create_task(making, name="film")
+        self._films.add(task)
+        task.add_done_callback(partial(self._filmed, film))
+        return film
+
+    def say_why(self, name: str, fault: str) -> None:
+        """Print one line about pictures that come here, once for each host.
+
+        Args:
+            name: the host.
+            fault: of the connection to it; empty if the shelves are full.
+        """
+        who = name if fault else ""
+        if who in self._said:
+            return
+        self._said.add(who)
+        if fault:
+            logger.warning(
+                "pictures of host %s go through this process, because the one that holds them for "
+                "the learner ranks cannot fetch them: %s; let it reach all ports of that host",
+                name,
+                fault,
+            )
+        else:
+            logger.warning(
+                "some pictures go through this process: the one that holds them for the learner "
+                "ranks has its %g GiB full; raise --cluster.depot-gib, or lower "
+                "--scheduler.max-staleness",
+                self._max_bytes / (1 << 30),
+            )
+
+    def _filmed(self, film: "Future[np.ndarray]", task: "asyncio.Task[np.ndarray]") -> None:
+        self._films.discard(task)
+        error = OSError("the run ended") if task.cancelled() else task.exception()
+        if error is None:
+            film.set_result(task.result())
+        else:
+            film.set_exception(error)
+
+
+class PictureRoute:
+    """The way of one host's pictures.
+
+    Args:
+        routes: all ways.
+        name: name of the host.
+        homes: hosts whose shelves are connected to it.
+    """
+
+    def __init__(self, routes: PictureRoutes, name: str, homes: Collection[str]) -> None:
+        self._routes, self._name = routes, name
+        self._homes, self._fault = list(homes), ""
+        self._ended = asyncio.Event()
+
+    async def fetch(self, deposit: Deposit) -> tuple[Shelved, dict[str, ShelvedArray]] | None:
+        """Put the observations of an episode on a shelf; return what stands for them, by place.
+
+        None if they have to come here. Raises: RankFailed if the shelf is gone.
+        """
+        if not self._homes or self._ended.is_set():
+            return None
+        home = self._routes.emptiest(self._homes)
+        fetched = await self._unless_ended(self._routes.fetch(home, self._name, deposit))
+        if fetched is None:
+            return None
+        if fetched.fault:
+            self._fault = fetched.fault
+            if home in self._homes:
+                self._homes.remove(home)
+        if not fetched.is_here:
+            return None
+        shelved = Shelved(host=home, key=deposit.key, num_bytes=fetched.num_bytes)
+        return shelved, fetched.arrays(deposit.key, home)
+
+    def end(self) -> None:
+        """Wait no longer for pictures: the host is gone."""
+        self._ended.set()
+
+    def came_here(self) -> None:
+        """Note that the pictures of an episode came here, and say why, once."""
+        self._routes.say_why(self._name, self._fault)
+
+    def drop(self, shelved: Shelved) -> None:
+        """Let the pictures of an episode be dropped."""
+        self._routes.drop(shelved)
+
+    async def _unless_ended(self, fetching: Coroutine[Any, Any, Fetched]) -> Fetched | None:
+        """Await what a shelf fetches; return None at once if the host is gone meanwhile.
+
+        The shelf itself may notice it later: a pulled cable closes no connection.
+        """
+        fetch, end = asyncio.create_task(fetching), asyncio.create_task(self._ended.wait())
+        try:
+            await asyncio.wait((fetch, end), return_when=asyncio.FIRST_COMPLETED)
+            return fetch.result() if fetch.done() else None
+        finally:
+            for task in (fetch, end):
+                task.cancel()
+            await asyncio.wait((fetch, end))

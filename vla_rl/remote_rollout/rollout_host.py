@@ -1,0 +1,374 @@
+"""The actor that runs episodes on a host, with simulators and the policies' engines of its own there.
+
+files of the policies ─► load ─► engines ─┐
+recipe ─► simulators ─────────────────────┴─► play(episode) ─► light trajectory
+                                                          └► depot ─► take(key) ─► its arrays
+                                                                 └──► a shelf: its observations
+begin, put or take, check ─► apply: the next version of a policy's weights, between two batches
+"""
+
+import asyncio
+import errno
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+import torch
+
+from vla_rl.actors import Actor, Runtime, actor_method
+from vla_rl.actors.owned_folder import OwnedFolder, sweep
+from vla_rl.algorithms import TrajectoryEncoder
+from vla_rl.cluster.run_layout import VISIBLE
+from vla_rl.engines import DeviceLane
+from vla_rl.engines.vllm.weight_memory import HostMemory
+from vla_rl.engines.weight_shares import WeightShare
+from vla_rl.errors import ConfigError
+from vla_rl.evaluation.playing import embodied_agent_within_range
+from vla_rl.pipelines.config import LearningConfig
+from vla_rl.remote_rollout.agent_recipe import imported, made_agent
+from vla_rl.remote_rollout.embedding import embedded_arrays, load_encoder
+from vla_rl.remote_rollout.environments import with_environments
+from vla_rl.remote_rollout.flat_weights import IncomingWeights, OpenedWeights
+from vla_rl.remote_rollout.messages import (
+    Door,
+    HeldVersion,
+    HostRecipe,
+    HostStatus,
+    Loss,
+    MemberRecipe,
+    Played,
+    Taken,
+    WeightHeading,
+)
+from vla_rl.remote_rollout.picture_links import (
+    GivenPictures,
+    PictureGiver,
+    WantedPictures,
+    in_a_row,
+)
+from vla_rl.remote_rollout.weight_shelf import WeightShelf
+from vla_rl.rollout import EpisodeLost, LocalPlayer, TaskStart
+from vla_rl.rollout.depot import Depot, besides_observed
+from vla_rl.team.devices import device_of
+from vla_rl.team.members import Member, OwnedEngine, RunModel, Team, engines_of
+from vla_rl.team.pools import pool_of
+from vla_rl.types import EpisodeSpec
+from vla_rl.util.dtypes import torch_dtype
+
+POLICY_PREFIX: Final = "vla_rl-policy-"
+"""Beginning of the names of folders for a policy's files."""
+
+
+class RolloutHost(Actor):
+    """Runs the episodes that it is given, several at the same time.
+
+    The policies' files come first (`put_file`), then `open`. Weights of a policy change by
+    `begin_weights`, then `put_weights` or `take_weights` with `check_weights`, or `take_shares`, beside
+    running episodes, and by `apply_weights` between two batches, so that each decision is made with exactly the version
+    that it names.
+
+    Args:
+        host: name of this host.
+        depot_bytes: most bytes of arrays that are kept here.
+    """
+
+    def __init__(self, host: str, depot_bytes: int) -> None:
+        self._name, self._depot = host, Depot(host, depot_bytes)
+        self._serving: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+        self._digests: dict[str, str] = {}
+        self._encoder: TrajectoryEncoder | None = None
+        self._recipe_digest = ""
+        self._is_new = True
+        self._givers: list[PictureGiver] = []
+
+    async def on_start(self) -> None:
+        """Make a folder for the policies' files; remove those of processes that were killed."""
+        await asyncio.to_thread(sweep, POLICY_PREFIX)
+        self._folder = await asyncio.to_thread(OwnedFolder, POLICY_PREFIX)
+
+    async def put_file(self, name: str, start: int, piece: np.ndarray) -> None:
+        """Append a piece to a file of the policies.
+
+        Raises: ValueError for a place outside of it; ConfigError if the disk is full.
+        """
+        self._is_new = False
+        try:
+            await asyncio.to_thread(_append, self._folder.path, name, start, piece)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise ConfigError(
+                f"host {self._name!r} has no room for the policies' files: its disk is full after "
+                f"{start} bytes of {name}, at {self._folder.path}; expected room for all of them, so "
+                "free some, or start `vla-rl host` there with TMPDIR on a larger disk"
+            ) from error
+
+    async def open(self, recipe: HostRecipe) -> HostStatus:
+        """Load the policies, and start their engines and all simulators.
+
+        Raises: what a policy, an environment or the configuration raises.
+        """
+        self._is_new = False
+        # one task enters and leaves what it opens: a group of tasks belongs to the task that entered
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._serving = asyncio.create_task(self._serve(recipe, ready), name="serve episodes")
+        await asyncio.wait((ready, self._serving), return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            self._serving.result()
+        self._recipe_digest = recipe.digest
+        return self._status()
+
+    async def found(self) -> str | None:
+        """Return the digest of the recipe by which this process runs episodes already.
+
+        None: it is new. Empty: an earlier client left it in a state in which it cannot.
+        """
+        if self._is_new:
+            return None
+        is_serving = self._serving is not None and not self._serving.done()
+        return self._recipe_digest if is_serving else ""
+
+    async def resume(self, keys: list[int]) -> HostStatus:
+        """Go on for another client, which needs the arrays of these episodes and no others."""
+        self._end_giving()
+        return self._status(self._depot.keep(keys))
+
+    @actor_method(concurrent=True)
+    async def stay(self) -> None:
+        """Return never while episodes can run. Raises: what ended the simulators or an engine."""
+        assert self._serving is not None, "open comes first"
+        await asyncio.shield(self._serving)
+
+    @actor_method(concurrent=True)
+    async def play(
+        self, episode: EpisodeSpec, timeout_s: float | None, dropped: list[int], evaluates: bool
+    ) -> Played:
+        """Run an episode once; its large arrays stay here.
+
+        Args:
+            episode: the episode.
+            timeout_s: as for `play_episode`.
+            dropped: keys of arrays that nothing will use.
+            evaluates: run it as an evaluation does, and not by the run's agent.
+
+        Raises: as `play_episode`, but a loss is returned.
+        """
+        for key in dropped:
+            self._depot.drop(key)
+        clock = asyncio.get_running_loop().time
+        try:
+            player = self._evaluator if evaluates else self._player
+            trajectory = await player.play(episode, timeout_s=timeout_s)
+        except EpisodeLost as loss:
+            lost = Loss(kind=loss.kind, what=str(loss.__cause__ or loss))
+            return Played(trajectory=None, loss=lost, counts=self._player.decisions(clock()))
+        light = self._depot.put(trajectory)
+        return Played(trajectory=light, counts=self._player.decisions(clock()))
+
+    @actor_method(concurrent=True)
+    async def take(self, key: int, is_shelved: bool) -> dict[str, np.ndarray] | None:
+        """Hand over the arrays of an episode, with its embedding if the run has an encoder.
+
+        Args:
+            key: of the episode.
+            is_shelved: whether the shelf has its observations, which are left out then.
+
+        Returns: arrays by place; None if they are not here. Raises: ValueError if it cannot be
+        embedded.
+        """
+        if self._encoder is None:
+            arrays = self._depot.take(key)
+        else:
+            arrays = await embedded_arrays(self._depot, key, self._encoder)
+        return besides_observed(arrays) if is_shelved and arrays is not None else arrays
+
+    async def give_pictures(self, shelf_key: str) -> Door:
+        """Let the shelf with this key fetch observations. Raises: OSError if no port is free."""
+        giver = PictureGiver(shelf_key, self._find_pictures)
+        self._givers.append(giver)
+        return giver.door
+
+    async def begin_weights(self, heading: WeightHeading) -> None:
+        """Make room for a version of the weights. Raises: CheckpointError if it does not fit."""
+        self._shelf.begin(heading)
+
+    async def put_weights(self, member: str, start: int, piece: np.ndarray) -> None:
+        """Add the next piece. Raises: CheckpointError if it is not the next one."""
+        await self._shelf.put(member, start, piece)
+
+    async def open_doors(self, member: str, keys: list[str]) -> list[Door]:
+        """Let ranks with these keys give their shares. Raises: OSError if no port is free."""
+        return self._shelf.open_doors(member, keys)
+
+    @actor_method(concurrent=True)
+    async def take_shares(self, member: str, shares: list[WeightShare]) -> str:
+        """Take the shares of the learner's ranks, and check them; return the digest of the row.
+
+        Args:
+            member: the policy.
+            shares: what the ranks have, in the order of their keys.
+
+        Raises: CheckpointError for other bytes; WeightsNotGiven if a rank is silent.
+        """
+        return await self._shelf.take_shares(member, shares)
+
+    async def new_link(self) -> str:
+        """Return the public key with which this process will connect to a neighbour."""
+        return self._shelf.new_link()
+
+    async def give_weights(self, link_key: str) -> Door:
+        """Let the neighbour with this key take weights. Raises: OSError if no port is free."""
+        return self._shelf.give(link_key)
+
+    async def end_giving(self, link_key: str) -> None:
+        """Close the door to a neighbour."""
+        self._shelf.end_giving(link_key)
+
+    @actor_method(concurrent=True)
+    async def take_weights(self, member: str, link_key: str, host: str, door: Door) -> Taken:
+        """Take what is missing from a neighbour.
+
+        Args:
+            member: the policy.
+            link_key: what `new_link` returned.
+            host: address of the neighbour's host, without a port.
+            door: what the neighbour's `give_weights` returned.
+
+        Raises: CheckpointError for bytes that do not fit.
+        """
+        return await self._shelf.take(member, link_key, host, door)
+
+    async def num_received(self, member: str) -> int:
+        """Return the number of bytes that have come of the version that was begun last."""
+        return self._shelf.num_received(member)
+
+    async def check_weights(self, member: str, digest: str) -> None:
+        """Compare what came with its digest. Raises: CheckpointError if they differ."""
+        await self._shelf.check(member, digest)
+
+    async def share_weights(self, member: str) -> HostMemory:
+        """Return where other processes of this machine find the bytes that were checked."""
+        return self._shelf.memory(member)
+
+    async def open_weights(self, heading: WeightHeading, memory: HostMemory, digest: str) -> None:
+        """Open a version that another process of this machine has checked.
+
+        Raises: CheckpointError if it does not fit, or is not on this machine.
+        """
+        await asyncio.to_thread(self._shelf.open, heading, memory, digest)
+
+    async def apply_weights(self, member: str) -> None:
+        """Let the engine of a policy act with its checked weights."""
+        await self._lane.run(self._adopt, self._shelf.to_apply(member), work="publish")
+
+    async def renew_weights(self, member: str, version: int) -> None:
+        """Let the engine of a policy act with the weights that it has, as a new version."""
+        network = self._models[member].network
+        await self._lane.run(self._engines[member].adopt, network, version, work="publish")
+
+    async def on_stop(self) -> None:
+        """Close simulators and engines, and remove the policies' files if they were not read."""
+        self._stop.set()
+        self._end_giving()
+        if self._serving is None:
+            await asyncio.to_thread(self._folder.remove)
+        else:
+            await asyncio.wait((self._serving,))
+
+    def _find_pictures(self, wanted: WantedPictures) -> GivenPictures | None:
+        arrays = None if wanted.key is None else self._depot.observed(wanted.key)
+        return None if arrays is None else in_a_row(arrays)
+
+    def _end_giving(self) -> None:
+        while self._givers:
+            self._givers.pop().close()
+
+    def _status(self, kept: tuple[int, ...] = ()) -> HostStatus:
+        held = {
+            name: HeldVersion(version=engine.weight_version, digest=self._digests.get(name, ""))
+            for name, engine in self._engines.items()
+        }
+        return HostStatus(num_slots=self._player.num_slots, held=held, kept=kept)
+
+    def _adopt(self, newest: IncomingWeights | OpenedWeights) -> None:
+        newest.apply()
+        heading = newest.heading
+        self._digests[heading.member] = newest.digest
+        network = self._models[heading.member].network
+        self._engines[heading.member].adopt(network, heading.version)
+
+    async def _serve(self, recipe: HostRecipe, ready: asyncio.Future[None]) -> None:
+        config = msgspec.json.decode(recipe.config, type=imported(recipe.config_class))
+        assert isinstance(config, LearningConfig)
+        if recipe.share is not None:
+            config = with_environments(config, recipe.share)
+        device, folder = device_of(config.run), self._folder
+        self._lane = DeviceLane(config.run.torch_threads)
+        try:
+            team = await asyncio.to_thread(_loaded, recipe, config, folder.path, device)
+            if recipe.embedding is not None:
+                (member,) = team.members.values()
+                # before engines start: those of vLLM refuse a GPU that has too little left for them
+                self._encoder = await asyncio.to_thread(
+                    load_encoder, recipe.embedding, member.model, self._lane, folder.path, device
+                )
+        finally:
+            # at once: a host that is killed leaves no copy of a policy on its disk
+            await asyncio.to_thread(folder.remove)
+        self._models: dict[str, RunModel] = {
+            name: member.model for name, member in team.members.items()
+        }
+        self._shelf = WeightShelf({name: model.network for name, model in self._models.items()})
+        starts = [TaskStart(env=env, task=env.id) for env in recipe.envs]
+        async with Runtime("rollout") as runtime, self._lane as lane:
+            gpus = _visible_gpus() if device.type == "cuda" else ()
+            engines = engines_of(config, team, lane, recipe.weight_version, gpus)
+            self._engines: Mapping[str, OwnedEngine] = engines.owned
+            async with pool_of(config, runtime, starts) as pool, engines:
+                self._player = LocalPlayer(pool, engines, made_agent(recipe.agent))
+                self._evaluator = LocalPlayer(pool, engines, embodied_agent_within_range)
+                ready.set_result(None)
+                try:
+                    await self._stop.wait()
+                finally:
+                    self._shelf.close()
+
+
+def _append(folder: Path, name: str, start: int, piece: np.ndarray) -> None:
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"the file {name!r} is outside of the policy's folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != start:
+            raise ValueError(f"{name} has {size} bytes, and the piece begins at {start}")
+        file.write(piece.data)
+
+
+def _loaded(recipe: HostRecipe, config: LearningConfig, folder: Path, device: torch.device) -> Team:
+    members: dict[str, Member] = {}
+    for name, member in recipe.members.items():
+        # an engine in processes of its own reads the weights from the memory of the host
+        acts_here = (member.engine or config.engine).kind == "torch"
+        model = _policy(member, folder / name, device if acts_here else torch.device("cpu"))
+        members[name] = Member(model, engine=member.engine)
+    return Team(members)
+
+
+def _policy(member: MemberRecipe, folder: Path, device: torch.device) -> RunModel:
+    model: RunModel = imported(member.policy_class).load(folder)
+    model.network.to(device, torch_dtype(member.dtype))
+    return model
+
+
+def _visible_gpus() -> tuple[str, ...]:
+    """Return the ids of the GPUs that this process may use, as in CUDA_VISIBLE_DEVICES."""
+    chosen = os.environ.get(VISIBLE)
+    if chosen is None:
+        return tuple(str(number) for number in range(torch.cuda.device_count()))
+    return tuple(filter(None, chosen.split(",")))

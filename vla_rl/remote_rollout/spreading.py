@@ -1,0 +1,215 @@
+"""One version of a policy's weights on its way into the memory of several hosts.
+
+    origin ─► first host ─► its neighbour ─► ...    as `delivery_plan` says; pieces are passed on as they come
+      └─────────────────────────┘ what a neighbour that is lost has not passed on comes from the origin
+
+Nothing acts with it before `apply_weights` of every host.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from vla_rl.errors import ActorDied, CheckpointError, RemoteError, WeightsNotGiven
+from vla_rl.remote_rollout.delivery_plan import Delivery, machine_of
+from vla_rl.remote_rollout.messages import Door, Taken
+from vla_rl.remote_rollout.origins import Origin
+from vla_rl.remote_rollout.weight_host import WeightHost
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Link:
+    """An open door of a host that gives to its neighbour."""
+
+    giver: WeightHost
+    key: str
+    """Public key of the neighbour."""
+
+    door: Door
+
+
+class Spreading:
+    """Brings one version to hosts.
+
+    Args:
+        origin: the version, where it comes from.
+        hosts: those that want it and those that have it, by name.
+        unreachable: pairs (taker, giver) of machines that cannot connect; those that are found are
+            added.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        hosts: Mapping[str, WeightHost],
+        unreachable: set[tuple[str, str]],
+    ) -> None:
+        self._origin, self._hosts, self._unreachable = origin, hosts, unreachable
+        self._heading = origin.heading
+        self._links: dict[str, Link] = {}
+        self._failed = {name: asyncio.Event() for name in hosts}
+        self._staged: dict[str, asyncio.Task[None]] = {}
+
+    async def stage(
+        self, planned: Sequence[Delivery], has_left: Callable[[], None] = lambda: None
+    ) -> dict[str, BaseException]:
+        """Carry out all deliveries; return the errors of those that failed, by host.
+
+        Hosts that stay have all bytes then, and have compared them with the digest.
+
+        Args:
+            planned: the way to each host.
+            has_left: called once the origin has given all bytes to every host that gets them from
+                there; it is asked again only for what a neighbour fails to pass on. Not called if
+                it could not reach one of them, which needs the version from elsewhere.
+        """
+        received = [each for each in planned if not each.opens_memory]
+        linked = [each for each in received if each.source is not None]
+        try:
+            # all begin before a neighbour asks one of them
+            failed = await self._each(received, self._begin)
+            # before the first bytes: behind those of a slow cable a question waits for its answer
+            failed |= await self._each(linked, self._link)
+            for each in reversed(planned):  # who takes is ready before who gives
+                if each.host not in failed:
+                    self._staged[each.host] = asyncio.create_task(self._deliver(each))
+            direct = [
+                self._staged[each.host]
+                for each in received
+                if each.host in self._staged and each.host not in self._links
+            ]
+            await asyncio.gather(*direct, return_exceptions=True)
+            errors = [task.exception() for task in direct]
+            if None in errors and not any(isinstance(each, WeightsNotGiven) for each in errors):
+                has_left()
+            await asyncio.gather(*self._staged.values(), return_exceptions=True)
+        finally:
+            for task in self._staged.values():
+                task.cancel()
+            await asyncio.gather(*self._staged.values(), return_exceptions=True)
+            await asyncio.gather(*map(self._end, self._links.values()))
+        for host, task in self._staged.items():
+            if (error := task.exception()) is not None:
+                failed[host] = error
+        return failed
+
+    async def _each(
+        self, planned: Sequence[Delivery], work: Callable[[Delivery], Awaitable[None]]
+    ) -> dict[str, BaseException]:
+        """Do the same for several deliveries at once; return the errors, by host."""
+        done = await asyncio.gather(*map(work, planned), return_exceptions=True)
+        failed = {
+            each.host: error for each, error in zip(planned, done, strict=True) if error is not None
+        }
+        for host in failed:
+            self._failed[host].set()
+        return failed
+
+    async def _begin(self, delivery: Delivery) -> None:
+        await self._hosts[delivery.host].actor.begin_weights(self._heading)
+
+    async def _deliver(self, delivery: Delivery) -> None:
+        try:
+            await self._bring(delivery)
+        except Exception:
+            # its neighbours wait for it no longer, and raise errors of their own alone
+            self._failed[delivery.host].set()
+            raise
+
+    async def _bring(self, delivery: Delivery) -> None:
+        name = delivery.host
+        host = self._hosts[name]
+        if delivery.opens_memory:
+            if await self._opened(delivery):
+                return
+            await self._begin(delivery)
+        elif name in self._links:
+            num_bytes = await self._taken(delivery, self._links[name])
+            try:
+                await self._origin.bring(host, num_bytes)
+            except CheckpointError as error:
+                logger.warning(
+                    "host %s has other weights from its neighbour than were sent (%s); it gets all "
+                    "of them anew",
+                    name,
+                    error,
+                )
+                await self._begin(delivery)
+            else:
+                return
+        await self._origin.bring(host, 0)
+
+    async def _opened(self, delivery: Delivery) -> bool:
+        """Let a host read the memory of a process beside it; return whether it can."""
+        assert delivery.source is not None
+        source, member = self._hosts[delivery.source], self._heading.member
+        staging = self._staged.get(delivery.source)
+        if staging is not None:
+            await asyncio.wait((staging,))
+            if staging.cancelled() or staging.exception() is not None:
+                return False
+        try:
+            memory = await source.actor.share_weights(member)
+        except ActorDied:
+            return False
+        digest = await self._origin.digest()
+        assert digest is not None, "a host that has all bytes has computed their digest"
+        try:
+            await self._hosts[delivery.host].actor.open_weights(self._heading, memory, digest)
+        except CheckpointError as error:
+            logger.warning("host %s gets weights of its own: %s", delivery.host, error)
+            return False
+        return True
+
+    async def _link(self, delivery: Delivery) -> None:
+        """Let a host and its neighbour open a link; without one, its bytes come from the origin."""
+        name, source = delivery.host, delivery.source
+        assert source is not None
+        taker, giver = self._hosts[name].actor, self._hosts[source]
+        if giver.gone.is_set() or self._failed[source].is_set():
+            return
+        key = await taker.new_link()
+        try:
+            door = await giver.actor.give_weights(key)
+        except (ActorDied, RemoteError, OSError) as error:
+            logger.warning("host %s gives no weights to %s: %s", source, name, error)
+            return
+        self._links[name] = Link(giver, key, door)
+
+    async def _end(self, link: "Link") -> None:
+        with contextlib.suppress(ActorDied):
+            await link.giver.actor.end_giving(link.key)
+
+    async def _taken(self, delivery: Delivery, link: "Link") -> int:
+        """Let a host take the bytes from its neighbour; return how many came from there."""
+        name, source, giver = delivery.host, delivery.source, link.giver
+        assert source is not None
+        taker = self._hosts[name].actor
+        if giver.gone.is_set() or self._failed[source].is_set():
+            return 0
+        taking = asyncio.create_task(
+            taker.take_weights(self._heading.member, link.key, giver.address, link.door)
+        )
+        taken = await self._unless(taking, giver.gone, self._failed[source])
+        if taken is None:
+            return await taker.num_received(self._heading.member)
+        if taken.fault:
+            logger.warning("host %s gets no further weights from %s: %s", name, source, taken.fault)
+        if taken.is_unreachable:
+            self._unreachable.add((machine_of(name), machine_of(source)))
+        return taken.num_bytes
+
+    async def _unless(self, taking: "asyncio.Task[Taken]", *ends: asyncio.Event) -> Taken | None:
+        """Wait for what a host takes; None if its neighbour is lost or fails before."""
+        ended = [asyncio.create_task(each.wait()) for each in ends]
+        try:
+            await asyncio.wait((taking, *ended), return_when=asyncio.FIRST_COMPLETED)
+            return taking.result() if taking.done() else None
+        finally:
+            for task in (taking, *ended):
+                task.cancel()
+            await asyncio.gather(taking, *ended, return_exceptions=True)

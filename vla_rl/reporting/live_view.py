@@ -1,0 +1,161 @@
+"""The live view of a run: a table in a terminal, one line an update anywhere else.
+
+In a terminal a thread of rich's renders a few times a second; the loop only changes counters.
+Elsewhere `after_update` prints one line. If an environment never reports success, one more line
+reports that, once.
+"""
+
+import datetime
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from vla_rl.actors import Wait, current_waits
+from vla_rl.reporting.progress import RunProgress, Snapshot, TaskTally
+from vla_rl.util.plain_console import plain_console
+
+MAX_WAITS = 5
+MAX_TASKS = 3
+"""Most tasks that the line about unknown success names."""
+
+
+class LiveView:
+    """Shows `progress` while the context is open; other output appears above it.
+
+    Args:
+        progress: the progress to show.
+        console: the console to show it on; None: standard output.
+        refresh_hz: renderings a second in a terminal.
+        waits: returns the waits of the run, the longest first.
+    """
+
+    def __init__(
+        self,
+        progress: RunProgress,
+        console: Console | None = None,
+        refresh_hz: float = 2.0,
+        waits: Callable[[], Sequence[Wait]] = current_waits,
+    ) -> None:
+        self._progress, self._waits = progress, waits
+        self._console = console if console is not None else plain_console(file=sys.stdout)
+        self._has_noted = False
+        self._live: Live | None = None
+        if self._console.is_terminal:
+            self._live = Live(
+                get_renderable=self._render, console=self._console, refresh_per_second=refresh_hz
+            )
+
+    def __enter__(self) -> "LiveView":
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def after_update(self) -> None:
+        """Print the line of an update, unless a terminal's table shows it.
+
+        Tasks whose success is unknown are printed once.
+        """
+        snapshot = self._progress.snapshot()
+        if self._live is None:
+            self._console.print(Text(update_line(snapshot)), soft_wrap=True)
+        note = None if self._has_noted else unknown_success(snapshot.tasks)
+        if note is not None:
+            self._has_noted = True
+            self._console.print(Text(note), soft_wrap=True)
+
+    def _render(self) -> Group:
+        return live_table(self._progress.snapshot(), self._waits(), time.monotonic())
+
+
+def update_line(snapshot: Snapshot) -> str:
+    """Format one update in one line, for logs."""
+    parts = [
+        f"update {snapshot.update}/{snapshot.num_updates}",
+        f"episodes {snapshot.num_episodes}",
+        f"success {share(snapshot.success_rate)}",
+        f"return {figure(snapshot.mean_return)}",
+        f"env steps/s {snapshot.env_steps_per_s:,.1f}",
+    ]
+    if snapshot.policy_busy_share is not None:
+        parts.append(f"policy busy {share(snapshot.policy_busy_share)}")
+    parts += [each for each in (snapshot.critical_path, snapshot.note) if each]
+    parts.append(f"eta {_duration(snapshot.eta_s)}")
+    return "  ".join(parts)
+
+
+def unknown_success(tasks: Mapping[str, TaskTally]) -> str | None:
+    """Return the line that names the tasks whose success is unknown, and the remedy.
+
+    None if there are none.
+    """
+    unknown = [task for task, tally in tasks.items() if not tally.is_success_known]
+    if not unknown:
+        return None
+    named = ", ".join(unknown[:MAX_TASKS]) + (
+        f" and {len(unknown) - MAX_TASKS} more" if len(unknown) > MAX_TASKS else ""
+    )
+    return (
+        f"success is shown as '-': no episode of {named} has had 'is_success' in its info so far; "
+        "watch its return, or set info['is_success'] in the environment's last step (train_toy: "
+        "--success-return)"
+    )
+
+
+def live_table(snapshot: Snapshot, waits: Sequence[Wait], now_s: float) -> Group:
+    """Return the whole view: progress bar, figures, nodes of the last update, and current waits."""
+    figures = Table.grid(padding=(0, 2))
+    bar = ProgressBar(total=max(snapshot.num_updates, 1), completed=snapshot.update, width=40)
+    figures.add_row("update", f"{snapshot.update}/{snapshot.num_updates}", bar)
+    figures.add_row("time", _duration(snapshot.elapsed_s), f"eta {_duration(snapshot.eta_s)}")
+    figures.add_row(
+        "episodes", f"{snapshot.num_episodes:,}", f"success {share(snapshot.success_rate)} (recent)"
+    )
+    figures.add_row("return", figure(snapshot.mean_return), "(recent)")
+    busy = share(snapshot.policy_busy_share)
+    figures.add_row("env steps/s", f"{snapshot.env_steps_per_s:,.1f}", f"policy busy {busy}")
+    parts: list[Table | Text] = [figures]
+    if snapshot.critical_path:
+        parts.append(Text(snapshot.critical_path, style="bold"))
+    if snapshot.note:
+        parts.append(Text(snapshot.note))
+    if snapshot.node_seconds:
+        parts.append(_node_table(snapshot))
+    for wait in waits[:MAX_WAITS]:
+        parts.append(Text(wait.describe(now_s), style="dim"))
+    if len(waits) > MAX_WAITS:
+        parts.append(Text(f"and {len(waits) - MAX_WAITS} more waits", style="dim"))
+    return Group(*parts)
+
+
+def _node_table(snapshot: Snapshot) -> Table:
+    longest = max(max(snapshot.node_seconds.values()), 1e-9)
+    table = Table.grid(padding=(0, 2))
+    for node, seconds in snapshot.node_seconds.items():
+        table.add_row(
+            f"  {node}", f"{seconds:.2f} s", ProgressBar(total=longest, completed=seconds, width=30)
+        )
+    return table
+
+
+def share(value: float | None) -> str:
+    """Format a share in per cent; None is a dash."""
+    return "-" if value is None else f"{value:.0%}"
+
+
+def figure(value: float | None) -> str:
+    """Format a number with four significant digits; None is a dash."""
+    return "-" if value is None else f"{value:,.4g}"
+
+
+def _duration(seconds: float | None) -> str:
+    return "-" if seconds is None else str(datetime.timedelta(seconds=round(seconds)))

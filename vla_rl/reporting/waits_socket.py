@@ -1,0 +1,229 @@
+"""Questions to a running run from the same machine: what does it wait for?
+
+    run directory / process.json ─► machine, process, socket
+    abstract socket  ◄── `ask_run`; a thread of the run answers its own user and root, not its loop
+
+An abstract socket has a name and no path: a kill leaves nothing behind, and the folder of temporary
+files may have any name. Messages are JSON, and the question is the connection itself.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import select
+import socket
+import struct
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from vla_rl.actors.owned_folder import sweep_all
+from vla_rl.actors.process_state import describe_process
+from vla_rl.errors import VlaRlError
+from vla_rl.reporting.run_directory import RunDirectory
+from vla_rl.reporting.run_waits import RunWaits, waits_of
+from vla_rl.reporting.whole_file import write_whole
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 3.0
+"""Longest time for an answer."""
+
+_FILE = "process.json"
+_CREDENTIALS = struct.Struct("3i")  # of the kernel: pid, uid and gid
+
+
+class NoAnswer(VlaRlError):
+    """A run could not be asked, or did not answer; the message is one sentence."""
+
+
+class RunningProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """The process that carries out a run, as its run directory names it."""
+
+    host: str
+    boot_id: str
+    """Changes when the machine starts again."""
+
+    pid: int
+    start_ticks: int
+    """Tells a process from a later one with the same pid."""
+
+    socket: str
+
+
+class WaitsSocket:
+    """Answers `ask_run` from a thread of its own while its `with` block is open.
+
+    If there is no room for its file, one line says so and the run goes on without.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._file = run / _FILE
+        self._loop, self._loop_thread_id = asyncio.get_running_loop(), threading.get_ident()
+        self._stop = threading.Event()
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            try:
+                listener, wakeup = self._listen(stack)
+            except OSError as error:
+                logger.warning(
+                    "`vla-rl why` cannot ask this run what it waits for: %s; make room in the run "
+                    "directory.",
+                    error,
+                )
+                return self
+            thread = threading.Thread(
+                target=self._serve, args=(listener, wakeup), name="answers why", daemon=True
+            )
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(os.eventfd_write, wakeup, 1)
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._open.close()
+
+    def _listen(self, stack: contextlib.ExitStack) -> tuple[socket.socket, int]:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        # random, so that nobody binds it first
+        name = f"@vla_rl-waits-{os.getpid()}-{secrets.token_hex(16)}"
+        listener.bind(_address_of(name))
+        listener.listen()
+        wakeup = os.eventfd(0)
+        stack.callback(os.close, wakeup)
+        pid = os.getpid()
+        process = RunningProcess(
+            host=socket.gethostname(),
+            boot_id=_boot_id(),
+            pid=pid,
+            start_ticks=_start_ticks(pid) or 0,
+            socket=name,
+        )
+        write_whole(self._file, msgspec.json.encode(process))
+        stack.callback(self._forget)
+        return listener, wakeup
+
+    def _forget(self) -> None:
+        with contextlib.suppress(OSError):  # the directory is gone, or its disk does not answer
+            self._file.unlink()
+
+    def _serve(self, listener: socket.socket, wakeup: int) -> None:
+        sweep_all()  # in this thread: what killed runs left behind may be large
+        news = select.poll()
+        news.register(listener, select.POLLIN)
+        news.register(wakeup, select.POLLIN)
+        while all(ready != wakeup for ready, _ in news.poll()):
+            try:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.settimeout(ANSWER_S)
+                    if _uid_of_peer(connection) not in (0, os.getuid()):
+                        continue
+                    waits = waits_of(self._loop, self._loop_thread_id, os.getpid())
+                    connection.sendall(msgspec.json.encode(waits))
+            except OSError:  # who asked has gone
+                continue
+            except Exception:  # a later question may be answered
+                logger.exception("a question of `vla-rl why` could not be answered.")
+
+
+def ask_run(run: RunDirectory, *, within_s: float = ANSWER_S) -> RunWaits:
+    """Ask a running run what it waits for. Blocks for at most `within_s`.
+
+    Raises: NoAnswer if it has ended, runs elsewhere, or does not answer in time.
+    """
+    process = _process_of(run)
+    try:
+        data = _received(process.socket, within_s)
+        if not data:
+            raise NoAnswer(
+                f"{run.path} runs in process {process.pid}, which answers only the user who started it "
+                "and root; ask as one of them"
+            )
+        return msgspec.json.decode(data, type=RunWaits)
+    except (OSError, msgspec.DecodeError) as error:
+        raise NoAnswer(
+            f"{run.path} runs in process {process.pid}, which gave no answer within "
+            f"{within_s:g} s ({error or type(error).__name__}); it is "
+            f"{describe_process(process.pid)}"
+        ) from error
+
+
+def _process_of(run: RunDirectory) -> RunningProcess:
+    path = run.path / _FILE
+    try:
+        process = msgspec.json.decode(path.read_bytes(), type=RunningProcess)
+    except FileNotFoundError:
+        raise NoAnswer(
+            f"{run.path} has ended, or has not started yet: it has no {_FILE}; expected a run "
+            "that is going on"
+        ) from None
+    except (OSError, msgspec.DecodeError) as error:
+        raise NoAnswer(
+            f"{path} cannot be read ({error}), expected the process of the run; ask as the user "
+            "who started it"
+        ) from error
+    here = socket.gethostname()
+    if process.host != here:
+        raise NoAnswer(
+            f"{run.path} runs on {process.host!r} and this is {here!r}; ask it there, only "
+            "processes of the same machine can"
+        )
+    if process.boot_id != _boot_id() or _start_ticks(process.pid) != process.start_ticks:
+        raise NoAnswer(
+            f"{run.path} has ended: its process {process.pid} was killed, or its machine was "
+            "restarted; continue it with --resume"
+        )
+    return process
+
+
+def _address_of(name: str) -> str:
+    """Return the address of an abstract socket, whose first character stands for a zero byte."""
+    return f"\0{name.removeprefix('@')}"
+
+
+def _uid_of_peer(connection: socket.socket) -> int:
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(found)
+    return int(uid)
+
+
+def _received(name: str, within_s: float) -> bytes:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(within_s)
+        connection.connect(_address_of(name))
+        parts = []
+        while part := connection.recv(1 << 20):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since the boot; None if it has ended."""
+    try:
+        fields = (
+            Path(f"/proc/{pid}/stat")
+            .read_text(encoding="utf-8", errors="replace")
+            .rpartition(")")[2]
+            .split()
+        )
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[19])

@@ -1,0 +1,357 @@
+"""The parts of pipelines: simulators, engine, learner, and, if needed, critic and reference.
+
+    starts ─► GroupSource ─► EpisodeScheduler ◄─ SimulatorPool (processes)
+                                │      ▲ actions
+                                ▼      │
+                     nodes ─► Learner ─► TorchEngine        one DeviceLane for all computation here
+                                │        or VllmEngine      in processes of its own
+                                └ Critic, Reference
+
+Building the parts opens nothing, so a pipeline over them can be inspected. A critic or a reference
+policy is created when a pipeline first reads it. Engine, learner, critic and reference are those of
+a team, often of one.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vla_rl.actors import LastingForkServers, Runtime
+from vla_rl.algorithms import (
+    EmbeddingConfig,
+    TrajectoryEncoder,
+    has_equal_rewards,
+    within_accuracy,
+)
+from vla_rl.cluster import Hosts
+from vla_rl.engines import DeviceLane, LanguageModel
+from vla_rl.errors import ConfigError
+from vla_rl.learner import Checkpoint, CriticTeam, ReferenceTeam
+from vla_rl.models.trajectory_encoders import trajectory_encoder
+from vla_rl.pipelines.config import FilterConfig, LearningConfig, MixedTrainingConfig
+from vla_rl.pipelines.nodes.ends import Collect, Learn, Save, Show
+from vla_rl.pipelines.nodes.rewards import require_known_success
+from vla_rl.pipelines.nodes.selection import is_cut_short
+from vla_rl.pipelines.parts import Stateful
+from vla_rl.reporting import RunDirectory, RunProgress, VideoRecorder
+from vla_rl.rollout import (
+    EpisodePlayer,
+    EpisodeScheduler,
+    GroupSource,
+    LocalPlayer,
+    SchedulerState,
+    TaskStart,
+)
+from vla_rl.run.estimates import require_gpu_memory
+from vla_rl.run.places import cluster_of, hosts_of
+from vla_rl.run.restarting import Restarts
+from vla_rl.run.resuming import SCHEDULER
+from vla_rl.run.saving import CheckpointSaver, RunSnapshot
+from vla_rl.team.devices import device_of
+from vla_rl.team.members import (
+    RunModel,
+    Team,
+    critics_of,
+    engines_of,
+    learners_of,
+    references_of,
+    sharded_learners,
+)
+from vla_rl.team.pools import RunPool, kinds_of, pool_of
+from vla_rl.types import Agent, Group, Sampling, agents_of, derive_seed, parts_of
+
+if TYPE_CHECKING:
+    pass
+
+
+class TrainingParts:
+    """All parts of a run, connected but not started.
+
+    Args: those of `vla_rl.train`; `team`, the policies; `first_update`, the update that the run
+        begins with; `restarts`, how often it was restarted before, and what was lost (None: never);
+        `evaluates_here`, whether this host runs evaluations even if others run the episodes;
+        `fork_servers`, those of earlier starts of the run (None: new ones).
+    """
+
+    def __init__(
+        self,
+        config: LearningConfig,
+        starts: Sequence[TaskStart],
+        team: Team,
+        *,
+        agent: Agent,
+        first_update: int = 0,
+        restarts: Restarts | None = None,
+        evaluates_here: bool = False,
+        fork_servers: LastingForkServers | None = None,
+    ) -> None:
+        self.config, self._team, self._restarts = config, team, restarts
+        self.device = device = device_of(config.run)
+        require_gpu_memory(config, team, device)
+        for member in team.members.values():
+            member.model.network.to(device)
+        self.runtime = Runtime(config.run.name, fork_servers=fork_servers)
+        self.pool: RunPool = pool_of(config, self.runtime, starts)
+        self.lane = DeviceLane(config.run.torch_threads)
+        cluster = config.cluster
+        acts_here = not cluster.has_hosts or cluster.plays_here or evaluates_here
+        self.engine = engines_of(config, team, self.lane, first_update) if acts_here else None
+        """Engines of this host; None if only others act."""
+
+        here = None if self.engine is None else LocalPlayer(self.pool, self.engine, agent)
+        self._is_restart = restarts is not None and restarts.num_restarts > 0
+        self._cluster = cluster_of(cluster, may_be_away=self._is_restart)
+        self.hosts = hosts_of(
+            config,
+            self._cluster,
+            starts,
+            team,
+            agent,
+            self.lane,
+            here if cluster.plays_here else None,
+            first_update,
+            deposits=lambda: self.scheduler.deposits(),
+        )
+        """Runs the episodes on other hosts; None if they run on this one."""
+
+        self.learner = learners_of(
+            config,
+            team,
+            self.lane,
+            self.engine,
+            first_update,
+            self.runtime,
+            others={} if self.hosts is None else self.hosts.weights.sinks,
+            lost_gpus=restarts.lost_gpus if restarts is not None else (),
+        )
+        players = self.hosts or self.engine
+        assert players is not None, "a run without other hosts acts here"
+        self.progress = RunProgress(
+            config.run.updates,
+            first_update=first_update,
+            policy_busy_share=lambda: players.busy_share,
+        )
+        player = here if self.hosts is None else self.hosts.players
+        assert player is not None
+        self.scheduler = scheduler_of(config, starts, player, self.progress)
+        self.saver = CheckpointSaver(
+            config.run.checkpoint_every, config.run.keep_checkpoints, first_update
+        )
+        self.collect = Collect(self.scheduler)
+        self.learn = Learn(
+            self.learner,
+            self.scheduler,
+            mask_truncated=config.filter.mask_truncated,
+            warmup_updates=lambda: config.critic.warmup_updates if self.has_critic else 0,
+            snapshot=self.snapshot,
+            is_due=self.saver.is_due,
+        )
+        self.save = Save(self.saver.prepare)
+        self.show = Show()
+        self._critic: CriticTeam | None = None
+        self._reference: ReferenceTeam | None = None
+        self._remembered: dict[str, tuple[Stateful, Any]] = {}
+
+    @property
+    def model(self) -> RunModel:
+        """Policy of the run. Raises: ConfigError if several policies learn."""
+        if len(self._team.members) > 1:
+            raise ConfigError(
+                f"pipeline {self.config.pipeline!r} needs a single policy, but this run has "
+                f"several, of the agents {sorted(self._team.members)}; use grpo or another "
+                "pipeline for several policies"
+            )
+        return next(iter(self._team.members.values())).model
+
+    @property
+    def critic(self) -> CriticTeam:
+        """Critics of this run, created at the first access."""
+        if self._critic is None:
+            self._critic = critics_of(self.config, self._team, self.lane, self.learner)
+        return self._critic
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether the pipeline has asked for critics."""
+        return self._critic is not None
+
+    @property
+    def reference(self) -> ReferenceTeam:
+        """Copies of the policies from the beginning of the run, made at the first access.
+
+        A resume does not change them.
+        """
+        if self._reference is None:
+            self._reference = references_of(self.config, self._team, self.lane, self.learner)
+        return self._reference
+
+    @asynccontextmanager
+    async def opened_learner(self) -> AsyncIterator[None]:
+        """Start the processes of the learners that have some, and end them on leaving."""
+        async with AsyncExitStack() as stack:
+            if self._cluster is not None:
+                await stack.enter_async_context(self._cluster)
+                await self._seat_ranks(self._cluster)
+            for learner in self.learner.with_processes:
+                await stack.enter_async_context(learner)
+            if self.learner.with_processes:
+                parts = (("critic", self._critic), ("reference", self._reference))
+                shared = ["update", *(name for name, part in parts if part is not None)]
+                ranks = self.config.learner.ranks
+                print(f"{ranks} learner ranks share the {' and the '.join(shared)}", flush=True)
+            yield
+
+    async def _seat_ranks(self, cluster: Hosts) -> None:
+        """Let the ranks start on the hosts of `cluster.learners`, if it names any.
+
+        Raises: ConfigError if they cannot be placed; LearnerHostLost.
+        """
+        if not self.config.cluster.learners:
+            return
+        from vla_rl.run.rank_seats import seating_of
+
+        lost = self._restarts.lost_places if self._restarts is not None else ()
+        seating = await seating_of(
+            self.config, self._team, cluster.hosts(), lost, is_restart=self._is_restart
+        )
+        if self._restarts is not None:
+            self._restarts.sit(seating)
+        assert self.hosts is not None, "hosts that learn are listed"
+        self.hosts.pictures.sit(seating)
+        for learner in sharded_learners(self.learner, self._team):
+            learner.sit(seating)
+            learner.ranks.group.lender = self.hosts.pictures
+
+    @asynccontextmanager
+    async def opened_players(self, run: Path) -> AsyncIterator[None]:
+        """Start all that runs episodes: simulators and engines here, and other hosts.
+
+        Other hosts that wait for a resume of the run in the folder `run` are taken over.
+        """
+        async with AsyncExitStack() as stack:
+            if self.engine is not None:
+                await stack.enter_async_context(self.pool)
+                await stack.enter_async_context(self.engine)
+            if self.hosts is not None:
+                await asyncio.to_thread(self.hosts.belong_to, run)
+                await stack.enter_async_context(self.hosts)
+                ways = (
+                    f"episodes run on {', '.join(self.hosts.players.hosts)}",
+                    self.hosts.picture_way,
+                )
+                print("; ".join(filter(None, ways)), flush=True)
+            yield
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of everything that runs episodes."""
+        return {
+            **self.scheduler.metrics(),
+            **({} if self.engine is None else {**self.pool.metrics(), **self.engine.metrics()}),
+            **({} if self.hosts is None else self.hosts.metrics()),
+        }
+
+    def trajectory_encoder(self, config: EmbeddingConfig) -> TrajectoryEncoder:
+        """Make the encoder of trajectories; hosts that run the episodes compute with it too.
+
+        Raises: ConfigError for a language policy, which sees no trajectory of images.
+        """
+        model = self.model
+        if isinstance(model, LanguageModel):
+            raise ConfigError(
+                f"{type(model).__name__} is a language policy, expected one over actions: "
+                "trajectories are embedded by their images or states"
+            )
+        encoder = trajectory_encoder(config, model, self.lane)
+        if self.hosts is not None:
+            self.hosts.embed_with(config, encoder)
+        return encoder
+
+    def remember(self, name: str, what: Stateful, state_type: Any) -> None:
+        """Save the state of `what` in every checkpoint as `state_type`; restore it on a resume."""
+        self._remembered[name] = (what, state_type)
+
+    def write_videos(self, run: RunDirectory) -> VideoRecorder:
+        """Make the node `show` write videos into `run`; the caller closes the recorder."""
+        film = None if self.hosts is None else self.hosts.pictures.film
+        videos = VideoRecorder(run.videos, self.config.run.videos_every, film=film)
+        self.show.offer = videos.offer
+        return videos
+
+    async def snapshot(self) -> RunSnapshot:
+        """Return the complete state of the run. Nothing may train meanwhile."""
+        critic = await self._critic.snapshot() if self._critic is not None else {}
+        learner = replace(await self.learner.snapshot(), critic=critic)
+        others = {name: what.state() for name, (what, _) in self._remembered.items()}
+        return RunSnapshot(learner, {SCHEDULER: self.scheduler.state(), **others})
+
+    async def restore(self, checkpoint: Checkpoint) -> None:
+        """Restore a checkpoint. Call it before anything but the lane is opened."""
+        # the learner first: it publishes, and the scheduler refuses an engine with older weights
+        await self.learner.restore(checkpoint.state)
+        if self._critic is not None:
+            await self._critic.restore(checkpoint.state.critic, checkpoint.state.critic_file)
+        self.scheduler.restore(checkpoint.part(SCHEDULER, SchedulerState))
+        for name, (what, state_type) in self._remembered.items():
+            what.restore(checkpoint.part(name, state_type))
+
+
+def scheduler_of(
+    config: LearningConfig,
+    starts: Sequence[TaskStart],
+    player: EpisodePlayer,
+    progress: RunProgress,
+) -> EpisodeScheduler:
+    """Make what runs the episodes of a run on a player, and reports each to its progress."""
+    source = GroupSource(
+        starts,
+        config.episodes_per_group,
+        derive_seed(config.run.seed, "episodes"),
+        sampling=Sampling(temperature=config.temperature),
+        num_greedy=1 if config.needs_greedy_baseline else 0,
+        kinds=kinds_of(starts) if isinstance(config, MixedTrainingConfig) else None,
+    )
+    return EpisodeScheduler(
+        player,
+        source,
+        config.scheduler,
+        keep=kept_groups(config.filter),
+        on_episode=progress.episode_done,
+        num_updates=config.run.updates,
+    )
+
+
+def kept_groups(config: FilterConfig) -> Callable[[Group], bool] | None:
+    """Return a function that tells whether to keep a group; None if all are kept.
+
+    The function raises EnvError if it filters by success and the environment does not report it.
+    """
+    if config == FilterConfig():
+        return None
+    needs_success = tuple(config.accuracy_bounds) != (0.0, 1.0) or config.drop_equal == "success"
+
+    def is_kept(group: Group) -> bool:
+        members = group.trajectories
+        if needs_success:
+            require_known_success(
+                group, "filter.accuracy_bounds or filter.drop_equal filters groups by success"
+            )
+        if not within_accuracy(group.success_rate, *config.accuracy_bounds):
+            return False
+        if config.drop_truncated and any(is_cut_short(member) for member in members):
+            return False
+        if config.drop_equal == "none":
+            return True
+        if config.drop_equal == "success":
+            return not has_equal_rewards([float(member.is_success) for member in members])
+        # with several agents, it is enough that one has a learning signal
+        return not all(
+            has_equal_rewards(
+                [part.trajectory.undiscounted_return for part in parts_of(members, agent)]
+            )
+            for agent in agents_of(members)
+        )
+
+    return is_kept

@@ -1,0 +1,216 @@
+"""Record the episodes of any run, with every control step, as a LeRobotDataset.
+
+train(config, starts, model, agent=EpisodeRecorder(LeRobotWriter(folder)).record(my_agent))
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from vla_rl.actors.completion import run_to_its_end
+from vla_rl.datasets import LeRobotWriter, RecordedEpisode
+from vla_rl.envs.text import is_text_task
+from vla_rl.reporting.outlet import FailureStreak
+from vla_rl.rollout import embodied_agent, owned_copy
+from vla_rl.types import (
+    Agent,
+    ChunkOutcome,
+    Env,
+    EpisodeSpec,
+    Info,
+    Observation,
+    Policy,
+    Trajectory,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class EpisodeRecorder:
+    """Records every control step of an agent's episodes.
+
+    Observations are taken at each step instead of each chunk.
+
+    The trajectory is the same; episodes take longer, because simulators render more images. An
+    episode that the data set holds already is not written again; a warning counts those. A thread
+    writes one episode at a time, and an episode ends when it is written. An episode that finds no
+    room on a full disk is left out with a warning, and the next one is tried. Conversations with a
+    text environment are not recorded.
+
+    Args:
+        writer: the data set.
+        run: name that distinguishes these episodes from another run's in the same data set, such as
+            a digest of settings.
+    """
+
+    def __init__(self, writer: LeRobotWriter, run: str = "") -> None:
+        self._writer, self._run = writer, run
+        self.num_left_out = 0
+        """Number of episodes that the data set held already."""
+        self._failures = FailureStreak(
+            "recording episodes", "that episode is not in the data set, the next is tried"
+        )
+        self._turn = asyncio.Lock()
+
+    @property
+    def num_failed(self) -> int:
+        """Number of episodes that could not be written."""
+        return self._failures.num_failed
+
+    def record(self, agent: Agent = embodied_agent) -> Agent:
+        """Return the agent with its episodes recorded."""
+
+        async def play(env: Env, policy: Policy) -> Trajectory:
+            if is_text_task(env.episode.env):
+                return await agent(env, policy)
+            watched = _Watched(env)
+            trajectory: Any = await agent(watched, policy)
+            if isinstance(trajectory, Trajectory):  # the scheduler rejects anything else
+                async with self._turn:
+                    await run_to_its_end(
+                        self._write, trajectory, watched.seen[:-1], watched.actions
+                    )
+            return trajectory  # type: ignore[no-any-return]
+
+        return play
+
+    def _write(
+        self, trajectory: Trajectory, seen: Sequence[Observation], actions: Sequence[np.ndarray]
+    ) -> None:
+        episode = recorded_episode(trajectory, seen, actions, self._run)
+        if episode.name in self._writer.names:
+            self.num_left_out += 1
+            logger.warning(
+                "the data set holds %r already; %d episodes of this run were not written",
+                episode.name,
+                self.num_left_out,
+            )
+            return
+        try:
+            self._writer.add(episode)
+        except OSError as error:
+            self._failures.failed(repr(episode.name), error)
+        else:
+            self._failures.worked()
+
+
+class _Watched:
+    """An environment that runs chunks one action at a time and stores observations and actions."""
+
+    def __init__(self, env: Env) -> None:
+        self._env = env
+        self.seen: list[Observation] = []
+        self.actions: list[np.ndarray] = []
+
+    @property
+    def episode(self) -> EpisodeSpec:
+        return self._env.episode
+
+    async def reset(self) -> tuple[Observation, Info]:
+        observation, info = await self._env.reset()
+        self.seen, self.actions = [owned_copy(observation)], []
+        return observation, info
+
+    async def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
+        outcome = await self.step_chunk(action[None])
+        return (
+            outcome.observation,
+            float(outcome.rewards[0]),
+            outcome.terminated,
+            outcome.truncated,
+            outcome.info,
+        )
+
+    async def step_chunk(
+        self, actions: np.ndarray, *, frames_every: int | None = None
+    ) -> ChunkOutcome:
+        rewards, frames = [], []
+        for number in range(len(actions)):
+            outcome = await self._env.step_chunk(
+                actions[number : number + 1], frames_every=frames_every
+            )
+            self.seen.append(owned_copy(outcome.observation))
+            self.actions.append(actions[number])
+            rewards.append(owned_copy(outcome.rewards))
+            frames += [] if outcome.frames is None else [owned_copy(outcome.frames)]
+            if outcome.terminated or outcome.truncated:
+                break
+        return msgspec.structs.replace(
+            outcome,
+            rewards=np.concatenate(rewards),
+            frames=np.concatenate(frames) if frames else None,
+        )
+
+
+def recorded_episode(
+    trajectory: Trajectory,
+    seen: Sequence[Observation],
+    actions: Sequence[np.ndarray],
+    run: str = "",
+) -> RecordedEpisode:
+    """Return an episode with the observation before each control step.
+
+    Args:
+        trajectory: the episode's trajectory.
+        seen: observations, one for each control step; their images and vectors are stored.
+        actions: actions [D], one for each control step.
+        run: name of the run, for the episode's name.
+    """
+    first = seen[0]
+    is_picture = {
+        key: isinstance(value, np.ndarray)
+        and value.dtype == np.uint8
+        and value.ndim == 3
+        and value.shape[2] == 3
+        for key, value in first.items()
+    }
+    vectors = [
+        key
+        for key, value in first.items()
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.ndim == 1
+    ]
+    episode, words = trajectory.episode, first.get("instruction")
+    return RecordedEpisode(
+        name=f"{episode_name(episode)} weights "
+        f"{trajectory.oldest_version}" + (f" run {run}" if run else ""),
+        # an environment may call a vector so, which is then recorded as one
+        instruction=words if isinstance(words, str) else episode.task,
+        actions=np.stack(actions).astype(np.float32),
+        vectors={key: np.stack([step[key] for step in seen]).astype(np.float32) for key in vectors},
+        frames={key: partial(_picture, seen, key) for key, yes in is_picture.items() if yes},
+        rewards=np.concatenate([step.rewards for step in trajectory.steps]),
+        is_success=trajectory.is_success,
+        about={
+            "task": episode.task,
+            "options": msgspec.json.encode(episode.options, enc_hook=_listed).decode(),
+            "policy_seed": episode.policy_seed,
+            "weight_version": trajectory.oldest_version,
+            **({"run": run} if run else {}),
+        },
+    )
+
+
+def _listed(value: Any) -> Any:
+    """Return an option that JSON cannot hold as lists, or in words."""
+    return value.tolist() if isinstance(value, np.ndarray) else repr(value)
+
+
+def _picture(seen: Sequence[Observation], key: str, step: int) -> np.ndarray:
+    return np.asarray(seen[step][key])
+
+
+def episode_name(episode: EpisodeSpec) -> str:
+    """Return the episode's name.
+
+    It is the same in another run of the same seed, such as after a resume.
+    """
+    options = " ".join(f"{key} {value}" for key, value in sorted(episode.options.items()))
+    scene = (
+        f" scene {episode.env.kwargs['scene_seed']}" if "scene_seed" in episode.env.kwargs else ""
+    )
+    return f"{episode.task} {options}{scene} seed {episode.policy_seed}"

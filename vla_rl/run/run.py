@@ -1,0 +1,151 @@
+"""Train a policy in environments with any pipeline: from the beginning or an earlier run, to the end
+of a run that may be restarted.
+
+To train on something else, pass other starts, another model, agent or pipeline; the README shows
+each.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, nullcontext
+from pathlib import Path
+
+import msgspec
+
+from vla_rl.actors import LastingForkServers
+from vla_rl.actors.room import require_own_room
+from vla_rl.errors import ConfigError
+from vla_rl.evaluation.held_out import Judge
+from vla_rl.learner import Checkpoint
+from vla_rl.pipelines.config import LearningConfig, RunConfig
+from vla_rl.reporting import RunDirectory
+from vla_rl.reporting.sinks import import_wandb
+from vla_rl.rollout import TaskStart
+from vla_rl.run.agents import agent_of, digest_of_run, owned_recording, recorded
+from vla_rl.run.checks import check_arguments
+from vla_rl.run.failures import raises_one_error
+from vla_rl.run.lasting_output import lasting_output
+from vla_rl.run.restarting import Restarts
+from vla_rl.run.resuming import checkpoint_to_resume, leave_later, load_resumable
+from vla_rl.run.training_run import Customise, Outcome, TrainingRun
+from vla_rl.team.members import Team, Trainable
+from vla_rl.types import Agent
+
+__all__ = ["Customise", "Outcome", "TrainingRun", "train"]
+
+
+@raises_one_error
+async def train(
+    config: LearningConfig,
+    starts: Sequence[TaskStart],
+    model: Trainable,
+    *,
+    agent: Agent | None = None,
+    customise: Customise = lambda pipeline: pipeline,
+    resume: RunDirectory | None = None,
+    resume_from: str | None = None,
+    about: Mapping[str, str] | None = None,
+    judge: Judge | None = None,
+    fork_servers: LastingForkServers | None = None,
+) -> Outcome:
+    """Train `model` in place from `starts`.
+
+    The run ends after `config.run.updates` updates, or in order at a signal. If a rank of a sharded
+    learner dies or fails, the run restarts from its newest checkpoint; if that rank cannot be
+    started again, with one rank less.
+
+    Args:
+        config: the pipeline and its settings, sizes, seeds and the run's files.
+        starts: environments, tasks and initial states of the episodes.
+        model: the policy, or a `Team` of policies.
+        agent: runs one episode; None: that of `agent_of`. Its episodes are recorded if
+            `config.run.record_to` is set.
+        customise: changes the pipeline before it is built.
+        resume: directory of an earlier run, to resume from its newest complete checkpoint, or from
+            the beginning if it ended before its first.
+        resume_from: name of another checkpoint to resume from, such as `update-000012`; newer ones
+            are set aside.
+        about: facts that results depend on besides the configuration, such as the assets that were
+            found; for `about.json`.
+        judge: evaluates the policy before the first update and after the last, and beside training
+            if it is a `HeldOutJudge` with such a schedule.
+        fork_servers: servers for the processes of several runs, one after the other; None: the run
+            starts its own.
+
+    Raises: ConfigError, GraphError before anything starts, also if another process owns the run's
+        directory; CheckpointError if every checkpoint is
+        damaged, or the last one cannot be written; RunDirectoryGone if the directory was removed
+        meanwhile; what an environment, agent or node raised. Before that, everything is closed in
+        order and the weights are saved, unless the learner itself failed. A task's failure is
+        raised as the error itself, with the traceback of your own code only, unless the environment
+        variable VLA_RL_TRACEBACK is `full`.
+    """
+    check_arguments(config, starts, agent)
+    require_own_room()
+    if config.run.wandb_project is not None:
+        await asyncio.to_thread(import_wandb, config.run.wandb_project)
+    played_by = [msgspec.structs.replace(config, run=RunConfig(seed=config.run.seed)), about]
+    envs = [start.env for start in starts]
+    restarts = Restarts.of(config, Team.of(model))
+    acting: Agent = agent or agent_of(config)
+
+    own = None if fork_servers is not None else LastingForkServers(config.run.name)
+
+    def make(first_update: int = 0) -> TrainingRun:
+        left, policies = restarts.remaining(config, model)
+        return TrainingRun(
+            left,
+            starts,
+            policies,
+            agent=acting,
+            customise=customise,
+            judge=judge,
+            first_update=first_update,
+            restarts=restarts,
+            fork_servers=fork_servers or own,
+        )
+
+    async with AsyncExitStack() as stack:
+        stack.enter_context(lasting_output())
+        stack.enter_context(owned_recording(config.run.record_to))
+        acting = await recorded(acting, config.run.record_to, envs, digest_of_run(played_by))
+        # a restart forks from the same servers: their imports take longer than all else in it
+        await stack.enter_async_context(own or nullcontext())
+        if resume is None:
+            training, checkpoint = make(), None
+            run = RunDirectory.create(Path(config.run.root), config.run.name, config, about or {})
+            stack.enter_context(run.owned())
+        else:
+            run = resume
+            stack.enter_context(run.owned())
+            training, checkpoint = await _resumed(make, run, resume_from, judge)
+        while True:
+            is_resumed = resume is not None or restarts.num_restarts > 0
+            try:
+                return await training.execute(run, checkpoint, is_resumed=is_resumed)
+            except Exception as error:
+                # a rank that never started is a mistake in the settings; one that did is worth a try
+                has_begun = training.has_begun or restarts.num_restarts > 0
+                if training.is_asked_to_stop or not has_begun:
+                    raise
+                restarts.count(error, training.saved_version)
+            try:
+                training, checkpoint = await _resumed(make, run, None, judge)
+            except ConfigError as refused:
+                raise restarts.explained(refused) from refused.__cause__
+
+
+async def _resumed(
+    make: Callable[..., TrainingRun], run: RunDirectory, name: str | None, judge: Judge | None
+) -> tuple[TrainingRun, Checkpoint | None]:
+    """Return the rest of a run, not started, and the checkpoint that it starts from."""
+    found = await checkpoint_to_resume(run, name, load_resumable)
+    folder, checkpoint = (None, None) if found is None else found
+    first_update = 0 if checkpoint is None else checkpoint.state.weight_version
+    if judge is not None:
+        judge.check(run)
+    # built before anything is written: a configuration that is refused must leave the run as it was
+    training = make(first_update=first_update)
+    run.record_resume(training.config)
+    await leave_later(run, folder, first_update, judge)
+    return training, checkpoint

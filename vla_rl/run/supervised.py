@@ -1,0 +1,126 @@
+"""Supervised updates that save the weights at intervals, at the end, and if they end early.
+
+<out>-000500, <out>-001000    at regular intervals; a full disk is a warning
+<out>                         at the end; a full disk is an error
+<out>-000731                  after the last update, if Ctrl-C, SIGTERM, a closed terminal or
+                              unreadable data ended it
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from rich.progress import track
+
+from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.run.lasting_output import lasting_output
+from vla_rl.run.stopping import StopSignal
+from vla_rl.util.sole_owner import beside, sole_owner
+
+logger = logging.getLogger(__name__)
+
+BatchT = TypeVar("BatchT")
+
+
+async def teach(
+    updates: int,
+    batch: Callable[[int], Awaitable[BatchT]],
+    learn: Callable[[int, BatchT], Awaitable[None]],
+    save: Callable[[Path], Awaitable[None]],
+    out: Path,
+    *,
+    save_every: int | None = None,
+    description: str = "imitating",
+) -> int:
+    """Make all updates and save the weights; return the exit status.
+
+    It is 0, or that of the signal that stopped them.
+
+    Args:
+        updates: number of updates.
+        batch: reads the data of update `number`, counted from 1.
+        learn: makes the update.
+        save: writes the weights to a new folder.
+        out: folder of the last weights.
+        save_every: updates between saves on the way; None saves only at the end.
+        description: text of the progress bar.
+
+    Raises: ConfigError if `out` exists already, or another process is going to write it;
+        CheckpointError if the last weights cannot be written; what `batch` raises, after the weights
+        so far were saved; what `learn` raises.
+    """
+    with lasting_output(), _owned(out), StopSignal("saving the weights so far") as stop:
+        done = 0
+        for number in track(range(1, updates + 1), description=description):
+            try:
+                read = await batch(number)
+            except Exception as error:
+                await _save_before_raising(error, save, intermediate_folder(out, done), done)
+                raise
+            await learn(number, read)
+            done = number
+            if stop.is_asked:
+                break
+            if save_every is not None and done % save_every == 0 and done < updates:
+                await _save_on_the_way(save, intermediate_folder(out, done))
+        folder = out if done == updates else intermediate_folder(out, done)
+        await save(folder)
+        print(
+            f"saved to {folder}"
+            + ("" if done == updates else f", after {done} of {updates} updates"),
+            flush=True,
+        )
+        return stop.exit_status
+
+
+def intermediate_folder(out: Path, updates: int) -> Path:
+    """Return the folder for weights after `updates` updates that are not the last."""
+    return Path(f"{out}-{updates:06d}")
+
+
+@contextlib.contextmanager
+def _owned(out: Path) -> Iterator[None]:
+    """Keep other processes from training into the same folder."""
+    try:
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+        owner = sole_owner(beside(out), f"the checkpoint {out}")
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(owner)
+            # written since the recipe looked
+            if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+                raise ConfigError(f"{out} exists already, expected a new folder; choose another")
+            released = stack.pop_all()
+    except OSError as error:
+        raise ConfigError(
+            f"{out} cannot be written ({error.filename}: {error.strerror}); choose another folder"
+        ) from error
+    with released:
+        yield
+
+
+async def _save_on_the_way(save: Callable[[Path], Awaitable[None]], folder: Path) -> None:
+    try:
+        await save(folder)
+    except CheckpointError as error:
+        logger.warning("%s Training continues", error)
+
+
+async def _save_before_raising(
+    error: Exception, save: Callable[[Path], Awaitable[None]], folder: Path, done: int
+) -> None:
+    """Save the weights if there was an update.
+
+    A note of the error names the folder, or the reason why not.
+    """
+    if done == 0:
+        return
+    try:
+        if not await asyncio.to_thread(folder.exists):
+            await save(folder)
+    except CheckpointError as failure:
+        error.add_note(f"the weights after {done} updates could not be saved: {failure}")
+    else:
+        error.add_note(f"the weights after {done} updates were saved in {folder}")
