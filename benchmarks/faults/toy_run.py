@@ -19,7 +19,7 @@ import psutil
 from benchmarks.faults.findings import Try
 from benchmarks.faults.leftovers import descendants, named_memory, note_memory_left
 from benchmarks.faults.targets import environment_of
-from vla_rl import learning  # which imports torch once a checkpoint is looked at
+from vla_rl import learner  # which imports torch once a checkpoint is looked at
 from vla_rl.rollout.episode_book import SchedulerState
 
 GROUP_SIZE: Final = 4
@@ -168,11 +168,11 @@ def check_books(case: Try, folder: Path | None, updates: int) -> None:
         f"metrics of updates that were never made: {lines}",
     )
     case.expect(lines == sorted(lines), f"metrics out of order: {lines}")
-    newest = learning.latest_checkpoint(folder / "checkpoints")
+    newest = learner.latest_checkpoint(folder / "checkpoints")
     if newest is None:
         case.expect(False, "a finished run left no checkpoint")
         return
-    checkpoint = asyncio.run(learning.load_checkpoint(newest))
+    checkpoint = asyncio.run(learner.load_checkpoint(newest))
     state = checkpoint.part("scheduler", SchedulerState)
     case.expect(
         state.version == updates,

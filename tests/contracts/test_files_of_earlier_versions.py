@@ -23,17 +23,16 @@ import pytest
 from safetensors.torch import load_file
 
 from vla_rl.actors.keys import read_keys
+from vla_rl.cli.command_line import Command, Launch, TrainingLaunch, parse_command
+from vla_rl.cli.config_files import read_config
+from vla_rl.cli.evaluating import EvalLaunch, main as evaluate
+from vla_rl.cli.main import main as vla_rl_command
 from vla_rl.cluster.host_file import read_host_file
-from vla_rl.commands.command_line import Command, Launch, TrainingLaunch, parse_command
-from vla_rl.commands.config_files import read_config
-from vla_rl.commands.evaluating import EvalLaunch
-from vla_rl.commands.evaluating import main as evaluate
-from vla_rl.commands.main import main as vla_rl_command
-from vla_rl.data import DatasetOptions, open_dataset
+from vla_rl.datasets import DatasetOptions, open_dataset
 from vla_rl.envs.libero.assets import STAND_INS, find_assets
+from vla_rl.evaluation.parity import compare, read_trace
 from vla_rl.models.loading import CheckpointConfig, load_policy
 from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.parity import compare, read_trace
 from vla_rl.recipes import (
     driving_training,
     grpo_pair,

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 
 import vla_rl.envs  # noqa: F401  # registers ours
-from vla_rl import engines, learning
+from vla_rl import engines, learner
 from vla_rl.cli.command_line import Command, Launch, run_recipe
 from vla_rl.envs.driving.moves import NUM_WAYPOINTS
 from vla_rl.envs.driving.observing import ROUTE_POINTS, ROUTE_STEP
@@ -171,7 +171,7 @@ def demonstrate(
         else:
             actions = env.proposed_actions(FULL_SPEED, MANNERS[demonstrator])
         made.append(
-            learning.Demonstration(observation=observation, actions=actions, num_valid=len(actions))
+            learner.Demonstration(observation=observation, actions=actions, num_valid=len(actions))
         )
     return made
 
