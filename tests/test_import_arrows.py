@@ -69,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors", "util", "types", "algorithms", "engines", "learner",
     },
     "pipelines": {
-        "errors", "types", "graph", "actors", "cluster", "algorithms", "env_workers",
+        "errors", "util", "types", "graph", "actors", "cluster", "algorithms", "env_workers",
         "rollout", "engines", "learner", "envs",
     },
     "evaluation": {

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         owned_copy as owned_copy,
         stop_reason as stop_reason,
     )
-    from vla_rl.run.run import Outcome as Outcome, TrainingRun as TrainingRun, train as train
+    from vla_rl.run.train import Outcome as Outcome, TrainingRun as TrainingRun, train as train
     from vla_rl.team.members import Member as Member, Team as Team
     from vla_rl.types import (
         Agent as Agent,

@@ -18,7 +18,7 @@ from vla_rl.learner.roofline import Workload, roofline
 from vla_rl.models.example_rows import example_row
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.openvla_oft.config import tiny
-from vla_rl.run.utilization import Utilization
+from vla_rl.run.update_metrics import Utilization
 
 REFERENCE = "NVIDIA H100 80GB HBM3"
 

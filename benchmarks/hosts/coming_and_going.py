@@ -35,7 +35,7 @@ from benchmarks.hosts.sleeping_policy import FIRST_DECISION, sleeping_policy
 from benchmarks.hosts.updates import Updates
 from benchmarks.interleaved import print_json_line, print_table
 from vla_rl.actors.placement import LOST_AFTER_S
-from vla_rl.remote_rollout.host_rollout import HostRollout
+from vla_rl.remote_rollout.host_fleet import HostFleet
 from vla_rl.rollout import EpisodeScheduler, SchedulerConfig
 from vla_rl.types import Trajectory
 
@@ -62,7 +62,7 @@ class Watched:
         victim: the host that is struck.
     """
 
-    def __init__(self, rollout: HostRollout, victim: FarHost) -> None:
+    def __init__(self, rollout: HostFleet, victim: FarHost) -> None:
         self._rollout, self._victim = rollout, victim
         self._updates = Updates(rollout)
         self._ended: list[Trajectory] = []

@@ -32,8 +32,8 @@ from benchmarks.hosts.updates import Updates
 from benchmarks.interleaved import print_json_line, print_table
 from vla_rl.actors import RemoteHost, read_keys, read_public_key
 from vla_rl.learner.distributed.seats import RankSeat, Seating
-from vla_rl.remote_rollout.host_rollout import HostRollout
-from vla_rl.remote_rollout.picture_routes import PictureRoutes
+from vla_rl.remote_rollout.host_fleet import HostFleet
+from vla_rl.remote_rollout.image_routes import ImageRoutes
 from vla_rl.rollout import EpisodeScheduler, SchedulerConfig
 
 SLOTS: Final = 4
@@ -53,7 +53,7 @@ class Window(NamedTuple):
     pictures_past: float
 
 
-async def window(rollout: HostRollout, here: NamespaceHost, seconds: float) -> Window:
+async def window(rollout: HostFleet, here: NamespaceHost, seconds: float) -> Window:
     """Measure whole updates of one group, for `seconds` or a little longer."""
     updates, players = Updates(rollout), rollout.players
     async with updates.running(SchedulerConfig(groups_per_update=1), lambda _: None) as scheduler:
@@ -102,7 +102,7 @@ async def measure(
         num_envs=SLOTS,
         scheduler=SchedulerConfig(groups_per_update=1),
     )
-    routes = PictureRoutes(_SHELF_BYTES)
+    routes = ImageRoutes(_SHELF_BYTES)
     routes.sit(seats_on(learning, folder))
     async with rollout_over(config, sleeping_policy(), pictures=routes) as rollout:
         past = await window(rollout, here, seconds)

@@ -35,9 +35,9 @@ from benchmarks.hosts.rollouts import config_for, rollout_over
 from benchmarks.hosts.sleeping_policy import SleepingPolicy, learn, sleeping_policy
 from benchmarks.interleaved import print_json_line, print_table
 from vla_rl.errors import ActorDied
-from vla_rl.remote_rollout.host_rollout import HostRollout
-from vla_rl.remote_rollout.messages import PIECE_BYTES
-from vla_rl.remote_rollout.publishing import HostWeights
+from vla_rl.remote_rollout.host_fleet import HostFleet
+from vla_rl.remote_rollout.host_recipe import PIECE_BYTES
+from vla_rl.remote_rollout.weight_publication import HostWeights
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.types import SOLE_MEMBER, Roster
 
@@ -54,7 +54,7 @@ _LOST_AFTER_S: Final = 60.0
 class Publication:
     """Publishes to one host, or to all, of those that a rollout has brought up."""
 
-    def __init__(self, rollout: HostRollout, model: SleepingPolicy) -> None:
+    def __init__(self, rollout: HostFleet, model: SleepingPolicy) -> None:
         self._network, self._version = model.network, 0
         self.num_bytes = sum(each.nbytes for each in self._network.parameters())
         self._weights: dict[int, HostWeights] = {}

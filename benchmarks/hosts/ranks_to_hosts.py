@@ -47,7 +47,7 @@ from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.learner.distributed import ShardedLearner
 from vla_rl.learner.distributed.seats import RankSeat, Seating
 from vla_rl.learner.training import WeightSink
-from vla_rl.remote_rollout.host_rollout import HostRollout
+from vla_rl.remote_rollout.host_fleet import HostFleet
 from vla_rl.rollout import EpisodeScheduler, GroupSource, SchedulerConfig
 from vla_rl.types import SOLE_MEMBER, Trajectory
 
@@ -104,7 +104,7 @@ class MostPrivate:
             self.most_mb = max(self.most_mb, private_mb(os.getpid()))
 
 
-async def played(rollout: HostRollout) -> Sequence[Trajectory]:
+async def played(rollout: HostFleet) -> Sequence[Trajectory]:
     """Return episodes that the hosts have run."""
     source, config = GroupSource(STARTS, GROUP_SIZE, seed=0), SchedulerConfig(groups_per_update=1)
     async with EpisodeScheduler(rollout.players, source, config) as scheduler:

@@ -14,9 +14,9 @@ from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.models.mlp.policy import MlpPolicy
 from vla_rl.pipelines.config import RunConfig, TrainingConfig
-from vla_rl.remote_rollout.host_rollout import HostRollout
-from vla_rl.remote_rollout.picture_routes import PictureRoutes
-from vla_rl.remote_rollout.recipe import recipe_of
+from vla_rl.remote_rollout.host_fleet import HostFleet
+from vla_rl.remote_rollout.host_recipe import make_host_recipe
+from vla_rl.remote_rollout.image_routes import ImageRoutes
 from vla_rl.rollout import SchedulerConfig, TaskStart
 from vla_rl.team.members import Team
 from vla_rl.types import EnvSpec
@@ -45,16 +45,16 @@ async def rollout_over(
     model: MlpPolicy,
     *,
     answer_within_s: float = ANSWER_WITHIN_S,
-    pictures: PictureRoutes | None = None,
-) -> AsyncIterator[HostRollout]:
+    pictures: ImageRoutes | None = None,
+) -> AsyncIterator[HostFleet]:
     """Bring up the hosts that a configuration lists; pictures go by `pictures`, if given."""
     assert config.cluster.hosts is not None
     team = Team.of(model)
     async with DeviceLane(1) as lane:
-        rollout = HostRollout(
+        rollout = HostFleet(
             ListedHosts(Path(config.cluster.hosts), answer_within_s=answer_within_s),
             config,
-            recipe_of(config, STARTS, team, timed_agent),
+            make_host_recipe(config, STARTS, team, timed_agent),
             team,
             lane,
             here=None,

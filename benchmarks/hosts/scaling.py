@@ -37,7 +37,7 @@ from benchmarks.hosts.rollouts import config_for, rollout_over
 from benchmarks.hosts.sleeping_policy import HOSTS_PER_GPU, sleeping_policy
 from benchmarks.hosts.updates import Updates
 from benchmarks.interleaved import print_json_line, print_table
-from vla_rl.remote_rollout.host_rollout import HostRollout
+from vla_rl.remote_rollout.host_fleet import HostFleet
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.types import Group, Trajectory
 
@@ -72,7 +72,7 @@ class Watched:
         here: namespace of this process, whose cable carries all that it receives.
     """
 
-    def __init__(self, rollout: HostRollout, here: NamespaceHost) -> None:
+    def __init__(self, rollout: HostFleet, here: NamespaceHost) -> None:
         self._players, self._here = rollout.players, here
         self._updates = Updates(rollout)
         self._ended: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)

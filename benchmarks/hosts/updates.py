@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from benchmarks.hosts.measured import GROUP_SIZE
 from benchmarks.hosts.rollouts import STARTS
 from benchmarks.hosts.sleeping_policy import learn, sleeping_policy
-from vla_rl.remote_rollout.host_rollout import HostRollout
+from vla_rl.remote_rollout.host_fleet import HostFleet
 from vla_rl.rollout import EpisodeScheduler, GroupSource, SchedulerConfig, SchedulerState
 from vla_rl.types import SOLE_MEMBER, Group, Trajectory
 
@@ -15,7 +15,7 @@ from vla_rl.types import SOLE_MEMBER, Group, Trajectory
 class Updates:
     """Updates over a rollout, one after the other; a block begins where the last one ended."""
 
-    def __init__(self, rollout: HostRollout) -> None:
+    def __init__(self, rollout: HostFleet) -> None:
         self._rollout = rollout
         self._source = GroupSource(STARTS, GROUP_SIZE, seed=0)
         self._network = sleeping_policy().network

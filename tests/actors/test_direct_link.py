@@ -35,7 +35,7 @@ from vla_rl.actors.in_flight import MOST_BYTES
 from vla_rl.actors.listening import why_ports_stay_open
 from vla_rl.actors.wire import Frames, Kind
 from vla_rl.errors import ActorDied, ConfigError
-from vla_rl.remote_rollout.doors import OpenDoor, linked
+from vla_rl.remote_rollout.peer_sockets import ServerSocket, open_link
 
 LOST_AFTER_S = 30.0
 
@@ -156,14 +156,14 @@ async def test_a_kernel_that_refuses_filters_is_named_once_and_actors_run(
 ) -> None:
     monkeypatch.setattr(listening_module, "_drop_all_packets", refuse_filters)
     received: list[Frames] = []
-    door = OpenDoor((client := make_link_keys()).public, received.append)
+    door = ServerSocket((client := make_link_keys()).public, received.append)
     with contextlib.closing(door):
         async with asyncio.timeout(60), serving(keys):
             (line,) = [each.getMessage() for each in caplog.records]
             assert line.startswith(
                 "this kernel refuses filters on sockets to this user (Operation not permitted)"
             )
-        with linked("127.0.0.1", door.door, client, received.append, lambda: None) as link:
+        with open_link("127.0.0.1", door.door, client, received.append, lambda: None) as link:
             link.send(Codec().encode(Kind.CALL, 0, 0, 1, "in", "test"))
             async with asyncio.timeout(30):
                 while not received:  # noqa: ASYNC110

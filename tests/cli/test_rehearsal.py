@@ -27,7 +27,7 @@ from vla_rl.recipes import record_demonstrations, sft_libero, srpo_toy, watch_li
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
 from vla_rl.reporting import RunDirectory
 from vla_rl.rollout import TaskStart
-from vla_rl.run.run import train
+from vla_rl.run.train import train
 from vla_rl.types import EnvSpec
 
 

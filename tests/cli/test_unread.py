@@ -9,8 +9,14 @@ import pytest
 from vla_rl.cli.command_line import Launch, TrainingLaunch, parse_command
 from vla_rl.cli.unread import unread_options
 from vla_rl.errors import ConfigError
-from vla_rl.pipelines import OPTIONAL, PIPELINES, settings_of, unread_by_pipeline, with_pipeline
 from vla_rl.pipelines.config import LearningConfig, RunConfig
+from vla_rl.pipelines.registry import (
+    OPTIONAL,
+    PIPELINES,
+    pipeline_settings,
+    unused_by_pipeline,
+    with_pipeline,
+)
 from vla_rl.recipes.grpo_pair import GrpoPairConfig
 from vla_rl.recipes.grpo_text import GrpoTextConfig
 from vla_rl.recipes.sft_libero import SftLiberoConfig
@@ -19,7 +25,7 @@ from vla_rl.recipes.srpo_toy import SrpoToyConfig
 from vla_rl.recipes.train_toy import REACH, TrainToyConfig, policy_of, starts_of
 from vla_rl.recipes.watch_libero import WatchConfig
 from vla_rl.reporting import RunDirectory
-from vla_rl.run.run import TrainingRun
+from vla_rl.run.train import TrainingRun
 from vla_rl.types import Config
 
 
@@ -154,7 +160,7 @@ def test_a_pipeline_reads_the_options_that_it_declares_and_no_others(
     if "videos" in run.graph.nodes:
         seen.add("run.videos_every")
     to_refuse = {"overlong", "critic"} | ({"reward"} if pipeline == "embodied_srpo" else set())
-    declared = set(OPTIONAL) - set(unread_by_pipeline(pipeline))
+    declared = set(OPTIONAL) - set(unused_by_pipeline(pipeline))
     assert (seen & set(OPTIONAL)) - to_refuse == declared - to_refuse
     assert ("overlong" in run.graph.nodes) == ("overlong" in declared)
-    assert settings_of(pipeline)
+    assert pipeline_settings(pipeline)

@@ -19,7 +19,7 @@ from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.run_waits import ListedDeath, ListedTask, ListedWait, RunWaits
 from vla_rl.reporting.waits_socket import NoAnswer, ask_run
 from vla_rl.rollout import embodied_agent
-from vla_rl.run.run import TrainingRun
+from vla_rl.run.train import TrainingRun
 from vla_rl.types import Env, Policy, Trajectory
 
 EPISODE_12 = ListedWait(

@@ -19,7 +19,7 @@ from vla_rl.models.images.config import AugmentationConfig
 from vla_rl.models.language import tiny as tiny_language
 from vla_rl.models.language.demonstrations import chat_demonstration
 from vla_rl.run.imitation import augmented_batches, seeded_batches, tiny_policy
-from vla_rl.run.imitators import opened_imitator
+from vla_rl.run.supervised import opened_imitator
 from vla_rl.types import Message
 
 CONFIG = ImitationConfig(optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0), micro_batch=2)

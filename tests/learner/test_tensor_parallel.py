@@ -28,8 +28,8 @@ from vla_rl.learner.distributed.place import Place
 from vla_rl.learner.rank_memory import rank_memory, require_layout, size_of_policy
 from vla_rl.learner.training import WeightSink
 from vla_rl.models.prismatic.config import LoraConfig
-from vla_rl.remote_rollout.flat_weights import digest_of
-from vla_rl.run.restarting import Restarts
+from vla_rl.remote_rollout.flat_weights import weights_digest
+from vla_rl.run.resuming import Restarts
 
 ADVANTAGES = (1.0, -0.5, 0.25)
 
@@ -85,7 +85,7 @@ async def test_two_ranks_that_share_layers_learn_what_one_process_learns_and_end
         assert compared[1] == pytest.approx(compared[0], rel=1e-4, abs=1e-5)
         assert gap(shared, alone) <= 1e-5
         await site.arrive()
-        assert host.digest == digest_of(shared.network) == digest_of(host.network)
+        assert host.digest == weights_digest(shared.network) == weights_digest(host.network)
         assert host.num_put == 0
 
         continued = conversations.qwen3()

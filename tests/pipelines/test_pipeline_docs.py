@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from vla_rl.algorithms import EmbeddingConfig
-from vla_rl.pipelines import PIPELINES, with_pipeline
 from vla_rl.pipelines.nodes.rewards import GroupReward, RewardConfig
+from vla_rl.pipelines.registry import PIPELINES, with_pipeline
 from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
-from vla_rl.run.run import TrainingRun
+from vla_rl.run.train import TrainingRun
 
 PAGES = Path(__file__).parents[2] / "docs" / "pipelines"
 

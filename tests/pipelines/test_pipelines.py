@@ -23,13 +23,13 @@ from vla_rl.errors import ConfigError
 from vla_rl.graph import Node, NodeOutput, NodeRole, Pipeline
 from vla_rl.learner import CriticConfig, LearnerConfig
 from vla_rl.models.mlp import MlpPolicy
-from vla_rl.pipelines import PIPELINES, merged, settings_of, with_pipeline
 from vla_rl.pipelines.config import FilterConfig, RunConfig, TrainingConfig
 from vla_rl.pipelines.nodes.rewards import RewardConfig
+from vla_rl.pipelines.registry import PIPELINES, merge_tables, pipeline_settings, with_pipeline
 from vla_rl.recipes.train_toy import REACH, TrainToyConfig, policy_of, starts_of
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import SchedulerConfig
-from vla_rl.run.run import TrainingRun, train
+from vla_rl.run.train import TrainingRun, train
 from vla_rl.types import Group
 
 NEEDS_IMAGES = frozenset({"embodied_srpo", "embodied_grpo", "embodied_ppo"})
@@ -370,7 +370,7 @@ def test_the_command_line_overrides_the_file_which_overrides_the_pipeline(tmp_pa
 
 def test_numbers_of_one_loss_are_not_taken_over_by_another() -> None:
     base = {"learner": {"loss": {"name": "sapo", "temperature_positive": 2.0}, "epochs": 3}}
-    on_top = merged(base, settings_of("gspo"))
+    on_top = merge_tables(base, pipeline_settings("gspo"))
     assert on_top["learner"] == {
         "loss": {"name": "gspo"},
         "epochs": 3,

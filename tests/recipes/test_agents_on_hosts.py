@@ -18,7 +18,7 @@ from vla_rl.recipes.grpo_bench2drive import GrpoBench2DriveConfig
 from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
 from vla_rl.recipes.srpo_driving_loop import SrpoDrivingLoopConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
-from vla_rl.remote_rollout.agent_recipe import agent_recipe, made_agent
+from vla_rl.remote_rollout.host_recipe import make_agent, make_agent_recipe
 
 CPU = RunConfig(name="hosts", device="cpu")
 
@@ -47,4 +47,4 @@ async def test_another_host_can_import_the_agent(
     monkeypatch.setattr(launches, "launch", launch)
     assert await main(Command(launch=TrainingLaunch(), config=config)) == 0
     (agent,) = agents
-    assert made_agent(agent_recipe(agent)) is agent
+    assert make_agent(make_agent_recipe(agent)) is agent

@@ -18,8 +18,8 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation.scored import score_table
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.models.prismatic.config import LIBERO_PROPRIO
-from vla_rl.pipelines import with_pipeline
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
+from vla_rl.pipelines.registry import with_pipeline
 from vla_rl.recipes import driving_training, grpo_bench2drive, sft_driving, srpo_driving_loop
 from vla_rl.recipes.driving_training import (
     DRIVING_BASE,

@@ -35,7 +35,7 @@ from vla_rl.recipes.side_by_side import (
 from vla_rl.reporting import read_metrics
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, embodied_agent
 from vla_rl.run.parts import TrainingParts
-from vla_rl.run.run import Outcome, train
+from vla_rl.run.train import Outcome, train
 from vla_rl.team.members import Member, Team
 from vla_rl.types import EnvSpec, Group, StopReason, Trajectory
 

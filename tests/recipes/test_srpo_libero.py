@@ -30,7 +30,7 @@ from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.recipes.suite_training import held_out_episodes, starts_of
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import SchedulerConfig
-from vla_rl.run.run import TrainingRun, train
+from vla_rl.run.train import TrainingRun, train
 from vla_rl.types import Config, EpisodeSpec, Trajectory
 
 

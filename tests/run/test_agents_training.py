@@ -19,13 +19,13 @@ from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.graph import Node, NodeOutput, Pipeline
 from vla_rl.learner import CriticConfig, LearnerConfig, OptimizerConfig
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
-from vla_rl.pipelines import with_pipeline
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
+from vla_rl.pipelines.registry import with_pipeline
 from vla_rl.recipes.grpo_pair import AgentsConfig, GrpoPairConfig, policies_of
 from vla_rl.recipes.grpo_text import training_starts
 from vla_rl.reporting import RunDirectory
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
-from vla_rl.run.run import Outcome, train
+from vla_rl.run.train import Outcome, train
 from vla_rl.team.members import Member, Team
 from vla_rl.types import EnvSpec, Group
 

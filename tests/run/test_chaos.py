@@ -10,7 +10,7 @@ from toy_runs import small_run
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.recipes.srpo_toy import policy_of, starts_of
 from vla_rl.reporting import RunDirectory, read_metrics
-from vla_rl.run.run import TrainingRun
+from vla_rl.run.train import TrainingRun
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from vla_rl.errors import ConfigError
 from vla_rl.graph import Pipeline
 from vla_rl.learner import CriticConfig
 from vla_rl.pipelines.config import RunConfig, TrainingConfig
+from vla_rl.pipelines.registry import customise_pipeline, refuse_unused_settings
 from vla_rl.rollout import TaskStart
-from vla_rl.run.checks import check_arguments, check_settings, customised
+from vla_rl.run.train import check_arguments
 from vla_rl.types import EnvSpec
 
 START = TaskStart(env=EnvSpec(id="x"), task="x")
@@ -39,8 +40,8 @@ def test_a_wrong_argument_is_named(config: Any, starts: Any, agent: Any, message
 
 def test_a_forgotten_return_is_suspected() -> None:
     with pytest.raises(ConfigError, match=r"customise returned None, .* is a `return` missing"):
-        customised(pipeline(), lambda each: None)
-    assert customised(pipeline(), lambda each: each).id == "mine"
+        customise_pipeline(pipeline(), lambda each: None)
+    assert customise_pipeline(pipeline(), lambda each: each).id == "mine"
 
 
 @pytest.mark.parametrize(
@@ -55,5 +56,5 @@ def test_a_setting_is_refused_only_if_nothing_reads_it(
 ) -> None:
     graph = pipeline().build()
     with pytest.raises(ConfigError, match=message):
-        check_settings(config, graph, has_critic=False, makes_videos=False)
-    check_settings(config, graph, has_critic=True, makes_videos=True)
+        refuse_unused_settings(config, graph, has_critic=False, makes_videos=False)
+    refuse_unused_settings(config, graph, has_critic=True, makes_videos=True)

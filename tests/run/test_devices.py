@@ -5,7 +5,7 @@ import torch
 
 from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import RunConfig
-from vla_rl.team.devices import device_of, why_no_gpu
+from vla_rl.team.devices import resolve_device, why_no_gpu
 
 
 @pytest.fixture
@@ -16,15 +16,15 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_on_the_cpu_does_not_ask_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert device_of(RunConfig(device="cpu")).type == "cpu"
-    assert device_of(RunConfig(device="auto")).type == "cuda"
+    assert resolve_device(RunConfig(device="cpu")).type == "cpu"
+    assert resolve_device(RunConfig(device="auto")).type == "cuda"
     assert why_no_gpu() is None
 
 
 def test_a_run_on_any_device_says_why_it_takes_the_cpu(
     without_gpu: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert device_of(RunConfig(device="auto")).type == "cpu"
+    assert resolve_device(RunConfig(device="auto")).type == "cpu"
     assert "is a build without CUDA): the policy and the learner compute on the CPU" in (
         capsys.readouterr().out
     )
@@ -32,7 +32,7 @@ def test_a_run_on_any_device_says_why_it_takes_the_cpu(
 
 def test_a_gpu_that_was_asked_for_and_is_not_there_is_refused(without_gpu: None) -> None:
     with pytest.raises(ConfigError, match=r"device is 'cuda', but torch sees no GPU \(torch .*\)"):
-        device_of(RunConfig(device="cuda"))
+        resolve_device(RunConfig(device="cuda"))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from vla_rl.errors import CheckpointError, ConfigError
-from vla_rl.run.failures import explain, only_error, raises_one_error
+from vla_rl.run.terminal import explain, only_error, raises_one_error
 
 
 def test_equal_errors_of_nested_groups_are_one_and_counted() -> None:

@@ -11,7 +11,7 @@ from vla_rl.remote_rollout.flat_weights import (
     FlatWeights,
     IncomingWeights,
     OpenedWeights,
-    flattened,
+    flatten_weights,
 )
 
 
@@ -33,7 +33,7 @@ def sent(weights: FlatWeights, to: nn.Module, size: int = 7) -> IncomingWeights:
 async def test_trained_weights_of_all_types_arrive_and_frozen_ones_stay() -> None:
     learner, far = network(0), network(1)
     frozen = far[2].bias.clone()
-    weights = flattened(learner, 4)
+    weights = flatten_weights(learner, 4)
     incoming = sent(weights, far)
     await incoming.check(weights.digest)
     incoming.apply()
@@ -45,13 +45,13 @@ async def test_trained_weights_of_all_types_arrive_and_frozen_ones_stay() -> Non
 
 
 def test_nothing_acts_before_all_bytes_were_compared() -> None:
-    incoming = sent(flattened(network(0), 1), network(1))
+    incoming = sent(flatten_weights(network(0), 1), network(1))
     with pytest.raises(AssertionError, match="unchecked"):
         incoming.apply()
 
 
 async def test_a_changed_byte_and_a_missing_piece_are_refused() -> None:
-    weights = flattened(network(0), 1)
+    weights = flatten_weights(network(0), 1)
     digest = weights.digest
     incoming = IncomingWeights(weights.heading, network(1))
     with pytest.raises(CheckpointError, match=r"expected byte 0 of"):
@@ -66,9 +66,9 @@ async def test_a_changed_byte_and_a_missing_piece_are_refused() -> None:
 
 async def test_the_next_version_takes_the_memory_of_the_last_one() -> None:
     far, learner = network(1), network(0)
-    first = sent(flattened(learner, 1), far)
+    first = sent(flatten_weights(learner, 1), far)
     learner[0].weight.data.add_(1.0)
-    newer = flattened(learner, 2)
+    newer = flatten_weights(learner, 2)
     second = IncomingWeights(newer.heading, far, first.memory)
     assert second.memory is first.memory
     assert second.num_received == 0
@@ -81,7 +81,7 @@ async def test_the_next_version_takes_the_memory_of_the_last_one() -> None:
 
 async def test_another_process_of_the_host_reads_the_same_memory() -> None:
     learner, beside = network(0), network(2)
-    weights = flattened(learner, 3)
+    weights = flatten_weights(learner, 3)
     incoming = sent(weights, network(1))
     await incoming.check(weights.digest)
     memory = incoming.memory.shared()
@@ -93,7 +93,7 @@ async def test_another_process_of_the_host_reads_the_same_memory() -> None:
 
 
 def test_weights_of_another_policy_are_refused() -> None:
-    heading = flattened(network(0), 1).heading
+    heading = flatten_weights(network(0), 1).heading
     with pytest.raises(
         CheckpointError, match=r"'0\.weight' of weights 1 is torch\.bfloat16 \[3, 5\], and torch"
     ):

@@ -22,7 +22,7 @@ from vla_rl.evaluation.held_out_results import SUCCESSES, results_path
 from vla_rl.learner.checkpoint_folders import best_checkpoint, checkpoint_of
 from vla_rl.recipes.train_toy import TrainToyConfig, held_out_episodes, main, starts_of
 from vla_rl.reporting import RunDirectory, read_metrics
-from vla_rl.run import judging
+from vla_rl.run import background_evaluation
 
 REACH = ("--env-id", "vla_rl/toy_reach-v0", "--step-limit", "12")
 
@@ -142,7 +142,7 @@ def test_a_run_without_gain_stops_in_order_and_is_reported(
         assert (patience, evaluations[0][1]) == (3, 2)
         return len(evaluations) == 2
 
-    monkeypatch.setattr(judging, "has_stopped_gaining", no_gain)
+    monkeypatch.setattr(background_evaluation, "has_stopped_gaining", no_gain)
     command = command_of(
         *("--run.root", str(tmp_path), "--run.updates", "10000"),
         *("--run.checkpoint-every", "20000", "--held-out.choose-starts", "2"),

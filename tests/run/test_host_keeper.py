@@ -7,7 +7,7 @@ import pytest
 
 from vla_rl.cluster import Host, HostResources
 from vla_rl.errors import ActorDied, ConfigError
-from vla_rl.remote_rollout.host_keeper import RESTARTS, HostKeeper
+from vla_rl.remote_rollout.host_control import RESTARTS, HostRestarter
 
 HOST = Host(name="far", resources=HostResources(num_cores=1, memory_bytes=1 << 30))
 DEATH = ActorDied("host", 7, "killed by SIGKILL")
@@ -31,7 +31,7 @@ class Site:
         self.killed, self.num_gone = list[object](), 0
         self.is_up = asyncio.Event()
         bring_up: Any = self._bring_up
-        self.keeper = HostKeeper(HOST, bring_up, self._gone, self._kill)
+        self.keeper = HostRestarter(HOST, bring_up, self._gone, self._kill)
 
     async def _bring_up(self, host: Host) -> Actor:
         assert host is HOST

@@ -26,10 +26,15 @@ from vla_rl.envs.text import TextPoolConfig
 from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import EmbodiedConfig, MixedTrainingConfig, TextTrainingConfig
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
-from vla_rl.remote_rollout.environments import kinds_of_environments, with_environments
-from vla_rl.remote_rollout.host_rollout import HostRollout
-from vla_rl.remote_rollout.messages import PIECE_BYTES, EnvironmentShare
-from vla_rl.remote_rollout.recipe import pieces_of, recipe_of
+from vla_rl.remote_rollout.host_fleet import HostFleet
+from vla_rl.remote_rollout.host_recipe import (
+    PIECE_BYTES,
+    EnvironmentShare,
+    environment_kinds,
+    make_host_recipe,
+    read_pieces,
+    with_environments,
+)
 from vla_rl.rollout import SchedulerConfig, embodied_agent
 from vla_rl.run.parts import TrainingParts
 from vla_rl.team.members import Team
@@ -54,7 +59,7 @@ def listed(root: Path) -> Path:
 
 def test_hosts_get_plain_settings_and_names(tmp_path: Path) -> None:
     config = config_with(tmp_path)
-    recipe = recipe_of(config, starts_of(config), Team.of(policy_of(config)), hesitant_agent)
+    recipe = make_host_recipe(config, starts_of(config), Team.of(policy_of(config)), hesitant_agent)
     assert recipe.config_class == "vla_rl.pipelines.config:EmbodiedConfig"
     decoded = msgspec.json.decode(recipe.config, type=EmbodiedConfig)
     assert (decoded.simulators, decoded.engine) == (config.simulators, config.engine)
@@ -69,7 +74,7 @@ def test_an_agent_that_hosts_cannot_import_is_refused(tmp_path: Path) -> None:
     arguments = config, starts_of(config), Team.of(policy_of(config))
     for agent in (partial(embodied_agent, frames_every=[2].pop), lambda env, policy: None):
         with pytest.raises(ConfigError, match=r"cluster\.hosts needs parts that other hosts can"):
-            recipe_of(*arguments, agent)  # type: ignore[arg-type]
+            make_host_recipe(*arguments, agent)  # type: ignore[arg-type]
 
 
 async def test_a_dry_run_refuses_the_agent_that_the_run_would(tmp_path: Path) -> None:
@@ -88,7 +93,7 @@ def test_recording_is_refused_with_hosts(tmp_path: Path) -> None:
     run = msgspec.structs.replace(config.run, record_to=str(tmp_path / "data"))
     config = msgspec.structs.replace(config, run=run)
     with pytest.raises(ConfigError, match="record_to is"):
-        recipe_of(config, starts_of(config), Team.of(policy_of(config)), embodied_agent)
+        make_host_recipe(config, starts_of(config), Team.of(policy_of(config)), embodied_agent)
 
 
 def test_the_files_of_a_folder_come_in_pieces(tmp_path: Path) -> None:
@@ -97,7 +102,7 @@ def test_the_files_of_a_folder_come_in_pieces(tmp_path: Path) -> None:
     (tmp_path / "inner" / "large").write_bytes(large)
     (tmp_path / "empty").write_bytes(b"")
     found: dict[str, bytes] = {}
-    for name, start, piece in pieces_of(tmp_path):
+    for name, start, piece in read_pieces(tmp_path):
         assert start == len(found.get(name, b""))
         found[name] = found.get(name, b"") + piece.tobytes()
     assert found == {"empty": b"", "inner/large": large}
@@ -116,14 +121,14 @@ async def test_a_run_without_any_host_ends_with_an_error_that_says_what_to_do(
 ) -> None:
     config = config_with(tmp_path, hosts="hosts.toml", alone_s=0.05)
     team = Team.of(policy_of(config))
-    recipe = recipe_of(config, starts_of(config), team, embodied_agent)
+    recipe = make_host_recipe(config, starts_of(config), team, embodied_agent)
     with pytest.raises(
         ConfigError, match=r"cluster\.alone_s=0\.05 s; start one with `vla-rl host`"
     ):
         async with (
             asyncio.timeout(60),
             DeviceLane(1) as lane,
-            HostRollout(NoHosts(), config, recipe, team, lane, here=None, weight_version=0),
+            HostFleet(NoHosts(), config, recipe, team, lane, here=None, weight_version=0),
         ):
             await asyncio.get_running_loop().create_future()
 
@@ -171,10 +176,10 @@ def test_an_engine_of_several_gets_its_share_of_each_kind_of_environment() -> No
     mixed = MixedTrainingConfig(
         simulators=SimulatorConfig(num_envs=4), text=TextPoolConfig(num_envs=6)
     )
-    assert kinds_of_environments(mixed) == {"simulators": 4, "text": 6}
+    assert environment_kinds(mixed) == {"simulators": 4, "text": 6}
     some = EnvironmentShare(num_envs=3, kinds={"simulators": 1, "text": 2})
     shared = with_environments(mixed, some)
-    assert kinds_of_environments(shared) == {"simulators": 1, "text": 2}
+    assert environment_kinds(shared) == {"simulators": 1, "text": 2}
 
 
 async def test_a_dry_run_shows_engines_that_share_simulators_and_conversations(
@@ -231,7 +236,7 @@ def test_options_of_hosts_are_unread_without_hosts() -> None:
 
 def test_a_run_on_one_host_and_in_one_process_imports_nothing_of_several() -> None:
     probe = (
-        "import sys, vla_rl.run.run, vla_rl.recipes.train_toy\n"
+        "import sys, vla_rl.run.train, vla_rl.recipes.train_toy\n"
         "import vla_rl.learner.learner, vla_rl.learner.checkpoint\n"
         "print([m for m in sys.modules if m.startswith(('vla_rl.remote_rollout',"
         "'vla_rl.cluster.listed', 'vla_rl.cluster.host_file', 'vla_rl.rollout.host_players',"

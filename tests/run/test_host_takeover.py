@@ -24,11 +24,9 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation import HeldOutJudge
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
-from vla_rl.remote_rollout.host_keeper import HostKeeper
-from vla_rl.remote_rollout.host_rollout import HostRollout
-from vla_rl.remote_rollout.recipe import recipe_of
-from vla_rl.remote_rollout.sameness import digest_of_fixed, run_key
-from vla_rl.remote_rollout.starting import HostStarter
+from vla_rl.remote_rollout.host_control import HostRestarter, HostStarter
+from vla_rl.remote_rollout.host_fleet import HostFleet
+from vla_rl.remote_rollout.host_recipe import fixed_digest, make_host_recipe, run_key
 from vla_rl.reporting import RunDirectory
 from vla_rl.rollout import GroupSource, embodied_agent
 from vla_rl.team.members import Team
@@ -83,7 +81,7 @@ class Site:
         lane: DeviceLane,
         deposits: Sequence[Deposit] = (),
         config: TrainToyConfig | None = None,
-    ) -> HostRollout:
+    ) -> HostFleet:
         """Return the control side of a run, or of its resume, which restored weights 3."""
         config = config or self.config
         model = policy_of(config)
@@ -93,8 +91,8 @@ class Site:
             client_keys=self._client_keys,
             lost_after_s=20.0,
         )
-        recipe = recipe_of(config, starts_of(config), Team.of(model), embodied_agent)
-        rollout = HostRollout(
+        recipe = make_host_recipe(config, starts_of(config), Team.of(model), embodied_agent)
+        rollout = HostFleet(
             OneHost(placement, self.num_gpus),
             config,
             recipe,
@@ -108,18 +106,18 @@ class Site:
         return rollout
 
 
-def lose(rollout: HostRollout) -> None:
+def lose(rollout: HostFleet) -> None:
     """Close the connections, as the kernel does for a process that is killed."""
     assert rollout._runtime._launchers is not None
     for connection in rollout._runtime._launchers._connections.values():
         connection.close()
 
 
-def model_of(rollout: HostRollout) -> Any:
+def model_of(rollout: HostFleet) -> Any:
     return rollout._team.members[SOLE_MEMBER].model
 
 
-def starter_of(rollout: HostRollout) -> HostStarter:
+def starter_of(rollout: HostFleet) -> HostStarter:
     """Return what would start the hosts of a rollout, which is not open."""
     return HostStarter(
         rollout._runtime,
@@ -137,7 +135,7 @@ class Killed(Exception):
     """Stands for the end of the control process."""
 
 
-async def no_host(keeper: HostKeeper) -> None:
+async def no_host(keeper: HostRestarter) -> None:
     """Bring up nothing, as a process that is dead."""
 
 
@@ -151,7 +149,7 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-async def played(site: Site, rollout: HostRollout, number: int) -> Trajectory:
+async def played(site: Site, rollout: HostFleet, number: int) -> Trajectory:
     episode = GroupSource(starts_of(site.config), 4, seed=0).next_group().episodes[number]
     return await rollout.players.play(episode)
 
@@ -178,7 +176,7 @@ async def test_the_resume_gets_the_simulators_the_engine_and_the_episodes_it_nee
                 assert needed.deposit is not None
                 assert forgotten.deposit is not None
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(HostKeeper, "_bring_up_late", no_host)
+                    patch.setattr(HostRestarter, "_bring_up_late", no_host)
                     lose(run)
                     await until(lambda: server.num_waiting == 1)
                     raise Killed
@@ -268,7 +266,7 @@ def test_only_what_no_publication_changes_tells_two_policies_apart(site: Site) -
     model, other = policy_of(site.config), policy_of(site.config)
     for parameter in other.network.parameters():
         parameter.data.mul_(1.1)
-    assert digest_of_fixed(model) == digest_of_fixed(other)
+    assert fixed_digest(model) == fixed_digest(other)
     for each in (model, other):
         next(each.network.parameters()).requires_grad = False
-    assert digest_of_fixed(model) != digest_of_fixed(other)
+    assert fixed_digest(model) != fixed_digest(other)

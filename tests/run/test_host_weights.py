@@ -11,12 +11,12 @@ from weight_hosts import Host, Site
 
 from vla_rl.actors.listening import ListenPlace
 from vla_rl.errors import CheckpointError, HostNotReached, WeightsNotGiven
-from vla_rl.remote_rollout import doors, neighbours
-from vla_rl.remote_rollout.flat_weights import flattened
-from vla_rl.remote_rollout.messages import Door, Taken
-from vla_rl.remote_rollout.origins import HeldHere
-from vla_rl.remote_rollout.publishing import HostWeights
-from vla_rl.remote_rollout.weight_host import WeightHost
+from vla_rl.remote_rollout import peer_sockets, weight_links
+from vla_rl.remote_rollout.flat_weights import flatten_weights
+from vla_rl.remote_rollout.peer_sockets import SocketAddress
+from vla_rl.remote_rollout.weight_links import ReceivedBytes
+from vla_rl.remote_rollout.weight_publication import HostWeights
+from vla_rl.remote_rollout.weight_sources import LocalWeightSource, WeightHost
 from vla_rl.types import SOLE_MEMBER, Roster
 
 
@@ -151,7 +151,9 @@ async def test_one_copy_leaves_the_learner_and_hosts_pass_it_on() -> None:
 class Dying(Host):
     """It dies once it has some of a version, like a process that is killed."""
 
-    async def take_weights(self, member: str, link_key: str, host: str, door: Door) -> Taken:
+    async def take_weights(
+        self, member: str, link_key: str, host: str, door: SocketAddress
+    ) -> ReceivedBytes:
         taking = asyncio.create_task(self.shelf.take(member, link_key, host, door))
         while self.received(member) == 0:  # noqa: ASYNC110 - bytes have no event
             await asyncio.sleep(0)
@@ -164,7 +166,9 @@ class Dying(Host):
 class Silent(Host):
     """Its cable is pulled: it passes nothing on, and no connection is closed."""
 
-    async def take_weights(self, member: str, link_key: str, host: str, door: Door) -> Taken:
+    async def take_weights(
+        self, member: str, link_key: str, host: str, door: SocketAddress
+    ) -> ReceivedBytes:
         await asyncio.sleep(0.2)
         raise self.death()
 
@@ -189,7 +193,9 @@ class Slow(Host):
 
     may_take: asyncio.Event
 
-    async def take_weights(self, member: str, link_key: str, host: str, door: Door) -> Taken:
+    async def take_weights(
+        self, member: str, link_key: str, host: str, door: SocketAddress
+    ) -> ReceivedBytes:
         await self.may_take.wait()
         return await super().take_weights(member, link_key, host, door)
 
@@ -214,7 +220,7 @@ async def test_the_learner_goes_on_before_the_slowest_host_has_its_weights() -> 
     assert site.have([first, slow]) == [True, True]
 
 
-class Fleeting(HeldHere):
+class Fleeting(LocalWeightSource):
     """As the weights of ranks: gone once they have left, because the ranks have newer ones."""
 
     is_kept = False
@@ -234,7 +240,7 @@ async def test_after_the_ranks_went_on_a_host_that_has_the_weights_gives_them() 
     lost = Dying("b", [], shape=LARGE)
     site = Site(first, lost, last, shape=LARGE)
     site.open()
-    origin = Fleeting(flattened(site.learner, 1, SOLE_MEMBER))
+    origin = Fleeting(flatten_weights(site.learner, 1, SOLE_MEMBER))
     async with asyncio.timeout(20):
         await site.weights.publish(origin)
         await site.arrive()
@@ -247,7 +253,7 @@ async def test_after_the_ranks_went_on_a_host_that_has_the_weights_gives_them() 
 async def test_weights_that_a_host_cannot_get_any_more_are_skipped_by_all(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(neighbours, "LINK_WITHIN_S", 0.2)
+    monkeypatch.setattr(weight_links, "LINK_WITHIN_S", 0.2)
     hosts = large_hosts([])[:2]
     dead = Host("dead", [], fails_in="begin", shape=LARGE)
     site = Site(*hosts, dead, shape=LARGE)
@@ -255,7 +261,7 @@ async def test_weights_that_a_host_cannot_get_any_more_are_skipped_by_all(
     site.weights.hosts["a"] = WeightHost(hosts[0], "192.0.2.1")  # type: ignore[arg-type]
     site.open()
     async with asyncio.timeout(20):
-        await site.weights.publish(Fleeting(flattened(site.learner, 1, SOLE_MEMBER)))
+        await site.weights.publish(Fleeting(flatten_weights(site.learner, 1, SOLE_MEMBER)))
         await site.arrive()
         assert "weights 1 are skipped: b cannot get them any more" in caplog.text
         assert (site.versions, site.lost) == ([], ["dead"])
@@ -271,13 +277,13 @@ class OutOfReach(Fleeting):
     async def bring(self, host: WeightHost, num_bytes: int) -> None:
         if cast(Host, host.actor).name == "b":
             raise HostNotReached("b refuses the connection")
-        await HeldHere.bring(self, host, num_bytes)
+        await LocalWeightSource.bring(self, host, num_bytes)
 
 
 async def test_the_ranks_keep_weights_that_a_host_has_to_get_another_way(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(neighbours, "LINK_WITHIN_S", 0.2)
+    monkeypatch.setattr(weight_links, "LINK_WITHIN_S", 0.2)
     hosts = large_hosts([])[:2]
     site = Site(*hosts, shape=LARGE)
     site.weights.hosts["a"] = WeightHost(hosts[0], "192.0.2.1")  # type: ignore[arg-type]
@@ -286,7 +292,7 @@ async def test_the_ranks_keep_weights_that_a_host_has_to_get_another_way(
         await site.publish(1)  # it is known now that the two cannot connect
         site.learner.bias.data.add_(1.0)
         with pytest.raises(WeightsNotGiven, match="b refuses"):
-            await site.weights.publish(OutOfReach(flattened(site.learner, 2, SOLE_MEMBER)))
+            await site.weights.publish(OutOfReach(flatten_weights(site.learner, 2, SOLE_MEMBER)))
         await site.publish(2)  # as a learner does then: through its own process
     assert "skipped" not in caplog.text
     assert site.versions == [1, 2]
@@ -305,7 +311,7 @@ async def test_an_error_after_the_weights_have_left_is_that_of_their_task() -> N
 async def test_a_host_that_cannot_reach_its_neighbour_is_served_by_the_learner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(neighbours, "LINK_WITHIN_S", 0.2)
+    monkeypatch.setattr(weight_links, "LINK_WITHIN_S", 0.2)
     hosts = large_hosts([])[:2]
     site = Site(*hosts, shape=LARGE)
     # an address that swallows what is sent there, as a firewall does
@@ -333,7 +339,7 @@ async def test_a_host_without_a_free_port_passes_nothing_on(
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         place = ListenPlace("127.0.0.1", (port, port))
-        monkeypatch.setattr(doors, "own_place", lambda: place)
+        monkeypatch.setattr(peer_sockets, "own_place", lambda: place)
         with pytest.raises(OSError, match=r"no port from .* wider range with --ports"):
             hosts[0].shelf.give(hosts[1].shelf.new_link())
         await site.publish(1)

@@ -21,7 +21,7 @@ from vla_rl.graph import Node, NodeOutput
 from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import embodied_agent
-from vla_rl.run.run import TrainingRun
+from vla_rl.run.train import TrainingRun
 from vla_rl.types import Agent
 
 UPDATES = 6

@@ -22,8 +22,8 @@ from vla_rl.pipelines.config import MixedTrainingConfig, RunConfig
 from vla_rl.pipelines.nodes.rewards import RewardConfig
 from vla_rl.recipes.side_by_side import LANGUAGE, REWARD, ROBOT, play_either
 from vla_rl.recipes.train_toy import REACH, TrainToyConfig, env_of, policy_of, starts_of
-from vla_rl.remote_rollout.far_player import FarPlayer
-from vla_rl.remote_rollout.recipe import pieces_of, recipe_of
+from vla_rl.remote_rollout.host_control import RolloutHostRunner
+from vla_rl.remote_rollout.host_recipe import make_host_recipe, read_pieces
 from vla_rl.remote_rollout.rollout_host import RolloutHost
 from vla_rl.reporting import read_metrics
 from vla_rl.rollout import (
@@ -33,9 +33,9 @@ from vla_rl.rollout import (
     SchedulerConfig,
     TaskStart,
 )
-from vla_rl.run.run import train
-from vla_rl.team.members import Member, Team, engines_of
-from vla_rl.team.pools import pool_of
+from vla_rl.run.train import train
+from vla_rl.team.members import Member, Team, make_engines
+from vla_rl.team.pools import make_pool
 from vla_rl.types import EnvSpec, Trajectory
 
 AGENT = partial(by_turns, first="left")
@@ -129,19 +129,19 @@ async def test_a_host_asks_the_policy_of_each_kind_of_episode(tmp_path: Path) ->
         host = await runtime.spawn(RolloutHost, "far", 1 << 24, placement=InLoop())
         for name, member in team.members.items():
             member.model.save(tmp_path / name)
-        for piece in pieces_of(tmp_path):
+        for piece in read_pieces(tmp_path):
             await host.put_file(*piece)
-        recipe = recipe_of(config, starts, team, agent)
+        recipe = make_host_recipe(config, starts, team, agent)
         # as it travels
         sent = msgspec.msgpack.decode(msgspec.msgpack.encode(recipe), type=type(recipe))
         status = await host.open(sent)
         assert status.held.keys() == {ROBOT, LANGUAGE}
-        far = FarPlayer(host, status)
+        far = RolloutHostRunner(host, status)
         there = [decided(await far.whole(await far.play(episode))) for episode in episodes]
 
-        pool = await stack.enter_async_context(pool_of(config, runtime, starts))
+        pool = await stack.enter_async_context(make_pool(config, runtime, starts))
         lane = await stack.enter_async_context(DeviceLane(1))
-        engines = await stack.enter_async_context(engines_of(config, team, lane, 0))
+        engines = await stack.enter_async_context(make_engines(config, team, lane, 0))
         here = LocalPlayer(pool, engines, agent)
         assert there == [decided(await here.play(episode)) for episode in episodes]
     assert [{agent for agent, _, _ in each} for each in there] == [{ROBOT}, {LANGUAGE}]

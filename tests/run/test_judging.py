@@ -28,9 +28,9 @@ from vla_rl.learner.checkpoint_folders import (
     set_newer_aside,
 )
 from vla_rl.reporting import RunDirectory
-from vla_rl.run import judging
-from vla_rl.run.held_out import print_curve
-from vla_rl.run.judging import JudgingBeside
+from vla_rl.run import background_evaluation
+from vla_rl.run.background_evaluation import BackgroundEvaluation
+from vla_rl.run.training_run import print_curve
 from vla_rl.types import Config, EpisodeSpec
 
 CHOOSE, REPORT = starts(8)[:4], starts(8)[4:]
@@ -116,7 +116,7 @@ def names_in(run: RunDirectory) -> list[str]:
 
 
 class Beside:
-    """What a run would give to `JudgingBeside`, and what came back."""
+    """What a run would give to `BackgroundEvaluation`, and what came back."""
 
     def __init__(
         self,
@@ -127,19 +127,19 @@ class Beside:
         **schedule: Any,
     ) -> None:
         self.evaluations = Evaluations(solved, reported or {})
-        monkeypatch.setattr(judging, "evaluate_checkpoint", self.evaluations)
+        monkeypatch.setattr(background_evaluation, "evaluate_checkpoint", self.evaluations)
         self.run, self._schedule = run, HeldOutSchedule(**{"every": 2, **schedule})
         self.noted: list[tuple[int, float]] = []
         """Each version's result on the starts that choose."""
         self.noted_report: list[tuple[int, float]] = []
         self.all_noted: dict[int, asyncio.Event] = {}
 
-    def open(self, first: int = 0) -> JudgingBeside:
+    def open(self, first: int = 0) -> BackgroundEvaluation:
         judge = HeldOutJudge(REPORT, choose=CHOOSE, schedule=self._schedule)
         settings = settings_for(
             policy_that_acts(0), line_of, None, SimulatorConfig(), torch_threads=1, niceness=1
         )
-        return JudgingBeside(
+        return BackgroundEvaluation(
             judge,
             settings,
             self.run,

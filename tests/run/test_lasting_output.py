@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from vla_rl.cli.main import COMMANDS, RECIPES
-from vla_rl.run.lasting_output import lasting_output
+from vla_rl.run.terminal import lasting_output
 
 
 def printed_to(program: str, **streams: int) -> "subprocess.CompletedProcess[bytes]":
@@ -33,7 +33,7 @@ def test_a_pipe_without_a_reader_is_not_even_an_exit_status() -> None:
     program = """
         import sys
         from rich.console import Console
-        from vla_rl.run.lasting_output import lasting_output
+        from vla_rl.run.terminal import lasting_output
         with lasting_output():
             for number in range(3):
                 print("x" * 100_000, flush=number == 1)
@@ -75,7 +75,7 @@ def test_letters_that_the_output_cannot_encode_are_escaped() -> None:
         import sys
         from rich.console import Console
         from rich.table import Table
-        from vla_rl.run.lasting_output import lasting_output
+        from vla_rl.run.terminal import lasting_output
         with lasting_output():
             print("pr\\xfcfung", flush=True)
             sys.stdout.writelines(["\\u4e0a\\n"])
@@ -100,9 +100,9 @@ MAINS = {
     **dict.fromkeys(COMMANDS.values(), "main"),
     "vla_rl.cli.command_line": "run_recipe",
     "vla_rl.recipes.record_demonstrations": "cli",
-    "vla_rl.run.run": "train",
+    "vla_rl.run.train": "train",
     "vla_rl.run.training_run": "execute",
-    "vla_rl.run.supervised": "teach",
+    "vla_rl.run.supervised": "train_supervised",
 }
 """Functions that print for a whole command or run, by module."""
 

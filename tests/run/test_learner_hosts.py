@@ -17,7 +17,7 @@ from vla_rl.cluster.config import ClusterConfig
 from vla_rl.errors import ConfigError, LearnerHostLost, RankNotStarted
 from vla_rl.learner.distributed.seats import RankSeat, Seating
 from vla_rl.recipes.train_toy import policy_of, starts_of
-from vla_rl.run.restarting import Restarts
+from vla_rl.run.resuming import Restarts
 from vla_rl.run.training_run import TrainingRun
 
 

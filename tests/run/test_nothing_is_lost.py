@@ -28,7 +28,7 @@ from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
 from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.run_directory import RunDirectoryGone
 from vla_rl.rollout import embodied_agent
-from vla_rl.run.run import Outcome, TrainingRun, train
+from vla_rl.run.train import Outcome, TrainingRun, train
 from vla_rl.types import Env, Policy, Trajectory
 
 pytestmark = SHARES_SERVERS
@@ -265,7 +265,7 @@ KILLED = """
     from vla_rl.graph import appended_file
     # its policy imports no transformers
     from vla_rl.recipes.train_toy import policy_of, starts_of
-    from vla_rl.run.run import train
+    from vla_rl.run.train import train
 
     write = appended_file._write
 

@@ -19,9 +19,9 @@ from vla_rl.graph import Node, Pipeline
 from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
 from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.waits_socket import ask_run
-from vla_rl.run.agents import owned_recording
-from vla_rl.run.run import Outcome, train
-from vla_rl.run.supervised import teach
+from vla_rl.run.recording import owned_recording
+from vla_rl.run.supervised import train_supervised
+from vla_rl.run.train import Outcome, train
 from vla_rl.util.sole_owner import beside, sole_owner
 
 pytestmark = SHARES_SERVERS
@@ -109,11 +109,11 @@ async def test_two_supervised_trainings_do_not_write_one_checkpoint(tmp_path: Pa
     out = tmp_path / "base"
     refused = pytest.raises(ConfigError, match=f"the checkpoint {out} is in use by this process")
     with sole_owner(beside(out), "the checkpoint base"), refused:
-        await teach(1, nothing, nothing, nothing, out)
+        await train_supervised(1, nothing, nothing, nothing, out)
     out.mkdir()
     (out / "config.json").touch()
     with pytest.raises(ConfigError, match="exists already"):
-        await teach(1, nothing, nothing, nothing, out)
+        await train_supervised(1, nothing, nothing, nothing, out)
 
 
 def test_two_runs_do_not_record_into_one_data_set(tmp_path: Path) -> None:
@@ -126,8 +126,8 @@ def test_two_runs_do_not_record_into_one_data_set(tmp_path: Path) -> None:
 
 
 OWNERS = {
-    "run/run.py": ["LeRobotWriter", "RunDirectory"],
-    "run/agents.py": ["LeRobotWriter"],
+    "run/train.py": ["LeRobotWriter", "RunDirectory"],
+    "run/recording.py": ["LeRobotWriter"],
     "run/supervised.py": ["checkpoint"],
     "cli/evaluating.py": ["LeRobotWriter", "RunDirectory"],
     "recipes/record_demonstrations.py": ["demonstrations"],

@@ -7,7 +7,7 @@ from toy_runs import small_run
 from vla_rl.pipelines.config import FilterConfig
 from vla_rl.recipes.srpo_toy import policy_of, starts_of
 from vla_rl.rollout import embodied_agent
-from vla_rl.run.parts import TrainingParts, kept_groups
+from vla_rl.run.parts import TrainingParts, group_filter
 from vla_rl.team.members import Member, Team
 
 
@@ -30,5 +30,5 @@ def test_a_critic_exists_once_a_pipeline_asks_for_it(tmp_path: Path) -> None:
 
 
 def test_without_a_filter_no_group_is_looked_at() -> None:
-    assert kept_groups(FilterConfig()) is None
-    assert kept_groups(FilterConfig(drop_equal="return")) is not None
+    assert group_filter(FilterConfig()) is None
+    assert group_filter(FilterConfig(drop_equal="return")) is not None

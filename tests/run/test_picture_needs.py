@@ -13,10 +13,10 @@ from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig
 from vla_rl.graph import Pipeline
 from vla_rl.models.language import TinyConfig, tiny
-from vla_rl.pipelines import PIPELINES, with_pipeline
 from vla_rl.pipelines.config import TextTrainingConfig
 from vla_rl.pipelines.nodes.rewards import RewardConfig
 from vla_rl.pipelines.parts import Parts
+from vla_rl.pipelines.registry import PIPELINES, with_pipeline
 from vla_rl.recipes.train_toy import REACH, TrainToyConfig, policy_of, starts_of
 from vla_rl.rollout import TaskStart
 from vla_rl.run.training_run import TrainingRun

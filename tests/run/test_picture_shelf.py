@@ -14,17 +14,16 @@ import numpy as np
 import pytest
 
 from vla_rl.actors.direct_link import make_link_keys
-from vla_rl.remote_rollout import picture_shelf
-from vla_rl.remote_rollout.picture_links import (
-    GivenPictures,
-    PictureGiver,
-    WantedPictures,
-    in_a_row,
+from vla_rl.remote_rollout import image_cache
+from vla_rl.remote_rollout.image_cache import FetchedImages, ImageCache, ImageCaches
+from vla_rl.remote_rollout.image_links import (
+    ImageMemory,
+    ImageReply,
+    ImageRequest,
+    ImageSender,
+    join_arrays,
 )
-from vla_rl.remote_rollout.picture_memory import PictureMemory
-from vla_rl.remote_rollout.picture_routes import PictureRoute, PictureRoutes
-from vla_rl.remote_rollout.picture_shelf import Fetched, PictureShelf
-from vla_rl.remote_rollout.picture_shelves import Shelves
+from vla_rl.remote_rollout.image_routes import ImageRoute, ImageRoutes
 from vla_rl.types import Deposit
 
 T = TypeVar("T")
@@ -41,15 +40,15 @@ EPISODES = {
 NUM_BYTES = sum(array.nbytes for array in EPISODES[7].values())
 
 
-def given(wanted: WantedPictures) -> GivenPictures | None:
-    return in_a_row(EPISODES[wanted.key]) if wanted.key in EPISODES else None
+def given(wanted: ImageRequest) -> ImageReply | None:
+    return join_arrays(EPISODES[wanted.key]) if wanted.key in EPISODES else None
 
 
 @asynccontextmanager
-async def shelf_and_giver(max_bytes: int) -> AsyncIterator[tuple[PictureShelf, PictureGiver]]:
-    shelf = PictureShelf(max_bytes)
+async def shelf_and_giver(max_bytes: int) -> AsyncIterator[tuple[ImageCache, ImageSender]]:
+    shelf = ImageCache(max_bytes)
     key = await shelf.new_link()
-    giver = PictureGiver(key, given)
+    giver = ImageSender(key, given)
     try:
         assert await shelf.connect("far", key, "127.0.0.1", giver.door) == ""
         yield shelf, giver
@@ -58,7 +57,7 @@ async def shelf_and_giver(max_bytes: int) -> AsyncIterator[tuple[PictureShelf, P
         giver.close()
 
 
-def read(fetched: Fetched, key: int) -> dict[str, np.ndarray]:
+def read(fetched: FetchedImages, key: int) -> dict[str, np.ndarray]:
     return {place: array.read() for place, array in fetched.arrays(key).items()}
 
 
@@ -112,8 +111,8 @@ async def test_a_host_that_is_lost_is_reported_at_once_and_not_asked_again() -> 
 
 async def test_a_stranger_gets_no_pictures() -> None:
     async with asyncio.timeout(60):
-        shelf = PictureShelf(1 << 20)
-        giver = PictureGiver(make_link_keys().public, given)
+        shelf = ImageCache(1 << 20)
+        giver = ImageSender(make_link_keys().public, given)
         try:
             key = await shelf.new_link()
             assert await shelf.connect("far", key, "127.0.0.1", giver.door) != ""
@@ -141,7 +140,7 @@ async def test_a_video_is_made_of_pictures_that_are_dropped_meanwhile(tmp_path) 
 
 async def test_ranks_of_another_host_borrow_what_they_read_for_a_while() -> None:
     async with asyncio.timeout(60), shelf_and_giver(1 << 20) as (home, _):
-        other = PictureShelf(0)
+        other = ImageCache(0)
         key = await other.new_link()
         door = await home.give_pictures(key)
         assert await other.connect("home", key, "127.0.0.1", door) == ""
@@ -151,7 +150,7 @@ async def test_ranks_of_another_host_borrow_what_they_read_for_a_while() -> None
             read_there += [arrays["final/image"], arrays["0/observation/depth"]]
         spans = [(each.start, each.start + each.num_bytes) for each in read_there]
         wanted = [
-            WantedPictures(episode, tuple(spans[2 * number : 2 * number + 2]))
+            ImageRequest(episode, tuple(spans[2 * number : 2 * number + 2]))
             for number, episode in enumerate(EPISODES)
         ]
         borrowed = await other.borrow("home", wanted)
@@ -179,14 +178,14 @@ async def test_a_fetch_that_is_given_up_while_it_is_written_leaves_no_memory(
 ) -> None:
     begun, goes_on, is_written = threading.Event(), threading.Event(), threading.Event()
 
-    class WrittenLater(PictureMemory):
+    class WrittenLater(ImageMemory):
         def __init__(self, key: int, rows: Sequence[np.ndarray]) -> None:
             begun.set()
             assert goes_on.wait(50)
             super().__init__(key, rows)
             is_written.set()
 
-    monkeypatch.setattr(picture_shelf, "PictureMemory", WrittenLater)
+    monkeypatch.setattr(image_cache, "ImageMemory", WrittenLater)
     async with asyncio.timeout(60), shelf_and_giver(NUM_BYTES + 8) as (shelf, _):
         before = memories()
         fetching = asyncio.create_task(shelf.fetch("far", 7, NUM_BYTES, []))
@@ -201,10 +200,10 @@ async def test_a_fetch_that_is_given_up_while_it_is_written_leaves_no_memory(
         assert (await shelf.fetch("far", 1 << 60, NUM_BYTES, [])).is_here
 
 
-class ShelvesHere(Shelves):
+class ShelvesHere(ImageCaches):
     """Shelves in this process, by host, whose answers come at once or never."""
 
-    def __init__(self, answers_come: bool, **shelves: PictureShelf) -> None:
+    def __init__(self, answers_come: bool, **shelves: ImageCache) -> None:
         super().__init__(0)
         self._here, self.answers_come = shelves, answers_come
         self.has_fetched = asyncio.Event()
@@ -219,7 +218,7 @@ class ShelvesHere(Shelves):
     async def __aexit__(self, *why: object) -> None:
         pass
 
-    async def ask(self, name: str, call: Callable[[PictureShelf], Awaitable[T]]) -> T:
+    async def ask(self, name: str, call: Callable[[ImageCache], Awaitable[T]]) -> T:
         answer = await call(self._here[name])
         self.has_fetched.set()
         if not self.answers_come:
@@ -229,10 +228,10 @@ class ShelvesHere(Shelves):
 
 async def test_pictures_whose_host_dies_before_they_are_reported_make_room_for_others() -> None:
     async with asyncio.timeout(60), shelf_and_giver(NUM_BYTES + 8) as (shelf, _):
-        routes, shelves = PictureRoutes(NUM_BYTES + 8), ShelvesHere(False, home=shelf)
+        routes, shelves = ImageRoutes(NUM_BYTES + 8), ShelvesHere(False, home=shelf)
         routes._shelves = shelves
         async with routes:
-            lost, stays = (PictureRoute(routes, "far", ["home"]) for _ in range(2))
+            lost, stays = (ImageRoute(routes, "far", ["home"]) for _ in range(2))
             deposits = [Deposit(host="far", key=key, num_bytes=NUM_BYTES) for key in EPISODES]
             fetching = asyncio.create_task(lost.fetch(deposits[0]))
             await shelves.has_fetched.wait()
@@ -246,13 +245,13 @@ async def test_pictures_whose_host_dies_before_they_are_reported_make_room_for_o
 
 async def test_a_picture_is_borrowed_once_for_an_update_and_freed_after_it() -> None:
     async with asyncio.timeout(60), shelf_and_giver(1 << 20) as (home, _):
-        other = PictureShelf(1 << 20)
+        other = ImageCache(1 << 20)
         key = await other.new_link()
         assert await other.connect("home", key, "127.0.0.1", await home.give_pictures(key)) == ""
-        routes = PictureRoutes(1 << 20)
+        routes = ImageRoutes(1 << 20)
         routes._shelves = ShelvesHere(True, home=home, other=other)
         async with routes:
-            route = PictureRoute(routes, "far", ["home"])
+            route = ImageRoute(routes, "far", ["home"])
             found = [
                 await route.fetch(Deposit(host="far", key=episode, num_bytes=NUM_BYTES))
                 for episode in EPISODES
@@ -276,10 +275,10 @@ async def test_a_picture_is_borrowed_once_for_an_update_and_freed_after_it() -> 
         await other.on_stop()
 
 
-class SilentRoutes(PictureRoutes):
+class SilentRoutes(ImageRoutes):
     """Ways over a shelf that hears nothing of a host, as behind a cable that was pulled."""
 
-    async def fetch(self, home: str, name: str, deposit: Deposit) -> Fetched:
+    async def fetch(self, home: str, name: str, deposit: Deposit) -> FetchedImages:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -289,7 +288,7 @@ class SilentRoutes(PictureRoutes):
 
 async def test_pictures_of_a_host_that_is_gone_are_not_waited_for() -> None:
     async with asyncio.timeout(60):
-        route = PictureRoute(SilentRoutes(1 << 20), "far", [""])
+        route = ImageRoute(SilentRoutes(1 << 20), "far", [""])
         deposit = Deposit(host="far", key=7, num_bytes=NUM_BYTES)
         fetching = asyncio.create_task(route.fetch(deposit))
         await asyncio.sleep(0)
@@ -300,5 +299,5 @@ async def test_pictures_of_a_host_that_is_gone_are_not_waited_for() -> None:
 
 
 def test_the_process_of_a_shelf_imports_no_torch() -> None:
-    program = "import sys, vla_rl.remote_rollout.picture_shelf; sys.exit('torch' in sys.modules)"
+    program = "import sys, vla_rl.remote_rollout.image_cache; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

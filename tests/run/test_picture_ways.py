@@ -19,7 +19,7 @@ from toy_runs import deterministic, small_run
 from vla_rl.actors import LastingForkServers
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.graph import Pipeline
-from vla_rl.pipelines import with_pipeline
+from vla_rl.pipelines.registry import with_pipeline
 from vla_rl.recipes import train_toy
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
 from vla_rl.recipes.train_toy import TrainToyConfig

@@ -15,10 +15,10 @@ from vla_rl.pipelines.config import (
 from vla_rl.rollout import TaskStart
 from vla_rl.team.pools import (
     MixedPool,
-    environments_in_words,
-    kinds_of,
-    pool_of,
+    describe_environments,
+    make_pool,
     simulator_pids,
+    start_kinds,
 )
 from vla_rl.types import EnvSpec
 
@@ -43,15 +43,15 @@ TEXT = TaskStart(env=EnvSpec(id="text/arithmetic"), task="sums")
 def test_a_configuration_chooses_its_environments(
     config: LearningConfig, starts: list[TaskStart], kind: type, words: str
 ) -> None:
-    pool = pool_of(config, Runtime("pools"), starts)
+    pool = make_pool(config, Runtime("pools"), starts)
     assert type(pool) is kind
     assert pool.num_envs == config.num_envs
-    assert environments_in_words(config) == words
+    assert describe_environments(config) == words
     assert simulator_pids(pool) == []
 
 
 def test_starts_are_of_the_kind_of_their_environment() -> None:
-    assert kinds_of([ROBOT, TEXT]) == ["simulator", "text"]
+    assert start_kinds([ROBOT, TEXT]) == ["simulator", "text"]
 
 
 class Nowhere(LearningConfig, frozen=True, kw_only=True):
@@ -64,4 +64,4 @@ class Nowhere(LearningConfig, frozen=True, kw_only=True):
 
 def test_a_configuration_without_environments_is_refused() -> None:
     with pytest.raises(ConfigError, match="a Nowhere has no settings for environments; use"):
-        pool_of(Nowhere(), Runtime("pools"), [ROBOT])
+        make_pool(Nowhere(), Runtime("pools"), [ROBOT])

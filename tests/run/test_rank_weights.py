@@ -31,9 +31,9 @@ from vla_rl.learner.distributed.seats import RankSeat, Seating
 from vla_rl.learner.training import WeightSink
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.models.prismatic.config import LoraConfig
-from vla_rl.remote_rollout import neighbours
-from vla_rl.remote_rollout.flat_weights import digest_of, flattened
-from vla_rl.remote_rollout.weight_host import WeightHost
+from vla_rl.remote_rollout import weight_links
+from vla_rl.remote_rollout.flat_weights import flatten_weights, weights_digest
+from vla_rl.remote_rollout.weight_sources import WeightHost
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -69,20 +69,20 @@ async def test_hosts_get_from_the_ranks_the_bytes_that_this_process_would_have_s
     lane: DeviceLane, runtime: Runtime
 ) -> None:
     policy = mlp()
-    first = digest_of(policy.network)
+    first = weights_digest(policy.network)
     hosts, site = acting("a", "b", "c")
     async with asyncio.timeout(200):
         async with ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink]) as two:
             for _ in range(2):
                 await two.update(episodes(policy), ADVANTAGES)
             # the weights have not been here
-            assert digest_of(policy.network) == first
+            assert weights_digest(policy.network) == first
         # they come at the end of the run
-        expected = flattened(policy.network, 2)
+        expected = flatten_weights(policy.network, 2)
     await site.arrive()
-    assert digest_of(policy.network) == expected.digest != first
+    assert weights_digest(policy.network) == expected.digest != first
     assert [host.digest for host in hosts] == [expected.digest] * 3
-    assert [digest_of(host.network) for host in hosts] == [expected.digest] * 3
+    assert [weights_digest(host.network) for host in hosts] == [expected.digest] * 3
     assert [(host.version, host.num_put) for host in hosts] == [(2, 0)] * 3
     assert site.versions == [1, 2]
     assert hosts[0].log.count("take shares a") == 2
@@ -112,7 +112,7 @@ async def test_ranks_on_another_host_give_their_weights_too(
         async with two:
             await two.update(episodes(policy), ADVANTAGES)
     await site.arrive()
-    assert [host.digest for host in hosts] == [digest_of(policy.network)] * 2
+    assert [host.digest for host in hosts] == [weights_digest(policy.network)] * 2
     assert [host.num_put for host in hosts] == [0, 0]
     # the host that has one of the ranks is the first: this share uses no cable
     assert "take shares far" in hosts[0].log
@@ -183,7 +183,7 @@ async def test_a_rank_that_dies_in_the_middle_ends_all_and_no_host_applies(
     lane: DeviceLane, runtime: Runtime
 ) -> None:
     policy, hosts, site = large("a", "b", struck="a")
-    before = [digest_of(host.network) for host in hosts]
+    before = [weights_digest(host.network) for host in hosts]
     struck_s = 0.0
 
     async def learn() -> None:
@@ -203,7 +203,7 @@ async def test_a_rank_that_dies_in_the_middle_ends_all_and_no_host_applies(
             await learn()
     # no neighbour waits for the silence of another
     assert time.monotonic() - struck_s < 20.0
-    assert [digest_of(host.network) for host in hosts] == before
+    assert [weights_digest(host.network) for host in hosts] == before
     assert (site.versions, site.lost) == ([], [])
 
 
@@ -222,7 +222,7 @@ async def test_a_host_that_dies_in_the_middle_is_dropped_and_the_others_take_fro
             await two.update(episodes(policy), ADVANTAGES)
     await site.arrive()
     assert (site.lost, list(site.weights.hosts), site.versions) == (["lost"], ["b", "c"], [1])
-    assert [host.digest for host in hosts[1:]] == [digest_of(policy.network)] * 2
+    assert [host.digest for host in hosts[1:]] == [weights_digest(policy.network)] * 2
     assert [host.num_put for host in hosts] == [0, 0, 0]
 
 
@@ -270,7 +270,7 @@ async def test_hosts_that_the_ranks_cannot_reach_are_served_by_this_process_with
             for _ in range(2):
                 await two.update(episodes(policy), ADVANTAGES)
                 await site.arrive()
-                assert host.digest == digest_of(policy.network)
+                assert host.digest == weights_digest(policy.network)
     await site.arrive()
     assert caplog.text.count("go to other hosts through this process") == 1
     assert (host.version, host.log.count("open doors a")) == (2, 1)
@@ -283,7 +283,7 @@ async def test_a_host_that_the_ranks_cannot_reach_takes_weights_from_one_that_th
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(neighbours, "LINK_WITHIN_S", 0.2)
+    monkeypatch.setattr(weight_links, "LINK_WITHIN_S", 0.2)
     policy = mlp()
     (shut, other), site = acting("shut", "open")
     site.weights.hosts["shut"] = WeightHost(shut, "127.0.0.2")  # type: ignore[arg-type]
@@ -298,7 +298,7 @@ async def test_a_host_that_the_ranks_cannot_reach_takes_weights_from_one_that_th
     await site.arrive()
     assert (shut.num_put, other.num_put) == (0, num_bytes)
     assert caplog.text.count("go to other hosts through this process") == 1
-    assert shut.digest == other.digest == digest_of(policy.network)
+    assert shut.digest == other.digest == weights_digest(policy.network)
 
 
 async def test_a_resume_gives_weights_to_a_host_unless_it_has_them(
@@ -317,7 +317,7 @@ async def test_a_resume_gives_weights_to_a_host_unless_it_has_them(
             assert (site.versions, host.log) == ([1], [])
             site.open()
             assert await site.catch_up(host) == 1
-            assert host.digest == digest_of(resumed.network) == digest_of(policy.network)
+            assert host.digest == weights_digest(resumed.network) == weights_digest(policy.network)
             host.log.clear()
             assert await site.catch_up(host) == 1
             assert host.log == []
@@ -330,7 +330,7 @@ class Near:
         self.network, self.digests = torch.nn.Module(), list[str]()
 
     def adopt(self, network: torch.nn.Module, weight_version: int) -> None:
-        self.digests.append(digest_of(network))
+        self.digests.append(weights_digest(network))
 
 
 async def test_an_engine_here_and_hosts_elsewhere_act_with_the_same_weights(
@@ -345,7 +345,7 @@ async def test_an_engine_here_and_hosts_elsewhere_act_with_the_same_weights(
             await two.update(episodes(policy), ADVANTAGES)
     await site.arrive()
     assert near.digests == [host.digest]
-    assert digest_of(host.network) == host.digest == digest_of(policy.network)
+    assert weights_digest(host.network) == host.digest == weights_digest(policy.network)
     assert host.num_put == 0
 
 
@@ -399,5 +399,5 @@ async def test_what_each_rank_holds_arrives_at_its_place(
         async with ShardedLearner(policy, runtime, lane, config, [site.sink]) as two:
             await two.update(played, [1.0, -0.5, 0.25])
     await site.arrive()
-    assert host.digest == digest_of(policy.network)
-    assert digest_of(other.network) == host.digest != digest_of(make().network)
+    assert host.digest == weights_digest(policy.network)
+    assert weights_digest(other.network) == host.digest != weights_digest(make().network)

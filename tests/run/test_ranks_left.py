@@ -16,8 +16,8 @@ from vla_rl.learner import LearnerConfig
 from vla_rl.learner.rank_memory import PolicySize, require_gpus
 from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
 from vla_rl.reporting import RunDirectory
-from vla_rl.run.restarting import Restarts
-from vla_rl.run.run import train
+from vla_rl.run.resuming import Restarts
+from vla_rl.run.train import train
 from vla_rl.team.members import Member, Team
 
 

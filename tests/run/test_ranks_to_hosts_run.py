@@ -13,9 +13,9 @@ from turn_agents import by_turns
 
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
-from vla_rl.remote_rollout.member_weights import MemberWeights
+from vla_rl.remote_rollout.weight_sources import MemberWeightSink
 from vla_rl.reporting import read_metrics
-from vla_rl.run.run import train
+from vla_rl.run.train import train
 from vla_rl.team.members import Member, Team
 
 AGENT = partial(by_turns, first="left")
@@ -47,7 +47,7 @@ async def test_a_pair_whose_ranks_give_their_weights_to_hosts_learns_what_it_lea
     def refuse(*_: object) -> None:
         raise AssertionError("the weights go through this process")
 
-    monkeypatch.setattr(MemberWeights, "adopt", refuse)
+    monkeypatch.setattr(MemberWeightSink, "adopt", refuse)
     async with asyncio.timeout(400), loopback_hosts(tmp_path, 2) as listed:
         # one rank of each policy here, and one on another host; the third acts
         cluster = ClusterConfig(

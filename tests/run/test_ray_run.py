@@ -26,7 +26,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import embodied_agent
-from vla_rl.run.run import TrainingRun
+from vla_rl.run.train import TrainingRun
 from vla_rl.team.members import Team
 
 needs_ray = pytest.mark.skipif(

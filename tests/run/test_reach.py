@@ -3,21 +3,20 @@
 import pytest
 
 from vla_rl.errors import ActorDied, HostNotReached, WeightsNotGiven
-from vla_rl.remote_rollout.delivery_plan import Delivery
-from vla_rl.remote_rollout.reach import Reach
+from vla_rl.remote_rollout.chain_broadcast import Hop, Reachability
 
 REFUSED = HostNotReached("a refuses the connection")
 
 
 def test_a_host_that_has_a_part_comes_first_and_one_that_no_rank_reaches_last() -> None:
-    reach = Reach()
+    reach = Reachability()
     assert reach.in_order(["a:0", "b", "c"], {"b"}) == ["b", "a:0", "c"]
     reach.note_not_reached({"b": HostNotReached("b refuses the connection")})
     assert reach.in_order(["a:0", "b", "c"], {"b"}) == ["a:0", "c", "b"]
 
 
 def test_a_host_that_no_rank_reaches_is_an_error_that_passes_while_there_is_another() -> None:
-    reach = Reach()
+    reach = Reachability()
     with pytest.raises(WeightsNotGiven, match="a refuses the connection") as raised:
         reach.require_reached({"a:1": REFUSED}, ["a:0", "a:1", "b"])
     assert type(raised.value) is WeightsNotGiven
@@ -26,7 +25,7 @@ def test_a_host_that_no_rank_reaches_is_an_error_that_passes_while_there_is_anot
 
 
 def test_other_failures_say_nothing_of_the_way() -> None:
-    reach = Reach()
+    reach = Reachability()
     failed = {"a": ActorDied("a", 1, "killed"), "b": WeightsNotGiven("newer ones are there")}
     assert reach.note_not_reached(failed) == []
     reach.require_reached(failed, ["a", "b"])
@@ -34,8 +33,8 @@ def test_other_failures_say_nothing_of_the_way() -> None:
 
 
 def test_machines_that_cannot_connect_do_not_take_from_each_other() -> None:
-    reach = Reach()
-    assert reach.planned(["a", "b"])[1] == Delivery(host="b", source="a")
+    reach = Reachability()
+    assert reach.planned(["a", "b"])[1] == Hop(host="b", source="a")
     reach.unreachable.add(("b", "a"))
-    assert reach.planned(["a", "b"])[1] == Delivery(host="b")
-    assert reach.planned(["b"], having=["a"]) == (Delivery(host="b"),)
+    assert reach.planned(["a", "b"])[1] == Hop(host="b")
+    assert reach.planned(["b"], having=["a"]) == (Hop(host="b"),)

@@ -25,9 +25,8 @@ from vla_rl.recipes import train_toy
 from vla_rl.recipes.srpo_toy import main
 from vla_rl.recipes.train_toy import TrainToyConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart, embodied_agent
-from vla_rl.run.agents import common_metadata, recorded
-from vla_rl.run.recording import EpisodeRecorder
-from vla_rl.run.run import train
+from vla_rl.run.recording import EpisodeRecorder, common_metadata, record_agent
+from vla_rl.run.train import train
 from vla_rl.types import (
     Agent,
     Env,
@@ -151,7 +150,7 @@ async def test_the_same_episodes_of_another_run_or_other_weights_are_recorded_to
 async def test_a_recording_has_the_rate_and_the_robot_of_its_environment(
     env: EnvSpec, fps: float, robot: str | None, tmp_path: Path
 ) -> None:
-    agent = await recorded(
+    agent = await record_agent(
         embodied_agent, str(tmp_path), [env, EnvSpec(id="text/arithmetic")], "mine"
     )
     assert agent is not embodied_agent
@@ -188,10 +187,10 @@ async def test_a_run_without_pictures_is_recorded_at_its_own_rate_and_can_be_gon
 
 async def test_environments_of_two_rates_do_not_fit_into_one_recording(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"render_fps differs: .*, but a data set has only one"):
-        await recorded(embodied_agent, str(tmp_path), [TOY, EnvSpec(id="CartPole-v1")], "mine")
+        await record_agent(embodied_agent, str(tmp_path), [TOY, EnvSpec(id="CartPole-v1")], "mine")
     await played_here(EpisodeRecorder(LeRobotWriter(tmp_path, fps=20)).record(), toy_episodes(1))
     with pytest.raises(DataError, match=r"fps is 10, .* says 20"):
-        await recorded(embodied_agent, str(tmp_path), [TOY], "mine")
+        await record_agent(embodied_agent, str(tmp_path), [TOY], "mine")
 
 
 # the test above has a recipe without pictures, the first of this file pictures without a recipe

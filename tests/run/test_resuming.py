@@ -30,7 +30,7 @@ from vla_rl.recipes.train_toy import TrainToyConfig, main, policy_of, starts_of
 from vla_rl.reporting import RunDirectory
 from vla_rl.rollout import chat_agent
 from vla_rl.run.resuming import checkpoint_to_resume, load_resumable, verify_resumable
-from vla_rl.run.run import Outcome, train
+from vla_rl.run.train import Outcome, train
 from vla_rl.types import Config, Sampling
 
 pytestmark = SHARES_SERVERS

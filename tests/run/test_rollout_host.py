@@ -25,14 +25,17 @@ from vla_rl.models.trajectory_encoders import trajectory_encoder
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.pipelines.embodied_srpo import embed_group
 from vla_rl.recipes.srpo_toy import policy_of, starts_of
-from vla_rl.remote_rollout.embedding import save_encoder
-from vla_rl.remote_rollout.far_player import FarPlayer
-from vla_rl.remote_rollout.messages import HostStatus
-from vla_rl.remote_rollout.picture_routes import PictureRoutes
-from vla_rl.remote_rollout.publishing import HostWeights
-from vla_rl.remote_rollout.recipe import pieces_of, recipe_of
+from vla_rl.remote_rollout.host_control import RolloutHostRunner
+from vla_rl.remote_rollout.host_recipe import (
+    HostStatus,
+    make_host_recipe,
+    read_pieces,
+    save_encoder,
+)
+from vla_rl.remote_rollout.image_routes import ImageRoutes
 from vla_rl.remote_rollout.rollout_host import RolloutHost
-from vla_rl.remote_rollout.weight_host import WeightHost
+from vla_rl.remote_rollout.weight_publication import HostWeights
+from vla_rl.remote_rollout.weight_sources import WeightHost
 from vla_rl.rollout import (
     ChatLimits,
     GroupSource,
@@ -42,7 +45,7 @@ from vla_rl.rollout import (
     embodied_agent,
 )
 from vla_rl.rollout.depot import observed_bytes
-from vla_rl.run.agents import agent_of
+from vla_rl.run.train import default_agent
 from vla_rl.team.members import Team
 from vla_rl.types import SOLE_MEMBER, EnvSpec, EpisodeSpec, Group, Roster, ShelvedArray, Trajectory
 
@@ -75,8 +78,8 @@ async def require_same_beside(
     host: RolloutHost, status: HostStatus, episode: EpisodeSpec, whole: Trajectory
 ) -> None:
     """Run an episode again, whose pictures go to a shelf, and compare it with the whole one."""
-    async with PictureRoutes(1 << 24) as routes:
-        far = FarPlayer(host, status, route=await routes.to("far", host, "127.0.0.1"))
+    async with ImageRoutes(1 << 24) as routes:
+        far = RolloutHostRunner(host, status, route=await routes.to("far", host, "127.0.0.1"))
         beside = await far.whole(await far.play(episode))
         assert beside.shelved is not None
         assert beside.embedding is not None
@@ -108,7 +111,7 @@ async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that
         parameter.data.mul_(1.1)
     model.save(tmp_path / "policies" / SOLE_MEMBER)
     episode = GroupSource(starts, 1, seed=0).next_group().episodes[0]
-    recipe = recipe_of(config, starts, Team.of(model), embodied_agent)
+    recipe = make_host_recipe(config, starts, Team.of(model), embodied_agent)
     # the run began with another tower than the policy's files have
     began_with = policy_of(config)
     for parameter in began_with.network.parameters():
@@ -122,11 +125,11 @@ async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that
         encoder = trajectory_encoder(embedding, began_with, lane)
         await lane.run(save_encoder, encoder, tmp_path / "policies")
         host = await runtime.spawn(RolloutHost, "far", 1 << 24, placement=InLoop())
-        for piece in pieces_of(tmp_path / "policies"):
+        for piece in read_pieces(tmp_path / "policies"):
             await host.put_file(*piece)
         status = await host.open(recipe)
         assert (status.num_slots, status.weight_version) == (1, 0)
-        far = FarPlayer(host, status)
+        far = RolloutHostRunner(host, status)
 
         pool = await stack.enter_async_context(
             SimulatorPool(runtime, config.simulators, specs=[episode.env])
@@ -201,15 +204,15 @@ async def test_conversations_run_on_a_host_too(tmp_path: Path) -> None:
     starts = [TaskStart(env=EnvSpec(id="digits_task:Digits"), task="digits", seed=3)]
     model = tiny(SMALL, ["go on"], seed=0)
     model.save(tmp_path / "policies" / SOLE_MEMBER)
-    agent = agent_of(config)
+    agent = default_agent(config)
     episode = GroupSource(starts, 1, seed=0).next_group().episodes[0]
     async with asyncio.timeout(200), AsyncExitStack() as stack:
         runtime = await stack.enter_async_context(Runtime())
         host = await runtime.spawn(RolloutHost, "far", 1 << 24, placement=InLoop())
-        for piece in pieces_of(tmp_path / "policies"):
+        for piece in read_pieces(tmp_path / "policies"):
             await host.put_file(*piece)
-        status = await host.open(recipe_of(config, starts, Team.of(model), agent))
-        far = FarPlayer(host, status)
+        status = await host.open(make_host_recipe(config, starts, Team.of(model), agent))
+        far = RolloutHostRunner(host, status)
         there = await far.whole(await far.play(episode))
 
         pool = await stack.enter_async_context(TextEnvPool(config.text))

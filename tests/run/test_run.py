@@ -34,7 +34,7 @@ from vla_rl.recipes.srpo_toy import SrpoToyConfig
 from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import TaskStart, embodied_agent
-from vla_rl.run.run import Outcome, TrainingRun, train
+from vla_rl.run.train import Outcome, TrainingRun, train
 from vla_rl.types import Env, EnvSpec, Policy, Trajectory
 
 PACKAGE = Path(vla_rl.__file__).parent
@@ -192,7 +192,7 @@ async def test_a_mistake_in_an_agent_ends_train_with_the_frames_of_the_agent_alo
         for frame in traceback.extract_tb(caught.value.__traceback__)
         if Path(frame.filename).is_relative_to(PACKAGE)
     ]
-    assert [Path(frame.filename).name for frame in frames] == ["failures.py"]
+    assert [Path(frame.filename).name for frame in frames] == ["terminal.py"]
     assert 'raise KeyError(f"imag, in' in text
     assert "while running episode" in text
     assert "During handling" not in text

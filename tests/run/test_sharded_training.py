@@ -25,15 +25,15 @@ from vla_rl.graph import NodeFailed
 from vla_rl.learner import LearnerConfig, OptimizerConfig, load_checkpoint
 from vla_rl.learner.distributed import ShardedLearner
 from vla_rl.learner.rank_memory import PolicySize
-from vla_rl.pipelines import with_pipeline
 from vla_rl.pipelines.config import RunConfig
+from vla_rl.pipelines.registry import with_pipeline
 from vla_rl.recipes import srpo_toy, train_toy
 from vla_rl.recipes.srpo_toy import SrpoToyConfig
 from vla_rl.recipes.train_toy import REACH, TrainToyConfig
 from vla_rl.reporting import RunDirectory
 from vla_rl.rollout import SchedulerConfig, SchedulerState
-from vla_rl.run.restarting import Restarts
-from vla_rl.run.run import Outcome, train
+from vla_rl.run.resuming import Restarts
+from vla_rl.run.train import Outcome, train
 from vla_rl.team.members import Member, Team
 
 

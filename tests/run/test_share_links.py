@@ -20,15 +20,15 @@ from vla_rl.engines.weight_shares import (
 )
 from vla_rl.errors import CheckpointError, HostNotReached, WeightsNotGiven
 from vla_rl.learner.distributed.share_giver import ShareGiver
-from vla_rl.remote_rollout import share_taker
+from vla_rl.remote_rollout import weight_links
 from vla_rl.remote_rollout.flat_weights import (
     FlatWeights,
     IncomingWeights,
-    digest_of,
-    flattened,
+    flatten_weights,
+    weights_digest,
 )
-from vla_rl.remote_rollout.messages import Door
-from vla_rl.remote_rollout.share_taker import ShareTaker
+from vla_rl.remote_rollout.peer_sockets import SocketAddress
+from vla_rl.remote_rollout.weight_links import ShardReceiver
 
 
 def network(seed: int) -> nn.Module:
@@ -66,7 +66,7 @@ def share_of(rank: int, pieces: Sequence[SharePiece]) -> WeightShare:
     return WeightShare(holder=rank, state=0, num_bytes=digest.num_bytes, digest=digest.digest)
 
 
-async def given(keys: KeyPair, door: Door, pieces: Sequence[SharePiece]) -> None:
+async def given(keys: KeyPair, door: SocketAddress, pieces: Sequence[SharePiece]) -> None:
     left = iter(pieces)
 
     async def next_piece() -> SharePiece | None:
@@ -83,7 +83,7 @@ async def taken(
 ) -> tuple[str, list[int]]:
     """Let all ranks give; return the digest, and how far the row was whole meanwhile."""
     keys, whole = [make_link_keys() for _ in shares], list[int]()
-    taker = ShareTaker(
+    taker = ShardReceiver(
         [each.public for each in keys], incoming, lambda: whole.append(incoming.num_received)
     )
     giving = [
@@ -100,7 +100,7 @@ async def taken(
 
 
 async def test_rows_columns_and_single_numbers_meet_at_their_places() -> None:
-    weights, far = flattened(network(0), 1), network(1)
+    weights, far = flatten_weights(network(0), 1), network(1)
     pieces = [
         pieces_of([*columns(weights, 0, 2), *rest(weights)], weights),
         pieces_of(columns(weights, 2, 6), weights),
@@ -108,15 +108,15 @@ async def test_rows_columns_and_single_numbers_meet_at_their_places() -> None:
     incoming = IncomingWeights(weights.heading, far)
     digest, whole = await taken(incoming, [share_of(*each) for each in enumerate(pieces)], pieces)
     incoming.apply()
-    assert digest == weights.digest == digest_of(network(0)) == digest_of(far)
+    assert digest == weights.digest == weights_digest(network(0)) == weights_digest(far)
     assert whole == sorted(whole)
     assert whole[-1] == len(weights.data)
 
 
 async def test_bytes_that_a_rank_does_not_have_and_missing_ones_are_refused() -> None:
-    weights = flattened(network(0), 1)
+    weights = flatten_weights(network(0), 1)
     pieces = pieces_of([*columns(weights, 0, 6), *rest(weights)], weights)
-    changed = flattened(network(2), 1)
+    changed = flatten_weights(network(2), 1)
     other = pieces_of([*columns(changed, 0, 6), *rest(changed)], changed)
     with pytest.raises(CheckpointError, match="or other bytes than it has"):
         await taken(IncomingWeights(weights.heading, network(1)), [share_of(0, pieces)], [other])
@@ -129,7 +129,7 @@ async def test_bytes_that_a_rank_does_not_have_and_missing_ones_are_refused() ->
     ("at", "run", "distance"), [(-4, 8, 8), (236, 8, 8), (0, 0, 8), (0, 4, 2), (0, 8, 1 << 40)]
 )
 def test_a_place_outside_of_the_row_is_refused(at: int, run: int, distance: int) -> None:
-    weights = flattened(network(0), 1)
+    weights = flatten_weights(network(0), 1)
     part = (at, run, distance, np.zeros(16 if at == 0 else 8, np.uint8))
     (piece,) = pieces_of([part], weights)
     with pytest.raises(CheckpointError, match="do not fit in 240 bytes"):
@@ -137,15 +137,15 @@ def test_a_place_outside_of_the_row_is_refused(at: int, run: int, distance: int)
 
 
 async def test_a_rank_that_is_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(share_taker, "SILENT_S", 0.2)
-    incoming = IncomingWeights(flattened(network(0), 1).heading, network(1))
-    taker = ShareTaker([make_link_keys().public], incoming, lambda: None)
+    monkeypatch.setattr(weight_links, "SILENT_S", 0.2)
+    incoming = IncomingWeights(flatten_weights(network(0), 1).heading, network(1))
+    taker = ShardReceiver([make_link_keys().public], incoming, lambda: None)
     with pytest.raises(WeightsNotGiven, match=r"rank 7 was silent for 0\.2 s"):
         await taker.take([share_of(7, [])])
 
 
 async def test_a_piece_that_leads_back_is_refused() -> None:
-    weights = flattened(network(0), 1)
+    weights = flatten_weights(network(0), 1)
     pieces = pieces_of([*columns(weights, 0, 6), *rest(weights)], weights)
     incoming = IncomingWeights(weights.heading, network(1))
     with pytest.raises(WeightsNotGiven, match="a piece of rank 0 leads back to byte 192"):
@@ -153,11 +153,11 @@ async def test_a_piece_that_leads_back_is_refused() -> None:
 
 
 async def test_a_key_that_the_host_was_not_given_opens_no_door() -> None:
-    weights = flattened(network(0), 1)
+    weights = flatten_weights(network(0), 1)
     pieces = pieces_of([*columns(weights, 0, 6), *rest(weights)], weights)
     incoming = IncomingWeights(weights.heading, network(1))
     async with asyncio.timeout(30):
-        taker = ShareTaker([make_link_keys().public], incoming, lambda: None)
+        taker = ShardReceiver([make_link_keys().public], incoming, lambda: None)
         with pytest.raises(HostNotReached, match=r"refuses the connection|does not answer"):
             await given(make_link_keys(), taker.doors[0], pieces)
         taker.close()

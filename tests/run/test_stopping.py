@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from vla_rl.actors.completion import finish_despite_cancellation
-from vla_rl.run.stopping import StopSignal
+from vla_rl.run.terminal import StopSignal
 
 
 @pytest.fixture(autouse=True)
@@ -190,7 +190,7 @@ MAIN_THREAD_ALONE = {
     "sandbox/child.py": "the first lines of a sandboxed call's process",
     "sandbox/preloading.py": "the sandbox's own process",
     "sandbox/reaper.py": "the sandbox's own process",
-    "run/stopping.py": "asks which thread it is in",
+    "run/terminal.py": "asks which thread it is in",
 }
 """Modules that call what works in the main thread alone, and why they may."""
 

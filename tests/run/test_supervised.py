@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from vla_rl.errors import CheckpointError, DataError
-from vla_rl.run.supervised import teach
+from vla_rl.run.supervised import train_supervised
 
 
 class Lessons:
@@ -45,7 +45,7 @@ class Lessons:
 
     async def teach(self, tmp_path: Path, updates: int, save_every: int | None = None) -> int:
         async with asyncio.timeout(10):
-            return await teach(
+            return await train_supervised(
                 updates, self.batch, self.learn, self.save, tmp_path / "out", save_every=save_every
             )
 

@@ -20,13 +20,13 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation.validation import Validation, read_validation
 from vla_rl.learner import CriticConfig, LearnerConfig, OptimizerConfig
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
-from vla_rl.pipelines import with_pipeline
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
+from vla_rl.pipelines.registry import with_pipeline
 from vla_rl.recipes import sft_text
 from vla_rl.recipes.grpo_text import GrpoTextConfig, training_starts, validation_starts
 from vla_rl.reporting import RunDirectory
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
-from vla_rl.run.run import Outcome, train
+from vla_rl.run.train import Outcome, train
 from vla_rl.types import EnvSpec, Sampling
 
 SHAPE = TinyConfig(

@@ -35,8 +35,8 @@ from vla_rl.run.estimates import (
     require_room,
     seconds_of_update,
 )
-from vla_rl.run.run import train
-from vla_rl.team.devices import device_of
+from vla_rl.run.train import train
+from vla_rl.team.devices import resolve_device
 from vla_rl.team.members import Member, Team
 
 FOOTPRINT = EpisodeFootprint(
@@ -160,10 +160,10 @@ def test_the_reason_why_there_is_no_gpu_is_named(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(ConfigError, match=r"no GPU \(torch .* is a build without CUDA\); expected"):
-        device_of(RunConfig(device="cuda"))
+        resolve_device(RunConfig(device="cuda"))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "init", refuse)
-    assert device_of(RunConfig(device="auto")) == torch.device("cpu")
+    assert resolve_device(RunConfig(device="auto")) == torch.device("cpu")
     assert "driver on your system is too old" in capsys.readouterr().out
 
 

@@ -15,7 +15,7 @@ from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import SchedulerConfig, SchedulerState
-from vla_rl.run.run import train
+from vla_rl.run.train import train
 
 ONE_HOST: Final = ClusterConfig()
 

@@ -9,7 +9,7 @@ from typing import NoReturn
 from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
 from vla_rl.rollout import embodied_agent
-from vla_rl.run.run import train
+from vla_rl.run.train import train
 from vla_rl.types import Env, Policy, Trajectory
 
 FIRST = 9

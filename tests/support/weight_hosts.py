@@ -10,10 +10,13 @@ from torch import nn
 
 from vla_rl.engines.weight_shares import WeightShare
 from vla_rl.errors import ActorDied
-from vla_rl.remote_rollout.messages import Door, HeldVersion, HostStatus, Taken, WeightHeading
-from vla_rl.remote_rollout.publishing import HostWeights
-from vla_rl.remote_rollout.weight_host import WeightHost
-from vla_rl.remote_rollout.weight_shelf import WeightShelf
+from vla_rl.remote_rollout.flat_weights import HeldVersion, WeightHeading
+from vla_rl.remote_rollout.host_recipe import HostStatus
+from vla_rl.remote_rollout.peer_sockets import SocketAddress
+from vla_rl.remote_rollout.weight_links import ReceivedBytes
+from vla_rl.remote_rollout.weight_publication import HostWeights
+from vla_rl.remote_rollout.weight_sources import WeightHost
+from vla_rl.remote_rollout.weight_store import WeightStore
 from vla_rl.types import SOLE_MEMBER, Roster
 
 
@@ -31,7 +34,7 @@ class Host:
         self.name, self.log, self._fails_in = name, log, fails_in
         torch.manual_seed(1)
         self.network = nn.Linear(*shape) if network is None else network
-        self.shelf = WeightShelf({SOLE_MEMBER: self.network})
+        self.shelf = WeightStore({SOLE_MEMBER: self.network})
         self.version, self.digest, self.num_put = 0, "", 0
         self.new_link = called(self.shelf.new_link)
         self.give_weights = called(self.shelf.give)
@@ -48,11 +51,13 @@ class Host:
         self.num_put += len(piece)
         await self.shelf.put(member, start, piece)
 
-    async def take_weights(self, member: str, link_key: str, host: str, door: Door) -> Taken:
+    async def take_weights(
+        self, member: str, link_key: str, host: str, door: SocketAddress
+    ) -> ReceivedBytes:
         self._note("take")
         return await self.shelf.take(member, link_key, host, door)
 
-    async def open_doors(self, member: str, keys: list[str]) -> list[Door]:
+    async def open_doors(self, member: str, keys: list[str]) -> list[SocketAddress]:
         self._note("open doors")
         return self.shelf.open_doors(member, keys)
 

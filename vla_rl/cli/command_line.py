@@ -32,12 +32,11 @@ from vla_rl.cli.config_files import convert, found_config, read_table
 from vla_rl.cli.following_defaults import follow
 from vla_rl.cli.unread import refuse_unread
 from vla_rl.errors import ConfigError
-from vla_rl.pipelines import merged, settings_of
 from vla_rl.pipelines.config import LearningConfig
+from vla_rl.pipelines.registry import merge_tables, pipeline_settings
 from vla_rl.reporting.run_directory import RunDirectory
 from vla_rl.rollout.agent_task import END_WITHIN_S, keep_for_ever
-from vla_rl.run.failures import explain
-from vla_rl.run.lasting_output import lasting_output
+from vla_rl.run.terminal import explain, lasting_output
 from vla_rl.types import Config
 from vla_rl.util.agreement import shortened
 
@@ -245,19 +244,25 @@ def _defaults(
     chosen = {} if pipeline is None else {"pipeline": pipeline}
     name = chosen.get("pipeline") or in_file.get("pipeline") or recipe.pipeline
     where = str(path) if path is not None else f"the settings of the pipeline {name}"
-    values = merged(
-        msgspec.to_builtins(recipe), settings_of(name), recipe.task_settings(name), in_file, chosen
+    values = merge_tables(
+        msgspec.to_builtins(recipe),
+        pipeline_settings(name),
+        recipe.task_settings(name),
+        in_file,
+        chosen,
     )
     # what a run recorded may be a default of that run
     followed = follow(values, {} if is_resume else in_file, arguments)
-    return convert(merged(values, followed), config_type, where)
+    return convert(merge_tables(values, followed), config_type, where)
 
 
 def _unset_values(config_type: type[ConfigT], given: ConfigT) -> dict[str, Any]:
     """Return the values that options have if neither a file nor the command line gives them."""
     values: dict[str, Any] = msgspec.to_builtins(config_type(), enc_hook=str)
     if isinstance(given, LearningConfig):
-        return merged(values, settings_of(given.pipeline), given.task_settings(given.pipeline))
+        return merge_tables(
+            values, pipeline_settings(given.pipeline), given.task_settings(given.pipeline)
+        )
     return values
 
 

@@ -14,7 +14,7 @@ import tyro
 from vla_rl.cli.command_help import option_registry
 from vla_rl.cli.doctor import THREADS, Patient, examine
 from vla_rl.errors import ConfigError
-from vla_rl.run.lasting_output import lasting_output
+from vla_rl.run.terminal import lasting_output
 
 
 @lasting_output()

@@ -44,8 +44,8 @@ from vla_rl.models.loading import described, load_policy, weight_bytes
 from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.run_directory import require_writable
 from vla_rl.rollout import embodied_agent
-from vla_rl.run.agents import check_recording, digest_of_run, owned_recording, recorded
-from vla_rl.run.stopping import StopSignal
+from vla_rl.run.recording import check_recording, owned_recording, record_agent, run_digest
+from vla_rl.run.terminal import StopSignal
 from vla_rl.types import EpisodeSpec, Trajectory
 from vla_rl.util.plain_console import plain_console
 
@@ -221,8 +221,8 @@ async def _play(
     num_planned: int,
 ) -> None:
     envs = [episode.env for episode in missing]
-    agent = await recorded(
-        within_range(embodied_agent), config.record_to, envs, digest_of_run(conditions)
+    agent = await record_agent(
+        within_range(embodied_agent), config.record_to, envs, run_digest(conditions)
     )
     simulators = SimulatorConfig(num_envs=min(config.num_envs, len(missing)), rss_limit_mb=4000)
     specs = list({str(episode.env): episode.env for episode in missing}.values())[:MOST_PREPARED]

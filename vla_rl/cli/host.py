@@ -18,7 +18,7 @@ from vla_rl.actors.placement import LOST_AFTER_S
 from vla_rl.cli.own_address import own_address
 from vla_rl.cluster.host_file import KEYS, public_key_of
 from vla_rl.errors import ConfigError
-from vla_rl.run.lasting_output import lasting_output
+from vla_rl.run.terminal import lasting_output
 
 PORT: Final = 7070
 

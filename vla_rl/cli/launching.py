@@ -34,11 +34,11 @@ async def launch(
 
     The status is 0, or 128 plus the number of the signal that stopped the run in order. `about`
     goes into the run's `about.json`: facts about its environments that the configuration lacks.
-    `judge` as in `train`; `agent` defaults to that of `agent_of`.
+    `judge` as in `train`; `agent` defaults to that of `default_agent`.
     """
     # torch takes 2 s to import and matplotlib half a second: `--help` and errors must not wait
     from vla_rl.cli.doctor import Patient, findings_at_start
-    from vla_rl.run.run import TrainingRun, train
+    from vla_rl.run.train import TrainingRun, train
     from vla_rl.team.members import Team
 
     config, wanted = command.config, command.launch

@@ -19,7 +19,7 @@ from vla_rl.cluster.rank_places import learner_ranges
 from vla_rl.cluster.run_layout import layout_of_run
 from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import LearningConfig
-from vla_rl.remote_rollout.environments import shape_of
+from vla_rl.remote_rollout.host_recipe import run_shape
 from vla_rl.team.members import Team
 
 ANSWER_WITHIN_S: Final = 5.0
@@ -43,7 +43,7 @@ async def layout_plan(
     )
     others, note = await _others(config.cluster)
     needs = Needs(acting_bytes=team.num_bytes[0], simulator_bytes=footprint.simulator_mb * MIB)
-    layout = layout_of_run([here, *others], shape_of(config, team), needs)
+    layout = layout_of_run([here, *others], run_shape(config, team), needs)
     num_envs = sum(place.num_simulators for place in layout.simulators)
     config.scheduler.require_feasible(num_envs=num_envs, group_size=config.episodes_per_group)
     return layout, layout_table(layout) + note

@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from vla_rl.run.lasting_output import lasting_output
+from vla_rl.run.terminal import lasting_output
 from vla_rl.util.installing import INSTALLABLE, how_to_use, install_command
 
 RECIPES: Final = Path(__file__).parents[1] / "recipes"

@@ -17,7 +17,7 @@ from vla_rl.evaluation.held_out import HeldOutJudge, Judge
 from vla_rl.learner import LearnerConfig
 from vla_rl.pipelines.config import LearningConfig, MixedTrainingConfig, RunConfig, TrainingConfig
 from vla_rl.reporting import MemoryItem, available_bytes, gpu_memory, memory_table
-from vla_rl.team.pools import environments_in_words
+from vla_rl.team.pools import describe_environments
 from vla_rl.util.plain_console import plain_console
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _process_table(
         table.add_row("learner ranks", str(config.learner.ranks), shares)
     num_processes, what = _environments(config, footprint)
     if not config.cluster.has_hosts:
-        table.add_row(environments_in_words(config), num_processes, what)
+        table.add_row(describe_environments(config), num_processes, what)
     else:
         _add_hosts(table, config, f"{num_processes} processes of {what}; engines")
     if beside is not None:

@@ -16,9 +16,9 @@ from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.run_directory import require_writable
 from vla_rl.reporting.sinks import import_wandb
 from vla_rl.rollout import TaskStart
-from vla_rl.run.agents import agent_of, check_recording
+from vla_rl.run.recording import check_recording
 from vla_rl.run.resuming import checkpoint_to_resume, verify_resumable
-from vla_rl.run.run import TrainingRun
+from vla_rl.run.train import TrainingRun, default_agent
 from vla_rl.team.members import Trainable
 from vla_rl.types import Agent
 
@@ -51,7 +51,7 @@ async def rehearse_training(
         first_update = 0 if found is None else found[1]
         if judge is not None:
             judge.check(run)
-    acting = agent or agent_of(config)
+    acting = agent or default_agent(config)
     TrainingRun(config, starts, model, agent=acting, judge=judge, first_update=first_update)
     simulators = config.simulators if isinstance(config, TrainingConfig) else SimulatorConfig()
     await open_each(envs, simulators)

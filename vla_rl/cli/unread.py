@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from vla_rl.errors import ConfigError
-from vla_rl.pipelines import unread_by_pipeline
 from vla_rl.pipelines.config import LearningConfig
+from vla_rl.pipelines.registry import unused_by_pipeline
 from vla_rl.types import Config
 
 
@@ -20,7 +20,7 @@ def unread_options(config: Config) -> dict[str, str]:
     """Return unread options of a configuration and its tables, by dotted path, with reasons."""
     found = dict(config.unread())
     if isinstance(config, LearningConfig):
-        found = {**unread_by_pipeline(config.pipeline), **found}
+        found = {**unused_by_pipeline(config.pipeline), **found}
     for name in config.__struct_fields__:
         table = getattr(config, name)
         if isinstance(table, Config) and name not in found:

@@ -16,7 +16,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.run_waits import ListedTask, ListedWait, RunWaits
 from vla_rl.reporting.waits_socket import NoAnswer, ask_run
-from vla_rl.run.lasting_output import lasting_output
+from vla_rl.run.terminal import lasting_output
 from vla_rl.util.plain_console import plain_console
 
 MOST_OF_A_KIND = 8

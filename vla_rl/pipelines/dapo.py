@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from vla_rl.graph import Node, NodeRole, Pipeline
 from vla_rl.pipelines.grpo import grpo
-from vla_rl.pipelines.nodes.penalties import OverlongPenalty
+from vla_rl.pipelines.nodes.advantages import OverlongPenalty
 from vla_rl.pipelines.parts import Parts
 
 READS: Final = ("reward", "overlong")

@@ -25,12 +25,12 @@ from vla_rl.errors import ConfigError
 from vla_rl.graph import NodeOutput, Pipeline
 from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.pipelines.embodied_grpo import embodied_grpo
-from vla_rl.pipelines.nodes.advantages import members_of
+from vla_rl.pipelines.nodes.advantages import all_trajectories
 from vla_rl.pipelines.nodes.rewards import (
     RewardConfig,
-    metrics_of_scores,
     require_known_success,
     rewards_by_group,
+    score_metrics,
 )
 from vla_rl.pipelines.parts import Parts
 from vla_rl.types import Group
@@ -118,7 +118,7 @@ async def reward_by_progress(
     """
     for group in groups:
         require_known_success(group, "pipeline 'embodied_srpo' compares failures with successes")
-    trajectories = members_of(groups)
+    trajectories = all_trajectories(groups)
     is_success = np.array([trajectory.is_success for trajectory in trajectories])
     by_group = config.references == "group"
     compared = [
@@ -144,7 +144,7 @@ async def reward_by_progress(
         "reward/success_rate": float(is_success.mean()),
         "reward/tasks_from_bank": float(len(carried)),
         **bank.metrics(update),
-        **metrics_of_scores(trajectories),
+        **score_metrics(trajectories),
     }
     if len(failures):
         metrics |= {

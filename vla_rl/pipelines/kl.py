@@ -7,8 +7,8 @@ rollout ─► reference ─┬─► update               learner.loss.kl.coef 
 """
 
 from vla_rl.graph import Node, NodeRole, NodeType, Pipeline
-from vla_rl.pipelines.nodes.judging import ReferenceLogProbs
-from vla_rl.pipelines.nodes.penalties import KlCoefficient, KlPenalty
+from vla_rl.pipelines.nodes.advantages import KlCoefficient, KlPenalty
+from vla_rl.pipelines.nodes.run_parts import ReferenceLogProbs
 from vla_rl.pipelines.parts import Parts
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from vla_rl.graph import Node, NodeRole, NodeType, Pipeline
 from vla_rl.pipelines.grpo import grpo
 from vla_rl.pipelines.nodes.advantages import CriticAdvantage
-from vla_rl.pipelines.nodes.judging import JudgeValues, LearnValues
+from vla_rl.pipelines.nodes.run_parts import EstimateValues, TrainCritic
 from vla_rl.pipelines.parts import Parts
 
 READS: Final = ("reward", "critic")
@@ -44,7 +44,7 @@ def ppo(
     )
     critic = Node.declare(
         "critic",
-        LearnValues(parts.critic),
+        TrainCritic(parts.critic),
         reads=("update", "groups", "judged", "returns"),
         node_type=NodeType.MODEL_TRAIN,
         node_role=NodeRole.CRITIC,
@@ -56,7 +56,7 @@ def ppo(
     return (
         pipeline.add_node(
             "values",
-            JudgeValues(parts.critic),
+            EstimateValues(parts.critic),
             reads={"group": "groups"},
             writes="judged",
             stream=True,

@@ -41,7 +41,7 @@ from vla_rl.envs.driving.scores.leaderboard_files import (
 from vla_rl.errors import ConfigError
 from vla_rl.models.loading import CheckpointConfig, described
 from vla_rl.recipes.driving_training import IMAGE_SIZE, load_driver
-from vla_rl.run.stopping import StopSignal
+from vla_rl.run.terminal import StopSignal
 from vla_rl.types import Observation, Sampling
 
 

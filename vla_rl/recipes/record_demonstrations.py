@@ -37,7 +37,7 @@ from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.evaluation.conditions import note_conditions, refuse_other_conditions
 from vla_rl.evaluation.libero import check_starts
 from vla_rl.evaluation.scenes import LiberoScene, MetaworldScene, Physics, Quality
-from vla_rl.run.lasting_output import lasting_output
+from vla_rl.run.terminal import lasting_output
 from vla_rl.types import Config, EnvSpec, derive_seed
 from vla_rl.util.sole_owner import beside, sole_owner
 

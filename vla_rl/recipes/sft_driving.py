@@ -35,7 +35,7 @@ from vla_rl.models.loading import Device, choose_device, require_new
 from vla_rl.models.openvla_oft.config import tiny
 from vla_rl.models.prismatic.config import ProprioConfig
 from vla_rl.recipes.driving_training import CROP, IMAGE_SIZE, TAUGHT
-from vla_rl.run.supervised import intermediate_folder, teach
+from vla_rl.run.supervised import intermediate_folder, train_supervised
 from vla_rl.types import Config, derive_seed
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ async def main(command: Command[Launch, SftDrivingConfig]) -> int:
     print(f"{len(demonstrations)} demonstrations; {config.updates} updates of {config.batch}")
     order = random.Random(derive_seed(config.seed, "samples"))
     # torch takes seconds to import: `--help` and errors in options must not wait for it
-    from vla_rl.run.imitators import opened_imitator
+    from vla_rl.run.supervised import opened_imitator
 
     async with (
         engines.DeviceLane(config.torch_threads) as lane,
@@ -227,7 +227,7 @@ async def main(command: Command[Launch, SftDrivingConfig]) -> int:
             await imitator.fetch()
             await lane.run(policy.save, folder, work="checkpoint")
 
-        return await teach(
+        return await train_supervised(
             config.updates, batch, learn, save, Path(config.out), save_every=config.save_every
         )
 

@@ -41,7 +41,7 @@ from vla_rl.models.loading import (
     require_new,
 )
 from vla_rl.models.openvla_oft.config import NewPart
-from vla_rl.run.supervised import intermediate_folder, teach
+from vla_rl.run.supervised import intermediate_folder, train_supervised
 from vla_rl.types import derive_seed
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     from vla_rl.learner.imitation_passes import Preparation
     from vla_rl.models.prismatic.compiled_blocks import COMPILING_TAKES
     from vla_rl.run import imitation
-    from vla_rl.run.imitators import opened_imitator
+    from vla_rl.run.supervised import opened_imitator
 
     config = command.config
     require_new(*folders_of(config).values())
@@ -304,7 +304,7 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
             await imitator.fetch()
             await lane.run(_save, policy, folder, work="checkpoint")
 
-        status = await teach(
+        status = await train_supervised(
             config.updates, batch, learn, save, Path(config.out), save_every=config.save_every
         )
         if status == 0:

@@ -20,7 +20,7 @@ from vla_rl.envs.text.pair_mix import pair_conversation
 from vla_rl.learner import ImitationConfig, OptimizerConfig
 from vla_rl.models.language import TinyConfig, tiny
 from vla_rl.models.loading import require_new
-from vla_rl.run.supervised import teach
+from vla_rl.run.supervised import train_supervised
 from vla_rl.types import Config, Message, derive_seed
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def untaught_policy(config: SftTextConfig) -> "CausalLanguageModel":
 async def teach_policy(config: SftTextConfig, policy: "CausalLanguageModel") -> int:
     """Make all updates and save the weights; return the exit status."""
     # torch takes seconds to import: `--help` and errors in options must not wait for it
-    from vla_rl.run.imitators import opened_imitator
+    from vla_rl.run.supervised import opened_imitator
 
     async with (
         engines.DeviceLane(config.torch_threads) as lane,
@@ -142,7 +142,7 @@ async def teach_policy(config: SftTextConfig, policy: "CausalLanguageModel") -> 
             await imitator.fetch()
             await lane.run(policy.save, folder, work="checkpoint")
 
-        return await teach(
+        return await train_supervised(
             config.updates, batch, learn, save, Path(config.out), description="training"
         )
 

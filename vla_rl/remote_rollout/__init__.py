@@ -1,16 +1,14 @@
 """Episodes of a run on other hosts.
 
-messages        between the control process and a rollout host
-agent_recipe    an agent by name, with plain arguments
-flat_weights    a policy's trained weights as one row of bytes, and back
-origins         where a version comes from: the control process, or the learner's ranks
-spreading       its way to several hosts, as delivery_plan says; neighbours: from one host to the next
-share_taker     its way from the ranks to a host
-weight_shelf    versions in a host's memory
-rollout_host    the actor on a host: simulators, engines, agent
-starting        that actor started by recipe and files, or taken over
-publishing      the newest weights to every host: all stage them, then all apply them
-picture_needs   which way pictures go: to the learner's ranks directly, or through this process
-picture_routes  that way: depots, shelves beside the ranks, and the connections between them
-host_rollout    which hosts run episodes now: brought up, dropped, brought up again
+host_fleet          which hosts run episodes now: brought up, dropped, brought up again
+host_control        one of them, as the control process sees it
+rollout_host        the actor there: simulators, engines, agent
+host_recipe         what it gets of a run
+weight_publication  the newest weights to every host: all stage them, then all apply them
+weight_sources      where a version comes from: the control process, or the learner's ranks
+chain_broadcast     its way to several hosts
+weight_links        its way into a host's memory; weight_store: versions there; flat_weights: as bytes
+image_routes        the way of images to the learner's ranks, past the control process
+image_cache         images beside the ranks; image_links: on their way
+peer_sockets        encrypted connections between two hosts
 """

@@ -1,4 +1,4 @@
-"""A policy's trained weights as one row of bytes, and back. No process and no socket."""
+"""Messages between the control process and a rollout host: plain values, never code."""
 
 import asyncio
 import hashlib
@@ -17,8 +17,36 @@ from vla_rl.actors.completion import run_to_its_end
 from vla_rl.engines.vllm.weight_memory import HostBuffer, HostMemory, opened
 from vla_rl.engines.weight_shares import SharePiece
 from vla_rl.errors import CheckpointError
-from vla_rl.remote_rollout.messages import WEIGHT_PIECE_BYTES, WeightHeading
 from vla_rl.types import SOLE_MEMBER
+
+WEIGHT_PIECE_BYTES: Final = 2 << 20
+"""Bytes of weights in one message. A host passes a piece on once it has all of it, so that each host
+of a chain is later by one piece than the one before."""
+
+
+class WeightHeading(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of one policy's trained weights, before its bytes."""
+
+    member: str
+    """The policy's member name."""
+
+    version: int
+    names: tuple[str, ...]
+    """Parameters in the order of their bytes."""
+
+    forms: tuple[str, ...]
+    """Type and shape of each, such as `torch.bfloat16 [32, 64]`."""
+
+    num_bytes: int
+
+
+class HeldVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """The weights with which a host acts for one policy."""
+
+    version: int
+    digest: str = ""
+    """Digest of the trained weights; empty while they are those of the policy's files."""
+
 
 ALIGNED: Final = 16
 """Bytes to which the place of each parameter is rounded up, so that any type can be read there."""
@@ -51,17 +79,17 @@ class FlatWeights:
             yield start, self.data[start : start + size]
 
 
-def flattened(network: nn.Module, version: int, member: str = SOLE_MEMBER) -> FlatWeights:
+def flatten_weights(network: nn.Module, version: int, member: str = SOLE_MEMBER) -> FlatWeights:
     """Copy the trained weights of a network; frozen ones are the same everywhere.
 
     Call it on the device lane.
     """
-    trained = _trained(network)
-    places, num_bytes = _places(trained.values())
+    trained = _trained_parameters(network)
+    places, num_bytes = _offsets(trained.values())
     data = torch.zeros(num_bytes, dtype=torch.uint8)
     for start, each in zip(places, trained.values(), strict=True):
-        _part(data, start, each).copy_(each.detach())
-    return FlatWeights(heading_of(network, version, member), data.numpy())
+        _view_part(data, start, each).copy_(each.detach())
+    return FlatWeights(make_heading(network, version, member), data.numpy())
 
 
 class IncomingWeights:
@@ -82,7 +110,7 @@ class IncomingWeights:
         self, heading: WeightHeading, network: nn.Module, memory: HostBuffer | None = None
     ) -> None:
         self.heading = heading
-        self._parameters = _parameters_of(heading, network)
+        self._parameters = _match_parameters(heading, network)
         if memory is None or len(memory.whole) != heading.num_bytes:
             memory = HostBuffer(max(heading.num_bytes, 1))
         self.memory = memory
@@ -191,7 +219,7 @@ class OpenedWeights:
         self, heading: WeightHeading, network: nn.Module, memory: HostMemory, digest: str
     ) -> None:
         self.heading, self.digest = heading, digest
-        self._parameters = _parameters_of(heading, network)
+        self._parameters = _match_parameters(heading, network)
         self._data = opened(memory).numpy()[: heading.num_bytes]
 
     def apply(self) -> None:
@@ -199,29 +227,29 @@ class OpenedWeights:
         _write_into(self._parameters, self._data)
 
 
-def row_of(network: nn.Module) -> tuple[dict[str, int], int]:
+def row_layout(network: nn.Module) -> tuple[dict[str, int], int]:
     """Return where each trained parameter begins in the row of bytes, and the length of the row."""
-    trained = _trained(network)
-    places, num_bytes = _places(trained.values())
+    trained = _trained_parameters(network)
+    places, num_bytes = _offsets(trained.values())
     return dict(zip(trained, places, strict=True)), num_bytes
 
 
-def heading_of(network: nn.Module, version: int, member: str) -> WeightHeading:
+def make_heading(network: nn.Module, version: int, member: str) -> WeightHeading:
     """Return the heading of a version of a network's trained weights."""
-    trained = _trained(network)
+    trained = _trained_parameters(network)
     return WeightHeading(
         member=member,
         version=version,
         names=tuple(trained),
         forms=tuple(map(_form, trained.values())),
-        num_bytes=_places(trained.values())[1],
+        num_bytes=_offsets(trained.values())[1],
     )
 
 
-def digest_of(network: nn.Module) -> str:
+def weights_digest(network: nn.Module) -> str:
     """Return the digest of a network's trained weights, without a copy of all of them."""
-    trained, digest, end = _trained(network).values(), hashlib.blake2b(digest_size=16), 0
-    places, num_bytes = _places(trained)
+    trained, digest, end = _trained_parameters(network).values(), hashlib.blake2b(digest_size=16), 0
+    places, num_bytes = _offsets(trained)
     for start, each in zip(places, trained, strict=True):
         digest.update(bytes(start - end))  # what rounding up leaves free
         data = each.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
@@ -233,13 +261,13 @@ def digest_of(network: nn.Module) -> str:
 
 def _write_into(parameters: Sequence[Tensor], data: np.ndarray) -> None:
     """Copy the bytes, uint8 [bytes], into parameters in their order."""
-    row, (places, _) = torch.from_numpy(data), _places(parameters)
+    row, (places, _) = torch.from_numpy(data), _offsets(parameters)
     with torch.no_grad():
         for start, parameter in zip(places, parameters, strict=True):
-            parameter.copy_(_part(row, start, parameter))
+            parameter.copy_(_view_part(row, start, parameter))
 
 
-def _parameters_of(heading: WeightHeading, network: nn.Module) -> list[Tensor]:
+def _match_parameters(heading: WeightHeading, network: nn.Module) -> list[Tensor]:
     named: dict[str, Tensor] = dict(network.named_parameters())
     missing = [name for name in heading.names if name not in named]
     if missing:
@@ -256,7 +284,7 @@ def _parameters_of(heading: WeightHeading, network: nn.Module) -> list[Tensor]:
     return [named[name] for name in heading.names]
 
 
-def _trained(network: nn.Module) -> dict[str, Tensor]:
+def _trained_parameters(network: nn.Module) -> dict[str, Tensor]:
     return {name: each for name, each in network.named_parameters() if each.requires_grad}
 
 
@@ -271,7 +299,7 @@ def _form(tensor: Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"
 
 
-def _places(parameters: Iterable[Tensor]) -> tuple[list[int], int]:
+def _offsets(parameters: Iterable[Tensor]) -> tuple[list[int], int]:
     """Return where each parameter begins among the bytes, and the number of all bytes."""
     places, end = [], 0
     for each in parameters:
@@ -280,6 +308,6 @@ def _places(parameters: Iterable[Tensor]) -> tuple[list[int], int]:
     return places, end
 
 
-def _part(data: Tensor, start: int, like: Tensor) -> Tensor:
+def _view_part(data: Tensor, start: int, like: Tensor) -> Tensor:
     """Return a part of the bytes as a tensor of the type and shape of another one."""
     return data[start : start + like.nbytes].view(like.dtype).view(like.shape)

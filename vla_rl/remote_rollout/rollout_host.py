@@ -28,33 +28,32 @@ from vla_rl.engines.weight_shares import WeightShare
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.playing import embodied_agent_within_range
 from vla_rl.pipelines.config import LearningConfig
-from vla_rl.remote_rollout.agent_recipe import imported, made_agent
-from vla_rl.remote_rollout.embedding import embedded_arrays, load_encoder
-from vla_rl.remote_rollout.environments import with_environments
-from vla_rl.remote_rollout.flat_weights import IncomingWeights, OpenedWeights
-from vla_rl.remote_rollout.messages import (
-    Door,
+from vla_rl.remote_rollout.flat_weights import (
     HeldVersion,
-    HostRecipe,
-    HostStatus,
-    Loss,
-    MemberRecipe,
-    Played,
-    Taken,
+    IncomingWeights,
+    OpenedWeights,
     WeightHeading,
 )
-from vla_rl.remote_rollout.picture_links import (
-    GivenPictures,
-    PictureGiver,
-    WantedPictures,
-    in_a_row,
+from vla_rl.remote_rollout.host_recipe import (
+    HostEpisode,
+    HostRecipe,
+    HostStatus,
+    LostEpisode,
+    MemberRecipe,
+    import_named,
+    load_encoder,
+    make_agent,
+    with_environments,
 )
-from vla_rl.remote_rollout.weight_shelf import WeightShelf
+from vla_rl.remote_rollout.image_links import ImageReply, ImageRequest, ImageSender, join_arrays
+from vla_rl.remote_rollout.peer_sockets import SocketAddress
+from vla_rl.remote_rollout.weight_links import ReceivedBytes
+from vla_rl.remote_rollout.weight_store import WeightStore
 from vla_rl.rollout import EpisodeLost, LocalPlayer, TaskStart
-from vla_rl.rollout.depot import Depot, besides_observed
-from vla_rl.team.devices import device_of
-from vla_rl.team.members import Member, OwnedEngine, RunModel, Team, engines_of
-from vla_rl.team.pools import pool_of
+from vla_rl.rollout.depot import EMBEDDING, Depot, besides_observed
+from vla_rl.team.devices import resolve_device
+from vla_rl.team.members import Member, OwnedEngine, RunModel, Team, make_engines
+from vla_rl.team.pools import make_pool
 from vla_rl.types import EpisodeSpec
 from vla_rl.util.dtypes import torch_dtype
 
@@ -83,7 +82,7 @@ class RolloutHost(Actor):
         self._encoder: TrajectoryEncoder | None = None
         self._recipe_digest = ""
         self._is_new = True
-        self._givers: list[PictureGiver] = []
+        self._givers: list[ImageSender] = []
 
     async def on_start(self) -> None:
         """Make a folder for the policies' files; remove those of processes that were killed."""
@@ -146,7 +145,7 @@ class RolloutHost(Actor):
     @actor_method(concurrent=True)
     async def play(
         self, episode: EpisodeSpec, timeout_s: float | None, dropped: list[int], evaluates: bool
-    ) -> Played:
+    ) -> HostEpisode:
         """Run an episode once; its large arrays stay here.
 
         Args:
@@ -164,10 +163,10 @@ class RolloutHost(Actor):
             player = self._evaluator if evaluates else self._player
             trajectory = await player.play(episode, timeout_s=timeout_s)
         except EpisodeLost as loss:
-            lost = Loss(kind=loss.kind, what=str(loss.__cause__ or loss))
-            return Played(trajectory=None, loss=lost, counts=self._player.decisions(clock()))
+            lost = LostEpisode(kind=loss.kind, what=str(loss.__cause__ or loss))
+            return HostEpisode(trajectory=None, loss=lost, counts=self._player.decisions(clock()))
         light = self._depot.put(trajectory)
-        return Played(trajectory=light, counts=self._player.decisions(clock()))
+        return HostEpisode(trajectory=light, counts=self._player.decisions(clock()))
 
     @actor_method(concurrent=True)
     async def take(self, key: int, is_shelved: bool) -> dict[str, np.ndarray] | None:
@@ -183,12 +182,12 @@ class RolloutHost(Actor):
         if self._encoder is None:
             arrays = self._depot.take(key)
         else:
-            arrays = await embedded_arrays(self._depot, key, self._encoder)
+            arrays = await _take_embedded(self._depot, key, self._encoder)
         return besides_observed(arrays) if is_shelved and arrays is not None else arrays
 
-    async def give_pictures(self, shelf_key: str) -> Door:
+    async def give_pictures(self, shelf_key: str) -> SocketAddress:
         """Let the shelf with this key fetch observations. Raises: OSError if no port is free."""
-        giver = PictureGiver(shelf_key, self._find_pictures)
+        giver = ImageSender(shelf_key, self._find_pictures)
         self._givers.append(giver)
         return giver.door
 
@@ -200,7 +199,7 @@ class RolloutHost(Actor):
         """Add the next piece. Raises: CheckpointError if it is not the next one."""
         await self._shelf.put(member, start, piece)
 
-    async def open_doors(self, member: str, keys: list[str]) -> list[Door]:
+    async def open_doors(self, member: str, keys: list[str]) -> list[SocketAddress]:
         """Let ranks with these keys give their shares. Raises: OSError if no port is free."""
         return self._shelf.open_doors(member, keys)
 
@@ -220,7 +219,7 @@ class RolloutHost(Actor):
         """Return the public key with which this process will connect to a neighbour."""
         return self._shelf.new_link()
 
-    async def give_weights(self, link_key: str) -> Door:
+    async def give_weights(self, link_key: str) -> SocketAddress:
         """Let the neighbour with this key take weights. Raises: OSError if no port is free."""
         return self._shelf.give(link_key)
 
@@ -229,7 +228,9 @@ class RolloutHost(Actor):
         self._shelf.end_giving(link_key)
 
     @actor_method(concurrent=True)
-    async def take_weights(self, member: str, link_key: str, host: str, door: Door) -> Taken:
+    async def take_weights(
+        self, member: str, link_key: str, host: str, door: SocketAddress
+    ) -> ReceivedBytes:
         """Take what is missing from a neighbour.
 
         Args:
@@ -279,9 +280,9 @@ class RolloutHost(Actor):
         else:
             await asyncio.wait((self._serving,))
 
-    def _find_pictures(self, wanted: WantedPictures) -> GivenPictures | None:
+    def _find_pictures(self, wanted: ImageRequest) -> ImageReply | None:
         arrays = None if wanted.key is None else self._depot.observed(wanted.key)
-        return None if arrays is None else in_a_row(arrays)
+        return None if arrays is None else join_arrays(arrays)
 
     def _end_giving(self) -> None:
         while self._givers:
@@ -302,14 +303,14 @@ class RolloutHost(Actor):
         self._engines[heading.member].adopt(network, heading.version)
 
     async def _serve(self, recipe: HostRecipe, ready: asyncio.Future[None]) -> None:
-        config = msgspec.json.decode(recipe.config, type=imported(recipe.config_class))
+        config = msgspec.json.decode(recipe.config, type=import_named(recipe.config_class))
         assert isinstance(config, LearningConfig)
         if recipe.share is not None:
             config = with_environments(config, recipe.share)
-        device, folder = device_of(config.run), self._folder
+        device, folder = resolve_device(config.run), self._folder
         self._lane = DeviceLane(config.run.torch_threads)
         try:
-            team = await asyncio.to_thread(_loaded, recipe, config, folder.path, device)
+            team = await asyncio.to_thread(_load_team, recipe, config, folder.path, device)
             if recipe.embedding is not None:
                 (member,) = team.members.values()
                 # before engines start: those of vLLM refuse a GPU that has too little left for them
@@ -322,14 +323,14 @@ class RolloutHost(Actor):
         self._models: dict[str, RunModel] = {
             name: member.model for name, member in team.members.items()
         }
-        self._shelf = WeightShelf({name: model.network for name, model in self._models.items()})
+        self._shelf = WeightStore({name: model.network for name, model in self._models.items()})
         starts = [TaskStart(env=env, task=env.id) for env in recipe.envs]
         async with Runtime("rollout") as runtime, self._lane as lane:
             gpus = _visible_gpus() if device.type == "cuda" else ()
-            engines = engines_of(config, team, lane, recipe.weight_version, gpus)
+            engines = make_engines(config, team, lane, recipe.weight_version, gpus)
             self._engines: Mapping[str, OwnedEngine] = engines.owned
-            async with pool_of(config, runtime, starts) as pool, engines:
-                self._player = LocalPlayer(pool, engines, made_agent(recipe.agent))
+            async with make_pool(config, runtime, starts) as pool, engines:
+                self._player = LocalPlayer(pool, engines, make_agent(recipe.agent))
                 self._evaluator = LocalPlayer(pool, engines, embodied_agent_within_range)
                 ready.set_result(None)
                 try:
@@ -350,18 +351,20 @@ def _append(folder: Path, name: str, start: int, piece: np.ndarray) -> None:
         file.write(piece.data)
 
 
-def _loaded(recipe: HostRecipe, config: LearningConfig, folder: Path, device: torch.device) -> Team:
+def _load_team(
+    recipe: HostRecipe, config: LearningConfig, folder: Path, device: torch.device
+) -> Team:
     members: dict[str, Member] = {}
     for name, member in recipe.members.items():
         # an engine in processes of its own reads the weights from the memory of the host
         acts_here = (member.engine or config.engine).kind == "torch"
-        model = _policy(member, folder / name, device if acts_here else torch.device("cpu"))
+        model = _load_policy(member, folder / name, device if acts_here else torch.device("cpu"))
         members[name] = Member(model, engine=member.engine)
     return Team(members)
 
 
-def _policy(member: MemberRecipe, folder: Path, device: torch.device) -> RunModel:
-    model: RunModel = imported(member.policy_class).load(folder)
+def _load_policy(member: MemberRecipe, folder: Path, device: torch.device) -> RunModel:
+    model: RunModel = import_named(member.policy_class).load(folder)
     model.network.to(device, torch_dtype(member.dtype))
     return model
 
@@ -372,3 +375,18 @@ def _visible_gpus() -> tuple[str, ...]:
     if chosen is None:
         return tuple(str(number) for number in range(torch.cuda.device_count()))
     return tuple(filter(None, chosen.split(",")))
+
+
+async def _take_embedded(
+    depot: Depot, key: int, encoder: TrajectoryEncoder
+) -> dict[str, np.ndarray] | None:
+    """Take the arrays of an episode out of a depot, with its embedding; None if they are not there.
+
+    Raises: ValueError naming the episode that cannot be embedded.
+    """
+    trajectory = depot.trajectory(key)
+    if trajectory is None:
+        return None
+    (embedding,) = await encoder.embed([trajectory])
+    arrays = depot.take(key)
+    return None if arrays is None else {**arrays, EMBEDDING: embedding}

@@ -32,9 +32,8 @@ from vla_rl.errors import ConfigError
 from vla_rl.learner import Checkpoint, CriticTeam, ReferenceTeam
 from vla_rl.models.trajectory_encoders import trajectory_encoder
 from vla_rl.pipelines.config import FilterConfig, LearningConfig, MixedTrainingConfig
-from vla_rl.pipelines.nodes.ends import Collect, Learn, Save, Show
 from vla_rl.pipelines.nodes.rewards import require_known_success
-from vla_rl.pipelines.nodes.selection import is_cut_short
+from vla_rl.pipelines.nodes.run_parts import Collect, Learn, Save, Show, is_cut_short
 from vla_rl.pipelines.parts import Stateful
 from vla_rl.reporting import RunDirectory, RunProgress, VideoRecorder
 from vla_rl.rollout import (
@@ -46,25 +45,23 @@ from vla_rl.rollout import (
     TaskStart,
 )
 from vla_rl.run.estimates import require_gpu_memory
-from vla_rl.run.places import cluster_of, hosts_of
-from vla_rl.run.restarting import Restarts
-from vla_rl.run.resuming import SCHEDULER
+from vla_rl.run.resuming import SCHEDULER, Restarts
 from vla_rl.run.saving import CheckpointSaver, RunSnapshot
-from vla_rl.team.devices import device_of
+from vla_rl.team.devices import resolve_device
 from vla_rl.team.members import (
     RunModel,
     Team,
-    critics_of,
-    engines_of,
-    learners_of,
-    references_of,
+    make_critics,
+    make_engines,
+    make_learners,
+    make_references,
     sharded_learners,
 )
-from vla_rl.team.pools import RunPool, kinds_of, pool_of
+from vla_rl.team.pools import RunPool, make_pool, start_kinds
 from vla_rl.types import Agent, Group, Sampling, agents_of, derive_seed, parts_of
 
 if TYPE_CHECKING:
-    pass
+    from vla_rl.remote_rollout.host_fleet import HostFleet
 
 
 class TrainingParts:
@@ -89,35 +86,42 @@ class TrainingParts:
         fork_servers: LastingForkServers | None = None,
     ) -> None:
         self.config, self._team, self._restarts = config, team, restarts
-        self.device = device = device_of(config.run)
+        self.device = device = resolve_device(config.run)
         require_gpu_memory(config, team, device)
         for member in team.members.values():
             member.model.network.to(device)
         self.runtime = Runtime(config.run.name, fork_servers=fork_servers)
-        self.pool: RunPool = pool_of(config, self.runtime, starts)
+        self.pool: RunPool = make_pool(config, self.runtime, starts)
         self.lane = DeviceLane(config.run.torch_threads)
         cluster = config.cluster
         acts_here = not cluster.has_hosts or cluster.plays_here or evaluates_here
-        self.engine = engines_of(config, team, self.lane, first_update) if acts_here else None
+        self.engine = make_engines(config, team, self.lane, first_update) if acts_here else None
         """Engines of this host; None if only others act."""
 
         here = None if self.engine is None else LocalPlayer(self.pool, self.engine, agent)
         self._is_restart = restarts is not None and restarts.num_restarts > 0
-        self._cluster = cluster_of(cluster, may_be_away=self._is_restart)
-        self.hosts = hosts_of(
-            config,
-            self._cluster,
-            starts,
-            team,
-            agent,
-            self.lane,
-            here if cluster.plays_here else None,
-            first_update,
-            deposits=lambda: self.scheduler.deposits(),
-        )
+        self._cluster: Hosts | None = None
+        self.hosts: HostFleet | None = None
         """Runs the episodes on other hosts; None if they run on this one."""
 
-        self.learner = learners_of(
+        if cluster.has_hosts:
+            # imported here, because one host pays nothing for what several need
+            from vla_rl.run.hosts import find_hosts, make_host_fleet
+
+            self._cluster = find_hosts(cluster, may_be_away=self._is_restart)
+            self.hosts = make_host_fleet(
+                config,
+                self._cluster,
+                starts,
+                team,
+                agent,
+                self.lane,
+                here if cluster.plays_here else None,
+                first_update,
+                deposits=lambda: self.scheduler.deposits(),
+            )
+
+        self.learner = make_learners(
             config,
             team,
             self.lane,
@@ -136,7 +140,7 @@ class TrainingParts:
         )
         player = here if self.hosts is None else self.hosts.players
         assert player is not None
-        self.scheduler = scheduler_of(config, starts, player, self.progress)
+        self.scheduler = make_scheduler(config, starts, player, self.progress)
         self.saver = CheckpointSaver(
             config.run.checkpoint_every, config.run.keep_checkpoints, first_update
         )
@@ -170,7 +174,7 @@ class TrainingParts:
     def critic(self) -> CriticTeam:
         """Critics of this run, created at the first access."""
         if self._critic is None:
-            self._critic = critics_of(self.config, self._team, self.lane, self.learner)
+            self._critic = make_critics(self.config, self._team, self.lane, self.learner)
         return self._critic
 
     @property
@@ -185,7 +189,7 @@ class TrainingParts:
         A resume does not change them.
         """
         if self._reference is None:
-            self._reference = references_of(self.config, self._team, self.lane, self.learner)
+            self._reference = make_references(self.config, self._team, self.lane, self.learner)
         return self._reference
 
     @asynccontextmanager
@@ -211,10 +215,10 @@ class TrainingParts:
         """
         if not self.config.cluster.learners:
             return
-        from vla_rl.run.rank_seats import seating_of
+        from vla_rl.run.hosts import assign_ranks
 
         lost = self._restarts.lost_places if self._restarts is not None else ()
-        seating = await seating_of(
+        seating = await assign_ranks(
             self.config, self._team, cluster.hosts(), lost, is_restart=self._is_restart
         )
         if self._restarts is not None:
@@ -298,7 +302,7 @@ class TrainingParts:
             what.restore(checkpoint.part(name, state_type))
 
 
-def scheduler_of(
+def make_scheduler(
     config: LearningConfig,
     starts: Sequence[TaskStart],
     player: EpisodePlayer,
@@ -311,19 +315,19 @@ def scheduler_of(
         derive_seed(config.run.seed, "episodes"),
         sampling=Sampling(temperature=config.temperature),
         num_greedy=1 if config.needs_greedy_baseline else 0,
-        kinds=kinds_of(starts) if isinstance(config, MixedTrainingConfig) else None,
+        kinds=start_kinds(starts) if isinstance(config, MixedTrainingConfig) else None,
     )
     return EpisodeScheduler(
         player,
         source,
         config.scheduler,
-        keep=kept_groups(config.filter),
+        keep=group_filter(config.filter),
         on_episode=progress.episode_done,
         num_updates=config.run.updates,
     )
 
 
-def kept_groups(config: FilterConfig) -> Callable[[Group], bool] | None:
+def group_filter(config: FilterConfig) -> Callable[[Group], bool] | None:
     """Return a function that tells whether to keep a group; None if all are kept.
 
     The function raises EnvError if it filters by success and the environment does not report it.

@@ -1,13 +1,19 @@
 """Record the episodes of any run, with every control step, as a LeRobotDataset.
 
-train(config, starts, model, agent=EpisodeRecorder(LeRobotWriter(folder)).record(my_agent))
+    train(config, starts, model, agent=EpisodeRecorder(LeRobotWriter(folder)).record(my_agent))
+
+`--run.record-to` does the same for the run's own agent.
 """
 
 import asyncio
+import contextlib
+import hashlib
+import importlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -15,18 +21,132 @@ import numpy as np
 from vla_rl.actors.completion import run_to_its_end
 from vla_rl.datasets import LeRobotWriter, RecordedEpisode
 from vla_rl.envs.text import is_text_task
+from vla_rl.errors import ConfigError
 from vla_rl.reporting.outlet import FailureStreak
 from vla_rl.rollout import embodied_agent, owned_copy
 from vla_rl.types import (
     Agent,
     ChunkOutcome,
     Env,
+    EnvSpec,
     EpisodeSpec,
     Info,
     Observation,
     Policy,
     Trajectory,
 )
+from vla_rl.util.sole_owner import beside, sole_owner
+
+CONTROL_ID: Final = "vla_rl/control-v0"
+
+
+async def record_agent(
+    agent: Agent, record_to: str | None, envs: Iterable[EnvSpec], run: str
+) -> Agent:
+    """Return the agent with its episodes recorded into a folder; without one, the agent itself.
+
+    Args:
+        agent: runs the episodes.
+        record_to: folder of the data set; None does not record.
+        envs: environments of the episodes; their metadata give the control steps per second and the
+            robot.
+        run: name that distinguishes these episodes from another run's in the same data set.
+
+    Raises: ConfigError if environments differ in rate or robot; DataError if the folder holds
+    something else.
+    """
+    if record_to is None:
+        return agent
+    from vla_rl.datasets import LeRobotWriter  # only if episodes are recorded
+
+    def writer() -> LeRobotWriter:
+        return LeRobotWriter(Path(record_to), **_dataset_arguments(envs))
+
+    return EpisodeRecorder(await asyncio.to_thread(writer), run).record(agent)
+
+
+@contextlib.contextmanager
+def owned_recording(record_to: str | None) -> Iterator[None]:
+    """Keep other processes from recording into the same folder; nothing without one.
+
+    Raises: ConfigError naming the process that records into it, or if it cannot be written.
+    """
+    if record_to is None:
+        yield
+        return
+    folder = Path(record_to)
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(sole_owner(beside(folder), f"the data set {folder}"))
+        except OSError as error:
+            raise ConfigError(
+                f"record_to is {record_to!r}, which cannot be written ({error.strerror}); choose "
+                "another folder"
+            ) from error
+        yield
+
+
+def check_recording(record_to: str | None, envs: Iterable[EnvSpec]) -> None:
+    """Check that episodes of `envs` can be recorded into a folder; writes nothing.
+
+    Raises: as `recorded`.
+    """
+    if record_to is not None:
+        from vla_rl.datasets.lerobot import check_can_add
+
+        check_can_add(Path(record_to), **_dataset_arguments(envs))
+
+
+def _dataset_arguments(envs: Iterable[EnvSpec]) -> dict[str, Any]:
+    """Return the arguments of a data set for episodes of these environments."""
+    envs = tuple(envs)
+    return {
+        "fps": common_metadata(envs, "render_fps"),
+        "robot_type": common_metadata(envs, "robot_type"),
+    }
+
+
+def run_digest(what: Any) -> str:
+    """Return a short name for a run's settings; the same for equal plain values."""
+    return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:12]
+
+
+def common_metadata(envs: Iterable[EnvSpec], name: str) -> Any:
+    """Return `name` from the metadata of the simulators among `envs`; None if they lack it."""
+    ids = sorted({_simulator_id(env) for env in envs if not is_text_task(env)})
+    said = {_read_metadata(env_id).get(name): env_id for env_id in ids}
+    if len(said) > 1:
+        raise ConfigError(
+            f"{name} differs: {said}, but a data set has only one; record these environments in "
+            "separate runs"
+        )
+    return next(iter(said), None)
+
+
+def _simulator_id(env: EnvSpec) -> str:
+    """Return the id of an environment, and of the wrapped one for `vla_rl/control-v0`."""
+    return str(env.kwargs.get("env_id", env.id)) if env.id == CONTROL_ID else env.id
+
+
+def _read_metadata(env_id: str) -> Mapping[str, Any]:
+    """Return the metadata of a registered environment's class.
+
+    Empty if a function makes the environment.
+    """
+    from gymnasium import spec
+    from gymnasium.envs.registration import load_env_creator
+
+    module, _, name = env_id.rpartition(":")
+    try:
+        importlib.import_module(module or "vla_rl.envs")
+        entry = spec(name).entry_point
+        made_by = load_env_creator(entry) if isinstance(entry, str) else entry
+    except Exception:  # reported by the simulator's process when it makes the environment
+        return {}
+    metadata = getattr(made_by, "metadata", {})
+    return metadata if isinstance(metadata, Mapping) else {}
+
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +188,7 @@ class EpisodeRecorder:
         async def play(env: Env, policy: Policy) -> Trajectory:
             if is_text_task(env.episode.env):
                 return await agent(env, policy)
-            watched = _Watched(env)
+            watched = _RecordingEnv(env)
             trajectory: Any = await agent(watched, policy)
             if isinstance(trajectory, Trajectory):  # the scheduler rejects anything else
                 async with self._turn:
@@ -99,7 +219,7 @@ class EpisodeRecorder:
             self._failures.worked()
 
 
-class _Watched:
+class _RecordingEnv:
     """An environment that runs chunks one action at a time and stores observations and actions."""
 
     def __init__(self, env: Env) -> None:
@@ -182,12 +302,12 @@ def recorded_episode(
         instruction=words if isinstance(words, str) else episode.task,
         actions=np.stack(actions).astype(np.float32),
         vectors={key: np.stack([step[key] for step in seen]).astype(np.float32) for key in vectors},
-        frames={key: partial(_picture, seen, key) for key, yes in is_picture.items() if yes},
+        frames={key: partial(_image_at, seen, key) for key, yes in is_picture.items() if yes},
         rewards=np.concatenate([step.rewards for step in trajectory.steps]),
         is_success=trajectory.is_success,
         about={
             "task": episode.task,
-            "options": msgspec.json.encode(episode.options, enc_hook=_listed).decode(),
+            "options": msgspec.json.encode(episode.options, enc_hook=_plain_option).decode(),
             "policy_seed": episode.policy_seed,
             "weight_version": trajectory.oldest_version,
             **({"run": run} if run else {}),
@@ -195,12 +315,12 @@ def recorded_episode(
     )
 
 
-def _listed(value: Any) -> Any:
+def _plain_option(value: Any) -> Any:
     """Return an option that JSON cannot hold as lists, or in words."""
     return value.tolist() if isinstance(value, np.ndarray) else repr(value)
 
 
-def _picture(seen: Sequence[Observation], key: str, step: int) -> np.ndarray:
+def _image_at(seen: Sequence[Observation], key: str, step: int) -> np.ndarray:
     return np.asarray(seen[step][key])
 
 

@@ -1,13 +1,27 @@
-"""Resume a run from its newest complete checkpoint, from a named one, or from its beginning."""
+"""How a run goes on after it ended, or after a rank of its learner died, froze or failed.
+
+    run ended  ─► newest complete checkpoint, a named one, or the beginning ─► the run goes on
+    rank fails ─► all ranks end ─► the run is closed in order ─► newest checkpoint ─► the run goes on
+
+A restart is a resume in the same process: weights, optimizer, scheduler and data cursor return to
+the same update, so that no episode is lost or trained on twice. If a rank cannot be started again,
+because its device is gone, the next restart has one rank less, or one tensor group less, and leaves
+that device out. If a whole host is gone, its GPUs are left out; ranks on CPUs move to the hosts that
+are left.
+"""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
 
 from vla_rl.engines.atomic_folder import MANIFEST
-from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.errors import CheckpointError, ConfigError, LearnerHostLost, RankFailed, RankNotStarted
 from vla_rl.evaluation.held_out import Judge
 from vla_rl.learner import Checkpoint, load_checkpoint, verify_checkpoint
 from vla_rl.learner.checkpoint import read_part
@@ -20,8 +34,16 @@ from vla_rl.learner.checkpoint_folders import (
     set_incomplete_aside,
     set_newer_aside,
 )
+from vla_rl.learner.config import LearnerConfig
+from vla_rl.learner.rank_memory import gpus_of
+from vla_rl.pipelines.config import LearningConfig
 from vla_rl.reporting import RunDirectory
 from vla_rl.rollout.episode_book import SchedulerState
+from vla_rl.team.members import Team, Trainable
+
+if TYPE_CHECKING:
+    from vla_rl.learner.distributed.seats import Seating
+
 
 T = TypeVar("T")
 
@@ -55,7 +77,7 @@ async def checkpoint_to_resume(
         for folder in incomplete:
             print(f"{folder} is not used: it has no {MANIFEST}, so it is not complete", flush=True)
     if name is not None:
-        return await _named(run, name, folders, read)
+        return await _read_named(run, name, folders, read)
     complaints = []
     for folder in reversed(folders):
         try:
@@ -101,7 +123,7 @@ def _require_version(folder: Path, state: SchedulerState, version: int) -> None:
         )
 
 
-async def leave_later(
+async def set_later_aside(
     run: RunDirectory, folder: Path | None, version: int, judge: Judge | None
 ) -> None:
     """Set aside checkpoints and results of later weights than `folder`'s.
@@ -127,7 +149,7 @@ async def leave_later(
             ) from error
 
 
-async def _named(
+async def _read_named(
     run: RunDirectory, name: str, folders: list[Path], read: Callable[[Path], Awaitable[T]]
 ) -> tuple[Path, T]:
     folder = (best_checkpoint(run.checkpoints) if name == BEST else None) or run.checkpoints / name
@@ -135,3 +157,151 @@ async def _named(
         there = ", ".join(each.name for each in folders) or "none"
         raise ConfigError(f"{run.checkpoints} has no checkpoint {name!r}; it has: {there}")
     return folder, await read(folder)
+
+
+class Restarts:
+    """Counts the restarts of a run, and ends it after too many without a new checkpoint.
+
+    Args:
+        max_in_a_row: number of restarts from the same checkpoint.
+        num_ranks: number of ranks of each learner in the beginning.
+        group_size: ranks of a tensor group; without one of them, the others have no use.
+    """
+
+    def __init__(self, max_in_a_row: int, num_ranks: int = 1, group_size: int = 1) -> None:
+        self._max_in_a_row, self._num_ranks = max_in_a_row, num_ranks
+        self._num_ranks_first = num_ranks
+        self._seating: Seating | None = None
+        self._group_size = group_size
+        self._num_in_a_row, self._version = 0, -1
+        self.num_restarts = 0
+        """Number of restarts so far."""
+
+        self.lost_gpus: frozenset[int] = frozenset()
+        """Numbers of the GPUs here whose ranks could not be started again."""
+
+        self.lost_places: tuple[tuple[str, int], ...] = ()
+        """The same of `cluster.learners`: names of hosts there, and their GPUs."""
+
+        self.lost_hosts: frozenset[str] = frozenset()
+        """Names of the hosts with ranks that are gone."""
+
+    @classmethod
+    def of(cls, config: LearningConfig, team: Team) -> "Restarts":
+        """Return the counter of a run, none made yet."""
+        learners = [member.learner or config.learner for member in team.members.values()]
+        return cls(
+            max(learner.max_restarts for learner in learners),
+            max(learner.ranks for learner in learners),
+            math.lcm(*(learner.tensor_parallel for learner in learners)),
+        )
+
+    def count(self, error: Exception, version: int) -> None:
+        """Count a restart from the checkpoint of update `version`, and print a line about it.
+
+        Raises: `error` if no rank failed; RankFailed if that is one restart too many.
+        """
+        failure = RankFailed.found_in(error)
+        if failure is None:
+            raise error
+        self._num_in_a_row = self._num_in_a_row + 1 if version == self._version else 1
+        self._version = version
+        if self._num_in_a_row > self._max_in_a_row:
+            raise RankFailed(
+                f"{failure}. The run was restarted {self._max_in_a_row} times (LearnerConfig."
+                f"max_restarts) without a checkpoint newer than update {version}, and ends here; "
+                "look at the cause, then continue with --resume, with any number of "
+                "--learner.ranks"
+            ) from error
+        self.num_restarts += 1
+        before = self._num_ranks
+        self._leave_out(failure)
+        fewer = (
+            ""
+            if self._num_ranks == before
+            else f" with {self._num_ranks} instead of {before} --learner.ranks"
+        )
+        print(
+            f"{failure}. Restart {self._num_in_a_row} of at most {self._max_in_a_row}: the run "
+            f"continues after update {version}{fewer}",
+            flush=True,
+        )
+
+    def sit(self, seating: "Seating") -> None:
+        """Note where the ranks are, if `cluster.learners` says so, before they start."""
+        self._seating = seating
+
+    def _leave_out(self, failure: RankFailed) -> None:
+        """Leave out the device or the host that a failure has shown to be gone."""
+        seating, num_lost = self._seating, 0
+        if isinstance(failure, LearnerHostLost):
+            self.lost_hosts |= {failure.host}
+            numbers = [] if seating is None else seating.far_hosts.get(failure.host, [])
+            # ranks on CPUs move to the hosts that are left
+            num_lost = (
+                sum(seating.seats[rank].gpu is not None for rank in numbers) if seating else 0
+            )
+        elif isinstance(failure, RankNotStarted):
+            num_lost = 1
+            if seating is None:
+                self.lost_gpus |= {gpus_of(self._num_ranks, self.lost_gpus)[failure.rank]}
+            else:  # with its tensor group, so that those of the others stay on one host each
+                first = failure.rank - failure.rank % self._group_size
+                self.lost_places += tuple(
+                    (seat.host or "here", seat.gpu)
+                    for seat in seating.seats[first : first + self._group_size]
+                    if seat.gpu is not None
+                )
+        if num_lost:
+            left = self._num_ranks - num_lost
+            self._num_ranks = left // self._group_size * self._group_size or left
+
+    def remaining(
+        self, config: LearningConfig, model: Trainable
+    ) -> tuple[LearningConfig, Trainable]:
+        """Return the settings of a run, and its policies, with the ranks that are left."""
+        if self.lost_hosts:
+            # imported here, because one host pays nothing for what several need
+            from vla_rl.cluster.rank_places import without_hosts
+
+            learners = without_hosts(config.cluster.learners, self.lost_hosts)
+            if not learners or self._num_ranks < 1:
+                raise ConfigError(
+                    f"all hosts of cluster.learners {' '.join(config.cluster.learners)!r} are gone"
+                )
+            cluster = msgspec.structs.replace(config.cluster, learners=learners)
+            config = msgspec.structs.replace(config, cluster=cluster)
+        if self._num_ranks == self._num_ranks_first:
+            return config, model
+        if self._num_ranks == 1 and config.cluster.learners:
+            raise ConfigError(
+                "one rank of cluster.learners is left, expected 2: one process learns on the host "
+                "that controls the run alone"
+            )
+        if isinstance(model, Team):
+            members = {
+                name: replace(member, learner=member.learner and self._fewer(member.learner))
+                for name, member in model.members.items()
+            }
+            model = replace(model, members=members)
+        return msgspec.structs.replace(config, learner=self._fewer(config.learner)), model
+
+    def explained(self, refused: ConfigError) -> ConfigError | RankFailed:
+        """Return the error of a restart whose settings were refused."""
+        if not (self.lost_gpus or self.lost_places or self.lost_hosts):
+            return refused
+        failure = RankFailed(
+            f"the run cannot continue with {self._num_ranks} of its ranks: {refused}; continue it "
+            "with --resume on devices that fit"
+        )
+        failure.__cause__ = refused
+        return failure
+
+    def _fewer(self, learner: LearnerConfig) -> LearnerConfig:
+        if self._num_ranks == 1:
+            return msgspec.structs.replace(
+                learner, ranks=1, shard="gradients", offload=False, tensor_parallel=1
+            )
+        # fewer ranks than one group has: each reads whole layers, if they fit
+        size = 1 if self._num_ranks % learner.tensor_parallel else learner.tensor_parallel
+        return msgspec.structs.replace(learner, ranks=self._num_ranks, tensor_parallel=size)

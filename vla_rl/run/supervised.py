@@ -9,23 +9,31 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.progress import track
 
 from vla_rl.errors import CheckpointError, ConfigError
-from vla_rl.run.lasting_output import lasting_output
-from vla_rl.run.stopping import StopSignal
+from vla_rl.run.terminal import StopSignal, lasting_output
 from vla_rl.util.sole_owner import beside, sole_owner
+
+if TYPE_CHECKING:  # they import torch: `--help` and errors in options must not wait for it
+    from vla_rl.engines import DeviceLane, LanguageModel, PolicyModel
+    from vla_rl.learner import ImitationConfig
+    from vla_rl.learner.imitation import PolicyImitator
+    from vla_rl.learner.imitation_passes import Preparation
+    from vla_rl.types import Observation
+
 
 logger = logging.getLogger(__name__)
 
 BatchT = TypeVar("BatchT")
 
 
-async def teach(
+async def train_supervised(
     updates: int,
     batch: Callable[[int], Awaitable[BatchT]],
     learn: Callable[[int, BatchT], Awaitable[None]],
@@ -52,7 +60,7 @@ async def teach(
         CheckpointError if the last weights cannot be written; what `batch` raises, after the weights
         so far were saved; what `learn` raises.
     """
-    with lasting_output(), _owned(out), StopSignal("saving the weights so far") as stop:
+    with lasting_output(), _own_folder(out), StopSignal("saving the weights so far") as stop:
         done = 0
         for number in track(range(1, updates + 1), description=description):
             try:
@@ -65,7 +73,7 @@ async def teach(
             if stop.is_asked:
                 break
             if save_every is not None and done % save_every == 0 and done < updates:
-                await _save_on_the_way(save, intermediate_folder(out, done))
+                await _save_meanwhile(save, intermediate_folder(out, done))
         folder = out if done == updates else intermediate_folder(out, done)
         await save(folder)
         print(
@@ -82,7 +90,7 @@ def intermediate_folder(out: Path, updates: int) -> Path:
 
 
 @contextlib.contextmanager
-def _owned(out: Path) -> Iterator[None]:
+def _own_folder(out: Path) -> Iterator[None]:
     """Keep other processes from training into the same folder."""
     try:
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +109,7 @@ def _owned(out: Path) -> Iterator[None]:
         yield
 
 
-async def _save_on_the_way(save: Callable[[Path], Awaitable[None]], folder: Path) -> None:
+async def _save_meanwhile(save: Callable[[Path], Awaitable[None]], folder: Path) -> None:
     try:
         await save(folder)
     except CheckpointError as error:
@@ -124,3 +132,41 @@ async def _save_before_raising(
         error.add_note(f"the weights after {done} updates could not be saved: {failure}")
     else:
         error.add_note(f"the weights after {done} updates were saved in {folder}")
+
+
+@asynccontextmanager
+async def opened_imitator(
+    model: "PolicyModel[Any] | LanguageModel[Any]",
+    lane: "DeviceLane",
+    config: "ImitationConfig",
+    *,
+    prepare: "Callable[[Sequence[Observation]], Any] | None" = None,
+    prepared_by: "Preparation | None" = None,
+    seed: int = 0,
+) -> "AsyncIterator[PolicyImitator]":
+    """Make an imitator; with several ranks, start their processes, and end them on leaving.
+
+    Args:
+        model: the policy.
+        lane: computes with it in this process.
+        config: optimizer, micro-batches and ranks.
+        prepare: makes training batches in this process. None: the model itself.
+        prepared_by: makes those of ranks. None: the model itself.
+        seed: seed of what ranks draw.
+
+    Raises: ConfigError if the ranks cannot share this policy on this machine.
+    """
+    if config.ranks == 1:
+        from vla_rl.learner import Imitator
+
+        yield Imitator(model, lane, config, prepare=prepare)
+        return
+    # imported here, because one process pays nothing for what several need
+    from vla_rl.actors import Runtime
+    from vla_rl.learner.distributed import ShardedImitator
+
+    async with Runtime("imitation") as runtime:
+        sharded = ShardedImitator(model, runtime, lane, config, prepared_by=prepared_by, seed=seed)
+        async with sharded as imitator:
+            print(f"{config.ranks} ranks share the updates", flush=True)
+            yield imitator

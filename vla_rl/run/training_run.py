@@ -3,7 +3,7 @@
     TrainingParts ─► pipeline ─► customise ─► graph ─► executor ─► updates ─► metrics, trace, live view
                                                                        └► run directory: checkpoints, videos
 
-`train` of `run/run.py` builds it, and builds the next one if ranks of the learner have to be
+`train` of `run/train.py` builds it, and builds the next one if ranks of the learner have to be
 restarted.
 """
 
@@ -18,29 +18,28 @@ from typing import TypeAlias
 from vla_rl.actors import LastingForkServers, Watchdog
 from vla_rl.actors.completion import finish_despite_cancellation
 from vla_rl.evaluation.held_out import HeldOutJudge, Judge
+from vla_rl.evaluation.held_out_curve import Curve, curve_tables
 from vla_rl.graph import Executor, NodeFailed, NodeType, Pipeline, TaskGraph, Update
 from vla_rl.learner import Checkpoint
-from vla_rl.learner.checkpoint_folders import newest_name
-from vla_rl.pipelines import make_pipeline
+from vla_rl.learner.checkpoint_folders import BEST, newest_name
 from vla_rl.pipelines.config import LearningConfig, TrainingConfig
+from vla_rl.pipelines.registry import customise_pipeline, make_pipeline, refuse_unused_settings
 from vla_rl.reporting import LiveView, RunDirectory, Snapshot, print_summary
 from vla_rl.reporting.waits_socket import WaitsSocket
 from vla_rl.rollout import TaskStart, embodied_agent
-from vla_rl.run.chaos import chaos
-from vla_rl.run.checks import check_settings, customised
-from vla_rl.run.held_out import judging_beside, print_curve, settings_beside
-from vla_rl.run.judging import JudgingBeside
-from vla_rl.run.lasting_output import lasting_output
+from vla_rl.run.background_evaluation import (
+    BackgroundEvaluation,
+    background_settings,
+)
 from vla_rl.run.parts import TrainingParts
-from vla_rl.run.profiling import UpdateProfiler
-from vla_rl.run.restarting import Restarts
-from vla_rl.run.run_record import RunRecord
-from vla_rl.run.stopping import StopSignal, unless_set
-from vla_rl.run.update_metrics import UpdateMetrics
-from vla_rl.run.utilization import facts_of_nodes
+from vla_rl.run.resuming import Restarts
+from vla_rl.run.saving import RunRecord
+from vla_rl.run.terminal import StopSignal, lasting_output, unless_set
+from vla_rl.run.update_metrics import UpdateMetrics, UpdateProfiler, node_facts
 from vla_rl.team.members import Team, Trainable
-from vla_rl.team.pools import environments_in_words, simulator_pids
+from vla_rl.team.pools import chaos, describe_environments, simulator_pids
 from vla_rl.types import Agent, derive_seed
+from vla_rl.util.plain_console import plain_console
 
 Customise: TypeAlias = Callable[[Pipeline], Pipeline]
 """Changes a pipeline before it is built:
@@ -84,7 +83,7 @@ class TrainingRun:
         fork_servers: LastingForkServers | None = None,
     ) -> None:
         self._config, self._judge, team = config, judge, Team.of(model)
-        self._beside_settings = settings_beside(judge, config, team)
+        self._beside_settings = background_settings(judge, config, team)
         self._parts = TrainingParts(
             config,
             starts,
@@ -96,22 +95,22 @@ class TrainingRun:
             evaluates_here=judge is not None and not isinstance(judge, HeldOutJudge),
             fork_servers=fork_servers,
         )
-        self.graph: TaskGraph = customised(make_pipeline(self._parts), customise).build()
+        self.graph: TaskGraph = customise_pipeline(make_pipeline(self._parts), customise).build()
         if self._parts.hosts is not None:
             # imported here, because one host pays nothing for what several need
-            from vla_rl.remote_rollout.picture_needs import choose_picture_way
+            from vla_rl.run.hosts import choose_image_route
 
-            choose_picture_way(config, self.graph, team, self._parts.hosts)
+            choose_image_route(config, self.graph, team, self._parts.hosts)
         self._metrics = UpdateMetrics(
             config, self._parts, restarts.num_restarts if restarts is not None else 0
         )
-        check_settings(
+        refuse_unused_settings(
             config,
             self.graph,
             has_critic=self._parts.has_critic,
             makes_videos=any(node.func is self._parts.show for node in self.graph.nodes.values()),
         )
-        self._beside: JudgingBeside | None = None
+        self._beside: BackgroundEvaluation | None = None
         self._stop: StopSignal | None = None
         self.has_begun = False
         """Whether the learner has started."""
@@ -159,7 +158,7 @@ class TrainingRun:
         ):
             self._stop = stop
             print(
-                f"run {run.path}: starting {parts.pool.num_envs} {environments_in_words(self._config)}",
+                f"run {run.path}: starting {parts.pool.num_envs} {describe_environments(self._config)}",
                 flush=True,
             )
             async with parts.runtime, parts.lane, parts.opened_learner():
@@ -173,9 +172,7 @@ class TrainingRun:
                 )  # slow: it imports much, and may go on-line
                 record = await asyncio.to_thread(make, checkpoint=checkpoint, is_resumed=is_resumed)
                 parts.saver.open(run.checkpoints, record.unwritten)
-                self._beside = judging_beside(
-                    self._judge, self._beside_settings, parts, run, record
-                )
+                self._beside = self._make_background_evaluation(run, record)
                 try:
                     with record:
                         await self._carry_out(run, record, stop)
@@ -193,6 +190,25 @@ class TrainingRun:
             return Outcome(
                 run, progress, was_stopped=self.is_asked_to_stop, stopped_by=stop.received
             )
+
+    def _make_background_evaluation(
+        self, run: RunDirectory, record: RunRecord
+    ) -> BackgroundEvaluation | None:
+        """Return the evaluations beside training, for which the run saves checkpoints too."""
+        if self._beside_settings is None:
+            return None
+        assert isinstance(self._judge, HeldOutJudge)
+        parts = self._parts
+        beside = BackgroundEvaluation(
+            self._judge,
+            self._beside_settings,
+            run,
+            parts.runtime,
+            first=parts.scheduler.version,
+            note=record.note_late,
+        )
+        parts.saver.also_save(beside.is_due, beside.kept)
+        return beside
 
     async def _carry_out(self, run: RunDirectory, record: RunRecord, stop: StopSignal) -> None:
         """Make the updates; when they end for any reason, save what is not saved yet."""
@@ -345,9 +361,18 @@ class TrainingRun:
         # the other way round, it would have a checkpoint whose update has no line
         metrics = await self._metrics.measure(update)
         slices = {} if report is None else report.slices
-        await record.note(update, metrics, facts_of_nodes(self.graph, metrics), slices)
+        await record.note(update, metrics, node_facts(self.graph, metrics), slices)
         version = update.index + 1
         await parts.saver.commit(version)
         # the last version waits for the simulators of training
         if self._beside is not None and version < self._config.run.updates:
             self._beside.update_ended(version, parts.saver.saved_version == version)
+
+
+def print_curve(curve: Curve, run: RunDirectory, version: int) -> None:
+    """Print all points, and in one line the results of the final weights, the best and the first."""
+    for table in curve_tables(curve):
+        plain_console().print(table)
+    link = run.checkpoints / BEST
+    where = f", {link}" if link.is_symlink() else ""
+    print(f"{curve.final_line(version)}{where}", flush=True)

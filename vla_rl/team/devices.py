@@ -6,7 +6,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import RunConfig
 
 
-def device_of(config: RunConfig) -> torch.device:
+def resolve_device(config: RunConfig) -> torch.device:
     """Return the device that a run computes on.
 
     Raises: ConfigError if a GPU is requested and there is none.

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from vla_rl.engines.vllm import VllmActionEngine, VllmChatEngine
     from vla_rl.learner.distributed import ShardedLearner
 
+
 RunModel: TypeAlias = PolicyModel[Any] | LanguageModel[Any]
 
 OwnedEngine: TypeAlias = (
@@ -194,7 +195,7 @@ class RunEngines(EngineTeam):
         }
 
 
-def engines_of(
+def make_engines(
     config: LearningConfig,
     team: Team,
     lane: DeviceLane,
@@ -209,13 +210,13 @@ def engines_of(
     """
     return RunEngines(
         {
-            name: _engine_of(config, member, lane, weight_version, gpus)
+            name: _make_engine(config, member, lane, weight_version, gpus)
             for name, member in team.members.items()
         }
     )
 
 
-def learners_of(
+def make_learners(
     config: LearningConfig,
     team: Team,
     lane: DeviceLane,
@@ -280,14 +281,14 @@ def learners_of(
     return LearnerTeam(learners, team.updates_per_turn)
 
 
-def critics_of(
+def make_critics(
     config: LearningConfig, team: Team, lane: DeviceLane, learners: LearnerTeam
 ) -> CriticTeam:
     """Make the critics of a run; the ranks of a sharded learner compute its policy's critic."""
     critics: dict[str, PolicyCritic] = {}
     for name, member in team.members.items():
         seed = team.roster.seed(derive_seed(config.run.seed, "critic"), name)
-        sharded = _sharded(learners.member(name), member.learner or config.learner)
+        sharded = _as_sharded(learners.member(name), member.learner or config.learner)
         critics[name] = (
             Critic(member.model, lane, config.critic, seed)
             if sharded is None
@@ -296,14 +297,14 @@ def critics_of(
     return CriticTeam(critics)
 
 
-def references_of(
+def make_references(
     config: LearningConfig, team: Team, lane: DeviceLane, learners: LearnerTeam
 ) -> ReferenceTeam:
     """Make a frozen copy of each policy of a run; ranks of a sharded learner hold their own."""
     references: dict[str, PolicyReference] = {}
     for name, member in team.members.items():
         settings = member.learner or config.learner
-        sharded = _sharded(learners.member(name), settings)
+        sharded = _as_sharded(learners.member(name), settings)
         references[name] = (
             Reference(member.model, lane, *settings.micro_batch_size)
             if sharded is None
@@ -312,7 +313,7 @@ def references_of(
     return ReferenceTeam(references)
 
 
-def _sharded(learner: PolicyLearner, settings: LearnerConfig) -> "ShardedLearner | None":
+def _as_sharded(learner: PolicyLearner, settings: LearnerConfig) -> "ShardedLearner | None":
     if settings.ranks == 1:
         return None
     from vla_rl.learner.distributed import ShardedLearner
@@ -329,7 +330,7 @@ def sharded_learners(learners: LearnerTeam, team: Team) -> "list[ShardedLearner]
     return [learner for learner in each if isinstance(learner, ShardedLearner)]
 
 
-def _engine_of(
+def _make_engine(
     config: LearningConfig,
     member: Member,
     lane: DeviceLane,

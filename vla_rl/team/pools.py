@@ -1,7 +1,15 @@
-"""Environments of a run: simulators in their own processes, text environments in this one."""
+"""Environments of a run: simulators in their own processes, text environments in this one.
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+`chaos` kills and freezes simulators on purpose.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -83,7 +91,7 @@ class MixedPool:
         return {**self.simulators.metrics(), **self._text.metrics()}
 
 
-def pool_of(config: LearningConfig, runtime: Runtime, starts: Sequence[TaskStart]) -> RunPool:
+def make_pool(config: LearningConfig, runtime: Runtime, starts: Sequence[TaskStart]) -> RunPool:
     """Make the pool for a configuration.
 
     Raises: ConfigError if the configuration has no environments.
@@ -105,7 +113,7 @@ def pool_of(config: LearningConfig, runtime: Runtime, starts: Sequence[TaskStart
     )
 
 
-def kinds_of(starts: Sequence[TaskStart]) -> list[str]:
+def start_kinds(starts: Sequence[TaskStart]) -> list[str]:
     """Return the kind of each start: `simulator` or `text`."""
     return ["text" if is_text_task(start.env) else "simulator" for start in starts]
 
@@ -116,14 +124,58 @@ def simulator_pids(pool: RunPool) -> list[int]:
     return simulators.pids if isinstance(simulators, SimulatorPool) else []
 
 
-def environments_in_words(config: LearningConfig) -> str:
+def describe_environments(config: LearningConfig) -> str:
     """Return the kind of environments in words, and where they are if not on this host."""
     if config.cluster.has_hosts:
-        return f"{_kind_in_words(config)} on each host"
-    return _kind_in_words(config)
+        return f"{_describe_kind(config)} on each host"
+    return _describe_kind(config)
 
 
-def _kind_in_words(config: LearningConfig) -> str:
+def _describe_kind(config: LearningConfig) -> str:
     if isinstance(config, MixedTrainingConfig):
         return "simulators and text environments"
     return "text environments" if isinstance(config, TextTrainingConfig) else "simulators"
+
+
+logger = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def chaos(
+    pids: Callable[[], Sequence[int]], every_s: float | None, seed: int
+) -> AsyncIterator[None]:
+    """While the context is open, repeatedly kill (SIGKILL) or freeze (SIGSTOP) one of `pids()`.
+
+    Args:
+        pids: returns the processes that are running.
+        every_s: mean seconds between two faults, a Poisson process; None does nothing.
+        seed: seed of the times, the processes and the kinds of faults.
+    """
+    if every_s is None:
+        yield
+        return
+    breaking = asyncio.create_task(
+        _break_simulators(pids, every_s, random.Random(seed)), name="chaos"
+    )
+    try:
+        yield
+    finally:
+        breaking.cancel()
+        await asyncio.wait((breaking,))
+    if not breaking.cancelled():
+        breaking.result()  # it ends by itself only if it failed
+
+
+async def _break_simulators(
+    pids: Callable[[], Sequence[int]], every_s: float, dice: random.Random
+) -> None:
+    while True:
+        await asyncio.sleep(dice.expovariate(1.0 / every_s))
+        if not (up := pids()):
+            continue
+        pid, fault = dice.choice(up), dice.choice((signal.SIGKILL, signal.SIGSTOP))
+        try:
+            os.kill(pid, fault)
+        except ProcessLookupError:  # it died meanwhile
+            continue
+        logger.warning("chaos: %s to simulator process %d", fault.name, pid)

@@ -35,7 +35,7 @@ from vla_rl.learner.rank_memory import size_of
 from vla_rl.learner.traced_pass import trace_kept
 from vla_rl.models.example_rows import example_row
 from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.run.utilization import Utilization
+from vla_rl.run.update_metrics import Utilization
 
 RANK: Final = 32
 """Rank of the adapters."""

@@ -39,7 +39,7 @@ async def test_a_recipe_prints_what_is_found_at_its_start(
         raise Stopped
 
     smi("NVIDIA H100 80GB HBM3, 81559, 40000", 0)
-    monkeypatch.setattr("vla_rl.run.run.train", stop)
+    monkeypatch.setattr("vla_rl.run.train.train", stop)
     config = small_run(tmp_path)
     footprint = EpisodeFootprint(
         what_runs="toy", simulator_mb=1, server_mb=1, chunk_bytes=1, num_chunks=1

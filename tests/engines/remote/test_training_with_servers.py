@@ -13,7 +13,7 @@ from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.grpo_text import ARITHMETIC_BASE, GrpoTextConfig, training_starts
 from vla_rl.reporting import read_metrics
 from vla_rl.rollout import SchedulerConfig, chat_agent
-from vla_rl.run.run import train
+from vla_rl.run.train import train
 
 
 async def test_a_run_learns_from_the_replies_of_a_server(tmp_path: Path) -> None:

@@ -22,15 +22,14 @@ from vla_rl.learner.distributed.messages import pack_observed, unpack_observed
 from vla_rl.models.trajectory_encoders import trajectory_encoder
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
-from vla_rl.remote_rollout.embedding import save_encoder
-from vla_rl.remote_rollout.far_player import FarPlayer
-from vla_rl.remote_rollout.picture_routes import PictureRoutes
-from vla_rl.remote_rollout.recipe import pieces_of, recipe_of
+from vla_rl.remote_rollout.host_control import RolloutHostRunner
+from vla_rl.remote_rollout.host_recipe import make_host_recipe, read_pieces, save_encoder
+from vla_rl.remote_rollout.image_routes import ImageRoutes
 from vla_rl.remote_rollout.rollout_host import RolloutHost
 from vla_rl.reporting import read_metrics
 from vla_rl.rollout import ChatLimits, GroupSource, SchedulerConfig, TaskStart, embodied_agent
 from vla_rl.rollout.depot import observed_bytes
-from vla_rl.run.run import train
+from vla_rl.run.train import train
 from vla_rl.team.members import Team
 from vla_rl.types import SOLE_MEMBER, EnvSpec, Trajectory
 
@@ -100,7 +99,7 @@ async def test_a_host_embeds_what_it_hands_over_beside_its_engine_process(tmp_pa
     config = robot_run(tmp_path, simulators=SimulatorConfig(num_envs=1))
     model, starts = policy_of(config), starts_of(config)
     episode = GroupSource(starts, 1, seed=0).next_group().episodes[0]
-    recipe = recipe_of(config, starts, Team.of(model), embodied_agent)
+    recipe = make_host_recipe(config, starts, Team.of(model), embodied_agent)
     files = tmp_path / "policies"
     model.save(files / SOLE_MEMBER)
     async with asyncio.timeout(500), AsyncExitStack() as stack:
@@ -110,11 +109,11 @@ async def test_a_host_embeds_what_it_hands_over_beside_its_engine_process(tmp_pa
         encoder = trajectory_encoder(EMBEDDING, moved(model, 3), lane)
         await lane.run(save_encoder, encoder, files)
         host = await runtime.spawn(RolloutHost, "far", 1 << 24, placement=InLoop())
-        for piece in pieces_of(files):
+        for piece in read_pieces(files):
             await host.put_file(*piece)
         status = await host.open(msgspec.structs.replace(recipe, embedding=EMBEDDING))
-        routes = await stack.enter_async_context(PictureRoutes(1 << 24))
-        far = FarPlayer(host, status, route=await routes.to("far", host, "127.0.0.1"))
+        routes = await stack.enter_async_context(ImageRoutes(1 << 24))
+        far = RolloutHostRunner(host, status, route=await routes.to("far", host, "127.0.0.1"))
         found = await far.whole(await far.play(episode))
         assert found.shelved is not None
         assert observed_bytes(found) == 0

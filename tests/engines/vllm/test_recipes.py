@@ -10,7 +10,7 @@ from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.engines import EngineConfig
 from vla_rl.engines.vllm import VllmConfig
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
-from vla_rl.run.run import train
+from vla_rl.run.train import train
 
 pytestmark = [
     pytest.mark.timeout(300),

@@ -11,7 +11,7 @@ from vla_rl.graph import WrongInput
 from vla_rl.learner import Judged
 from vla_rl.pipelines.nodes.advantages import CriticAdvantage, GroupAdvantage
 from vla_rl.pipelines.nodes.rewards import GroupReward, RewardConfig
-from vla_rl.pipelines.nodes.selection import select_episodes
+from vla_rl.pipelines.nodes.run_parts import select_episodes
 from vla_rl.types import StopReason
 
 

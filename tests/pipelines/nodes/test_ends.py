@@ -10,7 +10,7 @@ from small_episodes import PAIR, group_of, played_greedily, trajectory
 
 from vla_rl.graph.failures import WrongInput
 from vla_rl.learner.learner import UpdateReport
-from vla_rl.pipelines.nodes.ends import Learn, Save, Show
+from vla_rl.pipelines.nodes.run_parts import Learn, Save, Show
 from vla_rl.types import Group, StopReason, Trajectory
 
 

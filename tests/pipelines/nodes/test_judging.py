@@ -9,7 +9,7 @@ import pytest
 from small_episodes import PAIR, group_of
 
 from vla_rl.learner import Judged
-from vla_rl.pipelines.nodes.judging import JudgeValues, LearnValues, ReferenceLogProbs
+from vla_rl.pipelines.nodes.run_parts import EstimateValues, ReferenceLogProbs, TrainCritic
 from vla_rl.types import Trajectory
 
 JUDGED = [[Judged(np.array([0.5, 0.25], np.float32), 0.0), Judged(np.zeros(1, np.float32), 1.0)]]
@@ -40,7 +40,7 @@ class Network:
 
 async def test_values_and_log_probs_are_those_of_the_groups_episodes() -> None:
     network = Network()
-    judged = await JudgeValues(network)(PAIR)  # type: ignore[arg-type]
+    judged = await EstimateValues(network)(PAIR)  # type: ignore[arg-type]
     assert [len(each.values) for each in judged] == [2, 1]
     log_probs = await ReferenceLogProbs(network)(PAIR)  # type: ignore[arg-type]
     assert [len(of_episode) for of_episode in log_probs] == [2, 1]
@@ -51,7 +51,7 @@ async def test_the_critic_learns_from_all_groups_in_order_and_only_metrics_are_w
     network.may_end.set()
     groups = [PAIR, group_of(*PAIR.trajectories[:1])]
     judged = [*JUDGED, JUDGED[0][:1]]
-    output = await LearnValues(network)(3, groups, judged, RETURNS)  # type: ignore[arg-type]
+    output = await TrainCritic(network)(3, groups, judged, RETURNS)  # type: ignore[arg-type]
     ((trajectories, flat, returns, number),) = network.learnt
     assert trajectories == [*PAIR.trajectories, PAIR.trajectories[0]]
     assert [each is same for each, same in zip(flat, [*judged[0], *judged[1]], strict=True)] == [
@@ -63,7 +63,7 @@ async def test_the_critic_learns_from_all_groups_in_order_and_only_metrics_are_w
 
 async def test_an_update_of_the_critic_that_has_begun_ends_before_its_cancellation_counts() -> None:
     network = Network()
-    learn = LearnValues(network)  # type: ignore[arg-type]
+    learn = TrainCritic(network)  # type: ignore[arg-type]
     async with asyncio.timeout(10):
         task = asyncio.create_task(learn(3, [PAIR], JUDGED, RETURNS), name="learn")  # type: ignore[arg-type]
         await network.began.wait()

@@ -7,7 +7,7 @@ from small_episodes import PAIR
 from vla_rl.algorithms.filters import OverlongConfig
 from vla_rl.algorithms.kl_in_reward import KlRewardConfig
 from vla_rl.learner.packing import pack, unpack
-from vla_rl.pipelines.nodes.penalties import KlCoefficient, KlPenalty, OverlongPenalty
+from vla_rl.pipelines.nodes.advantages import KlCoefficient, KlPenalty, OverlongPenalty
 
 
 async def test_long_episodes_lose_up_to_the_whole_factor() -> None:

@@ -5,8 +5,8 @@ from small_episodes import PAIR, SILENT, group_of, shared, trajectory
 
 from vla_rl.errors import EnvError
 from vla_rl.pipelines.config import FilterConfig
-from vla_rl.pipelines.nodes.selection import select_episodes
-from vla_rl.run.parts import kept_groups
+from vla_rl.pipelines.nodes.run_parts import select_episodes
+from vla_rl.run.parts import group_filter
 from vla_rl.types import StopReason
 
 
@@ -14,7 +14,7 @@ from vla_rl.types import StopReason
     "config", [FilterConfig(accuracy_bounds=(0.1, 0.9)), FilterConfig(drop_equal="success")]
 )
 def test_a_filter_by_success_is_refused_if_success_is_unknown(config: FilterConfig) -> None:
-    is_kept = kept_groups(config)
+    is_kept = group_filter(config)
     assert is_kept is not None
     with pytest.raises(EnvError, match="filters groups by success"):
         is_kept(SILENT)
@@ -36,7 +36,7 @@ def test_a_success_at_the_time_limit_was_judged_and_passes_the_filters() -> None
         [0, 1],
         [-1.0, 1.0],
     )
-    keep = kept_groups(FilterConfig(drop_truncated=True))
+    keep = group_filter(FilterConfig(drop_truncated=True))
     assert keep is not None
     assert keep(group_of(ended, in_time))
     assert not keep(group_of(ended, trajectory([[1.0]], 1, StopReason.TIME_LIMIT)))
@@ -53,7 +53,7 @@ def test_a_success_at_the_time_limit_was_judged_and_passes_the_filters() -> None
     ],
 )
 def test_groups_that_are_worth_an_update_are_kept(config: FilterConfig, is_kept: bool) -> None:
-    keep = kept_groups(config)
+    keep = group_filter(config)
     assert keep is not None
     assert keep(PAIR) is is_kept
 
@@ -71,14 +71,14 @@ def test_groups_that_teach_nothing_are_dropped_and_no_filter_keeps_everything() 
             FilterConfig(drop_equal="return"),
             FilterConfig(drop_truncated=True),
         )
-        if (keep := kept_groups(config)) is not None
+        if (keep := group_filter(config)) is not None
     }
     assert list(kept.values()) == [False, False, False]
-    assert kept_groups(FilterConfig()) is None
+    assert group_filter(FilterConfig()) is None
 
 
 def test_a_group_is_kept_where_one_agent_has_something_to_learn() -> None:
-    keep = kept_groups(FilterConfig(drop_equal="return"))
+    keep = group_filter(FilterConfig(drop_equal="return"))
     assert keep is not None
     crossed = group_of(
         shared(0, ("solver", 1.0), ("checker", 0.0)), shared(1, ("solver", 0.0), ("checker", 1.0))

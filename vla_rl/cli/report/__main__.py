@@ -9,7 +9,7 @@ from pathlib import Path
 from vla_rl.cli.report import write_report
 from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.reporting import RunDirectory
-from vla_rl.run.lasting_output import lasting_output
+from vla_rl.run.terminal import lasting_output
 
 
 @lasting_output()

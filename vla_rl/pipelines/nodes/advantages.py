@@ -1,4 +1,4 @@
-"""The advantage node: an advantage for each decision, from rewards and a critic's values.
+"""From rewards to an advantage for each decision: penalties first, then the estimator.
 
 Without a critic, each agent is compared with itself: its return in an episode with its returns in
 the other episodes of the group. With one, the decisions of all agents form one sequence, in the
@@ -8,10 +8,13 @@ order in which they were made.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from vla_rl.algorithms import AdvantageConfig, AdvantageEstimator, RewardBatch, advantage_estimator
 from vla_rl.algorithms.advantages.from_trajectories import reward_batch_of
+from vla_rl.algorithms.filters import OverlongConfig, overlong_penalty
+from vla_rl.algorithms.kl_in_reward import KlRewardConfig, mean_kl, next_kl_coef, penalised_rewards
 from vla_rl.graph import NodeOutput
 from vla_rl.pipelines.nodes.rewards import (
     WrittenRewards,
@@ -21,11 +24,143 @@ from vla_rl.pipelines.nodes.rewards import (
 )
 from vla_rl.types import AgentPart, DecisionRewards, Group, Trajectory, agents_of, parts_of
 
-if TYPE_CHECKING:  # imports torch, which reading a pipeline's settings does not need
+if TYPE_CHECKING:
     from vla_rl.learner import Judged
 
 
-def members_of(groups: Sequence[Group]) -> list[Trajectory]:
+class OverlongPenalty:
+    """The node function that subtracts a penalty for an episode's length in tokens."""
+
+    def __init__(self, config: OverlongConfig) -> None:
+        self._config = config
+
+    async def __call__(self, groups: Sequence[Group], rewards: WrittenRewards) -> NodeOutput:
+        """Return rewards by group, float32 [decisions] for each episode.
+
+        The last decision gets the penalty.
+        """
+        shaped, penalties = [], []
+        for group, of_group in zip(groups, rewards_by_group(groups, rewards), strict=True):
+            lengths = np.array(
+                [trajectory.num_executed_tokens for trajectory in group.trajectories]
+            )
+            penalty = overlong_penalty(lengths, self._config)
+            rows = [row.copy() for row in of_group]
+            for row, lost in zip(rows, penalty.tolist(), strict=True):
+                row[-1] += lost
+            shaped.append(rows)
+            penalties.append(penalty)
+        return NodeOutput(
+            shaped, metrics={"reward/overlong_mean": float(np.concatenate(penalties).mean())}
+        )
+
+
+class KlCoefficient(msgspec.Struct, frozen=True):
+    """Weight of the distance in the reward, per nat."""
+
+    update: int
+    """Last update that used it; -1 before the first."""
+
+    coef: float
+    """Coefficient in that update."""
+
+    next_coef: float
+
+    earlier: tuple[float, ...] = ()
+    """Coefficients in the updates before it that may be made again, the newest last."""
+
+
+class KlPenalty:
+    """The node function that subtracts a penalty for the distance from the reference policy.
+
+    Its only state is the coefficient, which may adapt from update to update. An update that is made
+    again, such as after a resume, uses the same coefficient again.
+
+    Args:
+        config: coefficient, and how it adapts.
+        max_staleness: the run's. Up to this many updates may be rewarded ahead of a checkpoint; a
+            resume makes them again.
+    """
+
+    def __init__(self, config: KlRewardConfig, max_staleness: int) -> None:
+        self._config, self._max_staleness = config, max_staleness
+        self._state = KlCoefficient(update=-1, coef=config.coef, next_coef=config.coef)
+
+    async def __call__(
+        self,
+        update: int,
+        groups: Sequence[Group],
+        rewards: WrittenRewards,
+        reference_log_probs: Sequence[Sequence[Sequence[np.ndarray]]],
+    ) -> NodeOutput:
+        """Return rewards by group, float32 [decisions] for each episode.
+
+        Each decision gets the penalty of its own tokens.
+        """
+        earlier, coef = self._stored_coefs(update)
+        shaped, sums, counts = [], [], []
+        for group, of_group, references in zip(
+            groups, rewards_by_group(groups, rewards), reference_log_probs, strict=True
+        ):
+            rows = []
+            for trajectory, reward, reference in zip(
+                group.trajectories, of_group, references, strict=True
+            ):
+                kl = decision_kl(trajectory, reference)
+                everywhere = np.ones((1, len(kl)), bool)
+                row, _ = penalised_rewards(reward[None], kl[None], everywhere, coef)
+                rows.append(row[0].astype(np.float32))
+                sums.append(float(kl.sum()))
+                counts.append(trajectory.num_executed_tokens)
+            shaped.append(rows)
+        observed = mean_kl(np.array(sums), np.array(counts), self._config.average)
+        next_coef = next_kl_coef(self._config, coef, observed, len(sums))
+        self._state = KlCoefficient(update=update, coef=coef, next_coef=next_coef, earlier=earlier)
+        return NodeOutput(shaped, metrics={"reward/reference_kl": observed, "reward/kl_coef": coef})
+
+    def _stored_coefs(self, update: int) -> tuple[tuple[float, ...], float]:
+        """Return the stored coefficients of the updates before `update`, and its own."""
+        state = self._state
+        known = (*state.earlier, state.coef, state.next_coef)
+        place = min(max(len(state.earlier) + update - state.update, 0), len(known) - 1)
+        return known[max(place - self._max_staleness, 0) : place], known[place]
+
+    def state(self) -> KlCoefficient:
+        """Return the coefficients for a checkpoint."""
+        return self._state
+
+    def restore(self, state: KlCoefficient) -> None:
+        """Continue with the coefficients of a checkpoint."""
+        self._state = state
+
+
+def decision_kl(trajectory: Trajectory, reference: Sequence[np.ndarray]) -> np.ndarray:
+    """Sum log pi_behavior - log pi_reference over the executed tokens of each decision.
+
+    This is the estimate k1 of the KL.
+
+    Args:
+        trajectory: episode with the log-probs of the weights that acted.
+        reference: the reference policy's log-probs, float32 [T] for each decision.
+
+    Returns: float64 [decisions]. Raises: ValueError, naming the episode, if a value is not finite.
+    """
+    differences = [
+        np.where(step.executed_tokens, step.chunk.log_probs.astype(np.float64) - row, 0.0).sum()
+        for step, row in zip(trajectory.steps, reference, strict=True)
+    ]
+    kl = np.array(differences)
+    bad = np.flatnonzero(~np.isfinite(kl))
+    if len(bad):
+        raise ValueError(
+            f"the distance of decision {bad[0]} of episode {trajectory.episode.episode_id} from "
+            f"the reference policy is {kl[bad[0]]}, expected a finite number; check the log-probs "
+            "of the reference and of the engine."
+        )
+    return kl
+
+
+def all_trajectories(groups: Sequence[Group]) -> list[Trajectory]:
     """Return all trajectories, group by group."""
     return [trajectory for group in groups for trajectory in group.trajectories]
 
@@ -44,13 +179,13 @@ class GroupAdvantage:
 
         An agent's use its own decisions and returns.
         """
-        trajectories = members_of(groups)
+        trajectories = all_trajectories(groups)
         flat = [reward for of_group in rewards_by_group(groups, rewards) for reward in of_group]
         advantages = [np.zeros(len(trajectory.steps), np.float32) for trajectory in trajectories]
         informative: list[bool] = []
         for agent in agents_of(trajectories):
             parts = parts_of(trajectories, agent)
-            batch = _batch_of_agent(agent, parts, trajectories, flat)
+            batch = _agent_batch(agent, parts, trajectories, flat)
             made = self._estimate(batch).per_trajectory()
             for part, advantage in zip(parts, made, strict=True):
                 advantages[part.row][list(part.decisions)] = advantage
@@ -102,7 +237,7 @@ def reward_batch(
     A time limit truncates an episode (`judged` holds the value of the rest); success and failure
     end it.
     """
-    trajectories = members_of(groups)
+    trajectories = all_trajectories(groups)
     flat = [row for of_group in rewards for row in of_group]
     return reward_batch_of(
         trajectories,
@@ -113,7 +248,7 @@ def reward_batch(
     )
 
 
-def _batch_of_agent(
+def _agent_batch(
     agent: str,
     parts: Sequence[AgentPart],
     trajectories: Sequence[Trajectory],

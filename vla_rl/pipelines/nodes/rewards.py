@@ -151,7 +151,7 @@ class GroupReward:
         }
         if any(trajectory.is_success_known for trajectory in group.trajectories):
             metrics["reward/success_rate"] = group.success_rate
-        metrics |= _metrics_by_agent(group, rewards) | metrics_of_scores(group.trajectories)
+        metrics |= _metrics_by_agent(group, rewards) | score_metrics(group.trajectories)
         return NodeOutput(rewards, metrics=metrics)
 
 
@@ -262,7 +262,7 @@ def _as_groups(sizes: list[int], rewards: Any) -> list[list[Reward]]:
     return found
 
 
-def metrics_of_scores(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def score_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return the mean of each entry of `info["score"]`, such as `score/ego_progress`.
 
     An environment whose reward has parts names them there; others have no such metrics.

@@ -27,8 +27,8 @@ from vla_rl.actors.waits import note_progress
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import CheckpointError
 from vla_rl.evaluation.early_stopping import describe_noise, has_stopped_gaining
-from vla_rl.evaluation.evaluator import EvaluatorSettings, evaluate_checkpoint
-from vla_rl.evaluation.held_out import HeldOutJudge
+from vla_rl.evaluation.evaluator import EvaluatorSettings, evaluate_checkpoint, settings_for
+from vla_rl.evaluation.held_out import HeldOutJudge, Judge
 from vla_rl.evaluation.held_out_book import HeldOutBook, RowFormat
 from vla_rl.evaluation.held_out_curve import (
     Curve,
@@ -44,33 +44,35 @@ from vla_rl.learner.checkpoint_folders import (
     set_best,
     update_in_name,
 )
+from vla_rl.pipelines.config import LearningConfig, TrainingConfig
 from vla_rl.reporting import RunDirectory
 from vla_rl.rollout.owned_tasks import leave
+from vla_rl.team.members import Team
 from vla_rl.types import EpisodeSpec
 
 logger = logging.getLogger(__name__)
 
 
-class _OpenSet:
+class _StartSet:
     """A set of starts and its results."""
 
     def __init__(
         self, name: str, episodes: Sequence[EpisodeSpec], format: RowFormat, book: HeldOutBook
     ) -> None:
         self.name, self.episodes, self.format, self.book = name, episodes, format, book
-        self._keys = [format.key_of(episode) for episode in episodes]
 
     @property
     def points(self) -> tuple[CurvePoint, ...]:
         """The results of all versions that have run all episodes."""
-        return points_of(self.book.rows, self._keys, self.format)
+        keys = [self.format.key_of(episode) for episode in self.episodes]
+        return points_of(self.book.rows, keys, self.format)
 
     def missing(self, version: int) -> list[EpisodeSpec]:
         """Return the episodes that a version has not run yet."""
         return self.book.missing(version, self.episodes)
 
 
-class JudgingBeside:
+class BackgroundEvaluation:
     """Evaluates checkpoints one after another while the run trains on.
 
     Args:
@@ -93,10 +95,9 @@ class JudgingBeside:
         note: Callable[[int, dict[str, float]], Awaitable[None]],
     ) -> None:
         self._judge, self._settings, self._run, self._runtime = judge, settings, run, runtime
-        self._first, self._note = first, note
-        self._choose: _OpenSet | None = None
-        self._report: _OpenSet | None = None  # none in a run from before there were two sets
-        self._skipped: list[int] = []
+        self._first, self._note, self._skipped = first, note, list[int]()
+        self._choose: _StartSet | None = None
+        self._report: _StartSet | None = None  # none in a run from before there were two sets
         self._current: int | None = None
         self._waiting: int | None = None
         self._last: int | None = None  # version that was offered last, once the run ends
@@ -209,10 +210,9 @@ class JudgingBeside:
         await asyncio.wait((self._judging,))  # its error is raised when the block is left
 
     def _open(self, *, has_one_set: bool) -> None:
-        judge = self._judge
-        report = judge.open(self._run)
+        judge, report = self._judge, self._judge.open(self._run)
         if has_one_set:
-            self._choose = _OpenSet("chose", judge.one_set, judge.format, report)
+            self._choose = _StartSet("chose", judge.one_set, judge.format, report)
             print(
                 f"{self._run.path} was begun with one set of held-out starts, which go on choosing "
                 "the best checkpoint: its results are marked as such, and no other starts report it",
@@ -220,12 +220,11 @@ class JudgingBeside:
             )
         else:
             book = judge.open_choosing(self._run)
-            self._report = _OpenSet("report", judge.episodes, judge.format, report)
-            self._choose = _OpenSet("chose", judge.choose, judge.choose_format, book)
-        if (patience := judge.schedule.stop_after) is not None:
-            line = describe_noise(len(self._choose.episodes), patience)
-            if line is not None:
-                print(line, flush=True)
+            self._report = _StartSet("report", judge.episodes, judge.format, report)
+            self._choose = _StartSet("chose", judge.choose, judge.choose_format, book)
+        patience, num = judge.schedule.stop_after, len(self._choose.episodes)
+        if patience is not None and (line := describe_noise(num, patience)) is not None:
+            print(line, flush=True)
 
     def _skip(self, version: int, newer: int) -> None:
         print(
@@ -280,16 +279,15 @@ class JudgingBeside:
                 continue
             await self._judge_one(version, self._report)
 
-    async def _judge_one(self, version: int, starts: _OpenSet) -> None:
+    async def _judge_one(self, version: int, starts: _StartSet) -> None:
         folder = await asyncio.to_thread(checkpoint_of, self._run.checkpoints, version)
         if folder is None:
             raise CheckpointError(
                 f"{self._run.checkpoints} has no checkpoint of update {version}, which its "
                 "held-out episodes need; do not remove checkpoints while the run goes on"
             )
-        began = time.monotonic()
+        began, settings = time.monotonic(), self._settings
         is_reported = starts is self._report or self._report is None
-        settings = self._settings
         if not is_reported:  # strips show the starts that are reported
             settings = msgspec.structs.replace(settings, film=None)
 
@@ -311,10 +309,9 @@ class JudgingBeside:
         point = next(each for each in starts.points if each.weights == version)
         prefix = "held_out" if is_reported else "held_out_choose"
         await self._note(version, curve.metrics_of(point, prefix))
-        seconds = time.monotonic() - began
         print(
             f"held out, {starts.name}: weights {version}: {curve.describe(point.all)}, in "
-            f"{seconds:.0f} s{self._rank(curve, point) if starts is self._choose else ''}",
+            f"{time.monotonic() - began:.0f} s{self._rank(curve, point) if starts is self._choose else ''}",
             flush=True,
         )
         if starts is self._choose:
@@ -368,3 +365,36 @@ class JudgingBeside:
             write_curve(self._run, curve)
         except OSError as error:
             logger.warning("the curve of held-out episodes could not be written: %s", error)
+
+
+def background_settings(
+    judge: Judge | None, config: LearningConfig, team: Team
+) -> EvaluatorSettings | None:
+    """Return the settings of evaluations beside training; None if the judge has no such schedule.
+
+    Raises: ConfigError if this run cannot have them.
+    """
+    if not isinstance(judge, HeldOutJudge) or judge.schedule.every is None:
+        return None
+    schedule = judge.schedule
+    schedule.require(
+        len(judge.episodes) > 0 and len(judge.choose) > 0,
+        "every",
+        f"none, because there are {len(judge.episodes)} held-out starts to report and "
+        f"{len(judge.choose)} others to choose the best checkpoint by; at least one of each is needed",
+    )
+    schedule.require(
+        isinstance(config, TrainingConfig) and len(team.members) == 1,
+        "every",
+        "none but in a run of one policy in simulators",
+    )
+    assert isinstance(config, TrainingConfig)
+    (member,) = team.members.values()
+    return settings_for(
+        member.model,
+        judge.format.line_of,
+        judge.film,
+        msgspec.structs.replace(config.simulators, num_envs=schedule.simulators),
+        torch_threads=config.run.torch_threads,
+        niceness=schedule.niceness,
+    )

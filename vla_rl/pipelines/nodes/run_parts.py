@@ -1,19 +1,28 @@
-"""The nodes at the ends of a pipeline: collect groups; learn from them, save and show."""
+"""Nodes that call a part of the run: scheduler, critic, reference policy, learner, saver, recorder.
+
+From an update's episodes, two kinds are left out after the advantages are computed, and count only in
+their groups' baselines:
+
+    greedy       ReMax's baseline episode, in which the policy did not sample its actions
+    truncated    by a limit and unsolved, if `filter.mask_truncated` is set: DAPO's overlong filtering
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vla_rl.actors.completion import finish_despite_cancellation
+from vla_rl.algorithms.filters import overlong_filter
 from vla_rl.graph import NodeOutput, WrongInput
-from vla_rl.learner import LearnerTeam, UpdateReport
-from vla_rl.learner.rows import Advantage
-from vla_rl.pipelines.nodes.advantages import members_of
-from vla_rl.pipelines.nodes.selection import select_episodes
+from vla_rl.pipelines.nodes.advantages import all_trajectories
 from vla_rl.rollout import EpisodeScheduler
 from vla_rl.types import Group, Trajectory
+
+if TYPE_CHECKING:  # they import torch, which reading a pipeline's settings does not need
+    from vla_rl.learner import CriticTeam, Judged, LearnerTeam, ReferenceTeam, UpdateReport
+    from vla_rl.learner.rows import Advantage
 
 
 class Collect:
@@ -42,7 +51,7 @@ class Learn:
 
     def __init__(
         self,
-        learner: LearnerTeam,
+        learner: "LearnerTeam",
         scheduler: EpisodeScheduler,
         *,
         mask_truncated: bool,
@@ -68,7 +77,7 @@ class Learn:
     async def __call__(
         self,
         groups: Sequence[Group],
-        advantages: Sequence[Advantage] | np.ndarray,
+        advantages: "Sequence[Advantage] | np.ndarray",
         reference_log_probs: Sequence[Sequence[Sequence[np.ndarray]]] | None = None,
     ) -> NodeOutput:
         """Make one update; write a snapshot to save if a checkpoint is due, else None.
@@ -82,7 +91,7 @@ class Learn:
             advantages: one for each episode of all groups, in order.
             reference_log_probs: for each episode of each group, float32 [T] for each decision.
         """
-        trajectories = members_of(groups)
+        trajectories = all_trajectories(groups)
         if len(advantages) != len(trajectories):
             raise WrongInput(
                 "advantages",
@@ -107,7 +116,7 @@ class Learn:
     def _update_of(
         self,
         trajectories: list[Trajectory],
-        advantages: list[Advantage],
+        advantages: "list[Advantage]",
         references: list[Sequence[np.ndarray]] | None,
     ) -> Any:
         """Return the coroutine of the update, not started."""
@@ -148,4 +157,77 @@ class Show:
     async def __call__(self, update: int, groups: Sequence[Group]) -> None:
         """Offer all episodes of the update."""
         if self.offer is not None:
-            self.offer(update, members_of(groups))
+            self.offer(update, all_trajectories(groups))
+
+
+class EstimateValues:
+    """The node function that computes the values of one group's episodes, one `Judged` for each."""
+
+    def __init__(self, critic: "CriticTeam") -> None:
+        self._critic = critic
+
+    async def __call__(self, group: Group) -> "list[Judged]":
+        """Return the value of every decision, and of the observation after the last one."""
+        return await self._critic.values(group.trajectories)
+
+
+class TrainCritic:
+    """The node function that fits the critic to the returns of an update.
+
+    Once started, it is completed.
+    """
+
+    def __init__(self, critic: "CriticTeam") -> None:
+        self._critic = critic
+
+    async def __call__(
+        self,
+        update: int,
+        groups: Sequence[Group],
+        judged: "Sequence[Sequence[Judged]]",
+        returns: Sequence[np.ndarray],
+    ) -> NodeOutput:
+        """Fit the values and write metrics.
+
+        There are none if the critic learnt from this update before a resume.
+        """
+        flat = [each for of_group in judged for each in of_group]
+        learning = self._critic.update(all_trajectories(groups), flat, returns, number=update)
+        metrics, is_cancelled = await finish_despite_cancellation(learning)
+        if is_cancelled:
+            raise asyncio.CancelledError
+        return NodeOutput(values={}, metrics=metrics)
+
+
+class ReferenceLogProbs:
+    """The node function that computes log-probs under the frozen reference policy."""
+
+    def __init__(self, reference: "ReferenceTeam") -> None:
+        self._reference = reference
+
+    async def __call__(self, group: Group) -> list[list[np.ndarray]]:
+        """Return, for each episode, float32 [T] for each decision."""
+        return await self._reference.log_probs(group.trajectories)
+
+
+def is_cut_short(trajectory: Trajectory) -> bool:
+    """Return whether a limit ended the episode unsolved, so that its full return is unknown."""
+    return trajectory.stop_reason.is_cut_off and not trajectory.is_success
+
+
+def select_episodes(
+    trajectories: Sequence[Trajectory], advantages: "Sequence[Advantage]", *, mask_truncated: bool
+) -> "tuple[list[int], list[Advantage]]":
+    """Return the positions of the episodes to learn from, and their advantages; both may be empty.
+
+    Args:
+        trajectories: episodes of the update.
+        advantages: one for each episode.
+        mask_truncated: leave out episodes that a limit truncated unsolved.
+    """
+    is_learnt = np.array([not trajectory.episode.sampling.greedy for trajectory in trajectories])
+    if mask_truncated:
+        is_short = np.array([is_cut_short(trajectory) for trajectory in trajectories])
+        is_learnt = overlong_filter(is_learnt[:, None], is_short)[:, 0]
+    kept = np.flatnonzero(is_learnt).tolist()
+    return kept, [advantages[row] for row in kept]

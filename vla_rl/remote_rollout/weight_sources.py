@@ -1,25 +1,49 @@
-"""The origin of a version of the weights: what has it before any host does.
+"""Where a version of the weights comes from, before any host has it.
 
-HeldHere      one process learns: the control process has a copy, and sends it
-HeldByRanks   several learn: each gives its share, and no process has a copy
+    one process learns    adopt ─► a copy: LocalWeightSource ─────────────┐
+    ranks learn           take_shares ─► their shares: ShardedWeightSource ┴► `HostWeights.publish`
+
+No process has a copy of what ranks hold: each gives its share.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol
+
+from torch import nn
 
 from vla_rl.engines.weight_shares import ShareDoor, ShareHolders, WeightShare
 from vla_rl.errors import CheckpointError, HostNotReached, WeightsNotGiven
-from vla_rl.remote_rollout.flat_weights import FlatWeights
-from vla_rl.remote_rollout.messages import WeightHeading
-from vla_rl.remote_rollout.weight_host import WeightHost
+from vla_rl.remote_rollout.flat_weights import (
+    FlatWeights,
+    WeightHeading,
+    flatten_weights,
+    make_heading,
+    row_layout,
+    weights_digest,
+)
+from vla_rl.remote_rollout.rollout_host import RolloutHost
+
+
+@dataclass(frozen=True)
+class WeightHost:
+    """A process that gets weights."""
+
+    actor: RolloutHost
+    address: str
+    """Address of its host, without a port, at which its neighbours and the ranks find it."""
+
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once it is lost, or has failed, so that its neighbours do not wait for it."""
+
 
 _IN_FLIGHT: Final = 8
 """Pieces that were sent to a host and are not in its memory yet."""
 
 
-class Origin(Protocol):
+class WeightSource(Protocol):
     """One version of a policy's weights, where it comes from."""
 
     @property
@@ -37,7 +61,7 @@ class Origin(Protocol):
         """Whether the bytes stay the same while the learner goes on."""
         ...
 
-    async def is_same_as(self, other: "Origin") -> bool:
+    async def is_same_as(self, other: "WeightSource") -> bool:
         """Return whether the bytes are known to be the same."""
         ...
 
@@ -53,7 +77,7 @@ class Origin(Protocol):
         ...
 
 
-class HeldHere:
+class LocalWeightSource:
     """A version that this process has. Args: `weights`, the version."""
 
     machines: frozenset[str] = frozenset()
@@ -70,9 +94,9 @@ class HeldHere:
         """Heading that a host gets before the bytes."""
         return self._weights.heading
 
-    async def is_same_as(self, other: Origin) -> bool:
+    async def is_same_as(self, other: WeightSource) -> bool:
         """Return whether the bytes are known to be the same."""
-        if not isinstance(other, HeldHere):
+        if not isinstance(other, LocalWeightSource):
             return False
         return await asyncio.to_thread(self._weights.equals, other._weights)
 
@@ -100,7 +124,7 @@ class HeldHere:
             await asyncio.gather(digest, *on_their_way, return_exceptions=True)
 
 
-class HeldByRanks:
+class ShardedWeightSource:
     """A version of which each rank has a share.
 
     The host that takes it from there computes the digest of the row; the others are compared with it.
@@ -132,9 +156,9 @@ class HeldByRanks:
         """Names of the hosts that have a part of it."""
         return frozenset(share.host for share in self._shares)
 
-    async def is_same_as(self, other: Origin) -> bool:
+    async def is_same_as(self, other: WeightSource) -> bool:
         """Return whether the bytes are known to be the same."""
-        return isinstance(other, HeldByRanks) and self._contents == other._contents
+        return isinstance(other, ShardedWeightSource) and self._contents == other._contents
 
     async def digest(self) -> str | None:
         """Return the digest that the first host has computed; None before."""
@@ -225,3 +249,44 @@ class HeldByRanks:
 
 _KNOWN_WITHIN_S: Final = 5.0
 """Time in which the death of a host is known after its connections have closed."""
+
+
+class MemberWeightSink:
+    """A `WeightSink` for one policy, whose weights act on other hosts.
+
+    Args:
+        name: member name of the policy.
+        adopt: begins to apply a version on every host. Blocks: it is called on the device lane.
+        publish: does the same in the loop.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        adopt: Callable[[WeightSource], None],
+        publish: Callable[[WeightSource], Awaitable[None]],
+    ) -> None:
+        self._name, self._adopt, self._publish = name, adopt, publish
+        self._nothing = nn.Module()
+
+    @property
+    def network(self) -> nn.Module:
+        """None: the weights that act are on other hosts, and never the learner's own."""
+        return self._nothing
+
+    def adopt(self, network: nn.Module, weight_version: int) -> None:
+        """Begin to apply weights and their version on every host. Call it on the device lane."""
+        self._adopt(LocalWeightSource(flatten_weights(network, weight_version, self._name)))
+
+    async def take_shares(
+        self, holders: ShareHolders, network: nn.Module, weight_version: int, *, is_current: bool
+    ) -> None:
+        """Begin to apply a version on every host, and return once the ranks have given it.
+
+        See `ShareSink`.
+        """
+        begins, row_bytes = row_layout(network)
+        shares = await holders.shares(begins, row_bytes)
+        heading = make_heading(network, weight_version, self._name)
+        digest = await asyncio.to_thread(weights_digest, network) if is_current else None
+        await self._publish(ShardedWeightSource(heading, holders, shares, digest))

@@ -23,14 +23,11 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from vla_rl.errors import ActorDied, WeightsNotGiven
-from vla_rl.remote_rollout.delivery_plan import Delivery
-from vla_rl.remote_rollout.member_weights import MemberWeights
-from vla_rl.remote_rollout.messages import HeldVersion, HostStatus
-from vla_rl.remote_rollout.origins import Origin
-from vla_rl.remote_rollout.reach import Reach
+from vla_rl.remote_rollout.chain_broadcast import ChainBroadcast, Hop, Reachability
+from vla_rl.remote_rollout.flat_weights import HeldVersion
+from vla_rl.remote_rollout.host_recipe import HostStatus
 from vla_rl.remote_rollout.rollout_host import RolloutHost
-from vla_rl.remote_rollout.spreading import Spreading
-from vla_rl.remote_rollout.weight_host import WeightHost
+from vla_rl.remote_rollout.weight_sources import MemberWeightSink, WeightHost, WeightSource
 from vla_rl.types import Roster
 
 logger = logging.getLogger(__name__)
@@ -64,7 +61,7 @@ class HostWeights:
         """The hosts that get new versions, by name."""
 
         self._stocked: dict[str, tuple[str, ...]] = {}
-        self._reach = Reach()
+        self._reach = Reachability()
 
         self._roster, self._lost = roster, lost
         self._announced, self._published = announced, published
@@ -72,12 +69,12 @@ class HostWeights:
         self._coming = dict(self._versions)
         self._on_their_way: dict[str, asyncio.Task[None]] = {}
         self._start: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]] | None = None
-        self._newest: dict[str, Origin] = {}
+        self._newest: dict[str, WeightSource] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._update_s = dict.fromkeys(roster.names, 0.0)
         self._waited_s = dict.fromkeys(roster.names, 0.0)
-        self.sinks: Mapping[str, MemberWeights] = {
-            name: MemberWeights(name, self.adopt, self.publish) for name in roster.names
+        self.sinks: Mapping[str, MemberWeightSink] = {
+            name: MemberWeightSink(name, self.adopt, self.publish) for name in roster.names
         }
         """Receivers of the learners' weights, by member name."""
 
@@ -100,7 +97,7 @@ class HostWeights:
         for task in self._on_their_way.values():
             task.cancel()
 
-    def adopt(self, newest: Origin) -> None:
+    def adopt(self, newest: WeightSource) -> None:
         """Begin to apply a version of one policy on every host: see `publish`.
 
         Blocks: call it on the device lane.
@@ -110,7 +107,7 @@ class HostWeights:
         else:
             asyncio.run_coroutine_threadsafe(self.publish(newest), self._loop).result()
 
-    async def publish(self, newest: Origin) -> None:
+    async def publish(self, newest: WeightSource) -> None:
         """Begin to apply a version of one policy on every host; return once it has left its origin.
 
         Waits for the policy's last version first, if that is still on its way. A later error is that
@@ -230,11 +227,11 @@ class HostWeights:
         stocked = self._stocked.get(member, ())
         having = [each for each in stocked if each in self.hosts and each != name]
         planned = self._reach.planned([name], having)
-        spreading = Spreading(newest, {**self.hosts, name: host}, self._reach.unreachable)
+        spreading = ChainBroadcast(newest, {**self.hosts, name: host}, self._reach.unreachable)
         for error in (await spreading.stage(planned)).values():
             raise error
         await host.actor.apply_weights(member)
-        self._stocked[member] = (*having, *_with_rows(planned))
+        self._stocked[member] = (*having, *_holders(planned))
         return HeldVersion(version=newest.heading.version, digest=await newest.digest() or "")
 
     @asynccontextmanager
@@ -244,7 +241,7 @@ class HostWeights:
                 await stack.enter_async_context(turn)
             yield
 
-    async def _carry(self, newest: Origin, has_left: "asyncio.Future[None]") -> None:
+    async def _carry(self, newest: WeightSource, has_left: "asyncio.Future[None]") -> None:
         """Apply a version on every host. An error before it has left is that of `has_left`."""
         began = time.perf_counter()
         try:
@@ -256,17 +253,17 @@ class HostWeights:
                 raise
             has_left.set_exception(error)
         else:
-            _set(has_left)
+            _set_left(has_left)
         self._update_s[newest.heading.member] = time.perf_counter() - began
 
-    async def _publish(self, newest: Origin, has_left: "asyncio.Future[None]") -> None:
+    async def _publish(self, newest: WeightSource, has_left: "asyncio.Future[None]") -> None:
         member, version = newest.heading.member, newest.heading.version
         before = self._newest.get(member)
         if newest.is_kept:
-            _set(has_left)
+            _set_left(has_left)
         if before is not None and await newest.is_same_as(before):
             # a policy whose turn it is not, or an update that taught nothing
-            _set(has_left)
+            _set_left(has_left)
             await self._each(lambda host: host.renew_weights(member, version))
         elif await self._is_staged(newest, has_left):
             await self._each(lambda host: host.apply_weights(member))
@@ -274,7 +271,7 @@ class HostWeights:
             return
         self._note(newest)
 
-    async def _is_staged(self, newest: Origin, has_left: "asyncio.Future[None]") -> bool:
+    async def _is_staged(self, newest: WeightSource, has_left: "asyncio.Future[None]") -> bool:
         """Stage a version on every host, and drop those that are gone.
 
         Return False if a host cannot get it any more, because what had it is gone and the origin has
@@ -282,24 +279,24 @@ class HostWeights:
         """
         hosts = dict(self.hosts)
         planned = self._reach.planned(self._reach.in_order(hosts, newest.machines))
-        spreading = Spreading(newest, hosts, self._reach.unreachable)
-        failed = await spreading.stage(planned, lambda: _set(has_left))
-        if has_left.done() and (late := _late(failed)):
+        spreading = ChainBroadcast(newest, hosts, self._reach.unreachable)
+        failed = await spreading.stage(planned, lambda: _set_left(has_left))
+        if has_left.done() and (late := _find_late(failed)):
             # the origin may have no more than the newest weights, but a host still has these
-            having = [name for name in _with_rows(planned) if name not in failed]
-            again = Spreading(newest, hosts, self._reach.unreachable)
+            having = [name for name in _holders(planned) if name not in failed]
+            again = ChainBroadcast(newest, hosts, self._reach.unreachable)
             found = await again.stage(self._reach.planned(late, having))
             failed = {name: error for name, error in failed.items() if name not in late} | found
-            if late := _late(failed):
+            if late := _find_late(failed):
                 self._skip(newest, {name: failed.pop(name) for name in late})
                 self._drop(failed)
                 return False
         self._reach.require_reached(failed, self.hosts)
         self._drop(failed)
-        self._stocked[newest.heading.member] = _with_rows(planned)
+        self._stocked[newest.heading.member] = _holders(planned)
         return True
 
-    def _skip(self, newest: Origin, late: Mapping[str, BaseException]) -> None:
+    def _skip(self, newest: WeightSource, late: Mapping[str, BaseException]) -> None:
         """Say which hosts cannot get a version any more; note those that no rank can reach."""
         self._reach.note_not_reached(late)
         logger.warning(
@@ -309,7 +306,7 @@ class HostWeights:
             next(iter(late.values())),
         )
 
-    def _note(self, newest: Origin) -> None:
+    def _note(self, newest: WeightSource) -> None:
         heading = newest.heading
         self._newest[heading.member] = newest
         self._versions[heading.member] = self._coming[heading.member] = heading.version
@@ -334,16 +331,16 @@ class HostWeights:
             self._lost(name, error)
 
 
-def _late(failed: Mapping[str, BaseException]) -> list[str]:
+def _find_late(failed: Mapping[str, BaseException]) -> list[str]:
     """Return the hosts that stay, but could not get a version from its origin."""
     return [name for name, error in failed.items() if isinstance(error, WeightsNotGiven)]
 
 
-def _set(has_left: "asyncio.Future[None]") -> None:
+def _set_left(has_left: "asyncio.Future[None]") -> None:
     if not has_left.done():
         has_left.set_result(None)
 
 
-def _with_rows(planned: Sequence[Delivery]) -> tuple[str, ...]:
+def _holders(planned: Sequence[Hop]) -> tuple[str, ...]:
     """Return the hosts that have the bytes in memory of their own."""
     return tuple(each.host for each in planned if not each.opens_memory)

@@ -16,13 +16,17 @@ from vla_rl.actors.direct_link import make_link_keys
 from vla_rl.actors.placement import KeyPair
 from vla_rl.engines.vllm.weight_memory import HostMemory
 from vla_rl.engines.weight_shares import WeightShare
-from vla_rl.remote_rollout.flat_weights import IncomingWeights, OpenedWeights
-from vla_rl.remote_rollout.messages import Door, Taken, WeightHeading
-from vla_rl.remote_rollout.neighbours import WeightGiver, WeightTaker
-from vla_rl.remote_rollout.share_taker import ShareTaker
+from vla_rl.remote_rollout.flat_weights import IncomingWeights, OpenedWeights, WeightHeading
+from vla_rl.remote_rollout.peer_sockets import SocketAddress
+from vla_rl.remote_rollout.weight_links import (
+    ReceivedBytes,
+    ShardReceiver,
+    WeightReceiver,
+    WeightSender,
+)
 
 
-class WeightShelf:
+class WeightStore:
     """Weights of the policies of one process. Owned by one event loop.
 
     Args:
@@ -33,8 +37,8 @@ class WeightShelf:
         self._networks = networks
         self._rows: dict[str, IncomingWeights] = {}
         self._opened: dict[str, OpenedWeights] = {}
-        self._givers: dict[str, WeightGiver] = {}
-        self._takers: dict[str, ShareTaker] = {}
+        self._givers: dict[str, WeightSender] = {}
+        self._takers: dict[str, ShardReceiver] = {}
         self._keys: dict[str, KeyPair] = {}
 
     def begin(self, heading: WeightHeading) -> None:
@@ -54,14 +58,14 @@ class WeightShelf:
         self._give()
         await row.read_on()
 
-    def open_doors(self, member: str, keys: Sequence[str]) -> list[Door]:
+    def open_doors(self, member: str, keys: Sequence[str]) -> list[SocketAddress]:
         """Let ranks with these keys give their shares. Raises: OSError if no port is free."""
         self._close_doors(member)
-        taker = self._takers[member] = ShareTaker(keys, self._rows[member], self._give)
+        taker = self._takers[member] = ShardReceiver(keys, self._rows[member], self._give)
         return taker.doors
 
     async def take_shares(self, member: str, shares: Sequence[WeightShare]) -> str:
-        """Take the shares of the ranks: see `ShareTaker.take`."""
+        """Take the shares of the ranks: see `ShardReceiver.take`."""
         taker = self._takers[member]
         try:
             return await taker.take(shares)
@@ -75,18 +79,20 @@ class WeightShelf:
         self._keys[keys.public] = keys
         return keys.public
 
-    async def take(self, member: str, link_key: str, host: str, door: Door) -> Taken:
-        """Take what is missing from a neighbour: see `WeightTaker.take`."""
-        taker = WeightTaker(self._keys.pop(link_key), self._rows[member], self._give)
+    async def take(
+        self, member: str, link_key: str, host: str, door: SocketAddress
+    ) -> ReceivedBytes:
+        """Take what is missing from a neighbour: see `WeightReceiver.take`."""
+        taker = WeightReceiver(self._keys.pop(link_key), self._rows[member], self._give)
         return await taker.take(host, door)
 
     def num_received(self, member: str) -> int:
         """Return the number of bytes that have come of the version that was begun last."""
         return self._rows[member].num_received
 
-    def give(self, link_key: str) -> Door:
+    def give(self, link_key: str) -> SocketAddress:
         """Let the neighbour with this key take weights. Raises: OSError if no port is free."""
-        giver = self._givers[link_key] = WeightGiver(link_key, self._rows.get)
+        giver = self._givers[link_key] = WeightSender(link_key, self._rows.get)
         return giver.door
 
     def end_giving(self, link_key: str) -> None:

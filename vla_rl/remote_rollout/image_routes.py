@@ -1,19 +1,20 @@
-"""The ways of pictures from the hosts that made them to the learner's ranks, past this process.
+"""The ways of images from the hosts that made them to the learner's ranks, past this process.
 
-    group complete and kept ─► RolloutHost's depot ── pictures ──► PictureShelf beside the ranks
-                                     └── tokens, log-probs, embedding ──► here, with places on the shelf
+    group complete and kept ─► RolloutHost's store ── images ──► ImageCache beside the ranks
+                                     └── tokens, log-probs, embedding ──► here, with references to the cache
 
-A group is handed to its update once its pictures are on a shelf: a host that is lost later costs
-nothing, one that is lost before costs its episodes. With ranks on several hosts, ranks that need
-pictures of another host's shelf borrow them. Shelves end with the run, and if one
-dies, the run continues from its newest checkpoint, as after the death of a rank.
+A group is handed to its update once its images are in a cache: a host that is lost later costs
+nothing, one that is lost before costs its episodes. Ranks that need images of another host's cache
+get copies, kept from one mini-batch to the next: an update reads most images several times. If a
+cache dies, the run continues from its newest checkpoint, as after the death of a rank.
 """
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
@@ -23,12 +24,103 @@ import numpy as np
 from vla_rl.errors import RankFailed
 from vla_rl.learner.distributed.pictures import Loan
 from vla_rl.learner.distributed.seats import Seating
-from vla_rl.remote_rollout.picture_links import WantedPictures
-from vla_rl.remote_rollout.picture_loans import PictureLoans
-from vla_rl.remote_rollout.picture_shelf import Fetched
-from vla_rl.remote_rollout.picture_shelves import Shelves
+from vla_rl.remote_rollout.image_cache import FetchedImages, ImageCaches
+from vla_rl.remote_rollout.image_links import ImageRequest
 from vla_rl.remote_rollout.rollout_host import RolloutHost
 from vla_rl.types import Deposit, Shelved, ShelvedArray
+
+
+@dataclass
+class _CopyBatch:
+    """Copies that were borrowed together."""
+
+    copies: dict[ShelvedArray, ShelvedArray]
+    """The copy of each original."""
+
+    num_readers: int = 1
+    is_stale: bool = False
+    """Whether an original was dropped, after the update that reads it."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(original.num_bytes for original in self.copies)
+
+    def is_of(self, shelved: Shelved) -> bool:
+        episode = shelved.host, shelved.key
+        return any((original.host, original.key) == episode for original in self.copies)
+
+
+@dataclass
+class _CacheCopies:
+    """The copies on the shelf of one host."""
+
+    memories: dict[int, _CopyBatch] = field(default_factory=dict)
+    """Memories by key, in the order of their last use."""
+
+    key_of: dict[ShelvedArray, int] = field(default_factory=dict)
+    """Key of the memory with the copy of an original."""
+
+
+class ImageCopies:
+    """Knows the copies on every shelf, and who reads them."""
+
+    def __init__(self) -> None:
+        self._shelves: dict[str, _CacheCopies] = {}
+
+    def held(
+        self, host: str, pictures: Collection[ShelvedArray]
+    ) -> tuple[list[int], dict[ShelvedArray, ShelvedArray]]:
+        """Return the copies that are on the shelf of `host`, and the keys of their memories.
+
+        They stay until `end` is called with these keys.
+        """
+        shelf = self._shelves.setdefault(host, _CacheCopies())
+        found = {each: shelf.key_of[each] for each in pictures if each in shelf.key_of}
+        keys = list(dict.fromkeys(found.values()))
+        for key in keys:
+            shelf.memories[key].num_readers += 1
+        return keys, {each: shelf.memories[key].copies[each] for each, key in found.items()}
+
+    def add(self, host: str, key: int, copies: Mapping[ShelvedArray, ShelvedArray]) -> None:
+        """Add a memory that was borrowed, and is read until `end` is called with its key."""
+        shelf = self._shelves.setdefault(host, _CacheCopies())
+        shelf.memories[key] = _CopyBatch(dict(copies))
+        shelf.key_of |= dict.fromkeys(copies, key)
+
+    def end(self, host: str, keys: Collection[int], room: int) -> list[int]:
+        """Note that a mini-batch was computed; return the keys of memories to free.
+
+        Args:
+            host: where it was.
+            keys: memories that it read.
+            room: bytes that copies may take which nothing reads at the moment.
+        """
+        shelf = self._shelves[host]
+        for key in keys:
+            memory = shelf.memories.pop(key)
+            memory.num_readers -= 1
+            shelf.memories[key] = memory
+        unread = {key: each for key, each in shelf.memories.items() if each.num_readers == 0}
+        kept = sum(memory.num_bytes for memory in unread.values())
+        freed = []
+        # the stale ones first, then those that were not read for longest
+        for key, memory in sorted(unread.items(), key=lambda each: not each[1].is_stale):
+            if not memory.is_stale and kept <= room:
+                break
+            kept -= memory.num_bytes
+            freed.append(key)
+            del shelf.memories[key]
+            for original in memory.copies:
+                if shelf.key_of.get(original) == key:
+                    del shelf.key_of[original]
+        return freed
+
+    def drop(self, shelved: Shelved) -> None:
+        """Let the copies of an episode's pictures be freed, whose originals are dropped."""
+        for shelf in self._shelves.values():
+            for memory in shelf.memories.values():
+                memory.is_stale = memory.is_stale or memory.is_of(shelved)
+
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +128,7 @@ FILMED_WITHIN_S: Final = 20.0
 """Time for the last videos when a run ends."""
 
 
-class PictureRoutes:
+class ImageRoutes:
     """All ways, over the shelves of a run; open it with `async with`.
 
     Args:
@@ -44,13 +136,13 @@ class PictureRoutes:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes, self._shelves = max_bytes, Shelves(max_bytes)
+        self._max_bytes, self._shelves = max_bytes, ImageCaches(max_bytes)
         self._homes: tuple[str, ...] = ()
-        self._routes: dict[str, PictureRoute] = {}
+        self._routes: dict[str, ImageRoute] = {}
         self._said: set[str] = set()
         self._held: dict[str, int] = {}
         self._dropped: dict[str, list[int]] = {}
-        self._loans = PictureLoans()
+        self._loans = ImageCopies()
         self._films: set[asyncio.Task[np.ndarray]] = set()
 
     @property
@@ -95,7 +187,7 @@ class PictureRoutes:
             await asyncio.Event().wait()
         await self._shelves.stay()
 
-    async def to(self, name: str, host: RolloutHost, address: str) -> "PictureRoute | None":
+    async def to(self, name: str, host: RolloutHost, address: str) -> "ImageRoute | None":
         """Connect the shelves to a host; None if that cannot be, with one line.
 
         Args:
@@ -114,7 +206,7 @@ class PictureRoutes:
                 homes.append(home)
         if not homes:
             return None
-        route = self._routes[name] = PictureRoute(self, name, homes)
+        route = self._routes[name] = ImageRoute(self, name, homes)
         return route
 
     def leave(self, name: str) -> None:
@@ -123,7 +215,7 @@ class PictureRoutes:
         if route is not None:
             route.end()
 
-    async def fetch(self, home: str, name: str, deposit: Deposit) -> Fetched:
+    async def fetch(self, home: str, name: str, deposit: Deposit) -> FetchedImages:
         """Put the observations of an episode on a shelf. Raises: RankFailed if the shelf is gone."""
         dropped, self._dropped[home] = self._dropped[home], []
         self._held[home] += deposit.num_bytes
@@ -179,7 +271,7 @@ class PictureRoutes:
         self, host: str, home: str, by_key: dict[int, list[ShelvedArray]]
     ) -> tuple[int, dict[ShelvedArray, ShelvedArray]]:
         wanted = [
-            WantedPictures(key, tuple((each.start, each.start + each.num_bytes) for each in arrays))
+            ImageRequest(key, tuple((each.start, each.start + each.num_bytes) for each in arrays))
             for key, arrays in by_key.items()
         ]
         try:
@@ -244,7 +336,7 @@ class PictureRoutes:
             film.set_exception(error)
 
 
-class PictureRoute:
+class ImageRoute:
     """The way of one host's pictures.
 
     Args:
@@ -253,7 +345,7 @@ class PictureRoute:
         homes: hosts whose shelves are connected to it.
     """
 
-    def __init__(self, routes: PictureRoutes, name: str, homes: Collection[str]) -> None:
+    def __init__(self, routes: ImageRoutes, name: str, homes: Collection[str]) -> None:
         self._routes, self._name = routes, name
         self._homes, self._fault = list(homes), ""
         self._ended = asyncio.Event()
@@ -290,7 +382,9 @@ class PictureRoute:
         """Let the pictures of an episode be dropped."""
         self._routes.drop(shelved)
 
-    async def _unless_ended(self, fetching: Coroutine[Any, Any, Fetched]) -> Fetched | None:
+    async def _unless_ended(
+        self, fetching: Coroutine[Any, Any, FetchedImages]
+    ) -> FetchedImages | None:
         """Await what a shelf fetches; return None at once if the host is gone meanwhile.
 
         The shelf itself may notice it later: a pulled cable closes no connection.

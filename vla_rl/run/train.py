@@ -1,14 +1,15 @@
-"""Train a policy in environments with any pipeline: from the beginning or an earlier run, to the end
-of a run that may be restarted.
+"""Train a policy in environments with any pipeline, to the end of a run that may be restarted.
 
-To train on something else, pass other starts, another model, agent or pipeline; the README shows
-each.
+A run begins anew, or continues an earlier one. To train on something else, pass other starts, another
+model, agent or pipeline; the README shows each.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,19 +18,56 @@ from vla_rl.actors.room import require_own_room
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.held_out import Judge
 from vla_rl.learner import Checkpoint
-from vla_rl.pipelines.config import LearningConfig, RunConfig
+from vla_rl.pipelines.config import LearningConfig, RunConfig, TextTrainingConfig
 from vla_rl.reporting import RunDirectory
+from vla_rl.reporting.run_directory import require_plain
 from vla_rl.reporting.sinks import import_wandb
-from vla_rl.rollout import TaskStart
-from vla_rl.run.agents import agent_of, digest_of_run, owned_recording, recorded
-from vla_rl.run.checks import check_arguments
-from vla_rl.run.failures import raises_one_error
-from vla_rl.run.lasting_output import lasting_output
-from vla_rl.run.restarting import Restarts
-from vla_rl.run.resuming import checkpoint_to_resume, leave_later, load_resumable
+from vla_rl.rollout import TaskStart, chat_agent, embodied_agent
+from vla_rl.run.recording import owned_recording, record_agent, run_digest
+from vla_rl.run.resuming import Restarts, checkpoint_to_resume, load_resumable, set_later_aside
+from vla_rl.run.terminal import lasting_output, raises_one_error
 from vla_rl.run.training_run import Customise, Outcome, TrainingRun
 from vla_rl.team.members import Team, Trainable
 from vla_rl.types import Agent
+
+
+def check_arguments(config: Any, starts: Any, agent: Any) -> None:
+    """Raise ConfigError if the configuration, the starts or the agent have the wrong type, or the
+    configuration holds what its file cannot.
+    """
+    if not isinstance(config, LearningConfig):
+        raise ConfigError(
+            f"config is of type {type(config).__name__}, expected a TrainingConfig or another "
+            "LearningConfig; the arguments of `train` are config, starts and model, in this order"
+        )
+    require_plain(config, "config")
+    if isinstance(starts, TaskStart) or not isinstance(starts, Sequence):
+        raise ConfigError(
+            f"starts is of type {type(starts).__name__}, expected a list of TaskStarts, such as "
+            "[TaskStart(...)]"
+        )
+    if not starts:
+        raise ConfigError("starts is empty, expected at least one TaskStart to begin episodes from")
+    for number, start in enumerate(starts):
+        if not isinstance(start, TaskStart):
+            raise ConfigError(
+                f"starts[{number}] is of type {type(start).__name__}, expected a TaskStart"
+            )
+    if agent is not None and not callable(agent):
+        raise ConfigError(
+            f"agent is of type {type(agent).__name__}, expected a function `async def agent(env, "
+            "policy)`; pass the function itself and do not call it"
+        )
+
+
+def default_agent(config: LearningConfig) -> Agent:
+    """Return the default agent: `chat_agent` in text environments, else `embodied_agent`."""
+    return (
+        partial(chat_agent, limits=config.chat)
+        if isinstance(config, TextTrainingConfig)
+        else embodied_agent
+    )
+
 
 __all__ = ["Customise", "Outcome", "TrainingRun", "train"]
 
@@ -58,7 +96,7 @@ async def train(
         config: the pipeline and its settings, sizes, seeds and the run's files.
         starts: environments, tasks and initial states of the episodes.
         model: the policy, or a `Team` of policies.
-        agent: runs one episode; None: that of `agent_of`. Its episodes are recorded if
+        agent: runs one episode; None: that of `default_agent`. Its episodes are recorded if
             `config.run.record_to` is set.
         customise: changes the pipeline before it is built.
         resume: directory of an earlier run, to resume from its newest complete checkpoint, or from
@@ -87,7 +125,7 @@ async def train(
     played_by = [msgspec.structs.replace(config, run=RunConfig(seed=config.run.seed)), about]
     envs = [start.env for start in starts]
     restarts = Restarts.of(config, Team.of(model))
-    acting: Agent = agent or agent_of(config)
+    acting: Agent = agent or default_agent(config)
 
     own = None if fork_servers is not None else LastingForkServers(config.run.name)
 
@@ -108,7 +146,7 @@ async def train(
     async with AsyncExitStack() as stack:
         stack.enter_context(lasting_output())
         stack.enter_context(owned_recording(config.run.record_to))
-        acting = await recorded(acting, config.run.record_to, envs, digest_of_run(played_by))
+        acting = await record_agent(acting, config.run.record_to, envs, run_digest(played_by))
         # a restart forks from the same servers: their imports take longer than all else in it
         await stack.enter_async_context(own or nullcontext())
         if resume is None:
@@ -118,7 +156,7 @@ async def train(
         else:
             run = resume
             stack.enter_context(run.owned())
-            training, checkpoint = await _resumed(make, run, resume_from, judge)
+            training, checkpoint = await _make_resumed(make, run, resume_from, judge)
         while True:
             is_resumed = resume is not None or restarts.num_restarts > 0
             try:
@@ -130,12 +168,12 @@ async def train(
                     raise
                 restarts.count(error, training.saved_version)
             try:
-                training, checkpoint = await _resumed(make, run, None, judge)
+                training, checkpoint = await _make_resumed(make, run, None, judge)
             except ConfigError as refused:
                 raise restarts.explained(refused) from refused.__cause__
 
 
-async def _resumed(
+async def _make_resumed(
     make: Callable[..., TrainingRun], run: RunDirectory, name: str | None, judge: Judge | None
 ) -> tuple[TrainingRun, Checkpoint | None]:
     """Return the rest of a run, not started, and the checkpoint that it starts from."""
@@ -147,5 +185,5 @@ async def _resumed(
     # built before anything is written: a configuration that is refused must leave the run as it was
     training = make(first_update=first_update)
     run.record_resume(training.config)
-    await leave_later(run, folder, first_update, judge)
+    await set_later_aside(run, folder, first_update, judge)
     return training, checkpoint

@@ -1,13 +1,9 @@
-"""Encrypted connections between two hosts of a run: a door for one neighbour, and the way to it.
-
-    taker: its key ──► giver: opens a door for that key alone ──► port and key ──► taker connects
-
-The control process carries the keys, and nothing else.
-"""
+"""Messages between the control process and a rollout host: plain values, never code."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import msgspec
 import zmq
 
 from vla_rl.actors.channel import OnMessage
@@ -19,10 +15,16 @@ from vla_rl.actors.placement import KeyPair
 from vla_rl.actors.sockets import HALF_SENT_MS, LoopSocket
 from vla_rl.actors.wire import Frames
 from vla_rl.actors.zap import Gatekeeper
-from vla_rl.remote_rollout.messages import Door
 
 
-class Entrance:
+class SocketAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """The place at which a host gives its weights to one neighbour."""
+
+    port: int
+    public_key: str
+
+
+class ServerContext:
     """A context of ZeroMQ that several doors share, with the gatekeeper that knows their keys.
 
     It has threads beside those of the episodes.
@@ -41,7 +43,7 @@ class Entrance:
         self.context.term()
 
 
-class OpenDoor:
+class ServerSocket:
     """Listens for one neighbour.
 
     Args:
@@ -54,10 +56,10 @@ class OpenDoor:
     """
 
     def __init__(
-        self, taker_key: str, on_message: OnMessage, entrance: Entrance | None = None
+        self, taker_key: str, on_message: OnMessage, entrance: ServerContext | None = None
     ) -> None:
         self._on_message, self._is_met = on_message, False
-        self._own = Entrance() if entrance is None else None
+        self._own = ServerContext() if entrance is None else None
         shared = entrance or self._own
         assert shared is not None
         settings = ListenSettings(*own_place(), taker_key)
@@ -69,7 +71,7 @@ class OpenDoor:
             raise
         self._socket = LoopSocket(self._listening.socket, self._take, in_place=True)
         self._metered = MeteredSocket(self._socket, self._take)
-        self.door = Door(port=self._listening.port, public_key=self._listening.public_key)
+        self.door = SocketAddress(port=self._listening.port, public_key=self._listening.public_key)
         """Place at which the neighbour connects."""
 
     def send(self, frames: Frames) -> None:
@@ -93,8 +95,12 @@ class OpenDoor:
 
 
 @contextmanager
-def linked(
-    host: str, door: Door, keys: KeyPair, on_message: OnMessage, on_lost: Callable[[], None]
+def open_link(
+    host: str,
+    door: SocketAddress,
+    keys: KeyPair,
+    on_message: OnMessage,
+    on_lost: Callable[[], None],
 ) -> Iterator[DirectLink]:
     """Connect to a neighbour's door while the block is open.
 

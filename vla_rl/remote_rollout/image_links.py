@@ -1,15 +1,16 @@
-"""Pictures from the host that made them to a shelf, on an encrypted connection between the two.
+"""Images as one row of bytes: in memory that other processes open by path, and from host to host.
 
-    shelf: WantedPictures(key) ──► giver: the arrays of that episode's observations, as one row of bytes ──► shelf
-    shelf: with spans ──► another shelf: those bytes of the row that it has ──► shelf
+    cache: ImageRequest(key) ──► sender: the arrays of that episode's observations, as one row of bytes ──► cache
+    cache: with spans ──► another cache: those bytes of the row that it has ──► cache
 
 One row, because each array in a frame of its own takes twice the time of the bytes alone.
 """
 
 import asyncio
 import logging
+import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final
 
@@ -20,8 +21,54 @@ from vla_rl.actors.codec import Codec
 from vla_rl.actors.placement import KeyPair
 from vla_rl.actors.remote_channel import LINK_WITHIN_S
 from vla_rl.actors.wire import Frames, Kind, MalformedMessage, unpack_envelope
-from vla_rl.remote_rollout.doors import OpenDoor, linked
-from vla_rl.remote_rollout.messages import Door
+from vla_rl.remote_rollout.peer_sockets import ServerSocket, SocketAddress, open_link
+from vla_rl.types.shelved import KEY_BYTES
+
+
+class ImageMemory:
+    """Rows of bytes, end to end, behind a key; a kill leaves nothing behind.
+
+    Args:
+        key: whose pictures they are.
+        rows: uint8 [bytes] each.
+
+    Attributes:
+        path: opens it, for processes of the same user.
+        num_bytes: without the key.
+    """
+
+    def __init__(self, key: int, rows: Sequence[np.ndarray]) -> None:
+        self._descriptor = os.memfd_create("vla_rl_pictures", os.MFD_CLOEXEC)
+        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        self.num_bytes = sum(row.nbytes for row in rows)
+        try:
+            self._write(memoryview(key.to_bytes(KEY_BYTES, "little")))
+            for row in rows:
+                self._write(row.data)
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, spans: Sequence[tuple[int, int]]) -> np.ndarray:
+        """Return spans of bytes, end to end; they count from the beginning of the memory.
+
+        Raises: ValueError for a span outside of it.
+        """
+        size = KEY_BYTES + self.num_bytes
+        # another process has named them, and `pread` takes the memory before it reads
+        if outside := [each for each in spans if not 0 <= each[0] <= each[1] <= size]:
+            raise ValueError(f"bytes {outside[0]} are wanted, expected some of 0 to {size}")
+        found = [os.pread(self._descriptor, end - begin, begin) for begin, end in spans]
+        return np.frombuffer(b"".join(found), np.uint8)
+
+    def close(self) -> None:
+        """Free it; processes that have opened it still read it."""
+        os.close(self._descriptor)
+
+    def _write(self, rest: memoryview) -> None:
+        while len(rest):
+            rest = rest[os.write(self._descriptor, rest) :]
+
 
 logger = logging.getLogger(__name__)
 
@@ -29,11 +76,11 @@ SILENT_S: Final = 30.0
 """Silence after which a giver that was asked counts as lost. Its death is noticed sooner: its
 connection closes, or the control process misses its host."""
 
-AHEAD: Final = 4
+EPISODES_AHEAD: Final = 4
 """Episodes that a shelf asks one giver for before one has come; this bounds what is on the way."""
 
 
-class WantedPictures(msgspec.Struct, frozen=True):
+class ImageRequest(msgspec.Struct, frozen=True):
     """A request for the observations of one episode; without a key, for a sign of life."""
 
     key: int | None
@@ -41,7 +88,7 @@ class WantedPictures(msgspec.Struct, frozen=True):
     """First and last byte, excluded, of the parts of a row on a shelf; none for all arrays."""
 
 
-class PlacedArray(msgspec.Struct, frozen=True, array_like=True):
+class ArrayLayout(msgspec.Struct, frozen=True, array_like=True):
     """The position of an array in a row of bytes."""
 
     place: str
@@ -52,24 +99,24 @@ class PlacedArray(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
 
 
-class GivenPictures(msgspec.Struct, frozen=True):
+class ImageReply(msgspec.Struct, frozen=True):
     """Large arrays of an episode's observations, end to end."""
 
     data: np.ndarray
     """uint8 [bytes]."""
 
-    layout: tuple[PlacedArray, ...] = ()
+    layout: tuple[ArrayLayout, ...] = ()
     """Their positions; empty for spans, which the shelf knows."""
 
 
-NOTHING: Final = GivenPictures(np.empty(0, np.uint8))
+NO_IMAGES: Final = ImageReply(np.empty(0, np.uint8))
 
 
-class PicturesMissing(Exception):
+class ImagesMissing(Exception):
     """The giver does not have the arrays of this episode."""
 
 
-class PictureGiver:
+class ImageSender:
     """Gives one shelf what the depot of this host has, or another shelf.
 
     Args:
@@ -79,11 +126,9 @@ class PictureGiver:
     Raises: OSError if no port is free.
     """
 
-    def __init__(
-        self, shelf_key: str, find: Callable[[WantedPictures], GivenPictures | None]
-    ) -> None:
+    def __init__(self, shelf_key: str, find: Callable[[ImageRequest], ImageReply | None]) -> None:
         self._find, self._codec = find, Codec()
-        self._open = OpenDoor(shelf_key, self._on_message)
+        self._open = ServerSocket(shelf_key, self._on_message)
         self.door = self._open.door
         """Place at which the shelf connects."""
 
@@ -92,10 +137,10 @@ class PictureGiver:
         self._open.close()
 
     def _on_message(self, frames: Frames) -> None:
-        found: GivenPictures | None = None
+        found: ImageReply | None = None
         try:
-            wanted = self._codec.decode(self._codec.decoder(WantedPictures), frames)
-            found = NOTHING if wanted.key is None else self._find(wanted)
+            wanted = self._codec.decode(self._codec.decoder(ImageRequest), frames)
+            found = NO_IMAGES if wanted.key is None else self._find(wanted)
         except (ValueError, OSError, msgspec.ValidationError) as error:
             # answered all the same: answers are told apart by their order
             logger.warning("a shelf asked for pictures in a message that cannot be read: %s", error)
@@ -103,7 +148,7 @@ class PictureGiver:
         self._open.send(self._codec.encode(kind, 0, 0, 0, found, "pictures"))
 
 
-class PictureTaker:
+class ImageReceiver:
     """A shelf's connection to one giver. Owned by one event loop.
 
     Args:
@@ -112,23 +157,23 @@ class PictureTaker:
         door: its place there.
     """
 
-    def __init__(self, keys: KeyPair, host: str, door: Door) -> None:
+    def __init__(self, keys: KeyPair, host: str, door: SocketAddress) -> None:
         self._codec, self._stack = Codec(), ExitStack()
-        self._asked: deque[asyncio.Future[GivenPictures]] = deque()
-        self._room, self._fault = asyncio.Semaphore(AHEAD), ""
+        self._asked: deque[asyncio.Future[ImageReply]] = deque()
+        self._room, self._fault = asyncio.Semaphore(EPISODES_AHEAD), ""
         self._clock, self._heard_s = asyncio.get_running_loop().time, 0.0
         self._link = self._stack.enter_context(
-            linked(host, door, keys, self._on_message, self._on_lost)
+            open_link(host, door, keys, self._on_message, self._on_lost)
         )
 
     async def connect(self) -> None:
         """Wait for the connection. Raises: ConnectionError."""
-        await self._ask(WantedPictures(None), LINK_WITHIN_S)
+        await self._ask(ImageRequest(None), LINK_WITHIN_S)
 
-    async def take(self, wanted: WantedPictures) -> GivenPictures:
+    async def take(self, wanted: ImageRequest) -> ImageReply:
         """Ask for observations of an episode.
 
-        Raises: ConnectionError if the giver is lost; PicturesMissing if it does not have them.
+        Raises: ConnectionError if the giver is lost; ImagesMissing if it does not have them.
         """
         async with self._room:
             return await self._ask(wanted, SILENT_S)
@@ -138,10 +183,10 @@ class PictureTaker:
         self._fail("the connection was closed")
         self._stack.close()
 
-    async def _ask(self, wanted: WantedPictures, within_s: float) -> GivenPictures:
+    async def _ask(self, wanted: ImageRequest, within_s: float) -> ImageReply:
         if self._fault:
             raise ConnectionError(self._fault)
-        answer: asyncio.Future[GivenPictures] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[ImageReply] = asyncio.get_running_loop().create_future()
         self._asked.append(answer)
         self._link.send(self._codec.encode(Kind.CALL, 0, 0, 0, wanted, "pictures"))
         begun_s = self._clock()
@@ -166,11 +211,13 @@ class PictureTaker:
             return
         try:
             if unpack_envelope(frames[0])[0] == Kind.ERROR:
-                _raise_in(answer, PicturesMissing())
+                _fail_future(answer, ImagesMissing())
             else:
-                answer.set_result(self._codec.decode(self._codec.decoder(GivenPictures), frames))
+                answer.set_result(self._codec.decode(self._codec.decoder(ImageReply), frames))
         except (MalformedMessage, msgspec.ValidationError) as error:
-            _raise_in(answer, ConnectionError(f"{self._link.address} sends no pictures: {error}"))
+            _fail_future(
+                answer, ConnectionError(f"{self._link.address} sends no pictures: {error}")
+            )
 
     def _on_lost(self) -> None:
         self._fail(f"the connection to {self._link.address} was lost")
@@ -180,19 +227,19 @@ class PictureTaker:
         while self._asked:
             answer = self._asked.popleft()
             if not answer.done():
-                _raise_in(answer, ConnectionError(self._fault))
+                _fail_future(answer, ConnectionError(self._fault))
 
 
-def _raise_in(answer: "asyncio.Future[GivenPictures]", error: Exception) -> None:
+def _fail_future(answer: "asyncio.Future[ImageReply]", error: Exception) -> None:
     answer.set_exception(error)
     answer.exception()  # one that nobody awaits any more must not be reported as forgotten
 
 
-def in_a_row(arrays: Mapping[str, np.ndarray]) -> GivenPictures:
+def join_arrays(arrays: Mapping[str, np.ndarray]) -> ImageReply:
     """Join arrays end to end."""
     layout, rows, start = [], [np.empty(0, np.uint8)], 0
     for place, array in arrays.items():
-        layout.append(PlacedArray(place, start, array.dtype.str, array.shape))
+        layout.append(ArrayLayout(place, start, array.dtype.str, array.shape))
         rows.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
         start += array.nbytes
-    return GivenPictures(np.concatenate(rows), tuple(layout))
+    return ImageReply(np.concatenate(rows), tuple(layout))

@@ -27,17 +27,27 @@ from vla_rl.cluster.run_layout import Seat, require_fit, seats_of
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ActorDied, ConfigError
 from vla_rl.pipelines.config import LearningConfig
-from vla_rl.remote_rollout.embedding import save_encoder
-from vla_rl.remote_rollout.environments import kind_of_environment, shape_of
-from vla_rl.remote_rollout.far_player import FarPlayer
-from vla_rl.remote_rollout.host_keeper import HostKeeper, leave_alone
-from vla_rl.remote_rollout.messages import EnvironmentShare, HostRecipe, HostStatus
-from vla_rl.remote_rollout.picture_routes import PictureRoutes
-from vla_rl.remote_rollout.publishing import HostWeights
+from vla_rl.remote_rollout.host_control import (
+    HostRestarter,
+    HostStarter,
+    RolloutHostRunner,
+    StartedHost,
+    leave_alone,
+)
+from vla_rl.remote_rollout.host_recipe import (
+    EnvironmentShare,
+    HostRecipe,
+    HostStatus,
+    environment_kind,
+    fixed_digest,
+    run_key,
+    run_shape,
+    save_encoder,
+)
+from vla_rl.remote_rollout.image_routes import ImageRoutes
 from vla_rl.remote_rollout.rollout_host import RolloutHost
-from vla_rl.remote_rollout.sameness import digest_of_fixed, run_key
-from vla_rl.remote_rollout.starting import HostStarter, Started
-from vla_rl.remote_rollout.weight_host import WeightHost
+from vla_rl.remote_rollout.weight_publication import HostWeights
+from vla_rl.remote_rollout.weight_sources import WeightHost
 from vla_rl.rollout import EpisodePlayer
 from vla_rl.rollout.host_players import HostPlayers
 from vla_rl.rollout.owned_tasks import leave
@@ -51,7 +61,7 @@ FILES_PREFIX: Final = "vla_rl-hosts-"
 """Beginning of the name of the folder with the policy's files for the hosts."""
 
 
-class HostRollout:
+class HostFleet:
     """Runs the episodes of a run on other hosts while its `async with` block is open.
 
     Args:
@@ -80,17 +90,17 @@ class HostRollout:
         self._hosts, self._config, self._recipe = hosts, config, recipe
         self._team, self._lane, self._here = team, lane, here
         self._deposits, self._owner = deposits, ""
-        self._shape = shape_of(config, team)
+        self._shape = run_shape(config, team)
         self._encoder: TrajectoryEncoder | None = None
         self._seated: dict[str, Seat] = {}
         self._shares: dict[str, EnvironmentShare] = {}
-        self.pictures = PictureRoutes(0)
+        self.pictures = ImageRoutes(0)
         """The ways of pictures past this process. Set others before `async with`."""
 
         self.picture_way = ""
         """The way that pictures go, in words; empty if one process learns."""
 
-        kind_of = kind_of_environment if self._shape.kinds else lambda episode: ANY_KIND
+        kind_of = environment_kind if self._shape.kinds else lambda episode: ANY_KIND
         self.players = HostPlayers(
             weight_version, lambda shelved: self.pictures.drop(shelved), kind_of
         )
@@ -214,7 +224,7 @@ class HostRollout:
         """Return the recipe with the version and the digests of the policies as they are now."""
         members = dict(self._recipe.members)
         for name, member in self._team.members.items() if self._owner else ():
-            fixed = await self._lane.run(digest_of_fixed, member.model)
+            fixed = await self._lane.run(fixed_digest, member.model)
             members[name] = replace(members[name], fixed=fixed)
         version = self.players.weight_version
         return replace(self._recipe, members=members, weight_version=version)
@@ -252,24 +262,24 @@ class HostRollout:
             else:
                 print(f"host {name} left: {change.cause}", flush=True)
                 tasks = [
-                    self._caring.pop(seat) for seat in list(self._caring) if _is_of(seat, name)
+                    self._caring.pop(seat) for seat in list(self._caring) if _is_on(seat, name)
                 ]
                 for task in tasks:
                     task.cancel()
                 if tasks:
                     await asyncio.wait(tasks)
 
-    def _keeper_of(self, host: Host) -> HostKeeper:
-        return HostKeeper(host, self._bring_up, self._gone, self._runtime.kill)
+    def _keeper_of(self, host: Host) -> HostRestarter:
+        return HostRestarter(host, self._bring_up, self._gone, self._runtime.kill)
 
-    def _care_by(self, keeper: HostKeeper) -> None:
+    def _care_by(self, keeper: HostRestarter) -> None:
         name = keeper.host.name
         self._caring[name] = self._tasks.create_task(keeper.run(), name=f"care for host {name}")
 
     async def _bring_up(self, host: Host) -> RolloutHost:
         """Let the actor on a host run episodes. Raises: ActorDied, TimeoutError."""
         with waiting("the run", on=f"host {host.name!r} to start"):
-            started: Started | None = None
+            started: StartedHost | None = None
             try:
                 started = await self._starter.start(host)
                 await self._join(host, started)
@@ -281,7 +291,7 @@ class HostRollout:
                 raise
         return started.actor
 
-    async def _join(self, host: Host, started: Started) -> None:
+    async def _join(self, host: Host, started: StartedHost) -> None:
         """Let a host that was started run episodes, with the newest weights."""
         name, actor, status = host.name, started.actor, started.status
         assert isinstance(host.placement, RemoteHost)
@@ -291,8 +301,8 @@ class HostRollout:
 
         def admit(ready: HostStatus) -> None:
             slots = self._seated[name].kinds
-            self.players.add(name, FarPlayer(actor, ready, route=route), slots)
-            self.evaluators.add(name, FarPlayer(actor, ready, evaluates=True), slots)
+            self.players.add(name, RolloutHostRunner(actor, ready, route=route), slots)
+            self.evaluators.add(name, RolloutHostRunner(actor, ready, evaluates=True), slots)
 
         await self.weights.join(name, weight_host, status, is_new=started.is_new, admit=admit)
         if not started.is_new:
@@ -341,5 +351,5 @@ class HostRollout:
                 ) from None
 
 
-def _is_of(seat: str, host: str) -> bool:
+def _is_on(seat: str, host: str) -> bool:
     return seat.partition(":")[0] == host

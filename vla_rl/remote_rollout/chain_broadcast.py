@@ -1,38 +1,135 @@
-"""One version of a policy's weights on its way into the memory of several hosts.
+"""The chain broadcast of a version of a policy's weights, so that it enters every machine once.
 
-    origin ─► first host ─► its neighbour ─► ...    as `delivery_plan` says; pieces are passed on as they come
-      └─────────────────────────┘ what a neighbour that is lost has not passed on comes from the origin
+    control process ─► gpu2:0 ─► gpu3:0 ─► gpu4:0        a chain: each cable carries one copy in, one out
+                         ├ gpu2:1  reads the memory of gpu2:0
+                         └ gpu2:2
 
-Nothing acts with it before `apply_weights` of every host.
+Pieces are passed on as they come. What a peer that is lost has not passed on comes from the source.
+Nothing acts with the version before `apply_weights` of every host.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vla_rl.errors import ActorDied, CheckpointError, RemoteError, WeightsNotGiven
-from vla_rl.remote_rollout.delivery_plan import Delivery, machine_of
-from vla_rl.remote_rollout.messages import Door, Taken
-from vla_rl.remote_rollout.origins import Origin
-from vla_rl.remote_rollout.weight_host import WeightHost
+import msgspec
+
+from vla_rl.errors import ActorDied, CheckpointError, HostNotReached, RemoteError, WeightsNotGiven
+from vla_rl.remote_rollout.peer_sockets import SocketAddress
+from vla_rl.remote_rollout.weight_links import ReceivedBytes
+from vla_rl.remote_rollout.weight_sources import WeightHost, WeightSource
+
+
+class Hop(msgspec.Struct, frozen=True, kw_only=True):
+    """The way of a version of the weights to one process."""
+
+    host: str
+    """Its name: `gpu2`, or `gpu2:3` for one of several on a machine."""
+
+    source: str | None = None
+    """Name of the process that has the bytes, or gets them meanwhile; None: the control process."""
+
+    opens_memory: bool = False
+    """Whether the source is on the same machine, so that its memory can be read in place."""
+
+
+def plan_hops(
+    wanting: Sequence[str],
+    having: Sequence[str] = (),
+    unreachable: Collection[tuple[str, str]] = (),
+) -> tuple[Hop, ...]:
+    """Return a delivery for each host that wants a version, each after that of its source.
+
+    Args:
+        wanting: hosts that lack the version.
+        having: hosts that have all of its bytes in memory.
+        unreachable: pairs (taker, giver) of machines that cannot connect.
+    """
+    readers: dict[str, str] = {machine_name(name): name for name in having}
+    # the newest link of the chain; a machine that has the bytes already may begin one
+    tail = having[-1] if having else None
+    chain: list[Hop] = []
+    followers: list[Hop] = []
+    for name in wanting:
+        machine = machine_name(name)
+        if machine in readers:
+            followers.append(Hop(host=name, source=readers[machine], opens_memory=True))
+            continue
+        can_take = tail is not None and (machine, machine_name(tail)) not in unreachable
+        chain.append(Hop(host=name, source=tail if can_take else None))
+        readers[machine] = tail = name
+    return (*chain, *followers)
+
+
+def machine_name(name: str) -> str:
+    """Return the machine of an engine's process: `gpu2` for `gpu2:3`."""
+    return name.partition(":")[0]
+
+
+class Reachability:
+    """Ways of weights to hosts, as far as attempts to bring them have shown.
+
+    Attributes:
+        unreachable: pairs (taker, giver) of machines that cannot connect; those that are found are
+            added.
+    """
+
+    def __init__(self) -> None:
+        self.unreachable: set[tuple[str, str]] = set()
+        self._not_reached: set[str] = set()
+
+    def planned(self, wanting: Sequence[str], having: Sequence[str] = ()) -> tuple[Hop, ...]:
+        """Return a delivery for each host that wants a version: see `deliveries`."""
+        return plan_hops(wanting, having, self.unreachable)
+
+    def in_order(self, hosts: Iterable[str], machines: Collection[str]) -> list[str]:
+        """Return hosts, the one that takes a version from its origin first.
+
+        Args: `machines`, those that have a part of the version.
+        """
+
+        def rank(name: str) -> tuple[bool, bool]:
+            # a part that is on the machine already uses no cable
+            machine = machine_name(name)
+            return machine in self._not_reached, machine not in machines
+
+        return sorted(hosts, key=rank)
+
+    def require_reached(self, failed: Mapping[str, BaseException], hosts: Iterable[str]) -> None:
+        """Note hosts that no rank can reach: another one of `hosts` takes the next version first.
+
+        Raises: WeightsNotGiven if there are any; HostNotReached if there is no other.
+        """
+        for error in self.note_not_reached(failed):
+            is_hopeless = {machine_name(name) for name in hosts} <= self._not_reached
+            raise error if is_hopeless else WeightsNotGiven(str(error))
+
+    def note_not_reached(self, failed: Mapping[str, BaseException]) -> list[HostNotReached]:
+        """Note the machines that no rank can reach; return their errors."""
+        faults = {
+            name: error for name, error in failed.items() if isinstance(error, HostNotReached)
+        }
+        self._not_reached |= {machine_name(name) for name in faults}
+        return list(faults.values())
+
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Link:
+class PeerLink:
     """An open door of a host that gives to its neighbour."""
 
     giver: WeightHost
     key: str
     """Public key of the neighbour."""
 
-    door: Door
+    door: SocketAddress
 
 
-class Spreading:
+class ChainBroadcast:
     """Brings one version to hosts.
 
     Args:
@@ -44,18 +141,18 @@ class Spreading:
 
     def __init__(
         self,
-        origin: Origin,
+        origin: WeightSource,
         hosts: Mapping[str, WeightHost],
         unreachable: set[tuple[str, str]],
     ) -> None:
         self._origin, self._hosts, self._unreachable = origin, hosts, unreachable
         self._heading = origin.heading
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, PeerLink] = {}
         self._failed = {name: asyncio.Event() for name in hosts}
         self._staged: dict[str, asyncio.Task[None]] = {}
 
     async def stage(
-        self, planned: Sequence[Delivery], has_left: Callable[[], None] = lambda: None
+        self, planned: Sequence[Hop], has_left: Callable[[], None] = lambda: None
     ) -> dict[str, BaseException]:
         """Carry out all deliveries; return the errors of those that failed, by host.
 
@@ -98,7 +195,7 @@ class Spreading:
         return failed
 
     async def _each(
-        self, planned: Sequence[Delivery], work: Callable[[Delivery], Awaitable[None]]
+        self, planned: Sequence[Hop], work: Callable[[Hop], Awaitable[None]]
     ) -> dict[str, BaseException]:
         """Do the same for several deliveries at once; return the errors, by host."""
         done = await asyncio.gather(*map(work, planned), return_exceptions=True)
@@ -109,10 +206,10 @@ class Spreading:
             self._failed[host].set()
         return failed
 
-    async def _begin(self, delivery: Delivery) -> None:
+    async def _begin(self, delivery: Hop) -> None:
         await self._hosts[delivery.host].actor.begin_weights(self._heading)
 
-    async def _deliver(self, delivery: Delivery) -> None:
+    async def _deliver(self, delivery: Hop) -> None:
         try:
             await self._bring(delivery)
         except Exception:
@@ -120,7 +217,7 @@ class Spreading:
             self._failed[delivery.host].set()
             raise
 
-    async def _bring(self, delivery: Delivery) -> None:
+    async def _bring(self, delivery: Hop) -> None:
         name = delivery.host
         host = self._hosts[name]
         if delivery.opens_memory:
@@ -143,7 +240,7 @@ class Spreading:
                 return
         await self._origin.bring(host, 0)
 
-    async def _opened(self, delivery: Delivery) -> bool:
+    async def _opened(self, delivery: Hop) -> bool:
         """Let a host read the memory of a process beside it; return whether it can."""
         assert delivery.source is not None
         source, member = self._hosts[delivery.source], self._heading.member
@@ -165,7 +262,7 @@ class Spreading:
             return False
         return True
 
-    async def _link(self, delivery: Delivery) -> None:
+    async def _link(self, delivery: Hop) -> None:
         """Let a host and its neighbour open a link; without one, its bytes come from the origin."""
         name, source = delivery.host, delivery.source
         assert source is not None
@@ -178,13 +275,13 @@ class Spreading:
         except (ActorDied, RemoteError, OSError) as error:
             logger.warning("host %s gives no weights to %s: %s", source, name, error)
             return
-        self._links[name] = Link(giver, key, door)
+        self._links[name] = PeerLink(giver, key, door)
 
-    async def _end(self, link: "Link") -> None:
+    async def _end(self, link: "PeerLink") -> None:
         with contextlib.suppress(ActorDied):
             await link.giver.actor.end_giving(link.key)
 
-    async def _taken(self, delivery: Delivery, link: "Link") -> int:
+    async def _taken(self, delivery: Hop, link: "PeerLink") -> int:
         """Let a host take the bytes from its neighbour; return how many came from there."""
         name, source, giver = delivery.host, delivery.source, link.giver
         assert source is not None
@@ -200,10 +297,12 @@ class Spreading:
         if taken.fault:
             logger.warning("host %s gets no further weights from %s: %s", name, source, taken.fault)
         if taken.is_unreachable:
-            self._unreachable.add((machine_of(name), machine_of(source)))
+            self._unreachable.add((machine_name(name), machine_name(source)))
         return taken.num_bytes
 
-    async def _unless(self, taking: "asyncio.Task[Taken]", *ends: asyncio.Event) -> Taken | None:
+    async def _unless(
+        self, taking: "asyncio.Task[ReceivedBytes]", *ends: asyncio.Event
+    ) -> ReceivedBytes | None:
         """Wait for what a host takes; None if its neighbour is lost or fails before."""
         ended = [asyncio.create_task(each.wait()) for each in ends]
         try:

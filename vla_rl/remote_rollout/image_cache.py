@@ -1,0 +1,362 @@
+"""The caches of images beside the learner's ranks, from a group's end to its update.
+
+    stores of other hosts ── encrypted, one connection each ──► ImageCache ── memory, by path ──► ranks of its host
+    caches of other hosts that learn ── spans that ranks need here ──┘
+
+The control process hears where an array lies, and never has the array. If all ranks are here, one
+cache has all images; if they are on several hosts, each of those has one.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self, TypeVar
+
+import msgspec
+import numpy as np
+
+from vla_rl.actors import Actor, ChildProcess, KeyPair, Runtime, actor_method
+from vla_rl.actors.completion import finish_despite_cancellation
+from vla_rl.actors.direct_link import make_link_keys
+from vla_rl.errors import ActorDied, RankFailed
+from vla_rl.remote_rollout.image_links import (
+    ArrayLayout,
+    ImageMemory,
+    ImageReceiver,
+    ImageReply,
+    ImageRequest,
+    ImageSender,
+    ImagesMissing,
+)
+from vla_rl.remote_rollout.peer_sockets import SocketAddress
+from vla_rl.types import ShelvedArray
+from vla_rl.types.shelved import KEY_BYTES
+
+if TYPE_CHECKING:  # they import torch, which the process of a cache does not need
+    from vla_rl.learner.distributed.seats import Seating
+    from vla_rl.remote_rollout.rollout_host import RolloutHost
+
+
+class FetchedImages(msgspec.Struct, frozen=True, kw_only=True):
+    """The observations of an episode on a shelf, or why they are not there."""
+
+    path: str = ""
+    """Path of the memory that holds them, on the shelf's host."""
+
+    layout: tuple[ArrayLayout, ...] = ()
+    num_bytes: int = 0
+    is_here: bool = True
+    """Whether they are there. If not, the shelf is full, the host does not have them, or:"""
+
+    fault: str = ""
+    """Fault of the connection; empty if it works."""
+
+    def arrays(self, key: int, host: str = "") -> dict[str, ShelvedArray]:
+        """Return what stands for each array, by its place in the episode with this key.
+
+        Args:
+            key: of the episode.
+            host: the shelf's host.
+        """
+        return {
+            each.place: ShelvedArray(
+                host, self.path, key, KEY_BYTES + each.start, each.dtype, each.shape
+            )
+            for each in self.layout
+        }
+
+
+class CopiedImages(msgspec.Struct, frozen=True, kw_only=True):
+    """Pictures of other shelves, in the order in which they were wanted."""
+
+    path: str
+    key: int
+    """Key of the memory that holds them."""
+
+    def places(self, host: str, arrays: Sequence[ShelvedArray]) -> dict[ShelvedArray, ShelvedArray]:
+        """Return the copy of each array on the shelf of `host`; `arrays` are in their order."""
+        start, found = KEY_BYTES, {}
+        for each in arrays:
+            found[each] = ShelvedArray(host, self.path, self.key, start, each.dtype, each.shape)
+            start += each.num_bytes
+        return found
+
+
+class ImageCache(Actor):
+    """Holds the large observations of episodes, at most `max_bytes` of them.
+
+    Pictures that are borrowed are not counted.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self._num_bytes = max_bytes, 0
+        self._keys: dict[str, KeyPair] = {}
+        self._takers: dict[str, ImageReceiver] = {}
+        self._givers: list[ImageSender] = []
+        self._held: dict[int, ImageMemory] = {}
+        self._borrowed: dict[int, ImageMemory] = {}
+
+    async def new_link(self) -> str:
+        """Return the public key with which this process will connect to a host."""
+        keys = make_link_keys()
+        self._keys[keys.public] = keys
+        return keys.public
+
+    async def give_pictures(self, shelf_key: str) -> SocketAddress:
+        """Let the shelf with this key borrow pictures. Raises: OSError if no port is free."""
+        giver = ImageSender(shelf_key, self._find)
+        self._givers.append(giver)
+        return giver.door
+
+    @actor_method(concurrent=True)
+    async def connect(self, name: str, link_key: str, host: str, door: SocketAddress) -> str:
+        """Connect to a host that has pictures; return what is wrong, empty if nothing is.
+
+        Args:
+            name: its name, for `fetch` and `borrow`.
+            link_key: what `new_link` returned.
+            host: its address, without a port.
+            door: where it gives its pictures.
+        """
+        try:
+            taker = ImageReceiver(self._keys.pop(link_key), host, door)
+        except ConnectionError as error:
+            return f"its door cannot be used: {error}"
+        before, self._takers[name] = self._takers.pop(name, None), taker
+        if before is not None:
+            before.close()
+        try:
+            await taker.connect()
+        except ConnectionError as error:
+            return str(error)
+        return ""
+
+    @actor_method(concurrent=True)
+    async def fetch(self, name: str, key: int, num_bytes: int, dropped: list[int]) -> FetchedImages:
+        """Fetch the observations of an episode.
+
+        Args:
+            name: the host that has them.
+            key: of the episode there.
+            num_bytes: most that they have.
+            dropped: keys of episodes that nothing will read any more.
+        """
+        for each in dropped:
+            self._drop(each)
+        if self._num_bytes + num_bytes > self._max_bytes:
+            return FetchedImages(is_here=False)
+        # at once: others are fetched meanwhile
+        self._num_bytes += num_bytes
+        kept = 0
+        try:
+            given = await self._takers[name].take(ImageRequest(key))
+            memory = await _write_memory(key, [given.data])
+            self._held[key], kept = memory, memory.num_bytes
+        except ImagesMissing:
+            return FetchedImages(is_here=False)
+        except ConnectionError as error:
+            return FetchedImages(is_here=False, fault=str(error))
+        finally:
+            self._num_bytes += kept - num_bytes
+        return FetchedImages(path=memory.path, layout=given.layout, num_bytes=kept)
+
+    @actor_method(concurrent=True)
+    async def borrow(self, name: str, wanted: list[ImageRequest]) -> CopiedImages:
+        """Copy pictures of another shelf here, end to end, until `give_back`.
+
+        Raises: ConnectionError if that shelf is lost; OSError if it has dropped them.
+        """
+        taker = self._takers[name]
+        try:
+            given = await asyncio.gather(*(taker.take(each) for each in wanted))
+        except ImagesMissing:
+            raise OSError(f"the shelf on {name} has dropped the pictures of an episode") from None
+        key = secrets.randbits(60)
+        memory = await _write_memory(key, [each.data for each in given])
+        self._borrowed[key] = memory
+        return CopiedImages(path=memory.path, key=key)
+
+    async def give_back(self, keys: list[int]) -> None:
+        """Free pictures that were borrowed."""
+        for key in keys:
+            self._borrowed.pop(key).close()
+
+    @actor_method(concurrent=True)
+    async def film(
+        self, images: list[ShelvedArray], captions: list[tuple[str, str]], frames_per_s: float
+    ) -> np.ndarray:
+        """Make a video of pictures that are here; return its bytes, uint8 [bytes].
+
+        Args: those of `vla_rl.reporting.filmed`. Raises: OSError if they were dropped.
+        """
+        # imported here, because few runs of a shelf make videos
+        from vla_rl.reporting import filmed
+
+        # at once: they are dropped after their update
+        read = [image.read() for image in images]
+        return await asyncio.to_thread(filmed, read, captions, frames_per_s)
+
+    @actor_method(concurrent=True)
+    async def stay(self) -> None:
+        """Return never, so that a call tells of this process's end."""
+        await asyncio.Event().wait()
+
+    async def on_stop(self) -> None:
+        """Close all connections, and free the memory."""
+        for taker in self._takers.values():
+            taker.close()
+        for giver in self._givers:
+            giver.close()
+        for memory in self._borrowed.values():
+            memory.close()
+        for key in list(self._held):
+            self._drop(key)
+
+    def _drop(self, key: int) -> None:
+        memory = self._held.pop(key, None)
+        if memory is not None:
+            self._num_bytes -= memory.num_bytes
+            memory.close()
+
+    def _find(self, wanted: ImageRequest) -> ImageReply | None:
+        memory = None if wanted.key is None else self._held.get(wanted.key)
+        return None if memory is None else ImageReply(memory.read(wanted.spans))
+
+
+async def _write_memory(key: int, rows: Sequence[np.ndarray]) -> ImageMemory:
+    """Write rows into memory; a caller that was cancelled meanwhile leaves none behind."""
+    writing = asyncio.to_thread(ImageMemory, key, rows)
+    memory, is_cancelled = await finish_despite_cancellation(writing)
+    if is_cancelled:
+        memory.close()
+        raise asyncio.CancelledError
+    return memory
+
+
+T = TypeVar("T")
+
+NOTICED_WITHIN_S: Final = 10.0
+"""Time in which a failed call to a rank of the same host, or of one that reads, explains the loss."""
+
+
+class ImageCaches:
+    """The processes; open them with `async with`.
+
+    Args:
+        max_bytes: most bytes of pictures on each.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self._runtime = max_bytes, Runtime("pictures")
+        # imported here, because the process of a cache needs no torch
+        from vla_rl.learner.distributed.seats import RankSeat
+
+        self._seats: dict[str, RankSeat] = {"": RankSeat("cpu")}
+        self._shelves: dict[str, ImageCache] = {}
+
+    @property
+    def homes(self) -> tuple[str, ...]:
+        """Names of the hosts whose shelves fetch pictures; empty for this one."""
+        return tuple(filter(None, self._seats)) or ("",)
+
+    def sit(self, seating: "Seating") -> None:
+        """Start a shelf on each host of these ranks. Call it before `async with`."""
+        self._seats = {seat.host: seat for seat in seating.seats}
+
+    async def __aenter__(self) -> Self:
+        """Start and connect the shelves.
+
+        Raises: RankFailed if one is gone; OSError if one cannot be started or two connected.
+        """
+        await self._runtime.__aenter__()
+        try:
+            started = await asyncio.gather(*map(self._started, self._seats))
+            self._shelves = dict(zip(self._seats, started, strict=True))
+            for name in self._seats:
+                for home in self.homes:
+                    if home not in ("", name):
+                        await self._connect_two(name, home)
+        except BaseException:
+            await self._runtime.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._runtime.__aexit__(kind, error, traceback)
+
+    async def stay(self) -> None:
+        """Return never. Raises: RankFailed if a shelf is gone, and with it what ranks would read."""
+        stays = [asyncio.ensure_future(self.ask(name, _stay_up)) for name in self._shelves]
+        try:
+            await asyncio.wait(stays, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(NOTICED_WITHIN_S)
+            for each in stays:
+                if each.done():
+                    each.result()
+        finally:
+            for each in stays:
+                each.cancel()
+            await asyncio.gather(*stays, return_exceptions=True)
+
+    async def ask(self, name: str, call: Callable[[ImageCache], Awaitable[T]]) -> T:
+        """Call the shelf of a host. Raises: RankFailed if it is gone; else what the call raises."""
+        try:
+            return await call(self._shelves[name])
+        except ActorDied as death:
+            raise _cache_lost(name, death) from death
+
+    async def connect(self, home: str, name: str, host: "RolloutHost", address: str) -> str:
+        """Connect the shelf of a host to one that makes pictures; return what is wrong.
+
+        Args:
+            home: the shelf's host.
+            name: name of the other one.
+            host: the actor there.
+            address: its address, without a port.
+
+        Raises: ActorDied if the host is gone; RankFailed if the shelf is.
+        """
+        link_key = await self.ask(home, lambda shelf: shelf.new_link())
+        try:
+            door = await host.give_pictures(link_key)
+        except OSError as error:
+            return str(error)
+        return await self.ask(home, lambda shelf: shelf.connect(name, link_key, address, door))
+
+    async def _connect_two(self, name: str, home: str) -> None:
+        link_key = await self.ask(name, lambda shelf: shelf.new_link())
+        door = await self.ask(home, lambda shelf: shelf.give_pictures(link_key))
+        address = self._seats[home].address
+        fault = await self.ask(name, lambda shelf: shelf.connect(home, link_key, address, door))
+        if fault:
+            where = f"host {name!r}" if name else "this host"
+            raise ConnectionError(f"{where} cannot fetch pictures from host {home!r}: {fault}")
+
+    async def _started(self, name: str) -> ImageCache:
+        try:
+            return await self._runtime.spawn(
+                ImageCache,
+                self._max_bytes,
+                name=f"{name} picture shelf".lstrip(),
+                placement=self._seats[name].placement or ChildProcess(),
+            )
+        except ActorDied as death:
+            raise _cache_lost(name, death) from death
+
+
+def _cache_lost(name: str, death: ActorDied) -> RankFailed:
+    where = f" on host {name!r}" if name else ""
+    return RankFailed(
+        f"the process that holds pictures for the learner ranks{where} (pid {death.pid}) is gone: "
+        f"{death.cause}"
+    )
+
+
+async def _stay_up(shelf: ImageCache) -> None:
+    await shelf.stay()

@@ -1,0 +1,306 @@
+"""Weights on their way into a host's memory: from the host before it, or from the learner's ranks.
+
+    receiver: WantedWeights(start) ──► peer: the bytes, as soon as it has them ──► receiver
+    keys of the ranks ──► a socket for each ──► rank: a piece ──► its offset in the row
+
+A peer passes bytes on while they come in, and the receiver asks for a few pieces ahead, which bounds
+what is on the way. Of what ranks send, the beginning of the row is complete as far as the rank that is
+furthest behind has come: that much is passed on.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from vla_rl.actors.codec import Codec
+from vla_rl.actors.completion import run_to_its_end
+from vla_rl.actors.direct_link import DirectLink
+from vla_rl.actors.placement import KeyPair
+from vla_rl.actors.remote_channel import LINK_WITHIN_S
+from vla_rl.actors.wire import Frames, Kind, MalformedMessage, unpack_envelope
+from vla_rl.engines.weight_shares import ShareDigest, SharePiece, WeightShare
+from vla_rl.errors import CheckpointError, WeightsNotGiven
+from vla_rl.remote_rollout.flat_weights import WEIGHT_PIECE_BYTES, IncomingWeights
+from vla_rl.remote_rollout.peer_sockets import ServerContext, ServerSocket, SocketAddress, open_link
+
+
+class ReceivedBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a host came with taking weights from a neighbour."""
+
+    num_bytes: int
+    """Bytes that it has, from the first one on."""
+
+    fault: str = ""
+    """Why the rest did not come from there; empty if all came."""
+
+    is_unreachable: bool = False
+    """Whether no connection could be made."""
+
+
+SILENT_S: Final = 30.0
+"""Silence after which a neighbour counts as lost. Its death is noticed sooner: its connection closes,
+or the control process misses it."""
+
+_PIECES_AHEAD: Final = 8
+"""Pieces that are asked for before one has come: enough to fill a cable whose ends are woken late, as
+on a busy machine."""
+
+_LOOK_EVERY_S: Final = 0.5
+
+
+class WantedWeights(msgspec.Struct, frozen=True):
+    """A request for the bytes of a version from one place on."""
+
+    member: str
+    version: int
+    start: int
+    num_bytes: int
+
+
+class WeightSender:
+    """Gives one neighbour what this host has of a policy's weights, or gets meanwhile.
+
+    Args:
+        taker_key: public key of the only neighbour that may connect.
+        row_layout: returns the weights of a member; None if it has none.
+    """
+
+    def __init__(self, taker_key: str, row_of: Callable[[str], IncomingWeights | None]) -> None:
+        self._row_of, self._codec = row_of, Codec()
+        self._wanted: list[WantedWeights] = []
+        self._open = ServerSocket(taker_key, self._on_message)
+        self.door = self._open.door
+        """Place at which the neighbour connects."""
+
+    def give(self) -> None:
+        """Send what is wanted and has come by now."""
+        waiting: list[WantedWeights] = []
+        for wanted in self._wanted:
+            row = self._row_of(wanted.member)
+            if row is None or row.heading.version != wanted.version:
+                self._send(Kind.ERROR, f"it has no version {wanted.version} of {wanted.member!r}")
+            elif row.num_received < min(wanted.start + wanted.num_bytes, row.heading.num_bytes):
+                waiting.append(wanted)
+            else:
+                self._send(Kind.RESULT, row.piece(wanted.start, wanted.num_bytes))
+        self._wanted = waiting
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._open.close()
+
+    def _on_message(self, frames: Frames) -> None:
+        try:
+            wanted = self._codec.decode(self._codec.decoder(WantedWeights), frames)
+        except (MalformedMessage, msgspec.ValidationError):
+            return
+        self._wanted.append(wanted)
+        self.give()
+
+    def _send(self, kind: Kind, value: np.ndarray | str) -> None:
+        self._open.send(self._codec.encode(kind, 0, 0, 0, value, "weights"))
+
+
+class WeightReceiver:
+    """Takes the rest of a version from a neighbour.
+
+    Args:
+        keys: those whose public one the neighbour was given.
+        incoming: the version; its bytes may come from elsewhere before and afterwards.
+        came: called after each piece.
+    """
+
+    def __init__(self, keys: KeyPair, incoming: IncomingWeights, came: Callable[[], None]) -> None:
+        self._keys, self._incoming, self._came = keys, incoming, came
+        self._codec = Codec()
+        self._news: asyncio.Queue[Frames | None] = asyncio.Queue()  # bounded by what is asked for
+
+    async def take(self, host: str, door: SocketAddress) -> ReceivedBytes:
+        """Take all that is missing; return how far it came if the neighbour is lost meanwhile.
+
+        Args:
+            host: address of the neighbour's host, without a port.
+            door: its place there.
+
+        Raises: CheckpointError for bytes that do not fit.
+        """
+        put = self._news.put_nowait
+        try:
+            with open_link(host, door, self._keys, put, lambda: put(None)) as link:
+                fault, is_unreachable = await self._take_all(link)
+        except ConnectionError as error:
+            fault, is_unreachable = f"its door cannot be used: {error}", True
+        return ReceivedBytes(
+            num_bytes=self._incoming.num_received, fault=fault, is_unreachable=is_unreachable
+        )
+
+    async def _take_all(self, link: DirectLink) -> tuple[str, bool]:
+        """Return what is wrong with the neighbour, and whether it was never reached."""
+        incoming, total = self._incoming, self._incoming.heading.num_bytes
+        asked, heard_s = self._ask_ahead(link, incoming.num_received), time.monotonic()
+        began_s = heard_s
+        while incoming.num_received < total:
+            try:
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    frames = await self._news.get()
+            except TimeoutError:
+                now = time.monotonic()
+                if not link.is_up and now - began_s > LINK_WITHIN_S:
+                    return f"{link.address} does not answer within {LINK_WITHIN_S:g} s", True
+                if now - heard_s > SILENT_S:
+                    return f"{link.address} was silent for {SILENT_S:g} s", False
+                continue
+            if frames is None:
+                return f"the connection to {link.address} was lost", not link.is_up
+            heard_s = time.monotonic()
+            try:
+                if unpack_envelope(frames[0])[0] == Kind.ERROR:
+                    return str(self._codec.decode(self._codec.decoder(str), frames)), False
+                piece = self._codec.decode(self._codec.decoder(np.ndarray), frames)
+            except (MalformedMessage, msgspec.ValidationError) as error:
+                return f"{link.address} sent something else than weights: {error}", False
+            incoming.put(incoming.num_received, piece)
+            asked = self._ask_ahead(link, asked)
+            self._came()
+            await incoming.read_on()
+        return "", False
+
+    def _ask_ahead(self, link: DirectLink, asked: int) -> int:
+        """Ask for what may be on the way; return the place up to which all was asked for."""
+        incoming = self._incoming
+        most = min(
+            incoming.num_received + _PIECES_AHEAD * WEIGHT_PIECE_BYTES, incoming.heading.num_bytes
+        )
+        while asked < most:
+            self._ask(link, asked)
+            asked += WEIGHT_PIECE_BYTES
+        return asked
+
+    def _ask(self, link: DirectLink, start: int) -> None:
+        heading = self._incoming.heading
+        wanted = WantedWeights(heading.member, heading.version, start, WEIGHT_PIECE_BYTES)
+        link.send(self._codec.encode(Kind.CALL, 0, 0, 0, wanted, "wanted weights"))
+
+
+_MAX_THREADS: Final = 4
+
+
+class ShardReceiver:
+    """Takes all shares of a version, at the same time.
+
+    Args:
+        keys: public keys of the ranks; one door is opened for each.
+        incoming: the version.
+        came: called when the beginning of the row has become longer.
+
+    Raises: OSError if no port is free.
+    """
+
+    def __init__(
+        self, keys: Sequence[str], incoming: IncomingWeights, came: Callable[[], None]
+    ) -> None:
+        self._incoming, self._came = incoming, came
+        self._open = ExitStack()
+        entrance = ServerContext(min(max(len(keys), 1), _MAX_THREADS))
+        self._open.callback(entrance.close)
+        self._links: list[_ShardLink] = []
+        try:
+            for key in keys:
+                link = _ShardLink(key, entrance)
+                self._open.callback(link.close)
+                self._links.append(link)
+        except BaseException:
+            self._open.close()
+            raise
+        entrance.gatekeeper.allow(keys)
+
+    @property
+    def doors(self) -> list[SocketAddress]:
+        """Places at which the ranks connect, in the order of their keys."""
+        return [link.door for link in self._links]
+
+    async def take(self, shares: Sequence[WeightShare]) -> str:
+        """Take the shares, in the order of the keys; return the digest of the row.
+
+        Raises: CheckpointError for other bytes than the ranks have; WeightsNotGiven if one is silent.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                for link, share in zip(self._links, shares, strict=True):
+                    group.create_task(self._take_share(link, share))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            self.close()
+        return await self._incoming.accept(sum(share.num_bytes for share in shares))
+
+    def close(self) -> None:
+        """Close all doors and connections."""
+        self._open.close()
+
+    async def _take_share(self, link: "_ShardLink", share: WeightShare) -> None:
+        total = self._incoming.heading.num_bytes
+        digest = ShareDigest()
+        while link.next_at < total:
+            piece = await link.next_piece(share.holder)
+            # copied and read in a thread: other ranks' pieces, and episodes, come meanwhile
+            await run_to_its_end(self._put, piece, digest)
+            link.next_at = piece.next_at
+            link.ask()
+            self._incoming.advance(min(each.next_at for each in self._links))
+            self._came()
+            await self._incoming.read_on()
+        if (digest.digest, digest.num_bytes) != (share.digest, share.num_bytes):
+            raise CheckpointError(
+                f"{digest.num_bytes} bytes of weights {self._incoming.heading.version} came from rank "
+                f"{share.holder}, which has {share.num_bytes}, or other bytes than it has"
+            )
+
+    def _put(self, piece: SharePiece, digest: ShareDigest) -> None:
+        self._incoming.place(piece)
+        digest.add(piece)
+
+
+class _ShardLink:
+    """The connection to one rank.
+
+    Attributes:
+        door: place at which it connects.
+        next_at: place of the first byte of its next piece.
+    """
+
+    def __init__(self, key: str, entrance: ServerContext) -> None:
+        self._codec = Codec()
+        self._news: asyncio.Queue[Frames] = asyncio.Queue()  # bounded by what is asked for
+        self.next_at = 0
+        self._open = ServerSocket(key, self._news.put_nowait, entrance)
+        self.door = self._open.door
+
+    async def next_piece(self, rank: int) -> SharePiece:
+        """Return the next piece. Raises: WeightsNotGiven if it does not come, or is none."""
+        try:
+            async with asyncio.timeout(SILENT_S):
+                frames = await self._news.get()
+            piece: SharePiece = self._codec.decode(self._codec.decoder(SharePiece), frames)
+        except TimeoutError:
+            raise WeightsNotGiven(f"rank {rank} was silent for {SILENT_S:g} s") from None
+        except (MalformedMessage, msgspec.ValidationError) as error:
+            raise WeightsNotGiven(
+                f"rank {rank} sent something else than weights: {error}"
+            ) from error
+        if piece.next_at <= self.next_at:
+            raise WeightsNotGiven(f"a piece of rank {rank} leads back to byte {piece.next_at}")
+        return piece
+
+    def ask(self) -> None:
+        """Ask for one piece more."""
+        self._open.send(self._codec.encode(Kind.CALL, 0, 0, 0, None, "wanted weights"))
+
+    def close(self) -> None:
+        """Close door and connection."""
+        self._open.close()
