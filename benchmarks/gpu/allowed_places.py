@@ -7,7 +7,7 @@ from typing import Final
 
 ALLOWED: Final = MappingProxyType(
     {
-        "engines/transfers.py:to_host": "the one copy of a decision, a token of a reply, or the "
+        "engines/device_lane.py:to_host": "the one copy of a decision, a token of a reply, or the "
         "sums of an optimizer step; how often is held by budgets",
         "learner/optimizer.py:step": "the gradient's norm decides about a skip; imitation and the "
         "critic read it here, the learner with its metrics",

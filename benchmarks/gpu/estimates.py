@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.gpu.tracked_memory import Compared, compare_public
 from vla_rl.engines import DeviceLane
-from vla_rl.engines.peaks import peak_of
+from vla_rl.learner.flops import find_device_peak
 from vla_rl.learner.roofline import Workload, roofline
 from vla_rl.models.example_rows import example_row
 from vla_rl.models.openvla_oft import OpenVlaOft
@@ -40,7 +40,7 @@ def has_least_seconds(compared: Compared) -> bool:
     """Return whether the roofline of an OpenVLA-OFT is bound by compute, at more than 10 TFLOPs an
     update.
     """
-    peak = peak_of(REFERENCE)
+    peak = find_device_peak(REFERENCE)
     assert peak is not None
     work = Workload(decisions=512, epochs=1, steps=1, acting_rows=32, recomputes=False)
     least = roofline(compared.traced, compared.size, work, peak)

@@ -18,7 +18,6 @@ from vla_rl.cli.config_files import read_config
 from vla_rl.cli.report import write_report
 from vla_rl.datasets import LeRobotWriter, RecordedEpisode, read_lerobot
 from vla_rl.datasets.prompts import read_prompts
-from vla_rl.engines.atomic_folder import read_manifest
 from vla_rl.errors import CheckpointError, ConfigError, DataError, GraphError, VlaRlError
 from vla_rl.evaluation import ResultFile, read_held_out
 from vla_rl.evaluation.conditions import refuse_other_conditions
@@ -32,6 +31,7 @@ from vla_rl.models.prismatic.statistics import read_statistics
 from vla_rl.recipes.grpo_text import ARITHMETIC_BASE
 from vla_rl.reporting import RunDirectory
 from vla_rl.types import Config
+from vla_rl.util.atomic_folder import read_manifest
 
 NO_TEXT = b'{"name": "\xff\xfe", "id": "\xff"}\n'
 NESTED = b"[" * 100_000

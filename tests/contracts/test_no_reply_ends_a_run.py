@@ -17,9 +17,8 @@ import pytest
 from chat_templates import TEMPLATES
 
 from vla_rl.engines import EngineConfig
-from vla_rl.engines.chat_interface import Question, Sampled
+from vla_rl.engines.chat_interface import ChatEngineBase, Question, Sampled
 from vla_rl.engines.device_lane import DeviceLane
-from vla_rl.engines.replying import ReplyingEngine
 from vla_rl.envs.text import Ask, Done, TextEnvPool, TextLimits, TextTask
 from vla_rl.models.language import CausalLanguageModel, ChatFormat, TinyConfig, tiny
 from vla_rl.rollout import DecisionGauge, chat_agent
@@ -156,7 +155,7 @@ class OddChat:
         return getattr(self._policy, name)
 
 
-class OddWriter(ReplyingEngine):
+class OddWriter(ChatEngineBase):
     """An engine whose policy writes odd replies; all but the sampling is a real engine's."""
 
     weight_version = 0

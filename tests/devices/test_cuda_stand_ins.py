@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from vla_rl.engines.cuda_graphs import WARM_UPS, CudaRecorder, ReplayedCall
-from vla_rl.engines.vllm import weight_memory
-from vla_rl.engines.vllm.weight_memory import GpuBuffer, opened
+from vla_rl.engines.vllm import staging
+from vla_rl.engines.vllm.staging import GpuBuffer, open_memory
 from vla_rl.errors import ConfigError
 
 
@@ -178,11 +178,11 @@ def test_weights_on_a_gpu_are_opened_with_the_handles_that_they_were_shared_by(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Gpu())
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(weight_memory, "rebuild_cuda_tensor", rebuild)
+    monkeypatch.setattr(staging, "rebuild_cuda_tensor", rebuild)
     shared = GpuBuffer(64, torch.device("cuda:0")).shared()
-    weight_memory._opened_on_gpu.cache_clear()
-    assert len(opened(shared)) == 64
-    weight_memory._opened_on_gpu.cache_clear()
+    staging._open_on_gpu.cache_clear()
+    assert len(open_memory(shared)) == 64
+    staging._open_on_gpu.cache_clear()
     (found,) = rebuilt
     sent = dict(real.bind(*reduce_tensor(GpuTensor())[1]).arguments)
     handles = [name for name in sent if name not in ("tensor_cls", "storage_cls")]

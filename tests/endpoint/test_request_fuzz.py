@@ -12,7 +12,7 @@ import pytest
 
 from vla_rl.endpoint import Endpoint
 from vla_rl.endpoint.apis import chat, completions, messages, responses
-from vla_rl.engines.chat_interface import Sampled, completion, question
+from vla_rl.engines.chat_interface import Sampled, make_completion, make_question
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.types import ANY_REPLY, Completion, Prompt, ReplyOptions, ToolSpec
 
@@ -65,7 +65,7 @@ class Short:
         options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
         given: tuple[ToolSpec, ...] = tuple(tools)
-        asked = question(self._model, prompt, given, options)
+        asked = make_question(self._model, prompt, given, options)
         tokens = np.array([60, 61, min(self._model.stop_tokens)])
         sampled = Sampled(
             tokens=tokens,
@@ -73,7 +73,7 @@ class Short:
             versions=np.zeros(3, np.int64),
             finish_reason="stop",
         )
-        return completion(self._model, asked, sampled)
+        return make_completion(self._model, asked, sampled)
 
 
 def draw_value(rng: random.Random, depth: int = 0) -> Any:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.engines.atomic_folder import is_left_over, writing_folder
 from vla_rl.errors import CheckpointError
+from vla_rl.util.atomic_folder import is_left_over, writing_folder
 
 
 def test_two_writers_of_one_name_do_not_remove_each_others_files(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from vla_rl.engines import DeviceLane
-from vla_rl.engines.flops import FlopMeter, flop_counter
-from vla_rl.engines.peaks import peak_of
+from vla_rl.learner.flops import LaneFlopCounter, find_device_peak, flop_counter
 
 ROWS, LENGTH = 2, 12
 WIDTH, INNER, LAYERS, VOCABULARY = 16, 40, 3, 50
@@ -51,7 +50,7 @@ def test_a_transformers_passes_are_counted_as_by_hand() -> None:
 
 
 async def test_the_meter_counts_each_shape_once_and_adds_it_every_time() -> None:
-    meter = FlopMeter()
+    meter = LaneFlopCounter()
     layer = nn.Linear(4, 8, bias=False)
     seen = []
 
@@ -71,7 +70,7 @@ async def test_the_meter_counts_each_shape_once_and_adds_it_every_time() -> None
 
 
 def test_a_job_that_is_watched_returns_and_raises_what_it_did() -> None:
-    meter = FlopMeter()
+    meter = LaneFlopCounter()
     assert meter.watched("act", partial(max, 3, 5))() == 5
     with pytest.raises(ZeroDivisionError):
         meter.watched("act", partial(divmod, 1, 0))()
@@ -91,11 +90,11 @@ def test_a_job_that_is_watched_returns_and_raises_what_it_did() -> None:
     ],
 )
 def test_a_devices_peak_is_found_by_its_name(name: str, teraflops: int) -> None:
-    peak = peak_of(name)
+    peak = find_device_peak(name)
     assert peak is not None
     assert peak.flops == teraflops * 1e12
 
 
 def test_an_unknown_device_has_no_peak() -> None:
-    assert peak_of("NVIDIA L40") is None
-    assert peak_of("AMD Instinct MI300X") is None
+    assert find_device_peak("NVIDIA L40") is None
+    assert find_device_peak("AMD Instinct MI300X") is None

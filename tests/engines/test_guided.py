@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from vla_rl.engines import DeviceLane, EngineConfig, TorchChatEngine
-from vla_rl.engines.vocabulary import Guide, Vocabulary, first_stop
+from vla_rl.engines.sampling import Guide, Vocabulary, first_stop
 from vla_rl.learner import Learner, LearnerConfig, OptimizerConfig, Reference
 from vla_rl.learner.decisions import decisions_of
 from vla_rl.learner.learner import PolicyMismatchError

@@ -2,7 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from vla_rl.engines.lines import Lines, Place
+from vla_rl.learner.lines import Lines, Place
 
 
 def test_a_row_goes_to_the_first_line_with_room_and_begins_where_it_is_free() -> None:

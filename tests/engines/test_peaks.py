@@ -2,7 +2,7 @@
 
 import pytest
 
-from vla_rl.engines.peaks import TERA, DevicePeak, peak_of
+from vla_rl.learner.flops import TERA, DevicePeak, find_device_peak
 
 
 @pytest.mark.parametrize(
@@ -24,9 +24,9 @@ from vla_rl.engines.peaks import TERA, DevicePeak, peak_of
 def test_a_longer_name_is_not_taken_for_a_shorter_one(
     name: str, teraflops: float, terabytes: float
 ) -> None:
-    assert peak_of(name) == DevicePeak(teraflops * TERA, terabytes * TERA)
+    assert find_device_peak(name) == DevicePeak(teraflops * TERA, terabytes * TERA)
 
 
 @pytest.mark.parametrize("name", ["NVIDIA L40", "Tesla T4", ""])
 def test_another_device_has_no_known_peak(name: str) -> None:
-    assert peak_of(name) is None
+    assert find_device_peak(name) is None

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vla_rl.engines.reply import Reply
+from vla_rl.engines.generator import Reply
 from vla_rl.types import Sampling
 
 PROMPT = np.array([5, 6], np.int64)

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from vla_rl.engines.sampling import choose_tokens, likeliest_tokens, pairs_of, seeded_uniforms
+from vla_rl.engines.sampling import choose_tokens, likeliest_tokens, pair_likeliest, seeded_uniforms
 from vla_rl.types import Sampling
 
 
@@ -61,7 +61,7 @@ def test_noise_that_rounds_up_to_the_whole_means_the_last_possible_token() -> No
 
 def test_the_likeliest_tokens_are_possible_ones_in_order() -> None:
     logits = torch.log(torch.tensor([[[1.0, 4.0, 0.0, 16.0]]]))
-    (row,) = pairs_of(*likeliest_tokens(logits, [Sampling(temperature=2.0)], 4))
+    (row,) = pair_likeliest(*likeliest_tokens(logits, [Sampling(temperature=2.0)], 4))
     assert [token for token, _ in row] == [3, 1, 0]
     np.testing.assert_allclose(
         np.exp([log_prob for _, log_prob in row]), [4 / 7, 2 / 7, 1 / 7], atol=1e-6

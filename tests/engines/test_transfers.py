@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.overrides import get_testing_overrides
 
-from vla_rl.engines.transfers import to_device, to_host
+from vla_rl.engines.device_lane import to_device, to_host
 
 META = torch.device("meta")
 

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 import torch
 
-from vla_rl.engines.atomic_folder import MANIFEST, FileEntry, _digest, read_manifest
 from vla_rl.errors import CheckpointError
 from vla_rl.learner import (
     TeamState,
@@ -24,6 +23,7 @@ from vla_rl.learner import (
     save_checkpoint,
 )
 from vla_rl.learner.checkpoint_folders import incomplete_checkpoints, set_incomplete_aside
+from vla_rl.util.atomic_folder import MANIFEST, FileEntry, _digest, read_manifest
 
 
 def state_of(version: int, number: float = 1.0) -> TeamState:

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.gpu.tracked_memory import StorageTracker
-from vla_rl.engines.flops import flop_counter
 from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.learner.distributed.cutting import LocalOperations, cut
 from vla_rl.learner.distributed.meshes import Meshes
 from vla_rl.learner.distributed.parallel import PolicyModule, ShardedModule, blocks_of
 from vla_rl.learner.distributed.shared_training import SharedTraining
+from vla_rl.learner.flops import flop_counter
 from vla_rl.learner.rank_memory import PolicySize, rank_memory, size_of_policy
 from vla_rl.models.language import TinyConfig, tiny
 

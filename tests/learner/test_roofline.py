@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from vla_rl.engines.peaks import DevicePeak
+from vla_rl.learner.flops import DevicePeak
 from vla_rl.learner.rank_memory import PolicySize
 from vla_rl.learner.roofline import STATE_PASS_BYTES, Workload, roofline, update_flops
 from vla_rl.learner.traced_pass import Kept, TracedPass

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from benchmarks.shared_updates import settings
 from vla_rl.actors import Runtime
 from vla_rl.engines import DeviceLane
-from vla_rl.engines.shared_places import SharedPlaces, places_of_trained
 from vla_rl.engines.vllm.staging import MappedWeights, Stage, StagedWeights
+from vla_rl.engines.weight_shards import SharedParameters, find_trained_offsets
 from vla_rl.learner import Learner
 from vla_rl.learner.distributed import ShardedLearner
 
@@ -33,7 +33,7 @@ class FarEngine:
         self.current = self._stage.write(tensors_of(network), weight_version, self.current)
         self.adopted.append(f"model {weight_version}")
 
-    def share(self, network: nn.Module, weight_version: int) -> SharedPlaces | None:
+    def share(self, network: nn.Module, weight_version: int) -> SharedParameters | None:
         """Let ranks write."""
         if not self._is_open:
             return None
@@ -117,10 +117,10 @@ def test_weights_that_are_merged_or_cut_up_have_no_place_of_their_own() -> None:
     weight, bias = network.weight, network.bias
     tensors = {"w": weight.detach(), "b": bias.detach(), "again": bias.detach()}
     offsets = {"w": 0, "b": 64, "again": 128}
-    assert places_of_trained(network, tensors, offsets) == {"weight": [0], "bias": [64, 128]}
+    assert find_trained_offsets(network, tensors, offsets) == {"weight": [0], "bias": [64, 128]}
     cut = {"b": bias.detach(), "up": weight.detach()[:1], "w": weight.detach()}
-    assert places_of_trained(network, cut, {"b": 0, "up": 64, "w": 128}) is None
+    assert find_trained_offsets(network, cut, {"b": 0, "up": 64, "w": 128}) is None
     merged = {"b": bias.detach(), "w": weight.detach() + 1.0}
-    assert places_of_trained(network, merged, {"b": 0, "w": 64}) is None
+    assert find_trained_offsets(network, merged, {"b": 0, "w": 64}) is None
     weight.requires_grad_(False)
-    assert places_of_trained(network, merged, {"b": 0, "w": 64}) == {"bias": [0]}
+    assert find_trained_offsets(network, merged, {"b": 0, "w": 64}) == {"bias": [0]}

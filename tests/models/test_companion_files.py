@@ -14,7 +14,7 @@ from statements import statements_in
 from tiny_vision import write_tiny_vision
 
 import vla_rl
-from vla_rl.engines.vllm.layout import write_folder
+from vla_rl.engines.vllm.launch import write_folder
 from vla_rl.learner import TeamState, TrainingState, load_checkpoint, save_checkpoint
 from vla_rl.models import companion_files
 from vla_rl.models.language import TinyConfig, load_language_model

@@ -20,7 +20,6 @@ from tiny_vision import write_tiny_vision
 
 import vla_rl
 from vla_rl.algorithms import VJepa2Config
-from vla_rl.engines.atomic_folder import MANIFEST, FileEntry, _digest
 from vla_rl.errors import CheckpointError, VlaRlError
 from vla_rl.learner.checkpoint_folders import HEADER, CheckpointHeader
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, load_language_model
@@ -32,6 +31,7 @@ from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft
 from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
 from vla_rl.models.vjepa2.checkpoint import check_folder, load_encoder
 from vla_rl.models.weight_files import INDEX_FILE, SINGLE_FILE
+from vla_rl.util.atomic_folder import MANIFEST, FileEntry, _digest
 
 SHAPE = MlpConfig(state_size=3, action_low=(-1.0,), action_high=(1.0,), num_bins=5, chunk_size=2)
 SMALL = TinyConfig(

@@ -23,7 +23,7 @@ from benchmarks.shared_updates import saved, settings
 from vla_rl.actors import LastingForkServers, RemoteHost, Runtime, make_keys, read_keys
 from vla_rl.actors.host import HostServer
 from vla_rl.engines import DeviceLane
-from vla_rl.engines.weight_shares import WeightShare
+from vla_rl.engines.weight_shards import WeightShard
 from vla_rl.errors import ActorDied, RankFailed, WeightsNotGiven
 from vla_rl.learner import Learner
 from vla_rl.learner.distributed import ShardedLearner
@@ -145,7 +145,7 @@ class Struck(Host):
 
     strike: Callable[[], None]
 
-    async def take_shares(self, member: str, shares: list[WeightShare]) -> str:
+    async def take_shares(self, member: str, shares: list[WeightShard]) -> str:
         taking = asyncio.create_task(super().take_shares(member, shares))
         while self.received(member) == 0:  # noqa: ASYNC110 - bytes have no event
             await asyncio.sleep(0)

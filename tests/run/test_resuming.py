@@ -19,7 +19,6 @@ from toy_runs import small_mlp_run
 
 from vla_rl.actors import LastingForkServers
 from vla_rl.cli.command_line import Command, TrainingLaunch, parse_command
-from vla_rl.engines.atomic_folder import FileEntry, _digest
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.evaluation.held_out import HeldOutJudge, HeldOutResult, read_held_out, results_path
 from vla_rl.evaluation.results import EpisodeResult
@@ -32,6 +31,7 @@ from vla_rl.rollout import chat_agent
 from vla_rl.run.resuming import checkpoint_to_resume, load_resumable, verify_resumable
 from vla_rl.run.train import Outcome, train
 from vla_rl.types import Config, Sampling
+from vla_rl.util.atomic_folder import FileEntry, _digest
 
 pytestmark = SHARES_SERVERS
 

@@ -10,13 +10,13 @@ from torch import nn
 
 from vla_rl.actors.direct_link import make_link_keys
 from vla_rl.actors.placement import KeyPair
-from vla_rl.engines.weight_shares import (
+from vla_rl.engines.weight_shards import (
     RowPart,
-    ShareDigest,
-    ShareDoor,
-    SharePiece,
-    WeightShare,
-    share_pieces,
+    ShardDigest,
+    ShardPiece,
+    ShardSocket,
+    WeightShard,
+    split_shard,
 )
 from vla_rl.errors import CheckpointError, HostNotReached, WeightsNotGiven
 from vla_rl.learner.distributed.share_giver import ShareGiver
@@ -55,31 +55,31 @@ def rest(weights: FlatWeights) -> list[RowPart]:
     return [(at, size, size, weights.data[at : at + size]) for at, size in ends]
 
 
-def pieces_of(parts: Sequence[RowPart], weights: FlatWeights) -> list[SharePiece]:
-    return list(share_pieces(parts, 64, len(weights.data)))
+def pieces_of(parts: Sequence[RowPart], weights: FlatWeights) -> list[ShardPiece]:
+    return list(split_shard(parts, 64, len(weights.data)))
 
 
-def share_of(rank: int, pieces: Sequence[SharePiece]) -> WeightShare:
-    digest = ShareDigest()
+def share_of(rank: int, pieces: Sequence[ShardPiece]) -> WeightShard:
+    digest = ShardDigest()
     for piece in pieces:
         digest.add(piece)
-    return WeightShare(holder=rank, state=0, num_bytes=digest.num_bytes, digest=digest.digest)
+    return WeightShard(holder=rank, state=0, num_bytes=digest.num_bytes, digest=digest.digest)
 
 
-async def given(keys: KeyPair, door: SocketAddress, pieces: Sequence[SharePiece]) -> None:
+async def given(keys: KeyPair, door: SocketAddress, pieces: Sequence[ShardPiece]) -> None:
     left = iter(pieces)
 
-    async def next_piece() -> SharePiece | None:
+    async def next_piece() -> ShardPiece | None:
         return next(left, None)
 
-    at = ShareDoor(address=f"tcp://127.0.0.1:{door.port}", public_key=door.public_key)
+    at = ShardSocket(address=f"tcp://127.0.0.1:{door.port}", public_key=door.public_key)
     await ShareGiver(keys, at, next_piece).give()
 
 
 async def taken(
     incoming: IncomingWeights,
-    shares: Sequence[WeightShare],
-    pieces: Sequence[Sequence[SharePiece]],
+    shares: Sequence[WeightShard],
+    pieces: Sequence[Sequence[ShardPiece]],
 ) -> tuple[str, list[int]]:
     """Let all ranks give; return the digest, and how far the row was whole meanwhile."""
     keys, whole = [make_link_keys() for _ in shares], list[int]()

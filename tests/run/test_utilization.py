@@ -16,11 +16,11 @@ from toy_runs import small_run
 
 from vla_rl.cli.plan import EpisodeFootprint, print_plan
 from vla_rl.engines import EngineConfig
-from vla_rl.engines.peaks import TERA, DevicePeak
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.text import TextPoolConfig
 from vla_rl.errors import ConfigError
 from vla_rl.learner import LearnerConfig
+from vla_rl.learner.flops import TERA, DevicePeak
 from vla_rl.models.example_talks import Talks
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig

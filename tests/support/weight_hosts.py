@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from vla_rl.engines.weight_shares import WeightShare
+from vla_rl.engines.weight_shards import WeightShard
 from vla_rl.errors import ActorDied
 from vla_rl.remote_rollout.flat_weights import HeldVersion, WeightHeading
 from vla_rl.remote_rollout.host_recipe import HostStatus
@@ -61,7 +61,7 @@ class Host:
         self._note("open doors")
         return self.shelf.open_doors(member, keys)
 
-    async def take_shares(self, member: str, shares: list[WeightShare]) -> str:
+    async def take_shares(self, member: str, shares: list[WeightShard]) -> str:
         self._note("take shares")
         return await self.shelf.take_shares(member, shares)
 

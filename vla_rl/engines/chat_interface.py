@@ -1,11 +1,13 @@
-"""Conversion from messages to tokens and back, the same for both engines.
+"""Conversion from messages to tokens and back, the same for every chat engine.
 
-    prompt, tools, options ─► question ─► tokens, grammar, stop texts ─► (an engine samples) ─► completion ─► Completion
+    prompt, tools, options ─► make_question ─► tokens, grammar, stop texts
+        ─► _sample (torch, vLLM, or a server) ─► make_completion ─► Completion
 
-Both engines use `question` and `completion`, so a reply means the same whichever engine generated
-it. All of it runs on the CPU, in any thread.
+Engines differ only in how they sample tokens, so a reply means the same whichever engine generated it.
+The conversions run on the CPU, in any thread.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -13,15 +15,19 @@ from typing import Protocol, runtime_checkable
 import msgspec
 import numpy as np
 
-from vla_rl.engines.vocabulary import Vocabulary
-from vla_rl.errors import ConversationRejected
+from vla_rl.engines.config import EngineConfig
+from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.sampling import Vocabulary
+from vla_rl.errors import ContextOverflow, ConversationRejected
 from vla_rl.rollout.call_ids import with_unique_call_ids
 from vla_rl.types import (
+    ANY_REPLY,
     Completion,
     FinishReason,
     Message,
     Prompt,
     ReplyOptions,
+    Sampling,
     TokenReport,
     ToolRule,
     ToolSpec,
@@ -74,7 +80,7 @@ class ChatInterface(Protocol):
         ...
 
 
-class SeenPrompt(Protocol):
+class ImagePrompt(Protocol):
     """A prompt with images, in the form that its model reads."""
 
     @property
@@ -90,10 +96,10 @@ class SeenPrompt(Protocol):
 
 
 @runtime_checkable
-class SeesImages(Protocol):
+class ImageChatInterface(Protocol):
     """The part of a chat interface that only models with a vision tower have."""
 
-    def see(self, tokens: np.ndarray, images: Sequence[np.ndarray]) -> SeenPrompt:
+    def see(self, tokens: np.ndarray, images: Sequence[np.ndarray]) -> ImagePrompt:
         """Prepare a rendered conversation and its images for the model.
 
         Raises: ValueError if the tokens are not those of a conversation with these images.
@@ -141,10 +147,10 @@ class Question:
     grammar: str | None
     options: ReplyOptions
     images: tuple[np.ndarray, ...] = ()
-    seen: SeenPrompt | None = None
+    seen: ImagePrompt | None = None
 
 
-def question(
+def make_question(
     chat: ChatInterface, prompt: Prompt, tools: Sequence[ToolSpec], options: ReplyOptions
 ) -> Question:
     """Convert a prompt and its options to the form that an engine samples from.
@@ -185,13 +191,13 @@ def question(
         # rejects a grammar that cannot be compiled before sampling starts
         chat.vocabulary.guide(grammar)
     messages = tuple(prompt) if is_conversation else ()
-    images, seen = images_seen(chat, tokens, messages)
+    images, seen = process_images(chat, tokens, messages)
     return Question(tokens, messages, grammar, options, images, seen)
 
 
-def images_seen(
+def process_images(
     chat: ChatInterface, tokens: np.ndarray, messages: Sequence[Message]
-) -> tuple[tuple[np.ndarray, ...], SeenPrompt | None]:
+) -> tuple[tuple[np.ndarray, ...], ImagePrompt | None]:
     """Return the images of a rendered conversation, and prepare it for the model if there are any.
 
     Raises: ValueError if the model reads text alone.
@@ -199,7 +205,7 @@ def images_seen(
     images = tuple(image for message in messages for image in message.images)
     if not images:
         return (), None
-    if not isinstance(chat, SeesImages):
+    if not isinstance(chat, ImageChatInterface):
         raise ValueError(
             f"the conversation has {len(images)} images, but {type(chat).__name__} reads text alone; "
             "take a policy with a vision tower, such as Qwen2.5-VL"
@@ -207,7 +213,7 @@ def images_seen(
     return images, chat.see(tokens, images)
 
 
-def completion(chat: ChatInterface, asked: Question, sampled: Sampled) -> Completion:
+def make_completion(chat: ChatInterface, asked: Question, sampled: Sampled) -> Completion:
     """Convert sampled tokens to the answer to a question."""
     text = chat.decode(sampled.tokens)
     if sampled.stopped_by is not None:
@@ -241,3 +247,58 @@ def _report(vocabulary: Vocabulary, sampled: Sampled) -> tuple[TokenReport, ...]
         )
         for token, row in zip(sampled.tokens.tolist(), rows, strict=True)
     )
+
+
+class ChatEngineBase(ABC):
+    """Turns conversations into tokens, has an engine continue them, and turns these into replies.
+
+    Args:
+        chat: the policy's tokenizer and chat format.
+        lane: runs these conversions, beside the device.
+        config: the limit of replies.
+        context_size: maximum number of tokens of a prompt and its reply together.
+    """
+
+    def __init__(
+        self, chat: ChatInterface, lane: DeviceLane, config: EngineConfig, context_size: int
+    ) -> None:
+        self._chat, self._lane = chat, lane
+        self.token_ids: range | None = getattr(chat, "token_ids", None)
+        """Ids of the tokens that the policy chooses from; None if it does not name them."""
+        self._max_reply, self._context_size = config.max_reply, context_size
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Sequence[ToolSpec] = (),
+        sampling: Sampling | None = None,
+        max_tokens: int | None = None,
+        options: ReplyOptions = ANY_REPLY,
+    ) -> Completion:
+        """Generate one reply. Cancelling the call aborts the reply.
+
+        Args:
+            prompt: the conversation so far, or text or tokens to continue.
+            tools: tools that the prompt describes to the policy.
+            sampling: temperature, or greedy, and the seed of all tokens of this reply.
+            max_tokens: maximum number of tokens of the reply; at most `EngineConfig.max_reply`.
+            options: form of the reply, stop texts, and what is reported with it.
+
+        Raises: ContextOverflow if the prompt leaves no room for a reply; ValueError for a prompt or
+        options that the model cannot take; RuntimeError if the engine is not open; ActorDied if
+        engine processes died in all attempts at the request.
+        """
+        if max_tokens is not None and max_tokens < 1:
+            raise ValueError(f"max_tokens is {max_tokens}, expected at least 1 token of a reply.")
+        asked = await self._lane.prepare(make_question, self._chat, prompt, tuple(tools), options)
+        room = self._context_size - len(asked.tokens)
+        if room < 1:
+            raise ContextOverflow(len(asked.tokens), self._context_size)
+        limit = min(room, max_tokens or self._max_reply, self._max_reply)
+        sampled = await self._sample(asked, sampling or Sampling(), limit)
+        return await self._lane.prepare(make_completion, self._chat, asked, sampled)
+
+    @abstractmethod
+    async def _sample(self, asked: Question, sampling: Sampling, max_tokens: int) -> Sampled:
+        """Sample the tokens of one reply; a cancellation of the call aborts it."""

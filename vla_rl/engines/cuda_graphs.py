@@ -24,7 +24,7 @@ Compute: TypeAlias = Callable[..., Tensors]
 """Function from tensors [B, ...] to tensors [B, ...], row by row, that never waits on the host for
 the device."""
 
-MOST_RECORDINGS: Final = 32
+MAX_RECORDINGS: Final = 32
 """Maximum number of recorded shapes; the least recently used one is discarded first."""
 
 WARM_UPS: Final = 3
@@ -154,7 +154,7 @@ class ReplayedCall:
             recording = self._recording_of(compute, inputs)
             num_rows = len(inputs[0])
             for place, rows in zip(recording.inputs, inputs, strict=True):
-                _fill(place, rows)
+                _copy_padded(place, rows)
             return tuple(result[:num_rows].clone() for result in recording.replay())
 
     def _recording_of(self, compute: Compute, inputs: Tensors) -> Recording:
@@ -163,18 +163,18 @@ class ReplayedCall:
         if weights_at != self._weights_at:
             self._recordings.clear()
             self._weights_at = weights_at
-        num_rows = filled_up(len(inputs[0]))
+        num_rows = pad_num_rows(len(inputs[0]))
         shapes = (num_rows, *((rows.shape[1:], rows.dtype) for rows in inputs))
         recording = self._recordings.pop(shapes, None)
         if recording is None:
-            if len(self._recordings) == MOST_RECORDINGS:
+            if len(self._recordings) == MAX_RECORDINGS:
                 del self._recordings[next(iter(self._recordings))]
-            recording = self._record(compute, tuple(_filled(rows, num_rows) for rows in inputs))
+            recording = self._record(compute, tuple(_pad_rows(rows, num_rows) for rows in inputs))
         self._recordings[shapes] = recording
         return recording
 
 
-def filled_up(num_rows: int) -> int:
+def pad_num_rows(num_rows: int) -> int:
     """Return the number of rows to pad to: 1, 2, 4, and then multiples of 4.
 
     So there are few shapes and few idle rows.
@@ -182,13 +182,13 @@ def filled_up(num_rows: int) -> int:
     return 1 << (num_rows - 1).bit_length() if num_rows <= 4 else -(-num_rows // 4) * 4
 
 
-def _filled(rows: Tensor, num_rows: int) -> Tensor:
+def _pad_rows(rows: Tensor, num_rows: int) -> Tensor:
     filled = rows.new_empty(num_rows, *rows.shape[1:])
-    _fill(filled, rows)
+    _copy_padded(filled, rows)
     return filled
 
 
-def _fill(place: Tensor, rows: Tensor) -> None:
+def _copy_padded(place: Tensor, rows: Tensor) -> None:
     """Copy rows to the start of a recording's input, and repeat the last row to its end."""
     num_rows = len(rows)
     place[:num_rows].copy_(rows)

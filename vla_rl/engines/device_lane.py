@@ -1,4 +1,4 @@
-"""One thread that uses the device, and one beside it that prepares its inputs.
+"""Use of one device by everything in a process: a single thread computes on it.
 
     inference ──┐ run(fn)                                   prepare(fn) ┌── observations to batches
     learning  ──┴─► FIFO ─► device thread: one at a time    host thread ◄┘   (resizing, tokenising)
@@ -7,6 +7,9 @@ Every user of the device submits small pieces of work (one inference batch, one 
 awaits each before the next. This makes first come, first served fair: between two micro-batches of
 an update, every waiting inference batch gets its turn. A piece is atomic: no other piece runs at
 the same time, and cancelling the `await` does not stop it.
+
+`to_device` and `to_host` copy so that the host waits as rarely as possible: to the device from pinned
+memory, queued behind the device's work; to the host all tensors in one copy. On a CPU nothing is copied.
 """
 
 import asyncio
@@ -19,6 +22,7 @@ from types import TracebackType
 from typing import Protocol, Self, TypeVar, TypeVarTuple
 
 import torch
+from torch import Tensor
 
 from vla_rl.actors.completion import run_to_its_end
 
@@ -145,7 +149,7 @@ class DeviceLane:
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            future.add_done_callback(_log_what_nobody_awaits)
+            future.add_done_callback(_log_unawaited_error)
             raise
 
 
@@ -159,10 +163,34 @@ def _shut_down(executor: ThreadPoolExecutor) -> None:
     executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _log_what_nobody_awaits(future: Future[T]) -> None:
+def _log_unawaited_error(future: Future[T]) -> None:
     try:
         error = future.exception()
     except NeverStarted:
         return
     if error is not None:
         _log.error("work on the device failed after its caller was cancelled", exc_info=error)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the host to a device without waiting; return it as it is if it is there."""
+    if tensor.device.type != "cpu":
+        return tensor.to(device)
+    if device.type == "cuda":
+        # from pageable memory, CUDA would first finish all work that is queued before the copy
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+def to_host(*tensors: Tensor) -> list[Tensor]:
+    """Copy tensors of one device to the host in one copy, for which the host waits once."""
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return list(tensors)
+    # bytes, so that numbers of several types travel together and arrive unchanged
+    flat = [tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors]
+    pieces = torch.split(torch.cat(flat).cpu(), [len(part) for part in flat])
+    return [
+        # cloned: a piece may start at an address that does not suit its type
+        piece.clone().view(tensor.dtype).view(tensor.shape)
+        for piece, tensor in zip(pieces, tensors, strict=True)
+    ]

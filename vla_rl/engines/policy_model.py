@@ -1,28 +1,30 @@
 """Interfaces of policies: the methods that engines and learners need from any policy family.
 
-`TokenModel` is enough for a learner, a critic and a reference; `PolicyModel` also acts;
-`LanguageModel` (`language_model.py`) also generates text.
+`TokenModel` is enough for a learner, a critic and a reference; `PolicyModel` also acts; `LanguageModel`
+also generates text.
 
     observations ─► prepare ─► batch ─► sample ──► tokens, log_probs ─► decode ─► actions     (acting)
                                   ├───► log_probs, entropy of given tokens                    (learning)
-                                  └───► features ─► a critic's value head                     (judging)
+                                  └───► features ─► a critic's value head                     (criticising)
     demonstrated actions ─► encode ─► tokens                                                  (imitating)
+    messages, tools ─► render ─► prompt tokens ─► extend ─► logits of the next token ─► ... ─► parse ─► Message
 
-`prepare`, `encode` and `decode` run in any thread, beside the device lane: `prepare` may leave its
-batch on the device and compute there (OpenVLA's resizes frames on the GPU), but does not touch the
-weights. `sample`, `log_probs` and `features` run on the lane.
-A policy family is one class with these methods; `vla_rl/models/openvla_oft/policy.py` is a good
-example.
+`prepare`, `encode`, `decode` and the chat interface run in any thread, at the same time as the device lane:
+`prepare` may leave its batch on the device and compute there (OpenVLA's resizes frames on the GPU), but
+does not touch the weights. `sample`, `log_probs`, `features`, `extend` and `KeyValues` run on the lane.
+A policy family is one class with these methods; `vla_rl/models/openvla_oft/policy.py` is a good example,
+and `vla_rl/models/language` implements `LanguageModel` for models that transformers loads.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 from torch import Tensor, nn
 
-from vla_rl.engines.finiteness import first_not_finite
+from vla_rl.engines.chat_interface import ChatInterface, ImageChatInterface, ImagePrompt
 from vla_rl.types import Observation, Sampling
+from vla_rl.util.finiteness import first_not_finite
 
 BatchT = TypeVar("BatchT")
 
@@ -151,4 +153,75 @@ class PolicyModel(TokenModel[BatchT], Protocol[BatchT]):
 
     def decode(self, tokens: np.ndarray) -> np.ndarray:
         """Convert tokens int64 [B, T] to action chunks float32 [B, H, D], in the env's units."""
+        ...
+
+
+class KeyValues(Protocol):
+    """Attention keys and values of several conversations, one slot each."""
+
+    def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy the first tokens of one slot to another slot."""
+        ...
+
+    def swap(self, first: int, second: int) -> None:
+        """Exchange two slots."""
+        ...
+
+
+@runtime_checkable
+class LanguageModel(TokenModel[BatchT], ChatInterface, Protocol[BatchT]):
+    """A policy whose decisions are whole replies, of any length.
+
+    Observations hold `prompt_tokens`, int64 [P], and `grammars`, one (start, stop, grammar) for
+    each part of the reply that was sampled under a grammar.
+    """
+
+    @property
+    def context_size(self) -> int:
+        """Maximum number of tokens of a prompt and its reply together."""
+        ...
+
+    def key_values(self, num_slots: int) -> KeyValues:
+        """Allocate memory for `num_slots` conversations; it grows with the longest of them."""
+        ...
+
+    def extend(
+        self,
+        memory: Any,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+    ) -> Tensor:
+        """Read more tokens of some conversations.
+
+        Row i's `tokens` follow the `starts[i]` tokens that slot `slots[i]` holds.
+
+        Args:
+            memory: returned by `key_values`.
+            slots: slot of each row; no slot twice.
+            starts: number of tokens that each slot already holds.
+            tokens: tokens to read, at least one per row.
+
+        Returns: logits of the token after each row's last, float32 [B, V], without gradient.
+        """
+        ...
+
+
+class ImageLanguageModel(LanguageModel[BatchT], ImageChatInterface, Protocol[BatchT]):
+    """A language model that reads images too."""
+
+    def extend(
+        self,
+        memory: Any,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        seen: Sequence[ImagePrompt | None] = (),
+    ) -> Tensor:
+        """Read more tokens of some conversations, as `LanguageModel.extend` does.
+
+        Args:
+            memory, slots, starts, tokens: as there.
+            seen: for each row its prompt with images, or None; empty if no row has any.
+        """
         ...

@@ -1,18 +1,25 @@
-"""Sampling tokens from logits with separate noise for each row.
+"""Choice of the next token: from logits, among those that a grammar allows, until a stop text.
 
-So a decision can be repeated anywhere.
+    grammar ─► compiled once ─► Guide of one reply:  allowed() ─► mask ─► sampled ─► take(token) ─► ...
+                     └────────► allowed_masks:       the same masks along a reply, for its log-probs
 
-A row's noise comes from its `Sampling.seed` alone, through a counter-based generator on the CPU;
-the same logits and seed give the same tokens on every device, in every batch.
+A row's noise comes from its `Sampling.seed` alone, through a counter-based generator on the CPU: the
+same logits and seed give the same tokens on every device, in every batch, so a decision can be repeated
+anywhere. Masks are computed by llguidance, both for the engine that samples and for the learner that
+computes the log-probs of the sampled tokens, so both restrict the distribution in the same way.
 """
 
 from collections.abc import Sequence
+from copy import copy
+from functools import cached_property, lru_cache
+from typing import Any, Final
 
 import numpy as np
 import torch
+from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 
-from vla_rl.engines.transfers import to_device
+from vla_rl.engines.device_lane import to_device
 from vla_rl.types import Sampling
 
 
@@ -94,7 +101,7 @@ def likeliest_tokens(
     logits: Tensor, samplings: Sequence[Sampling], num: int
 ) -> tuple[Tensor, Tensor]:
     """Return ids int64 [B, n] and log-probs float32 [B, n], after temperature, of the tokens of
-    highest probability; `pairs_of` leaves out the impossible ones.
+    highest probability; `pair_likeliest` leaves out the impossible ones.
 
     Args:
         logits: float [B, 1, V], before temperature; -inf marks an impossible token.
@@ -107,7 +114,7 @@ def likeliest_tokens(
     return tokens, values
 
 
-def pairs_of(tokens: Tensor, log_probs: Tensor) -> list[list[tuple[int, float]]]:
+def pair_likeliest(tokens: Tensor, log_probs: Tensor) -> list[list[tuple[int, float]]]:
     """Return the possible tokens of each row with their log-probs, from tensors on the host."""
     rows = zip(tokens.tolist(), log_probs.tolist(), strict=True)
     return [[pair for pair in zip(*row, strict=True) if pair[1] > -torch.inf] for row in rows]
@@ -116,3 +123,173 @@ def pairs_of(tokens: Tensor, log_probs: Tensor) -> list[list[tuple[int, float]]]
 def tempered_log_probs(logits: Tensor, temperatures: Tensor) -> Tensor:
     """Compute log softmax(logits / temperature), float32 [B, T, V], one temperature per row."""
     return torch.log_softmax(logits.float() / temperatures.float()[:, None, None], dim=-1)
+
+
+MAX_TOKEN_BYTES: Final = 1024
+"""Longest token, in bytes, that llguidance accepts; with a longer one it aborts the calling
+thread."""
+
+UNPACKED: Final = 256
+"""Number of masks unpacked together; each bit needs four bytes while it is unpacked."""
+
+NUM_COMPILED: Final = 64
+"""Number of grammars kept compiled; an agent usually uses the same few again and again."""
+
+
+class Vocabulary:
+    """The tokens of one tokenizer.
+
+    Args:
+        tokenizer: a fast tokenizer of transformers.
+        num_logits: width of the model's output; indices without a token are never allowed.
+    """
+
+    def __init__(self, tokenizer: Any, num_logits: int) -> None:
+        self._tokenizer, self._num_logits = tokenizer, num_logits
+        self._compiled = lru_cache(maxsize=NUM_COMPILED)(self._compile)
+
+    @property
+    def num_logits(self) -> int:
+        """Upper bound of the token ids, exclusive."""
+        return self._num_logits
+
+    def text(self, tokens: Sequence[int]) -> bytes:
+        """Return the bytes of some tokens; a special token becomes its name."""
+        text: bytes = self._tokens.decode_bytes(list(tokens))
+        return text
+
+    def is_special(self, token: int) -> bool:
+        """Return whether no text of a grammar matches the token.
+
+        A grammar then has to name it by its id.
+        """
+        return bool(self._tokens.is_special_token(token))
+
+    def guide(self, grammar: str) -> "Guide":
+        """Start a reply under a grammar.
+
+        Raises: ValueError for a grammar that cannot be compiled.
+        """
+        return Guide(self._compiled(grammar).deep_copy(), self._num_logits)
+
+    def allowed_masks(self, grammar: str, tokens: Sequence[int]) -> Tensor:
+        """Return the masks under which the tokens of a reply were sampled.
+
+        They are int32 [T, ceil(num_logits / 32)], one bit per token.
+
+        Raises: ValueError if the grammar does not allow the tokens.
+        """
+        guide = self.guide(grammar)
+        masks = []
+        for number, token in enumerate(tokens, start=1):
+            mask = guide.allowed()
+            masks.append(mask)
+            if number < len(tokens):
+                guide.take(token)
+            elif not int(mask[token // 32]) >> token % 32 & 1:
+                # a reply also ends where its grammar grows too complex to take its last token
+                raise ValueError(f"a reply left its grammar with its last token, {token}")
+        return torch.stack(masks)
+
+    @cached_property
+    def _tokens(self) -> LLTokenizer:
+        longest = max(map(len, self._tokenizer.get_vocab()))
+        if longest > MAX_TOKEN_BYTES:
+            raise ValueError(
+                f"the tokenizer's longest token has {longest} bytes, expected at most "
+                f"{MAX_TOKEN_BYTES} for grammars, stop texts and reported tokens; train the "
+                "tokenizer with shorter ones."
+            )
+        if self._tokenizer.eos_token_id is None:
+            raise ValueError(
+                "the tokenizer names no eos_token, expected one: a reply under a "
+                "grammar could not end."
+            )
+        backend = copy(self._tokenizer.backend_tokenizer)
+        backend.no_padding()
+        backend.no_truncation()
+        # built as vLLM builds it, so that both allow the same tokens
+        num_tokens = max(self._num_logits, len(self._tokenizer))
+        return LLTokenizer(
+            backend.to_str(), n_vocab=num_tokens, eos_token=self._tokenizer.eos_token_id
+        )
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        matcher = LLMatcher(self._tokens, grammar, log_level=0)
+        if matcher.is_error():
+            raise ValueError(f"the grammar cannot be compiled: {matcher.get_error()}")
+        return matcher
+
+
+class Guide:
+    """The position of one reply in its grammar."""
+
+    def __init__(self, matcher: LLMatcher, num_logits: int) -> None:
+        self._matcher, self._num_words = matcher, -(-num_logits // 32)
+
+    def allowed(self) -> Tensor:
+        """Return the allowed tokens, int32 [ceil(num_logits / 32)], one bit each.
+
+        At the grammar's end it is only the end token.
+
+        Raises: ValueError if the grammar has grown too complex.
+        """
+        words = np.frombuffer(self._matcher.compute_bitmask(), np.int32)[: self._num_words]
+        self._require_no_error()
+        return torch.from_numpy(words.copy())
+
+    def take(self, token: int) -> None:
+        """Advance by the next token of the reply.
+
+        Raises: ValueError if the grammar does not allow it.
+        """
+        self._matcher.consume_token(token)
+        self._require_no_error()
+
+    def _require_no_error(self) -> None:
+        if self._matcher.is_error():
+            raise ValueError(f"a reply left its grammar: {self._matcher.get_error()}")
+
+
+def forbidden(masks: Tensor, num_logits: int) -> Tensor:
+    """Return the tokens, bool [N, num_logits], whose bits are not set in masks.
+
+    Masks are int32 [N, ceil(num_logits / 32)].
+    """
+    bits = torch.arange(32, dtype=torch.int32, device=masks.device)
+    parts = [
+        (part[..., None] >> bits & 1).flatten(1)[:, :num_logits] == 0
+        for part in torch.split(masks, UNPACKED)
+    ]
+    return torch.cat(parts)
+
+
+class StopWatch:
+    """Looks for stop texts in a reply that grows token by token.
+
+    Args:
+        vocabulary: vocabulary of the reply's tokens.
+        stop: stop texts, none of them empty.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, stop: Sequence[str]) -> None:
+        self._vocabulary, self._stop = vocabulary, tuple(stop)
+        self._longest = max(len(text.encode()) for text in stop)
+        self._tail = b""
+
+    def completed_stop(self, token: int) -> str | None:
+        """Add a token and return the stop text that its bytes complete, if any.
+
+        Of several, return the one that begins first.
+        """
+        text = self._tail + self._vocabulary.text([token])
+        self._tail = text[-self._longest + 1 :] if self._longest > 1 else b""
+        return first_stop(text, self._stop)
+
+
+def first_stop(text: bytes, stop: Sequence[str]) -> str | None:
+    """Return the stop text that begins first in `text`, or None if there is none."""
+    places = {each: text.find(each.encode()) for each in stop}
+    return min(
+        (each for each, place in places.items() if place >= 0), key=places.__getitem__, default=None
+    )

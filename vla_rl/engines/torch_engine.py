@@ -16,15 +16,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from vla_rl.engines.chat_interface import Question, Sampled
+from vla_rl.engines.chat_interface import ChatEngineBase, Question, Sampled
 from vla_rl.engines.config import EngineConfig
-from vla_rl.engines.conversations import Conversations
 from vla_rl.engines.cuda_graphs import ReplayedModel
-from vla_rl.engines.device_lane import DeviceLane
-from vla_rl.engines.language_model import LanguageModel
-from vla_rl.engines.policy_model import PolicyModel
-from vla_rl.engines.replying import ReplyingEngine
-from vla_rl.engines.transfers import to_host
+from vla_rl.engines.device_lane import DeviceLane, to_host
+from vla_rl.engines.policy_model import LanguageModel, PolicyModel
+from vla_rl.engines.reply_queue import ReplyQueue
 from vla_rl.errors import PolicyError
 from vla_rl.rollout import BatchStats, DynamicBatcher
 from vla_rl.types import (
@@ -202,7 +199,7 @@ class TorchActionEngine(TorchEngine):
         return await self._decisions.submit(_Request(observation, sampling or Sampling()))
 
 
-class TorchChatEngine(TorchEngine, ReplyingEngine):
+class TorchChatEngine(TorchEngine, ChatEngineBase):
     """The `ChatEngine` in this process.
 
     Args: those of `TorchActionEngine`, with a language model.
@@ -217,8 +214,8 @@ class TorchChatEngine(TorchEngine, ReplyingEngine):
     ) -> None:
         TorchEngine.__init__(self, model.network, lane, weight_version)
         context_size = min(model.context_size, config.max_context or model.context_size)
-        ReplyingEngine.__init__(self, model, lane, config, context_size)
-        self._queue = self._conversations = Conversations(
+        ChatEngineBase.__init__(self, model, lane, config, context_size)
+        self._queue = self._conversations = ReplyQueue(
             model, lane, config, lambda: self._weight_version
         )
 

@@ -25,8 +25,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vla_rl.actors.completion import run_to_its_end, to_its_end
-from vla_rl.engines.atomic_folder import MANIFEST, FileEntry, FolderWriter, verify_folder
-from vla_rl.engines.finiteness import require_finite
 from vla_rl.errors import CheckpointError
 from vla_rl.learner.checkpoint_folders import (
     HEADER,
@@ -40,6 +38,8 @@ from vla_rl.learner.checkpoint_folders import (
 from vla_rl.learner.packing import pack, unpack
 from vla_rl.learner.training import StagedTensors, TeamState, TrainingState
 from vla_rl.types import SOLE_MEMBER
+from vla_rl.util.atomic_folder import MANIFEST, FileEntry, FolderWriter, verify_folder
+from vla_rl.util.finiteness import require_finite
 
 T = TypeVar("T")
 

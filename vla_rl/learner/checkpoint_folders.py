@@ -18,8 +18,8 @@ from typing import Final
 
 import msgspec
 
-from vla_rl.engines.atomic_folder import MANIFEST, is_left_over
 from vla_rl.errors import CheckpointError
+from vla_rl.util.atomic_folder import MANIFEST, is_left_over
 
 logger = logging.getLogger(__name__)
 

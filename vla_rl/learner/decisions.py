@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.engines.transfers import to_device
+from vla_rl.engines.device_lane import to_device
 from vla_rl.learner.columns import BY_ROW, RECORDED, TokenColumns, narrowed
 from vla_rl.learner.rows import Advantage, Place, Row, rows_of
 from vla_rl.learner.sound_numbers import require_log_probs

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.engines.device_lane import DeviceLane
-from vla_rl.engines.language_model import LanguageModel
-from vla_rl.engines.policy_model import NO_TOKEN, PolicyModel
+from vla_rl.engines.policy_model import NO_TOKEN, LanguageModel, PolicyModel
 from vla_rl.learner.config import ImitationConfig
 from vla_rl.learner.imitation_passes import ImitationPasses, Lessons, LocalImitationPasses
 from vla_rl.learner.learner import UpdateReport

@@ -8,9 +8,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.device_lane import DeviceLane, to_device
 from vla_rl.engines.policy_model import TokenModel
-from vla_rl.engines.transfers import to_device
 from vla_rl.errors import ConfigError
 from vla_rl.learner.config import ImitationConfig
 from vla_rl.learner.micro_batches import micro_batches

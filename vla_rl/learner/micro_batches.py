@@ -5,8 +5,8 @@ from bisect import bisect_left
 import torch
 from torch import Tensor
 
-from vla_rl.engines.lines import Lines
 from vla_rl.learner.config import MicroBatchSize
+from vla_rl.learner.lines import Lines
 
 
 def micro_batches(num_read: Tensor, size: MicroBatchSize) -> list[Tensor]:
@@ -14,7 +14,7 @@ def micro_batches(num_read: Tensor, size: MicroBatchSize) -> list[Tensor]:
 
     Without a token limit, rows stay in order. With one, the longest rows come first. The lines of a
     micro-batch are as wide as its longest row, there are as many as the limit allows, and shorter
-    rows share lines (`vla_rl.engines.lines`). A row that exceeds the limit is a micro-batch of its
+    rows share lines (`vla_rl.learner.lines`). A row that exceeds the limit is a micro-batch of its
     own.
 
     Args:

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from vla_rl.algorithms import Denominators, aggregation
 from vla_rl.algorithms.losses import policy_loss
-from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.device_lane import DeviceLane, to_device
 from vla_rl.engines.policy_model import TokenModel
-from vla_rl.engines.transfers import to_device
 from vla_rl.learner.config import LearnerConfig
 from vla_rl.learner.decisions import Decisions
 from vla_rl.learner.optimizer import StepReport

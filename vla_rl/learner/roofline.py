@@ -11,7 +11,7 @@ Real runs take longer: 40 to 50 % of the peak is good for a 7B. What binds stays
 from dataclasses import dataclass
 from typing import Final
 
-from vla_rl.engines.peaks import DevicePeak
+from vla_rl.learner.flops import DevicePeak
 from vla_rl.learner.rank_memory import PolicySize
 from vla_rl.learner.traced_pass import TracedPass
 

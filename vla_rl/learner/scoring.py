@@ -10,10 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.engines.device_lane import DeviceLane
-from vla_rl.engines.language_model import LanguageModel
-from vla_rl.engines.policy_model import TokenModel
-from vla_rl.engines.transfers import to_device, to_host
+from vla_rl.engines.device_lane import DeviceLane, to_device, to_host
+from vla_rl.engines.policy_model import LanguageModel, TokenModel
 from vla_rl.learner.config import MicroBatchSize
 from vla_rl.learner.decisions import Decisions, decisions_of
 from vla_rl.learner.micro_batches import micro_batches

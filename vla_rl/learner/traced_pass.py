@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.distributed._composable.contract import _get_registry
 
-from vla_rl.engines.flops import flop_counter
 from vla_rl.engines.policy_model import TokenModel
+from vla_rl.learner.flops import flop_counter
 from vla_rl.learner.rank_memory import stacks_of
 
 CHECKPOINT: Final = "checkpoint"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.losses import Diagnostics
-from vla_rl.engines.transfers import to_host
+from vla_rl.engines.device_lane import to_host
 from vla_rl.learner.optimizer import StepReport
 
 

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.losses import value_loss
-from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.device_lane import DeviceLane, to_device, to_host
 from vla_rl.engines.policy_model import TokenModel
-from vla_rl.engines.transfers import to_device, to_host
 from vla_rl.learner.config import CriticConfig
 from vla_rl.learner.micro_batches import micro_batches
 from vla_rl.learner.optimizer import PolicyOptimizer, StepReport

@@ -23,7 +23,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
-from vla_rl.engines.transfers import to_device
+from vla_rl.engines.device_lane import to_device
 
 GIVEN_MASK: Final = "vla_rl_given_mask"
 """Name of this attention in a network's configuration. No mask function is registered for it, so

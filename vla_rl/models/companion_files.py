@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from vla_rl.engines.atomic_folder import MANIFEST
 from vla_rl.models.prismatic.hub import OTHER_WEIGHTS
 from vla_rl.models.weight_files import ADAPTER_CONFIG, some
+from vla_rl.util.atomic_folder import MANIFEST
 
 COMPANION_BYTES: Final = 64 << 20
 """Size of the largest file that is carried; the largest public tokenizer.json has 33 MB."""

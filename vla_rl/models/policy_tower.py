@@ -17,11 +17,11 @@ from torch import nn
 from vla_rl.algorithms import EmbeddingConfig
 from vla_rl.algorithms.srpo.moments import cannot_embed, evenly_spaced, stacked
 from vla_rl.engines import DeviceLane, PolicyModel
-from vla_rl.engines.finiteness import require_finite
-from vla_rl.engines.transfers import to_device
+from vla_rl.engines.device_lane import to_device
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.weight_files import read_tensors
 from vla_rl.types import Trajectory
+from vla_rl.util.finiteness import require_finite
 
 FRAMES_PER_BATCH: Final = 32
 

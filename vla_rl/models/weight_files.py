@@ -19,12 +19,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vla_rl.engines.atomic_folder import MANIFEST, verify_folder
-from vla_rl.engines.finiteness import require_finite
 from vla_rl.errors import CheckpointError
 from vla_rl.learner.checkpoint_folders import HEADER
 from vla_rl.models.prismatic.hub import verify_download
 from vla_rl.util.agreement import disagreement
+from vla_rl.util.atomic_folder import MANIFEST, verify_folder
+from vla_rl.util.finiteness import require_finite
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"

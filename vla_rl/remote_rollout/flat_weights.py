@@ -14,8 +14,8 @@ from numpy.lib.stride_tricks import as_strided
 from torch import Tensor, nn
 
 from vla_rl.actors.completion import run_to_its_end
-from vla_rl.engines.vllm.weight_memory import HostBuffer, HostMemory, opened
-from vla_rl.engines.weight_shares import SharePiece
+from vla_rl.engines.vllm.staging import HostBuffer, HostMemory, open_memory
+from vla_rl.engines.weight_shards import ShardPiece
 from vla_rl.errors import CheckpointError
 from vla_rl.types import SOLE_MEMBER
 
@@ -136,7 +136,7 @@ class IncomingWeights:
         self._data[start : start + len(piece)] = piece
         self.num_received += len(piece)
 
-    def place(self, piece: SharePiece) -> None:
+    def place(self, piece: ShardPiece) -> None:
         """Write a piece of a share; in any thread. Raises: CheckpointError if it does not fit."""
         end = 0
         for at, run, distance, num_bytes in map(msgspec.structs.astuple, piece.places):
@@ -220,7 +220,7 @@ class OpenedWeights:
     ) -> None:
         self.heading, self.digest = heading, digest
         self._parameters = _match_parameters(heading, network)
-        self._data = opened(memory).numpy()[: heading.num_bytes]
+        self._data = open_memory(memory).numpy()[: heading.num_bytes]
 
     def apply(self) -> None:
         """Write them into the network, on the device lane."""

@@ -23,8 +23,8 @@ from vla_rl.actors.owned_folder import OwnedFolder, sweep
 from vla_rl.algorithms import TrajectoryEncoder
 from vla_rl.cluster.run_layout import VISIBLE
 from vla_rl.engines import DeviceLane
-from vla_rl.engines.vllm.weight_memory import HostMemory
-from vla_rl.engines.weight_shares import WeightShare
+from vla_rl.engines.vllm.staging import HostMemory
+from vla_rl.engines.weight_shards import WeightShard
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.playing import embodied_agent_within_range
 from vla_rl.pipelines.config import LearningConfig
@@ -204,7 +204,7 @@ class RolloutHost(Actor):
         return self._shelf.open_doors(member, keys)
 
     @actor_method(concurrent=True)
-    async def take_shares(self, member: str, shares: list[WeightShare]) -> str:
+    async def take_shares(self, member: str, shares: list[WeightShard]) -> str:
         """Take the shares of the learner's ranks, and check them; return the digest of the row.
 
         Args:

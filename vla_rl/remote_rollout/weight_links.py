@@ -23,7 +23,7 @@ from vla_rl.actors.direct_link import DirectLink
 from vla_rl.actors.placement import KeyPair
 from vla_rl.actors.remote_channel import LINK_WITHIN_S
 from vla_rl.actors.wire import Frames, Kind, MalformedMessage, unpack_envelope
-from vla_rl.engines.weight_shares import ShareDigest, SharePiece, WeightShare
+from vla_rl.engines.weight_shards import ShardDigest, ShardPiece, WeightShard
 from vla_rl.errors import CheckpointError, WeightsNotGiven
 from vla_rl.remote_rollout.flat_weights import WEIGHT_PIECE_BYTES, IncomingWeights
 from vla_rl.remote_rollout.peer_sockets import ServerContext, ServerSocket, SocketAddress, open_link
@@ -224,7 +224,7 @@ class ShardReceiver:
         """Places at which the ranks connect, in the order of their keys."""
         return [link.door for link in self._links]
 
-    async def take(self, shares: Sequence[WeightShare]) -> str:
+    async def take(self, shares: Sequence[WeightShard]) -> str:
         """Take the shares, in the order of the keys; return the digest of the row.
 
         Raises: CheckpointError for other bytes than the ranks have; WeightsNotGiven if one is silent.
@@ -243,9 +243,9 @@ class ShardReceiver:
         """Close all doors and connections."""
         self._open.close()
 
-    async def _take_share(self, link: "_ShardLink", share: WeightShare) -> None:
+    async def _take_share(self, link: "_ShardLink", share: WeightShard) -> None:
         total = self._incoming.heading.num_bytes
-        digest = ShareDigest()
+        digest = ShardDigest()
         while link.next_at < total:
             piece = await link.next_piece(share.holder)
             # copied and read in a thread: other ranks' pieces, and episodes, come meanwhile
@@ -261,7 +261,7 @@ class ShardReceiver:
                 f"{share.holder}, which has {share.num_bytes}, or other bytes than it has"
             )
 
-    def _put(self, piece: SharePiece, digest: ShareDigest) -> None:
+    def _put(self, piece: ShardPiece, digest: ShardDigest) -> None:
         self._incoming.place(piece)
         digest.add(piece)
 
@@ -281,12 +281,12 @@ class _ShardLink:
         self._open = ServerSocket(key, self._news.put_nowait, entrance)
         self.door = self._open.door
 
-    async def next_piece(self, rank: int) -> SharePiece:
+    async def next_piece(self, rank: int) -> ShardPiece:
         """Return the next piece. Raises: WeightsNotGiven if it does not come, or is none."""
         try:
             async with asyncio.timeout(SILENT_S):
                 frames = await self._news.get()
-            piece: SharePiece = self._codec.decode(self._codec.decoder(SharePiece), frames)
+            piece: ShardPiece = self._codec.decode(self._codec.decoder(ShardPiece), frames)
         except TimeoutError:
             raise WeightsNotGiven(f"rank {rank} was silent for {SILENT_S:g} s") from None
         except (MalformedMessage, msgspec.ValidationError) as error:

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from torch import nn
 
-from vla_rl.engines.weight_shares import ShareDoor, ShareHolders, WeightShare
+from vla_rl.engines.weight_shards import ShardHolders, ShardSocket, WeightShard
 from vla_rl.errors import CheckpointError, HostNotReached, WeightsNotGiven
 from vla_rl.remote_rollout.flat_weights import (
     FlatWeights,
@@ -142,8 +142,8 @@ class ShardedWeightSource:
     def __init__(
         self,
         heading: WeightHeading,
-        holders: ShareHolders,
-        shares: Sequence[WeightShare],
+        holders: ShardHolders,
+        shares: Sequence[WeightShard],
         digest: str | None,
     ) -> None:
         self.heading = heading
@@ -213,7 +213,7 @@ class ShardedWeightSource:
             except OSError as error:
                 raise HostNotReached(str(error)) from error
             places = [
-                ShareDoor(address=f"tcp://{host.address}:{door.port}", public_key=door.public_key)
+                ShardSocket(address=f"tcp://{host.address}:{door.port}", public_key=door.public_key)
                 for door in doors
             ]
             taking = asyncio.create_task(host.actor.take_shares(member, list(self._shares)))
@@ -279,11 +279,11 @@ class MemberWeightSink:
         self._adopt(LocalWeightSource(flatten_weights(network, weight_version, self._name)))
 
     async def take_shares(
-        self, holders: ShareHolders, network: nn.Module, weight_version: int, *, is_current: bool
+        self, holders: ShardHolders, network: nn.Module, weight_version: int, *, is_current: bool
     ) -> None:
         """Begin to apply a version on every host, and return once the ranks have given it.
 
-        See `ShareSink`.
+        See `ShardSink`.
         """
         begins, row_bytes = row_layout(network)
         shares = await holders.shares(begins, row_bytes)

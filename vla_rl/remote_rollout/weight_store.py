@@ -14,8 +14,8 @@ from torch import nn
 
 from vla_rl.actors.direct_link import make_link_keys
 from vla_rl.actors.placement import KeyPair
-from vla_rl.engines.vllm.weight_memory import HostMemory
-from vla_rl.engines.weight_shares import WeightShare
+from vla_rl.engines.vllm.staging import HostMemory
+from vla_rl.engines.weight_shards import WeightShard
 from vla_rl.remote_rollout.flat_weights import IncomingWeights, OpenedWeights, WeightHeading
 from vla_rl.remote_rollout.peer_sockets import SocketAddress
 from vla_rl.remote_rollout.weight_links import (
@@ -64,7 +64,7 @@ class WeightStore:
         taker = self._takers[member] = ShardReceiver(keys, self._rows[member], self._give)
         return taker.doors
 
-    async def take_shares(self, member: str, shares: Sequence[WeightShare]) -> str:
+    async def take_shares(self, member: str, shares: Sequence[WeightShard]) -> str:
         """Take the shares of the ranks: see `ShardReceiver.take`."""
         taker = self._takers[member]
         try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from vla_rl.engines.peaks import TERA, DevicePeak, peak_of
+from vla_rl.learner.flops import TERA, DevicePeak, find_device_peak
 from vla_rl.learner.gpu_memory import GIB, CudaOverheads, GpuEstimate, estimate_gpu
 from vla_rl.learner.rank_memory import PolicySize, rank_memory, size_of_policy
 from vla_rl.learner.roofline import Roofline, Workload, roofline
@@ -258,7 +258,7 @@ def seconds_of_update(
 
 def peak_of_run(config: RunConfig, device_name: str | None) -> DevicePeak | None:
     """Return the peak that is given, or the named device's; None if neither is known."""
-    known = None if device_name is None else peak_of(device_name)
+    known = None if device_name is None else find_device_peak(device_name)
     if config.peak_tflops is None:
         return known
     return DevicePeak(config.peak_tflops * TERA, known.bytes_per_s if known else None)

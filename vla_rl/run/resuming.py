@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from vla_rl.engines.atomic_folder import MANIFEST
 from vla_rl.errors import CheckpointError, ConfigError, LearnerHostLost, RankFailed, RankNotStarted
 from vla_rl.evaluation.held_out import Judge
 from vla_rl.learner import Checkpoint, load_checkpoint, verify_checkpoint
@@ -40,6 +39,7 @@ from vla_rl.pipelines.config import LearningConfig
 from vla_rl.reporting import RunDirectory
 from vla_rl.rollout.episode_book import SchedulerState
 from vla_rl.team.members import Team, Trainable
+from vla_rl.util.atomic_folder import MANIFEST
 
 if TYPE_CHECKING:
     from vla_rl.learner.distributed.seats import Seating

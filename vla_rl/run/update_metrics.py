@@ -17,11 +17,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from vla_rl.engines import DeviceLane
-from vla_rl.engines.flops import FlopMeter
-from vla_rl.engines.peaks import TERA
 from vla_rl.graph import NodeType, TaskGraph, Update
 from vla_rl.graph.current_node import CURRENT_NODE
 from vla_rl.learner import UpdateReport
+from vla_rl.learner.flops import TERA, LaneFlopCounter
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.run.estimates import device_name, peak_of_run
 from vla_rl.run.parts import TrainingParts
@@ -91,7 +90,7 @@ class Utilization:
     """
 
     def __init__(self, lane: DeviceLane, peak_flops: float) -> None:
-        self._lane, self._peak, self._meter = lane, peak_flops, FlopMeter()
+        self._lane, self._peak, self._meter = lane, peak_flops, LaneFlopCounter()
         lane.observe(self._meter)
         self._before = (time.perf_counter(), dict[str, int](), lane.busy_seconds())
 

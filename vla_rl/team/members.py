@@ -48,7 +48,7 @@ from vla_rl.rollout.engines import EngineBehind
 from vla_rl.types import SOLE_MEMBER, Roster, derive_seed
 
 if TYPE_CHECKING:
-    from vla_rl.engines.remote import RemoteChatEngine
+    from vla_rl.engines.server import ServerChatEngine
     from vla_rl.engines.vllm import VllmActionEngine, VllmChatEngine
     from vla_rl.learner.distributed import ShardedLearner
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 RunModel: TypeAlias = PolicyModel[Any] | LanguageModel[Any]
 
 OwnedEngine: TypeAlias = (
-    "TorchActionEngine | TorchChatEngine | VllmActionEngine | VllmChatEngine | RemoteChatEngine"
+    "TorchActionEngine | TorchChatEngine | VllmActionEngine | VllmChatEngine | ServerChatEngine"
 )
 """An engine that a run opens, gives weights to, and closes."""
 
@@ -345,17 +345,17 @@ def _make_engine(
         "reproducible",
     )
     if engine.kind == "vllm":
-        from vla_rl.engines.vllm import make_vllm_engine
+        from vla_rl.engines.vllm.engine_kinds import make_vllm_engine
         from vla_rl.models.vllm import serve
 
         served = serve(member.model, max_context=engine.max_context)
         return make_vllm_engine(served, lane, engine, weight_version, gpus)
     if engine.kind == "remote":
-        from vla_rl.engines.remote import RemoteChatEngine
+        from vla_rl.engines.server import ServerChatEngine
         from vla_rl.models.vllm import serve
 
         asked: Any = serve(member.model, max_context=engine.max_context)
-        return RemoteChatEngine(asked, lane, engine, weight_version)
+        return ServerChatEngine(asked, lane, engine, weight_version)
     # in the middle of an update the learner's weights are no version to act with, so updates of
     # several steps need a copy; ranks have weights of their own
     shares = learner.steps_once_per_update or learner.ranks > 1

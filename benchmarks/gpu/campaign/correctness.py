@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks.gpu.campaign.target import Target
 from benchmarks.gpu.tiny_policies import FAMILIES, demonstrated, observation, policy_on_host
 from vla_rl.engines.cuda_graphs import ReplayedModel
-from vla_rl.engines.transfers import to_host
+from vla_rl.engines.device_lane import to_host
 from vla_rl.learner.scoring import place_choices
 from vla_rl.types import Sampling
 

@@ -30,7 +30,7 @@ from benchmarks.gpu.campaign.target import Target
 from benchmarks.plain_policy import PlainPolicy
 from benchmarks.policy_sizes import make_observation
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
-from vla_rl.engines.flops import flop_counter
+from vla_rl.learner.flops import flop_counter
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.types import Observation, Sampling
 

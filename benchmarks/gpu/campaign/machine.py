@@ -13,8 +13,8 @@ import torch
 from benchmarks.gpu.campaign.target import Target
 from vla_rl.cli.doctor.finding import Patient
 from vla_rl.cli.doctor.gpu import gpus_in_use
-from vla_rl.engines.peaks import TERA, peak_of
-from vla_rl.engines.transfers import to_device
+from vla_rl.engines.device_lane import to_device
+from vla_rl.learner.flops import TERA, find_device_peak
 from vla_rl.learner.gpu_memory import GIB
 
 SIDE: Final = 8192
@@ -31,7 +31,7 @@ def measure(target: Target) -> Iterator[tuple[str, object]]:
         yield "capability", f"{about.major}.{about.minor}"
         # this process has allocated nothing yet but its context
         yield "warnings", [str(finding) for finding in gpus_in_use(Patient())]
-    peak = peak_of(device_name(target))
+    peak = find_device_peak(device_name(target))
     yield "peak_tflops", None if peak is None else peak.flops / TERA
     yield "product_tflops", product_rate(target) / TERA
     yield from copy_rates(target)
@@ -67,5 +67,5 @@ def copy_rates(target: Target) -> Iterator[tuple[str, object]]:
 
 def peak_flops(target: Target) -> float:
     """Return the data sheet's operations a second; a measured product's if it is not known."""
-    peak = peak_of(device_name(target))
+    peak = find_device_peak(device_name(target))
     return product_rate(target) if peak is None else peak.flops

@@ -28,8 +28,8 @@ import torch
 from benchmarks.gpu.campaign.machine import peak_flops
 from benchmarks.gpu.campaign.target import Target, recorded
 from vla_rl.engines import DeviceLane
-from vla_rl.engines.peaks import TERA
 from vla_rl.learner import Learner, LearnerConfig, OptimizerConfig
+from vla_rl.learner.flops import TERA
 from vla_rl.learner.gpu_memory import GIB, GpuEstimate, estimate_gpu
 from vla_rl.learner.rank_memory import size_of
 from vla_rl.learner.traced_pass import trace_kept

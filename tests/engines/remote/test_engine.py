@@ -14,7 +14,7 @@ from model_servers import Server, SglangStandIn, VllmStandIn, same_weights, serv
 from small_policies import moved, oft_policy, speaking_policy
 
 from vla_rl.engines import DeviceLane, EngineConfig
-from vla_rl.engines.remote import RemoteChatEngine, RemoteConfig
+from vla_rl.engines.server import ModelServerConfig, ServerChatEngine
 from vla_rl.errors import ActorDied, CheckpointError, ConfigError
 from vla_rl.models.language import CausalLanguageModel
 from vla_rl.models.vllm import serve
@@ -28,7 +28,7 @@ KINDS = {"vllm": VllmStandIn, "sglang": SglangStandIn}
 class House:
     """Servers, the engine over them, and the policy whose weights they were given last."""
 
-    def __init__(self, engine: RemoteChatEngine, lane: DeviceLane, servers: list[Server]) -> None:
+    def __init__(self, engine: ServerChatEngine, lane: DeviceLane, servers: list[Server]) -> None:
         self.engine, self.lane, self.servers = engine, lane, servers
 
     async def publish(self, policy: CausalLanguageModel, version: int) -> None:
@@ -51,9 +51,9 @@ async def opened(
         await stack.enter_async_context(serving(server))
     settings.setdefault("api", "vllm" if isinstance(servers[0], VllmStandIn) else "sglang")
     settings.setdefault("health_every_s", 3600.0)
-    remote = RemoteConfig(urls=tuple(server.url for server in servers), **settings)
+    remote = ModelServerConfig(urls=tuple(server.url for server in servers), **settings)
     lane = await stack.enter_async_context(DeviceLane(1))
-    engine = RemoteChatEngine(
+    engine = ServerChatEngine(
         serve(policy), lane, EngineConfig(kind="remote", max_reply=MAX_REPLY, remote=remote)
     )
     return House(await stack.enter_async_context(engine), lane, list(servers))
@@ -291,36 +291,36 @@ async def test_a_server_that_does_not_run_is_named_at_the_start(stack: AsyncExit
     async with serving(server):
         url = server.url
     lane = await stack.enter_async_context(DeviceLane(1))
-    config = EngineConfig(kind="remote", remote=RemoteConfig(urls=(url,)))
+    config = EngineConfig(kind="remote", remote=ModelServerConfig(urls=(url,)))
     with pytest.raises(ConfigError, match=rf"{url} is lost: /v1/models.*; start it before the run"):
-        await stack.enter_async_context(RemoteChatEngine(serve(speaking_policy()), lane, config))
+        await stack.enter_async_context(ServerChatEngine(serve(speaking_policy()), lane, config))
 
 
 async def test_settings_that_cannot_work_are_refused(
     stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lane = await stack.enter_async_context(DeviceLane(1))
-    good = EngineConfig(kind="remote", remote=RemoteConfig(urls=("http://127.0.0.1:9",)))
+    good = EngineConfig(kind="remote", remote=ModelServerConfig(urls=("http://127.0.0.1:9",)))
 
     def changed(**fields: Any) -> EngineConfig:
-        return msgspec.structs.replace(good, remote=RemoteConfig(**fields))
+        return msgspec.structs.replace(good, remote=ModelServerConfig(**fields))
 
     policy: Any = oft_policy()
     with pytest.raises(ConfigError, match=r"serves language policies; .* action chunks"):
-        RemoteChatEngine(serve(policy), lane, good)
+        ServerChatEngine(serve(policy), lane, good)
     with pytest.raises(ConfigError, match=r"urls .* expected at least one address"):
-        RemoteChatEngine(serve(speaking_policy()), lane, changed())
+        ServerChatEngine(serve(speaking_policy()), lane, changed())
     for fields, wanted in (
         ({"urls": ("10.0.0.7:8000",)}, "addresses such as http"),
         ({"urls": ("http://a", "http://a")}, "different addresses"),
         ({"urls": ("http://a",), "update_mode": "interrupt"}, "a vLLM server cannot interrupt"),
     ):
         with pytest.raises(ConfigError, match=wanted):
-            RemoteConfig(**fields)  # type: ignore[arg-type]
+            ModelServerConfig(**fields)  # type: ignore[arg-type]
     monkeypatch.delenv("SERVERS_KEY", raising=False)
     keyed = changed(urls=("http://127.0.0.1:9",), key_variable="SERVERS_KEY")
     with pytest.raises(ConfigError, match=r"environment variable SERVERS_KEY .* is not set"):
-        await stack.enter_async_context(RemoteChatEngine(serve(speaking_policy()), lane, keyed))
+        await stack.enter_async_context(ServerChatEngine(serve(speaking_policy()), lane, keyed))
 
 
 async def test_the_servers_key_comes_from_the_environment(

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 from model_servers import SglangStandIn, same_weights, serving
 
-from vla_rl.engines.remote import RemoteConfig
+from vla_rl.engines.server import ModelServerConfig
 from vla_rl.envs.text import TextPoolConfig
 from vla_rl.models.language import CausalLanguageModel
 from vla_rl.pipelines.config import RunConfig
@@ -26,7 +26,7 @@ async def test_a_run_learns_from_the_replies_of_a_server(tmp_path: Path) -> None
             num_validation=0,
             text=TextPoolConfig(num_envs=8),
         )
-        remote = RemoteConfig(urls=(server.url,), api="sglang", update_mode="interrupt")
+        remote = ModelServerConfig(urls=(server.url,), api="sglang", update_mode="interrupt")
         engine = msgspec.structs.replace(plain.engine, kind="remote", remote=remote)
         config = msgspec.structs.replace(plain, engine=engine)
         outcome = await train(

@@ -15,7 +15,7 @@ import torch
 import vla_rl
 from vla_rl.actors.environment import inherited_environment
 from vla_rl.cli.doctor.torch_build import choose_library
-from vla_rl.engines.vllm import VllmConfig, adapter
+from vla_rl.engines.vllm import VllmConfig, adapter, launch
 from vla_rl.errors import ConfigError
 
 PACKAGE = Path(vla_rl.__file__).parent
@@ -113,9 +113,9 @@ def test_the_environment_of_an_engine_is_put_back_and_no_child_gets_it(
         monkeypatch.delenv(unset, raising=False)
     monkeypatch.setenv("TAKEN_BY_OTHERS", "1")
     config = VllmConfig(num_threads=2, kv_cache_gib=3)
-    with adapter.engine_environment(tmp_path, config):
+    with launch.engine_environment(tmp_path, config):
         assert (os.environ["OMP_NUM_THREADS"], os.environ["VLLM_CPU_KVCACHE_SPACE"]) == ("2", "3")
-        assert os.environ["PYTHONPATH"].split(os.pathsep)[0] == str(adapter.STARTUP_PATH)
+        assert os.environ["PYTHONPATH"].split(os.pathsep)[0] == str(launch.STARTUP_PATH)
         assert os.environ["VLLM_RPC_BASE_PATH"] == str(tmp_path)
         os.environ["LD_PRELOAD"] = "libgomp.so"  # as vLLM does while it is built
         monkeypatch.setenv("SET_BY_OTHERS", "2")
@@ -130,9 +130,9 @@ def test_the_environment_of_an_engine_is_put_back_and_no_child_gets_it(
 def test_an_engine_sees_its_own_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pretend(monkeypatch, vllm="0.32.0")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    with adapter.engine_environment(tmp_path, VllmConfig(), ("2", "3")):
+    with launch.engine_environment(tmp_path, VllmConfig(), ("2", "3")):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
-    with adapter.engine_environment(tmp_path, VllmConfig()):
+    with launch.engine_environment(tmp_path, VllmConfig()):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
 
 

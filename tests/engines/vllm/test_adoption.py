@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vla_rl.engines.vllm.adoption import Adoption
-from vla_rl.engines.vllm.config import VllmConfig
-from vla_rl.engines.vllm.publication import Publication
-from vla_rl.engines.vllm.served_version import ServedVersion
+from vla_rl.engines.config import VllmConfig
+from vla_rl.engines.vllm.publication import Publication, ServedVersion, WeightPublisher
 from vla_rl.engines.vllm.staging import MappedWeights
 from vla_rl.errors import CheckpointError
 
@@ -22,7 +20,7 @@ class Way:
     def __init__(self) -> None:
         self.publication = Publication(VllmConfig(), "drain", "host")
         self.version = ServedVersion(0)
-        self.adoption = Adoption(tensors, self.publication, self.version, lambda: ())
+        self.adoption = WeightPublisher(tensors, self.publication, self.version, lambda: ())
 
     def newest(self) -> Tensor:
         assert self.publication.current is not None

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.engines.vllm.engine_folder import engine_folder
+from vla_rl.engines.vllm.launch import engine_folder
 from vla_rl.errors import ConfigError
 
 OWNER = """
 import sys
-from vla_rl.engines.vllm.engine_folder import engine_folder
+from vla_rl.engines.vllm.launch import engine_folder
 with engine_folder() as folder:
     (folder / "config.json").touch()
     print(folder, flush=True)

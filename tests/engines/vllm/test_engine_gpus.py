@@ -8,8 +8,12 @@ from small_policies import TEXTS, oft_policy, speaking_policy
 
 from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.engines.vllm import VllmChatEngine, VllmConfig
-from vla_rl.engines.vllm.engine_gpus import engine_gpus, spread_over
-from vla_rl.engines.vllm.layout import engine_arguments, require_shareable
+from vla_rl.engines.vllm.launch import (
+    assign_gpus,
+    engine_arguments,
+    require_shareable,
+    spread_engines,
+)
 from vla_rl.errors import ConfigError
 from vla_rl.models.vllm import serve
 from vla_rl.types import Message, Sampling
@@ -23,15 +27,15 @@ def sized(size: int, num_engines: int = 1) -> EngineConfig:
 
 def test_a_host_has_as_many_engines_as_its_gpus_hold() -> None:
     gpus = ["0", "1", "2", "3", "4"]
-    assert engine_gpus(spread_over(sized(1), gpus).vllm, gpus) == [(gpu,) for gpu in gpus]
-    assert engine_gpus(spread_over(sized(2), gpus).vllm, gpus) == [("0", "1"), ("2", "3")]
+    assert assign_gpus(spread_engines(sized(1), gpus).vllm, gpus) == [(gpu,) for gpu in gpus]
+    assert assign_gpus(spread_engines(sized(2), gpus).vllm, gpus) == [("0", "1"), ("2", "3")]
     # on a CPU, as many as were asked for
-    assert engine_gpus(spread_over(sized(1, num_engines=2), ()).vllm, ()) == [(), ()]
+    assert assign_gpus(spread_engines(sized(1, num_engines=2), ()).vllm, ()) == [(), ()]
 
 
 def test_an_engine_that_needs_more_gpus_than_there_are_is_refused_with_the_inequality() -> None:
     with pytest.raises(ConfigError, match=r"tensor_parallel_size=4 > 2 GPUs of this host"):
-        spread_over(sized(4), ["0", "1"])
+        spread_engines(sized(4), ["0", "1"])
 
 
 def test_only_layers_that_can_be_shared_are_shared() -> None:

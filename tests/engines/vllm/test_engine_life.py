@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from vla_rl.engines.vllm.engine_life import EngineLife
+from vla_rl.engines.vllm.process import EngineLifecycle
 from vla_rl.errors import ActorDied, ActorFrozen
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
@@ -17,7 +17,7 @@ def start_sleeper() -> "subprocess.Popen[bytes]":
 
 
 async def test_the_end_of_its_process_ends_what_waits_for_it() -> None:
-    life = EngineLife("engine")
+    life = EngineLifecycle("engine")
     life.start()
     process = await life.run(start_sleeper)
     life.note_pid(process.pid)
@@ -36,7 +36,7 @@ async def test_the_end_of_its_process_ends_what_waits_for_it() -> None:
 async def test_a_missed_deadline_kills_an_engine_that_lives_and_only_reports_one_that_has_died() -> (
     None
 ):
-    life = EngineLife("engine")
+    life = EngineLifecycle("engine")
     process = await life.run(start_sleeper)
     life.note_pid(process.pid)
     frozen = life.note_overdue("gave no token")
@@ -48,7 +48,7 @@ async def test_a_missed_deadline_kills_an_engine_that_lives_and_only_reports_one
 
 
 async def test_the_first_cause_of_death_stays() -> None:
-    life = EngineLife("engine")
+    life = EngineLifecycle("engine")
     assert (life.pid, life.died.is_set(), life.cause) == (0, False, "not started")
     assert life.note_death("could not start").cause == "could not start"
     life.note_death("closed")
@@ -57,7 +57,7 @@ async def test_the_first_cause_of_death_stays() -> None:
 
 
 async def test_closing_kills_a_process_that_has_not_reported_its_id_yet() -> None:
-    life = EngineLife("engine")
+    life = EngineLifecycle("engine")
     process = await life.run(start_sleeper)
     life.note_death("closed")
     await life.close()

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from vla_rl.engines.vllm.engine_process import EngineProcess
+from vla_rl.engines.vllm.process import EngineProcess
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from vla_rl.engines.vllm.engine_thread import EngineThread
+from vla_rl.engines.vllm.process import EngineThread
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
 

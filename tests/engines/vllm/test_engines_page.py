@@ -9,9 +9,9 @@ from typing import Any, get_args
 
 import pytest
 
+from vla_rl.engines.config import UpdateMode
 from vla_rl.engines.vllm import VllmConfig, VllmEngine
 from vla_rl.engines.vllm.adapter import SUPPORTED_VERSIONS
-from vla_rl.engines.vllm.config import UpdateMode
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "engines.md").read_text()

@@ -16,7 +16,7 @@ class Direction(Enum):
 
 
 def processor() -> Any:
-    from vla_rl.engines.vllm.greedy import GreedyTemperature
+    from vla_rl.engines.vllm.worker_extension import GreedyTemperature
 
     return GreedyTemperature(None, torch.device("cpu"), False)
 

@@ -13,8 +13,8 @@ import pytest_asyncio
 from fake_llm import FakeReplica, weights
 
 from vla_rl.engines.vllm import VllmConfig
-from vla_rl.engines.vllm.keeper import Keeper
-from vla_rl.engines.vllm.publication import Publication, each_or_end
+from vla_rl.engines.vllm.pool import EngineSlot
+from vla_rl.engines.vllm.publication import Publication, run_in_each
 from vla_rl.engines.vllm.replica import EngineFault
 from vla_rl.engines.vllm.served import EngineRequest
 from vla_rl.engines.vllm.staging import MappedWeights, StagedWeights
@@ -130,7 +130,9 @@ class Starting(FakeReplica):
 
     def begin(self, publication: Publication) -> "asyncio.Task[None]":
         self._loop, self.has_begun = asyncio.get_running_loop(), asyncio.Event()
-        return asyncio.create_task(Keeper(lambda: self, publication, CONFIG, lambda: None).open())
+        return asyncio.create_task(
+            EngineSlot(lambda: self, publication, CONFIG, lambda: None).open()
+        )
 
 
 @pytest.mark.parametrize(
@@ -211,7 +213,7 @@ async def test_an_engine_that_cannot_begin_says_so_as_a_death(
 ) -> None:
     replica = FakeReplica("engine", CONFIG)
     replica.llm.fails.add(step)
-    keeper = Keeper(lambda: replica, publication, CONFIG, lambda: None)
+    keeper = EngineSlot(lambda: replica, publication, CONFIG, lambda: None)
     with pytest.raises(ActorDied, match="out of memory"):
         await keeper.open()
     assert keeper.replica is None
@@ -242,7 +244,7 @@ async def test_an_engine_that_is_given_up_is_logged_as_an_error(
 
     first = FakeReplica("engine", CONFIG)
     made = iter([first])
-    keeper = Keeper(lambda: next(made, None) or broken(), publication, CONFIG, lambda: None)
+    keeper = EngineSlot(lambda: next(made, None) or broken(), publication, CONFIG, lambda: None)
     await keeper.open()
     first.llm.process.kill()
     async with asyncio.timeout(20):
@@ -261,7 +263,7 @@ async def test_a_killed_engine_is_replaced_by_one_with_the_weights_of_now(
         made.append(FakeReplica("engine", CONFIG))
         return made[-1]
 
-    keeper = Keeper(make, publication, CONFIG, lambda: None)
+    keeper = EngineSlot(make, publication, CONFIG, lambda: None)
     await keeper.open()
     assert made[0].weight_version == 1
     running = asyncio.create_task(keeper.run())
@@ -289,7 +291,7 @@ async def test_an_engine_that_dies_asleep_is_replaced_only_once_it_may_wake(
         return made[-1]
 
     changed = asyncio.Event()
-    keeper = Keeper(make, publication, CONFIG, changed.set)
+    keeper = EngineSlot(make, publication, CONFIG, changed.set)
     await keeper.open()
     running = asyncio.create_task(keeper.run())
     async with asyncio.timeout(20):
@@ -316,7 +318,7 @@ async def test_an_engine_whose_start_ends_while_the_others_sleep_sleeps_too(
     publication: Publication,
 ) -> None:
     replica = FakeReplica("engine", CONFIG)
-    keeper = Keeper(lambda: replica, publication, CONFIG, lambda: None)
+    keeper = EngineSlot(lambda: replica, publication, CONFIG, lambda: None)
     async with publication.turn:
         opening = asyncio.create_task(keeper.open())
         while not replica.pid:  # noqa: ASYNC110
@@ -333,7 +335,7 @@ async def test_an_engine_that_fell_asleep_while_its_health_waited_is_asked_nothi
     publication: Publication, start: Start
 ) -> None:
     replica = await start()
-    keeper = Keeper(lambda: replica, publication, CONFIG, lambda: None)
+    keeper = EngineSlot(lambda: replica, publication, CONFIG, lambda: None)
     async with publication.turn:
         probing = asyncio.create_task(keeper._probe(replica))
         await asyncio.sleep(0)
@@ -375,5 +377,5 @@ async def test_each_engine_is_ended_that_cannot_do_what_all_do(start: Start) -> 
         raise EngineFault("no room")
 
     replica = await start()
-    await each_or_end([replica], act, "sleep")  # type: ignore[arg-type]
+    await run_in_each([replica], act, "sleep")  # type: ignore[arg-type]
     assert replica.cause == "could not sleep: no room"

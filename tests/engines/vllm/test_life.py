@@ -22,7 +22,7 @@ from processes import all_end, is_gone, processes_of_session
 from small_policies import log_prob_gap, moved, observe
 
 from vla_rl.engines.vllm import adapter
-from vla_rl.engines.vllm.engine_folder import engine_folder
+from vla_rl.engines.vllm.launch import engine_folder
 from vla_rl.engines.vllm.replica import Replica
 from vla_rl.errors import ActorDied, ConfigError
 

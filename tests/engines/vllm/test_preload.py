@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.engines.vllm.adapter import STARTUP_PATH
-from vla_rl.engines.vllm.engine_thread import EngineThread
+from vla_rl.engines.vllm.launch import STARTUP_PATH
 from vla_rl.engines.vllm.preload.sitecustomize import PARENT
+from vla_rl.engines.vllm.process import EngineThread
 
 LOOK_AROUND = """
 import json, os, signal, tempfile

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_rl.engines.vllm.requests import NO_RULES, Answer
-from vla_rl.engines.vllm.routing import Router
-from vla_rl.engines.vllm.served import EngineLayout, EngineRequest
+from vla_rl.engines.vllm.pool import Router
+from vla_rl.engines.vllm.served import NO_RULES, Answer, EngineLayout, EngineRequest
 from vla_rl.errors import ActorDied
 from vla_rl.types import Sampling
 

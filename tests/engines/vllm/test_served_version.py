@@ -10,7 +10,7 @@ from small_policies import speaking_policy
 
 from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.engines.vllm import VllmChatEngine, VllmConfig
-from vla_rl.engines.vllm.served_version import ServedVersion
+from vla_rl.engines.vllm.publication import ServedVersion
 from vla_rl.models.vllm import serve
 
 

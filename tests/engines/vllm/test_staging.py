@@ -11,9 +11,8 @@ import torch
 from processes import named_memory_of
 from torch import Tensor
 
-from vla_rl.engines.vllm.config import WeightRoute
-from vla_rl.engines.vllm.staging import MappedWeights, Stage, StagedWeights
-from vla_rl.engines.vllm.weight_memory import GpuMemory
+from vla_rl.engines.config import WeightRoute
+from vla_rl.engines.vllm.staging import GpuMemory, MappedWeights, Stage, StagedWeights
 from vla_rl.errors import CheckpointError, ConfigError
 
 

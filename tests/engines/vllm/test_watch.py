@@ -11,8 +11,7 @@ import pytest
 import pytest_asyncio
 
 from vla_rl.actors.process_state import find_stopped
-from vla_rl.engines.vllm.engine_thread import EngineThread
-from vla_rl.engines.vllm.watch import EngineWatch
+from vla_rl.engines.vllm.process import EngineThread, EngineWatch
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
 

@@ -7,7 +7,7 @@ import pytest
 import transformers
 from growth import assert_grows_in_proportion
 
-from vla_rl.engines.chat_interface import question
+from vla_rl.engines.chat_interface import make_question
 from vla_rl.errors import CheckpointError, ConversationRejected
 from vla_rl.models.language import CausalLanguageModel, ChatFormat, TinyConfig, parse_reply, tiny
 from vla_rl.types import ANY_REPLY, Message, ToolCall, ToolSpec
@@ -295,8 +295,8 @@ def test_a_text_that_spells_a_token_beyond_the_networks_vocabulary_is_the_replys
     # as a fine-tuning that did not resize the network
     policy._tokenizer.add_tokens([f"<pad_{number}>" for number in range(SHAPE.vocab_size)])
     with pytest.raises(ConversationRejected, match="expected 0 to 299"):
-        question(policy, (Message(role="user", content="<pad_299>"),), (), ANY_REPLY)
+        make_question(policy, (Message(role="user", content="<pad_299>"),), (), ANY_REPLY)
     said = (ASKED, Message(role="assistant", content="<pad_299>"), ASKED)
     with pytest.raises(ConversationRejected) as caught:
-        question(policy, said, (), ANY_REPLY)
+        make_question(policy, said, (), ANY_REPLY)
     assert caught.value.is_reply_at_fault

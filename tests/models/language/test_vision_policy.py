@@ -12,7 +12,7 @@ import transformers
 from safetensors import safe_open
 from tiny_vision import noise, tiny_vision, write_tiny_vision
 
-from vla_rl.engines.chat_interface import question
+from vla_rl.engines.chat_interface import make_question
 from vla_rl.errors import CheckpointError, ConfigError, ConversationRejected
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, load_language_model, tiny
 from vla_rl.models.language.demonstrations import chat_demonstration
@@ -52,7 +52,7 @@ def user(text: str, *images: np.ndarray) -> Message:
 
 
 def observed(policy: VisionLanguageModel, *messages: Message) -> Observation:
-    asked = question(policy, messages, (), ANY_REPLY)
+    asked = make_question(policy, messages, (), ANY_REPLY)
     starts = [] if asked.seen is None else asked.seen.image_starts
     return observed_conversation(asked.tokens, asked.images, starts)
 
@@ -115,7 +115,7 @@ def test_rows_with_and_without_images_do_not_see_each_other(policy: VisionLangua
 def test_reading_on_in_a_slot_gives_the_logits_of_reading_all_at_once(
     policy: VisionLanguageModel,
 ) -> None:
-    asked = question(policy, (user("left?", WIDE, TALL),), (), ANY_REPLY)
+    asked = make_question(policy, (user("left?", WIDE, TALL),), (), ANY_REPLY)
     plain = policy.render((user("what is this about?"),))
     memory, tokens = policy.key_values(3), [*asked.tokens.tolist(), 20, 21]
     policy.extend(memory, [2, 0], [0, 0], [tokens[:17], plain[:-1].tolist()], [asked.seen, None])
@@ -252,4 +252,4 @@ def test_what_cannot_be_shown_is_refused_by_name(policy: VisionLanguageModel, fo
         serve(policy)
     reads_text = tiny(TinyConfig(hidden_size=32, num_heads=2, vocab_size=300), ["a"], seed=0)
     with pytest.raises(ValueError, match="1 images, but CausalLanguageModel reads text alone"):
-        question(reads_text, (user("look", TALL),), (), ANY_REPLY)
+        make_question(reads_text, (user("look", TALL),), (), ANY_REPLY)

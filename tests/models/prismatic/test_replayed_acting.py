@@ -15,13 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vla_rl.engines.cuda_graphs import (
-    MOST_RECORDINGS,
+    MAX_RECORDINGS,
     Compute,
     CudaRecorder,
     ReplayedCall,
     ReplayedModel,
     Tensors,
-    filled_up,
+    pad_num_rows,
 )
 from vla_rl.errors import ConfigError
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
@@ -263,7 +263,7 @@ def test_weights_that_change_in_place_are_seen_and_moved_ones_are_recorded_again
 
 
 def test_few_rows_are_idle() -> None:
-    assert [filled_up(rows) for rows in (1, 2, 3, 4, 5, 8, 9, 16, 63)] == [
+    assert [pad_num_rows(rows) for rows in (1, 2, 3, 4, 5, 8, 9, 16, 63)] == [
         1,
         2,
         4,
@@ -279,13 +279,13 @@ def test_few_rows_are_idle() -> None:
 def test_shapes_that_were_not_asked_for_longest_are_forgotten() -> None:
     recordings = Recordings()
     call = ReplayedCall(torch.nn.Linear(1, 1), recordings)
-    for width in range(1, MOST_RECORDINGS + 2):
+    for width in range(1, MAX_RECORDINGS + 2):
         call(plus_one, torch.zeros(1, width))
-    assert call.num_recordings == MOST_RECORDINGS
+    assert call.num_recordings == MAX_RECORDINGS
     call(plus_one, torch.zeros(1, 2))
-    assert len(recordings.rows) == MOST_RECORDINGS + 1
+    assert len(recordings.rows) == MAX_RECORDINGS + 1
     call(plus_one, torch.zeros(1, 1))
-    assert len(recordings.rows) == MOST_RECORDINGS + 2
+    assert len(recordings.rows) == MAX_RECORDINGS + 2
 
 
 def test_a_policy_that_acted_by_recordings_is_freed_with_its_last_name(

@@ -76,7 +76,7 @@ def assets_with_digests(patient: Patient) -> Iterable[Finding]:
 
 
 def _of_folder(folder: Path) -> Iterable[Finding]:
-    from vla_rl.engines.atomic_folder import verify_folder  # imports torch
+    from vla_rl.util.atomic_folder import verify_folder  # imports torch
 
     try:
         verify_folder(folder)

@@ -11,20 +11,13 @@ version to the next.
 import importlib.metadata
 import importlib.util
 import logging
-import math
-import os
 import random
-import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from vla_rl.actors.environment import borrowed_environment
-from vla_rl.engines.vllm.config import VllmConfig
-from vla_rl.engines.vllm.preload.sitecustomize import PARENT
 from vla_rl.errors import ConfigError
 from vla_rl.util.installing import pip_command
 
@@ -57,31 +50,6 @@ files."""
 
 PLUGIN: Final = "vla_rl"
 """Name of the entry point through which vLLM finds the networks of this package."""
-
-STARTUP_PATH: Final = Path(__file__).parent / "preload"
-"""Folder that comes first on the PYTHONPATH of engine processes."""
-
-_SETS: Final = (
-    "AITER_",
-    "GOMP_",
-    "KMP_",
-    "LD_LIBRARY_PATH",
-    "LD_PRELOAD",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "NCCL_",
-    "NUMEXPR_MAX_THREADS",
-    "OMP_",
-    "PROMETHEUS_MULTIPROC_DIR",
-    "PYTORCH_",
-    "RAY_",
-    "TILELANG_",
-    "TORCHINDUCTOR_",
-    "TRITON_",
-    "VLLM_",
-)
-"""Prefixes of the environment variables that vLLM sets in this process while it builds an
-engine."""
 
 _HOME: Final = {
     "vllm": ("PoolingParams", "SamplingParams"),
@@ -218,59 +186,3 @@ def require_plugin() -> None:
             f"expected the entry point in the group {group}. Install vla_rl again (in a checkout: "
             "`pip install --no-deps -e .`, without an old *.egg-info beside it)"
         )
-
-
-def engine_environment(
-    folder: Path, config: VllmConfig, gpus: tuple[str, ...] = ()
-) -> AbstractContextManager[None]:
-    """Set the environment variables of an engine, which its processes inherit.
-
-    They are restored afterwards.
-
-    Variables that vLLM sets itself are restored too, such as an LD_PRELOAD of torch's libraries,
-    which every simulator would load; processes that a runtime starts meanwhile do not get it
-    either.
-
-    Args:
-        folder: folder of the sockets through which vLLM's processes communicate.
-        config: settings of the engine.
-        gpus: ids of its own GPUs; empty: those that this process sees.
-    """
-    build, _ = require_vllm()
-    values = {
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": str(config.num_threads),
-        "PYTHONPATH": os.pathsep.join(
-            filter(None, [str(STARTUP_PATH), os.environ.get("PYTHONPATH", "")])
-        ),
-        "PYTHONWARNINGS": "ignore",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        PARENT: str(os.getpid()),
-        "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(config.startup_s)),
-        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_PLUGINS": PLUGIN,
-        "VLLM_RPC_BASE_PATH": str(folder),
-        # this process has threads, which do not survive a fork
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-    }
-    if build == "cpu":
-        values |= {
-            "TORCHDYNAMO_DISABLE": "1",  # otherwise the first request waits seconds for a compiler
-            "VLLM_CPU_KVCACHE_SPACE": str(config.kv_cache_gib),
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        }
-        if config.tensor_parallel_size > 1:
-            # otherwise vLLM wants a NUMA node for each worker
-            values["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-    else:
-        kernels = os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
-        values |= {
-            # shared, so that kernels are compiled once: an engine's own temporary folder is removed
-            # with it
-            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", kernels),
-            "VLLM_USE_V2_MODEL_RUNNER": "0",
-        }
-        if gpus:
-            values["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    return borrowed_environment(values, _SETS)

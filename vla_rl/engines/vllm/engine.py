@@ -22,22 +22,26 @@ from torch import nn
 
 from vla_rl.engines.config import EngineConfig
 from vla_rl.engines.device_lane import DeviceLane
-from vla_rl.engines.shared_places import SharedPlaces
 from vla_rl.engines.vllm.adapter import require_plugin, require_vllm
-from vla_rl.engines.vllm.adoption import Adoption
-from vla_rl.engines.vllm.engine_folder import engine_folder
-from vla_rl.engines.vllm.engine_gpus import engine_gpus, spread_over
-from vla_rl.engines.vllm.keeper import Keeper
-from vla_rl.engines.vllm.layout import (
-    refuse_heads_without_kernel,
+from vla_rl.engines.vllm.launch import (
+    assign_gpus,
+    engine_folder,
+    require_head_kernels,
     require_shareable,
+    spread_engines,
     write_folder,
 )
-from vla_rl.engines.vllm.publication import Publication, UpdateTimes, each_or_end
+from vla_rl.engines.vllm.pool import EngineSlot, Router
+from vla_rl.engines.vllm.publication import (
+    Publication,
+    ServedVersion,
+    UpdateTimes,
+    WeightPublisher,
+    run_in_each,
+)
 from vla_rl.engines.vllm.replica import Replica
-from vla_rl.engines.vllm.routing import Router
 from vla_rl.engines.vllm.served import ServedPolicy
-from vla_rl.engines.vllm.served_version import ServedVersion
+from vla_rl.engines.weight_shards import SharedParameters
 from vla_rl.errors import ActorDied, ConfigError
 from vla_rl.rollout import BatchStats
 from vla_rl.rollout.owned_tasks import leave
@@ -82,11 +86,11 @@ class VllmEngine:
                 "computed together in an engine process depends on timing. Take engine 'torch' to "
                 "reproduce a run bit by bit."
             )
-        self._served, self._lane, self._config = served, lane, spread_over(config, gpus)
-        self._places = engine_gpus(self._config.vllm, gpus)
+        self._served, self._lane, self._config = served, lane, spread_engines(config, gpus)
+        self._places = assign_gpus(self._config.vllm, gpus)
         self._layout = served.layout
         if build == "cpu":
-            refuse_heads_without_kernel(self._layout)
+            require_head_kernels(self._layout)
         self._version = ServedVersion(weight_version)
         self._remote = nn.Module()
         mode = config.vllm.update_mode or ("keep" if self._layout.num_tokens is None else "drain")
@@ -95,9 +99,9 @@ class VllmEngine:
             config.vllm, mode, "host" if is_on_host else config.vllm.weights_through
         )
         self._numbers = itertools.count()
-        self._keepers: list[Keeper] = []
+        self._keepers: list[EngineSlot] = []
         self._router = Router(self._keepers, self._layout, config.vllm.attempts)
-        self._adoption = Adoption(
+        self._adoption = WeightPublisher(
             served.tensors, self._publication, self._version, self._router.ready
         )
         self._tasks: asyncio.TaskGroup | None = None
@@ -121,7 +125,7 @@ class VllmEngine:
             self._loop, self._router.is_open = loop, True
             self._publication.awake.set()
             for place in self._places:
-                keeper = Keeper(
+                keeper = EngineSlot(
                     partial(self._new_replica, folder, place),
                     self._publication,
                     self._config.vllm,
@@ -237,7 +241,7 @@ class VllmEngine:
         """
         self._adoption.adopt(network, weight_version)
 
-    def share(self, network: nn.Module, weight_version: int) -> SharedPlaces | None:
+    def share(self, network: nn.Module, weight_version: int) -> SharedParameters | None:
         """Open memory for a version whose trained weights other processes write.
 
         Call it on the device lane. Engines go on with the weights that they have.
@@ -270,7 +274,7 @@ class VllmEngine:
         self._require_sleep()
         async with self._publication.turn:
             self._publication.awake.clear()
-            await each_or_end(self._router.ready(), lambda replica: replica.sleep(), "sleep")
+            await run_in_each(self._router.ready(), lambda replica: replica.sleep(), "sleep")
 
     async def wake(self) -> None:
         """Let the engines allocate their memory again, and give them the current weights.

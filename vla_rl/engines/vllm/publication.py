@@ -1,26 +1,83 @@
-"""New weights, applied in all engines or in none.
+"""New weights on their way into all engines, or into none.
 
-stage    the learner's thread writes memory of both; every engine opens and checks it, generating on
-         may be rejected
-pause    nothing new begins; what runs ends, freezes or is aborted
-apply    every engine loads; one that cannot is killed and starts again with the new weights
-         may not be
-resume   always, whatever happened; an engine that fails in any of the three is killed
+    device lane    apply_weights: write ──────────────────────┐
+                   share ─► ranks write ─► apply_shared ──────┤
+    event loop              publish, in every engine or none ◄┘ ─► ServedVersion
+
+    stage    the learner's thread writes memory of both; every engine opens and checks it, generating on
+             may be rejected
+    pause    nothing new begins; what runs ends, freezes or is aborted
+    apply    every engine loads; one that cannot is killed and starts again with the new weights
+             may not be rejected
+    resume   always, whatever happened; an engine that fails in any of the three is killed
+
+The lane waits for the loop, unless the learner goes ahead. While the engines are not open, a version
+is only stored.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from torch import Tensor, nn
 
 from vla_rl.actors.waits import waiting
-from vla_rl.engines.shared_places import SharedPlaces
-from vla_rl.engines.vllm.config import UpdateMode, VllmConfig, WeightRoute
+from vla_rl.engines.config import UpdateMode, VllmConfig, WeightRoute
 from vla_rl.engines.vllm.replica import EngineFault, Replica
 from vla_rl.engines.vllm.staging import Stage, StagedWeights
+from vla_rl.engines.weight_shards import SharedParameters
 from vla_rl.errors import ActorDied, CheckpointError
+
+
+class ServedVersion:
+    """The versions of one policy's engines. Owned by one event loop.
+
+    Args: `version`, the one that they begin with.
+
+    Attributes:
+        now: version that all engines serve.
+        coming: version that they will serve; `now` if none is on its way.
+        goes_ahead: whether `begin` returns before a version is applied.
+    """
+
+    def __init__(self, version: int) -> None:
+        self.now = self.coming = version
+        self.goes_ahead = False
+        self._applying: asyncio.Task[None] | None = None
+        self._calls: list[Callable[[], None]] = []
+
+    async def begin(
+        self, version: int, applying: Coroutine[Any, Any, None], tasks: asyncio.TaskGroup
+    ) -> None:
+        """Apply a version; return once it is applied, or at once if the learner goes ahead.
+
+        Args:
+            version: its number.
+            applying: applies it, and calls `note`.
+            tasks: owns it if the learner goes ahead; an error is theirs then.
+        """
+        if not self.goes_ahead:
+            await applying
+            return
+        self.coming = version
+        self._applying = tasks.create_task(applying, name=f"weights {version} to the engines")
+
+    async def arrive(self) -> None:
+        """Wait until nothing is on its way."""
+        if self._applying is not None:
+            await asyncio.wait((self._applying,))
+
+    def note(self, version: int) -> None:
+        """Note that all engines serve this version."""
+        self.now = self.coming = version
+        for call in self._calls:
+            call()
+
+    def when_served(self, call: Callable[[], None]) -> None:
+        """Call `call` each time that engines serve another version."""
+        self._calls.append(call)
 
 
 class UpdateTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +128,7 @@ class Publication:
 
     def share(
         self, network: nn.Module, tensors: Mapping[str, Tensor], version: int
-    ) -> tuple[StagedWeights, SharedPlaces] | None:
+    ) -> tuple[StagedWeights, SharedParameters] | None:
         """Let other processes write a version, as `Stage.share`. Raises: as `write`."""
         if self._stage is None:
             self._stage = Stage(tensors, self._route)
@@ -95,10 +152,10 @@ class Publication:
         paused_at = time.perf_counter()
         try:
             with waiting(f"weights {staged.version}", on="the engines to apply them"):
-                await each_or_end(ready, lambda replica: replica.pause(self._mode), "pause")
+                await run_in_each(ready, lambda replica: replica.pause(self._mode), "pause")
                 await self._apply(staged, ready)
         finally:
-            await each_or_end(ready, lambda replica: replica.resume(), "resume")
+            await run_in_each(ready, lambda replica: replica.resume(), "resume")
         resumed_at = time.perf_counter()
         times = UpdateTimes(stage_s=paused_at - began, pause_s=resumed_at - paused_at)
         self.times = [*self.times[1 - self.KEPT_TIMES :], times]
@@ -125,7 +182,7 @@ class Publication:
         However this ends, `staged` is current; an engine without it, or half loaded, is killed.
         """
         try:
-            await each_or_end(
+            await run_in_each(
                 replicas,
                 lambda replica: replica.apply(staged),
                 f"apply the weights {staged.version}",
@@ -163,7 +220,7 @@ class Publication:
         return accepted
 
 
-async def each_or_end(
+async def run_in_each(
     replicas: Sequence[Replica], act: Callable[[Replica], Awaitable[None]], what: str
 ) -> None:
     """Do the same in all living replicas at once.
@@ -186,3 +243,87 @@ async def each_or_end(
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
+
+
+class WeightPublisher:
+    """Takes versions on the device lane, and has the loop of the engines apply them.
+
+    Args:
+        tensors: returns what engines read of a network.
+        publication: applies a version in engines; its owner closes it.
+        version: gets the number of each version that the engines serve.
+        ready: returns the engines that take requests now.
+    """
+
+    def __init__(
+        self,
+        tensors: Callable[[nn.Module], Mapping[str, Tensor]],
+        publication: Publication,
+        version: ServedVersion,
+        ready: Callable[[], Sequence[Replica]],
+    ) -> None:
+        self._tensors, self._publication = tensors, publication
+        self._version, self._ready = version, ready
+        self._shared: StagedWeights | None = None
+        self._shared_began = 0.0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+
+    def open(self, tasks: asyncio.TaskGroup) -> None:
+        """Apply every version from now on, in this loop.
+
+        Args: `tasks`, owns the application of a version that the learner does not wait for.
+        """
+        self._loop, self._tasks = asyncio.get_running_loop(), tasks
+
+    def close(self) -> None:
+        """Store later versions only."""
+        self._loop = self._tasks = None
+
+    def write(self, network: nn.Module, version: int) -> StagedWeights:
+        """Write a version to memory that engines open. Raises: as `Publication.write`."""
+        return self._publication.write(self._tensors(network), version)
+
+    def adopt(self, network: nn.Module, version: int) -> None:
+        """Apply weights and their version in all engines or in none: see `VllmEngine.adopt`."""
+        self._wait_for_last()
+        began = time.perf_counter()
+        self._apply(self.write(network, version), began)
+
+    def share(self, network: nn.Module, version: int) -> SharedParameters | None:
+        """Open memory for a version that other processes write: see `VllmEngine.share`."""
+        self._wait_for_last()
+        self._shared_began = time.perf_counter()
+        found = self._publication.share(network, self._tensors(network), version)
+        self._shared, places = found or (None, None)
+        return places
+
+    def adopt_shared(self, version: int) -> None:
+        """Apply the version that `share` opened. Raises: CheckpointError if it is another one."""
+        shared, self._shared = self._shared, None
+        if shared is None or shared.version != version:
+            found = "none" if shared is None else f"version {shared.version}"
+            raise CheckpointError(f"{found} is shared, expected version {version}")
+        self._apply(shared, self._shared_began)
+
+    def _apply(self, staged: StagedWeights, began: float) -> None:
+        loop, tasks = self._loop, self._tasks
+        if loop is None or tasks is None:
+            self._publication.current = staged
+            self._version.note(staged.version)
+            return
+        begun = self._version.begin(staged.version, self._publish(staged, began), tasks)
+        asyncio.run_coroutine_threadsafe(begun, loop).result()
+
+    def _wait_for_last(self) -> None:
+        """Wait on the device lane until the memory of the version before the last may be written."""
+        if self._loop is not None:
+            asyncio.run_coroutine_threadsafe(self._version.arrive(), self._loop).result()
+
+    async def _publish(self, staged: StagedWeights, began: float) -> None:
+        async with self._publication.turn:
+            try:
+                await self._publication.publish(staged, self._ready(), began)
+            finally:
+                assert self._publication.current is not None
+                self._version.note(self._publication.current.version)

@@ -18,21 +18,22 @@ import msgspec
 
 from vla_rl.actors.completion import run_to_its_end
 from vla_rl.actors.waits import note_progress, waiting
+from vla_rl.engines.config import UpdateMode, VllmConfig
 from vla_rl.engines.vllm import adapter
-from vla_rl.engines.vllm.adapter import engine_environment, require_vllm
-from vla_rl.engines.vllm.config import UpdateMode, VllmConfig
-from vla_rl.engines.vllm.engine_life import EngineLife
-from vla_rl.engines.vllm.layout import TRANSFER_BACKEND, engine_arguments
-from vla_rl.engines.vllm.requests import (
+from vla_rl.engines.vllm.adapter import require_vllm
+from vla_rl.engines.vllm.launch import TRANSFER_BACKEND, engine_arguments, engine_environment
+from vla_rl.engines.vllm.process import EngineLifecycle
+from vla_rl.engines.vllm.served import (
     NO_RULES,
     Answer,
+    EngineRequest,
     ReplyRules,
+    ServedPolicy,
     engine_input,
     engine_parameters,
     generated_answer,
     pooled_answer,
 )
-from vla_rl.engines.vllm.served import EngineRequest, ServedPolicy
 from vla_rl.engines.vllm.staging import StagedWeights
 from vla_rl.errors import ActorDied, CheckpointError
 from vla_rl.types import Sampling
@@ -89,7 +90,7 @@ class Replica:
         self.num_running = self.num_answers = 0
         self.weight_version = -1
         self._has_joined = self.is_asleep = False
-        self._life = EngineLife(name)
+        self._life = EngineLifecycle(name)
         self.died = self._life.died
         self._llm: Any = None
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from vla_rl.actors import Runtime
 from vla_rl.actors.completion import to_its_end
 from vla_rl.engines.device_lane import DeviceLane
-from vla_rl.engines.language_model import LanguageModel
-from vla_rl.engines.policy_model import PolicyModel
+from vla_rl.engines.policy_model import LanguageModel, PolicyModel
 from vla_rl.learner.config import ImitationConfig, LearnerConfig
 from vla_rl.learner.distributed.in_order import idle_row, in_order
 from vla_rl.learner.distributed.messages import pack_lessons

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
-from vla_rl.engines.shared_places import SharedPlaces, SharedSink
-from vla_rl.engines.weight_shares import ShareSink
+from vla_rl.engines.weight_shards import ShardSink, SharedParameters, SharedWeightSink
 from vla_rl.errors import HostNotReached, WeightsNotGiven
 from vla_rl.learner.distributed.group import RankGroup
 from vla_rl.learner.distributed.messages import Piece
@@ -49,7 +48,7 @@ class RankPublication:
         sinks: Sequence[WeightSink],
     ) -> None:
         self._model, self._group, self._lane = model, group, lane
-        self._far = [each for each in sinks if isinstance(each, ShareSink)]
+        self._far = [each for each in sinks if isinstance(each, ShardSink)]
         self._near: list[WeightSink] = [each for each in sinks if each not in self._far]
         self._shares = RankShares(group)
         self.is_model_old = False
@@ -109,7 +108,7 @@ class RankPublication:
                     await self.receive()
                 await self._lane.run(sink.adopt, self._model.network, version, work="publish")
 
-    async def _write(self, number: int, rank: LearnerRank, places: SharedPlaces) -> None:
+    async def _write(self, number: int, rank: LearnerRank, places: SharedParameters) -> None:
         """Have a rank's part of the weights in memory that engines open."""
         if not self._group.far.is_far(number):
             await rank.write_weights(places)
@@ -118,12 +117,14 @@ class RankPublication:
         async for piece in rank.weights():
             await asyncio.to_thread(_write_piece, piece, parameters[piece.name], places)
 
-    def _share(self, version: int) -> list[SharedPlaces] | None:
+    def _share(self, version: int) -> list[SharedParameters] | None:
         """Return where the ranks can write for each engine; None unless they can for all."""
-        found: list[SharedPlaces] = []
+        found: list[SharedParameters] = []
         for sink in self._near:
             places = (
-                sink.share(self._model.network, version) if isinstance(sink, SharedSink) else None
+                sink.share(self._model.network, version)
+                if isinstance(sink, SharedWeightSink)
+                else None
             )
             if places is None:
                 return None
@@ -132,7 +133,7 @@ class RankPublication:
 
     def _adopt_shared(self, version: int) -> None:
         for sink in self._near:
-            assert isinstance(sink, SharedSink)
+            assert isinstance(sink, SharedWeightSink)
             sink.adopt_shared(version)
 
     def _receive(self, version: int | None, loop: asyncio.AbstractEventLoop) -> None:
@@ -163,7 +164,7 @@ async def _next(stream: AsyncIterator[Piece]) -> Piece | None:
     return await anext(stream, None)
 
 
-def _write_piece(piece: Piece, parameter: Tensor, places: SharedPlaces) -> None:
+def _write_piece(piece: Piece, parameter: Tensor, places: SharedParameters) -> None:
     """Write a piece of a rank of another host into memory of this one. Raises: OSError."""
     size, num_rows = parameter.element_size(), parameter.shape[0] if parameter.ndim else 1
     row = parameter.nbytes // max(num_rows, 1)

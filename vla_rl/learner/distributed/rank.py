@@ -18,9 +18,7 @@ from msgspec.structs import replace
 
 from vla_rl.actors import actor_method
 from vla_rl.engines.device_lane import DeviceLane
-from vla_rl.engines.flops import FlopMeter
-from vla_rl.engines.shared_places import SharedPlaces
-from vla_rl.engines.weight_shares import ShareDoor, WeightShare
+from vla_rl.engines.weight_shards import ShardSocket, SharedParameters, WeightShard
 from vla_rl.errors import CheckpointError
 from vla_rl.learner.config import LearnerConfig
 from vla_rl.learner.distributed.cutting import LocalOperations
@@ -40,6 +38,7 @@ from vla_rl.learner.distributed.rank_clock import RankClock, RankTimes
 from vla_rl.learner.distributed.rank_parts import PolicySource, RankParts
 from vla_rl.learner.distributed.rank_share import RankShare
 from vla_rl.learner.distributed.state import Entry, Part, ShardReader, pieces_of, write_parts
+from vla_rl.learner.flops import LaneFlopCounter
 from vla_rl.learner.optimizer import StepReport
 from vla_rl.learner.value_passes import NETWORK, OPTIMIZER
 
@@ -60,7 +59,7 @@ class LearnerRank(FarRank):
         super().__init__()
         self._rank, self._source, self._config = rank, source, config
         self._lane = DeviceLane(num_threads())
-        self._meter: FlopMeter | None = None
+        self._meter: LaneFlopCounter | None = None
         self._flops = 0
         self._staged: dict[str, dict[int, dict[str, Part]]] = {}
 
@@ -73,7 +72,7 @@ class LearnerRank(FarRank):
         await self._lane.run(self._join, Path(folder), work="join")
         self._shares = RankShare(self._rank, self._parts.policy, self._lane)
         if self._source.counts_flops:
-            self._meter = FlopMeter(PASSES, LocalOperations)
+            self._meter = LaneFlopCounter(PASSES, LocalOperations)
             self._lane.observe(self._meter)
         self._lane.observe(self._clock)
 
@@ -157,14 +156,14 @@ class LearnerRank(FarRank):
             name, start, run, data = found
             yield Piece(name, start, run, data.numpy())
 
-    async def write_weights(self, places: SharedPlaces) -> None:
+    async def write_weights(self, places: SharedParameters) -> None:
         """Write this rank's part of the trained weights into memory that engines open."""
         await self._lane.run(self._parts.policy.write_pieces, places, PIECE_BYTES, work="publish")
 
-    async def share(self, begins: dict[str, int], row_bytes: int) -> WeightShare:
+    async def share(self, begins: dict[str, int], row_bytes: int) -> WeightShard:
         """Return what this rank holds of the newest weights, with its digest.
 
-        Args: those of `ShareHolders.shares`.
+        Args: those of `ShardHolders.shares`.
         """
         return await self._lane.run(self._shares.share, begins, row_bytes, work="publish")
 
@@ -173,7 +172,7 @@ class LearnerRank(FarRank):
         return self._shares.new_link()
 
     @actor_method(concurrent=True)
-    async def give(self, link_key: str, door: ShareDoor, state: int) -> None:
+    async def give(self, link_key: str, door: ShardSocket, state: int) -> None:
         """Send the share of which `share` told the state to a host, until it closes its door.
 
         Args:

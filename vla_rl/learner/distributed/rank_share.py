@@ -11,12 +11,12 @@ from typing import Final
 from vla_rl.actors.direct_link import make_link_keys
 from vla_rl.actors.placement import KeyPair
 from vla_rl.engines.device_lane import DeviceLane
-from vla_rl.engines.weight_shares import (
-    ShareDigest,
-    ShareDoor,
-    SharePiece,
-    WeightShare,
-    share_pieces,
+from vla_rl.engines.weight_shards import (
+    ShardDigest,
+    ShardPiece,
+    ShardSocket,
+    WeightShard,
+    split_shard,
 )
 from vla_rl.errors import WeightsNotGiven
 from vla_rl.learner.distributed.share_giver import ShareGiver
@@ -42,13 +42,13 @@ class RankShare:
         self._row_bytes = 0
         self._keys: dict[str, KeyPair] = {}
 
-    def share(self, begins: dict[str, int], row_bytes: int) -> WeightShare:
+    def share(self, begins: dict[str, int], row_bytes: int) -> WeightShard:
         """Return what this rank holds, on the device lane; `give` sends the same later."""
         self._begins, self._row_bytes = begins, row_bytes
-        digest = ShareDigest()
+        digest = ShardDigest()
         for piece in self._pieces():
             digest.add(piece)
-        return WeightShare(
+        return WeightShard(
             holder=self._rank,
             state=self._training.num_changes,
             num_bytes=digest.num_bytes,
@@ -61,11 +61,11 @@ class RankShare:
         self._keys[keys.public] = keys
         return keys.public
 
-    async def give(self, link_key: str, door: ShareDoor, state: int) -> None:
+    async def give(self, link_key: str, door: ShardSocket, state: int) -> None:
         """Send the share. Raises: as `ShareGiver.give`."""
         pieces = self._pieces()
 
-        async def next_piece() -> SharePiece | None:
+        async def next_piece() -> ShardPiece | None:
             read = partial(self._next, pieces, state)
             is_current, piece = await self._lane.run(read, work="publish")
             if not is_current:
@@ -74,11 +74,11 @@ class RankShare:
 
         await ShareGiver(self._keys.pop(link_key), door, next_piece).give()
 
-    def _pieces(self) -> Iterator[SharePiece]:
+    def _pieces(self) -> Iterator[ShardPiece]:
         parts = self._training.parts(self._begins, PIECE_BYTES)
-        return share_pieces(parts, PIECE_BYTES, self._row_bytes)
+        return split_shard(parts, PIECE_BYTES, self._row_bytes)
 
-    def _next(self, pieces: Iterator[SharePiece], state: int) -> tuple[bool, SharePiece | None]:
+    def _next(self, pieces: Iterator[ShardPiece], state: int) -> tuple[bool, ShardPiece | None]:
         """Return whether the weights are still those of the share, and the next piece if so."""
         # on the lane, where no step can come in between
         if self._training.num_changes != state:

@@ -1,17 +1,17 @@
-"""The shares of all ranks, as engines on other hosts take them: see `ShareHolders`."""
+"""The shares of all ranks, as engines on other hosts take them: see `ShardHolders`."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from vla_rl.engines.weight_shares import ShareDoor, WeightShare
+from vla_rl.engines.weight_shards import ShardSocket, WeightShard
 from vla_rl.errors import ActorDied
 from vla_rl.learner.distributed.group import RankGroup
 
 
 class RankShares:
-    """`ShareHolders` over the ranks of a sharded learner.
+    """`ShardHolders` over the ranks of a sharded learner.
 
     A rank that dies ends all ranks, also while it gives its share; a host that dies ends none.
 
@@ -21,7 +21,7 @@ class RankShares:
     def __init__(self, group: RankGroup) -> None:
         self._group, self.turn = group, group.turn
 
-    async def shares(self, begins: Mapping[str, int], row_bytes: int) -> list[WeightShare]:
+    async def shares(self, begins: Mapping[str, int], row_bytes: int) -> list[WeightShard]:
         """Return what each rank holds. Raises: RankFailed."""
         found = await self._group.together(
             rank.share(dict(begins), row_bytes) for rank in self._group.ranks
@@ -29,13 +29,13 @@ class RankShares:
         seats = self._group.seating.seats
         return [replace(share, host=seats[share.holder].host) for share in found if share.num_bytes]
 
-    async def new_links(self, shares: Sequence[WeightShare]) -> list[str]:
+    async def new_links(self, shares: Sequence[WeightShard]) -> list[str]:
         """Return the ranks' public keys. Raises: RankFailed."""
         ranks = self._group.ranks
         return await self._group.each(ranks[share.holder].new_link() for share in shares)
 
     async def give(
-        self, shares: Sequence[WeightShare], links: Sequence[str], doors: Sequence[ShareDoor]
+        self, shares: Sequence[WeightShard], links: Sequence[str], doors: Sequence[ShardSocket]
     ) -> None:
         """Send each share to its door. Raises: WeightsNotGiven, RankFailed."""
         giving = [

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from vla_rl.actors import Runtime
 from vla_rl.actors.completion import to_its_end
-from vla_rl.engines.atomic_folder import writing_folder
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import RankFailed
@@ -44,6 +43,7 @@ from vla_rl.learner.training import (
     set_random_state,
 )
 from vla_rl.learner.update_metrics import MicroBatchSums
+from vla_rl.util.atomic_folder import writing_folder
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from vla_rl.actors.direct_link import DirectLink
 from vla_rl.actors.placement import KeyPair
 from vla_rl.actors.remote_channel import LINK_WITHIN_S
 from vla_rl.actors.wire import Frames, Kind
-from vla_rl.engines.weight_shares import SHARE_PIECES_AHEAD, ShareDoor, SharePiece
+from vla_rl.engines.weight_shards import SHARD_PIECES_AHEAD, ShardPiece, ShardSocket
 from vla_rl.errors import HostNotReached, WeightsNotGiven
 
 _LOOK_EVERY_S: Final = 0.5
@@ -35,7 +35,10 @@ class ShareGiver:
     """
 
     def __init__(
-        self, keys: KeyPair, door: ShareDoor, next_piece: Callable[[], Awaitable[SharePiece | None]]
+        self,
+        keys: KeyPair,
+        door: ShardSocket,
+        next_piece: Callable[[], Awaitable[ShardPiece | None]],
     ) -> None:
         self._keys, self._door, self._next_piece = keys, door, next_piece
         self._codec = Codec()
@@ -63,7 +66,7 @@ class ShareGiver:
             await run_to_its_end(context.term)  # it waits for what is half sent
 
     async def _send_all(self, link: DirectLink) -> None:
-        room, piece = SHARE_PIECES_AHEAD, await self._next_piece()
+        room, piece = SHARD_PIECES_AHEAD, await self._next_piece()
         began_s = time.monotonic()
         while True:
             while piece is not None and room > 0:

@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vla_rl.engines.shared_places import SharedPlaces
-from vla_rl.engines.weight_shares import RowPart
+from vla_rl.engines.weight_shards import RowPart, SharedParameters
 from vla_rl.errors import CheckpointError
 from vla_rl.learner.config import OptimizerConfig
 from vla_rl.learner.distributed.parallel import ShardedModule
@@ -68,7 +67,7 @@ class SharedTraining:
             for start, run, data in iterate_pieces(parameter, self._dtype_of(name), num_bytes):
                 yield name, start, run, data
 
-    def write_pieces(self, places: SharedPlaces, num_bytes: int) -> None:
+    def write_pieces(self, places: SharedParameters, num_bytes: int) -> None:
         """Write this rank's parts of the trained weights into memory that engines open.
 
         Raises: OSError.

@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from vla_rl.engines.transfers import to_device
+from vla_rl.engines.device_lane import to_device
 from vla_rl.models.images.config import AugmentationConfig
 from vla_rl.models.images.jpeg import jpeg_round_trip
 from vla_rl.models.images.names import CROPPING, ImagePipelineName

@@ -17,7 +17,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from vla_rl.engines.transfers import to_device
+from vla_rl.engines.device_lane import to_device
 
 _CONST_BITS, _PASS1_BITS = 13, 2
 _SCALE_BITS = 2

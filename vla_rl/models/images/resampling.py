@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.engines.transfers import to_device
+from vla_rl.engines.device_lane import to_device
 
 LANCZOS_RADIUS: Final = 3.0
 BICUBIC_RADIUS: Final = 2.0

@@ -17,12 +17,12 @@ import transformers
 from safetensors import SafetensorError
 from torch import Tensor
 
-from vla_rl.engines.finiteness import require_finite
 from vla_rl.errors import CheckpointError
 from vla_rl.models.companion_files import companion_files
 from vla_rl.models.prismatic.hub import HUB_ID, downloaded
 from vla_rl.models.two_sources import require_agreement
 from vla_rl.models.weight_files import ADAPTER_CONFIG, check_weights, holds_weights
+from vla_rl.util.finiteness import require_finite
 
 TENSOR_FILE: Final = "model.safetensors"
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vla_rl.engines.chat_interface import images_seen
+from vla_rl.engines.chat_interface import process_images
 from vla_rl.learner.imitation import Demonstration
 from vla_rl.models.language.policy import CausalLanguageModel
 from vla_rl.types import Message, ToolSpec, observed_conversation
@@ -36,7 +36,7 @@ def chat_demonstration(
             )
         ends = np.flatnonzero(np.isin(whole[start:], list(policy.stop_tokens)))
         teaches[start : start + int(ends[0]) + 1 if len(ends) else len(whole)] = True
-    images, seen = images_seen(policy, whole, messages[: spoken[-1] + 1])
+    images, seen = process_images(policy, whole, messages[: spoken[-1] + 1])
     starts = () if seen is None else seen.image_starts
     first, last = int(teaches.argmax()), int(np.flatnonzero(teaches)[-1]) + 1
     return Demonstration(

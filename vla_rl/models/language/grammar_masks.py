@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vla_rl.engines.transfers import to_device
-from vla_rl.engines.vocabulary import Vocabulary, forbidden
+from vla_rl.engines.device_lane import to_device
+from vla_rl.engines.sampling import Vocabulary, forbidden
 from vla_rl.models.language.token_scores import Forbidden
 
 

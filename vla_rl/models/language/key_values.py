@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from vla_rl.engines.transfers import to_device
+from vla_rl.engines.device_lane import to_device
 
 GROWTH: Final = 64
 """Memory grows in multiples of this many positions."""

@@ -22,11 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vla_rl.engines.atomic_folder import writing_folder
-from vla_rl.engines.language_model import LanguageModel
-from vla_rl.engines.policy_model import NO_TOKEN
-from vla_rl.engines.transfers import to_device
-from vla_rl.engines.vocabulary import Vocabulary
+from vla_rl.engines.device_lane import to_device
+from vla_rl.engines.policy_model import NO_TOKEN, LanguageModel
+from vla_rl.engines.sampling import Vocabulary
 from vla_rl.learner.tensor_plan import TensorPlan, without_plan
 from vla_rl.models.attention import use_given_masks
 from vla_rl.models.decoder_plan import decoder_plan
@@ -39,6 +37,7 @@ from vla_rl.models.language.reply_grammar import reply_grammar
 from vla_rl.models.language.row_reading import read_rows
 from vla_rl.models.language.token_scores import score_tokens
 from vla_rl.types import Message, Observation, ReplyOptions, ToolSpec
+from vla_rl.util.atomic_folder import writing_folder
 
 MARGIN_BYTES = 1 << 20
 

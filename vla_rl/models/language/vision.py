@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
-from vla_rl.engines.transfers import to_device
+from vla_rl.engines.device_lane import to_device
 
 Grid: TypeAlias = tuple[int, int]
 """Rows and columns of an image's patches."""

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vla_rl.engines.chat_interface import SeenPrompt
-from vla_rl.engines.transfers import to_device
+from vla_rl.engines.chat_interface import ImagePrompt
+from vla_rl.engines.device_lane import to_device
 from vla_rl.models.language import checkpoint
 from vla_rl.models.language.image_format import ImageChatFormat
 from vla_rl.models.language.key_values import SlotKeyValues
@@ -107,7 +107,7 @@ class VisionLanguageModel(CausalLanguageModel):
         slots: Sequence[int],
         starts: Sequence[int],
         tokens: Sequence[Sequence[int]],
-        seen: Sequence[SeenPrompt | None] = (),
+        seen: Sequence[ImagePrompt | None] = (),
     ) -> Tensor:
         """Return the logits float32 [B, V] of the token after each row's last."""
         if not seen:
@@ -162,7 +162,7 @@ class VisionLanguageModel(CausalLanguageModel):
 
     def _next_sights(
         self,
-        seen: Sequence[SeenPrompt | None],
+        seen: Sequence[ImagePrompt | None],
         starts: Sequence[int],
         lengths: Sequence[int],
         tokens: Tensor,

@@ -18,15 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms import entropy
-from vla_rl.engines.atomic_folder import writing_folder
+from vla_rl.engines.device_lane import to_device
 from vla_rl.engines.policy_model import PolicyModel
 from vla_rl.engines.sampling import choose_tokens, tempered_log_probs
-from vla_rl.engines.transfers import to_device
 from vla_rl.errors import CheckpointError
 from vla_rl.models.companion_files import companion_files
 from vla_rl.models.mlp.config import MlpConfig
 from vla_rl.models.weight_files import SINGLE_FILE, read_weights
 from vla_rl.types import Observation, Sampling
+from vla_rl.util.atomic_folder import writing_folder
 
 CONFIG_FILE: Final = "config.json"
 MARGIN_BYTES: Final = 1 << 20

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from vla_rl.algorithms import entropy
 from vla_rl.engines.cuda_graphs import Tensors
+from vla_rl.engines.device_lane import to_device
 from vla_rl.engines.sampling import choose, sampling_columns, seeded_uniforms, tempered_log_probs
-from vla_rl.engines.transfers import to_device
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.openvla.config import OpenVlaConfig
 from vla_rl.models.openvla.network import OpenVlaNetwork

@@ -19,8 +19,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from vla_rl.engines.cuda_graphs import Tensors
+from vla_rl.engines.device_lane import to_device
 from vla_rl.engines.sampling import sampling_columns, seeded_uniforms
-from vla_rl.engines.transfers import to_device
 from vla_rl.models.openvla_oft import checkpoint
 from vla_rl.models.openvla_oft.config import NewPart, OpenVlaOftConfig
 from vla_rl.models.openvla_oft.heads import NUM_DENOISING_STEPS, add_noise, denoise

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from vla_rl.engines.transfers import to_device
+from vla_rl.engines.device_lane import to_device
 
 NUM_DENOISING_STEPS: Final = 50
 """Denoising steps in both training and inference, as in the public checkpoints."""

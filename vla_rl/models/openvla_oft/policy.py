@@ -14,8 +14,8 @@ from torch import Tensor
 
 from vla_rl.algorithms import entropy
 from vla_rl.engines.cuda_graphs import Tensors
+from vla_rl.engines.device_lane import to_device
 from vla_rl.engines.sampling import choose_tokens, tempered_log_probs
-from vla_rl.engines.transfers import to_device
 from vla_rl.models.openvla_oft import checkpoint
 from vla_rl.models.openvla_oft.config import NewPart, OpenVlaOftConfig
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork

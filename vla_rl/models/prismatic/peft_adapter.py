@@ -17,13 +17,13 @@ from typing import Any, Final
 import msgspec
 from torch import Tensor
 
-from vla_rl.engines.finiteness import require_finite
 from vla_rl.errors import CheckpointError
 from vla_rl.models.prismatic.hub import verify_download
 from vla_rl.models.prismatic.lora import Adapter
 from vla_rl.models.prismatic.weights import load_part
 from vla_rl.models.weight_files import ADAPTER_CONFIG, read_tensors, require_same_tensors
 from vla_rl.util.agreement import agreed_value, excerpt
+from vla_rl.util.finiteness import require_finite
 
 ADAPTER_FILES: Final = ("adapter_model.safetensors", "adapter_model.bin")
 LORA_FOLDER: Final = "lora_adapter"

@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from vla_rl.engines.transfers import to_device
+from vla_rl.engines.device_lane import to_device
 from vla_rl.models.images.pipeline import ImagePipeline, image_pipeline
 from vla_rl.models.prismatic.config import PrismaticConfig, ProprioConfig
 from vla_rl.types import Observation

@@ -18,7 +18,6 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from vla_rl.engines.finiteness import require_finite
 from vla_rl.errors import CheckpointError
 from vla_rl.models.prismatic.hub import verify_download
 from vla_rl.models.prismatic.lora import Adapter
@@ -30,6 +29,7 @@ from vla_rl.models.weight_files import (
     tensor_shapes,
     tensors_of,
 )
+from vla_rl.util.finiteness import require_finite
 
 NORM: Final = "language_model.model.norm.weight"
 """A weight whose dtype represents that of all main weights."""

@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 from torch import Tensor
 
-from vla_rl.engines.atomic_folder import writing_folder
 from vla_rl.models.weight_files import INDEX_FILE, SINGLE_FILE, Index, IndexMetadata
+from vla_rl.util.atomic_folder import writing_folder
 
 SHARD_BYTES: Final = 5 * 10**9
 """Size of the largest file that is written; public checkpoints have about this limit."""

@@ -10,7 +10,6 @@ from torch import nn
 from transformers import PreTrainedConfig, VJEPA2Config, VJEPA2Model
 
 from vla_rl.algorithms import VJepa2Config
-from vla_rl.engines.finiteness import require_finite
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.prismatic.hub import downloaded
 from vla_rl.models.weight_files import (
@@ -20,6 +19,7 @@ from vla_rl.models.weight_files import (
     tensor_files,
 )
 from vla_rl.util.dtypes import torch_dtype
+from vla_rl.util.finiteness import require_finite
 
 WEIGHT_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
 

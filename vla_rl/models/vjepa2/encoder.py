@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vla_rl.algorithms import VJepa2Config
 from vla_rl.algorithms.srpo.moments import cannot_embed, frames_of, stacked
 from vla_rl.engines import DeviceLane
-from vla_rl.engines.transfers import to_device
+from vla_rl.engines.device_lane import to_device
 from vla_rl.models.vjepa2.checkpoint import check_folder, load_encoder
 from vla_rl.models.vjepa2.video import preprocess, sample_frames
 from vla_rl.types import Trajectory

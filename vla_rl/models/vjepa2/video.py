@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchvision.transforms.v2 import functional as vision
 
-from vla_rl.engines.transfers import to_device
+from vla_rl.engines.device_lane import to_device
 
 MEAN: Final = (0.485, 0.456, 0.406)
 STD: Final = (0.229, 0.224, 0.225)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vla_rl.engines.sampling import choose_tokens
 from vla_rl.engines.vllm.adapter import Pooler
-from vla_rl.engines.vllm.requests import POOLING_TASK
+from vla_rl.engines.vllm.served import POOLING_TASK
 from vla_rl.models.openvla_oft.config import OpenVlaOftConfig
 from vla_rl.models.vllm.prismatic import ServedPrismatic, policy_config, register_processor
 from vla_rl.types import Sampling

@@ -10,7 +10,7 @@ import threading
 from typing import Final
 
 from vla_rl.engines.vllm.adapter import ModelRegistry, WeightTransferEngineFactory
-from vla_rl.engines.vllm.layout import TRANSFER_BACKEND, TRANSFER_CLASS
+from vla_rl.engines.vllm.launch import TRANSFER_BACKEND, TRANSFER_CLASS
 from vla_rl.models.vllm.names import ARCHITECTURES, MODEL_TYPE
 
 _WATCHER: Final = "vla_rl-parent"

@@ -25,8 +25,7 @@ from vla_rl.engines.vllm.adapter import (
     init_vllm_registered_model,
     maybe_prefix,
 )
-from vla_rl.engines.vllm.requests import engine_input
-from vla_rl.engines.vllm.served import EngineRequest
+from vla_rl.engines.vllm.served import EngineRequest, engine_input
 from vla_rl.models.prismatic.config import PrismaticConfig, ProprioConfig
 from vla_rl.models.prismatic.vision import (
     FusedVisionBackbone,

@@ -1,11 +1,12 @@
-"""Weights that several processes hold in shares, and engines on other hosts that take them from there.
+"""Weights that several learner processes hold in shards, on their way to engines.
 
-    share 0 ─┐ one link each   ┌──────────────────────────────────────────────────┐
-    share 1 ─┼────────────────►│ row of bytes: every parameter at its place       │ ─► neighbours
-    share 2 ─┘                 └──────────────────────────────────────────────────┘
+    on this host     ranks write into memory that engines open: `SharedWeightSink`
+    on other hosts   shard 0 ─┐ one link each   ┌──────────────────────────────────────────────────┐
+                     shard 1 ─┼────────────────►│ row of bytes: every parameter at its offset      │ ─► peers
+                     shard 2 ─┘                 └──────────────────────────────────────────────────┘
 
-A share is sent in pieces, in rising order of their places, so that the beginning of the row is whole
-long before its end. Both sides compute the digest of a share from its pieces.
+A shard is sent in pieces, in rising order of their offsets, so that the beginning of the row is complete
+long before its end. Both sides compute the digest of a shard from its pieces.
 """
 
 import asyncio
@@ -15,9 +16,64 @@ from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
-SHARE_PIECES_AHEAD: Final = 4
+
+class SharedParameters(msgspec.Struct, frozen=True):
+    """Memory behind a path, and where each trained parameter begins in it."""
+
+    path: str
+
+    begins: dict[str, list[int]]
+    """Bytes at which copies of a parameter begin, by its name in the network; most have one."""
+
+
+@runtime_checkable
+class SharedWeightSink(Protocol):
+    """An engine in other processes whose next weights can be written by several processes."""
+
+    def share(self, network: nn.Module, weight_version: int) -> SharedParameters | None:
+        """Open memory for a version, and write everything that is not trained, on the device lane.
+
+        Return where the trained parameters of `network` go; None if they cannot be written so.
+        """
+        ...
+
+    def adopt_shared(self, weight_version: int) -> None:
+        """Apply the version that was written, on the device lane."""
+        ...
+
+
+def find_trained_offsets(
+    network: nn.Module, tensors: Mapping[str, Tensor], offsets: Mapping[str, int]
+) -> dict[str, list[int]] | None:
+    """Return where each trained parameter begins; None if one has no place of its own.
+
+    An adapter has none, because it is merged into other weights, nor has one that is cut up.
+
+    Args:
+        network: the policy's network.
+        tensors: what engines read, views of the parameters or computed from them.
+        offsets: byte of each of these tensors in the memory.
+    """
+    trained = {name: each for name, each in network.named_parameters() if each.requires_grad}
+    named = {_address(each): name for name, each in trained.items()}
+    storages = {each.untyped_storage().data_ptr() for each in trained.values()}
+    places: dict[str, list[int]] = {}
+    for name, tensor in tensors.items():
+        parameter = named.get(_address(tensor))
+        if parameter is not None:
+            places.setdefault(parameter, []).append(offsets[name])
+        elif tensor.untyped_storage().data_ptr() in storages:
+            return None
+    return places if places.keys() == trained.keys() else None
+
+
+def _address(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+SHARD_PIECES_AHEAD: Final = 4
 """Pieces of a share that are sent before the host has asked for more."""
 
 RowPart: TypeAlias = tuple[int, int, int, np.ndarray]
@@ -25,7 +81,7 @@ RowPart: TypeAlias = tuple[int, int, int, np.ndarray]
 two such runs, and the bytes."""
 
 
-class SharePlace(msgspec.Struct, frozen=True, array_like=True):
+class ByteRuns(msgspec.Struct, frozen=True, array_like=True):
     """The place of some bytes in the row."""
 
     at: int
@@ -40,10 +96,10 @@ class SharePlace(msgspec.Struct, frozen=True, array_like=True):
     num_bytes: int
 
 
-class SharePiece(msgspec.Struct, frozen=True):
+class ShardPiece(msgspec.Struct, frozen=True):
     """Bytes of a share: parts of one parameter or of several."""
 
-    places: list[SharePlace]
+    places: list[ByteRuns]
     """Places of the parts, in the order of their bytes."""
 
     next_at: int
@@ -54,7 +110,7 @@ class SharePiece(msgspec.Struct, frozen=True):
     """uint8 [bytes]."""
 
 
-class WeightShare(msgspec.Struct, frozen=True, kw_only=True):
+class WeightShard(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a version that one process holds."""
 
     holder: int
@@ -70,7 +126,7 @@ class WeightShare(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
 
 
-class ShareDoor(msgspec.Struct, frozen=True, kw_only=True):
+class ShardSocket(msgspec.Struct, frozen=True, kw_only=True):
     """The place at which a host takes one share."""
 
     address: str
@@ -79,7 +135,7 @@ class ShareDoor(msgspec.Struct, frozen=True, kw_only=True):
     public_key: str
 
 
-class ShareHolders(Protocol):
+class ShardHolders(Protocol):
     """The processes that hold the newest weights of a policy.
 
     Attributes:
@@ -89,7 +145,7 @@ class ShareHolders(Protocol):
 
     turn: asyncio.Lock
 
-    async def shares(self, begins: Mapping[str, int], row_bytes: int) -> list[WeightShare]:
+    async def shares(self, begins: Mapping[str, int], row_bytes: int) -> list[WeightShard]:
         """Return what each process holds now, without those that hold nothing.
 
         Args:
@@ -98,12 +154,12 @@ class ShareHolders(Protocol):
         """
         ...
 
-    async def new_links(self, shares: Sequence[WeightShare]) -> list[str]:
+    async def new_links(self, shares: Sequence[WeightShard]) -> list[str]:
         """Return the public keys with which the holders of these shares will connect to a host."""
         ...
 
     async def give(
-        self, shares: Sequence[WeightShare], links: Sequence[str], doors: Sequence[ShareDoor]
+        self, shares: Sequence[WeightShard], links: Sequence[str], doors: Sequence[ShardSocket]
     ) -> None:
         """Send each share to its door, and return once the host has closed all doors.
 
@@ -119,11 +175,11 @@ class ShareHolders(Protocol):
 
 
 @runtime_checkable
-class ShareSink(Protocol):
+class ShardSink(Protocol):
     """Engines on other hosts, which take weights from the processes that hold them."""
 
     async def take_shares(
-        self, holders: ShareHolders, network: nn.Module, weight_version: int, *, is_current: bool
+        self, holders: ShardHolders, network: nn.Module, weight_version: int, *, is_current: bool
     ) -> None:
         """Let all hosts take a version; then all apply it.
 
@@ -138,7 +194,7 @@ class ShareSink(Protocol):
         ...
 
 
-def share_pieces(parts: Iterable[RowPart], num_bytes: int, row_bytes: int) -> Iterator[SharePiece]:
+def split_shard(parts: Iterable[RowPart], num_bytes: int, row_bytes: int) -> Iterator[ShardPiece]:
     """Yield the parts of a share in pieces of about `num_bytes`, or of one part if that is larger.
 
     Args:
@@ -158,14 +214,14 @@ def share_pieces(parts: Iterable[RowPart], num_bytes: int, row_bytes: int) -> It
         yield _piece(gathered, row_bytes)
 
 
-class ShareDigest:
+class ShardDigest:
     """Digest of a share, from its pieces: their bytes and their places."""
 
     def __init__(self) -> None:
         self._digest = hashlib.blake2b(digest_size=16)
         self.num_bytes = 0
 
-    def add(self, piece: SharePiece) -> None:
+    def add(self, piece: ShardPiece) -> None:
         """Add the next piece."""
         self._digest.update(msgspec.msgpack.encode((piece.places, piece.next_at)))
         self._digest.update(piece.data.data)
@@ -177,7 +233,7 @@ class ShareDigest:
         return self._digest.hexdigest()
 
 
-def _piece(parts: Sequence[RowPart], next_at: int) -> SharePiece:
-    places = [SharePlace(at, run, distance, len(data)) for at, run, distance, data in parts]
+def _piece(parts: Sequence[RowPart], next_at: int) -> ShardPiece:
+    places = [ByteRuns(at, run, distance, len(data)) for at, run, distance, data in parts]
     data = parts[0][3] if len(parts) == 1 else np.concatenate([part[3] for part in parts])
-    return SharePiece(places, next_at, data)
+    return ShardPiece(places, next_at, data)

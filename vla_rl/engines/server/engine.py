@@ -1,7 +1,7 @@
-"""`RemoteChatEngine`: replies from model servers that run elsewhere, and their weights.
+"""`ServerChatEngine`: replies from model servers that run elsewhere, with the learner's weights.
 
 generate ─► ServerPool.route ─► ModelServer.sample ─► tokens, log-probs, versions
-adopt (device lane) ─► checkpoint folder ─► ServerPool.publish
+apply_weights (device lane) ─► checkpoint folder ─► ServerPool.publish
 """
 
 import asyncio
@@ -14,15 +14,12 @@ from typing import Final, Self
 import numpy as np
 from torch import nn
 
-from vla_rl.engines.chat_interface import Question, Sampled
+from vla_rl.engines.chat_interface import ChatEngineBase, Question, Sampled
 from vla_rl.engines.config import EngineConfig
 from vla_rl.engines.device_lane import DeviceLane
-from vla_rl.engines.remote.server import ServerLost
-from vla_rl.engines.remote.server_pool import ServerPool
-from vla_rl.engines.remote.server_weights import WeightFolders
-from vla_rl.engines.replying import ReplyingEngine
-from vla_rl.engines.vllm.requests import Answer, ReplyRules
-from vla_rl.engines.vllm.served import ServedLanguage
+from vla_rl.engines.server.pool import ServerPool, WeightFolders
+from vla_rl.engines.server.servers import ServerLost
+from vla_rl.engines.vllm.served import Answer, ReplyRules, ServedLanguage
 from vla_rl.errors import ConfigError
 from vla_rl.rollout import BatchStats, DecisionGauge
 from vla_rl.types import Sampling
@@ -31,7 +28,7 @@ MAX_QUEUE: Final = 4096
 """Maximum number of requests in progress; further callers wait."""
 
 
-class RemoteChatEngine(ReplyingEngine):
+class ServerChatEngine(ChatEngineBase):
     """The `ChatEngine` of servers that run elsewhere.
 
     Owned by `async with`; opening it gives every server the policy's weights.

@@ -1,8 +1,8 @@
-"""The engine process's side of a weight update.
+"""Our code inside vLLM's engine processes: it loads staged weights, and scales greedy logits.
 
 Weights go from memory that the learner staged to vLLM's own layout.
 
-    stage_weights (while it generates)  open the memory, check that it is whole
+    stage_weights (while it generates)  open the memory, check that it is complete
     start, update, finish (paused)      load; what kernels want packed, layer by layer: repack, copy over the old ones
 
 Everything that can be rejected is rejected in the first step, before any weight changes.
@@ -19,14 +19,54 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.engines.vllm.adapter import (
+    LogitsProcessor,
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
+from vla_rl.engines.vllm.served import GREEDY_TEMPERATURE
 from vla_rl.engines.vllm.staging import MappedWeights, StagedWeights
 from vla_rl.errors import CheckpointError
+
+
+class GreedyTemperature(LogitsProcessor):
+    """Divides the logits of greedy requests by their temperature."""
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        self._temperatures: dict[int, float] = {}
+
+    def is_argmax_invariant(self) -> bool:
+        """Return False, because vLLM would skip this processor for greedy requests otherwise.
+
+        It is made for them.
+        """
+        return False
+
+    def update_state(self, batch_update: Any) -> None:
+        """Keep track of the rows in which requests are."""
+        if batch_update is None:
+            return
+        rows = self._temperatures
+        for row in batch_update.removed:
+            rows.pop(row, None)
+        for row, params, *_ in batch_update.added:
+            rows.pop(row, None)
+            if params.extra_args and GREEDY_TEMPERATURE in params.extra_args:
+                rows[row] = params.extra_args[GREEDY_TEMPERATURE]
+        for source, target, direction in batch_update.moved:
+            there, back = rows.pop(source, None), rows.pop(target, None)
+            if there is not None:
+                rows[target] = there
+            if back is not None and direction.name == "SWAP":
+                rows[source] = back
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Divide logits [rows, vocabulary] in place."""
+        for row, temperature in self._temperatures.items():
+            logits[row] /= temperature
+        return logits
 
 
 @dataclass

@@ -12,10 +12,9 @@ import numpy as np
 from vla_rl.engines.chat_interface import Question, Sampled
 from vla_rl.engines.config import EngineConfig
 from vla_rl.engines.device_lane import DeviceLane
-from vla_rl.engines.generator import Generator
-from vla_rl.engines.language_model import LanguageModel
-from vla_rl.engines.reply import Reply
-from vla_rl.engines.vocabulary import StopWatch
+from vla_rl.engines.generator import Generator, Reply
+from vla_rl.engines.policy_model import LanguageModel
+from vla_rl.engines.sampling import StopWatch
 from vla_rl.rollout import BatchStats
 from vla_rl.rollout.owned_tasks import is_being_cancelled, leave
 from vla_rl.types import Sampling
@@ -30,7 +29,7 @@ class _Waiter(msgspec.Struct, eq=False):
     answer: asyncio.Future[None]
 
 
-class Conversations:
+class ReplyQueue:
     """Samples replies, any number at a time, with one model; owned by `async with`.
 
     Args:

@@ -1,0 +1,332 @@
+"""The processes of one engine, from their start to their end.
+
+    its process ends ───────► EngineProcess ─┐
+    its process is stopped ─► EngineWatch ───┼► mark_dead ─► died; every waiting caller goes on
+    an answer is overdue, or an error ───────┘
+
+An engine asks the kernel to kill it when its parent dies, and the kernel takes the thread that started a
+process for its parent (prctl(2), PR_SET_PDEATHSIG). So an engine needs a thread that stays alive:
+`EngineThread`. In return, the kernel's list of that thread's children shows what vLLM has started, from
+the first moment; vLLM itself reports it only once the engine is ready.
+"""
+
+import asyncio
+import contextlib
+import math
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Final, TypeVar
+
+from vla_rl.actors.completion import run_to_its_end
+from vla_rl.actors.heartbeat import Heartbeat, ObservedTime, ProcessState
+from vla_rl.actors.process_state import find_stopped
+from vla_rl.errors import ActorDied, ActorFrozen
+
+
+class EngineProcess:
+    """One process, known from the moment it reports its id; `close` lets go of it.
+
+    Attributes:
+        pid: process id; 0 before it is known.
+    """
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self._pidfd: int | None = None
+
+    def watch(self, pid: int, on_end: Callable[[], object]) -> None:
+        """Call `on_end` at once when it ends: the kernel makes its descriptor readable then."""
+        self.pid, self._pidfd = pid, os.pidfd_open(pid)
+
+        def ended() -> None:
+            self._stop_watching()
+            on_end()
+
+        asyncio.get_running_loop().add_reader(self._pidfd, ended)
+
+    def how_it_ended(self) -> str:
+        """Describe how it ended, as far as the system still knows.
+
+        Only the first to reap a process gets its exit status.
+        """
+        try:
+            end = (
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+                if self.pid
+                else None
+            )
+        except ChildProcessError:
+            end = None
+        if end is None:
+            return "its process is gone"
+        if end.si_code == os.CLD_EXITED:
+            return f"its process ended with status {end.si_status}"
+        return f"its process was killed by {signal.Signals(end.si_status).name}"
+
+    def kill(self) -> None:
+        """Kill it through its descriptor, because another process may have its number by now."""
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Stop watching, and close the descriptor."""
+        if self._pidfd is not None:
+            self._stop_watching()
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    def _stop_watching(self) -> None:
+        assert self._pidfd is not None
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+
+
+T = TypeVar("T")
+
+KILL_AGAIN_S: Final = 0.1
+"""Seconds between two attempts to kill work that keeps starting processes."""
+
+
+class EngineThread:
+    """One thread, from the first `run` to `close`. `name` is the prefix of the thread's name."""
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(1, name)
+        self._thread_id: int | None = None
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Call `work()` in the thread and return its result.
+
+        A cancellation kills the processes that the thread has started, repeatedly until `work`
+        ends; then it is raised.
+        """
+        done = asyncio.wrap_future(self._executor.submit(self._run, work))
+        cancelled: asyncio.CancelledError | None = None
+        while not done.done():
+            try:
+                await asyncio.wait([done], timeout=None if cancelled is None else KILL_AGAIN_S)
+            except asyncio.CancelledError as error:
+                cancelled = error
+            if cancelled is not None:
+                self.kill()
+        if cancelled is not None:
+            done.exception()  # the caller was cancelled and cannot use it
+            raise cancelled
+        return done.result()
+
+    def processes(self) -> list[int]:
+        """Return the ids of the processes that the thread has started and that were not reaped yet.
+
+        The list is empty if the kernel lists no children (CONFIG_PROC_CHILDREN).
+        """
+        if self._thread_id is None:
+            return []
+        try:
+            children = Path(f"/proc/self/task/{self._thread_id}/children").read_text(
+                encoding="utf-8"
+            )
+        except FileNotFoundError:
+            return []
+        return [pid for pid in map(int, children.split()) if not _is_resource_tracker(pid)]
+
+    def kill(self) -> None:
+        """Send SIGKILL to all of them."""
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                pidfd = os.pidfd_open(pid)
+                try:
+                    # otherwise another process may have the number by now
+                    if pid in self.processes():
+                        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                finally:
+                    os.close(pidfd)
+
+    async def close(self) -> None:
+        """Stop the thread; the kernel then kills the processes that it has started."""
+        await run_to_its_end(self._executor.shutdown)
+
+    def _run(self, work: Callable[[], T]) -> T:
+        self._thread_id = threading.get_native_id()
+        return work()
+
+
+def _is_resource_tracker(pid: int) -> bool:
+    """Return whether it is multiprocessing's resource tracker.
+
+    That serves this whole process and ends by itself.
+    """
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+LOOK_EVERY_S: Final = 0.25
+"""Seconds between two looks. A look costs about 20 µs and does not involve the process."""
+
+STOPPED_AFTER_S: Final = 1.5
+"""Seconds after which a stopped process counts as frozen. Job managers stop and resume the
+processes of a job one after another, which takes less."""
+
+
+class EngineWatch:
+    """Checks an engine's processes from the running loop, between `start` and `end`.
+
+    Deadlines count the time in which this process itself ran (`ObservedTime`). So after Ctrl-Z and
+    `fg`, or on an overloaded machine, an engine that could not run either does not count as late.
+
+    Args:
+        processes: returns the ids of the processes to check.
+        on_frozen: called with the id of a process that was stopped for `STOPPED_AFTER_S`; this ends
+            the watch.
+    """
+
+    def __init__(
+        self, processes: Callable[[], Iterable[int]], on_frozen: Callable[[int], None]
+    ) -> None:
+        self._processes, self._on_frozen = processes, on_frozen
+        self._time = ObservedTime(LOOK_EVERY_S)
+        self._heartbeat = Heartbeat(look_every_s=LOOK_EVERY_S, stopped_after_s=STOPPED_AFTER_S)
+        self._deadlines: dict[asyncio.Timeout, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_ended = False
+
+    def start(self) -> None:
+        """Start checking."""
+        self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
+
+    def end(self) -> None:
+        """Stop checking; all waiting blocks time out at once."""
+        self._has_ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for timeout in list(self._deadlines):
+            _expire(timeout)
+
+    @contextlib.asynccontextmanager
+    async def limit(self, limit_s: float | None) -> AsyncIterator[asyncio.Timeout]:
+        """Limit the block to `limit_s` seconds in which this process ran, and to the watch's end.
+
+        None: to its end alone. See `asyncio.timeout`.
+        """
+        self._time.pass_time(asyncio.get_running_loop().time())
+        async with asyncio.timeout(None) as timeout:
+            self._deadlines[timeout] = math.inf if limit_s is None else self._time.total_s + limit_s
+            if self._has_ended:
+                _expire(timeout)
+            try:
+                yield timeout
+            finally:
+                del self._deadlines[timeout]
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(LOOK_EVERY_S, self._look)
+        now, stopped = loop.time(), find_stopped(self._processes())
+        state = ProcessState.RUNNING if stopped is None else ProcessState.STOPPED
+        verdict = self._heartbeat.observe(now, 0, state)
+        self._time.pass_time(now)
+        for timeout, deadline in list(self._deadlines.items()):
+            if self._time.total_s >= deadline:
+                _expire(timeout)
+        if verdict.is_frozen and stopped is not None:
+            self._on_frozen(stopped)
+
+
+def _expire(timeout: asyncio.Timeout) -> None:
+    if not timeout.expired():
+        timeout.reschedule(asyncio.get_running_loop().time())
+
+
+class EngineLifecycle:
+    """The life of one engine's processes, from `start` to `close`.
+
+    Args: `name`, of the engine, in messages.
+
+    Attributes:
+        died: set when it is dead.
+        cause: cause of its death.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.died = asyncio.Event()
+        self.cause = "not started"
+        self._thread = EngineThread(name)
+        self._watch = EngineWatch(self._processes, self._note_frozen)
+        self._process = EngineProcess()
+
+    @property
+    def pid(self) -> int:
+        """Process id; 0 before the process has reported it."""
+        return self._process.pid
+
+    def start(self) -> None:
+        """Watch whatever `run` starts."""
+        self._watch.start()
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Start processes by `work()`, in the thread that they live as long as."""
+        return await self._thread.run(work)
+
+    def note_pid(self, pid: int) -> None:
+        """Note the id that its process has reported: from now on, its end is noticed at once."""
+        self._process.watch(pid, self.note_end)
+
+    def limit(self, limit_s: float | None) -> AbstractAsyncContextManager[asyncio.Timeout]:
+        """Limit a block that waits for it, as `EngineWatch.limit`: its death ends the block too."""
+        return self._watch.limit(limit_s)
+
+    def note_death(self, cause: str, *, frozen: bool = False) -> ActorDied:
+        """Mark it as dead and return the error for callers.
+
+        A frozen process is killed, so that it cannot answer later.
+        """
+        if not self.died.is_set():
+            self.cause = cause
+            self.died.set()
+            self._watch.end()  # vLLM raises in waiting calls too, but only after its clean-up
+        if frozen:
+            self._kill()
+        return ActorFrozen(self._name, self.pid, cause) if frozen else self.death()
+
+    def note_end(self) -> ActorDied:
+        """Mark it as dead because its process has ended, and return the error for callers."""
+        return self.note_death(self._process.how_it_ended())
+
+    def note_overdue(self, cause: str) -> ActorDied:
+        """Return the error after a missed deadline: the engine's death if it has died.
+
+        Otherwise it counts as frozen and is killed.
+        """
+        return self.death() if self.died.is_set() else self.note_death(cause, frozen=True)
+
+    def death(self) -> ActorDied:
+        """Return the error that callers get from now on."""
+        return ActorDied(self._name, self.pid, self.cause)
+
+    async def close(self) -> None:
+        """Kill what still runs, and free what this process holds of it. Call `note_death` before."""
+        self._kill()
+        await self._thread.close()
+        self._process.close()
+
+    def _note_frozen(self, pid: int) -> None:
+        self.note_death(f"its process {pid} was stopped by a signal such as SIGSTOP", frozen=True)
+
+    def _processes(self) -> list[int]:
+        """Return the processes to watch: the engine's.
+
+        Before its id is known, they are all processes started for it.
+        """
+        return [self.pid] if self.pid else self._thread.processes()
+
+    def _kill(self) -> None:
+        self._process.kill()
+        self._thread.kill()
