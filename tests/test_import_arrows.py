@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors", "types", "actors",
     },
     "algorithms": {
-        "errors", "types",
+        "errors", "util", "types",
     },
     "env_workers": {
         "errors", "util", "types", "actors",

@@ -29,8 +29,8 @@ from benchmarks.gpu.crossings import Crossings
 from benchmarks.gpu.tiny_policies import FAMILIES, uneven_talks
 from benchmarks.gpu.watched_paths import Path, cross, not_allowed
 from vla_rl.algorithms.losses import PolicyLossConfig
+from vla_rl.algorithms.losses.config import CorrectionConfig, KlLossConfig
 from vla_rl.algorithms.losses.policy import LOSSES
-from vla_rl.algorithms.losses.term_configs import CorrectionConfig, KlLossConfig
 from vla_rl.models.prismatic.config import LoraConfig
 from vla_rl.types import ReplyOptions
 from vla_rl.types.reply_options import JsonFormat

@@ -9,7 +9,7 @@ from vla_rl.algorithms import (
     Advantages,
     RewardBatch,
     advantage_estimator,
-    reward_batch_of,
+    make_reward_batch,
 )
 from vla_rl.types import ActionChunk, EnvSpec, EpisodeSpec, Step, StopReason, Trajectory
 
@@ -213,7 +213,7 @@ def trajectory(stop_reason: StopReason = StopReason.SUCCESS) -> Trajectory:
 def test_a_step_is_a_decision_a_control_step_or_a_token_and_ends_with_the_episode(
     level, rewards, durations
 ) -> None:
-    batch = reward_batch_of([trajectory()], level=level, values=[np.zeros(len(rewards))])
+    batch = make_reward_batch([trajectory()], level=level, values=[np.zeros(len(rewards))])
     assert batch.step_rewards is not None
     assert batch.durations is not None
     assert batch.mask is not None
@@ -235,18 +235,18 @@ def test_every_level_agrees_on_the_return_of_the_first_step() -> None:
     whole = trajectory()
     for level, size in (("action", 3), ("token", 6)):
         made = estimate(
-            reward_batch_of([whole], level=level, values=[np.zeros(size)]), gamma=0.5, lam=1.0
+            make_reward_batch([whole], level=level, values=[np.zeros(size)]), gamma=0.5, lam=1.0
         )
         assert made.returns is not None
         assert made.returns[0, 0] == pytest.approx(0.5 + 0.5 * 0.25 + 0.25 * 1.0)
-    made = estimate(reward_batch_of([whole], values=[np.zeros(2)]), gamma=0.5, lam=1.0)
+    made = estimate(make_reward_batch([whole], values=[np.zeros(2)]), gamma=0.5, lam=1.0)
     assert made.returns is not None
     # within a decision rewards are not discounted
     assert made.returns[0, 0] == pytest.approx(0.75 + 0.25 * 1.0)
 
 
 def test_outcomes_that_are_given_replace_the_environments_rewards() -> None:
-    batch = reward_batch_of(
+    batch = make_reward_batch(
         [trajectory(StopReason.TIME_LIMIT)], np.array([0.3]), final_values=np.array([0.0])
     )
     assert batch.step_rewards is None
@@ -259,12 +259,12 @@ def test_values_of_another_number_of_steps_are_refused_with_the_episode() -> Non
     with pytest.raises(
         ValueError, match=r"values of episode 5 are \[3\], expected \[2\]: one for each step"
     ):
-        reward_batch_of([trajectory()], values=[np.zeros(3)])
+        make_reward_batch([trajectory()], values=[np.zeros(3)])
     with pytest.raises(ValueError, match="2 arrays of values for 1 trajectories"):
-        reward_batch_of([trajectory()], values=[np.zeros(2), np.zeros(2)])
+        make_reward_batch([trajectory()], values=[np.zeros(2), np.zeros(2)])
 
 
 def test_no_trajectories_make_an_empty_batch() -> None:
-    batch = reward_batch_of([])
+    batch = make_reward_batch([])
     assert len(batch) == 0
     assert advantage_estimator(AdvantageConfig())(batch).per_trajectory() == []

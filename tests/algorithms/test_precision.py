@@ -22,7 +22,7 @@ from vla_rl.algorithms.losses import (
     policy_loss,
     value_loss,
 )
-from vla_rl.algorithms.precision import full_precision
+from vla_rl.algorithms.tensors import full_precision
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])

@@ -15,7 +15,7 @@ import torch
 
 from vla_rl.algorithms import AdvantageConfig, EmbeddingConfig, KlLossConfig, PolicyLossConfig
 from vla_rl.algorithms.filters import OverlongConfig
-from vla_rl.algorithms.kl_in_reward import KlRewardConfig
+from vla_rl.algorithms.kl import KlRewardConfig
 from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.engines import EngineConfig
 from vla_rl.env_workers import SimulatorConfig

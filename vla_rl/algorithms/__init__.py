@@ -19,7 +19,7 @@ from vla_rl.algorithms.advantages import (
     advantage_estimator,
     group_advantage,
     leave_one_out_advantage,
-    reward_batch_of,
+    make_reward_batch,
 )
 from vla_rl.algorithms.aggregations import (
     AGGREGATIONS,
@@ -32,7 +32,6 @@ from vla_rl.algorithms.aggregations import (
     seq_mean_token_sum_norm,
     token_mean,
 )
-from vla_rl.algorithms.categorical import entropy
 from vla_rl.algorithms.filters import (
     OverlongConfig,
     has_equal_rewards,
@@ -41,8 +40,18 @@ from vla_rl.algorithms.filters import (
     require_satisfiable,
     within_accuracy,
 )
-from vla_rl.algorithms.kl import KL_ESTIMATORS, importance_weighted_k3, k1, k2, k3, k3_plus
-from vla_rl.algorithms.kl_in_reward import KlRewardConfig, mean_kl, next_kl_coef, penalised_rewards
+from vla_rl.algorithms.kl import (
+    KL_ESTIMATORS,
+    KlRewardConfig,
+    importance_weighted_k3,
+    k1,
+    k2,
+    k3,
+    k3_plus,
+    mean_kl,
+    next_kl_coef,
+    penalised_rewards,
+)
 from vla_rl.algorithms.losses import (
     CorrectionConfig,
     Diagnostics,
@@ -68,6 +77,7 @@ from vla_rl.algorithms.srpo import (
     trajectory_embedding,
     trajectory_embeddings,
 )
+from vla_rl.algorithms.tensors import entropy
 
 __all__ = [
     "AGGREGATIONS",
@@ -107,6 +117,7 @@ __all__ = [
     "k3",
     "k3_plus",
     "leave_one_out_advantage",
+    "make_reward_batch",
     "mean_kl",
     "next_kl_coef",
     "overlong_filter",
@@ -114,7 +125,6 @@ __all__ = [
     "penalised_rewards",
     "policy_loss",
     "require_satisfiable",
-    "reward_batch_of",
     "safe_policy_loss",
     "seq_mean_token_mean",
     "seq_mean_token_sum",

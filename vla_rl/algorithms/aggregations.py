@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from vla_rl.algorithms.choices import chosen
-from vla_rl.algorithms.lazy_torch import Tensor, torch
+from vla_rl.algorithms.tensors import Tensor, torch
+from vla_rl.util.choices import chosen
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from vla_rl.algorithms import EmbeddingConfig
-from vla_rl.algorithms.srpo.moments import cannot_embed, evenly_spaced, stacked
+from vla_rl.algorithms.srpo.encoders import cannot_embed, evenly_spaced, stack_embeddings
 from vla_rl.engines import DeviceLane, PolicyModel
 from vla_rl.engines.device_lane import to_device
 from vla_rl.errors import CheckpointError, ConfigError
@@ -68,7 +68,7 @@ class PolicyTowerEncoder:
                     for part in torch.split(images, FRAMES_PER_BATCH)
                 ]
                 rows.append(np.concatenate(vectors))
-        return stacked(trajectories, rows)
+        return stack_embeddings(trajectories, rows)
 
     def save(self, file: Path) -> None:
         """Write the copy of the tower, as safetensors, on the device lane."""

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 from vla_rl.algorithms import AdvantageConfig, EmbeddingConfig, SrpoConfig, safe_policy_loss
 from vla_rl.algorithms.filters import OverlongConfig, require_satisfiable
-from vla_rl.algorithms.kl_in_reward import KlRewardConfig
+from vla_rl.algorithms.kl import KlRewardConfig
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.engines import EngineConfig
 from vla_rl.env_workers import SimulatorConfig

@@ -12,12 +12,12 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from vla_rl.algorithms.choices import chosen, is_function_path, load_function
 from vla_rl.errors import ConfigError
 from vla_rl.graph import Pipeline, TaskGraph, load_pipeline
 from vla_rl.learner import CriticConfig
 from vla_rl.pipelines.config import LearningConfig, RunConfig
 from vla_rl.pipelines.parts import Parts
+from vla_rl.util.choices import chosen, is_function_path, load_function
 
 ConfigT = TypeVar("ConfigT", bound=LearningConfig)
 

@@ -21,7 +21,7 @@ from vla_rl.algorithms.losses import (
     policy_loss,
     safe_policy_loss,
 )
-from vla_rl.algorithms.losses.diagnostics import diagnose
+from vla_rl.algorithms.losses.declaration import diagnose
 from vla_rl.errors import ConfigError
 
 

@@ -15,7 +15,7 @@ from vla_rl.algorithms.losses import (
     TokenBatch,
     chosen_tokens,
 )
-from vla_rl.algorithms.losses.covariance import token_covariance
+from vla_rl.algorithms.losses.policy.covariance import token_covariance
 
 
 def test_the_share_of_tokens_that_is_chosen_is_of_those_that_are_not_padding() -> None:

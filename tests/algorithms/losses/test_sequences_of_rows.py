@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vla_rl.algorithms.losses.sequences_of_rows import SequencesOfRows
+from vla_rl.algorithms.losses.token_batch import SequencesOfRows
 
 MASK = torch.ones(3, 2, dtype=torch.bool)
 VALUES = torch.tensor([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])

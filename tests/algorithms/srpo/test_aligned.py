@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from vla_rl.algorithms import SrpoConfig
-from vla_rl.algorithms.srpo.aligned import aligned_rewards, usual_step
+from vla_rl.algorithms.srpo.rules import aligned_rewards, usual_step
 
 WHOLE = SrpoConfig(rule="aligned", alpha=1.0)
 

@@ -5,8 +5,7 @@ make of them.
 import numpy as np
 import pytest
 
-from vla_rl.algorithms.srpo.clusters import cluster_centres
-from vla_rl.algorithms.srpo.released import released_centres
+from vla_rl.algorithms.srpo.rules import cluster_centres, released_centres
 
 
 def centres(points, clusters="k_distance", radius_scale=1.5):

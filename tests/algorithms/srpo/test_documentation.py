@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from made_trajectories import with_frames
 
-from vla_rl.algorithms.srpo.config import CLUSTERINGS, RULES
-from vla_rl.algorithms.srpo.encoder_config import ENCODERS, PRECISIONS, SHORT_VIDEOS
+from vla_rl.algorithms.srpo.config import CLUSTERINGS, ENCODERS, PRECISIONS, RULES, SHORT_VIDEOS
 
 PAGE = Path(__file__).parents[3] / "docs" / "srpo.md"
 BLOCKS = [block.split("```")[0] for block in PAGE.read_text().split("```python\n")[1:]]

@@ -13,8 +13,7 @@ from vla_rl.algorithms import (
     trajectory_embedding,
     trajectory_embeddings,
 )
-from vla_rl.algorithms.srpo.encoders import area_resize
-from vla_rl.algorithms.srpo.moments import frames_of
+from vla_rl.algorithms.srpo.encoders import area_resize, video_frames
 from vla_rl.errors import ConfigError
 from vla_rl.types import Trajectory
 
@@ -97,16 +96,16 @@ def test_the_video_is_what_the_steps_kept_between_the_first_and_the_final_image(
         for shades in ((10, 20), (45,))
     ]
     observations = [{"image": image} for image in images]
-    assert [frame[0, 0, 0] for frame in frames_of(trajectory_of(observations), "image")] == [
+    assert [frame[0, 0, 0] for frame in video_frames(trajectory_of(observations), "image")] == [
         0,
         40,
         50,
     ]
     assert [
-        frame[0, 0, 0] for frame in frames_of(trajectory_of(observations, 0, kept), "image")
+        frame[0, 0, 0] for frame in video_frames(trajectory_of(observations, 0, kept), "image")
     ] == [0, 10, 20, 45, 50]
     partly = trajectory_of(observations, 0, [kept[0], None])
-    assert [frame[0, 0, 0] for frame in frames_of(partly, "image")] == [0, 10, 20, 50]
+    assert [frame[0, 0, 0] for frame in video_frames(partly, "image")] == [0, 10, 20, 50]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,7 @@ def test_frames_of_another_camera_are_refused(frames_key: str | None, shown: str
     ours = trajectory_embedding(trajectory_of(seen, 4, [kept], "wrist_image"), wrist)
     assert (ours[:, 0] * 255).round().tolist() == [9.0, 5.0, 9.0]
     without = trajectory_of(seen, 4, [None], frames_key)
-    assert len(frames_of(without, "wrist_image")) == 2
+    assert len(video_frames(without, "wrist_image")) == 2
 
 
 def test_every_refusal_names_the_episode() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vla_rl.algorithms import SrpoConfig, srpo_rewards
-from vla_rl.algorithms.srpo.released import released_rewards
+from vla_rl.algorithms.srpo.rules import released_rewards
 
 
 def released_reward(

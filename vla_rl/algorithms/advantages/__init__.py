@@ -6,22 +6,27 @@ Every estimator takes a `RewardBatch` and returns `Advantages`; `advantage_estim
 one by name.
 """
 
-from vla_rl.algorithms.advantages.config import ADVANTAGE_PARAMETERS, AdvantageConfig
-from vla_rl.algorithms.advantages.from_trajectories import StepLevel, reward_batch_of
-from vla_rl.algorithms.advantages.group_baselines import (
+from vla_rl.algorithms.advantages.baselines import (
     best_of_group_advantage,
     group_advantage,
     leave_one_out_advantage,
     max_likelihood_advantage,
 )
-from vla_rl.algorithms.advantages.registry import ADVANTAGES, advantage_estimator
+from vla_rl.algorithms.advantages.config import (
+    ADVANTAGE_PARAMETERS,
+    ADVANTAGES,
+    AdvantageConfig,
+    advantage_estimator,
+)
+from vla_rl.algorithms.advantages.returns import whiten_values
 from vla_rl.algorithms.advantages.reward_batch import (
     AdvantageEstimator,
     Advantages,
     RewardBatch,
+    StepLevel,
+    make_reward_batch,
     outcome_advantages,
 )
-from vla_rl.algorithms.advantages.whitening import whiten
 
 __all__ = [
     "ADVANTAGES",
@@ -35,8 +40,8 @@ __all__ = [
     "best_of_group_advantage",
     "group_advantage",
     "leave_one_out_advantage",
+    "make_reward_batch",
     "max_likelihood_advantage",
     "outcome_advantages",
-    "reward_batch_of",
-    "whiten",
+    "whiten_values",
 ]

@@ -1,12 +1,32 @@
-"""Configuration of advantage estimators: an estimator by name, with its parameters."""
+"""Advantage estimators by the name that a configuration uses, with their parameters."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
-from vla_rl.algorithms.choices import check_choice, is_function_path
+from vla_rl.algorithms.advantages.baselines import (
+    cpgd_filter,
+    dr_grpo,
+    gpg,
+    grpo,
+    max_rl,
+    opo,
+    pass_at_k,
+    rloo,
+)
+from vla_rl.algorithms.advantages.returns import (
+    gae,
+    marft_gae,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    remax,
+)
+from vla_rl.algorithms.advantages.reward_batch import AdvantageEstimator, Advantages
 from vla_rl.errors import ConfigError
 from vla_rl.types import Config
+from vla_rl.util.choices import check_choice, chosen, is_function_path, load_function
 
 ADVANTAGE_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
@@ -111,3 +131,42 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
     def needs_values(self) -> bool:
         """Whether the estimator needs a critic's values."""
         return self.name in ("gae", "marft_gae")
+
+
+ADVANTAGES: Final = MappingProxyType[str, Callable[..., Advantages]](
+    {
+        "grpo": grpo,
+        "dr_grpo": dr_grpo,
+        "max_rl": max_rl,
+        "rloo": rloo,
+        "pass_at_k": pass_at_k,
+        "gpg": gpg,
+        "cpgd_filter": cpgd_filter,
+        "opo": opo,
+        "remax": remax,
+        "reinforce_plus_plus": reinforce_plus_plus,
+        "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
+        "gae": gae,
+        "marft_gae": marft_gae,
+    }
+)
+"""Estimators by name. Their keyword arguments are `ADVANTAGE_PARAMETERS[name]`."""
+
+
+def advantage_estimator(config: AdvantageConfig) -> AdvantageEstimator:
+    """Return the estimator that a config describes, to be called with a `RewardBatch`.
+
+    Raises: ConfigError for a name that is neither known nor a function, or a parameter that a
+    custom function lacks.
+    """
+    if not is_function_path(config.name):
+        return partial(chosen(ADVANTAGES, config.name, "advantage"), **config.parameters)
+    function: Any = load_function(config.name, "advantage")
+    unknown = sorted(config.chosen.keys() - inspect.signature(function).parameters.keys())
+    if unknown:
+        raise ConfigError(
+            f"advantage {config.name!r} has no keyword argument {unknown[0]!r}; "
+            "leave the field out."
+        )
+    own: AdvantageEstimator = partial(function, **config.chosen)
+    return own

@@ -1,13 +1,18 @@
-"""Input of a policy loss, once per micro-batch."""
+"""Tokens of a micro-batch, from which a policy loss computes probability ratios.
+
+Ratios are taken at the level at which they are clipped: token, control step, row, or sequence. The
+loss of a control step or a row is divided equally among its unmasked tokens. So the sum of losses
+over tokens is the sum over control steps or rows, and if the policies agree (ratio 1) the gradient is
+the plain policy gradient at every level: the level changes what is clipped together, not the size of
+a step. Other systems average over control steps instead, which multiplies the gradient by the number
+of tokens.
+"""
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
-from vla_rl.algorithms.lazy_torch import Tensor, torch
-from vla_rl.algorithms.losses.diagnostics import Diagnostics
-from vla_rl.algorithms.precision import full_precision
+from vla_rl.algorithms.tensors import Tensor, full_precision, torch
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,124 @@ class TokenBatch:
         return dataclasses.replace(self, **chosen)
 
 
-PolicyLoss: TypeAlias = Callable[[TokenBatch], tuple[Tensor, Diagnostics]]
-"""Function that returns losses float [B, T], exact zeros where masked, and diagnostics that add up
-over micro-batches."""
+RatioLevel: TypeAlias = Literal["token", "action", "chunk", "sequence"]
+"""Unit whose probability ratio is clipped: one token, all tokens of one control step, all tokens of
+one row (an action chunk), or the whole sequence, length-normalised."""
+
+# exp(20) = 5e8 is far outside every trust region and still finite in float32, also when it is
+# squared for a metric; exp overflows above 88, which the sum over a chunk of tokens can reach
+MAX_LOG_RATIO: Final = 20.0
+"""Bound on |log-ratio| before `exp`; a clamped token has no gradient."""
+
+MAX_SEQUENCE_LOG_RATIO: Final = 10.0
+"""Upper bound of length-normalised log-ratios (GSPO, as in other systems)."""
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """Attributes:
+    token_log_ratio: float [B, T], log_prob - behavior_log_prob, 0 where masked, clamped.
+    log_ratio: float [B, T], at the level; every token carries that of its control step, row or
+        sequence.
+    share: float [B, T], the part of that unit's loss that the token carries, or 1.0.
+    """
+
+    token_log_ratio: Tensor
+    log_ratio: Tensor
+    share: Tensor | float
+
+    @property
+    def ratio(self) -> Tensor:
+        """Ratio, float [B, T], with the gradient."""
+        return self.log_ratio.exp()
+
+
+def token_log_ratio(batch: TokenBatch) -> Tensor:
+    """Compute log_prob - behavior_log_prob, float [B, T], clamped to +-20, 0 where masked."""
+    # masking the inputs, not the result, keeps inf and NaN of padding out of the gradient
+    log_ratio = batch.masked_log_prob - batch.constant("behavior_log_prob", "a probability ratio")
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def ratios(batch: TokenBatch, level: RatioLevel = "token") -> Ratios:
+    """Compute the ratios of the current policy to the one that acted.
+
+        token      log rho_t = l_t,              l_t = log_prob - behavior_log_prob
+        action     log rho_t = sum of l over the tokens of t's control step
+        chunk      log rho_t = sum of l over the row
+        sequence   log rho_t = sg(mean of l over the sequence) + log_prob_t - sg(log_prob_t)  (GSPO, arXiv:2507.18071)
+
+    Raises: ValueError for the level "action" without `action_tokens`.
+    """
+    by_token = token_log_ratio(batch)
+    if level == "token":
+        return Ratios(by_token, by_token, 1.0)
+    if level == "sequence":
+        through = by_token - by_token.detach()
+        mean = sequence_mean(batch, by_token)
+        return Ratios(by_token, (mean + through).clamp(max=MAX_SEQUENCE_LOG_RATIO), 1.0)
+    if level == "action" and batch.action_tokens is None:
+        raise ValueError(
+            "the ratio level 'action' needs TokenBatch.action_tokens, the tokens of "
+            "one control step."
+        )
+    num_rows, num_tokens = batch.mask.shape
+    size = max((batch.action_tokens if level == "action" else num_tokens) or 1, 1)
+    units = (num_rows, num_tokens // size, size)
+    total = by_token.reshape(units).sum(dim=-1, keepdim=True).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    count = batch.mask.reshape(units).sum(dim=-1, keepdim=True).clamp(min=1)
+    spread = torch.ones_like(by_token).reshape(units)
+    return Ratios(
+        by_token, (total * spread).reshape_as(by_token), (spread / count).reshape_as(by_token)
+    )
+
+
+def sequence_mean(batch: TokenBatch, by_token: Tensor) -> Tensor:
+    """Average a log-ratio over the sequence: float [B, 1], constant.
+
+    The mean is over the row, or given by `TokenBatch.sequence_log_ratio`. Tokens that a correction
+    drops do not count, as in verl and AReaL.
+    """
+    if batch.sequence_log_ratio is not None:
+        return batch.sequence_log_ratio.detach()
+    return SequencesOfRows(batch.mask, None).means(by_token.detach(), batch.counted)
+
+
+class SequencesOfRows:
+    """Assignment of rows to sequences.
+
+    Args:
+        mask: bool [B, T], for the number of rows and the device.
+        sequence: int64 [B], id of the sequence that each row belongs to; None: every row is one.
+
+    Raises: ValueError if there are not as many ids as rows.
+    """
+
+    def __init__(self, mask: Tensor, sequence: Tensor | None) -> None:
+        if sequence is None:
+            # not by `unique`, which on a GPU waits for the number of ids
+            self.position, self.size = torch.arange(len(mask), device=mask.device), len(mask)
+            return
+        if sequence.shape != mask.shape[:1]:
+            raise ValueError(
+                f"sequence is {list(sequence.shape)}, expected {list(mask.shape[:1])}: one id per "
+                "row of mask."
+            )
+        ids, self.position = torch.unique(sequence.to(mask.device), return_inverse=True)
+        self.size = len(ids)
+
+    def by_sequence(self, values: Tensor) -> Tensor:
+        """Sum float [B, T] over each sequence: [sequences]."""
+        return values.new_zeros(self.size).index_add_(0, self.position, values.sum(dim=1))
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Sum float [B, T] over the whole sequence of each row: [B]."""
+        return self.by_sequence(values)[self.position]
+
+    def means(self, values: Tensor, counted: Tensor) -> Tensor:
+        """Average float [B, T] over the counted tokens of each row's sequence: [B, 1].
+
+        0 if none is counted.
+        """
+        sums = self.sums(torch.where(counted, values, 0.0))
+        return (sums / self.sums(counted.to(values.dtype)).clamp(min=1))[:, None]

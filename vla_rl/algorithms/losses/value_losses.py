@@ -4,9 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from vla_rl.algorithms.lazy_torch import Tensor, torch
-from vla_rl.algorithms.losses.term_configs import ValueLossConfig
-from vla_rl.algorithms.precision import full_precision
+from vla_rl.algorithms.losses.config import ValueLossConfig
+from vla_rl.algorithms.tensors import Tensor, full_precision, torch
 
 
 @dataclass(frozen=True)

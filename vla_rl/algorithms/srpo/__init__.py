@@ -1,15 +1,13 @@
 """SRPO's reward: trajectories to vectors, successes to references, distances to rewards."""
 
-from vla_rl.algorithms.srpo.bank import BankedTask, ReferenceBank
-from vla_rl.algorithms.srpo.config import SrpoConfig
-from vla_rl.algorithms.srpo.encoder_config import EmbeddingConfig, VJepa2Config
+from vla_rl.algorithms.srpo.config import EmbeddingConfig, SrpoConfig, VJepa2Config
 from vla_rl.algorithms.srpo.encoders import (
     ObservationEncoder,
     TrajectoryEncoder,
     trajectory_embedding,
     trajectory_embeddings,
 )
-from vla_rl.algorithms.srpo.rewards import srpo_rewards
+from vla_rl.algorithms.srpo.rewards import BankedTask, ReferenceBank, srpo_rewards
 
 __all__ = [
     "BankedTask",

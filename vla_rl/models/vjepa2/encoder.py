@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vla_rl.algorithms import VJepa2Config
-from vla_rl.algorithms.srpo.moments import cannot_embed, frames_of, stacked
+from vla_rl.algorithms.srpo.encoders import cannot_embed, stack_embeddings, video_frames
 from vla_rl.engines import DeviceLane
 from vla_rl.engines.device_lane import to_device
 from vla_rl.models.vjepa2.checkpoint import check_folder, load_encoder
@@ -65,7 +65,7 @@ class VJepa2Encoder:
         finally:
             if self._config.offload and self._encoder is not None:
                 await self._lane.run(self._move, torch.device("cpu"), work="embed")
-        return stacked(trajectories, rows)
+        return stack_embeddings(trajectories, rows)
 
     def _videos(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         """Sample the videos, uint8 [num_frames, H, W, 3] each, and load the weights.
@@ -77,7 +77,7 @@ class VJepa2Encoder:
         return [torch.from_numpy(self._video(trajectory)) for trajectory in trajectories]
 
     def _video(self, trajectory: Trajectory) -> NDArray[np.uint8]:
-        frames = frames_of(trajectory, self._image_key)
+        frames = video_frames(trajectory, self._image_key)
         try:
             return sample_frames(frames, self._config.num_frames, self._config.short_videos)
         except ValueError as error:

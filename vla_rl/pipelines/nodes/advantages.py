@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from vla_rl.algorithms import AdvantageConfig, AdvantageEstimator, RewardBatch, advantage_estimator
-from vla_rl.algorithms.advantages.from_trajectories import reward_batch_of
+from vla_rl.algorithms.advantages.reward_batch import make_reward_batch
 from vla_rl.algorithms.filters import OverlongConfig, overlong_penalty
-from vla_rl.algorithms.kl_in_reward import KlRewardConfig, mean_kl, next_kl_coef, penalised_rewards
+from vla_rl.algorithms.kl import KlRewardConfig, mean_kl, next_kl_coef, penalised_rewards
 from vla_rl.graph import NodeOutput
 from vla_rl.pipelines.nodes.rewards import (
     WrittenRewards,
@@ -239,7 +239,7 @@ def reward_batch(
     """
     trajectories = all_trajectories(groups)
     flat = [row for of_group in rewards for row in of_group]
-    return reward_batch_of(
+    return make_reward_batch(
         trajectories,
         np.array([outcome(*pair) for pair in zip(trajectories, flat, strict=True)]),
         step_rewards=flat,
@@ -268,7 +268,7 @@ def _agent_batch(
     }
     alone = [part.trajectory for part in parts]
     groups = [each.episode.group_id for each in alone]
-    return reward_batch_of(
+    return make_reward_batch(
         alone,
         np.array([float(np.sum(earned)) for earned in own]),
         step_rewards=own,

@@ -19,7 +19,6 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
-from vla_rl.algorithms.choices import chosen, is_function_path, load_function
 from vla_rl.errors import ConfigError, EnvError
 from vla_rl.graph import NodeOutput, WrongInput
 from vla_rl.types import (
@@ -31,6 +30,7 @@ from vla_rl.types import (
     agents_of,
     parts_of,
 )
+from vla_rl.util.choices import chosen, is_function_path, load_function
 
 T = TypeVar("T")
 

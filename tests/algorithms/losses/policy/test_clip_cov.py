@@ -15,7 +15,7 @@ from vla_rl.algorithms.losses import (
     TokenBatch,
     chosen_tokens,
 )
-from vla_rl.algorithms.losses.covariance import token_covariance
+from vla_rl.algorithms.losses.policy.covariance import token_covariance
 
 
 def test_clip_cov_drops_a_share_of_the_tokens_of_high_covariance() -> None:

@@ -1,4 +1,4 @@
-"""One file for each policy loss. A file declares its loss; this package imports all of them."""
+"""Policy losses, a file for each family. A file declares its losses; this package imports all of them."""
 
 import pkgutil
 from importlib import import_module

@@ -2,8 +2,8 @@
 
 import pytest
 
-from vla_rl.algorithms.choices import check_choice, chosen, is_function_path, load_function
 from vla_rl.errors import ConfigError
+from vla_rl.util.choices import check_choice, chosen, is_function_path, load_function
 
 
 def test_a_known_name_gives_its_entry() -> None:
@@ -25,7 +25,7 @@ def test_a_path_has_a_colon() -> None:
 
 
 def test_a_path_gives_the_function_itself() -> None:
-    assert load_function("vla_rl.algorithms.choices:load_function", "loss") is load_function
+    assert load_function("vla_rl.util.choices:load_function", "loss") is load_function
 
 
 @pytest.mark.parametrize(
@@ -33,11 +33,11 @@ def test_a_path_gives_the_function_itself() -> None:
     [
         ("no_such_module:f", "loss .*: module 'no_such_module' cannot be found; is it on the path"),
         (
-            "vla_rl.algorithms.choices:load_functions",
+            "vla_rl.util.choices:load_functions",
             "has no function 'load_functions'; did you mean 'load_function'",
         ),
-        ("vla_rl.algorithms.choices:T", "has no function 'T'"),  # there, and no function
-        ("vla_rl.algorithms.choices:", "has no function ''"),
+        ("vla_rl.util.choices:T", "has no function 'T'"),  # there, and no function
+        ("vla_rl.util.choices:", "has no function ''"),
     ],
 )
 def test_a_path_to_no_function_is_refused(path: str, message: str) -> None:

@@ -1,6 +1,6 @@
-"""Advantages relative to the other members of a group: one number per trajectory.
+"""Advantages against a baseline of the group: one number per trajectory.
 
-A group whose rewards are all equal, or a group of one, gets exact zeros: it teaches nothing. (Other
+A group whose rewards are all equal, or a group of one, gets exact zeros: it has no signal. (Other
 systems give a lone trajectory its raw reward.)
 """
 
@@ -33,7 +33,7 @@ def group_advantage(rewards: Rewards, normalise_std: bool = True) -> NDArray[np.
     Returns: float32 [G]. Raises: ValueError for a reward that is not finite.
     """
     values = _checked(rewards)
-    if _teaches_nothing(values):
+    if _has_no_signal(values):
         return np.zeros(len(values), dtype=np.float32)
     centred = values - values.mean()
     if normalise_std:
@@ -55,7 +55,7 @@ def leave_one_out_advantage(rewards: Rewards) -> NDArray[np.float32]:
     """
     values = _checked(rewards)
     size = len(values)
-    if _teaches_nothing(values):
+    if _has_no_signal(values):
         return np.zeros(size, dtype=np.float32)
     return np.asarray((values - values.mean()) * (size / (size - 1)), dtype=np.float32)
 
@@ -80,7 +80,7 @@ def max_likelihood_advantage(rewards: Rewards) -> NDArray[np.float32]:
             f"max_rl was given the reward {values.min()}, expected rewards >= 0; use "
             "'dr_grpo' instead."
         )
-    if _teaches_nothing(values):
+    if _has_no_signal(values):
         return np.zeros(len(values), dtype=np.float32)
     return np.asarray((values - values.mean()) / values.mean(), dtype=np.float32)
 
@@ -102,7 +102,7 @@ def best_of_group_advantage(rewards: Rewards, normalise_std: bool = True) -> NDA
     """
     values = _checked(rewards)
     advantage = np.zeros(len(values), dtype=np.float32)
-    if _teaches_nothing(values):
+    if _has_no_signal(values):
         return advantage
     second, best = np.sort(values)[-2:]
     gain = best - second
@@ -154,7 +154,7 @@ def by_group(
     return outcome_advantages(batch, outcome)
 
 
-def _teaches_nothing(values: NDArray[np.float64]) -> bool:
+def _has_no_signal(values: NDArray[np.float64]) -> bool:
     # equal rewards are compared exactly: their mean may be off by one rounding, and dividing that by
     # a standard deviation of almost 0 would make an advantage of noise
     return len(values) < 2 or bool(np.ptp(values) == 0.0)
@@ -174,3 +174,70 @@ def _checked(rewards: Rewards) -> NDArray[np.float64]:
             "reward node."
         )
     return values
+
+
+def opo(batch: RewardBatch) -> Advantages:
+    """OPO: the baseline of least variance if gradients grow with the length.
+
+    Hao et al. 2025, arXiv:2505.23585.
+
+        A_i = r_i - sum_j len_j r_j / sum_j len_j        over the members j of i's group
+
+    Needs `group` and `num_tokens`. Raises: ValueError for a length that is not above 0.
+    """
+    lengths = batch.need("num_tokens", "opo")
+    bad = np.flatnonzero(lengths <= 0.0)
+    if len(bad):
+        raise ValueError(
+            f"num_tokens of {batch.name_of(int(bad[0]))} is {lengths[bad[0]]}, expected above 0."
+        )
+    outcome = np.zeros(len(batch))
+    for rows in batch.groups("opo"):
+        rewards = batch.rewards[rows]
+        if len(rows) > 1 and np.ptp(rewards) > 0.0:
+            outcome[rows] = rewards - np.average(rewards, weights=lengths[rows])
+    return outcome_advantages(batch, outcome)
+
+
+def gpg(batch: RewardBatch) -> Advantages:
+    """GPG: compensate for the trajectories that teach nothing (Chu et al. 2025, arXiv:2504.02546).
+
+        A_i = (r_i - mean(group)) * N / number of trajectories whose group is not all equal
+
+    verl divides N by the number of trajectories with a reward other than 0 instead: in a group of
+    successes and failures it counts only the successes, and it counts groups that are all solved.
+    Needs `group`.
+    """
+    teaching = sum(len(rows) for rows in _groups_with_signal(batch, "gpg"))
+    weight = len(batch) / teaching if teaching else 0.0
+    return _weighted_mean_baseline(batch, weight, "gpg")
+
+
+def cpgd_filter(batch: RewardBatch, *, max_weight: float = 3.0) -> Advantages:
+    """CPGD's weight that filters groups (Liu et al. 2025, arXiv:2505.12504).
+
+        A_i = (r_i - mean(group)) * min(number of groups / number of groups that are not all equal, max_weight)
+
+    Its other two weightings are `grpo` (by the standard deviation) and `dr_grpo` (none). siiRL
+    counts trajectories above the line and groups below it, so that its factor nearly always is the
+    maximum. Needs `group`.
+    """
+    groups = batch.groups("cpgd_filter")
+    teaching = len(_groups_with_signal(batch, "cpgd_filter"))
+    weight = min(len(groups) / teaching, max_weight) if teaching else 0.0
+    return _weighted_mean_baseline(batch, weight, "cpgd_filter")
+
+
+def _weighted_mean_baseline(batch: RewardBatch, weight: float, needed_by: str) -> Advantages:
+    scale = np.float32(weight)
+    return by_group(
+        batch, lambda rewards: scale * group_advantage(rewards, normalise_std=False), needed_by
+    )
+
+
+def _groups_with_signal(batch: RewardBatch, needed_by: str) -> list[NDArray[np.intp]]:
+    return [
+        rows
+        for rows in batch.groups(needed_by)
+        if len(rows) > 1 and np.ptp(batch.rewards[rows]) > 0.0
+    ]
