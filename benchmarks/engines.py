@@ -37,7 +37,7 @@ from benchmarks.interleaved import print_json_line, print_table
 from benchmarks.policy_sizes import make_observation, make_policy
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.engines.vllm import VllmActionEngine, VllmConfig
-from vla_rl.learner.scoring import place_choices
+from vla_rl.learner.scoring import move_choices
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.vllm import serve
@@ -77,7 +77,7 @@ def gaps(policy: Any, observations: list[Observation], chunks: list[ActionChunk]
     temperatures = torch.full((len(chunks),), TEMPERATURE)
     with torch.inference_mode():
         log_probs, _ = policy.log_probs(
-            policy.prepare(observations), *place_choices(policy, tokens, temperatures)
+            policy.prepare(observations), *move_choices(policy, tokens, temperatures)
         )
     reported = torch.stack([torch.from_numpy(chunk.log_probs) for chunk in chunks])
     apart: torch.Tensor = (log_probs.cpu() - reported).abs().amax(dim=1)

@@ -11,9 +11,9 @@ ALLOWED: Final = MappingProxyType(
         "sums of an optimizer step; how often is held by budgets",
         "learner/optimizer.py:step": "the gradient's norm decides about a skip; imitation and the "
         "critic read it here, the learner with its metrics",
-        "learner/imitation_passes.py:_total": "the loss of an update of imitation, once",
+        "learner/imitation_backend.py:_total": "the loss of an update of imitation, once",
         "learner/imitation.py:_greedy": "evaluation hands actions to NumPy, once a batch",
-        "learner/training.py:_copied": "weights and optimizer state for a checkpoint, between two "
+        "learner/backend.py:_copied": "weights and optimizer state for a checkpoint, between two "
         "updates",
         "models/prismatic/trunk.py:refuse_causal": "once in a network's life, before its first "
         "decision: a causal trunk costs tens of points without an error",

@@ -21,16 +21,16 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from vla_rl.learner import LearnerConfig
 from vla_rl.learner.config import OptimizerConfig
-from vla_rl.learner.gpu_memory import GpuEstimate, estimate_gpu
-from vla_rl.learner.optimizer import PolicyOptimizer
-from vla_rl.learner.rank_memory import PolicySize, size_of
-from vla_rl.learner.traced_pass import (
+from vla_rl.learner.estimates.device import GpuEstimate, estimate_gpu
+from vla_rl.learner.estimates.rank_memory import PolicySize, measure_network
+from vla_rl.learner.estimates.traced_pass import (
     AnsweringMode,
     Kept,
     TracedPass,
     fake_tensors,
     trace_pass,
 )
+from vla_rl.learner.optimizer import PolicyOptimizer
 from vla_rl.models.example_talks import Talks, prepared_talks, score_talks, trace_talks
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny as tiny_language_model
 from vla_rl.models.openvla_oft import OpenVlaOft
@@ -197,7 +197,7 @@ def compare(config: OpenVlaOftConfig, num_rows: int, *, recomputes: bool = False
         batch, tokens = rows_of(config, 1)
     traced = trace_pass(model, batch, tokens)
     learner = LearnerConfig(micro_batch=num_rows)
-    size = size_of(model.network)
+    size = measure_network(model.network)
     estimate = estimate_gpu(size, learner, traced.kept, recomputes=recomputes)
     if recomputes:
         model.recompute_activations()
@@ -211,7 +211,7 @@ def compare(config: OpenVlaOftConfig, num_rows: int, *, recomputes: bool = False
 def compare_talks(model: CausalLanguageModel, talks: Talks) -> Compared:
     """Estimate and track the update of a language policy, made by `fake_language_model`."""
     began = time.perf_counter()
-    traced, size = trace_talks(model, talks), size_of(model.network)
+    traced, size = trace_talks(model, talks), measure_network(model.network)
     estimate = estimate_talks(size, traced.kept)
     batch = prepared_talks(model, talks)
     tracked = tracked_peak(model.network, lambda: score_talks(model, talks, batch))

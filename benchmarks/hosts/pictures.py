@@ -31,7 +31,7 @@ from benchmarks.hosts.sleeping_policy import sleeping_policy
 from benchmarks.hosts.updates import Updates
 from benchmarks.interleaved import print_json_line, print_table
 from vla_rl.actors import RemoteHost, read_keys, read_public_key
-from vla_rl.learner.distributed.seats import RankSeat, Seating
+from vla_rl.learner.distributed.rank_hosts import RankAssignment, RankAssignments
 from vla_rl.remote_rollout.host_fleet import HostFleet
 from vla_rl.remote_rollout.image_routes import ImageRoutes
 from vla_rl.rollout import EpisodeScheduler, SchedulerConfig
@@ -81,7 +81,7 @@ def _counts(here: NamespaceHost, metrics: dict[str, float]) -> tuple[float, ...]
     return (here.carried_bytes()[0], 1000 * time.process_time(), *ways)
 
 
-def seats_on(host: FarHost, folder: Path) -> Seating:
+def seats_on(host: FarHost, folder: Path) -> RankAssignments:
     """Return the seat of a rank on a host."""
     placement = RemoteHost(
         address=f"tcp://{host.namespace.address}:7070",
@@ -89,7 +89,7 @@ def seats_on(host: FarHost, folder: Path) -> Seating:
         client_keys=read_keys(folder / "keys/client.key"),
         lost_after_s=_LOST_AFTER_S,
     )
-    return Seating((RankSeat("cpu", host.name, placement, host.namespace.address),))
+    return RankAssignments((RankAssignment("cpu", host.name, placement, host.namespace.address),))
 
 
 async def measure(

@@ -44,9 +44,9 @@ from vla_rl.actors import Runtime
 from vla_rl.cluster.host_file import read_host_file
 from vla_rl.engines import DeviceLane
 from vla_rl.learner import LearnerConfig, OptimizerConfig
+from vla_rl.learner.backend import WeightSink
 from vla_rl.learner.distributed import ShardedLearner
-from vla_rl.learner.distributed.seats import RankSeat, Seating
-from vla_rl.learner.training import WeightSink
+from vla_rl.learner.distributed.rank_hosts import RankAssignment, RankAssignments
 from vla_rl.remote_rollout.host_fleet import HostFleet
 from vla_rl.rollout import EpisodeScheduler, GroupSource, SchedulerConfig
 from vla_rl.types import SOLE_MEMBER, Trajectory
@@ -159,13 +159,13 @@ def learner_of(
     return ShardedLearner(model, runtime, lane, config, [sink])
 
 
-def seats(learns: FarHost, listed: Path) -> Seating:
+def seats(learns: FarHost, listed: Path) -> RankAssignments:
     """Seat all ranks on one host."""
     (known,) = read_host_file(listed)
-    seat = RankSeat(
+    seat = RankAssignment(
         "cpu", host=learns.name, placement=known.placement, address=learns.namespace.address
     )
-    return Seating((seat,) * NUM_RANKS)
+    return RankAssignments((seat,) * NUM_RANKS)
 
 
 async def measure(

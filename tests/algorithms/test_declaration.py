@@ -49,7 +49,9 @@ def test_every_file_declares_losses_and_names_them_in_its_first_line() -> None:
     for name, loss in LOSSES.items():
         files[loss.function.__module__.rpartition(".")[2]].add(name)
     for stem, names in files.items():
-        first_line = ast.get_docstring(ast.parse((FOLDER / f"{stem}.py").read_text())).split("\n")[0]
+        first_line = ast.get_docstring(ast.parse((FOLDER / f"{stem}.py").read_text())).split("\n")[
+            0
+        ]
         assert names, stem
         assert names <= {stem, *re.findall(r"\w+", first_line)}, stem
 

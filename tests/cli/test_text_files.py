@@ -23,7 +23,7 @@ from vla_rl.evaluation import ResultFile, read_held_out
 from vla_rl.evaluation.conditions import refuse_other_conditions
 from vla_rl.evaluation.validation import read_validation
 from vla_rl.graph import Pipeline
-from vla_rl.learner.checkpoint_folders import read_header
+from vla_rl.learner.checkpoint.folders import read_header
 from vla_rl.models.language import CausalLanguageModel
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.prismatic.public_config import read_extension, read_public_config

@@ -36,8 +36,8 @@ from benchmarks.gpu.campaign.target import Target
 from vla_rl.engines.vllm import adapter
 from vla_rl.engines.vllm.adapter import installed_build
 from vla_rl.errors import ConfigError
-from vla_rl.learner.gpu_memory import GIB
-from vla_rl.learner.traced_pass import Kept
+from vla_rl.learner.estimates.device import GIB
+from vla_rl.learner.estimates.traced_pass import Kept
 
 CPU = torch.device("cpu")
 

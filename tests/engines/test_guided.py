@@ -14,7 +14,7 @@ import torch
 from vla_rl.engines import DeviceLane, EngineConfig, TorchChatEngine
 from vla_rl.engines.sampling import Guide, Vocabulary, first_stop
 from vla_rl.learner import Learner, LearnerConfig, OptimizerConfig, Reference
-from vla_rl.learner.decisions import decisions_of
+from vla_rl.learner.decisions import flatten_trajectories
 from vla_rl.learner.learner import PolicyMismatchError
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.rollout import chat_agent
@@ -120,7 +120,7 @@ async def test_turns_with_and_without_a_grammar_share_a_row_and_the_learner_find
         True,
         False,
     ]
-    rows = decisions_of(played, [1.0, -1.0, 0.5])
+    rows = flatten_trajectories(played, [1.0, -1.0, 0.5])
     grammars = [part for seen in rows.observations for part in seen.get("grammars", ())]
     assert len(grammars) == 6
     learner = Learner(

@@ -12,7 +12,7 @@ from tiny_vision import noise, tiny_vision
 
 from vla_rl.engines import DeviceLane, EngineConfig, TorchChatEngine
 from vla_rl.envs.text import Ask, Done, TextEnvPool, TextTask
-from vla_rl.learner.decisions import decisions_of
+from vla_rl.learner.decisions import flatten_trajectories
 from vla_rl.models.language import VisionLanguageModel
 from vla_rl.rollout import chat_agent
 from vla_rl.rollout.policies import EpisodePolicy
@@ -111,7 +111,7 @@ async def test_turns_with_images_in_them_are_one_row_with_the_log_probs_of_sampl
         trajectory = await chat_agent(env, EpisodePolicy(engine, EPISODE))
     assert trajectory.is_success
     assert len(trajectory.final_observation["image_starts"]) == 3
-    rows = decisions_of([trajectory], [1.0])
+    rows = flatten_trajectories([trajectory], [1.0])
     assert (len(rows), rows.num_decisions) == (1, 2)
     found, _ = policy.log_probs(policy.prepare(rows.observations), rows.tokens, torch.ones(1))
     for scored, step in zip(rows.split_by_decision(found.detach()), trajectory.steps, strict=True):
@@ -119,4 +119,4 @@ async def test_turns_with_images_in_them_are_one_row_with_the_log_probs_of_sampl
     other = noise(5)
     changed = {**trajectory.steps[1].observation, "image_0": other}
     steps = (trajectory.steps[0], msgspec.structs.replace(trajectory.steps[1], observation=changed))
-    assert len(decisions_of([msgspec.structs.replace(trajectory, steps=steps)], [1.0])) == 2
+    assert len(flatten_trajectories([msgspec.structs.replace(trajectory, steps=steps)], [1.0])) == 2

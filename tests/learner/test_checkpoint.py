@@ -32,7 +32,7 @@ from vla_rl.learner import (
     save_checkpoint,
     verify_checkpoint,
 )
-from vla_rl.learner.checkpoint_folders import renamed_checkpoints, set_newer_aside
+from vla_rl.learner.checkpoint.folders import renamed_checkpoints, set_newer_aside
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.types import Group, Trajectory
 

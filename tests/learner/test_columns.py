@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from vla_rl.algorithms.losses import TokenBatch
-from vla_rl.learner.columns import BY_ROW, RECORDED, TokenColumns, narrowed
-from vla_rl.learner.rows import Row
+from vla_rl.learner.rows import BY_ROW, RECORDED, Row, TokenColumns, narrowed
 
 
 def test_every_input_of_a_loss_is_a_column() -> None:

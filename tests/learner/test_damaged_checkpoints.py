@@ -22,7 +22,7 @@ from vla_rl.learner import (
     read_policy_tensors,
     save_checkpoint,
 )
-from vla_rl.learner.checkpoint_folders import incomplete_checkpoints, set_incomplete_aside
+from vla_rl.learner.checkpoint.folders import incomplete_checkpoints, set_incomplete_aside
 from vla_rl.util.atomic_folder import MANIFEST, FileEntry, _digest, read_manifest
 
 

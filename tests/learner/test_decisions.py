@@ -13,7 +13,7 @@ from vla_rl.algorithms import PolicyLossConfig
 from vla_rl.engines import DeviceLane
 from vla_rl.engines.policy_model import NO_TOKEN
 from vla_rl.learner import Critic, CriticConfig, Learner, LearnerConfig, OptimizerConfig, Reference
-from vla_rl.learner.decisions import decisions_of
+from vla_rl.learner.decisions import flatten_trajectories
 from vla_rl.models.language import CausalLanguageModel, tiny
 from vla_rl.types import StopReason
 
@@ -24,7 +24,7 @@ def policy() -> CausalLanguageModel:
 
 
 def test_turns_that_continue_each_other_exactly_become_one_row(policy: CausalLanguageModel) -> None:
-    rows = decisions_of([chat(policy)], [np.array([1.0, -2.0])])
+    rows = flatten_trajectories([chat(policy)], [np.array([1.0, -2.0])])
     assert len(rows) == 1
     assert rows.num_decisions == 2
     assert rows.observations[0]["prompt_tokens"].tolist() == [5, 6, 7]
@@ -35,7 +35,7 @@ def test_turns_that_continue_each_other_exactly_become_one_row(policy: CausalLan
 
 
 def test_turns_that_write_the_past_in_another_way_stay_apart(policy: CausalLanguageModel) -> None:
-    rows = decisions_of([broken(policy)], [1.0])
+    rows = flatten_trajectories([broken(policy)], [1.0])
     assert rows.tokens.tolist() == [[20, 21, NO_TOKEN], [22, 23, 24]]
     assert rows.mask.tolist() == [[True, True, False], [True, True, True]]
     assert rows.sequence.tolist() == [0, 0]
@@ -47,7 +47,9 @@ def test_turns_at_different_temperatures_stay_apart(policy: CausalLanguageModel)
     colder = msgspec.structs.replace(
         second, chunk=msgspec.structs.replace(second.chunk, temperature=0.5)
     )
-    decisions = decisions_of([msgspec.structs.replace(trajectory, steps=(first, colder))], [1.0])
+    decisions = flatten_trajectories(
+        [msgspec.structs.replace(trajectory, steps=(first, colder))], [1.0]
+    )
     assert decisions.num_tokens.tolist() == [2, 3]
     assert decisions.temperature.tolist() == [1.0, 0.5]
     assert decisions.action_tokens == 1
@@ -60,7 +62,7 @@ def test_agents_that_speak_in_turns_have_rows_of_their_own(policy: CausalLanguag
         turn(policy, [6], [30], agent="checker"),
         turn(policy, [5, 20, 7], [21], agent="solver"),
     )
-    rows = decisions_of([played], [np.array([1.0, 2.0, 3.0])])
+    rows = flatten_trajectories([played], [np.array([1.0, 2.0, 3.0])])
     assert rows.tokens.tolist() == [[20, 7, 21], [30, NO_TOKEN, NO_TOKEN]]
     assert rows.advantage.tolist() == [[1.0, 0.0, 3.0], [2.0, 0.0, 0.0]]
     values = torch.tensor([[1.0, 0.0, 3.0], [2.0, 0.0, 0.0]])
@@ -69,9 +71,9 @@ def test_agents_that_speak_in_turns_have_rows_of_their_own(policy: CausalLanguag
 
 def test_each_token_keeps_the_version_that_chose_it(policy: CausalLanguageModel) -> None:
     played = episode(0, turn(policy, [5], [20, 21, 22], versions=[3, 3, 4]))
-    assert decisions_of([played], [1.0]).weight_version.tolist() == [[3, 3, 4]]
+    assert flatten_trajectories([played], [1.0]).weight_version.tolist() == [[3, 3, 4]]
     same = episode(0, turn(policy, [5], [20, 21, 22], versions=[3, 3, 3]))
-    assert decisions_of([same], [1.0]).weight_version.tolist() == [[3]]
+    assert flatten_trajectories([same], [1.0]).weight_version.tolist() == [[3]]
 
 
 async def gradients_of(
@@ -131,7 +133,7 @@ async def test_a_reference_answers_by_decision_whatever_the_rows(
     ):
         for step, log_probs in zip(trajectory.steps, found, strict=True):
             np.testing.assert_allclose(log_probs, step.chunk.log_probs, atol=1e-4)
-    joined = decisions_of(trajectories, [1.0, 1.0], await reference.log_probs(trajectories))
+    joined = flatten_trajectories(trajectories, [1.0, 1.0], await reference.log_probs(trajectories))
     assert joined.reference_log_prob is not None
     gap = torch.where(joined.mask, joined.reference_log_prob - joined.behavior_log_prob, 0.0)
     assert float(gap.abs().max()) < 1e-4

@@ -29,9 +29,9 @@ from benchmarks.gpu.tracked_memory import (
 )
 from vla_rl.errors import ConfigError
 from vla_rl.learner import LearnerConfig
-from vla_rl.learner.gpu_memory import CudaOverheads, estimate_gpu
-from vla_rl.learner.rank_memory import PolicySize, size_of
-from vla_rl.learner.traced_pass import Kept, fake_tensors, trace_kept, trace_pass
+from vla_rl.learner.estimates.device import CudaOverheads, estimate_gpu
+from vla_rl.learner.estimates.rank_memory import PolicySize, measure_network
+from vla_rl.learner.estimates.traced_pass import Kept, fake_tensors, trace_kept, trace_pass
 from vla_rl.models.example_rows import example_row
 from vla_rl.models.example_talks import Talks, trace_kept_talks
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
@@ -130,7 +130,7 @@ def test_batches_are_pinned_for_a_gpu_while_a_pass_is_traced() -> None:
 
 @cache
 def size_of_7b(lora: LoraConfig | None) -> PolicySize:
-    return size_of(meta_network(public_shape(lora=lora)))
+    return measure_network(meta_network(public_shape(lora=lora)))
 
 
 def kept_by(config: OpenVlaOftConfig) -> Kept:
@@ -236,7 +236,7 @@ def test_activations_grow_with_the_micro_batch_and_shrink_with_recomputation() -
     kept = Kept(inside=(100, 300), inputs=(10, 20), outside=5, largest=50)
     assert (kept.kept(recomputes=False), kept.passing(recomputes=False)) == (5 + 400, 150)
     assert (kept.kept(recomputes=True), kept.passing(recomputes=True)) == (5 + 30, 300 + 150)
-    size = size_of(nn.Linear(10, 10, bias=False))
+    size = measure_network(nn.Linear(10, 10, bias=False))
     none = CudaOverheads(context=0, workspaces=0, fragments=0.0)
     terms = {
         rows: estimate_gpu(

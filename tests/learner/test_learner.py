@@ -23,7 +23,7 @@ from vla_rl.learner import (
     OptimizerConfig,
     PolicyMismatchError,
 )
-from vla_rl.learner.decisions import decisions_of
+from vla_rl.learner.decisions import flatten_trajectories
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.types import Trajectory
 
@@ -46,7 +46,7 @@ def config(**changes: Any) -> LearnerConfig:
 
 
 def test_only_executed_control_steps_are_unmasked(policy: OpenVlaOft, play: Play) -> None:
-    decisions = decisions_of(batch_of(play, policy), ADVANTAGES)
+    decisions = flatten_trajectories(batch_of(play, policy), ADVANTAGES)
     # 2 dimensions a control step; every last chunk ended after the first of its 2 steps
     last, whole = [True, True, False, False], [True] * 4
     assert decisions.mask.tolist() == [last, whole, whole, whole, last, whole, last]
@@ -62,7 +62,9 @@ def test_log_probs_are_of_the_temperature_that_acted_where_the_agent_chose_one(
     colder = msgspec.structs.replace(trajectory.steps[1].chunk, temperature=0.7)
     steps = list(trajectory.steps)
     steps[1] = msgspec.structs.replace(steps[1], chunk=colder)
-    decisions = decisions_of([msgspec.structs.replace(trajectory, steps=tuple(steps))], [1.0])
+    decisions = flatten_trajectories(
+        [msgspec.structs.replace(trajectory, steps=tuple(steps))], [1.0]
+    )
     assert decisions.temperature.tolist() == pytest.approx([1.2, 0.7, 1.2])
 
 
@@ -70,24 +72,24 @@ def test_the_tokens_of_one_control_step_are_counted_in_chunks_of_one_step_too(
     policy: OpenVlaOft, play: Play
 ) -> None:
     trajectory = play(policy, 1, 1)
-    assert decisions_of([trajectory], [1.0]).action_tokens == 2
+    assert flatten_trajectories([trajectory], [1.0]).action_tokens == 2
     (step,) = trajectory.steps  # its four tokens as those of one control step of four dimensions
     chunk = msgspec.structs.replace(step.chunk, actions=step.chunk.actions.reshape(1, 4))
     single = msgspec.structs.replace(
         trajectory, steps=(msgspec.structs.replace(step, chunk=chunk),)
     )
-    assert decisions_of([single], [1.0]).action_tokens == 4
+    assert flatten_trajectories([single], [1.0]).action_tokens == 4
 
 
 def test_advantages_may_differ_from_token_to_token(policy: OpenVlaOft, play: Play) -> None:
     by_token = np.arange(16.0).reshape(4, 4)
-    decisions = decisions_of(batch_of(play, policy), [0.5, by_token, np.array([1.0, 2.0])])
+    decisions = flatten_trajectories(batch_of(play, policy), [0.5, by_token, np.array([1.0, 2.0])])
     assert decisions.advantage.tolist() == [[0.5] * 4, *by_token.tolist(), [1.0] * 4, [2.0] * 4]
 
 
 def test_advantages_may_differ_from_decision_to_decision(policy: OpenVlaOft, play: Play) -> None:
     advantages = [0.5, np.array([1.0, 2.0, 3.0, 4.0]), -1.0]
-    decisions = decisions_of(batch_of(play, policy), advantages)
+    decisions = flatten_trajectories(batch_of(play, policy), advantages)
     assert decisions.advantage[:, 0].tolist() == [0.5, 1.0, 2.0, 3.0, 4.0, -1.0, -1.0]
 
 
@@ -106,7 +108,7 @@ def test_advantages_that_do_not_fit_are_refused(
     policy: OpenVlaOft, play: Play, advantages: Any, complaint: str
 ) -> None:
     with pytest.raises(ValueError, match=complaint):
-        decisions_of(batch_of(play, policy), advantages)
+        flatten_trajectories(batch_of(play, policy), advantages)
 
 
 async def test_an_update_without_trajectories_is_refused(

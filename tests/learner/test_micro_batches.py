@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vla_rl.learner.config import MicroBatchSize
-from vla_rl.learner.micro_batches import micro_batches
+from vla_rl.learner.plan import micro_batches
 
 
 def test_micro_batches_hold_rows_of_like_length_up_to_their_padded_tokens() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from vla_rl.learner.packing import pack, unpack
+from vla_rl.learner.checkpoint.state import pack, unpack
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.types import Group, StopReason, Trajectory
 

@@ -10,9 +10,8 @@ from hypothesis import given, strategies as st
 
 from vla_rl.errors import ConfigError
 from vla_rl.learner.config import LearnerConfig, MicroBatchSize
-from vla_rl.learner.micro_batches import micro_batches
-from vla_rl.learner.plan import deal, plan_minibatches, plan_passes, rows_imbalance
-from vla_rl.learner.rank_memory import PolicySize, rank_memory
+from vla_rl.learner.estimates.rank_memory import PolicySize, rank_memory
+from vla_rl.learner.plan import deal, micro_batches, plan_minibatches, plan_passes, rows_imbalance
 
 LENGTHS = st.lists(st.integers(1, 3000), min_size=1, max_size=200)
 

@@ -12,9 +12,8 @@ from torch import Tensor
 from vla_rl.algorithms import CorrectionConfig, PolicyLossConfig
 from vla_rl.engines import DeviceLane
 from vla_rl.learner import Learner, LearnerConfig, OptimizerConfig, Reference
-from vla_rl.learner.decisions import decisions_of
-from vla_rl.learner.proximal import Proximal
-from vla_rl.learner.scoring import Scorer
+from vla_rl.learner.decisions import flatten_trajectories
+from vla_rl.learner.scoring import Proximal, Scorer
 from vla_rl.models.mlp import MlpPolicy
 
 ADVANTAGES = (1.0, -0.5, 0.25)
@@ -38,7 +37,7 @@ async def test_proximal_log_probs_are_those_of_the_weights_before_the_update(
 ) -> None:
     acted, policy = mlp(seed=1), mlp(seed=2)
     trajectories = [walk(acted, 1, 3), walk(acted, 2, 2)]
-    decisions = decisions_of(trajectories, [1.0, 1.0])
+    decisions = flatten_trajectories(trajectories, [1.0, 1.0])
     proximal = proximal_of(
         policy, lane, config(PolicyLossConfig(name="decoupled_ppo"), micro_batch=2)
     )
@@ -60,7 +59,7 @@ async def test_a_loss_that_needs_no_proximal_log_probs_costs_no_forward_pass(
     lane: DeviceLane,
 ) -> None:
     policy = mlp()
-    decisions = decisions_of([walk(policy, 1, 3)], [1.0])
+    decisions = flatten_trajectories([walk(policy, 1, 3)], [1.0])
     async with asyncio.timeout(30):
         assert (
             await proximal_of(policy, lane, config(PolicyLossConfig())).before_update(decisions)
@@ -167,7 +166,7 @@ async def test_a_trajectorys_ratio_weight_and_drift_are_means_over_all_its_decis
     trajectories = [walk(acted, 1, 5), walk(acted, 2, 4)]
     async with asyncio.timeout(30):
         proximal = proximal_of(policy, lane, config(loss))
-        before = await proximal.before_update(decisions_of(trajectories, [1.0, 1.0]))
+        before = await proximal.before_update(flatten_trajectories(trajectories, [1.0, 1.0]))
         with torch.no_grad():
             policy.network.head.bias.add_(
                 torch.randn(policy.network.head.bias.shape, generator=torch.manual_seed(0))

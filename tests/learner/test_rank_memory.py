@@ -12,12 +12,17 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.gpu.tracked_memory import StorageTracker
 from vla_rl.learner import LearnerConfig, OptimizerConfig
-from vla_rl.learner.distributed.cutting import LocalOperations, cut
-from vla_rl.learner.distributed.meshes import Meshes
-from vla_rl.learner.distributed.parallel import PolicyModule, ShardedModule, blocks_of
+from vla_rl.learner.distributed.sharding import (
+    LocalOperations,
+    Meshes,
+    PolicyModule,
+    ShardedModule,
+    cut_layers,
+    get_blocks,
+)
 from vla_rl.learner.distributed.shared_training import SharedTraining
+from vla_rl.learner.estimates.rank_memory import PolicySize, measure_policy, rank_memory
 from vla_rl.learner.flops import flop_counter
-from vla_rl.learner.rank_memory import PolicySize, rank_memory, size_of_policy
 from vla_rl.models.language import TinyConfig, tiny
 
 WIDTH, NUM_BLOCKS = 128, 32
@@ -126,13 +131,13 @@ def test_ranks_that_share_layers_need_and_compute_a_part_of_them(
         return int(counter.get_total_flops())
 
     config = LearnerConfig(ranks=4, tensor_parallel=2, shard=shard)
-    size, whole = size_of_policy(policy, config), num_flops()
+    size, whole = measure_policy(policy, config), num_flops()
     meshes = Meshes(config, "cpu")
     assert meshes.tensor is not None
-    cut(policy.network, policy.tensor_plan(), meshes.tensor)
+    cut_layers(policy.network, policy.tensor_plan(), meshes.tensor)
     tokens, heads = 3 + 1, 2 * 2 * 128 * 4 * 4  # products with keys, and with values
     assert whole - num_flops() == size.num_cut * tokens + shape.num_layers * heads // 2
-    blocks, dtype = blocks_of(policy.network), torch.float32
+    blocks, dtype = get_blocks(policy.network), torch.float32
     sharded = ShardedModule(module, meshes, shard, blocks=blocks, dtype=dtype)
     training = SharedTraining(policy.network, sharded, OptimizerConfig())
     estimate = rank_memory(size, config).total

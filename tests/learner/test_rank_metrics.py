@@ -3,8 +3,12 @@
 import pytest
 
 from vla_rl.graph import Slice
-from vla_rl.learner.distributed.rank_clock import RankTimes
-from vla_rl.learner.distributed.rank_metrics import rank_metrics, rank_slices, ranks_in_words
+from vla_rl.learner.distributed.rank_times import (
+    RankTimes,
+    describe_ranks,
+    rank_metrics,
+    rank_slices,
+)
 
 SLOW = RankTimes(
     jobs=[("update", 0.0, 8.0), ("step", 8.0, 9.0)],
@@ -37,7 +41,7 @@ def test_a_rank_that_comes_last_is_the_one_that_others_wait_for() -> None:
             "ranks/wait_share": 0.175,
         }
     )
-    assert ranks_in_words(metrics) == "ranks wait 18%, mostly for rank 1; communication 15%"
+    assert describe_ranks(metrics) == "ranks wait 18%, mostly for rank 1; communication 15%"
 
 
 def test_ranks_without_a_collective_or_a_peak_have_the_rest_of_the_metrics() -> None:
@@ -45,7 +49,7 @@ def test_ranks_without_a_collective_or_a_peak_have_the_rest_of_the_metrics() -> 
     metrics = rank_metrics([idle, idle], 2.0, None)
     assert set(metrics.values()) == {0.0}
     assert "rank/0/mfu" not in metrics
-    assert ranks_in_words({}) == ""
+    assert describe_ranks({}) == ""
 
 
 def test_the_timeline_has_two_lanes_a_rank() -> None:

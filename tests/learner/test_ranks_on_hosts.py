@@ -30,11 +30,21 @@ from vla_rl.learner import (
     save_checkpoint,
 )
 from vla_rl.learner.distributed import ShardedLearner
-from vla_rl.learner.distributed.far_rank import in_pieces, merged
-from vla_rl.learner.distributed.meeting import Doorway, Meeting, Network, interface_of, meet
-from vla_rl.learner.distributed.rank_clock import RankTimes
-from vla_rl.learner.distributed.same_code import code_report, require_same_code
-from vla_rl.learner.distributed.seats import RankSeat, Seating
+from vla_rl.learner.distributed.host_rank import (
+    code_report,
+    merge_ranges,
+    require_same_code,
+    split_ranges,
+)
+from vla_rl.learner.distributed.rank_hosts import RankAssignment, RankAssignments
+from vla_rl.learner.distributed.rank_times import RankTimes
+from vla_rl.learner.distributed.rendezvous import (
+    Network,
+    Rendezvous,
+    RendezvousServer,
+    find_interface,
+    join_group,
+)
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.types import SOLE_MEMBER, Trajectory
 
@@ -65,10 +75,10 @@ async def far(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RemoteH
         )
 
 
-def seats(far: RemoteHost, num_far: int) -> Seating:
+def seats(far: RemoteHost, num_far: int) -> RankAssignments:
     """Rank 0 here, and others on the host."""
-    there = RankSeat("cpu", host="a", placement=far, address=LOOPBACK)
-    return Seating((RankSeat("cpu", address=LOOPBACK), *[there] * num_far))
+    there = RankAssignment("cpu", host="a", placement=far, address=LOOPBACK)
+    return RankAssignments((RankAssignment("cpu", address=LOOPBACK), *[there] * num_far))
 
 
 def episodes(policy: Any) -> list[Trajectory]:
@@ -144,18 +154,18 @@ async def test_a_port_in_use_and_a_missing_interface_are_refused_by_name(
         with pytest.raises(
             ConfigError, match=rf"at 127.0.0.1, port {port}: Address already in use"
         ):
-            Doorway(Network(LOOPBACK), port, 2)
-    assert interface_of(Network(LOOPBACK)) == "lo"
-    assert interface_of(Network("203.0.113.7", "lo")) == "lo"
+            RendezvousServer(Network(LOOPBACK), port, 2)
+    assert find_interface(Network(LOOPBACK)) == "lo"
+    assert find_interface(Network("203.0.113.7", "lo")) == "lo"
     with pytest.raises(
         ConfigError, match=r"interface 'ib7' does not exist here; there are .*lo \("
     ):
-        interface_of(Network(LOOPBACK, "ib7"))
+        find_interface(Network(LOOPBACK, "ib7"))
     with pytest.raises(ConfigError, match=r"no network interface here has the address 203.0.113.7"):
-        interface_of(Network("203.0.113.7"))
-    there = RankSeat("cpu", host="a", placement=far, address=LOOPBACK, interface="ib7")
+        find_interface(Network("203.0.113.7"))
+    there = RankAssignment("cpu", host="a", placement=far, address=LOOPBACK, interface="ib7")
     learner = ShardedLearner(mlp(), runtime, lane, settings(ranks=2))
-    learner.sit(Seating((RankSeat("cpu", address=LOOPBACK), there)))
+    learner.sit(RankAssignments((RankAssignment("cpu", address=LOOPBACK), there)))
     with pytest.raises(ConfigError, match="rank 1 on host 'a': the network interface 'ib7' does"):
         async with learner:
             pass
@@ -167,19 +177,21 @@ async def test_a_host_without_the_policys_module_is_named(
     plain = mlp()
     policy = type("Own", (MlpPolicy,), {"__module__": "nowhere"})(plain.config, plain.network)
     learner = ShardedLearner(policy, runtime, lane, settings(ranks=2))
-    learner.sit(Seating((RankSeat("cpu", host="a", placement=far, address=LOOPBACK),) * 2))
+    learner.sit(
+        RankAssignments((RankAssignment("cpu", host="a", placement=far, address=LOOPBACK),) * 2)
+    )
     told = r"rank \d on host 'a' cannot import nowhere:Own: .*PYTHONPATH"
     with pytest.raises(ConfigError, match=told):
         await learner.__aenter__()
 
 
 async def test_ranks_that_cannot_reach_rank_0_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vla_rl.learner.distributed.meeting.MEET_WITHIN_S", 0.2)
-    door = Doorway(Network(LOOPBACK), 0, 2)
+    monkeypatch.setattr("vla_rl.learner.distributed.rendezvous.RENDEZVOUS_TIMEOUT_S", 0.2)
+    door = RendezvousServer(Network(LOOPBACK), 0, 2)
     meeting = door.meeting
     del door
     with pytest.raises(ConfigError, match=rf"rank 1 cannot reach rank 0 at .* port {meeting.port}"):
-        meet(meeting, Network(LOOPBACK), 1, 2, "gloo")
+        join_group(meeting, Network(LOOPBACK), 1, 2, "gloo")
 
 
 async def test_hosts_with_other_code_are_refused_by_name() -> None:
@@ -192,10 +204,10 @@ async def test_hosts_with_other_code_are_refused_by_name() -> None:
 
 
 async def test_the_bytes_that_ranks_of_a_host_read_are_sent_once() -> None:
-    assert merged([(8, 12), (0, 4), (2, 6), (5, 5), (6, 8)]) == [(0, 12)]
-    assert merged([(0, 4), (5, 6)]) == [(0, 4), (5, 6)]
+    assert merge_ranges([(8, 12), (0, 4), (2, 6), (5, 5), (6, 8)]) == [(0, 12)]
+    assert merge_ranges([(0, 4), (5, 6)]) == [(0, 4), (5, 6)]
     size = 16 << 20
-    assert in_pieces([(1, size + 2), (2 * size, 2 * size + 1)]) == [
+    assert split_ranges([(1, size + 2), (2 * size, 2 * size + 1)]) == [
         (1, size + 1),
         (size + 1, size + 2),
         (2 * size, 2 * size + 1),
@@ -213,7 +225,7 @@ async def test_ranks_of_one_host_meet_in_a_file_whatever_its_folder_is_called(
     folder = tmp_path / "a #1, 50 %?"
     folder.mkdir()
     try:
-        meet(Meeting(file=str(folder / "meeting-point")), None, 0, 1, "gloo")
+        join_group(Rendezvous(file=str(folder / "meeting-point")), None, 0, 1, "gloo")
         assert [path.name for path in folder.iterdir()] == ["meeting-point"]
     finally:
         dist.destroy_process_group()

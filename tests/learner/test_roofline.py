@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from vla_rl.learner.estimates.device import STATE_PASS_BYTES, Workload, roofline, update_flops
+from vla_rl.learner.estimates.rank_memory import PolicySize
+from vla_rl.learner.estimates.traced_pass import Kept, TracedPass
 from vla_rl.learner.flops import DevicePeak
-from vla_rl.learner.rank_memory import PolicySize
-from vla_rl.learner.roofline import STATE_PASS_BYTES, Workload, roofline, update_flops
-from vla_rl.learner.traced_pass import Kept, TracedPass
 
 TRACED = TracedPass(
     act_flops=100, update_flops=300, kept=Kept(inside=(), inputs=(), outside=0, largest=0)

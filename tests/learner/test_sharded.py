@@ -37,10 +37,10 @@ from vla_rl.learner import (
     load_checkpoint,
     save_checkpoint,
 )
-from vla_rl.learner.decisions import decisions_of
+from vla_rl.learner.decisions import flatten_trajectories
 from vla_rl.learner.distributed import RankFailed, ShardedLearner
-from vla_rl.learner.distributed.staged import write_staged
-from vla_rl.learner.rank_memory import PolicySize, rank_memory, require_gpus
+from vla_rl.learner.distributed.backend import write_staged
+from vla_rl.learner.estimates.rank_memory import PolicySize, rank_memory, require_gpus
 from vla_rl.models.language import VisionLanguageModel, tiny as tiny_language
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
@@ -270,7 +270,7 @@ async def test_a_qwen2_5_vl_has_the_gradients_of_one_process_also_if_a_rank_sees
     runtime: Runtime, lane: DeviceLane, tmp_path: Path
 ) -> None:
     policy = tiny_vision()
-    shown, text, other = (decisions_of([each], [1.0]) for each in episodes(policy))
+    shown, text, other = (flatten_trajectories([each], [1.0]) for each in episodes(policy))
     assert int(text.num_read) > int(shown.num_read) + int(other.num_read)  # a rank of its own
     assert await difference(policy.copy, runtime, lane, tmp_path, 2) <= 3e-6
 

@@ -29,7 +29,7 @@ from vla_rl.learner import (
     load_checkpoint,
     save_checkpoint,
 )
-from vla_rl.learner.checkpoint_folders import newest_name
+from vla_rl.learner.checkpoint.folders import newest_name
 from vla_rl.learner.distributed import ShardedLearner
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.types import Trajectory

@@ -18,14 +18,14 @@ from vla_rl.engines import DeviceLane
 from vla_rl.learner import (
     Critic,
     CriticConfig,
-    Judged,
     Learner,
     LearnerConfig,
     LearnerTeam,
     OptimizerConfig,
     Reference,
+    TrajectoryValues,
 )
-from vla_rl.learner.decisions import decisions_of
+from vla_rl.learner.decisions import flatten_trajectories
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.types import StopReason, Trajectory
 
@@ -87,12 +87,12 @@ async def test_a_log_prob_that_is_not_finite_is_refused_in_any_update_before_the
 
 def test_a_log_prob_above_zero_is_refused_but_for_rounding() -> None:
     trajectory = walk(mlp(), 7, 4)
-    decisions_of([with_log_prob(trajectory, 1e-5)], [1.0])
+    flatten_trajectories([with_log_prob(trajectory, 1e-5)], [1.0])
     with pytest.raises(
         ValueError,
         match=r"token 1 of decision 2 of episode 7 is 0\.5, expected a finite number of at",
     ):
-        decisions_of([with_log_prob(trajectory, 0.5)], [1.0])
+        flatten_trajectories([with_log_prob(trajectory, 0.5)], [1.0])
 
 
 def test_the_density_of_a_number_may_be_above_one_but_is_finite() -> None:
@@ -101,18 +101,18 @@ def test_the_density_of_a_number_may_be_above_one_but_is_finite() -> None:
         numbers = trajectory.steps[0].chunk.tokens.astype(np.float32)
         told = with_log_prob(trajectory, value, number=0, tokens=numbers)
         if not is_refused:
-            assert decisions_of([told], [1.0]).behavior_log_prob[0, 1] == 3.0
+            assert flatten_trajectories([told], [1.0]).behavior_log_prob[0, 1] == 3.0
             continue
         with pytest.raises(
             ValueError, match="episode 7 is inf, expected a finite number; the weights"
         ):
-            decisions_of([told], [1.0])
+            flatten_trajectories([told], [1.0])
 
 
 def test_what_an_engine_says_of_tokens_that_did_not_run_may_be_anything() -> None:
     trajectory = with_log_prob(walk(mlp(), 7, 1), NAN, number=0, token=1)
     short = msgspec.structs.replace(trajectory.steps[0], rewards=np.ones(1, np.float32))
-    decisions = decisions_of([msgspec.structs.replace(trajectory, steps=(short,))], [1.0])
+    decisions = flatten_trajectories([msgspec.structs.replace(trajectory, steps=(short,))], [1.0])
     assert decisions.mask.tolist() == [[True, False]]
 
 
@@ -123,7 +123,7 @@ def test_log_probs_of_another_number_than_tokens_name_the_episode() -> None:
     with pytest.raises(
         ValueError, match=r"decision 1 of episode 7 has log_probs \[3\] for tokens \[2\]"
     ):
-        decisions_of([msgspec.structs.replace(trajectory, steps=short)], [1.0])
+        flatten_trajectories([msgspec.structs.replace(trajectory, steps=short)], [1.0])
 
 
 async def test_in_a_team_the_agent_that_decided_is_named_too(lane: DeviceLane) -> None:
@@ -147,7 +147,7 @@ def test_the_log_probs_of_a_reference_are_held_to_the_same(value: float) -> None
         ValueError,
         match=rf"the reference's log-prob of token 0 of decision 3 of episode 7 is {value}",
     ):
-        decisions_of([trajectory], [1.0], [reference])
+        flatten_trajectories([trajectory], [1.0], [reference])
 
 
 def forbid(policy: MlpPolicy, trajectory: Trajectory, number: int) -> None:
@@ -278,6 +278,6 @@ async def test_a_critic_learns_from_finite_numbers_only(
     trajectory = walk(policy, 7, 2, stop_reason=StopReason.TIME_LIMIT)
     critic = Critic(policy, lane, CriticConfig(), seed=0)
     async with asyncio.timeout(30):
-        judged = Judged(np.array(values, np.float32), bootstrap)
+        judged = TrajectoryValues(np.array(values, np.float32), bootstrap)
         with pytest.raises(ValueError, match=complaint):
             await critic.update([trajectory], [judged], [np.array(returns, np.float32)])

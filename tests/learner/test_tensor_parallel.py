@@ -23,10 +23,10 @@ from vla_rl.actors import Runtime
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError, RankNotStarted
 from vla_rl.learner import Learner, LearnerConfig
+from vla_rl.learner.backend import WeightSink
 from vla_rl.learner.distributed import RankFailed, ShardedLearner
-from vla_rl.learner.distributed.place import Place
-from vla_rl.learner.rank_memory import rank_memory, require_layout, size_of_policy
-from vla_rl.learner.training import WeightSink
+from vla_rl.learner.distributed.state import LocalBlock
+from vla_rl.learner.estimates.rank_memory import measure_policy, rank_memory, require_layout
 from vla_rl.models.prismatic.config import LoraConfig
 from vla_rl.remote_rollout.flat_weights import weights_digest
 from vla_rl.run.resuming import Restarts
@@ -132,7 +132,7 @@ def test_whole_weights_and_gradients_of_a_rank_are_those_of_its_part_of_the_laye
     policy = conversations.qwen3()
     numbers = 2 * (32 * 8 * (4 + 2 + 2 + 4) + 3 * 32 * 64)  # two layers of attention and products
     config = LearnerConfig(ranks=4, tensor_parallel=2)
-    size = size_of_policy(policy, config)
+    size = measure_policy(policy, config)
     assert size.num_cut == numbers
     parts = rank_memory(size, config)
     kept = size.num_trained - numbers // 2
@@ -153,7 +153,7 @@ def test_an_adapter_is_cut_where_its_layer_is() -> None:
 @pytest.mark.parametrize("length", [1, 5, 7, 100])
 @pytest.mark.parametrize(("columns", "first"), [(6, 0), (2, 4)])
 def test_pieces_of_a_block_cover_it_once(columns: int, first: int, length: int) -> None:
-    place = Place(1, 3, 6, first, columns, is_first_copy=True)
+    place = LocalBlock(1, 3, 6, first, columns, is_first_copy=True)
     whole, seen = np.arange(30).reshape(5, 6), []
     block = whole[1:4, first : first + columns].flatten()
     for begin, end, start in place.pieces(length):

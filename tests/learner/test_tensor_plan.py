@@ -7,7 +7,7 @@ from torch import nn
 
 from vla_rl.errors import ConfigError
 from vla_rl.learner.config import LearnerConfig
-from vla_rl.learner.tensor_plan import TensorPlan, require_tensor_plan, tensor_plan_of
+from vla_rl.learner.plan import TensorPlan, get_tensor_plan, require_tensor_plan
 
 PLAN = TensorPlan(
     by_outputs=("up",), by_inputs=("down",), of_heads=("norm",), counts={"attention heads": 6}
@@ -31,11 +31,11 @@ def test_a_family_without_a_plan_is_refused_only_where_layers_are_shared() -> No
     with pytest.raises(ConfigError, match="Unplanned has no plan for tensor parallelism"):
         require_tensor_plan(Unplanned(), config(2))
     with pytest.raises(ConfigError, match="Unplanned has no plan"):
-        tensor_plan_of(Unplanned())
+        get_tensor_plan(Unplanned())
 
 
 def test_numbers_that_the_ranks_cannot_deal_out_are_refused_by_name() -> None:
-    assert tensor_plan_of(Planned()) is PLAN
+    assert get_tensor_plan(Planned()) is PLAN
     require_tensor_plan(Planned(), config(3))
     with pytest.raises(
         ConfigError,

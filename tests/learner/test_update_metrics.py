@@ -7,14 +7,9 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.losses import Diagnostics
+from vla_rl.learner.backend import MicroBatchSums, on_host
+from vla_rl.learner.learner import mean_gap, staleness_metrics, update_metrics
 from vla_rl.learner.optimizer import StepReport
-from vla_rl.learner.update_metrics import (
-    MicroBatchSums,
-    mean_gap,
-    on_host,
-    staleness_metrics,
-    update_metrics,
-)
 
 
 def number(value: float) -> Tensor:
@@ -43,7 +38,7 @@ def sums(
         gap_max=number(gap[1]),
         num_compared=torch.tensor(gap[2]),
         tokens=torch.tensor(tokens, dtype=torch.float64).T,
-        first_unsound=torch.tensor(-1),
+        first_nonfinite=torch.tensor(-1),
     )
 
 

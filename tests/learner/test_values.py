@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from small_episodes import trajectory
 
-from vla_rl.learner.values import Judged, require_returns, require_values
+from vla_rl.learner.finiteness import TrajectoryValues, require_returns, require_values
 
 TWO = trajectory([[1.0], [2.0]], number=7)
 
 
-def judged(*values: float, bootstrap: float = 0.0) -> Judged:
-    return Judged(np.array(values, np.float32), bootstrap)
+def judged(*values: float, bootstrap: float = 0.0) -> TrajectoryValues:
+    return TrajectoryValues(np.array(values, np.float32), bootstrap)
 
 
 def test_one_finite_value_for_each_decision_passes() -> None:
@@ -29,7 +29,9 @@ def test_one_finite_value_for_each_decision_passes() -> None:
         ),
     ],
 )
-def test_values_that_cannot_be_learnt_from_are_refused(values: Judged, message: str) -> None:
+def test_values_that_cannot_be_learnt_from_are_refused(
+    values: TrajectoryValues, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         require_values([TWO], [values])
 

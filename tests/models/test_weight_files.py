@@ -21,7 +21,7 @@ from tiny_vision import write_tiny_vision
 import vla_rl
 from vla_rl.algorithms import VJepa2Config
 from vla_rl.errors import CheckpointError, VlaRlError
-from vla_rl.learner.checkpoint_folders import HEADER, CheckpointHeader
+from vla_rl.learner.checkpoint.folders import HEADER, CheckpointHeader
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, load_language_model
 from vla_rl.models.language.tiny import write_tiny
 from vla_rl.models.language.vision_policy import VisionLanguageModel
@@ -384,9 +384,9 @@ READERS: Final = {
     "models/prismatic/hub.py": {"snapshot_download"},
     "models/language/checkpoint.py": {"from_pretrained"},
     "models/vjepa2/checkpoint.py": {"from_pretrained"},
-    "learner/checkpoint.py": {"load_file"},
-    # of a checkpoint that `learner/checkpoint.py` has verified and read
-    "learner/distributed/ranks.py": {"load_file"},
+    "learner/checkpoint/files.py": {"load_file"},
+    # of a checkpoint that `learner/checkpoint/files.py` has verified and read
+    "learner/distributed/backend.py": {"load_file"},
     "learner/distributed/state.py": {"safe_open"},
 }
 """Files that read weights by a library, each behind the checks of `weight_files` or

@@ -19,7 +19,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation.held_out_book import HeldOutRow
 from vla_rl.evaluation.held_out_curve import read_curve
 from vla_rl.evaluation.held_out_results import SUCCESSES, results_path
-from vla_rl.learner.checkpoint_folders import best_checkpoint, checkpoint_of
+from vla_rl.learner.checkpoint.folders import best_checkpoint, find_checkpoint
 from vla_rl.recipes.train_toy import TrainToyConfig, held_out_episodes, main, starts_of
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.run import background_evaluation
@@ -68,7 +68,7 @@ async def test_the_results_beside_training_are_those_of_an_offline_evaluation_to
     expected = {}
     async with asyncio.timeout(120), LastingForkServers("offline") as servers:
         for version in versions:
-            folder = checkpoint_of(run.checkpoints, version)
+            folder = find_checkpoint(run.checkpoints, version)
             assert folder is not None
             expected[version] = await offline(folder / "policy", episodes, version, servers)
     for version in versions:
@@ -102,7 +102,7 @@ def test_the_run_shows_the_curve_wherever_it_shows_others(run: RunDirectory) -> 
     assert "0 (best)" in page or "2 (best)" in page
     best = best_checkpoint(run.checkpoints)
     assert curve.best is not None
-    assert best == checkpoint_of(run.checkpoints, curve.best.weights)
+    assert best == find_checkpoint(run.checkpoints, curve.best.weights)
 
 
 # test_judging.py resumes without a process that is killed
@@ -160,7 +160,7 @@ def test_a_run_without_gain_stops_in_order_and_is_reported(
     # the last weights were evaluated by both sets, although the run did not reach its last update
     assert {point.weights for point in curve.report} == {0, last, curve.best.weights}
     assert curve.chose[-1].weights == last < 10000
-    assert checkpoint_of(run.checkpoints, last) is not None
+    assert find_checkpoint(run.checkpoints, last) is not None
     said = capsys.readouterr().out
     assert "stopping: the trend of the newest evaluations is below 2 points" in said
     assert f"held out: final weights {last}: " in said

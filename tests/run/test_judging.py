@@ -20,7 +20,7 @@ from vla_rl.evaluation.held_out_curve import Best, points_of, read_curve
 from vla_rl.evaluation.held_out_results import SUCCESSES, HeldOutResult, line_of, results_path
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.results import EpisodeResult
-from vla_rl.learner.checkpoint_folders import (
+from vla_rl.learner.checkpoint.folders import (
     best_checkpoint,
     list_checkpoints,
     prune,

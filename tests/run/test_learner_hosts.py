@@ -15,7 +15,7 @@ from benchmarks.hosts.namespaces import NamespacesRefused, network_namespaces
 from vla_rl.actors import make_keys
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.errors import ConfigError, LearnerHostLost, RankNotStarted
-from vla_rl.learner.distributed.seats import RankSeat, Seating
+from vla_rl.learner.distributed.rank_hosts import RankAssignment, RankAssignments
 from vla_rl.recipes.train_toy import policy_of, starts_of
 from vla_rl.run.resuming import Restarts
 from vla_rl.run.training_run import TrainingRun
@@ -108,9 +108,10 @@ def test_gpus_of_a_lost_host_are_left_out_and_ranks_on_cpus_move() -> None:
     gpus = [("", 0), ("", 1), ("a", 0), ("a", 1), ("b", 0), ("b", 1)]
     restarts = Restarts(9, num_ranks=6, group_size=2)
     restarts.sit(
-        Seating(
+        RankAssignments(
             tuple(
-                RankSeat(f"cuda:{gpu}", host, far if host else None, gpu=gpu) for host, gpu in gpus
+                RankAssignment(f"cuda:{gpu}", host, far if host else None, gpu=gpu)
+                for host, gpu in gpus
             )
         )
     )
@@ -122,7 +123,11 @@ def test_gpus_of_a_lost_host_are_left_out_and_ranks_on_cpus_move() -> None:
     left, _ = restarts.remaining(config, policy_of(config))
     assert (left.learner.ranks, left.cluster.learners) == (2, ("here", "a:0,1"))
     moved = Restarts(9, num_ranks=6)
-    moved.sit(Seating(tuple(RankSeat("cpu", host, far if host else None) for host, _ in gpus)))
+    moved.sit(
+        RankAssignments(
+            tuple(RankAssignment("cpu", host, far if host else None) for host, _ in gpus)
+        )
+    )
     moved.count(LearnerHostLost("the host 'a' is away", "a"), 0)
     left, _ = moved.remaining(config, policy_of(config))
     assert (left.learner.ranks, left.cluster.learners) == (6, ("here", "b"))

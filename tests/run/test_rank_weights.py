@@ -26,9 +26,9 @@ from vla_rl.engines import DeviceLane
 from vla_rl.engines.weight_shards import WeightShard
 from vla_rl.errors import ActorDied, RankFailed, WeightsNotGiven
 from vla_rl.learner import Learner
+from vla_rl.learner.backend import WeightSink
 from vla_rl.learner.distributed import ShardedLearner
-from vla_rl.learner.distributed.seats import RankSeat, Seating
-from vla_rl.learner.training import WeightSink
+from vla_rl.learner.distributed.rank_hosts import RankAssignment, RankAssignments
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.models.prismatic.config import LoraConfig
 from vla_rl.remote_rollout import weight_links
@@ -106,9 +106,9 @@ async def test_ranks_on_another_host_give_their_weights_too(
             client_keys=ours,
             lost_after_s=20.0,
         )
-        far = RankSeat("cpu", host="far", placement=there, address="127.0.0.1")
+        far = RankAssignment("cpu", host="far", placement=there, address="127.0.0.1")
         two = ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink])
-        two.sit(Seating((RankSeat("cpu", address="127.0.0.1"), far)))
+        two.sit(RankAssignments((RankAssignment("cpu", address="127.0.0.1"), far)))
         async with two:
             await two.update(episodes(policy), ADVANTAGES)
     await site.arrive()

@@ -13,7 +13,7 @@ from small_worlds import mlp
 
 from vla_rl.errors import ConfigError, RankFailed, RankNotStarted
 from vla_rl.learner import LearnerConfig
-from vla_rl.learner.rank_memory import PolicySize, require_gpus
+from vla_rl.learner.estimates.rank_memory import PolicySize, require_gpus
 from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
 from vla_rl.reporting import RunDirectory
 from vla_rl.run.resuming import Restarts

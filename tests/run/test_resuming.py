@@ -24,7 +24,7 @@ from vla_rl.evaluation.held_out import HeldOutJudge, HeldOutResult, read_held_ou
 from vla_rl.evaluation.results import EpisodeResult
 from vla_rl.evaluation.validation import Validation, ValidationResult, read_validation
 from vla_rl.learner import list_checkpoints, verify_checkpoint
-from vla_rl.learner.checkpoint_folders import set_best
+from vla_rl.learner.checkpoint.folders import set_best
 from vla_rl.recipes.train_toy import TrainToyConfig, main, policy_of, starts_of
 from vla_rl.reporting import RunDirectory
 from vla_rl.rollout import chat_agent

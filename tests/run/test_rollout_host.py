@@ -19,7 +19,7 @@ from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine, make_tor
 from vla_rl.env_workers import SimulatorPool
 from vla_rl.envs.text import TextEnvPool, TextPoolConfig
 from vla_rl.errors import ConfigError
-from vla_rl.learner.distributed.messages import pack_observed, unpack_observed
+from vla_rl.learner.distributed.messages import pack_observations, unpack_observations
 from vla_rl.models.language import TinyConfig, tiny
 from vla_rl.models.trajectory_encoders import trajectory_encoder
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
@@ -89,7 +89,7 @@ async def require_same_beside(
         assert all(isinstance(place, ShelvedArray) for place in places)
         assert observed_bytes(beside) == 0
         assert beside.shelved.num_bytes == observed_bytes(whole)
-        read = unpack_observed(pack_observed([step.observation for step in beside.steps]))
+        read = unpack_observations(pack_observations([step.observation for step in beside.steps]))
         steps = tuple(
             msgspec.structs.replace(step, observation=seen)
             for step, seen in zip(beside.steps, read, strict=True)

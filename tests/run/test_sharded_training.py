@@ -24,7 +24,7 @@ from vla_rl.errors import ConfigError, RankFailed, RankNotStarted
 from vla_rl.graph import NodeFailed
 from vla_rl.learner import LearnerConfig, OptimizerConfig, load_checkpoint
 from vla_rl.learner.distributed import ShardedLearner
-from vla_rl.learner.rank_memory import PolicySize
+from vla_rl.learner.estimates.rank_memory import PolicySize
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.pipelines.registry import with_pipeline
 from vla_rl.recipes import srpo_toy, train_toy

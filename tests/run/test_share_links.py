@@ -19,7 +19,7 @@ from vla_rl.engines.weight_shards import (
     split_shard,
 )
 from vla_rl.errors import CheckpointError, HostNotReached, WeightsNotGiven
-from vla_rl.learner.distributed.share_giver import ShareGiver
+from vla_rl.learner.distributed.shared_training import ShardSender
 from vla_rl.remote_rollout import weight_links
 from vla_rl.remote_rollout.flat_weights import (
     FlatWeights,
@@ -73,7 +73,7 @@ async def given(keys: KeyPair, door: SocketAddress, pieces: Sequence[ShardPiece]
         return next(left, None)
 
     at = ShardSocket(address=f"tcp://127.0.0.1:{door.port}", public_key=door.public_key)
-    await ShareGiver(keys, at, next_piece).give()
+    await ShardSender(keys, at, next_piece).give()
 
 
 async def taken(

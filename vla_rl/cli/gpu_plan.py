@@ -79,7 +79,7 @@ def _seconds(
     decision_s: float | None,
 ) -> Table | None:
     # imports torch, which `--help` must not wait for
-    from vla_rl.learner.roofline import update_flops
+    from vla_rl.learner.estimates.device import update_flops
     from vla_rl.run.estimates import peak_of_run, seconds_of_update
 
     peak = peak_of_run(config.run, name)

@@ -89,8 +89,8 @@ async def _plan_and_rehearse(
 ) -> None:
     """Print what a run would do, and find everything that it would read."""
     from vla_rl.cli.rehearsal import rehearse_training
-    from vla_rl.learner.rank_memory import size_of_policy
-    from vla_rl.learner.tensor_plan import require_tensor_plan
+    from vla_rl.learner.estimates.rank_memory import measure_policy
+    from vla_rl.learner.plan import require_tensor_plan
     from vla_rl.run.estimates import concerns_gpus, estimate_run
     from vla_rl.team.members import Team
 
@@ -99,7 +99,7 @@ async def _plan_and_rehearse(
     if config.learner.ranks > 1 and len(team.members) == 1:
         (member,) = team.members.values()
         require_tensor_plan(member.model, config.learner)
-        size = size_of_policy(member.model, config.learner)
+        size = measure_policy(member.model, config.learner)
     shown = concerns_gpus(config, team)
     estimate = None
     if shown:

@@ -21,7 +21,7 @@ from vla_rl.team.pools import describe_environments
 from vla_rl.util.plain_console import plain_console
 
 if TYPE_CHECKING:
-    from vla_rl.learner.rank_memory import PolicySize, RankMemory
+    from vla_rl.learner.estimates.rank_memory import PolicySize, RankMemory
     from vla_rl.run.estimates import RunEstimate
 
 MIB = 2**20
@@ -95,7 +95,7 @@ def print_plan(
     ranks = None
     if size is not None:
         # imports torch, which `--help` must not wait for
-        from vla_rl.learner.rank_memory import rank_memory
+        from vla_rl.learner.estimates.rank_memory import rank_memory
 
         ranks = rank_memory(
             size,

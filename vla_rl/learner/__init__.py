@@ -1,12 +1,17 @@
-"""Learning: learners, critics and the optimizer, which update weights, and checkpoints.
+"""Learner: it updates weights from trajectories, values and demonstrations.
 
-learner        `Learner`: policy gradients; imitation: `Imitator`, cross-entropy on demonstrations
-plan           rows of each optimizer step and of each rank; sharded: a learner over several ranks
+learner        `Learner`: policy gradients; `backend`: what computes them in this process
+critic         `Critic`: values; `critic_backend`
+imitation      `Imitator`: cross-entropy on demonstrations (SFT); `imitation_backend`
 team           several policies that learn in one run, together or in turns
-critic         `Critic`: values; scoring: `Reference`, the frozen policy of a KL term
-columns        each number of a token, declared once; rows: decisions as rows of tokens; decisions:
-               those rows as padded tensors
+rows           decisions as rows of tokens; decisions: those rows as padded tensors
+plan           rows of each optimizer step and of each rank
+scoring        log-probs besides those of the update; `Reference`, the frozen policy of a KL term
+finiteness     NaN and infinity, refused where they enter
+optimizer      AdamW with masters, clipping and skipped steps
 checkpoint     all state of a run, written completely or not at all
+distributed    a learner over several processes
+estimates      memory and seconds of an update, before it runs
 
 Importing the configurations does not import torch; the other names do when they are first used.
 """
@@ -22,7 +27,8 @@ from vla_rl.learner.config import (
 from vla_rl.util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from vla_rl.learner.checkpoint import (
+    from vla_rl.learner.backend import WeightSink as WeightSink
+    from vla_rl.learner.checkpoint.files import (
         Checkpoint as Checkpoint,
         PreparedCheckpoint as PreparedCheckpoint,
         load_checkpoint as load_checkpoint,
@@ -31,11 +37,16 @@ if TYPE_CHECKING:
         save_checkpoint as save_checkpoint,
         verify_checkpoint as verify_checkpoint,
     )
-    from vla_rl.learner.checkpoint_folders import (
+    from vla_rl.learner.checkpoint.folders import (
         latest_checkpoint as latest_checkpoint,
         list_checkpoints as list_checkpoints,
     )
+    from vla_rl.learner.checkpoint.state import (
+        TeamState as TeamState,
+        TrainingState as TrainingState,
+    )
     from vla_rl.learner.critic import Critic as Critic, PolicyCritic as PolicyCritic
+    from vla_rl.learner.finiteness import TrajectoryValues as TrajectoryValues
     from vla_rl.learner.imitation import Demonstration as Demonstration, Imitator as Imitator
     from vla_rl.learner.learner import (
         Learner as Learner,
@@ -50,12 +61,6 @@ if TYPE_CHECKING:
         LearnerTeam as LearnerTeam,
         ReferenceTeam as ReferenceTeam,
     )
-    from vla_rl.learner.training import (
-        TeamState as TeamState,
-        TrainingState as TrainingState,
-        WeightSink as WeightSink,
-    )
-    from vla_rl.learner.values import Judged as Judged
 
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -22,18 +22,18 @@ from vla_rl.algorithms.losses import value_loss
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import CheckpointError
+from vla_rl.learner.checkpoint.state import StagedTensors
 from vla_rl.learner.config import CriticConfig
-from vla_rl.learner.optimizer import StepReport
-from vla_rl.learner.training import StagedTensors
-from vla_rl.learner.value_passes import (
+from vla_rl.learner.critic_backend import (
     NUM_UPDATES,
-    CriticPasses,
-    LocalCriticPasses,
+    CriticBackend,
+    LocalCriticBackend,
     ValueHead,
     ValueRows,
     ValueSums,
 )
-from vla_rl.learner.values import Judged, require_returns, require_values
+from vla_rl.learner.finiteness import TrajectoryValues, require_returns, require_values
+from vla_rl.learner.optimizer import StepReport
 from vla_rl.types import Observation, Trajectory, derive_seed
 
 __all__ = ["Critic", "PolicyCritic", "ValueHead", "is_cut_off"]
@@ -50,13 +50,13 @@ class PolicyCritic:
         seed: seed of the order of the mini-batches.
     """
 
-    def __init__(self, passes: CriticPasses, config: CriticConfig, seed: int) -> None:
+    def __init__(self, passes: CriticBackend, config: CriticConfig, seed: int) -> None:
         self._passes, self._config, self._seed = passes, config, seed
         self._loss = value_loss(config.loss)
         self._num_updates = 0
         self._turn = asyncio.Lock()
 
-    async def values(self, trajectories: Sequence[Trajectory]) -> list[Judged]:
+    async def values(self, trajectories: Sequence[Trajectory]) -> list[TrajectoryValues]:
         """Compute the values of all decisions of all trajectories, and of the last observation if a
         time limit ended the episode.
 
@@ -76,7 +76,7 @@ class PolicyCritic:
     async def update(
         self,
         trajectories: Sequence[Trajectory],
-        judged: Sequence[Judged],
+        judged: Sequence[TrajectoryValues],
         returns: Sequence[np.ndarray],
         *,
         number: int | None = None,
@@ -198,7 +198,7 @@ class Critic(PolicyCritic):
     def __init__(
         self, model: TokenModel[Any], lane: DeviceLane, config: CriticConfig, seed: int
     ) -> None:
-        passes = LocalCriticPasses(model, lane, config, seed)
+        passes = LocalCriticBackend(model, lane, config, seed)
         super().__init__(passes, config, seed)
         self.head = passes.module.head
         """The value head."""
@@ -211,11 +211,13 @@ def is_cut_off(trajectory: Trajectory) -> bool:
     return trajectory.stop_reason.is_cut_off
 
 
-def _split_by_trajectory(trajectories: Sequence[Trajectory], values: np.ndarray) -> list[Judged]:
+def _split_by_trajectory(
+    trajectories: Sequence[Trajectory], values: np.ndarray
+) -> list[TrajectoryValues]:
     judged, start = [], 0
     for trajectory in trajectories:
         end = start + len(trajectory.steps)
         cut_off = is_cut_off(trajectory)
-        judged.append(Judged(values[start:end], float(values[end]) if cut_off else 0.0))
+        judged.append(TrajectoryValues(values[start:end], float(values[end]) if cut_off else 0.0))
         start = end + cut_off
     return judged

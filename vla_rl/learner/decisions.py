@@ -15,9 +15,17 @@ import torch
 from torch import Tensor
 
 from vla_rl.engines.device_lane import to_device
-from vla_rl.learner.columns import BY_ROW, RECORDED, TokenColumns, narrowed
-from vla_rl.learner.rows import Advantage, Place, Row, rows_of
-from vla_rl.learner.sound_numbers import require_log_probs
+from vla_rl.learner.finiteness import require_log_probs
+from vla_rl.learner.rows import (
+    BY_ROW,
+    RECORDED,
+    Advantage,
+    DecisionSlot,
+    Row,
+    TokenColumns,
+    make_rows,
+    narrowed,
+)
 from vla_rl.types import Observation, Trajectory
 
 BROKEN_ENGINE: Final = (
@@ -40,7 +48,7 @@ class Decisions(TokenColumns):
     """
 
     observations: tuple[Observation, ...]
-    places: tuple[tuple[Place, ...], ...]
+    places: tuple[tuple[DecisionSlot, ...], ...]
 
     def __len__(self) -> int:
         return len(self.observations)
@@ -89,7 +97,7 @@ class Decisions(TokenColumns):
         return [found[decision] for decision in sorted(found)]
 
 
-def decisions_of(
+def flatten_trajectories(
     trajectories: Sequence[Trajectory],
     advantages: Sequence[Advantage],
     reference_log_probs: Sequence[Sequence[np.ndarray] | np.ndarray] | None = None,
@@ -112,7 +120,7 @@ def decisions_of(
     num_decisions = 0
     for number, (trajectory, advantage) in enumerate(zip(trajectories, advantages, strict=True)):
         reference = None if reference_log_probs is None else reference_log_probs[number]
-        rows += rows_of(trajectory, number, num_decisions, advantage, reference)
+        rows += make_rows(trajectory, number, num_decisions, advantage, reference)
         num_decisions += len(trajectory.steps)
     if not rows:
         raise ValueError(

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import NO_TOKEN, LanguageModel, PolicyModel
+from vla_rl.learner.backend import WeightSink
+from vla_rl.learner.checkpoint.state import TrainingState
 from vla_rl.learner.config import ImitationConfig
-from vla_rl.learner.imitation_passes import ImitationPasses, Lessons, LocalImitationPasses
+from vla_rl.learner.imitation_backend import ImitationBackend, LocalImitationBackend, SftRows
 from vla_rl.learner.learner import UpdateReport
-from vla_rl.learner.training import TrainingState, WeightSink
 from vla_rl.types import Observation, Sampling
 
 
@@ -53,7 +54,7 @@ class PolicyImitator:
 
     def __init__(
         self,
-        passes: ImitationPasses,
+        passes: ImitationBackend,
         model: PolicyModel[Any] | LanguageModel[Any],
         lane: DeviceLane,
         config: ImitationConfig,
@@ -130,7 +131,7 @@ class PolicyImitator:
         async with self._turn:
             await self._passes.restore(state)
 
-    def _lessons(self, demonstrations: Sequence[Demonstration]) -> Lessons:
+    def _lessons(self, demonstrations: Sequence[Demonstration]) -> SftRows:
         tokens, mask = self._targets(demonstrations)
         is_text, num_rows = isinstance(self._model, LanguageModel), len(demonstrations)
         lengths, prompts = torch.full((num_rows,), tokens.shape[1]), torch.zeros(num_rows)
@@ -140,7 +141,7 @@ class PolicyImitator:
                 [len(each.observation["prompt_tokens"]) for each in demonstrations]
             )
         observations = tuple(each.observation for each in demonstrations)
-        return Lessons(observations, tokens, mask, lengths, prompts.long() + lengths)
+        return SftRows(observations, tokens, mask, lengths, prompts.long() + lengths)
 
     def _targets(self, demonstrations: Sequence[Demonstration]) -> tuple[Tensor, Tensor]:
         """Return tokens int64 [B, T] and mask bool [B, T]."""
@@ -190,7 +191,7 @@ class Imitator(PolicyImitator):
         prepare: Callable[[Sequence[Observation]], Any] | None = None,
     ) -> None:
         prepare = prepare or model.prepare
-        passes = LocalImitationPasses(model, lane, config, publish_to, weight_version, prepare)
+        passes = LocalImitationBackend(model, lane, config, publish_to, weight_version, prepare)
         super().__init__(passes, model, lane, config)
 
 

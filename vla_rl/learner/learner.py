@@ -15,30 +15,33 @@ forward pass with the same weights; the first update checks it.
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add
 from typing import Any
 
 import msgspec
 import numpy as np
+import torch
+from torch import Tensor
 
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.graph import Slice
-from vla_rl.learner.config import LearnerConfig
-from vla_rl.learner.decisions import decisions_of
-from vla_rl.learner.optimizer import StepReport
-from vla_rl.learner.passes import LocalPasses, Passes
-from vla_rl.learner.plan import plan_minibatches, plan_step
-from vla_rl.learner.proximal import Proximal
-from vla_rl.learner.rows import Advantage
-from vla_rl.learner.sound_numbers import require_sound_model
-from vla_rl.learner.training import TrainingState, WeightSink
-from vla_rl.learner.update_metrics import (
+from vla_rl.learner.backend import (
+    Backend,
+    LocalBackend,
     MicroBatchSums,
-    mean_gap,
-    staleness_metrics,
-    update_metrics,
+    WeightSink,
 )
+from vla_rl.learner.checkpoint.state import TrainingState
+from vla_rl.learner.config import LearnerConfig
+from vla_rl.learner.decisions import flatten_trajectories
+from vla_rl.learner.finiteness import require_finite_outputs
+from vla_rl.learner.optimizer import StepReport
+from vla_rl.learner.plan import plan_minibatches, plan_step
+from vla_rl.learner.rows import Advantage
+from vla_rl.learner.scoring import Proximal
 from vla_rl.types import Trajectory
 
 
@@ -74,7 +77,7 @@ class PolicyLearner:
     """
 
     def __init__(
-        self, passes: Passes, lane: DeviceLane, config: LearnerConfig, *, name: str
+        self, passes: Backend, lane: DeviceLane, config: LearnerConfig, *, name: str
     ) -> None:
         self._passes, self._lane, self._config, self._name = passes, lane, config, name
         self._proximal = Proximal(passes.log_probs, config)
@@ -112,7 +115,7 @@ class PolicyLearner:
             repeated gradients that are not finite.
         """
         decisions = await self._lane.prepare(
-            decisions_of, trajectories, advantages, reference_log_probs
+            flatten_trajectories, trajectories, advantages, reference_log_probs
         )
         async with self._turn:
             started, version = time.perf_counter(), self.weight_version
@@ -131,8 +134,8 @@ class PolicyLearner:
                 found = await self._passes.accumulate(minibatch, plan, compare)
                 # once per mini-batch: asking after each micro-batch would make the host wait for
                 # the device
-                places = [part.first_unsound for part in found]
-                require_sound_model(minibatch, plan.indices, places, self._name)
+                places = [part.first_nonfinite for part in found]
+                require_finite_outputs(minibatch, plan.indices, places, self._name)
                 sums += found
                 if number == 1:
                     # before the first step, so that a disagreement leaves the weights as they were
@@ -232,5 +235,84 @@ class Learner(PolicyLearner):
                 "model: in an update of several optimizer steps, the engine would act with weights "
                 "without a version. Give the engine a copy of the model."
             )
-        passes = LocalPasses(model, lane, config, publish_to, weight_version)
+        passes = LocalBackend(model, lane, config, publish_to, weight_version)
         super().__init__(passes, lane, config, name=type(model).__name__)
+
+
+def update_metrics(
+    sums: Sequence[MicroBatchSums], reports: Sequence[StepReport], weight_version: int
+) -> dict[str, float]:
+    """Return the metrics by path.
+
+    Args:
+        sums: sums of all micro-batches of the update.
+        reports: reports of its optimizer steps; none if the update taught nothing, which
+            `update/taught` shows.
+        weight_version: the learner's version before the update.
+
+    Returns: `update/loss` is the mean over the optimizer steps; means over tokens are over those of
+    the rows that were computed. `update/log_prob_gap_mean` and
+    `_max`, |learner's log-prob - engine's| of the same tokens under the same weights, are present
+    only if the newest version made some of the decisions. `update/log_ratio_abs/staleness_K` is the
+    mean |log-ratio| over the tokens of decisions K updates old, over all steps.
+    """
+    if not reports:
+        return {"update/taught": 0.0}
+    diagnostics = reduce(add, (part.diagnostics for part in sums))
+    num_tokens = max(float(diagnostics.num_tokens), 1.0)
+    metrics = {
+        "update/taught": 1.0,
+        "update/loss": float(torch.stack([part.loss for part in sums]).sum()) / len(reports),
+        "update/entropy": float(torch.stack([part.entropy_sum for part in sums]).sum())
+        / num_tokens,
+        **{f"update/{name}": value for name, value in diagnostics.metrics().items()},
+        "update/grad_norm": sum(report.grad_norm for report in reports) / len(reports),
+        "update/lr": reports[-1].lr,
+        "update/steps": float(len(reports)),
+        "update/skipped_steps": float(sum(report.is_skipped for report in reports)),
+        "update/tokens": float(diagnostics.num_tokens),
+    }
+    metrics |= _ratios_by_staleness(
+        torch.cat([part.tokens for part in sums], dim=1), weight_version
+    )
+    gap = mean_gap(sums)
+    if gap is not None:
+        metrics["update/log_prob_gap_mean"] = gap
+        metrics["update/log_prob_gap_max"] = float(
+            torch.stack([part.gap_max for part in sums]).max()
+        )
+    return metrics
+
+
+def staleness_metrics(staleness: Tensor) -> dict[str, float]:
+    """Summarise the staleness of each token, int64 [n].
+
+    It is the learner's version minus the version that chose the token.
+    """
+    return {
+        "update/staleness_mean": float(staleness.float().mean()),
+        "update/staleness_max": float(staleness.max()),
+    }
+
+
+def mean_gap(sums: Sequence[MicroBatchSums]) -> float | None:
+    """Return the mean |learner's log-prob - engine's| over tokens chosen by the same weights.
+
+    None if there are none.
+    """
+    num_compared = int(torch.stack([part.num_compared for part in sums]).sum())
+    return (
+        float(torch.stack([part.gap_sum for part in sums]).sum()) / num_compared
+        if num_compared
+        else None
+    )
+
+
+def _ratios_by_staleness(tokens: Tensor, weight_version: int) -> dict[str, float]:
+    versions, sizes = tokens
+    metrics = {}
+    for version in versions.unique().tolist():
+        chosen = versions == version
+        name = f"update/log_ratio_abs/staleness_{weight_version - int(version)}"
+        metrics[name] = float(sizes[chosen].mean())
+    return metrics

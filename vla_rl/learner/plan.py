@@ -1,4 +1,4 @@
-"""The plan of an update: which rows make an optimizer step, and which rank computes which of them.
+"""The plan of an update: which rows make an optimizer step, which rank computes which of them.
 
     decisions ─► minibatches ─► rows with a gradient ─► plan_step ─► rank 0: micro-batch, ...
                  (by seed)      (if there are none,                  rank 1: micro-batch, ...
@@ -7,18 +7,28 @@
 Pure: it depends on the rows, the configuration and the number of ranks. One process is the plan of
 one rank. Every divisor of a loss is counted here over the whole mini-batch, so the gradients of all
 micro-batches of all ranks add up to the gradient of the mini-batch.
+
+`TensorPlan` names the layers that tensor parallelism cuts; a policy's family makes it, and it is checked
+without processes.
+
+x ─► q, k, v     cut by outputs: each rank has its own heads      ─► o      cut by inputs ─► sum
+x ─► gate, up    cut by outputs: each rank has its own numbers    ─► down   cut by inputs ─► sum
 """
 
 import heapq
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vla_rl.algorithms import Denominators, count_denominators
-from vla_rl.learner.columns import TokenColumns
+from vla_rl.errors import ConfigError
 from vla_rl.learner.config import LearnerConfig, MicroBatchSize
-from vla_rl.learner.micro_batches import micro_batches
+from vla_rl.learner.lines import Lines
+from vla_rl.learner.rows import TokenColumns
 from vla_rl.types import derive_seed
 
 
@@ -143,3 +153,111 @@ def rows_imbalance(num_read: Tensor, num_ranks: int) -> float:
     """Return the largest load of a rank over the mean load, at least 1."""
     loads = [int(num_read[index].sum()) for index in deal(num_read, num_ranks)]
     return max(loads) / (sum(loads) / num_ranks)
+
+
+def micro_batches(num_read: Tensor, size: MicroBatchSize) -> list[Tensor]:
+    """Return the row indices of each micro-batch, int64 [M], M >= 1; every row is in exactly one.
+
+    Without a token limit, rows stay in order. With one, the longest rows come first. The lines of a
+    micro-batch are as wide as its longest row, there are as many as the limit allows, and shorter
+    rows share lines (`vla_rl.learner.lines`). A row that exceeds the limit is a micro-batch of its
+    own.
+
+    Args:
+        num_read: int64 [N], number of tokens that a forward pass reads for each row.
+        size: maximum number of rows, and of tokens.
+    """
+    if size.tokens is None:
+        return list(torch.split(torch.arange(len(num_read)), size.rows))
+    # longest first: the longest row sets the width of all lines, and shorter ones fill what is left
+    order = torch.argsort(num_read, descending=True, stable=True)
+    lengths = num_read[order].tolist()
+    rising = [-length for length in lengths]
+    left, parts = _RowsLeft(len(lengths)), []
+    while (row := left.first_left(0)) < len(lengths):
+        width = max(lengths[row], 1)
+        lines = Lines(width, min(max(1, size.tokens // width), size.rows, len(lengths)))
+        chosen: list[int] = []
+        while row < len(lengths) and len(chosen) < size.rows:
+            lines.place(lengths[row])
+            left.take(row)
+            chosen.append(row)
+            # rows before the first that fits the largest free space are too long
+            row = left.first_left(max(row, bisect_left(rising, -lines.most_room)))
+        parts.append(order[torch.tensor(chosen)])
+    return parts
+
+
+class _RowsLeft:
+    """Rows that were not taken yet; skipping those that were taken costs almost nothing."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._next = list(range(num_rows + 1))
+
+    def take(self, row: int) -> None:
+        self._next[row] = row + 1
+
+    def first_left(self, row: int) -> int:
+        """Return the first row, from this one on, that is left; the number of rows if none is."""
+        while self._next[row] != row:
+            # path halving: walking over every taken row again would be quadratic in their number
+            self._next[row] = self._next[self._next[row]]
+            row = self._next[row]
+        return row
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """Layers that the ranks of a tensor group share, by their names in the network."""
+
+    by_outputs: tuple[str, ...]
+    """Linear layers of which each rank computes a part of the outputs."""
+
+    by_inputs: tuple[str, ...]
+    """Linear layers of which each rank reads a part of the inputs; their outputs are added up."""
+
+    of_heads: tuple[str, ...]
+    """Norms of single heads: whole on every rank, and each rank's heads are a part of their
+    gradient."""
+
+    counts: Mapping[str, int]
+    """Numbers that are dealt to the ranks, by what they are of."""
+
+    def num_cut(self, network: nn.Module, *, is_trained: bool) -> int:
+        """Return the numbers of the layers that are cut."""
+        layers = (network.get_submodule(name) for name in (*self.by_outputs, *self.by_inputs))
+        return sum(
+            each.numel()
+            for layer in layers
+            for each in layer.parameters()
+            if each.requires_grad == is_trained
+        )
+
+
+def get_tensor_plan(model: Any) -> TensorPlan:
+    """Return the plan of a policy. Raises: ConfigError if its family has none."""
+    planned: Callable[[], TensorPlan] | None = getattr(model, "tensor_plan", None)
+    if planned is None:
+        raise no_tensor_plan_error(type(model).__name__)
+    return planned()
+
+
+def no_tensor_plan_error(family: str) -> ConfigError:
+    """Return the error about a family whose layers cannot be cut."""
+    return ConfigError(
+        f"{family} has no plan for tensor parallelism; expected OpenVLA, OpenVLA-OFT, or a language "
+        "model of the kinds llama, qwen2 and qwen3: set --learner.tensor-parallel to 1, and take "
+        "--learner.shard weights if a policy does not fit"
+    )
+
+
+def require_tensor_plan(model: Any, config: LearnerConfig) -> None:
+    """Raise ConfigError if the ranks of a tensor group cannot share the policy's layers."""
+    if config.tensor_parallel == 1:
+        return
+    for what, count in get_tensor_plan(model).counts.items():
+        if count % config.tensor_parallel:
+            raise ConfigError(
+                f"LearnerConfig.tensor_parallel is {config.tensor_parallel}, but the trunk of "
+                f"{type(model).__name__} has {count} {what}; expected a divisor of {count}"
+            )

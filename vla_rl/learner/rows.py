@@ -1,23 +1,156 @@
-"""Conversion of decisions to rows of a forward pass.
+"""Rows of a forward pass, made from the decisions of an episode.
 
 A row is one decision, or all turns of a conversation that can be joined.
 
-    turn 1   prompt ─► reply                           one row   prompt │ reply │ what was heard │ reply
-    turn 2   prompt, reply, what was heard ─► reply    mask             │ 1 .. 1│     0 .. 0     │ 1 .. 1
+    turn 1   prompt ─► reply                              one row   prompt │ reply │ tokens between │ reply
+    turn 2   prompt, reply, tokens between ─► reply       mask             │ 1 .. 1│     0 .. 0     │ 1 .. 1
 
 A turn joins the row of its agent's previous turn only if its prompt begins with exactly the tokens
 and images of that turn. If the chat template, the tokenizer or the environment changed the past, or
 if the temperature differs, it gets its own row.
+
+The columns of the rows are declared once, in `TokenColumns`: what each holds, its dtype, and the value
+that fills it.
+
+    decision ─► parts of a row ─► padded columns (`decisions`) ─► rows of a rank, a mini-batch,
+                                                                  a micro-batch ─► TokenBatch
+
+To add a column, add a field to `TokenColumns`; if a loss reads it, add a field of the same name to
+`TokenBatch`. Everything between follows from the declaration.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Annotated, Final, NamedTuple, TypeAlias, get_type_hints
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from vla_rl.learner.columns import RECORDED
+from vla_rl.algorithms.losses import TokenBatch
+from vla_rl.engines.policy_model import NO_TOKEN
 from vla_rl.types import Observation, Step, Trajectory, images_of, observed_conversation
+
+
+class Recorded(NamedTuple):
+    """A column that is recorded for every token, and built from the parts of its rows."""
+
+    dtype: type[np.generic] | None
+    """Type of its numbers; None: int64, or float32 if the first row has floats."""
+
+    fill: int = 0
+    """Value beyond a row's end, and of tokens that the policy did not choose."""
+
+    narrows: bool = False
+    """Whether it is kept as [N, 1] if all chosen tokens of each row have the same number."""
+
+
+class ByRow(NamedTuple):
+    """A column with one number for each row, which is an attribute of `rows.Row`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenColumns:
+    """Numbers of N rows with T tokens each: recorded by token, by row, or computed before the loss.
+
+    N counts decisions, or conversations whose turns can be joined.
+    """
+
+    tokens: Annotated[Tensor, Recorded(None, fill=NO_TOKEN)]
+    """Chosen tokens, int64 [N, T]; float32 from a policy that chooses numbers."""
+
+    behavior_log_prob: Annotated[Tensor, Recorded(np.float32)]
+    """Log-probs under the weights that acted, float32 [N, T]."""
+
+    mask: Annotated[Tensor, Recorded(np.bool_)]
+    """True if the policy chose the token and its control step ran, bool [N, T]."""
+
+    advantage: Annotated[Tensor, Recorded(np.float32, narrows=True)]
+    """Advantages, float32 [N, T], or [N, 1]."""
+
+    weight_version: Annotated[Tensor, Recorded(np.int64, narrows=True)]
+    """Version of the weights that chose each token, int64 [N, T], or [N, 1]."""
+
+    reference_log_prob: Annotated[Tensor | None, Recorded(np.float32)] = None
+    """Log-probs under the frozen reference policy, float32 [N, T]; None without a reference."""
+
+    temperature: Annotated[Tensor, ByRow()]
+    """Sampling temperature of the row's tokens, float32 [N]."""
+
+    sequence: Annotated[Tensor, ByRow()]
+    """Index of the row's trajectory, int64 [N]."""
+
+    num_tokens: Annotated[Tensor, ByRow()]
+    """Number of tokens without padding, int64 [N]."""
+
+    num_read: Annotated[Tensor, ByRow()]
+    """Number of tokens that a forward pass reads, int64 [N]: the row's own and its prompt's."""
+
+    proximal_log_prob: Tensor | None = None
+    """Log-probs under the learner's weights before the update, float32 [N, T]."""
+
+    sequence_log_ratio: Tensor | None = None
+    """Mean log-ratio over the row's whole trajectory, float32 [N, 1]."""
+
+    sequence_drift: Tensor | None = None
+    """Mean of engine's minus current log-prob over the row's whole trajectory, float32 [N, 1]."""
+
+    correction_weight: Tensor | None = None
+    """Weights of the engine correction or of decoupled_ppo over the whole update, float32 [N, T]."""
+
+    chosen_tokens: Tensor | None = None
+    """Tokens that the loss chose from the whole mini-batch, bool [N, T]."""
+
+    action_tokens: int = 1
+    """Number of tokens of one control step."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the columns that are present, by name."""
+        named = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: column for name, column in named.items() if isinstance(column, Tensor)}
+
+    def token_batch(self, log_prob: Tensor) -> TokenBatch:
+        """Return the input of a policy loss, given the log-probs under the current weights."""
+        return TokenBatch(
+            log_prob=log_prob, **{name: getattr(self, name) for name in _READ_BY_LOSSES}
+        )
+
+
+def narrowed(column: Tensor, mask: Tensor) -> Tensor:
+    """Return a column [N, T] as [N, 1] if the masked-in tokens of each row have one number."""
+    least, most = _limits(column.dtype)
+    low = torch.where(mask, column, most).amin(dim=1, keepdim=True)
+    high = torch.where(mask, column, least).amax(dim=1, keepdim=True)
+    return low if bool((low == high).all()) else column
+
+
+def _limits(dtype: torch.dtype) -> tuple[float, float]:
+    if dtype.is_floating_point:
+        return -torch.inf, torch.inf
+    limits = torch.iinfo(dtype)
+    return limits.min, limits.max
+
+
+def _declared() -> Iterator[tuple[str, object]]:
+    for name, hint in get_type_hints(TokenColumns, include_extras=True).items():
+        yield from ((name, how) for how in getattr(hint, "__metadata__", ()))
+
+
+RECORDED: Final = MappingProxyType(
+    {name: how for name, how in _declared() if isinstance(how, Recorded)}
+)
+"""Columns that are recorded for every token, by name."""
+
+BY_ROW: Final = tuple(name for name, how in _declared() if isinstance(how, ByRow))
+"""Columns with one number for each row."""
+
+_READ_BY_LOSSES: Final = tuple(
+    sorted(
+        {each.name for each in fields(TokenColumns)} & {each.name for each in fields(TokenBatch)}
+    )
+)
+
 
 Advantage: TypeAlias = float | np.ndarray
 """Advantage of one trajectory: one number for all its tokens, float [decisions], or float
@@ -25,7 +158,7 @@ Advantage: TypeAlias = float | np.ndarray
 
 
 @dataclass(frozen=True)
-class Place:
+class DecisionSlot:
     """The position of one decision's tokens in a row, and the decision that they belong to.
 
     Attributes:
@@ -65,7 +198,7 @@ class Row:
         default_factory=lambda: {each: [] for each in RECORDED}
     )
     grammars: list[tuple[int, int, str]] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
+    places: list[DecisionSlot] = field(default_factory=list)
     newest: Observation = field(default_factory=dict)
 
     @property
@@ -102,7 +235,7 @@ class Row:
             part = np.broadcast_to(given.get(name, column.fill), tokens.shape)
             self.parts[name].append(part)
 
-    def add_decision(self, step: Step, place: Place, **others: np.ndarray) -> None:
+    def add_decision(self, step: Step, place: DecisionSlot, **others: np.ndarray) -> None:
         """Add the tokens of a decision; `others` are columns that the decision does not record."""
         chunk = step.chunk
         versions = chunk.weight_version if chunk.weight_versions is None else chunk.weight_versions
@@ -119,7 +252,7 @@ class Row:
             self.grammars.append((place.start, place.stop, step.observation["grammar"]))
 
 
-def rows_of(
+def make_rows(
     trajectory: Trajectory,
     sequence: int,
     first_decision: int,
@@ -148,7 +281,7 @@ def rows_of(
         temperature = trajectory.episode.sampling.temperature if noted is None else noted
         if step.agent in speaking and speaking[step.agent][0].temperature == temperature:
             row, before = speaking[step.agent]
-            heard = _tokens_of_gap(before, step)
+            heard = _tokens_between(before, step)
         if heard is None:
             row = Row(step.observation, sequence, temperature)
             rows.append(row)
@@ -158,7 +291,7 @@ def rows_of(
         if reference is not None:
             others["reference_log_prob"] = reference[number]
         start = row.num_tokens
-        place = Place(
+        place = DecisionSlot(
             first_decision + number,
             start,
             start + len(step.chunk.tokens),
@@ -171,7 +304,7 @@ def rows_of(
     return rows
 
 
-def _tokens_of_gap(before: Step, step: Step) -> np.ndarray | None:
+def _tokens_between(before: Step, step: Step) -> np.ndarray | None:
     """Return the tokens between the end of one reply and the start of the next.
 
     None if the past was changed.

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.graph import Slice
+from vla_rl.learner.checkpoint.state import StagedTensors, TeamState
 from vla_rl.learner.critic import PolicyCritic
+from vla_rl.learner.finiteness import TrajectoryValues
 from vla_rl.learner.learner import PolicyLearner, UpdateReport
 from vla_rl.learner.rows import Advantage
 from vla_rl.learner.scoring import PolicyReference
-from vla_rl.learner.training import StagedTensors, TeamState
-from vla_rl.learner.values import Judged
 from vla_rl.types import AgentPart, Roster, Trajectory
 
 T = TypeVar("T")
@@ -162,14 +162,14 @@ class CriticTeam:
     def __init__(self, critics: Mapping[str, PolicyCritic]) -> None:
         self._critics, self._roster = dict(critics), Roster(critics)
 
-    async def values(self, trajectories: Sequence[Trajectory]) -> list[Judged]:
+    async def values(self, trajectories: Sequence[Trajectory]) -> list[TrajectoryValues]:
         """Compute the values of all decisions of all trajectories.
 
         The last agent's critic values the final observation.
         """
         self._roster.require_all(trajectories)
 
-        async def judged(name: str, parts: Sequence[AgentPart]) -> list[Judged]:
+        async def judged(name: str, parts: Sequence[AgentPart]) -> list[TrajectoryValues]:
             return await self._critics[name].values([part.trajectory for part in parts])
 
         values = [np.zeros(len(trajectory.steps), np.float32) for trajectory in trajectories]
@@ -178,12 +178,12 @@ class CriticTeam:
             values[part.row][list(part.decisions)] = found.values
             if part.decisions[-1] == len(trajectories[part.row].steps) - 1:
                 bootstraps[part.row] = found.bootstrap
-        return [Judged(*pair) for pair in zip(values, bootstraps, strict=True)]
+        return [TrajectoryValues(*pair) for pair in zip(values, bootstraps, strict=True)]
 
     async def update(
         self,
         trajectories: Sequence[Trajectory],
-        judged: Sequence[Judged],
+        judged: Sequence[TrajectoryValues],
         returns: Sequence[np.ndarray],
         *,
         number: int | None = None,
@@ -200,7 +200,7 @@ class CriticTeam:
             own = [(judged[part.row], list(part.decisions)) for part in parts]
             report = await critic.update(
                 [part.trajectory for part in parts],
-                [Judged(each.values[places], each.bootstrap) for each, places in own],
+                [TrajectoryValues(each.values[places], each.bootstrap) for each, places in own],
                 [returns[part.row][list(part.decisions)] for part in parts],
                 number=number,
             )
@@ -223,7 +223,7 @@ class CriticTeam:
         if not staged:
             return tensors
         # imported here, because one process pays nothing for what several need
-        from vla_rl.learner.distributed.staged import JoinedTensors
+        from vla_rl.learner.distributed.backend import JoinedTensors
 
         assert not tensors, "all members of a team have the same number of ranks"
         return JoinedTensors(staged)

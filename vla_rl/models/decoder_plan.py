@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from torch import nn
 
-from vla_rl.learner.tensor_plan import TensorPlan
+from vla_rl.learner.plan import TensorPlan
 
 BY_OUTPUTS: Final = (
     "self_attn.q_proj",

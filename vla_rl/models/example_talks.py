@@ -16,7 +16,12 @@ from torch import Tensor
 from vla_rl.engines.config import EngineConfig
 from vla_rl.errors import ConfigError
 from vla_rl.learner.config import LearnerConfig
-from vla_rl.learner.traced_pass import Kept, TracedPass, kept_by_computation, trace_computation
+from vla_rl.learner.estimates.traced_pass import (
+    Kept,
+    TracedPass,
+    kept_by_computation,
+    trace_computation,
+)
 from vla_rl.models.language import CausalLanguageModel, VisionLanguageModel
 from vla_rl.models.language.token_scores import LOGITS_AT_ONCE
 from vla_rl.types import observed_conversation

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vla_rl.errors import CheckpointError
-from vla_rl.learner.checkpoint_folders import HEADER
+from vla_rl.learner.checkpoint.folders import HEADER
 from vla_rl.models.prismatic.hub import verify_download
 from vla_rl.util.agreement import disagreement
 from vla_rl.util.atomic_folder import MANIFEST, verify_folder

@@ -237,7 +237,7 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     # torch takes seconds to import: `--help` and errors in options must not wait for it
     import torch
 
-    from vla_rl.learner.imitation_passes import Preparation
+    from vla_rl.learner.imitation_backend import Preparation
     from vla_rl.models.prismatic.compiled_blocks import COMPILING_TAKES
     from vla_rl.run import imitation
     from vla_rl.run.supervised import opened_imitator

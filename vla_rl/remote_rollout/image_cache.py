@@ -34,7 +34,7 @@ from vla_rl.types import ShelvedArray
 from vla_rl.types.shelved import KEY_BYTES
 
 if TYPE_CHECKING:  # they import torch, which the process of a cache does not need
-    from vla_rl.learner.distributed.seats import Seating
+    from vla_rl.learner.distributed.rank_hosts import RankAssignments
     from vla_rl.remote_rollout.rollout_host import RolloutHost
 
 
@@ -250,9 +250,9 @@ class ImageCaches:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._runtime = max_bytes, Runtime("pictures")
         # imported here, because the process of a cache needs no torch
-        from vla_rl.learner.distributed.seats import RankSeat
+        from vla_rl.learner.distributed.rank_hosts import RankAssignment
 
-        self._seats: dict[str, RankSeat] = {"": RankSeat("cpu")}
+        self._seats: dict[str, RankAssignment] = {"": RankAssignment("cpu")}
         self._shelves: dict[str, ImageCache] = {}
 
     @property
@@ -260,7 +260,7 @@ class ImageCaches:
         """Names of the hosts whose shelves fetch pictures; empty for this one."""
         return tuple(filter(None, self._seats)) or ("",)
 
-    def sit(self, seating: "Seating") -> None:
+    def sit(self, seating: "RankAssignments") -> None:
         """Start a shelf on each host of these ranks. Call it before `async with`."""
         self._seats = {seat.host: seat for seat in seating.seats}
 

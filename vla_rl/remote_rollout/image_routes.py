@@ -22,8 +22,8 @@ from typing import Any, Final, Self
 import numpy as np
 
 from vla_rl.errors import RankFailed
-from vla_rl.learner.distributed.pictures import Loan
-from vla_rl.learner.distributed.seats import Seating
+from vla_rl.learner.distributed.messages import CopiedImages
+from vla_rl.learner.distributed.rank_hosts import RankAssignments
 from vla_rl.remote_rollout.image_cache import FetchedImages, ImageCaches
 from vla_rl.remote_rollout.image_links import ImageRequest
 from vla_rl.remote_rollout.rollout_host import RolloutHost
@@ -150,7 +150,7 @@ class ImageRoutes:
         """Whether pictures go past this process."""
         return self._max_bytes > 0
 
-    def sit(self, seating: Seating) -> None:
+    def sit(self, seating: RankAssignments) -> None:
         """Let each host of these ranks have a shelf. Call it before `async with`."""
         self._shelves.sit(seating)
 
@@ -243,8 +243,8 @@ class ImageRoutes:
         self._dropped[shelved.host].append(shelved.key)
         self._loans.drop(shelved)
 
-    async def lend(self, host: str, pictures: Collection[ShelvedArray]) -> Loan:
-        """Copy pictures of other shelves to that of a host: a `PictureLender`.
+    async def lend(self, host: str, pictures: Collection[ShelvedArray]) -> CopiedImages:
+        """Copy pictures of other shelves to that of a host: a `ImageCopier`.
 
         Those that an earlier mini-batch left there are not copied again.
         """
@@ -258,9 +258,9 @@ class ImageRoutes:
             self._loans.add(host, key, borrowed)
             keys.append(key)
             places |= borrowed
-        return Loan(host, tuple(keys), places)
+        return CopiedImages(host, tuple(keys), places)
 
-    async def take_back(self, loan: Loan) -> None:
+    async def take_back(self, loan: CopiedImages) -> None:
         """Free what was lent, but for copies that have room on the shelf until their update ends."""
         room = self._max_bytes - self._held.get(loan.host, 0)
         freed = self._loans.end(loan.host, loan.keys, room)

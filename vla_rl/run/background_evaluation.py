@@ -38,8 +38,8 @@ from vla_rl.evaluation.held_out_curve import (
     read_curve,
     write_curve,
 )
-from vla_rl.learner.checkpoint_folders import (
-    checkpoint_of,
+from vla_rl.learner.checkpoint.folders import (
+    find_checkpoint,
     list_checkpoints,
     set_best,
     update_in_name,
@@ -172,9 +172,9 @@ class BackgroundEvaluation:
     async def begin(self, save: Callable[[], Awaitable[None]]) -> None:
         """Offer the weights that the run begins with; `save` writes a checkpoint if there is none."""
         root = self._run.checkpoints
-        if await asyncio.to_thread(checkpoint_of, root, 0) is None:
+        if await asyncio.to_thread(find_checkpoint, root, 0) is None:
             await save()
-        is_saved = await asyncio.to_thread(checkpoint_of, root, 0) is not None
+        is_saved = await asyncio.to_thread(find_checkpoint, root, 0) is not None
         self.update_ended(0, is_saved)
         self._offered.set()  # they are reported too
 
@@ -257,7 +257,7 @@ class BackgroundEvaluation:
         """
         if self._report is None or not self._report.missing(0):
             return False
-        if await asyncio.to_thread(checkpoint_of, self._run.checkpoints, 0) is None:
+        if await asyncio.to_thread(find_checkpoint, self._run.checkpoints, 0) is None:
             return False
         await self._judge_one(0, self._report)
         return True
@@ -271,7 +271,7 @@ class BackgroundEvaluation:
         for version in (last, *(() if best is None else (best.weights,))):
             if not self._report.missing(version):
                 continue
-            if await asyncio.to_thread(checkpoint_of, self._run.checkpoints, version) is None:
+            if await asyncio.to_thread(find_checkpoint, self._run.checkpoints, version) is None:
                 print(
                     f"weights {version} are not reported, because their checkpoint is gone",
                     flush=True,
@@ -280,7 +280,7 @@ class BackgroundEvaluation:
             await self._judge_one(version, self._report)
 
     async def _judge_one(self, version: int, starts: _StartSet) -> None:
-        folder = await asyncio.to_thread(checkpoint_of, self._run.checkpoints, version)
+        folder = await asyncio.to_thread(find_checkpoint, self._run.checkpoints, version)
         if folder is None:
             raise CheckpointError(
                 f"{self._run.checkpoints} has no checkpoint of update {version}, which its "
@@ -359,7 +359,7 @@ class BackgroundEvaluation:
     def _write_curve_and_best(self, curve: Curve) -> None:
         """Store the curve, and link the best of the checkpoints that are still there."""
         ranked = sorted(curve.chose, key=lambda point: (-point.all.mean, point.weights))
-        there = (checkpoint_of(self._run.checkpoints, point.weights) for point in ranked)
+        there = (find_checkpoint(self._run.checkpoints, point.weights) for point in ranked)
         try:
             set_best(self._run.checkpoints, next((each for each in there if each), None))
             write_curve(self._run, curve)

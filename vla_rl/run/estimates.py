@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from vla_rl.learner.estimates.device import (
+    GIB,
+    CudaOverheads,
+    GpuEstimate,
+    Roofline,
+    Workload,
+    estimate_gpu,
+    roofline,
+)
+from vla_rl.learner.estimates.rank_memory import PolicySize, measure_policy, rank_memory
+from vla_rl.learner.estimates.traced_pass import Kept, TracedPass, trace_kept, trace_pass
 from vla_rl.learner.flops import TERA, DevicePeak, find_device_peak
-from vla_rl.learner.gpu_memory import GIB, CudaOverheads, GpuEstimate, estimate_gpu
-from vla_rl.learner.rank_memory import PolicySize, rank_memory, size_of_policy
-from vla_rl.learner.roofline import Roofline, Workload, roofline
-from vla_rl.learner.traced_pass import Kept, TracedPass, trace_kept, trace_pass
 from vla_rl.models.example_rows import example_row
 from vla_rl.pipelines.config import (
     LearningConfig,
@@ -77,7 +84,7 @@ def estimate_run(
     if row is None:
         return None
     learner = member.learner or config.learner
-    size = size_of_policy(member.model, learner)
+    size = measure_policy(member.model, learner)
     traced = trace_pass(member.model, row.batch, row.tokens)
     memory = _memory_of_rows(config, member, traced.kept)
     return RunEstimate(size, traced, _recomputes(member), memory, certain=memory)
@@ -101,7 +108,7 @@ def certain_memory(config: LearningConfig, team: Team) -> GpuEstimate | None:
 
 def _memory_of_rows(config: LearningConfig, member: Member, kept: Kept) -> GpuEstimate:
     learner = member.learner or config.learner
-    size = size_of_policy(member.model, learner)
+    size = measure_policy(member.model, learner)
     return estimate_gpu(
         size, learner, kept, recomputes=_recomputes(member), copies=_copies(config, size)
     )
@@ -124,7 +131,7 @@ def _estimate_talks(
 
     model: Any = member.model
     learner, engine = member.learner or config.learner, member.engine or config.engine
-    size, traced = size_of_policy(model, learner), trace_talks(model, talks)
+    size, traced = measure_policy(model, learner), trace_talks(model, talks)
     copies = dict(_copies(config, size))
     if engine.kind == "torch":
         slots = engine.max_batch + engine.kept_conversations
@@ -170,7 +177,7 @@ def _certain_of_talks(config: LearningConfig, member: Member, talks: "Talks") ->
 
     model: Any = member.model
     learner = member.learner or config.learner
-    size, kept = size_of_policy(model, learner), NOTHING_KEPT
+    size, kept = measure_policy(model, learner), NOTHING_KEPT
     if talks.images:
         episodes = config.scheduler.groups_per_update * config.episodes_per_group
         least = -(-min(learner.minibatch_trajectories or episodes, episodes) // learner.row_groups)

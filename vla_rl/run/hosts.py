@@ -21,8 +21,8 @@ from vla_rl.cluster.run_layout import VISIBLE, RunShape, layout_of_run, usable
 from vla_rl.engines import DeviceLane, LanguageModel
 from vla_rl.errors import LearnerHostLost
 from vla_rl.graph import TaskGraph
-from vla_rl.learner.distributed.meeting import address_towards
-from vla_rl.learner.distributed.seats import RankSeat, Seating
+from vla_rl.learner.distributed.rank_hosts import RankAssignment, RankAssignments
+from vla_rl.learner.distributed.rendezvous import find_own_address
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.pipelines.embodied_srpo import embed_group, reward_by_progress
 from vla_rl.pipelines.nodes.advantages import (
@@ -108,7 +108,7 @@ async def assign_ranks(
     lost: Sequence[tuple[str, int]] = (),
     *,
     is_restart: bool = False,
-) -> Seating:
+) -> RankAssignments:
     """Return where the ranks of a run with `cluster.learners` are.
 
     Args:
@@ -137,7 +137,7 @@ async def assign_ranks(
     shape = replace(run_shape(config, team), lost=tuple(lost))
     all_hosts = [here, *hosts[1:]]
     layout = layout_of_run(all_hosts, shape)
-    return Seating(
+    return RankAssignments(
         tuple(_rank_assignments(layout.ranks, all_hosts, shape, interfaces)), cluster.ranks_port
     )
 
@@ -147,7 +147,7 @@ def _rank_assignments(
     hosts: Sequence[Host],
     shape: RunShape,
     interfaces: dict[str, str],
-) -> list[RankSeat]:
+) -> list[RankAssignment]:
     by_name = {host.name: usable(host, shape) for host in hosts}
     far = [host_address(host) for host in hosts if any(host.name == place.host for place in places)]
     towards = next((address for address in far if address), "127.0.0.1")
@@ -163,12 +163,12 @@ def _rank_assignment(
     places: Sequence[RankPlace],
     towards: str,
     interfaces: dict[str, str],
-) -> RankSeat:
+) -> RankAssignment:
     gpus = host.resources.gpus
     if host.placement is None:
-        return RankSeat(
+        return RankAssignment(
             device="cpu" if place.gpu is None else f"cuda:{place.gpu}",
-            address=address_towards(towards),
+            address=find_own_address(towards),
             interface=interfaces[""],
             gpu=place.gpu,
             gpu_bytes=None if place.gpu is None else gpus[place.gpu].memory_bytes,
@@ -177,7 +177,7 @@ def _rank_assignment(
     learning = [each.gpu for each in places if each.host == host.name and each.gpu is not None]
     visible = ",".join(gpus[gpu].device or str(gpu) for gpu in learning)
     env = dict(host.placement.env) | ({VISIBLE: visible} if learning else {})
-    return RankSeat(
+    return RankAssignment(
         device="cpu" if place.gpu is None else f"cuda:{learning.index(place.gpu)}",
         host=host.name,
         placement=replace(host.placement, env=env),

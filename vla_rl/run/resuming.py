@@ -23,8 +23,8 @@ import msgspec
 from vla_rl.errors import CheckpointError, ConfigError, LearnerHostLost, RankFailed, RankNotStarted
 from vla_rl.evaluation.held_out import Judge
 from vla_rl.learner import Checkpoint, load_checkpoint, verify_checkpoint
-from vla_rl.learner.checkpoint import read_part
-from vla_rl.learner.checkpoint_folders import (
+from vla_rl.learner.checkpoint.files import read_part
+from vla_rl.learner.checkpoint.folders import (
     BEST,
     best_checkpoint,
     incomplete_checkpoints,
@@ -34,7 +34,7 @@ from vla_rl.learner.checkpoint_folders import (
     set_newer_aside,
 )
 from vla_rl.learner.config import LearnerConfig
-from vla_rl.learner.rank_memory import gpus_of
+from vla_rl.learner.estimates.rank_memory import choose_gpus
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.reporting import RunDirectory
 from vla_rl.rollout.episode_book import SchedulerState
@@ -42,7 +42,7 @@ from vla_rl.team.members import Team, Trainable
 from vla_rl.util.atomic_folder import MANIFEST
 
 if TYPE_CHECKING:
-    from vla_rl.learner.distributed.seats import Seating
+    from vla_rl.learner.distributed.rank_hosts import RankAssignments
 
 
 T = TypeVar("T")
@@ -171,7 +171,7 @@ class Restarts:
     def __init__(self, max_in_a_row: int, num_ranks: int = 1, group_size: int = 1) -> None:
         self._max_in_a_row, self._num_ranks = max_in_a_row, num_ranks
         self._num_ranks_first = num_ranks
-        self._seating: Seating | None = None
+        self._seating: RankAssignments | None = None
         self._group_size = group_size
         self._num_in_a_row, self._version = 0, -1
         self.num_restarts = 0
@@ -227,7 +227,7 @@ class Restarts:
             flush=True,
         )
 
-    def sit(self, seating: "Seating") -> None:
+    def sit(self, seating: "RankAssignments") -> None:
         """Note where the ranks are, if `cluster.learners` says so, before they start."""
         self._seating = seating
 
@@ -244,7 +244,7 @@ class Restarts:
         elif isinstance(failure, RankNotStarted):
             num_lost = 1
             if seating is None:
-                self.lost_gpus |= {gpus_of(self._num_ranks, self.lost_gpus)[failure.rank]}
+                self.lost_gpus |= {choose_gpus(self._num_ranks, self.lost_gpus)[failure.rank]}
             else:  # with its tensor group, so that those of the others stay on one host each
                 first = failure.rank - failure.rank % self._group_size
                 self.lost_places += tuple(

@@ -23,7 +23,7 @@ from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.graph import Slice, TaskGraph, TraceWriter, Update
 from vla_rl.graph.update import Values
 from vla_rl.learner import Checkpoint, PreparedCheckpoint, TeamState, prepare_checkpoint
-from vla_rl.learner.checkpoint_folders import newest_name, prune
+from vla_rl.learner.checkpoint.folders import newest_name, prune
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.reporting import MetricLog, RunDirectory, read_metrics
 from vla_rl.reporting.outlet import Outlet

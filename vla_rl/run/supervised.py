@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # they import torch: `--help` and errors in options must not 
     from vla_rl.engines import DeviceLane, LanguageModel, PolicyModel
     from vla_rl.learner import ImitationConfig
     from vla_rl.learner.imitation import PolicyImitator
-    from vla_rl.learner.imitation_passes import Preparation
+    from vla_rl.learner.imitation_backend import Preparation
     from vla_rl.types import Observation
 
 

@@ -21,7 +21,7 @@ from vla_rl.evaluation.held_out import HeldOutJudge, Judge
 from vla_rl.evaluation.held_out_curve import Curve, curve_tables
 from vla_rl.graph import Executor, NodeFailed, NodeType, Pipeline, TaskGraph, Update
 from vla_rl.learner import Checkpoint
-from vla_rl.learner.checkpoint_folders import BEST, newest_name
+from vla_rl.learner.checkpoint.folders import BEST, newest_name
 from vla_rl.pipelines.config import LearningConfig, TrainingConfig
 from vla_rl.pipelines.registry import customise_pipeline, make_pipeline, refuse_unused_settings
 from vla_rl.reporting import LiveView, RunDirectory, Snapshot, print_summary

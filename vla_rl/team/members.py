@@ -39,9 +39,9 @@ from vla_rl.learner import (
     Reference,
     ReferenceTeam,
 )
+from vla_rl.learner.backend import WeightSink
+from vla_rl.learner.estimates.rank_memory import measure_policy, rank_memory
 from vla_rl.learner.optimizer import training_bytes
-from vla_rl.learner.rank_memory import rank_memory, size_of_policy
-from vla_rl.learner.training import WeightSink
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import EngineTeam
 from vla_rl.rollout.engines import EngineBehind
@@ -238,7 +238,7 @@ def make_learners(
     each = {name: member.learner or config.learner for name, member in team.members.items()}
     num_ranks = max(settings.ranks for settings in each.values())
     rank_bytes = {
-        name: rank_memory(size_of_policy(member.model, each[name]), each[name]).total
+        name: rank_memory(measure_policy(member.model, each[name]), each[name]).total
         for name, member in team.members.items()
     }
     for name, member in team.members.items():

@@ -22,7 +22,7 @@ from benchmarks.gpu.campaign.target import Target
 from benchmarks.gpu.tiny_policies import FAMILIES, demonstrated, observation, policy_on_host
 from vla_rl.engines.cuda_graphs import ReplayedModel
 from vla_rl.engines.device_lane import to_host
-from vla_rl.learner.scoring import place_choices
+from vla_rl.learner.scoring import move_choices
 from vla_rl.types import Sampling
 
 FLOAT32_LIMIT: Final = 1e-3
@@ -121,7 +121,7 @@ def learnt(policy: Any, family: str, rows: list[Any]) -> tuple[Tensor, Tensor]:
     if family == "language":
         tokens = torch.from_numpy(demonstrated(family).repeat(3, 0))
     batch = policy.prepare(rows)
-    log_probs, _ = policy.log_probs(batch, *place_choices(policy, tokens, torch.ones(3)))
+    log_probs, _ = policy.log_probs(batch, *move_choices(policy, tokens, torch.ones(3)))
     torch.autograd.backward(log_probs.sum())
     gradients = [
         parameter.grad.flatten().float()
@@ -138,7 +138,7 @@ def packed_log_probs(policy: Any) -> Tensor:
     tokens = torch.tensor([[20, 21]] * len(prompts))
     with torch.no_grad():
         log_probs, _ = policy.log_probs(
-            policy.prepare(prompts), *place_choices(policy, tokens, torch.ones(len(prompts)))
+            policy.prepare(prompts), *move_choices(policy, tokens, torch.ones(len(prompts)))
         )
     found: Tensor = log_probs
     return found

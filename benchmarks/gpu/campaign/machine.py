@@ -14,8 +14,8 @@ from benchmarks.gpu.campaign.target import Target
 from vla_rl.cli.doctor.finding import Patient
 from vla_rl.cli.doctor.gpu import gpus_in_use
 from vla_rl.engines.device_lane import to_device
+from vla_rl.learner.estimates.device import GIB
 from vla_rl.learner.flops import TERA, find_device_peak
-from vla_rl.learner.gpu_memory import GIB
 
 SIDE: Final = 8192
 TINY_SIDE: Final = 128

@@ -18,7 +18,7 @@ import msgspec
 from benchmarks.gpu.campaign.target import Target
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.engines.vllm.staging import Stage, StagedWeights
-from vla_rl.learner.gpu_memory import GIB
+from vla_rl.learner.estimates.device import GIB
 from vla_rl.models.openvla_oft import OpenVlaOft
 
 EVERY_S: Final = 30.0

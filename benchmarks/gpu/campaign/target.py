@@ -14,7 +14,7 @@ import torch
 from benchmarks.policy_sizes import make_observation, make_policy
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.errors import ConfigError
-from vla_rl.learner.gpu_memory import GIB, CudaOverheads
+from vla_rl.learner.estimates.device import GIB, CudaOverheads
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.prismatic.config import LoraConfig
 from vla_rl.reporting.memory import available_bytes

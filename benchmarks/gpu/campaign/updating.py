@@ -29,10 +29,10 @@ from benchmarks.gpu.campaign.machine import peak_flops
 from benchmarks.gpu.campaign.target import Target, recorded
 from vla_rl.engines import DeviceLane
 from vla_rl.learner import Learner, LearnerConfig, OptimizerConfig
+from vla_rl.learner.estimates.device import GIB, GpuEstimate, estimate_gpu
+from vla_rl.learner.estimates.rank_memory import measure_network
+from vla_rl.learner.estimates.traced_pass import trace_kept
 from vla_rl.learner.flops import TERA
-from vla_rl.learner.gpu_memory import GIB, GpuEstimate, estimate_gpu
-from vla_rl.learner.rank_memory import size_of
-from vla_rl.learner.traced_pass import trace_kept
 from vla_rl.models.example_rows import example_row
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.run.update_metrics import Utilization
@@ -91,7 +91,7 @@ def largest_that_fits(
     """Return the rows of a micro-batch and the estimate. Raises: ConfigError if one does not fit."""
     row = example_row(policy)
     assert row is not None
-    kept, size = trace_kept(policy, row.batch, row.tokens), size_of(policy.network)
+    kept, size = trace_kept(policy, row.batch, row.tokens), measure_network(policy.network)
     available = target.available_bytes()
     estimates = {
         rows: estimate_gpu(size, LearnerConfig(micro_batch=rows), kept, recomputes=recomputes)

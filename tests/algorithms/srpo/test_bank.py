@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vla_rl.algorithms import BankedTask, ReferenceBank
-from vla_rl.learner.packing import pack, unpack
+from vla_rl.learner.checkpoint.state import pack, unpack
 
 
 def vectors(*numbers: float) -> np.ndarray:

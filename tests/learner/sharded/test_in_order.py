@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import torch
 
-from vla_rl.learner.distributed.in_order import IN_FLIGHT, idle_row, in_order
+from vla_rl.learner.distributed.messages import IN_FLIGHT, idle_row, in_order
 
 
 async def test_answers_are_in_the_order_of_their_inputs_with_few_calls_at_a_time() -> None:

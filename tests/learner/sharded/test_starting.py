@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from vla_rl.errors import ConfigError
-from vla_rl.learner.distributed.seats import Seating
-from vla_rl.learner.distributed.starting import saved
+from vla_rl.learner.distributed.rank_hosts import RankAssignments, save_policy
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 
 
@@ -14,5 +13,5 @@ def test_compiled_blocks_are_refused(tmp_path: Path) -> None:
     policy = OpenVlaOft.create(tiny(), seed=0)
     policy.compile_blocks()
     with pytest.raises(ConfigError, match=r"blocks are compiled, .*--learner\.ranks 1"):
-        saved(policy, tmp_path, Seating(()))
+        save_policy(policy, tmp_path, RankAssignments(()))
     assert not list(tmp_path.iterdir())

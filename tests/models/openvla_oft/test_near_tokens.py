@@ -8,7 +8,7 @@ from shallow_networks import shallow
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError
 from vla_rl.learner import Demonstration, ImitationConfig, Imitator, OptimizerConfig
-from vla_rl.learner.imitation_passes import imitated_log_probs
+from vla_rl.learner.imitation_backend import make_sft_log_probs
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.openvla_oft.config import tiny
@@ -58,6 +58,6 @@ async def test_an_imitator_with_a_label_width_learns_the_neighbours_too() -> Non
 
 def test_a_label_width_is_refused_where_it_means_nothing() -> None:
     with pytest.raises(ConfigError, match="label_width is 2"):
-        imitated_log_probs(MlpPolicy.__new__(MlpPolicy), 2.0)
+        make_sft_log_probs(MlpPolicy.__new__(MlpPolicy), 2.0)
     with pytest.raises(ConfigError, match="0 with several ranks"):
         ImitationConfig(label_width=2.0, ranks=2)

@@ -14,8 +14,8 @@ from torch._dynamo.utils import counters
 from torch._inductor.exc import InvalidCxxCompiler
 
 from vla_rl.errors import ConfigError
+from vla_rl.learner.estimates.traced_pass import trace_pass
 from vla_rl.learner.flops import flop_counter
-from vla_rl.learner.traced_pass import trace_pass
 from vla_rl.models.example_rows import example_row
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import OpenVlaOft, OpenVlaOftConfig

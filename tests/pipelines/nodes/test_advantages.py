@@ -8,7 +8,7 @@ from small_episodes import PAIR, SHARED, group_of, played_greedily, shared, traj
 
 from vla_rl.algorithms import AdvantageConfig
 from vla_rl.graph import WrongInput
-from vla_rl.learner import Judged
+from vla_rl.learner import TrajectoryValues
 from vla_rl.pipelines.nodes.advantages import CriticAdvantage, GroupAdvantage
 from vla_rl.pipelines.nodes.rewards import GroupReward, RewardConfig
 from vla_rl.pipelines.nodes.run_parts import select_episodes
@@ -28,7 +28,10 @@ async def test_advantages_compare_episodes_and_not_decisions() -> None:
 
 async def test_an_end_is_an_end_and_a_time_limit_is_continued() -> None:
     ended, cut_off = trajectory([[1.0, 1.0]], 0), trajectory([[1.0, 1.0]], 1, StopReason.TIME_LIMIT)
-    judged = [Judged(np.array([0.5], np.float32), 0.0), Judged(np.array([0.5], np.float32), 10.0)]
+    judged = [
+        TrajectoryValues(np.array([0.5], np.float32), 0.0),
+        TrajectoryValues(np.array([0.5], np.float32), 10.0),
+    ]
     config = AdvantageConfig(name="gae", gamma=0.9, lam=1.0, whiten=False)
     output = await CriticAdvantage(config)([group_of(ended, cut_off)], [[2.0, 2.0]], [judged])
     assert output.values is not None
@@ -115,7 +118,7 @@ async def test_one_number_for_an_episode_is_every_agents() -> None:
 async def test_marfts_row_holds_all_agents_in_order_of_acting() -> None:
     episode = group_of(shared(0, ("solver", 0.5), ("checker", 1.0)))
     config = AdvantageConfig(name="marft_gae", gamma=0.5, lam=1.0, whiten=False)
-    judged = [Judged(np.array([0.25, 0.75], np.float32), 0.0)]
+    judged = [TrajectoryValues(np.array([0.25, 0.75], np.float32), 0.0)]
     output = await CriticAdvantage(config)([episode], [[np.array([0.5, 1.0])]], [judged])
     # checker: 1 - 0.75; solver: 0.5 + 0.5 * 0.75 - 0.25, and half of the checker's
     assert np.asarray(output.values["advantages"][0]).tolist() == [0.75, 0.25]

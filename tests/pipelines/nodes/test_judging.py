@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 from small_episodes import PAIR, group_of
 
-from vla_rl.learner import Judged
+from vla_rl.learner import TrajectoryValues
 from vla_rl.pipelines.nodes.run_parts import EstimateValues, ReferenceLogProbs, TrainCritic
 from vla_rl.types import Trajectory
 
-JUDGED = [[Judged(np.array([0.5, 0.25], np.float32), 0.0), Judged(np.zeros(1, np.float32), 1.0)]]
+JUDGED = [
+    [
+        TrajectoryValues(np.array([0.5, 0.25], np.float32), 0.0),
+        TrajectoryValues(np.zeros(1, np.float32), 1.0),
+    ]
+]
 RETURNS = [np.array([7.0, 4.0], np.float32), np.array([0.5], np.float32)]
 
 
@@ -23,8 +28,11 @@ class Network:
         self.began, self.may_end = asyncio.Event(), asyncio.Event()
         self.learnt: list[tuple[Any, ...]] = []
 
-    async def values(self, trajectories: Sequence[Trajectory]) -> list[Judged]:
-        return [Judged(np.full(len(each.steps), 0.5, np.float32), 0.0) for each in trajectories]
+    async def values(self, trajectories: Sequence[Trajectory]) -> list[TrajectoryValues]:
+        return [
+            TrajectoryValues(np.full(len(each.steps), 0.5, np.float32), 0.0)
+            for each in trajectories
+        ]
 
     async def log_probs(self, trajectories: Sequence[Trajectory]) -> list[list[np.ndarray]]:
         return [[np.zeros(2, np.float32) for _ in each.steps] for each in trajectories]

@@ -6,7 +6,7 @@ from small_episodes import PAIR
 
 from vla_rl.algorithms.filters import OverlongConfig
 from vla_rl.algorithms.kl import KlRewardConfig
-from vla_rl.learner.packing import pack, unpack
+from vla_rl.learner.checkpoint.state import pack, unpack
 from vla_rl.pipelines.nodes.advantages import KlCoefficient, KlPenalty, OverlongPenalty
 
 

@@ -18,12 +18,18 @@ from vla_rl.actors import Runtime
 from vla_rl.actors.owned_folder import OwnedFolder, sweep
 from vla_rl.errors import ActorDied, RankFailed, RankNotStarted, RemoteError
 from vla_rl.learner.config import CriticConfig, LearnerConfig
-from vla_rl.learner.distributed.far_hosts import FarHosts, Needed, clock_offset_s
-from vla_rl.learner.distributed.pictures import PictureLender, at_hand
+from vla_rl.learner.distributed.messages import ImageCopier, with_local_images
 from vla_rl.learner.distributed.rank import LearnerRank
-from vla_rl.learner.distributed.seats import Seating, seated_here
-from vla_rl.learner.distributed.starting import RankStart, saved
-from vla_rl.learner.imitation_passes import Preparation
+from vla_rl.learner.distributed.rank_hosts import (
+    NeededBytes,
+    OtherHosts,
+    RankAssignments,
+    RankStarter,
+    assign_local_ranks,
+    measure_clock_offset,
+    save_policy,
+)
+from vla_rl.learner.imitation_backend import Preparation
 from vla_rl.learner.optimizer import DivergedError
 from vla_rl.types import Observation
 
@@ -57,11 +63,11 @@ class RankGroup:
         self._of_all = f"of {config.ranks}" + (f" of {member!r}" if member else "")
         self._names = [f"{member} rank {rank}".lstrip() for rank in range(config.ranks)]
         self._lost_gpus = lost_gpus
-        self._seating: Seating | None = None
+        self._seating: RankAssignments | None = None
         self.clock_offsets_s: list[float] = []
         """Seconds to add to each rank's times, to have them on this host's clock."""
 
-        self.lender: PictureLender | None = None
+        self.lender: ImageCopier | None = None
         """Copies pictures that are beside ranks of other hosts; None if none are."""
 
         self._has_reference = False
@@ -95,17 +101,17 @@ class RankGroup:
         return self.folder / "policy"
 
     @property
-    def seating(self) -> Seating:
+    def seating(self) -> RankAssignments:
         """The seats of the ranks."""
         assert self._seating is not None, "the ranks are not started; use `async with`"
         return self._seating
 
     @property
-    def far(self) -> FarHosts:
+    def far(self) -> OtherHosts:
         """The other hosts of the ranks."""
-        return FarHosts(self.ranks, self.seating)
+        return OtherHosts(self.ranks, self.seating)
 
-    def sit(self, seating: Seating) -> None:
+    def sit(self, seating: RankAssignments) -> None:
         """Start the ranks there, and not all on this host. Call it before `start`."""
         self._require_not_started("other seats")
         self._seating = seating
@@ -140,7 +146,9 @@ class RankGroup:
     ) -> AbstractAsyncContextManager[tuple[Observation, ...]]:
         """Return observations for a rank, which will read the rows of `indices`: see `at_hand`."""
         number = next(number for number, each in enumerate(self.ranks) if each is rank)
-        return at_hand(self.lender, self.seating.seats[number].host, observations, indices)
+        return with_local_images(
+            self.lender, self.seating.seats[number].host, observations, indices
+        )
 
     def counted(self, found: Sequence[T]) -> Sequence[T]:
         """Return the results of all ranks, once for each tensor group."""
@@ -201,7 +209,7 @@ class RankGroup:
     async def restored(
         self,
         files: Sequence[Path],
-        needed: Needed,
+        needed: NeededBytes,
         restore: Callable[[LearnerRank, Sequence[str]], Coroutine[Any, Any, None]],
     ) -> None:
         """Let every rank read its part of some files of this host. Raises: as `together`.
@@ -257,16 +265,16 @@ class RankGroup:
     async def _start(self, model: Any) -> None:
         if self._seating is None:
             on_gpus = next(model.network.parameters()).device.type == "cuda"
-            self._seating = seated_here(self._config.ranks, self._lost_gpus, on_gpus=on_gpus)
+            self._seating = assign_local_ranks(self._config.ranks, self._lost_gpus, on_gpus=on_gpus)
         source = replace(
-            await asyncio.to_thread(saved, model, self.policy_folder, self._seating),
+            await asyncio.to_thread(save_policy, model, self.policy_folder, self._seating),
             has_reference=self._has_reference,
             critic=self._critic,
             critic_seed=self._critic_seed,
             counts_flops=self._counts_flops,
             preparation=self._preparation,
         )
-        start = RankStart(self._runtime, self._config, self._seating, self.folder)
+        start = RankStarter(self._runtime, self._config, self._seating, self.folder)
         numbers = range(len(self._seating.seats))
         self.ranks = await self.together(
             start.spawned(rank, self._names[rank], source, model) for rank in numbers
@@ -285,7 +293,7 @@ class RankGroup:
         self.clock_offsets_s = await self.together(self._clock_offset_s(rank) for rank in numbers)
 
     async def _clock_offset_s(self, rank: int) -> float:
-        return await clock_offset_s(self.ranks[rank]) if self.far.is_far(rank) else 0.0
+        return await measure_clock_offset(self.ranks[rank]) if self.far.is_far(rank) else 0.0
 
     def _require_not_started(self, what: str) -> None:
         if self.ranks:

@@ -12,17 +12,16 @@ from vla_rl.actors import Runtime
 from vla_rl.actors.completion import to_its_end
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import LanguageModel, PolicyModel
+from vla_rl.learner.checkpoint.state import TrainingState
 from vla_rl.learner.config import ImitationConfig, LearnerConfig
-from vla_rl.learner.distributed.in_order import idle_row, in_order
-from vla_rl.learner.distributed.messages import pack_lessons
+from vla_rl.learner.distributed.backend import ShardedBackend
+from vla_rl.learner.distributed.messages import idle_row, in_order, pack_sft_batch
 from vla_rl.learner.distributed.rank import LearnerRank
-from vla_rl.learner.distributed.ranks import RankPasses
+from vla_rl.learner.estimates.rank_memory import require_layout
 from vla_rl.learner.imitation import PolicyImitator
-from vla_rl.learner.imitation_passes import Lessons, Preparation
+from vla_rl.learner.imitation_backend import Preparation, SftRows
 from vla_rl.learner.optimizer import StepReport
 from vla_rl.learner.plan import plan_passes
-from vla_rl.learner.rank_memory import require_layout
-from vla_rl.learner.training import TrainingState
 from vla_rl.types import derive_seed
 
 
@@ -61,10 +60,10 @@ class ShardedImitator(PolicyImitator):
             offload=config.offload,
         )
         require_layout(model, learner)
-        self._ranks = RankPasses(model, runtime, lane, learner, (), 0)
+        self._ranks = ShardedBackend(model, runtime, lane, learner, (), 0)
         if prepared_by is not None:
             self._ranks.group.prepare_by(prepared_by)
-        super().__init__(RankImitationPasses(self._ranks, config, seed), model, lane, config)
+        super().__init__(ShardedImitationBackend(self._ranks, config, seed), model, lane, config)
 
     async def __aenter__(self) -> Self:
         await self._ranks.__aenter__()
@@ -79,13 +78,13 @@ class ShardedImitator(PolicyImitator):
         await self._ranks.__aexit__(kind, error, traceback)
 
     @property
-    def ranks(self) -> RankPasses:
+    def ranks(self) -> ShardedBackend:
         """The ranks."""
         return self._ranks
 
 
-class RankImitationPasses:
-    """`ImitationPasses` over ranks.
+class ShardedImitationBackend:
+    """`ImitationBackend` over ranks.
 
     Args:
         ranks: the ranks.
@@ -93,7 +92,7 @@ class RankImitationPasses:
         seed: seed of what ranks draw.
     """
 
-    def __init__(self, ranks: RankPasses, config: ImitationConfig, seed: int) -> None:
+    def __init__(self, ranks: ShardedBackend, config: ImitationConfig, seed: int) -> None:
         self._ranks, self._config, self._seed = ranks, config, seed
 
     @property
@@ -101,7 +100,7 @@ class RankImitationPasses:
         """Number of updates applied."""
         return self._ranks.weight_version
 
-    async def accumulate(self, lessons: Lessons) -> list[Tensor]:
+    async def accumulate(self, lessons: SftRows) -> list[Tensor]:
         """Compute the gradient on all ranks."""
         return await to_its_end(asyncio.ensure_future(self._accumulate(lessons)))
 
@@ -128,7 +127,7 @@ class RankImitationPasses:
         """Continue from a snapshot."""
         await self._ranks.restore(state)
 
-    async def _accumulate(self, lessons: Lessons) -> list[Tensor]:
+    async def _accumulate(self, lessons: SftRows) -> list[Tensor]:
         dealt = plan_passes(lessons.num_read, self._config.micro_batch_size, self._config.ranks)
         # with sharded weights each pass is a collective of all ranks
         least = max(map(len, dealt)) if self._config.shard == "weights" else 1
@@ -145,7 +144,7 @@ class RankImitationPasses:
                 if is_idle:  # a masked row adds exact zeros to every gradient
                     rows = rows._replace(mask=torch.zeros_like(rows.mask))
                 seed = derive_seed(self._seed, "lesson", self.weight_version, int(index[0]))
-                shown, is_last = pack_lessons(rows, seed), number == num_passes - 1
+                shown, is_last = pack_sft_batch(rows, seed), number == num_passes - 1
                 loss: Awaitable[Any] = rank.imitate(shown, num_tokens, is_last)
                 return loss
 

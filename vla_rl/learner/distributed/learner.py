@@ -1,27 +1,46 @@
-"""A learner whose passes are computed by several ranks."""
+"""A learner whose passes are computed by several ranks.
 
-from collections.abc import Collection, Sequence
+Its critic's rows are dealt to the same ranks that train the policy.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from vla_rl.actors import Runtime
+from vla_rl.actors.completion import to_its_end
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
+from vla_rl.learner.backend import WeightSink
 from vla_rl.learner.config import CriticConfig, LearnerConfig
 from vla_rl.learner.critic import PolicyCritic
-from vla_rl.learner.distributed.critic import RankCriticPasses
-from vla_rl.learner.distributed.rank_metrics import rank_metrics, rank_slices, ranks_in_words
-from vla_rl.learner.distributed.ranks import RankPasses
-from vla_rl.learner.distributed.seats import Seating
+from vla_rl.learner.critic_backend import ValueRows, ValueSums, num_read, summed_values
+from vla_rl.learner.distributed.backend import RankTensors, ShardedBackend
+from vla_rl.learner.distributed.group import RankGroup
+from vla_rl.learner.distributed.messages import (
+    idle_row,
+    in_order,
+    pack_critic_batch,
+    pack_observations,
+)
+from vla_rl.learner.distributed.rank import LearnerRank
+from vla_rl.learner.distributed.rank_hosts import RankAssignments
+from vla_rl.learner.distributed.rank_times import describe_ranks, rank_metrics, rank_slices
+from vla_rl.learner.estimates.rank_memory import require_layout
 from vla_rl.learner.learner import PolicyLearner, UpdateReport
-from vla_rl.learner.rank_memory import require_layout
+from vla_rl.learner.optimizer import StepReport
+from vla_rl.learner.plan import plan_passes
 from vla_rl.learner.rows import Advantage
 from vla_rl.learner.scoring import PolicyReference
-from vla_rl.learner.training import WeightSink
-from vla_rl.types import Trajectory
+from vla_rl.types import Observation, Trajectory
 
 
 class ShardedLearner(PolicyLearner):
@@ -72,7 +91,7 @@ class ShardedLearner(PolicyLearner):
         self._critic_config: CriticConfig | None = None
         self._peak_flops: float | None = None
         self._require_layout()
-        self._ranks = RankPasses(
+        self._ranks = ShardedBackend(
             model, runtime, lane, config, publish_to, weight_version, member, lost_gpus
         )
         super().__init__(self._ranks, lane, config, name=type(model).__name__)
@@ -89,7 +108,7 @@ class ShardedLearner(PolicyLearner):
     ) -> None:
         await self._ranks.__aexit__(kind, error, traceback)
 
-    def sit(self, seating: Seating) -> None:
+    def sit(self, seating: RankAssignments) -> None:
         """Start the ranks on these hosts and GPUs. Call it before `async with`.
 
         Raises: ConfigError if a GPU has too little memory.
@@ -128,7 +147,7 @@ class ShardedLearner(PolicyLearner):
             report.weight_version,
             report.metrics | measured,
             rank_slices(before, times),
-            ranks_in_words(measured),
+            describe_ranks(measured),
         )
 
     def critic(self, config: CriticConfig, seed: int) -> PolicyCritic:
@@ -139,7 +158,7 @@ class ShardedLearner(PolicyLearner):
         self._critic_config = config
         self._require_layout(has_reference=self._has_reference, critic=config)
         self._ranks.group.hold_critic(config, seed)
-        passes = RankCriticPasses(self._ranks.group, self._config, config)
+        passes = ShardedCriticBackend(self._ranks.group, self._config, config)
         return PolicyCritic(passes, config, seed)
 
     def reference(self) -> PolicyReference:
@@ -153,6 +172,118 @@ class ShardedLearner(PolicyLearner):
         return PolicyReference(self._ranks.reference_log_probs)
 
     @property
-    def ranks(self) -> RankPasses:
+    def ranks(self) -> ShardedBackend:
         """The ranks."""
         return self._ranks
+
+
+class ShardedCriticBackend:
+    """`CriticBackend` over the ranks of a sharded learner.
+
+    Args:
+        group: the ranks, which were told to hold a critic before they start.
+        learner: number of ranks, and what each holds.
+        config: sizes of the critic's micro-batches.
+    """
+
+    def __init__(self, group: RankGroup, learner: LearnerConfig, config: CriticConfig) -> None:
+        self._group, self._learner, self._size = group, learner, config.micro_batch_size
+        self._num_snapshots = 0
+
+    async def values(self, observations: Sequence[Observation]) -> Tensor:
+        """Compute values, float32 [N] on the CPU."""
+        return await to_its_end(asyncio.ensure_future(self._values(observations)))
+
+    async def accumulate(self, rows: ValueRows) -> list[ValueSums]:
+        """Compute the gradient of the mean loss of a mini-batch."""
+        return await to_its_end(asyncio.ensure_future(self._accumulate(rows)))
+
+    async def step(self) -> StepReport:
+        """Take one optimizer step on every rank."""
+        steps = self._group.together(rank.step_critic() for rank in self._group.ranks)
+        reports: list[StepReport] = await to_its_end(asyncio.ensure_future(steps))
+        return reports[0]
+
+    async def summed(self, sums: Sequence[ValueSums]) -> tuple[float, float]:
+        """Return the sum of the losses and the number of clipped values."""
+        return summed_values(sums)
+
+    async def snapshot(self, num_updates: int) -> RankTensors:
+        """Copy the state on every rank; its file is written from there."""
+        self._num_snapshots += 1
+        number = self._num_snapshots
+        staging = self._group.together(
+            rank.stage_critic(number, num_updates) for rank in self._group.ranks
+        )
+        described = await to_its_end(asyncio.ensure_future(staging))
+        return RankTensors(self._group, number, "critic", described[0]["critic"])
+
+    async def restore(self, tensors: Mapping[str, Tensor], file: Path | None, prefix: str) -> None:
+        """Continue from a snapshot. Each rank reads its own part of the file."""
+        if file is None:
+            self._num_snapshots += 1
+            file = self._group.folder / f"critic-{self._num_snapshots}.safetensors"
+            await asyncio.to_thread(save_file, dict(tensors), file)
+            prefix = ""
+        reading = self._group.restored(
+            (file,),
+            needed=lambda rank, paths: rank.needed_critic(paths[0], prefix),
+            restore=lambda rank, paths: rank.restore_critic(paths[0], prefix),
+        )
+        await to_its_end(asyncio.ensure_future(reading))
+
+    async def _values(self, observations: Sequence[Observation]) -> Tensor:
+        lengths = num_read(observations)
+        dealt, num_passes = self._dealt(lengths)
+        values, idle = torch.zeros(len(observations)), idle_row(lengths)
+
+        async def judge(rank: LearnerRank, parts: Sequence[Tensor]) -> None:
+            await rank.begin_critic(False)
+            padded = [*parts, *[idle] * (num_passes - len(parts))]
+
+            def call(index: Tensor) -> Awaitable[Any]:
+                return rank.judge(pack_observations([beside[row] for row in index.tolist()]))
+
+            async with self._group.at_hand(rank, observations, padded) as beside:
+                found = await in_order(call, padded)
+            for index, result in zip(parts, found, strict=False):
+                values[index] = torch.tensor(result)
+            await rank.end_critic()
+
+        await self._group.together(judge(*pair) for pair in self._group.dealt(dealt))
+        return values
+
+    async def _accumulate(self, rows: ValueRows) -> list[ValueSums]:
+        lengths = num_read(rows.observations)
+        dealt, least = self._dealt(lengths)
+        num_rows, idle = len(rows.target), idle_row(lengths)
+
+        async def fit(rank: LearnerRank, parts: Sequence[Tensor]) -> list[tuple[float, float]]:
+            await rank.begin_critic(True)
+            num_passes = max(len(parts), least, 1)
+
+            def call(number: int) -> Awaitable[Any]:
+                is_masked = number >= len(parts)
+                part = beside.rows(idle if is_masked else parts[number])
+                seen = pack_critic_batch(part, is_masked=is_masked)
+                return rank.fit(seen, num_rows, number == num_passes - 1)
+
+            seen, needed = rows.observations, [*parts, idle]
+            async with self._group.at_hand(rank, seen, needed) as observations:
+                beside = rows._replace(observations=observations)
+                found: list[tuple[float, float]] = await in_order(call, range(num_passes))
+            return found[: len(parts)]
+
+        sums = await self._group.together(fit(*pair) for pair in self._group.dealt(dealt))
+        return [
+            ValueSums(*(torch.tensor(number, dtype=torch.float64) for number in each))
+            for of_rank in self._group.counted(sums)
+            for each in of_rank
+        ]
+
+    def _dealt(self, lengths: Tensor) -> tuple[tuple[tuple[Tensor, ...], ...], int]:
+        """Return the micro-batches of each rank, and the least number that each has to compute."""
+        dealt = plan_passes(lengths, self._size, self._learner.row_groups)
+        # with weights in shards each pass is a collective of all ranks
+        is_padded = self._learner.shard == "weights"
+        return dealt, max(map(len, dealt)) if is_padded else 0

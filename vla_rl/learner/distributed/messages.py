@@ -1,8 +1,14 @@
-"""Rows, sums and weights on their way between the learner and its ranks: plain values and arrays."""
+"""Messages between the learner and its ranks: rows, sums, weights, as plain values with arrays.
 
-from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any
+Images lie on the host that recorded them. Those of rows that a rank of another host will read are copied
+to that host first (`with_local_images`).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -11,14 +17,14 @@ from torch import Tensor
 
 from vla_rl.algorithms import Denominators
 from vla_rl.algorithms.losses import Diagnostics
+from vla_rl.learner.backend import MicroBatchSums, on_host
+from vla_rl.learner.critic_backend import ValueRows
 from vla_rl.learner.decisions import Decisions
-from vla_rl.learner.imitation_passes import Lessons
-from vla_rl.learner.update_metrics import MicroBatchSums, on_host
-from vla_rl.learner.value_passes import ValueRows
+from vla_rl.learner.imitation_backend import SftRows
 from vla_rl.types import Observation, ShelvedArray
 
 
-class Observed(msgspec.Struct, frozen=True):
+class ObservationBatch(msgspec.Struct, frozen=True):
     """Observations of some rows. What lies on a shelf beside the rank is named, and None here."""
 
     here: list[dict[str, Any]]
@@ -28,25 +34,25 @@ class Observed(msgspec.Struct, frozen=True):
 class Rows(msgspec.Struct, frozen=True):
     """A micro-batch: what was observed, and its columns by name."""
 
-    observations: Observed
+    observations: ObservationBatch
     columns: dict[str, np.ndarray]
     action_tokens: int
 
 
-class Seen(msgspec.Struct, frozen=True):
+class CriticBatch(msgspec.Struct, frozen=True):
     """A micro-batch of a critic: observations, and the values to fit."""
 
-    observations: Observed
+    observations: ObservationBatch
     target: np.ndarray
     old: np.ndarray
     is_masked: bool = False
     """Whether the rows only take part, and add exact zeros."""
 
 
-class Shown(msgspec.Struct, frozen=True):
+class SftBatch(msgspec.Struct, frozen=True):
     """A micro-batch of supervised learning."""
 
-    observations: Observed
+    observations: ObservationBatch
     tokens: np.ndarray
     mask: np.ndarray
 
@@ -72,7 +78,7 @@ class Sums(msgspec.Struct, frozen=True):
     tokens: np.ndarray
 
 
-class Piece(msgspec.Struct, frozen=True):
+class ParameterPiece(msgspec.Struct, frozen=True):
     """Some consecutive numbers of a parameter, as bytes of the type that engines act with."""
 
     name: str
@@ -88,7 +94,7 @@ class Piece(msgspec.Struct, frozen=True):
 def pack_rows(rows: Decisions) -> Rows:
     """Return the message of some rows."""
     columns = {name: column.numpy() for name, column in rows.tensors().items()}
-    return Rows(pack_observed(rows.observations), columns, rows.action_tokens)
+    return Rows(pack_observations(rows.observations), columns, rows.action_tokens)
 
 
 def unpack_rows(message: Rows) -> Decisions:
@@ -97,14 +103,14 @@ def unpack_rows(message: Rows) -> Decisions:
     They have no places: errors are located where the rows came from.
     """
     columns: Any = {name: torch.tensor(column) for name, column in message.columns.items()}
-    observations = unpack_observed(message.observations)
+    observations = unpack_observations(message.observations)
     places = ((),) * len(observations)
     return Decisions(
         observations=observations, places=places, action_tokens=message.action_tokens, **columns
     )
 
 
-def pack_observed(observations: Sequence[Observation]) -> Observed:
+def pack_observations(observations: Sequence[Observation]) -> ObservationBatch:
     """Return the message of some observations."""
     shelved = [
         {name: value for name, value in each.items() if isinstance(value, ShelvedArray)}
@@ -114,48 +120,51 @@ def pack_observed(observations: Sequence[Observation]) -> Observed:
     here = [
         {**each, **dict.fromkeys(away)} for each, away in zip(observations, shelved, strict=True)
     ]
-    return Observed(here, shelved)
+    return ObservationBatch(here, shelved)
 
 
-def unpack_observed(message: Observed) -> tuple[Observation, ...]:
+def unpack_observations(message: ObservationBatch) -> tuple[Observation, ...]:
     """Return the observations of a message with arrays of their own.
 
     Raises: OSError for an array on a shelf that is gone.
     """
     return tuple(
-        {name: away[name].read() if name in away else _own(value) for name, value in each.items()}
+        {
+            name: away[name].read() if name in away else _copy_array(value)
+            for name, value in each.items()
+        }
         for each, away in zip(message.here, message.shelved, strict=True)
     )
 
 
-def _own(value: Any) -> Any:
+def _copy_array(value: Any) -> Any:
     # what arrives is read-only, which torch warns about, and its shared memory is needed
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def pack_seen(rows: ValueRows, *, is_masked: bool = False) -> Seen:
+def pack_critic_batch(rows: ValueRows, *, is_masked: bool = False) -> CriticBatch:
     """Return the message of a critic's rows."""
-    observations = pack_observed(rows.observations)
-    return Seen(observations, rows.target.numpy(), rows.old.numpy(), is_masked)
+    observations = pack_observations(rows.observations)
+    return CriticBatch(observations, rows.target.numpy(), rows.old.numpy(), is_masked)
 
 
-def unpack_seen(message: Seen) -> ValueRows:
+def unpack_critic_batch(message: CriticBatch) -> ValueRows:
     """Return the critic's rows of a message."""
-    observations = unpack_observed(message.observations)
+    observations = unpack_observations(message.observations)
     return ValueRows(observations, torch.tensor(message.target), torch.tensor(message.old))
 
 
-def pack_lessons(lessons: Lessons, seed: int) -> Shown:
+def pack_sft_batch(lessons: SftRows, seed: int) -> SftBatch:
     """Return the message of lessons."""
-    observations = pack_observed(lessons.observations)
-    return Shown(observations, lessons.tokens.numpy(), lessons.mask.numpy(), seed)
+    observations = pack_observations(lessons.observations)
+    return SftBatch(observations, lessons.tokens.numpy(), lessons.mask.numpy(), seed)
 
 
-def unpack_lessons(message: Shown) -> Lessons:
+def unpack_sft_batch(message: SftBatch) -> SftRows:
     """Return the lessons of a message; they are one micro-batch, whose lengths were used."""
     tokens, mask = torch.tensor(message.tokens), torch.tensor(message.mask)
     lengths = torch.full((len(tokens),), tokens.shape[1])
-    return Lessons((), tokens, mask, lengths, lengths)
+    return SftRows((), tokens, mask, lengths, lengths)
 
 
 def pack_counts(counts: Denominators) -> Counts:
@@ -185,7 +194,7 @@ def pack_sums(sums: MicroBatchSums) -> Sums:
 def unpack_sums(message: Sums) -> MicroBatchSums:
     """Return the sums of a message."""
     numbers: dict[str, Tensor] = _tensors(message.numbers)
-    numbers["first_unsound"] = numbers["first_unsound"].long()
+    numbers["first_nonfinite"] = numbers["first_nonfinite"].long()
     extra = _tensors(message.extra)
     return MicroBatchSums(
         diagnostics=Diagnostics(**_tensors(message.diagnostics), extra_sums=extra),
@@ -203,3 +212,89 @@ _NUMBERS = tuple(
     each.name for each in fields(MicroBatchSums) if each.name not in ("diagnostics", "tokens")
 )
 _DIAGNOSTICS = tuple(each.name for each in fields(Diagnostics) if each.name != "extra_sums")
+
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+IN_FLIGHT: Final = 2
+"""Micro-batches that a rank has at a time: one is computed, the next is prepared."""
+
+
+async def in_order(call: Callable[[S], Awaitable[T]], inputs: Iterable[S]) -> list[T]:
+    """Make a call for each input, in order and a few at a time."""
+    free = asyncio.Semaphore(IN_FLIGHT)
+
+    async def one(value: S) -> T:
+        async with free:
+            return await call(value)
+
+    return await asyncio.gather(*(one(value) for value in inputs))
+
+
+def idle_row(num_read: Tensor) -> Tensor:
+    """Return the shortest row, for passes of ranks that have no row of their own."""
+    return num_read.argmin()[None]
+
+
+@dataclass(frozen=True)
+class CopiedImages:
+    """Copies of pictures on the shelf of a host."""
+
+    host: str
+    keys: tuple[int, ...]
+    """Memories there that hold them."""
+
+    places: dict[ShelvedArray, ShelvedArray]
+    """The copy of each."""
+
+
+class ImageCopier(Protocol):
+    """Copies pictures from the shelf of one host to another's."""
+
+    async def lend(self, host: str, pictures: Collection[ShelvedArray]) -> CopiedImages:
+        """Copy pictures to the shelf of `host`. Raises: RankFailed if that cannot be."""
+        ...
+
+    async def take_back(self, loan: CopiedImages) -> None:
+        """Note that the copies were read, so that they may be freed."""
+        ...
+
+
+@asynccontextmanager
+async def with_local_images(
+    lender: ImageCopier | None,
+    host: str,
+    observations: Sequence[Observation],
+    indices: Iterable[Tensor],
+) -> AsyncIterator[tuple[Observation, ...]]:
+    """Yield observations; the shelved pictures of some rows are all on the shelf of a host.
+
+    Args:
+        lender: copies those that are not; None if every picture is beside the ranks.
+        host: name of the ranks' host; empty for this one.
+        observations: of all rows.
+        indices: the rows that a rank there will read.
+    """
+    rows = {row for index in indices for row in index.tolist()} if lender is not None else ()
+    away = {
+        value
+        for row in rows
+        for value in observations[row].values()
+        if isinstance(value, ShelvedArray) and value.host != host
+    }
+    if not away or lender is None:
+        yield tuple(observations)
+        return
+    loan = await lender.lend(host, away)
+    try:
+        found = list(observations)
+        for row in rows:
+            found[row] = {name: _find_copy(value, loan) for name, value in found[row].items()}
+        yield tuple(found)
+    finally:
+        await lender.take_back(loan)
+
+
+def _find_copy(value: Any, loan: CopiedImages) -> Any:
+    return loan.places.get(value, value) if isinstance(value, ShelvedArray) else value

@@ -9,23 +9,29 @@ The model here follows if an engine needs it, or if the others cannot be served 
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
-from vla_rl.engines.weight_shards import ShardSink, SharedParameters, SharedWeightSink
-from vla_rl.errors import HostNotReached, WeightsNotGiven
+from vla_rl.engines.weight_shards import (
+    ShardSink,
+    ShardSocket,
+    SharedParameters,
+    SharedWeightSink,
+    WeightShard,
+)
+from vla_rl.errors import ActorDied, HostNotReached, WeightsNotGiven
+from vla_rl.learner.backend import WeightSink
 from vla_rl.learner.distributed.group import RankGroup
-from vla_rl.learner.distributed.messages import Piece
+from vla_rl.learner.distributed.messages import ParameterPiece
 from vla_rl.learner.distributed.rank import LearnerRank
-from vla_rl.learner.distributed.rank_shares import RankShares
 from vla_rl.learner.distributed.state import write_runs
-from vla_rl.learner.training import WeightSink
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +56,7 @@ class RankPublication:
         self._model, self._group, self._lane = model, group, lane
         self._far = [each for each in sinks if isinstance(each, ShardSink)]
         self._near: list[WeightSink] = [each for each in sinks if each not in self._far]
-        self._shares = RankShares(group)
+        self._shares = RankShards(group)
         self.is_model_old = False
         """Whether the ranks have newer weights than the model here."""
 
@@ -160,11 +166,11 @@ class RankPublication:
             sink.adopt(self._model.network, version)
 
 
-async def _next(stream: AsyncIterator[Piece]) -> Piece | None:
+async def _next(stream: AsyncIterator[ParameterPiece]) -> ParameterPiece | None:
     return await anext(stream, None)
 
 
-def _write_piece(piece: Piece, parameter: Tensor, places: SharedParameters) -> None:
+def _write_piece(piece: ParameterPiece, parameter: Tensor, places: SharedParameters) -> None:
     """Write a piece of a rank of another host into memory of this one. Raises: OSError."""
     size, num_rows = parameter.element_size(), parameter.shape[0] if parameter.ndim else 1
     row = parameter.nbytes // max(num_rows, 1)
@@ -174,9 +180,56 @@ def _write_piece(piece: Piece, parameter: Tensor, places: SharedParameters) -> N
             write_runs(memory.fileno(), piece.data, at, piece.run * size, row)
 
 
-def _put(piece: Piece, parameter: Tensor) -> None:
+def _put(piece: ParameterPiece, parameter: Tensor) -> None:
     # copied: what arrives is read-only, and its place in shared memory is needed for the next
     numbers = torch.from_numpy(piece.data.copy()).view(parameter.dtype).view(-1, piece.run)
     row_size = parameter.numel() // max(parameter.shape[0] if parameter.ndim else 1, 1)
     place = parameter.data.view(-1)[piece.start :].as_strided(numbers.shape, (row_size, 1))
     place.copy_(numbers)
+
+
+class RankShards:
+    """`ShardHolders` over the ranks of a sharded learner.
+
+    A rank that dies ends all ranks, also while it gives its share; a host that dies ends none.
+
+    Args: `group`, the ranks.
+    """
+
+    def __init__(self, group: RankGroup) -> None:
+        self._group, self.turn = group, group.turn
+
+    async def shares(self, begins: Mapping[str, int], row_bytes: int) -> list[WeightShard]:
+        """Return what each rank holds. Raises: RankFailed."""
+        found = await self._group.together(
+            rank.share(dict(begins), row_bytes) for rank in self._group.ranks
+        )
+        seats = self._group.seating.seats
+        return [replace(share, host=seats[share.holder].host) for share in found if share.num_bytes]
+
+    async def new_links(self, shares: Sequence[WeightShard]) -> list[str]:
+        """Return the ranks' public keys. Raises: RankFailed."""
+        ranks = self._group.ranks
+        return await self._group.each(ranks[share.holder].new_link() for share in shares)
+
+    async def give(
+        self, shares: Sequence[WeightShard], links: Sequence[str], doors: Sequence[ShardSocket]
+    ) -> None:
+        """Send each share to its door. Raises: WeightsNotGiven, RankFailed."""
+        giving = [
+            asyncio.ensure_future(self._group.ranks[share.holder].give(link, door, share.state))
+            for share, link, door in zip(shares, links, doors, strict=True)
+        ]
+        try:
+            done, _ = await asyncio.wait(giving, return_when=asyncio.FIRST_EXCEPTION)
+            errors = [error for each in done if (error := each.exception()) is not None]
+        finally:
+            # the doors of one host are of use together only
+            for each in giving:
+                each.cancel()
+            await asyncio.gather(*giving, return_exceptions=True)
+        for error in errors:
+            if isinstance(error, ActorDied):
+                await self._group.fail(error)
+        for error in errors:
+            raise error

@@ -21,32 +21,32 @@ from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.weight_shards import ShardSocket, SharedParameters, WeightShard
 from vla_rl.errors import CheckpointError
 from vla_rl.learner.config import LearnerConfig
-from vla_rl.learner.distributed.cutting import LocalOperations
-from vla_rl.learner.distributed.far_rank import PIECE_BYTES, FarRank, FilePiece
-from vla_rl.learner.distributed.meeting import Meeting, Network, meet
+from vla_rl.learner.critic_backend import NETWORK, OPTIMIZER
+from vla_rl.learner.distributed.host_rank import PIECE_BYTES, FilePiece, HostRank
 from vla_rl.learner.distributed.messages import (
     Counts,
-    Observed,
-    Piece,
+    CriticBatch,
+    ObservationBatch,
+    ParameterPiece,
     Rows,
-    Seen,
-    Shown,
+    SftBatch,
     Sums,
     unpack_counts,
 )
-from vla_rl.learner.distributed.rank_clock import RankClock, RankTimes
 from vla_rl.learner.distributed.rank_parts import PolicySource, RankParts
-from vla_rl.learner.distributed.rank_share import RankShare
-from vla_rl.learner.distributed.state import Entry, Part, ShardReader, pieces_of, write_parts
+from vla_rl.learner.distributed.rank_times import RankClock, RankTimes
+from vla_rl.learner.distributed.rendezvous import Network, Rendezvous, join_group
+from vla_rl.learner.distributed.sharding import LocalOperations
+from vla_rl.learner.distributed.shared_training import RankShard
+from vla_rl.learner.distributed.state import Entry, Part, ShardReader, split_part, write_parts
 from vla_rl.learner.flops import LaneFlopCounter
 from vla_rl.learner.optimizer import StepReport
-from vla_rl.learner.value_passes import NETWORK, OPTIMIZER
 
 PASSES: Final = frozenset({"update", "log_probs", "reference", "values", "critic"})
 """Work on a rank's lane whose arithmetic is counted."""
 
 
-class LearnerRank(FarRank):
+class LearnerRank(HostRank):
     """A part of the rows, of the gradients and of the optimizer's state.
 
     Args:
@@ -63,14 +63,14 @@ class LearnerRank(FarRank):
         self._flops = 0
         self._staged: dict[str, dict[int, dict[str, Part]]] = {}
 
-    async def meet(self, meeting: Meeting, network: Network | None) -> None:
+    async def meet(self, meeting: Rendezvous, network: Network | None) -> None:
         """Meet the other ranks; `network` is what to use if they are on several hosts."""
         await self._lane.run(self._meet, meeting, network, work="meet")
 
     async def join(self, folder: str) -> None:
         """Load the policy from a folder here, and keep this rank's part of it."""
         await self._lane.run(self._join, Path(folder), work="join")
-        self._shares = RankShare(self._rank, self._parts.policy, self._lane)
+        self._shares = RankShard(self._rank, self._parts.policy, self._lane)
         if self._source.counts_flops:
             self._meter = LaneFlopCounter(PASSES, LocalOperations)
             self._lane.observe(self._meter)
@@ -99,7 +99,7 @@ class LearnerRank(FarRank):
         )
 
     @actor_method(concurrent=True)
-    async def imitate(self, shown: Shown, num_tokens: int, is_last: bool) -> float:
+    async def imitate(self, shown: SftBatch, num_tokens: int, is_last: bool) -> float:
         """Add the gradient of a micro-batch of supervised learning; return its part of the loss."""
         batch = await self._lane.prepare(self._parts.prepare_shown, shown)
         arguments = (batch, shown, num_tokens, is_last)
@@ -125,13 +125,13 @@ class LearnerRank(FarRank):
         await self._lane.run(self._parts.begin_critic, clear, work="gather")
 
     @actor_method(concurrent=True)
-    async def judge(self, observations: Observed) -> np.ndarray:
+    async def judge(self, observations: ObservationBatch) -> np.ndarray:
         """Return the critic's values of some observations, float32 [M]."""
         batch = await self._lane.prepare(self._parts.prepare_seen, observations)
         return await self._lane.run(self._parts.judge, batch, work="values")
 
     @actor_method(concurrent=True)
-    async def fit(self, seen: Seen, num_rows: int, is_last: bool) -> tuple[float, float]:
+    async def fit(self, seen: CriticBatch, num_rows: int, is_last: bool) -> tuple[float, float]:
         """Add the gradient of a critic's micro-batch; return its loss and number of clipped values.
 
         The last one adds the gradients of all ranks.
@@ -147,14 +147,14 @@ class LearnerRank(FarRank):
         """Update this rank's part of the critic."""
         return await self._lane.run(self._parts.step_critic, work="step")
 
-    async def weights(self) -> AsyncIterator[Piece]:
+    async def weights(self) -> AsyncIterator[ParameterPiece]:
         """Yield this rank's part of the trained weights, a piece at a time."""
         pieces = self._parts.policy.pieces(PIECE_BYTES)
         while (
             found := await self._lane.run(partial(next, pieces, None), work="publish")
         ) is not None:
             name, start, run, data = found
-            yield Piece(name, start, run, data.numpy())
+            yield ParameterPiece(name, start, run, data.numpy())
 
     async def write_weights(self, places: SharedParameters) -> None:
         """Write this rank's part of the trained weights into memory that engines open."""
@@ -222,7 +222,7 @@ class LearnerRank(FarRank):
     ) -> AsyncIterator[FilePiece]:
         """Yield a staged part of one file, as `write` would write it."""
         for name, part in self._staged_part(number, file).items():
-            for at, run, distance, data in pieces_of(part, begins[name], PIECE_BYTES):
+            for at, run, distance, data in split_part(part, begins[name], PIECE_BYTES):
                 yield FilePiece(at, run, distance, data)
 
     async def needed(self, policy: str, optimizer: str) -> list[list[tuple[int, int]]]:
@@ -273,12 +273,12 @@ class LearnerRank(FarRank):
             for file, parts in files.items()
         }
 
-    def _meet(self, meeting: Meeting, network: Network | None) -> None:
+    def _meet(self, meeting: Rendezvous, network: Network | None) -> None:
         device = torch.device(self._source.devices[self._rank])
         if device.type == "cuda":
             torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        meet(meeting, network, self._rank, self._config.ranks, backend)
+        join_group(meeting, network, self._rank, self._config.ranks, backend)
 
     def _join(self, folder: Path) -> None:
         device = torch.device(self._source.devices[self._rank])

@@ -16,43 +16,37 @@ import torch
 from torch import nn
 
 from vla_rl.algorithms import Denominators
+from vla_rl.learner.backend import PolicyPasses
 from vla_rl.learner.config import CriticConfig, LearnerConfig
+from vla_rl.learner.critic_backend import NETWORK, NUM_UPDATES, OPTIMIZER, ValueModule, ValuePasses
 from vla_rl.learner.decisions import Decisions
-from vla_rl.learner.distributed.cutting import cut
-from vla_rl.learner.distributed.meshes import Meshes
 from vla_rl.learner.distributed.messages import (
-    Observed,
+    CriticBatch,
+    ObservationBatch,
     Rows,
-    Seen,
-    Shown,
+    SftBatch,
     Sums,
     pack_sums,
-    unpack_lessons,
-    unpack_observed,
+    unpack_critic_batch,
+    unpack_observations,
     unpack_rows,
-    unpack_seen,
+    unpack_sft_batch,
 )
-from vla_rl.learner.distributed.parallel import (
+from vla_rl.learner.distributed.rank_times import RankClock
+from vla_rl.learner.distributed.sharding import (
+    Meshes,
     PolicyModule,
     ShardedModule,
-    blocks_of,
-    compute_dtype_of,
+    cut_layers,
+    get_blocks,
+    get_trained_dtype,
 )
-from vla_rl.learner.distributed.rank_clock import RankClock
 from vla_rl.learner.distributed.shared_training import SharedTraining
-from vla_rl.learner.distributed.state import Part, part_of
-from vla_rl.learner.imitation_passes import Preparation, imitate
+from vla_rl.learner.distributed.state import Part, copy_part
+from vla_rl.learner.imitation_backend import Preparation, run_sft_backward
 from vla_rl.learner.optimizer import StepReport
-from vla_rl.learner.passes import PolicyPasses
-from vla_rl.learner.scoring import place_choices
-from vla_rl.learner.tensor_plan import TensorPlan, tensor_plan_of
-from vla_rl.learner.value_passes import (
-    NETWORK,
-    NUM_UPDATES,
-    OPTIMIZER,
-    ValueModule,
-    ValuePasses,
-)
+from vla_rl.learner.plan import TensorPlan, get_tensor_plan
+from vla_rl.learner.scoring import move_choices
 from vla_rl.util.dtypes import torch_dtype
 
 
@@ -110,8 +104,8 @@ class RankParts:
         self._model = _loaded(source, folder, device)
         network, self._shard, self._offload = self._model.network, config.shard, config.offload
         self._meshes = Meshes(config, device.type)
-        self._plan = tensor_plan_of(self._model) if config.tensor_parallel > 1 else None
-        names, self._dtype = _inner_names(self._model), compute_dtype_of(network)
+        self._plan = get_tensor_plan(self._model) if config.tensor_parallel > 1 else None
+        names, self._dtype = _inner_names(self._model), get_trained_dtype(network)
         # copies are made before sharding: a sharded network cannot be copied
         value_module = None
         if source.critic is not None:
@@ -145,21 +139,23 @@ class RankParts:
         decisions = unpack_rows(rows)
         return decisions, self._model.prepare(decisions.observations)
 
-    def prepare_seen(self, observations: Observed) -> Any:
+    def prepare_seen(self, observations: ObservationBatch) -> Any:
         """Prepare a critic's observations on the host."""
-        return self._model.prepare(unpack_observed(observations))
+        return self._model.prepare(unpack_observations(observations))
 
-    def prepare_shown(self, shown: Shown) -> Any:
+    def prepare_shown(self, shown: SftBatch) -> Any:
         """Prepare the observations of a micro-batch of supervised learning on the host."""
-        return self._prepare_shown(unpack_observed(shown.observations), shown.seed)
+        return self._prepare_shown(unpack_observations(shown.observations), shown.seed)
 
-    def imitate(self, batch: Any, shown: Shown, num_tokens: int, is_last: bool) -> float:
+    def imitate(self, batch: Any, shown: SftBatch, num_tokens: int, is_last: bool) -> float:
         """Add the gradient of a micro-batch of supervised learning; return its part of the loss."""
         self.policy.sharded.begin_pass(is_last=is_last)
         # a diffusion head draws noise from torch's own state, which all ranks share at their start
         torch.manual_seed(shown.seed)
-        lessons = unpack_lessons(shown)
-        return float(imitate(self._model, self._module.log_probs, batch, lessons, num_tokens))
+        lessons = unpack_sft_batch(shown)
+        return float(
+            run_sft_backward(self._model, self._module.log_probs, batch, lessons, num_tokens)
+        )
 
     def accumulate(
         self, batch: Any, rows: Decisions, counts: Denominators, compare: int | None, is_last: bool
@@ -176,7 +172,7 @@ class RankParts:
             module = self._reference
         with torch.no_grad():
             log_probs, _ = module.log_probs(
-                batch, *place_choices(self._model, rows.tokens, rows.temperature)
+                batch, *move_choices(self._model, rows.tokens, rows.temperature)
             )
         scores: np.ndarray = log_probs.float().cpu().numpy()
         return scores
@@ -192,11 +188,13 @@ class RankParts:
         values: np.ndarray = self._value_passes.judge(batch).cpu().numpy()
         return values
 
-    def fit(self, batch: Any, seen: Seen, num_rows: int, is_last: bool) -> tuple[float, float]:
+    def fit(
+        self, batch: Any, seen: CriticBatch, num_rows: int, is_last: bool
+    ) -> tuple[float, float]:
         """Add the gradient of a micro-batch of the critic."""
         self.trained_critic.sharded.begin_pass(is_last=is_last)
         sums = self._value_passes.backward(
-            batch, unpack_seen(seen), num_rows, is_masked=seen.is_masked
+            batch, unpack_critic_batch(seen), num_rows, is_masked=seen.is_masked
         )
         return float(sums.loss), float(sums.num_clipped)
 
@@ -225,7 +223,7 @@ class RankParts:
         parts = {
             f"{prefix}{name}": part for prefix, of in found.items() for name, part in of.items()
         }
-        parts[NUM_UPDATES] = part_of(torch.tensor(num_updates), None, is_first_rank=is_first)
+        parts[NUM_UPDATES] = copy_part(torch.tensor(num_updates), None, is_first_rank=is_first)
         return {"critic": parts}
 
     def _sharded(
@@ -235,7 +233,7 @@ class RankParts:
             module,
             self._meshes,
             self._shard,
-            blocks=() if network is None else blocks_of(network),
+            blocks=() if network is None else get_blocks(network),
             cut_by=None if network is None else self._cut_by(network),
             dtype=self._dtype,
             exact=exact,
@@ -257,13 +255,13 @@ class RankParts:
                 module,
                 self._meshes,
                 self._shard,
-                blocks=blocks_of(frozen.network),
+                blocks=get_blocks(frozen.network),
                 cut_by=self._cut_by(frozen.network),
                 dtype=self._dtype,
                 shares_frozen=True,
             ).watch(self._clock)
         elif self._plan is not None and self._meshes.tensor is not None:
-            cut(frozen.network, self._plan, self._meshes.tensor)
+            cut_layers(frozen.network, self._plan, self._meshes.tensor)
         return module
 
 

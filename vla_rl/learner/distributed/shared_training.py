@@ -1,25 +1,54 @@
-"""A network that the ranks train together: passes begin and end, steps, saved and loaded state.
+"""A network that the ranks train together: this rank's shard of it.
 
-The policy is one, and a critic another; each rank makes the same calls in the same order.
+The policy is one such network, and a critic another; each rank makes the same calls in the same order.
+
+Engines on other hosts receive the newest weights from the ranks, each shard on an encrypted connection:
+
+    rank: its first pieces ──► host: one question for each piece that has its offset ──► rank: the next
+
+The rank connects, because hosts have ports that others may reach and the machine of the control process
+may have none. The pieces that no question came for bound what is on the way. A host may receive the
+weights until they change, also while the next update is computed: a host that joins meanwhile needs the
+version that the others act with.
 """
 
+import asyncio
 import math
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import torch
+import zmq
 from torch import Tensor, nn
 
-from vla_rl.engines.weight_shards import RowPart, SharedParameters
-from vla_rl.errors import CheckpointError
+from vla_rl.actors.codec import Codec
+from vla_rl.actors.completion import run_to_its_end
+from vla_rl.actors.direct_link import DirectLink, make_link_keys
+from vla_rl.actors.placement import KeyPair
+from vla_rl.actors.remote_channel import LINK_WITHIN_S
+from vla_rl.actors.wire import Frames, Kind
+from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.weight_shards import (
+    SHARD_PIECES_AHEAD,
+    RowPart,
+    ShardDigest,
+    ShardPiece,
+    ShardSocket,
+    SharedParameters,
+    WeightShard,
+    split_shard,
+)
+from vla_rl.errors import CheckpointError, HostNotReached, WeightsNotGiven
 from vla_rl.learner.config import OptimizerConfig
-from vla_rl.learner.distributed.parallel import ShardedModule
+from vla_rl.learner.distributed.sharding import ShardedModule
 from vla_rl.learner.distributed.state import (
     Part,
     ShardReader,
-    iterate_pieces,
-    part_of,
+    copy_part,
+    split_parameter,
     write_runs,
 )
 from vla_rl.learner.optimizer import MASTER, PolicyOptimizer, StepReport
@@ -64,7 +93,7 @@ class SharedTraining:
     def pieces(self, num_bytes: int) -> Iterator[tuple[str, int, int, Tensor]]:
         """Yield this rank's parts of the trained weights: name, first index, run, bytes."""
         for name, parameter in self.optimizer.parameters.items():
-            for start, run, data in iterate_pieces(parameter, self._dtype_of(name), num_bytes):
+            for start, run, data in split_parameter(parameter, self._dtype_of(name), num_bytes):
                 yield name, start, run, data
 
     def write_pieces(self, places: SharedParameters, num_bytes: int) -> None:
@@ -92,7 +121,7 @@ class SharedTraining:
     def copied_network(self, *, is_first: bool) -> dict[str, Part]:
         """Copy this rank's part of the network, in the types that one process saves."""
         state, trained = self._network.state_dict(), self.optimizer.parameters
-        copied = partial(part_of, is_first_rank=is_first)
+        copied = partial(copy_part, is_first_rank=is_first)
         return {
             name: copied(state[inner], self._dtype_of(inner) if inner in trained else None)
             for name, inner in self._names.items()
@@ -100,7 +129,7 @@ class SharedTraining:
 
     def copied_optimizer(self, *, is_first: bool) -> dict[str, Part]:
         """Copy this rank's part of the optimizer's state, as one process saves it."""
-        copied = partial(part_of, is_first_rank=is_first)
+        copied = partial(copy_part, is_first_rank=is_first)
         tensors = dict(self.optimizer.tensors())
         tensors |= {
             f"{MASTER}/{name}": tensor
@@ -149,5 +178,139 @@ class SharedTraining:
         parameter, dtype = self.optimizer.parameters[name], self._dtype_of(name)
         size = dtype.itemsize
         distance = size * math.prod(parameter.shape[1:])
-        for start, run, data in iterate_pieces(parameter, dtype, num_bytes):
+        for start, run, data in split_parameter(parameter, dtype, num_bytes):
             yield start * size, run * size, distance, data.numpy()
+
+
+PIECE_BYTES: Final = 2 << 20
+"""Bytes of one piece. A host passes a piece on once it has it from all ranks, so larger ones would
+make each host of a chain later."""
+
+
+class RankShard:
+    """Describes and gives the share of one rank. Owned by one event loop.
+
+    Args:
+        rank: number of the rank.
+        training: the policy.
+        lane: reads it, between two pieces of other work.
+    """
+
+    def __init__(self, rank: int, training: SharedTraining, lane: DeviceLane) -> None:
+        self._rank, self._training, self._lane = rank, training, lane
+        self._begins: dict[str, int] = {}
+        self._row_bytes = 0
+        self._keys: dict[str, KeyPair] = {}
+
+    def share(self, begins: dict[str, int], row_bytes: int) -> WeightShard:
+        """Return what this rank holds, on the device lane; `give` sends the same later."""
+        self._begins, self._row_bytes = begins, row_bytes
+        digest = ShardDigest()
+        for piece in self._pieces():
+            digest.add(piece)
+        return WeightShard(
+            holder=self._rank,
+            state=self._training.num_changes,
+            num_bytes=digest.num_bytes,
+            digest=digest.digest,
+        )
+
+    def new_link(self) -> str:
+        """Make keys for one host; return the public one."""
+        keys = make_link_keys()
+        self._keys[keys.public] = keys
+        return keys.public
+
+    async def give(self, link_key: str, door: ShardSocket, state: int) -> None:
+        """Send the share. Raises: as `ShardSender.give`."""
+        pieces = self._pieces()
+
+        async def next_piece() -> ShardPiece | None:
+            read = partial(self._next, pieces, state)
+            is_current, piece = await self._lane.run(read, work="publish")
+            if not is_current:
+                raise WeightsNotGiven("the ranks have newer weights by now")
+            return piece
+
+        await ShardSender(self._keys.pop(link_key), door, next_piece).give()
+
+    def _pieces(self) -> Iterator[ShardPiece]:
+        parts = self._training.parts(self._begins, PIECE_BYTES)
+        return split_shard(parts, PIECE_BYTES, self._row_bytes)
+
+    def _next(self, pieces: Iterator[ShardPiece], state: int) -> tuple[bool, ShardPiece | None]:
+        """Return whether the weights are still those of the share, and the next piece if so."""
+        # on the lane, where no step can come in between
+        if self._training.num_changes != state:
+            return False, None
+        return True, next(pieces, None)
+
+
+_LOOK_EVERY_S: Final = 0.5
+
+
+class ShardSender:
+    """Sends one share.
+
+    Args:
+        keys: those whose public one the host was given.
+        door: place at which the host takes it.
+        next_piece: returns the next piece; None after the last one.
+    """
+
+    def __init__(
+        self,
+        keys: KeyPair,
+        door: ShardSocket,
+        next_piece: Callable[[], Awaitable[ShardPiece | None]],
+    ) -> None:
+        self._keys, self._door, self._next_piece = keys, door, next_piece
+        self._codec = Codec()
+        # a question, or None at the end of the connection; bounded by the pieces on their way
+        self._news: asyncio.Queue[Frames | None] = asyncio.Queue()
+
+    async def give(self) -> None:
+        """Send all pieces, and wait until the host has closed its door.
+
+        Raises: HostNotReached; WeightsNotGiven if the connection is lost before; what `next_piece`
+            raises.
+        """
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        put = self._news.put_nowait
+        address, key = self._door.address, self._door.public_key
+        try:
+            link = DirectLink(context, address, key, self._keys, put, lambda: put(None))
+        except ConnectionError as error:
+            context.term()
+            raise HostNotReached(f"its door cannot be used: {error}") from error
+        try:
+            await self._send_all(link)
+        finally:
+            link.close()
+            await run_to_its_end(context.term)  # it waits for what is half sent
+
+    async def _send_all(self, link: DirectLink) -> None:
+        room, piece = SHARD_PIECES_AHEAD, await self._next_piece()
+        began_s = time.monotonic()
+        while True:
+            while piece is not None and room > 0:
+                link.send(self._codec.encode(Kind.RESULT, 0, 0, 0, piece, "weights"))
+                room -= 1
+                piece = await self._next_piece()
+            try:
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    question = await self._news.get()
+            except TimeoutError:
+                if not link.is_up and time.monotonic() - began_s > LINK_WITHIN_S:
+                    raise HostNotReached(
+                        f"{link.address} does not answer within {LINK_WITHIN_S:g} s"
+                    ) from None
+                continue
+            if question is not None:
+                room += 1
+            elif piece is None and link.is_up:
+                return
+            elif link.is_up:
+                raise WeightsNotGiven(f"the connection to {link.address} was lost")
+            else:
+                raise HostNotReached(f"{link.address} refuses the connection")

@@ -1,4 +1,4 @@
-"""A rank's part of the state: copied at one instant, written to files, and read from them.
+"""A rank's part of the state: copied at one instant, written to files, read from them.
 
 Any number of ranks can read the files.
 
@@ -7,8 +7,13 @@ Any number of ranks can read the files.
                                                                              process writes it
 
 FSDP shards a tensor by its rows, so that a rank's part is one range of bytes in the file; tensor
-parallelism cuts some by their columns too (`place`). Every rank writes its ranges in place; nothing
-is gathered, and nothing is pickled.
+parallelism cuts some by their columns too:
+
+    FSDP alone             rows                     ████████   one range of numbers
+    cut by outputs too     rows of its own part     ████████   one range of numbers
+    cut by inputs too      a piece of each row      ··██····   one range in each row
+
+Every rank writes its ranges in place; nothing is gathered, and nothing is pickled.
 """
 
 import json
@@ -24,9 +29,74 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from vla_rl.errors import CheckpointError
-from vla_rl.learner.distributed.place import place_of
+
+
+@dataclass(frozen=True)
+class LocalBlock:
+    """The block of a tensor that a rank holds, with sizes in numbers."""
+
+    first_row: int
+    num_rows: int
+    row_size: int
+    first_column: int
+    num_columns: int
+    is_first_copy: bool
+
+    @property
+    def start(self) -> int:
+        """Index of the first number in the flattened tensor."""
+        return self.first_row * self.row_size + self.first_column
+
+    @property
+    def run(self) -> int:
+        """Numbers that follow each other: all of them, or those of one row."""
+        if self.num_columns == self.row_size:
+            return self.num_rows * self.row_size
+        return self.num_columns
+
+    def pieces(self, length: int) -> Iterator[tuple[int, int, int]]:
+        """Yield pieces of at most about `length` numbers.
+
+        For each: where it begins and ends in this block, and its start in the flattened tensor.
+        """
+        size = self.num_rows * self.num_columns
+        if self.run == size:
+            for begin in range(0, size, max(length, 1)):
+                yield begin, min(begin + length, size), self.start + begin
+            return
+        at_once = max(length // self.num_columns, 1)
+        for row in range(0, self.num_rows, at_once):
+            end = min(row + at_once, self.num_rows)
+            begin, end = row * self.num_columns, end * self.num_columns
+            yield begin, end, self.start + row * self.row_size
+
+
+def get_local_block(tensor: DTensor) -> LocalBlock:
+    """Return the block that this rank holds."""
+    mesh, placements = tensor.device_mesh, tensor.placements
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    coordinates = mesh.get_coordinate()
+    assert coordinates is not None
+    # a mesh of some of the ranks has twins that hold the same
+    is_first = bool((mesh.mesh == 0).any()) and all(
+        coordinate == 0
+        for coordinate, placement in zip(coordinates, placements, strict=True)
+        if placement.is_replicate()
+    )
+    if not shape:
+        return LocalBlock(0, 1, 1, 0, 1, is_first)
+    row_size = tensor.numel() // max(tensor.shape[0], 1)
+    if tensor.ndim == 1 or shape[1:] == tensor.shape[1:]:
+        return LocalBlock(offset[0], shape[0], row_size, 0, row_size, is_first)
+    assert shape[2:] == tensor.shape[2:], "no part is cut beyond its columns"
+    column = row_size // tensor.shape[1]
+    return LocalBlock(
+        offset[0], shape[0], row_size, offset[1] * column, shape[1] * column, is_first
+    )
+
 
 DTYPES: Final = {
     torch.float64: "F64",
@@ -68,7 +138,7 @@ class Part:
     """Distance between the beginnings of two such runs."""
 
 
-def part_of(tensor: Tensor, dtype: torch.dtype | None, *, is_first_rank: bool) -> Part:
+def copy_part(tensor: Tensor, dtype: torch.dtype | None, *, is_first_rank: bool) -> Part:
     """Copy a rank's part of a tensor to the CPU.
 
     Args:
@@ -82,7 +152,7 @@ def part_of(tensor: Tensor, dtype: torch.dtype | None, *, is_first_rank: bool) -
     if not isinstance(tensor, DTensor):
         data = tensor.detach().to("cpu", dtype, copy=True) if is_first_rank else torch.empty(0)
         return Part(data, entry, 0, is_first_rank, entry.num_bytes, entry.num_bytes)
-    place = place_of(tensor)
+    place = get_local_block(tensor)
     data = tensor.to_local().detach().to("cpu", dtype, copy=True)
     first_byte, run_bytes, row_bytes = (
         numbers * dtype.itemsize for numbers in (place.start, place.run, place.row_size)
@@ -90,7 +160,7 @@ def part_of(tensor: Tensor, dtype: torch.dtype | None, *, is_first_rank: bool) -
     return Part(data, entry, first_byte, place.is_first_copy, run_bytes, row_bytes)
 
 
-def header_of(entries: Mapping[str, Entry]) -> tuple[bytes, dict[str, int]]:
+def make_header(entries: Mapping[str, Entry]) -> tuple[bytes, dict[str, int]]:
     """Return the header of a safetensors file, and where each tensor begins in the file."""
     described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     begins: dict[str, int] = {}
@@ -113,7 +183,7 @@ def header_of(entries: Mapping[str, Entry]) -> tuple[bytes, dict[str, int]]:
 
 def create_file(path: Path, entries: Mapping[str, Entry]) -> dict[str, int]:
     """Create a file whose tensors are still zeros; return where each begins."""
-    header, begins = header_of(entries)
+    header, begins = make_header(entries)
     with path.open("wb") as file:
         file.write(header)
         file.truncate(len(header) + sum(entry.num_bytes for entry in entries.values()))
@@ -145,7 +215,9 @@ def write_at(descriptor: int, data: np.ndarray, at: int) -> None:
         at, left = at + written, left[written:]
 
 
-def pieces_of(part: Part, begin: int, num_bytes: int) -> Iterator[tuple[int, int, int, np.ndarray]]:
+def split_part(
+    part: Part, begin: int, num_bytes: int
+) -> Iterator[tuple[int, int, int, np.ndarray]]:
     """Yield what `write_parts` would write of a part, about `num_bytes` at a time.
 
     For each piece: its place in the file, the bytes of a run, their distance, and the bytes.
@@ -219,7 +291,7 @@ class ShardReader:
             )
         if not isinstance(like, DTensor):
             return self.numbers(name)
-        place = place_of(like)
+        place = get_local_block(like)
         rows = slice(place.first_row, place.first_row + place.num_rows)
         if place.num_columns < place.row_size:
             columns = slice(place.first_column, place.first_column + place.num_columns)
@@ -241,7 +313,7 @@ class ShardReader:
         begin, end = self._places.get(self._prefix + name, (0, 0))
         if not isinstance(like, DTensor) or not like.ndim or end == begin:
             return begin, end
-        place, row_bytes = place_of(like), (end - begin) // like.shape[0]
+        place, row_bytes = get_local_block(like), (end - begin) // like.shape[0]
         first = begin + place.first_row * row_bytes
         return first, first + place.num_rows * row_bytes
 
@@ -251,7 +323,7 @@ class ShardReader:
         return tensor
 
 
-def nbytes_of(entries: Mapping[str, Entry]) -> int:
+def count_bytes(entries: Mapping[str, Entry]) -> int:
     """Return the bytes of all tensors of a file."""
     return sum(entry.num_bytes for entry in entries.values())
 
@@ -260,7 +332,7 @@ def _width(entry: Entry) -> int:
     return max((dtype.itemsize for dtype, name in DTYPES.items() if name == entry.dtype), default=1)
 
 
-def iterate_pieces(
+def split_parameter(
     tensor: Tensor, dtype: torch.dtype, num_bytes: int
 ) -> Iterator[tuple[int, int, Tensor]]:
     """Yield a rank's part of a parameter as bytes, about `num_bytes` at a time.
@@ -269,7 +341,7 @@ def iterate_pieces(
     ones begin a row later. Yields nothing for a copy that another rank sends.
     """
     assert isinstance(tensor, DTensor)
-    place = place_of(tensor)
+    place = get_local_block(tensor)
     if not place.is_first_copy:
         return
     local = tensor.to_local().detach().flatten()

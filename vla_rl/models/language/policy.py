@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from vla_rl.engines.device_lane import to_device
 from vla_rl.engines.policy_model import NO_TOKEN, LanguageModel
 from vla_rl.engines.sampling import Vocabulary
-from vla_rl.learner.tensor_plan import TensorPlan, without_plan
+from vla_rl.learner.plan import TensorPlan, no_tensor_plan_error
 from vla_rl.models.attention import use_given_masks
 from vla_rl.models.decoder_plan import decoder_plan
 from vla_rl.models.language import checkpoint
@@ -219,7 +219,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         """
         kind = self._network.config.model_type
         if kind not in TENSOR_PLANS:
-            raise without_plan(f"a language model of the kind {kind}")
+            raise no_tensor_plan_error(f"a language model of the kind {kind}")
         return decoder_plan(self._network, "model.layers", self._text_config)
 
     def key_value_bytes(self) -> int:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from vla_rl.engines.cuda_graphs import Compute, CudaRecorder, Record, ReplayedCall, Tensors
 from vla_rl.engines.policy_model import PolicyModel
-from vla_rl.learner.tensor_plan import TensorPlan
+from vla_rl.learner.plan import TensorPlan
 from vla_rl.models.decoder_plan import decoder_plan
 from vla_rl.models.prismatic.compiled_blocks import CompiledBlock, compile_blocks
 from vla_rl.models.prismatic.config import LoraConfig, PrismaticConfig, ProprioConfig

@@ -25,7 +25,7 @@ from vla_rl.pipelines.nodes.rewards import (
 from vla_rl.types import AgentPart, DecisionRewards, Group, Trajectory, agents_of, parts_of
 
 if TYPE_CHECKING:
-    from vla_rl.learner import Judged
+    from vla_rl.learner import TrajectoryValues
 
 
 class OverlongPenalty:
@@ -213,7 +213,7 @@ class CriticAdvantage:
         self,
         groups: Sequence[Group],
         rewards: WrittenRewards,
-        judged: "Sequence[Sequence[Judged]]",
+        judged: "Sequence[Sequence[TrajectoryValues]]",
     ) -> NodeOutput:
         """Return the advantages and returns of all trajectories, group by group."""
         flat = [each for of_group in judged for each in of_group]
@@ -228,7 +228,7 @@ class CriticAdvantage:
 def reward_batch(
     groups: Sequence[Group],
     rewards: Sequence[Sequence[DecisionRewards]],
-    judged: "Sequence[Judged]",
+    judged: "Sequence[TrajectoryValues]",
 ) -> RewardBatch:
     """Build the input of an estimator with a critic.
 

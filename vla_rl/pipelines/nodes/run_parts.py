@@ -21,7 +21,13 @@ from vla_rl.rollout import EpisodeScheduler
 from vla_rl.types import Group, Trajectory
 
 if TYPE_CHECKING:  # they import torch, which reading a pipeline's settings does not need
-    from vla_rl.learner import CriticTeam, Judged, LearnerTeam, ReferenceTeam, UpdateReport
+    from vla_rl.learner import (
+        CriticTeam,
+        LearnerTeam,
+        ReferenceTeam,
+        TrajectoryValues,
+        UpdateReport,
+    )
     from vla_rl.learner.rows import Advantage
 
 
@@ -166,7 +172,7 @@ class EstimateValues:
     def __init__(self, critic: "CriticTeam") -> None:
         self._critic = critic
 
-    async def __call__(self, group: Group) -> "list[Judged]":
+    async def __call__(self, group: Group) -> "list[TrajectoryValues]":
         """Return the value of every decision, and of the observation after the last one."""
         return await self._critic.values(group.trajectories)
 
@@ -184,7 +190,7 @@ class TrainCritic:
         self,
         update: int,
         groups: Sequence[Group],
-        judged: "Sequence[Sequence[Judged]]",
+        judged: "Sequence[Sequence[TrajectoryValues]]",
         returns: Sequence[np.ndarray],
     ) -> NodeOutput:
         """Fit the values and write metrics.

@@ -1,8 +1,8 @@
 """Checks of the numbers that other components give to a learner, made once where they enter.
 
-    engine, reference ─► log-probs ─► decisions_of ─┐
-    trainer, reference ─► log-probs ─► Scorer ──────┼─► a loss
-    critic ─► values ─► Critic.values, .update ─────┘  (values.py)
+    engine, reference ─► log-probs ─► flatten_trajectories ─┐
+    trainer, reference ─► log-probs ─► Scorer ──────────────┼─► a loss
+    critic ─► values ─► Critic.values, .update ─────────────┘
 
 A NaN or an infinity would not stop a run later: the losses' clamps, clips and masks turn it into a
 token without a gradient. So each such number is rejected here, with its episode, decision and
@@ -10,13 +10,15 @@ token. Advantages are checked in `rows`, rewards in `RewardBatch`. Masked tokens
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.learner.rows import Place
-from vla_rl.types import DEFAULT_AGENT, MAX_LOG_PROB
+from vla_rl.learner.rows import DecisionSlot
+from vla_rl.types import DEFAULT_AGENT, MAX_LOG_PROB, Trajectory
 
 
 class TokenRows(Protocol):
@@ -27,7 +29,7 @@ class TokenRows(Protocol):
     @property
     def mask(self) -> Tensor: ...
     @property
-    def places(self) -> Sequence[Sequence[Place]]: ...
+    def places(self) -> Sequence[Sequence[DecisionSlot]]: ...
     def rows(self, index: Tensor) -> Self: ...
 
 
@@ -53,12 +55,12 @@ def require_log_probs(decisions: TokenRows, log_probs: Tensor, whose: str, remed
     row, column = (int(index) for index in unsound.nonzero()[0])
     expected = "a finite number" if is_density else "a finite number of at most 0"
     raise ValueError(
-        f"{whose} log-prob of {place_of(decisions, row, column)} is "
+        f"{whose} log-prob of {describe_token(decisions, row, column)} is "
         f"{float(log_probs[row, column])}, expected {expected}; {remedy}."
     )
 
 
-def place_of(decisions: TokenRows, row: int, column: int) -> str:
+def describe_token(decisions: TokenRows, row: int, column: int) -> str:
     """Name a token of a row by its episode, the decision in the episode and the token in the
     decision, counted from 0.
     """
@@ -68,7 +70,7 @@ def place_of(decisions: TokenRows, row: int, column: int) -> str:
     return f"token {token} of decision {place.number}{agent} of episode {place.episode_id}"
 
 
-def first_unsound(log_prob: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
+def first_nonfinite(log_prob: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
     """Find a log-prob that is infinite, which clamps hide, or an entropy that is not finite.
 
     NaN log-probs are not searched for: they make the whole gradient NaN, and the optimizer skips
@@ -86,23 +88,88 @@ def first_unsound(log_prob: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
     return torch.where(flat.any(), flat.to(torch.uint8).argmax() + 1, 0)
 
 
-def require_sound_model(
+def require_finite_outputs(
     minibatch: TokenRows, indices: Sequence[Tensor], places: Sequence[Tensor], model: str
 ) -> None:
-    """Raise ValueError, naming the token, if `first_unsound` found one in a micro-batch.
+    """Raise ValueError, naming the token, if `first_nonfinite` found one in a micro-batch.
 
     Args:
         minibatch: all rows.
         indices: rows of each micro-batch.
-        places: what `first_unsound` returned for each.
+        places: what `first_nonfinite` returned for each.
         model: name of the policy's class.
     """
     for index, place in zip(indices, torch.stack(list(places)).tolist(), strict=True):
         if place > 0:
             rows = minibatch.rows(index)
-            where = place_of(rows, *divmod(place - 1, rows.mask.shape[1]))
+            where = describe_token(rows, *divmod(place - 1, rows.mask.shape[1]))
             raise ValueError(
                 f"{model}.log_probs gave an infinite log-prob, or an entropy that is not finite, "
                 f"for {where}; expected finite numbers. Learner and engine must allow the same "
                 "tokens: look at masked logits."
             )
+
+
+@dataclass(frozen=True)
+class TrajectoryValues:
+    """A critic's values of one trajectory.
+
+    Attributes:
+        values: float32 [decisions], the value of the observation before each decision.
+        bootstrap: value of the last observation; 0 if the task itself ended the episode, because no
+            reward can follow.
+    """
+
+    values: np.ndarray
+    bootstrap: float
+
+
+def require_values(trajectories: Sequence[Trajectory], judged: Sequence[TrajectoryValues]) -> None:
+    """Raise ValueError unless a critic's values have the right shape and are finite.
+
+    The error names episode and decision.
+    """
+    if len(trajectories) != len(judged):
+        raise ValueError(
+            f"values of {len(judged)} trajectories for {len(trajectories)}, expected one `Judged` "
+            "for each."
+        )
+    for trajectory, each in zip(trajectories, judged, strict=True):
+        _require_each(
+            trajectory, each.values, "values", "look at the critic's learning rate and value_scale"
+        )
+        if not np.isfinite(each.bootstrap):
+            raise ValueError(
+                "the critic's value of the final observation of episode "
+                f"{trajectory.episode.episode_id} is {each.bootstrap}, expected a finite number; "
+                "look at its learning rate and value_scale."
+            )
+
+
+def require_returns(trajectories: Sequence[Trajectory], returns: Sequence[np.ndarray]) -> None:
+    """Raise ValueError unless a critic's targets have the right shape and are finite.
+
+    The error names episode and decision.
+    """
+    if len(trajectories) != len(returns):
+        raise ValueError(
+            f"{len(returns)} returns for {len(trajectories)} trajectories, expected "
+            "one array for each."
+        )
+    for trajectory, each in zip(trajectories, returns, strict=True):
+        _require_each(trajectory, each, "returns", "look at its rewards")
+
+
+def _require_each(trajectory: Trajectory, numbers: np.ndarray, what: str, remedy: str) -> None:
+    episode, expected = trajectory.episode.episode_id, (len(trajectory.steps),)
+    if numbers.shape != expected:
+        raise ValueError(
+            f"the {what} of episode {episode} are {list(numbers.shape)}, expected "
+            f"{list(expected)}: one for each decision."
+        )
+    bad = np.flatnonzero(~np.isfinite(numbers))
+    if len(bad):
+        raise ValueError(
+            f"the {what} of episode {episode} hold {numbers[bad[0]]} at decision {bad[0]}, "
+            f"expected finite numbers; {remedy}."
+        )

@@ -1,13 +1,14 @@
-"""The ranks of a sharded learner, as the learner sees them: one object that computes its passes.
+"""The backend of a learner over several ranks: one object that computes its passes.
 
 learner ──► plan ──► rank 0: micro-batch, micro-batch, ...  ─┐ sums      gradients meet in the
                      rank 1: micro-batch, ...               ─┘           last backward pass
         ◄── weights, piece by piece, from every rank's own part
 engines in other processes ◄── weights, from the ranks: `publication`
+checkpoint ◄── tensors that the ranks have copied, and write in place
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -21,34 +22,39 @@ from vla_rl.actors import Runtime
 from vla_rl.actors.completion import to_its_end
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
-from vla_rl.errors import RankFailed
-from vla_rl.learner.config import LearnerConfig
-from vla_rl.learner.decisions import Decisions
-from vla_rl.learner.distributed.group import RankGroup
-from vla_rl.learner.distributed.in_order import idle_row, in_order
-from vla_rl.learner.distributed.messages import pack_counts, pack_rows, unpack_sums
-from vla_rl.learner.distributed.publication import RankPublication
-from vla_rl.learner.distributed.rank import LearnerRank
-from vla_rl.learner.distributed.rank_clock import RankTimes
-from vla_rl.learner.distributed.staged import RankTensors
-from vla_rl.learner.optimizer import StepReport
-from vla_rl.learner.plan import StepPlan, plan_passes
-from vla_rl.learner.scoring import DISAGREES, REFERENCES
-from vla_rl.learner.sound_numbers import require_log_probs
-from vla_rl.learner.training import (
+from vla_rl.errors import CheckpointError, RankFailed
+from vla_rl.learner.backend import MicroBatchSums, WeightSink
+from vla_rl.learner.checkpoint.state import (
     StagedTensors,
     TrainingState,
-    WeightSink,
     random_state,
     set_random_state,
 )
-from vla_rl.learner.update_metrics import MicroBatchSums
+from vla_rl.learner.config import LearnerConfig
+from vla_rl.learner.decisions import Decisions
+from vla_rl.learner.distributed.group import RankGroup
+from vla_rl.learner.distributed.host_rank import FilePiece
+from vla_rl.learner.distributed.messages import (
+    idle_row,
+    in_order,
+    pack_counts,
+    pack_rows,
+    unpack_sums,
+)
+from vla_rl.learner.distributed.publication import RankPublication
+from vla_rl.learner.distributed.rank import LearnerRank
+from vla_rl.learner.distributed.rank_times import RankTimes
+from vla_rl.learner.distributed.state import Entry, count_bytes, create_file, write_runs
+from vla_rl.learner.finiteness import require_log_probs
+from vla_rl.learner.optimizer import StepReport
+from vla_rl.learner.plan import StepPlan, plan_passes
+from vla_rl.learner.scoring import DISAGREES, REFERENCES
 from vla_rl.util.atomic_folder import writing_folder
 
 T = TypeVar("T")
 
 
-class RankPasses:
+class ShardedBackend:
     """`Passes` over the ranks of a sharded learner. Open it with `async with`.
 
     Args:
@@ -256,7 +262,7 @@ class RankPasses:
         if folder is None:
             self._num_snapshots += 1
             scratch = self.group.folder / f"state-{self._num_snapshots}"
-            folder = await asyncio.to_thread(_written, state, scratch)
+            folder = await asyncio.to_thread(_write_state, state, scratch)
         files = folder / "policy" / "model.safetensors", folder / "optimizer.safetensors"
         await self.group.restored(
             files,
@@ -274,7 +280,7 @@ class RankPasses:
         return await to_its_end(asyncio.ensure_future(work))
 
 
-def _written(state: TrainingState, folder: Path) -> Path:
+def _write_state(state: TrainingState, folder: Path) -> Path:
     """Write a state's tensors as a checkpoint does, for ranks to read."""
     with writing_folder(folder, 0) as writer:
         for name, tensors in (
@@ -286,3 +292,88 @@ def _written(state: TrainingState, folder: Path) -> Path:
             else:
                 writer.write_tensors(name, tensors)
     return folder
+
+
+class RankTensors:
+    """Tensors of one file that the ranks have staged.
+
+    Args:
+        group: the ranks.
+        number: number of the snapshot.
+        name: name of the file among those that were staged.
+        entries: its tensors.
+    """
+
+    def __init__(self, group: RankGroup, number: int, name: str, entries: dict[str, Entry]) -> None:
+        self._group, self._number, self._name = group, number, name
+        self.entries, self._loop = entries, asyncio.get_running_loop()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return count_bytes(self.entries)
+
+    def write_file(self, path: Path) -> None:
+        """Write the file, from any thread but the loop's. Raises: CheckpointError, RankFailed."""
+        self.write_into(path, create_file(path, self.entries))
+
+    def write_into(self, path: Path, begins: Mapping[str, int]) -> None:
+        """Write the tensors into a file, each at its byte of `begins`."""
+        writing = write_staged(self._group, self._number, self._name, path, dict(begins))
+        asyncio.run_coroutine_threadsafe(writing, self._loop).result()
+
+
+class JoinedTensors:
+    """Tensors of one file that the ranks of several learners have staged.
+
+    Args:
+        parts: those of each learner, by the beginning of their names in the file.
+    """
+
+    def __init__(self, parts: Mapping[str, StagedTensors]) -> None:
+        self._parts: dict[str, RankTensors] = {}
+        for prefix, part in parts.items():
+            assert isinstance(part, RankTensors)
+            self._parts[prefix] = part
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(part.nbytes for part in self._parts.values())
+
+    def write_file(self, path: Path) -> None:
+        """Write the file, from any thread but the loop's. Raises: CheckpointError, RankFailed."""
+        entries = {
+            f"{prefix}{name}": entry
+            for prefix, part in self._parts.items()
+            for name, entry in part.entries.items()
+        }
+        begins = create_file(path, entries)
+        for prefix, part in self._parts.items():
+            part.write_into(path, {name: begins[f"{prefix}{name}"] for name in part.entries})
+
+
+async def write_staged(
+    group: RankGroup, number: int, name: str, path: Path, begins: dict[str, int]
+) -> None:
+    """Let every rank write its part of a staged file; write those of other hosts here.
+
+    Raises: CheckpointError, RankFailed.
+    """
+
+    async def write(rank: int) -> None:
+        if not group.far.is_far(rank):
+            await group.ranks[rank].write(number, name, str(path), begins)
+            return
+        async for piece in group.ranks[rank].pieces(number, name, begins):
+            await asyncio.to_thread(_write_piece, path, piece)
+
+    await group.each(write(rank) for rank in range(len(group.ranks)))
+
+
+def _write_piece(path: Path, piece: FilePiece) -> None:
+    try:
+        with path.open("r+b") as file:
+            write_runs(file.fileno(), piece.data, piece.at, piece.run, piece.distance)
+    except OSError as error:
+        raise CheckpointError(f"{path} could not be written: {error}") from error

@@ -23,14 +23,14 @@ LAST_RESORT: Final = timedelta(hours=2)
 """Longest wait of a collective. The learner ends all ranks seconds after one fails; this is for a
 learner that itself stands still."""
 
-MEET_WITHIN_S: Final = 60.0
+RENDEZVOUS_TIMEOUT_S: Final = 60.0
 """Time in which all ranks of several hosts must have connected to each other."""
 
 INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables by which gloo and NCCL know which interface to use."""
 
 
-class Meeting(msgspec.Struct, frozen=True):
+class Rendezvous(msgspec.Struct, frozen=True):
     """The place where the ranks meet."""
 
     file: str = ""
@@ -52,7 +52,7 @@ class Network(msgspec.Struct, frozen=True):
     """Name of the interface, such as `ib0`; empty for the one that has `address`."""
 
 
-class Doorway:
+class RendezvousServer:
     """Rank 0's end of the meeting: the store in which the ranks leave their addresses.
 
     Args:
@@ -63,8 +63,8 @@ class Doorway:
     """
 
     def __init__(self, network: Network, port: int, num_ranks: int) -> None:
-        interface = interface_of(network)
-        address = address_on(interface, network)
+        interface = find_interface(network)
+        address = find_address(interface, network)
         listening = socket.socket()
         # a rank that was ended a moment ago leaves the port in a state that only this passes
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -85,14 +85,14 @@ class Doorway:
             num_ranks,
             is_master=True,
             wait_for_workers=False,
-            timeout=timedelta(seconds=MEET_WITHIN_S),
+            timeout=timedelta(seconds=RENDEZVOUS_TIMEOUT_S),
             master_listen_fd=listening.detach(),
         )
-        self.meeting = Meeting(address=address, port=port)
+        self.meeting = Rendezvous(address=address, port=port)
 
 
-def meet(
-    meeting: Meeting, network: Network | None, rank: int, num_ranks: int, backend: str
+def join_group(
+    meeting: Rendezvous, network: Network | None, rank: int, num_ranks: int, backend: str
 ) -> None:
     """Join the group of all ranks.
 
@@ -116,7 +116,7 @@ def meet(
             timeout=LAST_RESORT,
         )
         return
-    interface = interface_of(network)
+    interface = find_interface(network)
     os.environ.update(dict.fromkeys(INTERFACES, interface))
     try:
         store = TCPStore(
@@ -125,12 +125,12 @@ def meet(
             num_ranks,
             is_master=False,
             wait_for_workers=False,
-            timeout=timedelta(seconds=MEET_WITHIN_S),
+            timeout=timedelta(seconds=RENDEZVOUS_TIMEOUT_S),
         )
     except RuntimeError as error:
         raise ConfigError(
             f"rank {rank} cannot reach rank 0 at {meeting.address}, port {meeting.port}, over the "
-            f"interface {interface!r} within {MEET_WITHIN_S:g} s; let the hosts that learn reach all "
+            f"interface {interface!r} within {RENDEZVOUS_TIMEOUT_S:g} s; let the hosts that learn reach all "
             "of each other's ports, or name another `interface` in the list of hosts (or "
             "--cluster.ray.interface)"
         ) from error
@@ -139,14 +139,14 @@ def meet(
     )
 
 
-def interface_of(network: Network) -> str:
+def find_interface(network: Network) -> str:
     """Return the interface that a rank uses. Raises: ConfigError if it is not there."""
     there = _addresses()
     if network.interface:
         if network.interface not in there:
             raise ConfigError(
                 f"the network interface {network.interface!r} does not exist here; there are "
-                f"{_in_words(there)}. Correct `interface` in the list of hosts (or --cluster.ray.interface)"
+                f"{_describe_interfaces(there)}. Correct `interface` in the list of hosts (or --cluster.ray.interface)"
             )
         return network.interface
     try:
@@ -161,12 +161,12 @@ def interface_of(network: Network) -> str:
             return name
     raise ConfigError(
         f"no network interface here has the address {address}, by which the other hosts know this "
-        f"one; there are {_in_words(there)}. Name the `interface` in the list of hosts (or "
+        f"one; there are {_describe_interfaces(there)}. Name the `interface` in the list of hosts (or "
         "--cluster.ray.interface)"
     )
 
 
-def address_on(interface: str, network: Network) -> str:
+def find_address(interface: str, network: Network) -> str:
     """Return this host's address on an interface. Raises: ConfigError if it has none."""
     addresses = _addresses()[interface]
     if not addresses:
@@ -181,7 +181,7 @@ def address_on(interface: str, network: Network) -> str:
     return known if known in addresses else addresses[0]
 
 
-def address_towards(host: str) -> str:
+def find_own_address(host: str) -> str:
     """Return the address of this host from which it reaches another. Raises: ConfigError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -199,5 +199,5 @@ def _addresses() -> dict[str, list[str]]:
     }
 
 
-def _in_words(there: dict[str, list[str]]) -> str:
+def _describe_interfaces(there: dict[str, list[str]]) -> str:
     return ", ".join(f"{name} ({', '.join(found) or '-'})" for name, found in there.items())

@@ -1,37 +1,25 @@
-"""Operations of every learner on a policy model: optimizer steps, publication of weights, saving
-and loading of all state.
+"""State of a run as plain data: tensors of policies by name, other values packed as bytes.
 
-All methods here run on the device lane. A state is a snapshot, not a view: the next step does not
-change it.
+A state is a snapshot, not a view: the next optimizer step does not change it.
+
+`pack` makes msgpack, with arrays as extension types; no pickle. Accepted are the types that msgspec
+encodes (structs, dicts, lists, tuples, enums, numbers, strings), with NumPy arrays and numbers anywhere
+inside. Arrays come back writable, with their dtype and shape; arrays of objects are rejected.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
+import msgspec
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import CheckpointError
-from vla_rl.learner.config import OptimizerConfig
-from vla_rl.learner.optimizer import PolicyOptimizer, StepReport
 from vla_rl.types import SOLE_MEMBER, Roster
-
-
-class WeightSink(Protocol):
-    """A receiver of the learner's weights that acts with them, such as a `TorchEngine`."""
-
-    @property
-    def network(self) -> nn.Module:
-        """The weights that act; the learner's own network if they are shared."""
-        ...
-
-    def adopt(self, network: nn.Module, weight_version: int) -> None:
-        """Take over weights and version, on the device lane."""
-        ...
+from vla_rl.util.dtypes import is_plain, plain_array
 
 
 @runtime_checkable
@@ -105,82 +93,6 @@ class TeamState:
         return min(state.weight_version for state in self.members.values())
 
 
-class Training:
-    """A policy model, its optimizer and the version of its weights."""
-
-    def __init__(
-        self,
-        model: TokenModel[Any],
-        config: OptimizerConfig,
-        publish_to: Sequence[WeightSink],
-        weight_version: int,
-    ) -> None:
-        self.model = model
-        self.optimizer = PolicyOptimizer(model.network, config)
-        self.weight_version = weight_version
-        self._sinks = tuple(publish_to)
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the parameters."""
-        return next(self.model.network.parameters()).device
-
-    def step(self, publish: bool, grad_norm: float | None = None) -> StepReport:
-        """Take one optimizer step; with `publish`, raise the version and publish the weights in the
-        same piece of work.
-
-        A skipped step is published too, with the weights of the version before, so that components
-        that wait for a version go on. `grad_norm` is that of `PolicyOptimizer.step`.
-        """
-        report = self.optimizer.step(grad_norm)
-        # in the same piece of work: a batch between step and hand-over would act with new weights
-        # under the old version
-        if publish:
-            self.weight_version += 1
-            self.publish()
-        return report
-
-    def stand_still(self) -> None:
-        """Publish the same weights as a new version, after an update that taught nothing.
-
-        The optimizer does not step.
-        """
-        self.weight_version += 1
-        self.publish()
-
-    def publish(self) -> None:
-        """Give the current weights and their version to every engine that acts with them."""
-        for sink in self._sinks:
-            sink.adopt(self.model.network, self.weight_version)
-
-    def snapshot(self) -> TrainingState:
-        """Copy all state to the CPU."""
-        return TrainingState(
-            weight_version=self.weight_version,
-            policy=_copied(self.model.checkpoint_tensors()),
-            optimizer=_copied(self.optimizer.tensors()),
-            rng=random_state(),
-            policy_files=dict(self.model.checkpoint_files()),
-        )
-
-    def restore(self, state: TrainingState) -> None:
-        """Continue from a snapshot, and publish it.
-
-        Raises: CheckpointError if it is not of this policy.
-        """
-        if isinstance(state.policy, StagedTensors) or isinstance(state.optimizer, StagedTensors):
-            raise CheckpointError("the state is staged by ranks; save it, and load the checkpoint.")
-        self.model.load_checkpoint_tensors(state.policy)
-        self.optimizer.load_tensors(state.optimizer)
-        set_random_state(state.rng)
-        self.weight_version = state.weight_version
-        self.publish()
-
-
-def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-
-
 def random_state() -> dict[str, Tensor]:
     # NumPy's legacy global generator, because libraries still draw from it
     _, keys, position, has_gauss, cached = np.random.get_state()
@@ -207,3 +119,64 @@ def set_random_state(state: Mapping[str, Tensor]) -> None:
     for index in range(torch.cuda.device_count()):
         if f"cuda_{index}" in state:
             torch.cuda.set_rng_state(state[f"cuda_{index}"], index)
+
+
+T = TypeVar("T")
+
+ARRAY: Final = 1
+"""Extension code of an array: dtype and shape as msgpack, then its bytes in C order."""
+
+
+class _Header(msgspec.Struct, frozen=True, array_like=True):
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def pack(value: object) -> bytes:
+    """Encode a value. Raises: TypeError naming the type that cannot be packed."""
+    return _ENCODER.encode(value)
+
+
+def unpack(data: bytes, type: type[T]) -> T:
+    """Decode bytes as `type`. Raises: ValueError if the bytes do not hold a `type`."""
+    try:
+        return msgspec.msgpack.decode(
+            data, type=type, ext_hook=_decode_extension, dec_hook=_accept_array
+        )
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"packed bytes are not a {type}: {error}") from error
+
+
+def _encode_special(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        if not is_plain(value.dtype):
+            raise TypeError(
+                f"an array of dtype {value.dtype} cannot be packed; use numbers or "
+                "fixed-width strings."
+            )
+        header = msgspec.msgpack.encode(_Header(value.dtype.str, value.shape))
+        return msgspec.msgpack.Ext(
+            ARRAY, len(header).to_bytes(2, "little") + header + value.tobytes()
+        )
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(
+        f"a {type(value).__name__} cannot be packed; use plain values and NumPy arrays."
+    )
+
+
+def _decode_extension(code: int, data: memoryview) -> np.ndarray:
+    if code != ARRAY:
+        raise ValueError(f"extension code {code} is unknown, expected {ARRAY}")
+    num_header = int.from_bytes(data[:2], "little")
+    header = msgspec.msgpack.decode(data[2 : 2 + num_header], type=_Header)
+    return plain_array(data[2 + num_header :], header.dtype, header.shape).copy()
+
+
+def _accept_array(expected: type[Any], value: Any) -> Any:
+    if isinstance(value, expected):
+        return value
+    raise ValueError(f"found a {type(value).__name__}, expected a {expected.__name__}")
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_encode_special)

@@ -26,17 +26,16 @@ from torch import Tensor
 
 from vla_rl.actors.completion import run_to_its_end, to_its_end
 from vla_rl.errors import CheckpointError
-from vla_rl.learner.checkpoint_folders import (
+from vla_rl.learner.checkpoint.folders import (
     HEADER,
     CheckpointHeader,
     free_name,
     prune,
     read_header,
-    remove_what_a_crash_left,
+    remove_leftovers,
     update_in_name,
 )
-from vla_rl.learner.packing import pack, unpack
-from vla_rl.learner.training import StagedTensors, TeamState, TrainingState
+from vla_rl.learner.checkpoint.state import StagedTensors, TeamState, TrainingState, pack, unpack
 from vla_rl.types import SOLE_MEMBER
 from vla_rl.util.atomic_folder import MANIFEST, FileEntry, FolderWriter, verify_folder
 from vla_rl.util.finiteness import require_finite
@@ -210,7 +209,7 @@ def _read_part(folder: Path, name: str, type: type[T]) -> T:
 def _prepare(root: Path, state: TeamState, parts: Mapping[str, object]) -> FolderWriter:
     packed = {name: pack(part) for name, part in parts.items()}
     try:
-        remove_what_a_crash_left(root)
+        remove_leftovers(root)
         folder = free_name(root, state.weight_version)
     except OSError as error:
         raise CheckpointError(f"{root} cannot be written: {error}") from error

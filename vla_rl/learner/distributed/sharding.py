@@ -1,19 +1,34 @@
-"""FSDP2 on a policy: which parameters are sharded, in which groups, and how gradients add up.
+"""How a network is sharded over the ranks: FSDP2, tensor parallelism, the norm of its gradients.
 
     gradients   weights whole during an update; masters, moments and reduced gradients in shards
     weights     weights in shards too, gathered block by block in each pass
     replicas    nothing in shards, gradients added over the ranks
 
 Parameters that are not trained keep their type and stay whole on every rank. With tensor
-parallelism, blocks with cut layers are sharded over the ranks that have other rows, and everything
-else over all ranks (`meshes`).
+parallelism, layers are cut over the ranks of a tensor group first; then FSDP shards blocks with cut
+layers over the ranks that have other rows, and everything else over all ranks:
+
+    tensor_parallel = 2            all: everything outside of the layers that are cut
+        rank 0   rank 1            rows: ranks 0 and 2, ranks 1 and 3; FSDP of cut layers
+        rank 2   rank 3            tensor: ranks 0 and 1, ranks 2 and 3; same rows, other heads
+
+Without tensor parallelism, `rows` is `all`. In the norm each number counts once, although some ranks
+hold copies:
+
+    layers that are cut      on one rank each
+    norms between them       on every rank of a tensor group
+    all the rest             on one rank each, or on all of them if nothing is shared
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -22,14 +37,114 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import ConfigError
-from vla_rl.learner.distributed.cutting import cut
-from vla_rl.learner.distributed.gradient_norm import norm_over_ranks
-from vla_rl.learner.distributed.meshes import Meshes
-from vla_rl.learner.distributed.rank_clock import RankClock
-from vla_rl.learner.tensor_plan import TensorPlan
+from vla_rl.learner.config import LearnerConfig
+from vla_rl.learner.distributed.rank_times import RankClock
+from vla_rl.learner.plan import TensorPlan
+
+
+class Meshes:
+    """The meshes of one group of ranks; each rank makes them once, at the same time.
+
+    Args:
+        config: number of ranks, and what each holds.
+        device: kind of device, such as `cpu`.
+    """
+
+    def __init__(self, config: LearnerConfig, device: str) -> None:
+        self.tensor_size = config.tensor_parallel
+        """Number of ranks that share layers."""
+
+        self.tensor: DeviceMesh | None = None
+        """This rank's tensor group; None without tensor parallelism."""
+
+        # replicas: a second dimension of size 1, over which nothing is shared
+        over = ("replicas", "shards") if config.shard == "replicas" else ("rows",)
+        ones = (1,) * (len(over) - 1)
+        if self.tensor_size == 1:
+            self.all = init_device_mesh(device, (config.ranks, *ones), mesh_dim_names=over)
+            self.rows = self.all
+            return
+        sizes = (config.row_groups, *ones, self.tensor_size)
+        mesh = init_device_mesh(device, sizes, mesh_dim_names=(*over, "tensor"))
+        self.rows, self.tensor = mesh[over], mesh["tensor"]
+        if config.shard == "replicas":
+            # not (ranks, 1): FSDP2 divides gradients twice if shards are not shared (torch 2.13)
+            self.all = mesh["replicas", "tensor"]
+        else:
+            self.all = init_device_mesh(device, (config.ranks,), mesh_dim_names=("ranks",))
+
+
+def cut_layers(network: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> None:
+    """Keep this rank's part of the layers in a plan.
+
+    Args:
+        network: whole, and the same on every rank of the group.
+        plan: the layers, by their names in `network`.
+        mesh: the group.
+    """
+    frozen = {name for name, each in network.named_parameters() if not each.requires_grad}
+    styles: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in plan.by_outputs}
+    styles |= {name: RowwiseParallel() for name in plan.by_inputs}
+    # [B, L, heads, head_dim]: each rank's heads give a part of the gradient, which is added up
+    heads = SequenceParallel(sequence_dim=2, use_local_output=True)
+    styles |= dict.fromkeys(plan.of_heads, heads)
+    # every rank has loaded the same weights, so that none has to send them
+    parallelize_module(network, mesh, styles, src_data_rank=None)
+    for name, each in network.named_parameters():
+        each.requires_grad_(name not in frozen)
+
+
+class LocalOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Shows an outer mode, such as a counter, this rank's part of each operation and not the whole."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented  # DTensor asks again, with the parts
+        given = kwargs or {}
+        if any(isinstance(each, FakeTensor) for each in tree_leaves((args, given))):
+            with _disable_current_modes():  # DTensor learns the shapes of a whole result, once
+                return func(*args, **given)
+        return func(*args, **given)
+
+
+def norm_over_ranks(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the norm over all ranks, each of which has to call it.
+
+    torch's own norm takes one mesh, and adds up one dimension of it after the other, in an order
+    that may differ between ranks: they would clip, and skip, differently.
+    """
+    if not gradients:
+        return torch.zeros(())
+    parts: dict[int, list[Tensor]] = {}
+    for gradient in gradients:
+        assert isinstance(gradient, DTensor)
+        parts.setdefault(_num_copies(gradient), []).append(gradient.to_local())
+    squares = [nn.utils.get_total_norm(each).square() / copies for copies, each in parts.items()]
+    total = torch.stack(squares).sum()
+    dist.all_reduce(total)
+    return total.sqrt()
+
+
+def _num_copies(tensor: DTensor) -> int:
+    """Return the number of ranks that hold the same numbers."""
+    mesh = tensor.device_mesh
+    inside = math.prod(
+        mesh.size(dim) for dim, each in enumerate(tensor.placements) if each.is_replicate()
+    )
+    return inside * (dist.get_world_size() // mesh.size())
+
 
 Shard: TypeAlias = Literal["gradients", "weights", "replicas"]
 
@@ -105,13 +220,13 @@ class ShardedModule:
                 # the shard is the master: an update is smaller than the steps of bfloat16
                 parameter.data = parameter.data.float()
         if cut_by is not None and meshes.tensor is not None:
-            cut(*cut_by, meshes.tensor)
+            cut_layers(*cut_by, meshes.tensor)
         frozen = {each for each in module.parameters() if not each.requires_grad}
         device = next(module.parameters()).device.type
         options: dict[str, Any] = {
             "reshard_after_forward": shard == "weights",
             "ignored_params": set() if shares_frozen else frozen,
-            "offload_policy": _offload(device) if offload else OffloadPolicy(),
+            "offload_policy": _offload_policy(device) if offload else OffloadPolicy(),
         }
         for part in exact:
             fully_shard(part, mesh=meshes.all, mp_policy=_precision(torch.float32), **options)
@@ -172,7 +287,7 @@ class ShardedModule:
         return [each for each in self.module.modules() if isinstance(each, FSDPModule)]
 
 
-def compute_dtype_of(network: nn.Module) -> torch.dtype:
+def get_trained_dtype(network: nn.Module) -> torch.dtype:
     """Return the type of the trained parameters. Raises: ConfigError if they have several."""
     found = {each.dtype for each in network.parameters() if each.requires_grad}
     if len(found) != 1:
@@ -183,17 +298,17 @@ def compute_dtype_of(network: nn.Module) -> torch.dtype:
     return found.pop()
 
 
-def blocks_of(network: nn.Module) -> list[nn.Module]:
+def get_blocks(network: nn.Module) -> list[nn.Module]:
     """Return the repeated blocks of towers and trunk, each a group of its own for FSDP.
 
     Everything else, such as an output head that is read and not called, is in the root's group.
     """
     stacks = getattr(network, "block_stacks", None)
-    found: Iterable[Iterable[nn.Module]] = stacks() if stacks is not None else _stacks_of(network)
+    found: Iterable[Iterable[nn.Module]] = stacks() if stacks is not None else _find_stacks(network)
     return [block for stack in found for block in stack]
 
 
-def _stacks_of(network: nn.Module) -> list[nn.ModuleList]:
+def _find_stacks(network: nn.Module) -> list[nn.ModuleList]:
     """Return the lists of at least two modules of one class, without lists inside of them."""
     stacks: list[nn.ModuleList] = []
     inside: set[nn.Module] = set()
@@ -205,7 +320,7 @@ def _stacks_of(network: nn.Module) -> list[nn.ModuleList]:
     return stacks
 
 
-def _offload(device: str) -> CPUOffloadPolicy:
+def _offload_policy(device: str) -> CPUOffloadPolicy:
     return CPUOffloadPolicy(pin_memory=device == "cuda")  # pages are pinned for copies to a GPU
 
 

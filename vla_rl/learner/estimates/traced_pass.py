@@ -21,8 +21,8 @@ from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.distributed._composable.contract import _get_registry
 
 from vla_rl.engines.policy_model import TokenModel
+from vla_rl.learner.estimates.rank_memory import get_block_stacks
 from vla_rl.learner.flops import flop_counter
-from vla_rl.learner.rank_memory import stacks_of
 
 CHECKPOINT: Final = "checkpoint"
 """Name under which recomputation is registered with a module."""
@@ -116,7 +116,7 @@ def fake_tensors(network: nn.Module) -> Iterator[FakeTensorMode]:
 
 
 @dataclass
-class _Book:
+class _ActivationRecord:
     """Notes each kept storage once, under the block that runs."""
 
     counted: set[int]
@@ -183,7 +183,7 @@ def trace_kept(model: TokenModel[Any], batch: Any, tokens: Tensor) -> Kept:
 def _computation(
     model: TokenModel[Any], batch: Any, tokens: Tensor
 ) -> tuple[nn.Module, Sequence[nn.Module], Callable[[], tuple[Tensor, Tensor]]]:
-    blocks = [block for blocks in stacks_of(model.network) for block in blocks]
+    blocks = [block for blocks in get_block_stacks(model.network) for block in blocks]
 
     def log_probs() -> tuple[Tensor, Tensor]:
         return model.log_probs(batch, tokens, torch.ones(len(tokens), device=tokens.device))
@@ -202,7 +202,7 @@ def trace_computation(
         log_probs: the computation; it runs once, on fake tensors.
     """
     trained = [each for each in network.parameters() if each.requires_grad]
-    with _noted(network, blocks, log_probs) as book:
+    with _recorded(network, blocks, log_probs) as book:
         with flop_counter() as counter:
             found = book.keep(log_probs)
             act_flops = counter.get_total_flops()
@@ -215,22 +215,22 @@ def kept_by_computation(
     network: nn.Module, blocks: Sequence[nn.Module], log_probs: Callable[[], tuple[Tensor, Tensor]]
 ) -> Kept:
     """Trace the memory of a computation alone; arguments as in `trace_computation`."""
-    with _noted(network, blocks, log_probs) as book:
+    with _recorded(network, blocks, log_probs) as book:
         book.keep(log_probs)
     return book.kept
 
 
 @contextmanager
-def _noted(
+def _recorded(
     network: nn.Module, blocks: Sequence[nn.Module], log_probs: Callable[[], tuple[Tensor, Tensor]]
-) -> Iterator[_Book]:
+) -> Iterator[_ActivationRecord]:
     """Compute with fake tensors inside, and note in the book which block runs."""
     with ExitStack() as stack:
         mode = stack.enter_context(fake_tensors(network))
         weights = [*network.parameters(), *network.buffers()]
         fakes = [mode.from_tensor(each) for each in weights]
-        book = _Book({each.untyped_storage()._cdata for each in (*weights, *fakes)})
-        stack.enter_context(_as_it_was(network))
+        book = _ActivationRecord({each.untyped_storage()._cdata for each in (*weights, *fakes)})
+        stack.enter_context(_left_unchanged(network))
         stack.enter_context(_without_recomputation(blocks))
         for block in blocks:
             for remove in (
@@ -244,7 +244,7 @@ def _noted(
 @contextmanager
 def _without_recomputation(blocks: Sequence[nn.Module]) -> Iterator[None]:
     """Let blocks keep their activations, so that what is kept can be seen."""
-    states = [state for block in blocks if (state := _recomputation_of(block)) is not None]
+    states = [state for block in blocks if (state := _get_recomputation(block)) is not None]
     for state in states:
         state.enable_hook = False
     try:
@@ -254,13 +254,13 @@ def _without_recomputation(blocks: Sequence[nn.Module]) -> Iterator[None]:
             state.enable_hook = True
 
 
-def _recomputation_of(block: nn.Module) -> Any:
+def _get_recomputation(block: nn.Module) -> Any:
     registered: Any = _get_registry(block)
     return None if not registered or CHECKPOINT not in registered else checkpoint.state(block)
 
 
 @contextmanager
-def _as_it_was(network: nn.Module) -> Iterator[None]:
+def _left_unchanged(network: nn.Module) -> Iterator[None]:
     """Undo what a pass notes in the network: fake numbers must not count as a check that passed."""
     before = dict(vars(network))
     try:

@@ -88,7 +88,7 @@ def latest_checkpoint(root: Path) -> Path | None:
     return checkpoints[-1] if checkpoints else None
 
 
-def checkpoint_of(root: Path, version: int) -> Path | None:
+def find_checkpoint(root: Path, version: int) -> Path | None:
     """Return the newest completed checkpoint of an update below `root`, or None."""
     found = [folder for folder in list_checkpoints(root) if update_in_name(folder) == version]
     return found[-1] if found else None
@@ -187,7 +187,7 @@ def free_name(root: Path, weight_version: int) -> Path:
     return folder
 
 
-def remove_what_a_crash_left(root: Path) -> None:
+def remove_leftovers(root: Path) -> None:
     """Remove folders that were half-written or half-removed when a process died.
 
     A folder with a checkpoint's name and no manifest is none of these: it is set aside, with one

@@ -1,24 +1,32 @@
-"""The part of a rank that matters on another host: files that are brought there, network, clock.
+"""The part of a rank that matters on another host: its files, network, clock, code.
 
 policy's files ─────────────► folder of the host's first rank ◄── all ranks of the host
 ranges of a checkpoint ─────►   (files with holes: only what these ranks read was sent)
 staged state ◄─────────────── pieces, which the learner's process writes into its checkpoint
+
+All hosts need the same code: ranks that differ would add up nonsense.
 """
 
 import asyncio
+import hashlib
 import os
+import platform
 import time
 from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import numpy as np
 
+import vla_rl
 from vla_rl.actors import Actor
 from vla_rl.actors.owned_folder import OwnedFolder, sweep
-from vla_rl.learner.distributed.meeting import Doorway, Meeting, Network
-from vla_rl.learner.distributed.same_code import code_report
+from vla_rl.errors import ConfigError
+from vla_rl.learner.distributed.rendezvous import Network, Rendezvous, RendezvousServer
 from vla_rl.learner.distributed.state import write_at
 
 FOLDER_PREFIX: Final = "vla_rl-rank-files-"
@@ -39,12 +47,12 @@ class FilePiece(msgspec.Struct, frozen=True):
     data: np.ndarray
 
 
-class FarRank(Actor):
+class HostRank(Actor):
     """A rank's files, network and clock on its host."""
 
     def __init__(self) -> None:
         self._brought: OwnedFolder | None = None
-        self._doorway: Doorway | None = None
+        self._doorway: RendezvousServer | None = None
 
     async def code(self, policy_class: str) -> dict[str, str]:
         """Return versions and digests of the code here, by name."""
@@ -54,9 +62,9 @@ class FarRank(Actor):
         """Return this host's clock, in seconds."""
         return time.monotonic()
 
-    async def listen(self, network: Network, port: int, num_ranks: int) -> Meeting:
+    async def listen(self, network: Network, port: int, num_ranks: int) -> Rendezvous:
         """Wait at a port for the other ranks; for rank 0. Raises: ConfigError."""
-        self._doorway = await asyncio.to_thread(Doorway, network, port, num_ranks)
+        self._doorway = await asyncio.to_thread(RendezvousServer, network, port, num_ranks)
         return self._doorway.meeting
 
     async def put(self, name: str, size: int, start: int, piece: np.ndarray) -> str:
@@ -101,7 +109,7 @@ class FarRank(Actor):
         return str(path)
 
 
-def merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def merge_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the same bytes as rising ranges that do not touch."""
     found: list[tuple[int, int]] = []
     for begin, end in sorted(each for each in ranges if each[1] > each[0]):
@@ -112,7 +120,7 @@ def merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def in_pieces(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def split_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the same ranges, none longer than `PIECE_BYTES`."""
     return [
         (at, min(at + PIECE_BYTES, end))
@@ -129,3 +137,62 @@ def read_bytes(path: Path, begin: int, end: int) -> np.ndarray:
     if len(data) != end - begin:
         raise OSError(f"{path} ends at byte {begin + len(data)}, expected {end}")
     return np.frombuffer(data, np.uint8)
+
+
+PACKAGES: Final = ("torch", "numpy", "transformers")
+"""Packages whose versions must be equal, builds included."""
+
+
+def code_report(policy_class: str) -> dict[str, str]:
+    """Return versions of packages and digests of sources here, by name.
+
+    Args:
+        policy_class: `module:Class` of the policy.
+    """
+    module = policy_class.partition(":")[0]
+    python = ".".join(platform.python_version_tuple()[:2])
+    report = {"python": python, "vla_rl's sources": _digest_package()}
+    report |= {package: _package_version(package) for package in PACKAGES}
+    if not module.startswith("vla_rl."):
+        report[f"module {module}"] = _digest_module(module)
+    return report
+
+
+def require_same_code(host: str, there: dict[str, str], here: dict[str, str]) -> None:
+    """Raise ConfigError that names each thing in which the ranks' host differs from this one."""
+    different = [
+        f"{name} {there.get(name, 'none')} (here {found})"
+        for name, found in here.items()
+        if there.get(name) != found
+    ]
+    if different:
+        raise ConfigError(
+            f"host {host!r} has {', '.join(different)}; expected the same code on all hosts that "
+            "learn. Install the same there, and start `vla-rl host` again"
+        )
+
+
+@cache
+def _digest_package() -> str:
+    folder = Path(vla_rl.__file__).parent
+    digest = hashlib.blake2b(digest_size=6)
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _digest_module(name: str) -> str:
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        return "none"
+    return hashlib.blake2b(Path(spec.origin).read_bytes(), digest_size=6).hexdigest()
+
+
+def _package_version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"

@@ -1,35 +1,177 @@
-"""Forward and backward passes of a policy on recorded rows, and the place that computes them.
+"""The backend of a learner: it computes with the weights that are trained.
 
-`PolicyPasses` computes one micro-batch; a process of one or of many ranks uses the same code.
-`LocalPasses` runs them on this process's device lane, `sharded.RankPasses` in learner ranks.
+`PolicyPasses` runs the forward and backward pass of one micro-batch; a process of one or of many ranks
+uses the same code. `LocalBackend` runs them on this process's device lane, `distributed.ShardedBackend`
+in learner ranks.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vla_rl.algorithms import Denominators, aggregation
-from vla_rl.algorithms.losses import policy_loss
-from vla_rl.engines.device_lane import DeviceLane, to_device
+from vla_rl.algorithms.losses import Diagnostics, policy_loss
+from vla_rl.engines.device_lane import DeviceLane, to_device, to_host
 from vla_rl.engines.policy_model import TokenModel
-from vla_rl.learner.config import LearnerConfig
+from vla_rl.errors import CheckpointError
+from vla_rl.learner.checkpoint.state import (
+    StagedTensors,
+    TrainingState,
+    random_state,
+    set_random_state,
+)
+from vla_rl.learner.config import LearnerConfig, OptimizerConfig
 from vla_rl.learner.decisions import Decisions
-from vla_rl.learner.optimizer import StepReport
+from vla_rl.learner.finiteness import first_nonfinite
+from vla_rl.learner.optimizer import PolicyOptimizer, StepReport
 from vla_rl.learner.plan import StepPlan
-from vla_rl.learner.scoring import Scorer, place_choices
-from vla_rl.learner.sound_numbers import first_unsound
-from vla_rl.learner.training import Training, TrainingState, WeightSink
-from vla_rl.learner.update_metrics import MicroBatchSums, on_host
+from vla_rl.learner.scoring import Scorer, move_choices
+
+
+@dataclass(frozen=True)
+class MicroBatchSums:
+    """Sums over one micro-batch, on the device and without gradient.
+
+    Each is a tensor of shape [].
+    """
+
+    loss: Tensor
+    entropy_sum: Tensor
+    diagnostics: Diagnostics
+    gap_sum: Tensor
+    gap_max: Tensor
+    num_compared: Tensor
+    tokens: Tensor
+    """Version that chose each unmasked token, and its |log-ratio|: float64 [2, n]."""
+
+    first_nonfinite: Tensor
+    """Number that `first_nonfinite` returned, int64 []."""
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors, in the order in which `with_tensors` takes them."""
+        own = [getattr(self, name) for name in _OWN]
+        told = [getattr(self.diagnostics, name) for name in _DIAGNOSTICS]
+        return [*own, *told, *self.diagnostics.extra_sums.values()]
+
+    def with_tensors(self, tensors: Iterator[Tensor]) -> "MicroBatchSums":
+        """Return the same sums with the next of these tensors."""
+        own = {name: next(tensors) for name in _OWN}
+        told = {name: next(tensors) for name in _DIAGNOSTICS}
+        extra = {name: next(tensors) for name in self.diagnostics.extra_sums}
+        return replace(self, diagnostics=Diagnostics(**told, extra_sums=extra), **own)
+
+
+_OWN = tuple(each.name for each in fields(MicroBatchSums) if each.name != "diagnostics")
+_DIAGNOSTICS = tuple(each.name for each in fields(Diagnostics) if each.name != "extra_sums")
+
+
+def on_host(
+    sums: Sequence[MicroBatchSums], *others: Tensor
+) -> tuple[list[MicroBatchSums], list[Tensor]]:
+    """Copy the sums of micro-batches, and other tensors, to the host in one copy."""
+    found = iter(to_host(*(each for part in sums for each in part.tensors()), *others))
+    return [part.with_tensors(found) for part in sums], list(found)
+
+
+class WeightSink(Protocol):
+    """A receiver of the learner's weights that acts with them, such as a `TorchEngine`."""
+
+    @property
+    def network(self) -> nn.Module:
+        """The weights that act; the learner's own network if they are shared."""
+        ...
+
+    def adopt(self, network: nn.Module, weight_version: int) -> None:
+        """Take over weights and version, on the device lane."""
+        ...
+
+
+class Training:
+    """A policy model, its optimizer and the version of its weights."""
+
+    def __init__(
+        self,
+        model: TokenModel[Any],
+        config: OptimizerConfig,
+        publish_to: Sequence[WeightSink],
+        weight_version: int,
+    ) -> None:
+        self.model = model
+        self.optimizer = PolicyOptimizer(model.network, config)
+        self.weight_version = weight_version
+        self._sinks = tuple(publish_to)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return next(self.model.network.parameters()).device
+
+    def step(self, publish: bool, grad_norm: float | None = None) -> StepReport:
+        """Take one optimizer step; with `publish`, raise the version and publish the weights in the
+        same piece of work.
+
+        A skipped step is published too, with the weights of the version before, so that components
+        that wait for a version go on. `grad_norm` is that of `PolicyOptimizer.step`.
+        """
+        report = self.optimizer.step(grad_norm)
+        # in the same piece of work: a batch between step and hand-over would act with new weights
+        # under the old version
+        if publish:
+            self.weight_version += 1
+            self.publish()
+        return report
+
+    def stand_still(self) -> None:
+        """Publish the same weights as a new version, after an update that taught nothing.
+
+        The optimizer does not step.
+        """
+        self.weight_version += 1
+        self.publish()
+
+    def publish(self) -> None:
+        """Give the current weights and their version to every engine that acts with them."""
+        for sink in self._sinks:
+            sink.adopt(self.model.network, self.weight_version)
+
+    def snapshot(self) -> TrainingState:
+        """Copy all state to the CPU."""
+        return TrainingState(
+            weight_version=self.weight_version,
+            policy=_copied(self.model.checkpoint_tensors()),
+            optimizer=_copied(self.optimizer.tensors()),
+            rng=random_state(),
+            policy_files=dict(self.model.checkpoint_files()),
+        )
+
+    def restore(self, state: TrainingState) -> None:
+        """Continue from a snapshot, and publish it.
+
+        Raises: CheckpointError if it is not of this policy.
+        """
+        if isinstance(state.policy, StagedTensors) or isinstance(state.optimizer, StagedTensors):
+            raise CheckpointError("the state is staged by ranks; save it, and load the checkpoint.")
+        self.model.load_checkpoint_tensors(state.policy)
+        self.optimizer.load_tensors(state.optimizer)
+        set_random_state(state.rng)
+        self.weight_version = state.weight_version
+        self.publish()
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
 
 LogProbs = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]
 """`TokenModel.log_probs`, or a module that calls it."""
 
 
-class Passes(Protocol):
+class Backend(Protocol):
     """Everything that a learner needs done with the weights that it trains."""
 
     @property
@@ -95,7 +237,7 @@ class PolicyPasses:
         # asked on the host: on a GPU, a selection by a mask waits for its number of True
         unmasked = to_device(rows.mask.flatten().nonzero()[:, 0], device)
         log_prob, entropy = self._log_probs(
-            batch, *place_choices(self._model, rows.tokens, rows.temperature)
+            batch, *move_choices(self._model, rows.tokens, rows.temperature)
         )
         if not self._entropy_coef:
             # a graph that no backward pass goes through keeps all logits that its checkpoints
@@ -132,11 +274,11 @@ class PolicyPasses:
             gap_max=gap.max(),
             num_compared=is_same.sum(),
             tokens=torch.stack([versions, distance.double()]).flatten(1)[:, unmasked],
-            first_unsound=first_unsound(log_prob, entropy, rows.mask),
+            first_nonfinite=first_nonfinite(log_prob, entropy, rows.mask),
         )
 
 
-class LocalPasses:
+class LocalBackend:
     """The passes of a learner in this process, one after another on the device lane.
 
     Args: those of `Learner`.

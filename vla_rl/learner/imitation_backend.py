@@ -1,4 +1,8 @@
-"""Passes of supervised learning, and the places that compute them: this process, or several ranks."""
+"""The backend of an imitator: passes of supervised learning (SFT) on a micro-batch.
+
+`LocalImitationBackend` computes them on this process's device lane,
+`distributed.ShardedImitationBackend` in learner ranks.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -11,11 +15,12 @@ from torch import Tensor
 from vla_rl.engines.device_lane import DeviceLane, to_device
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import ConfigError
+from vla_rl.learner.backend import Training, WeightSink
+from vla_rl.learner.checkpoint.state import TrainingState
 from vla_rl.learner.config import ImitationConfig
-from vla_rl.learner.micro_batches import micro_batches
 from vla_rl.learner.optimizer import StepReport
-from vla_rl.learner.scoring import place_choices
-from vla_rl.learner.training import Training, TrainingState, WeightSink
+from vla_rl.learner.plan import micro_batches
+from vla_rl.learner.scoring import move_choices
 from vla_rl.types import Observation
 
 LogProbs = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -32,7 +37,7 @@ class NearTokens(Protocol):
         ...
 
 
-def imitated_log_probs(model: TokenModel[Any], width: float) -> LogProbs:
+def make_sft_log_probs(model: TokenModel[Any], width: float) -> LogProbs:
     """Return what computes the log-probs to raise: those of tokens, or around them.
 
     Raises: ConfigError if the policy's tokens have no neighbours.
@@ -63,7 +68,7 @@ class Preparation(msgspec.Struct, frozen=True):
     settings: dict[str, Any]
 
 
-class Lessons(NamedTuple):
+class SftRows(NamedTuple):
     """Observations with the tokens to learn."""
 
     observations: tuple[Observation, ...]
@@ -80,15 +85,15 @@ class Lessons(NamedTuple):
     num_read: Tensor
     """int64 [N], number of tokens that a pass reads for each row."""
 
-    def rows(self, index: Tensor) -> "Lessons":
+    def rows(self, index: Tensor) -> "SftRows":
         """Return some of the rows, as wide as the longest of them."""
         width = int(self.lengths[index].max())
         observations = tuple(self.observations[row] for row in index.tolist())
         tokens, mask = self.tokens[index, :width], self.mask[index, :width]
-        return Lessons(observations, tokens, mask, self.lengths[index], self.num_read[index])
+        return SftRows(observations, tokens, mask, self.lengths[index], self.num_read[index])
 
 
-class ImitationPasses(Protocol):
+class ImitationBackend(Protocol):
     """Everything that an imitator needs done with the weights that it trains."""
 
     @property
@@ -96,7 +101,7 @@ class ImitationPasses(Protocol):
         """Number of updates applied."""
         ...
 
-    async def accumulate(self, lessons: Lessons) -> list[Tensor]:
+    async def accumulate(self, lessons: SftRows) -> list[Tensor]:
         """Compute the gradient of the mean over all tokens to learn.
 
         Return each micro-batch's part of the loss.
@@ -124,8 +129,8 @@ class ImitationPasses(Protocol):
         ...
 
 
-def imitate(
-    model: TokenModel[Any], log_probs: LogProbs, batch: Any, lessons: Lessons, num_tokens: int
+def run_sft_backward(
+    model: TokenModel[Any], log_probs: LogProbs, batch: Any, lessons: SftRows, num_tokens: int
 ) -> Tensor:
     """Add the gradient of a micro-batch; return its part of the loss.
 
@@ -139,14 +144,14 @@ def imitate(
     mask = to_device(lessons.mask, next(model.network.parameters()).device)
     # entropies are let go at once: their graph would keep all logits (see `PolicyPasses`)
     log_prob = log_probs(
-        batch, *place_choices(model, lessons.tokens, torch.ones(len(lessons.tokens)))
+        batch, *move_choices(model, lessons.tokens, torch.ones(len(lessons.tokens)))
     )[0]
     loss = -torch.where(mask, log_prob, 0.0).sum() / num_tokens
     torch.autograd.backward(loss)
     return loss.detach()
 
 
-class LocalImitationPasses:
+class LocalImitationBackend:
     """The passes of an imitator in this process, one after another on the device lane.
 
     Args: those of `Imitator`.
@@ -163,14 +168,14 @@ class LocalImitationPasses:
     ) -> None:
         self._model, self._lane, self._config, self._prepare = model, lane, config, prepare
         self._training = Training(model, config.optimizer, publish_to, weight_version)
-        self._log_probs = imitated_log_probs(model, config.label_width)
+        self._log_probs = make_sft_log_probs(model, config.label_width)
 
     @property
     def weight_version(self) -> int:
         """Number of updates applied."""
         return self._training.weight_version
 
-    async def accumulate(self, lessons: Lessons) -> list[Tensor]:
+    async def accumulate(self, lessons: SftRows) -> list[Tensor]:
         """Compute the gradient, in micro-batches."""
         await self._lane.run(self._training.optimizer.zero_grad, work="update")
         indices = micro_batches(lessons.num_read, self._config.micro_batch_size)
@@ -179,7 +184,7 @@ class LocalImitationPasses:
         async with aclosing(self._lane.prepared_ahead(self._prepared, parts)) as prepared:
             async for part, batch in prepared:
                 arguments = (self._model, self._log_probs, batch, part, num_tokens)
-                losses.append(await self._lane.run(imitate, *arguments, work="update"))
+                losses.append(await self._lane.run(run_sft_backward, *arguments, work="update"))
         return losses
 
     async def step(self) -> StepReport:
@@ -201,7 +206,7 @@ class LocalImitationPasses:
         """Continue from a snapshot, and publish it."""
         await self._lane.run(self._training.restore, state, work="checkpoint")
 
-    def _prepared(self, part: Lessons) -> Any:
+    def _prepared(self, part: SftRows) -> Any:
         return self._prepare(part.observations)
 
 

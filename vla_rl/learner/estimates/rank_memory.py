@@ -11,7 +11,7 @@ from torch import nn
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import ConfigError
 from vla_rl.learner.config import CriticConfig, LearnerConfig
-from vla_rl.learner.tensor_plan import require_tensor_plan, tensor_plan_of
+from vla_rl.learner.plan import get_tensor_plan, require_tensor_plan
 
 FLOAT32: Final = 4
 
@@ -74,11 +74,11 @@ class RankMemory:
         return trained + self.reference + self.critic
 
 
-def size_of(network: nn.Module) -> PolicySize:
+def measure_network(network: nn.Module) -> PolicySize:
     """Return the size of a network."""
     parameters = list(network.parameters())
     trained = [each.numel() for each in parameters if each.requires_grad]
-    blocks = (block for stack in stacks_of(network) for block in stack)
+    blocks = (block for stack in get_block_stacks(network) for block in stack)
     return PolicySize(
         num_trained=sum(trained),
         num_frozen=sum(each.numel() for each in parameters if not each.requires_grad),
@@ -88,15 +88,15 @@ def size_of(network: nn.Module) -> PolicySize:
     )
 
 
-def size_of_policy(model: Any, config: LearnerConfig) -> PolicySize:
+def measure_policy(model: Any, config: LearnerConfig) -> PolicySize:
     """Return the size of a policy whose layers the ranks may share.
 
     Raises: ConfigError if they have to, and its family has no tensor plan.
     """
-    size = size_of(model.network)
+    size = measure_network(model.network)
     if config.tensor_parallel == 1:
         return size
-    plan = tensor_plan_of(model)
+    plan = get_tensor_plan(model)
     return replace(
         size,
         num_cut=plan.num_cut(model.network, is_trained=True),
@@ -104,7 +104,7 @@ def size_of_policy(model: Any, config: LearnerConfig) -> PolicySize:
     )
 
 
-def stacks_of(network: nn.Module) -> Sequence[Sequence[nn.Module]]:
+def get_block_stacks(network: nn.Module) -> Sequence[Sequence[nn.Module]]:
     """Return the stacks of blocks that a network names; none if it names none."""
     named: Callable[[], Sequence[Sequence[nn.Module]]] | None = getattr(
         network, "block_stacks", None
@@ -220,7 +220,7 @@ def require_layout(
         )
     if not seats and (are_elsewhere or next(network.parameters()).device.type != "cuda"):
         return
-    size = size_of_policy(model, config)
+    size = measure_policy(model, config)
     memory = rank_memory(size, config, has_reference=has_reference, critic=critic)
     for name, has in seats:
         _require_room(name, has, memory.total, 0, other_bytes)
@@ -228,7 +228,7 @@ def require_layout(
         require_gpus(config, gpu_bytes(), size, memory, other_bytes=other_bytes, lost=lost_gpus)
 
 
-def gpus_of(num_ranks: int, lost: Collection[int] = ()) -> list[int]:
+def choose_gpus(num_ranks: int, lost: Collection[int] = ()) -> list[int]:
     """Return the number of the GPU of each rank: the first ones that are not lost."""
     return list(islice((number for number in count() if number not in lost), num_ranks))
 
@@ -265,7 +265,7 @@ def require_gpus(
             "most one rank for each"
         )
     needed = (memory or rank_memory(size, config)).total
-    for number in gpus_of(config.ranks, lost):
+    for number in choose_gpus(config.ranks, lost):
         has = found[number]
         acting = size.weight_bytes if number == 0 else 0
         _require_room(f"GPU {number}", has, needed, acting, other_bytes)

@@ -1,7 +1,7 @@
-"""Passes of a critic on one micro-batch: a trunk, the value head, and the gradient of the loss.
+"""The backend of a critic: a trunk, the value head, the gradient of the loss on a micro-batch.
 
 `ValuePasses` computes; a process of one or of many ranks uses the same code.
-`LocalCriticPasses` runs it on this process's device lane, `sharded.RankCriticPasses` in ranks.
+`LocalCriticBackend` runs it on this process's device lane, `distributed.ShardedCriticBackend` in ranks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from vla_rl.algorithms.losses import value_loss
 from vla_rl.engines.device_lane import DeviceLane, to_device, to_host
 from vla_rl.engines.policy_model import TokenModel
+from vla_rl.learner.checkpoint.state import StagedTensors
 from vla_rl.learner.config import CriticConfig
-from vla_rl.learner.micro_batches import micro_batches
 from vla_rl.learner.optimizer import PolicyOptimizer, StepReport
+from vla_rl.learner.plan import micro_batches
 from vla_rl.learner.scoring import compute_in_parts
-from vla_rl.learner.training import StagedTensors
 from vla_rl.types import Observation, derive_seed
 
 NETWORK, OPTIMIZER, NUM_UPDATES = "network/", "optimizer/", "num_updates"
@@ -47,7 +47,7 @@ class ValueSums(NamedTuple):
     num_clipped: Tensor
 
 
-class CriticPasses(Protocol):
+class CriticBackend(Protocol):
     """Everything that a critic needs done with the network that it trains."""
 
     async def values(self, observations: Sequence[Observation]) -> Tensor:
@@ -169,7 +169,7 @@ class ValuePasses:
         return ValueSums(loss.detach(), diagnostics.num_clipped)
 
 
-class LocalCriticPasses:
+class LocalCriticBackend:
     """The passes of a critic in this process, one after another on the device lane.
 
     Args: those of `Critic`.

@@ -1,4 +1,6 @@
-"""Memory of one GPU at the peak of an update, by named terms, and whether it fits: arithmetic.
+"""Estimates of an update on one device: its memory at the peak, its seconds at least.
+
+Memory is a sum of named terms, compared with what the GPU has:
 
     state         weights, masters, gradients, moments      of the policy's numbers (`rank_memory`)
     activations   micro-batch x bytes of one row            traced without computing (`traced_pass`)
@@ -6,6 +8,15 @@
 
 The gradients of earlier micro-batches are there when the activations of the last one are, so the
 peak is their sum. An update of a single micro-batch stays below it.
+
+Seconds are those of an update in which nothing took longer than it must: arithmetic at the device's
+peak, memory at its bandwidth, simulators at their speed.
+
+    acting        rows x FLOPs of one decision       or     passes of batches x bytes of the weights
+    learning      rows x FLOPs, forward, backward    and    the optimizer's pass over all its state
+    simulators    decisions x seconds of each        over the cores
+
+Real runs take longer: 40 to 50 % of the peak is good for a 7B. What binds stays the same.
 """
 
 from collections.abc import Mapping
@@ -14,8 +25,9 @@ from typing import Final
 
 from vla_rl.errors import ConfigError
 from vla_rl.learner.config import LearnerConfig
-from vla_rl.learner.rank_memory import FLOAT32, PolicySize, rank_memory
-from vla_rl.learner.traced_pass import Kept
+from vla_rl.learner.estimates.rank_memory import FLOAT32, PolicySize, rank_memory
+from vla_rl.learner.estimates.traced_pass import Kept, TracedPass
+from vla_rl.learner.flops import DevicePeak
 
 GIB: Final = 2**30
 MIB: Final = 2**20
@@ -140,3 +152,94 @@ def estimate_gpu(
         "fragmentation": round(overheads.fragments * sum_of_tensors),
     }
     return GpuEstimate({**tensors, **besides}, sum_of_tensors)
+
+
+STATE_PASS_BYTES: Final = 34
+"""Bytes that one optimizer step reads and writes for each number: its float32 gradient (norm, clip,
+step), both moments and the master, and the rounded weight."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One update."""
+
+    decisions: int
+    """Decisions that are made and learnt from, at most."""
+
+    epochs: int
+    steps: int
+    """Optimizer steps."""
+
+    acting_rows: int
+    """Rows of a batch that acts."""
+
+    recomputes: bool
+
+    passes: int = 1
+    """Passes of a batch for one decision: tokens that are generated one after another."""
+
+    ranks: int = 1
+    """Devices that share the update."""
+
+    simulator_s: float | None = None
+    """Seconds of one core for one decision; None if unknown."""
+
+    cores: int = 1
+    """Cores on which simulators run."""
+
+    overlaps: bool = True
+    """Whether simulators run while the device computes."""
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Seconds of one update, at least."""
+
+    acting_s: float
+    acting_binds: str
+    """compute or memory bandwidth."""
+
+    learning_s: float
+    optimizer_s: float
+    simulators_s: float | None
+    seconds: float
+    binds: str
+    """compute, memory bandwidth, or simulators."""
+
+
+def update_flops(traced: TracedPass, *, recomputes: bool) -> int:
+    """Return the operations of one row's forward and backward pass."""
+    return traced.update_flops + (traced.act_flops if recomputes else 0)
+
+
+def roofline(traced: TracedPass, size: PolicySize, work: Workload, peak: DevicePeak) -> Roofline:
+    """Return the seconds of one update on one device (or `work.ranks` of them for learning)."""
+    computing = work.decisions * traced.act_flops / peak.flops
+    reading = optimizer = 0.0
+    if peak.bytes_per_s is not None:
+        batches = -(-work.decisions // max(work.acting_rows, 1))
+        reading = batches * work.passes * size.weight_bytes / peak.bytes_per_s
+        optimizer = work.steps * STATE_PASS_BYTES * size.num_trained / peak.bytes_per_s / work.ranks
+    rows = work.decisions * work.epochs
+    learning = rows * update_flops(traced, recomputes=work.recomputes) / peak.flops / work.ranks
+    acting = max(computing, reading)
+    device = acting + learning + optimizer
+    simulators = (
+        None if work.simulator_s is None else work.decisions * work.simulator_s / max(work.cores, 1)
+    )
+    known = simulators or 0.0
+    seconds = max(device, known) if work.overlaps else device + known
+    of_device = {
+        "compute": learning + (computing if computing >= reading else 0.0),
+        "memory bandwidth": optimizer + (reading if reading > computing else 0.0),
+    }
+    binds = "simulators" if known > device else max(of_device, key=lambda name: of_device[name])
+    return Roofline(
+        acting_s=acting,
+        acting_binds="compute" if computing >= reading else "memory bandwidth",
+        learning_s=learning,
+        optimizer_s=optimizer,
+        simulators_s=simulators,
+        seconds=seconds,
+        binds=binds,
+    )

@@ -1,0 +1,1 @@
+"""Checkpoints of a run: the state they hold, their files, the names of their folders."""

@@ -1,0 +1,333 @@
+"""Hosts of the ranks: where each rank runs, how it is started there, which files it needs there.
+
+Ranks on other hosts need the policy at their start, and later what they read of a checkpoint. Each host
+gets a file once, through its first rank, whatever the number of its ranks; of a checkpoint it gets the
+bytes that its ranks read, at their offsets in a file with holes.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias, TypeVar
+
+from vla_rl.actors import ChildProcess, ForkServer, RemoteHost, Runtime
+from vla_rl.errors import ConfigError
+from vla_rl.learner.config import LearnerConfig
+from vla_rl.learner.distributed.host_rank import (
+    code_report,
+    merge_ranges,
+    read_bytes,
+    require_same_code,
+    split_ranges,
+)
+from vla_rl.learner.distributed.messages import in_order
+from vla_rl.learner.distributed.rank import LearnerRank
+from vla_rl.learner.distributed.rank_parts import PolicySource
+from vla_rl.learner.distributed.rendezvous import RENDEZVOUS_TIMEOUT_S, Network, Rendezvous
+from vla_rl.learner.distributed.state import read_header
+from vla_rl.learner.estimates.rank_memory import choose_gpus
+
+
+@dataclass(frozen=True)
+class RankAssignment:
+    """The place of one rank."""
+
+    device: str
+    """Device on its host, such as `cpu` or `cuda:3`."""
+
+    host: str = ""
+    """Name of its host; empty for this one."""
+
+    placement: RemoteHost | None = None
+    """How processes are started there; None for this host."""
+
+    address: str = ""
+    """IP address or name at which the other ranks' hosts reach its host."""
+
+    interface: str = ""
+    """Network interface for the ranks there; empty for the one that has `address`."""
+
+    gpu: int | None = None
+    """Number of its GPU among those of its host that a run may use; None for a CPU, and for ranks
+    that are all on this host."""
+
+    gpu_bytes: int | None = None
+    """Memory of that GPU."""
+
+    @property
+    def in_words(self) -> str:
+        """Its host, as a part of messages; empty on this host."""
+        return f" on host {self.host!r}" if self.placement is not None else ""
+
+    @property
+    def gpu_in_words(self) -> str:
+        """Its GPU, as the beginning of a message."""
+        return f"GPU {self.gpu}{self.in_words or ' of this host'}"
+
+
+@dataclass(frozen=True)
+class RankAssignments:
+    """The seats of all ranks, by number."""
+
+    seats: tuple[RankAssignment, ...]
+
+    port: int = 0
+    """Port at which rank 0 waits for ranks of other hosts; 0 for any that is free."""
+
+    @property
+    def has_several_hosts(self) -> bool:
+        """Whether the ranks talk over a network."""
+        return len({seat.host for seat in self.seats}) > 1
+
+    @property
+    def far_hosts(self) -> dict[str, list[int]]:
+        """Numbers of the ranks on each other host."""
+        found: dict[str, list[int]] = {}
+        for rank, seat in enumerate(self.seats):
+            if seat.placement is not None:
+                found.setdefault(seat.host, []).append(rank)
+        return found
+
+
+def assign_local_ranks(
+    num_ranks: int, lost_gpus: Collection[int], *, on_gpus: bool
+) -> RankAssignments:
+    """Return seats on this host: one GPU for each rank, or its CPU for all."""
+    return RankAssignments(
+        tuple(
+            RankAssignment(f"cuda:{gpu}" if on_gpus else "cpu")
+            for gpu in choose_gpus(num_ranks, lost_gpus)
+        )
+    )
+
+
+def make_placement(seat: RankAssignment, model: Any) -> ChildProcess | RemoteHost:
+    """Return where a rank runs: forked from one server that has imported torch and the policy."""
+    # loopback, unless the ranks' meeting names another interface: neither gloo nor NCCL encrypts
+    env = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    # AdamW imports torch._dynamo when it is made, a second of each rank's start
+    imports = (type(model).__module__, "vla_rl.learner.distributed.rank", "torch._dynamo")
+    far = seat.placement
+    if far is not None:
+        env |= far.env
+    child = ChildProcess(env=env, fork_from=ForkServer(imports=imports, env=env))
+    if far is None:
+        return child
+    return RemoteHost(
+        address=far.address,
+        server_public_key=far.server_public_key,
+        client_keys=far.client_keys,
+        lost_after_s=far.lost_after_s,
+        process=child,
+    )
+
+
+START_TIMEOUT_S: Final = 600.0
+"""Longest start of a rank, in which it imports torch and the policy's code."""
+
+
+class RankStarter:
+    """Starts ranks where they sit. Each method is for one rank; all are called for every rank.
+
+    Args:
+        runtime: starts the processes.
+        config: settings of the ranks.
+        seating: where they are.
+        folder: a folder here that lasts as long as the ranks.
+    """
+
+    def __init__(
+        self, runtime: Runtime, config: LearnerConfig, seating: RankAssignments, folder: Path
+    ) -> None:
+        self._runtime, self._config, self._seating = runtime, config, seating
+        self._here = Rendezvous(file=str(folder / "meeting-point"))
+        self._networks = _rank_networks(seating)
+
+    async def spawned(self, rank: int, name: str, source: PolicySource, model: Any) -> LearnerRank:
+        """Start the process of a rank. Raises: ConfigError if its host lacks the policy's module."""
+        seat = self._seating.seats[rank]
+        try:
+            return await self._runtime.spawn(
+                LearnerRank,
+                rank,
+                source,
+                self._config,
+                name=name,
+                placement=make_placement(seat, model),
+                start_timeout_s=START_TIMEOUT_S,
+            )
+        except ImportError as error:
+            raise ConfigError(
+                f"rank {rank}{seat.in_words} cannot import {source.policy_class}: {error}; expected "
+                "the same modules as here, in a package that is installed, or on PYTHONPATH of "
+                "`vla-rl host`"
+            ) from error
+
+    async def listening(self, rank: int, first: LearnerRank) -> Rendezvous:
+        """Return where the ranks meet; rank 0 waits there for those of other hosts.
+
+        Raises: ConfigError if it cannot.
+        """
+        network = self._networks[rank]
+        if rank > 0 or network is None:
+            return self._here
+        try:
+            return await first.listen(network, self._seating.port, len(self._networks))
+        except ConfigError as error:
+            raise self._located(rank, error) from error
+
+    async def met(self, rank: int, actor: LearnerRank, meeting: Rendezvous) -> None:
+        """Connect a rank to all others. Raises: ConfigError, TimeoutError if it cannot."""
+        try:
+            # twice: those that wait for a host that is missing report it first
+            async with asyncio.timeout(2 * RENDEZVOUS_TIMEOUT_S):
+                await actor.meet(meeting, self._networks[rank])
+        except ConfigError as error:
+            raise self._located(rank, error) from error
+        except TimeoutError:
+            raise TimeoutError(
+                f"the ranks did not connect to each other within {2 * RENDEZVOUS_TIMEOUT_S:g} s; let the "
+                "hosts that learn reach all of each other's ports, or name another `interface` in "
+                "the list of hosts"
+            ) from None
+
+    def _located(self, rank: int, error: ConfigError) -> ConfigError:
+        return ConfigError(f"rank {rank}{self._seating.seats[rank].in_words}: {error}")
+
+
+def save_policy(model: Any, folder: Path, seating: RankAssignments) -> PolicySource:
+    """Save a policy for the ranks; the folder lasts as long as they do.
+
+    Raises: ConfigError for compiled blocks.
+    """
+    if getattr(model, "compiles_blocks", False):
+        raise ConfigError(
+            "the policy's blocks are compiled, which learner ranks do not do yet, expected either "
+            "of both: leave --compile-blocks out, or set --learner.ranks 1"
+        )
+    model.save(folder)
+    kind, network = type(model), model.network
+    parameters = dict(network.named_parameters())
+    return PolicySource(
+        policy_class=f"{kind.__module__}:{kind.__qualname__}",
+        dtype=str(next(iter(parameters.values())).dtype).removeprefix("torch."),
+        trained=frozenset(name for name, each in parameters.items() if each.requires_grad),
+        recomputes=getattr(model, "recomputes_activations", False),
+        devices=tuple(seat.device for seat in seating.seats),
+    )
+
+
+def _rank_networks(seating: RankAssignments) -> Sequence[Network | None]:
+    """Return what each rank uses of its host's network; None if all are on this host."""
+    if seating.has_several_hosts:
+        return [Network(seat.address, seat.interface) for seat in seating.seats]
+    # all on another one: its loopback
+    return [Network("127.0.0.1") if seating.far_hosts else None] * len(seating.seats)
+
+
+T = TypeVar("T")
+
+NeededBytes: TypeAlias = Callable[[LearnerRank, list[str]], Awaitable[list[list[tuple[int, int]]]]]
+"""Asks a rank for the bytes that it reads of some files, given their paths there."""
+
+NUM_ROUND_TRIPS: Final = 5
+"""Questions for another host's clock, of which the quickest answer counts."""
+
+
+async def measure_clock_offset(rank: LearnerRank) -> float:
+    """Return what to add to times of a rank's host to have them on this host's clock."""
+    found = []
+    for _ in range(NUM_ROUND_TRIPS):
+        begun = time.monotonic()
+        there = await rank.now()
+        ended = time.monotonic()
+        found.append((ended - begun, (begun + ended) / 2 - there))
+    return min(found)[1]
+
+
+class OtherHosts:
+    """The other hosts of a learner's ranks.
+
+    Args:
+        ranks: handles of all ranks, by number.
+        seating: where they are.
+    """
+
+    def __init__(self, ranks: Sequence[LearnerRank], seating: RankAssignments) -> None:
+        self._ranks, self._hosts = ranks, seating.far_hosts
+        self._first = {numbers[0]: host for host, numbers in self._hosts.items()}
+
+    def is_far(self, rank: int) -> bool:
+        """Return whether a rank is on another host."""
+        return any(rank in numbers for numbers in self._hosts.values())
+
+    async def require_same_code(self, rank: int, policy_class: str) -> None:
+        """Raise ConfigError if this is the first rank of a host that has other code."""
+        host = self._first.get(rank)
+        if host is not None:
+            there = await self._ranks[rank].code(policy_class)
+            require_same_code(host, there, await asyncio.to_thread(code_report, policy_class))
+
+    async def bring_folder(self, rank: int, folder: Path) -> str | None:
+        """Send a folder, if this is the first rank of a host; return where it is there."""
+        if rank not in self._first:
+            return None
+        path = ""
+        for file in await asyncio.to_thread(_files_below, folder):
+            name = str(Path(folder.name) / file.relative_to(folder))
+            found = await self._send(rank, file, name, [(0, file.stat().st_size)])
+            path = found.removesuffix(name) + folder.name
+        return path
+
+    async def bring_needed(
+        self, rank: int, files: Sequence[Path], needed: NeededBytes
+    ) -> list[str]:
+        """Send what the ranks of a host read of some files, if this is its first rank.
+
+        Returns: the paths of the files there, for the ranks of this host; none for another rank.
+        """
+        host = self._first.get(rank)
+        if host is None:
+            return []
+        paths = []
+        for number, file in enumerate(files):
+            header, _ = await asyncio.to_thread(read_header, file)
+            paths.append(await self._send(rank, file, f"checkpoint-{number}", [(0, len(header))]))
+        asked = [await needed(self._ranks[each], paths) for each in self._hosts[host]]
+        for number, file in enumerate(files):
+            ranges = merge_ranges([each for of_rank in asked for each in of_rank[number]])
+            await self._send(rank, file, f"checkpoint-{number}", ranges)
+        return paths
+
+    def of_each(self, found: Sequence[T]) -> list[T | None]:
+        """Return for each rank what the first rank of its host has; None for ranks on this host."""
+        by_rank: list[T | None] = [None] * len(self._ranks)
+        for numbers in self._hosts.values():
+            for number in numbers:
+                by_rank[number] = found[numbers[0]]
+        return by_rank
+
+    async def remove(self, rank: int) -> None:
+        """Remove what was sent, if this is the first rank of a host."""
+        if rank in self._first:
+            await self._ranks[rank].remove()
+
+    async def _send(
+        self, rank: int, file: Path, name: str, ranges: Sequence[tuple[int, int]]
+    ) -> str:
+        size = (await asyncio.to_thread(file.stat)).st_size
+
+        async def send(piece: tuple[int, int]) -> str:
+            data = await asyncio.to_thread(read_bytes, file, *piece)
+            return await self._ranks[rank].put(name, size, piece[0], data)
+
+        # an empty file has one piece too
+        pieces = split_ranges(ranges) or [(0, 0)]
+        found = await in_order(send, pieces)
+        return found[-1]
+
+
+def _files_below(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.rglob("*") if each.is_file())
