@@ -28,7 +28,7 @@ from vla_rl.rollout import (
     DynamicBatcher,
     EpisodeScheduler,
     GroupSource,
-    LocalPlayer,
+    LocalEpisodeRunner,
     SchedulerConfig,
     TaskStart,
     embodied_agent,
@@ -169,7 +169,9 @@ async def scheduled(num_envs: int) -> Figures:
     )
     async with (
         engine.batcher,
-        EpisodeScheduler(LocalPlayer(pool, engine, embodied_agent), source, config) as scheduler,
+        EpisodeScheduler(
+            LocalEpisodeRunner(pool, engine, embodied_agent), source, config
+        ) as scheduler,
     ):
         await one_update(scheduler, engine)
         scheduler.metrics()
@@ -195,7 +197,7 @@ async def synchronous(*, deterministic: bool) -> float:
     async with (
         engine.batcher,
         EpisodeScheduler(
-            LocalPlayer(pool, engine, embodied_agent), group_source(), config
+            LocalEpisodeRunner(pool, engine, embodied_agent), group_source(), config
         ) as scheduler,
     ):
         began = clock()

@@ -214,7 +214,7 @@ WITHOUT_TORCH = (
     "vla_rl.cluster",
     "vla_rl.cluster.listed",
     "vla_rl.rollout",
-    "vla_rl.rollout.host_players",
+    "vla_rl.remote_rollout.host_runner",
     "vla_rl.env_workers",
     "vla_rl.reporting",
     "vla_rl.datasets",

@@ -20,7 +20,7 @@ from benchmarks.faults.findings import Try
 from benchmarks.faults.leftovers import descendants, named_memory, note_memory_left
 from benchmarks.faults.targets import environment_of
 from vla_rl import learner  # which imports torch once a checkpoint is looked at
-from vla_rl.rollout.episode_book import SchedulerState
+from vla_rl.rollout.episode_records import SchedulerState
 
 GROUP_SIZE: Final = 4
 GROUPS_PER_UPDATE: Final = 2

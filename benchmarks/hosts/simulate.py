@@ -25,12 +25,12 @@ from vla_rl.learner.plan import plan_passes
 from vla_rl.rollout import (
     EpisodeScheduler,
     GroupSource,
-    LocalPlayer,
+    LocalEpisodeRunner,
     SchedulerConfig,
     TaskStart,
 )
-from vla_rl.rollout.simulated_time import run_in_simulated_time
 from vla_rl.types import EnvSpec
+from vla_rl.util.simulated_time import run_in_simulated_time
 
 KEYS = ("efficiency_8", "efficiency_64", "efficiency_512")
 WARM_UP, MEASURED = 1, 2
@@ -85,7 +85,7 @@ async def _updates(layout: Layout, machines: list[Host], max_staleness: int) -> 
     source = GroupSource([start], measured.GROUP_SIZE, seed=0)
     work_s, dealing_s, began, cpu_began = 0.0, 0.0, 0.0, 0.0
     engine: Any = hosts  # it has a version, and is asked for nothing else
-    player = LocalPlayer(hosts, engine, hosts.play)
+    player = LocalEpisodeRunner(hosts, engine, hosts.play)
     async with EpisodeScheduler(player, source, config) as scheduler:
         for update in range(WARM_UP + MEASURED):
             if update == WARM_UP:

@@ -21,8 +21,8 @@ from vla_rl.engines.chat_interface import ChatEngineBase, Question, Sampled
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.envs.text import Ask, Done, TextEnvPool, TextLimits, TextTask
 from vla_rl.models.language import CausalLanguageModel, ChatFormat, TinyConfig, tiny
-from vla_rl.rollout import DecisionGauge, chat_agent
-from vla_rl.rollout.playing import play_episode
+from vla_rl.rollout import DecisionCounter, chat_agent
+from vla_rl.rollout.episode_runner import run_episode
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, StopReason, Trajectory
 
 CONTEXT = 8192
@@ -182,7 +182,7 @@ async def run_case(
     lane: DeviceLane,
     spec: EnvSpec,
     number: int,
-    gauge: DecisionGauge,
+    gauge: DecisionCounter,
 ) -> Trajectory:
     """Run the episode of a case, under the template that its number names."""
     template = list(TEMPLATES.values())[number % len(TEMPLATES)]
@@ -196,7 +196,7 @@ async def run_case(
         policy_seed=number,
     )
     engine: Any = OddWriter(OddChat(policy, template), lane)
-    return await play_episode(pool, engine, chat_agent, episode, gauge=gauge)
+    return await run_episode(pool, engine, chat_agent, episode, gauge=gauge)
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +212,7 @@ async def test_no_reply_of_a_policy_ends_a_run(
 ) -> None:
     reasons: Counter[StopReason] = Counter()
     faults: Counter[str] = Counter()
-    gauge = DecisionGauge()
+    gauge = DecisionCounter()
     data = tmp_path / "rows.jsonl"
     data.write_text(
         json.dumps({"prompt": "6x7?", "answer": "42", "text": "Six times seven."}) + "\n"

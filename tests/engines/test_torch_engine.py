@@ -16,7 +16,6 @@ from vla_rl.engines import (
     EngineConfig,
     TorchActionEngine,
     TorchChatEngine,
-    TorchEngine,
     make_torch_engine,
 )
 from vla_rl.models.language import TinyConfig, tiny as tiny_speaker
@@ -197,16 +196,7 @@ async def test_leaving_cancels_nothing_half_way_and_later_calls_are_refused(
             await engine.act(make_observation(0))
 
 
-async def test_the_engine_suits_the_model_also_if_made_by_its_old_name(
-    policy: OpenVlaOft, lane: DeviceLane
-) -> None:
+async def test_the_engine_suits_the_model(policy: OpenVlaOft, lane: DeviceLane) -> None:
     speaker = tiny_speaker(TinyConfig(), ["yes", "no"], seed=0)
     assert isinstance(make_torch_engine(speaker, lane, EngineConfig()), TorchChatEngine)
     assert isinstance(make_torch_engine(policy, lane, EngineConfig()), TorchActionEngine)
-    old: Any = TorchEngine
-    with pytest.warns(DeprecationWarning, match=r"is TorchActionEngine\(\.\.\.\) now"):
-        engine = old(policy, lane, EngineConfig(), weight_version=2)
-    assert isinstance(engine, TorchActionEngine)
-    assert engine.weight_version == 2
-    with pytest.warns(DeprecationWarning, match=r"is TorchChatEngine\(\.\.\.\) now"):
-        assert isinstance(old(speaker, lane, EngineConfig()), TorchChatEngine)

@@ -15,7 +15,7 @@ from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.rollout import (
     EpisodeScheduler,
     GroupSource,
-    LocalPlayer,
+    LocalEpisodeRunner,
     SchedulerConfig,
     TaskStart,
     embodied_agent,
@@ -92,7 +92,7 @@ async def train(runtime: Runtime, per_process: int, *, strikes: bool) -> tuple[l
     async with SimulatorPool(runtime, simulators, specs=[spec]) as pool:
         policy.pool = pool if strikes else None
         source = GroupSource(starts, GROUP_SIZE, 1)
-        player = LocalPlayer(pool, policy, embodied_agent)
+        player = LocalEpisodeRunner(pool, policy, embodied_agent)
         async with EpisodeScheduler(player, source, config) as scheduler:
             for update in range(UPDATES):
                 groups = [group async for group in scheduler.groups_for_update(update)]

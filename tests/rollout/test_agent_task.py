@@ -10,8 +10,8 @@ import pytest
 
 from vla_rl.actors.stacks import awaiting_frames
 from vla_rl.errors import AgentError
-from vla_rl.rollout.agent_task import run_agent
-from vla_rl.rollout.simulated_time import run_in_simulated_time
+from vla_rl.rollout.episode_tasks import run_agent
+from vla_rl.util.simulated_time import run_in_simulated_time
 
 Agent = Callable[[], Coroutine[Any, Any, Any]]
 

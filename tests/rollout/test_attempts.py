@@ -2,8 +2,8 @@
 
 import pytest
 
-from vla_rl.rollout.attempts import MOST_HOST_LOSSES, Attempts
-from vla_rl.rollout.playing import EpisodeLost
+from vla_rl.rollout.counts import MAX_HOST_LOSSES, Attempts
+from vla_rl.rollout.episode_runner import EpisodeLost
 from vla_rl.types import EnvSpec, EpisodeSpec
 
 
@@ -30,7 +30,7 @@ def test_the_last_attempt_is_not_followed_by_another() -> None:
 
 def test_losses_of_a_host_are_no_fault_of_its_episodes_until_there_are_many() -> None:
     attempts = Attempts(1)
-    for _ in range(MOST_HOST_LOSSES - 1):
+    for _ in range(MAX_HOST_LOSSES - 1):
         assert attempts.allow(lost(with_host=True))
     last = lost(with_host=True)
     assert not attempts.allow(last)

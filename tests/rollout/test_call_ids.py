@@ -1,6 +1,6 @@
 """Tool calls have ids that are unique in their conversation."""
 
-from vla_rl.rollout.call_ids import with_unique_call_ids
+from vla_rl.rollout.policies import with_unique_call_ids
 from vla_rl.types import Message, ToolCall
 
 

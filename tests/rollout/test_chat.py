@@ -18,8 +18,7 @@ from vla_rl.errors import (
     PolicyError,
 )
 from vla_rl.rollout import ChatLimits, EngineTeam, chat_agent
-from vla_rl.rollout.call_ids import with_unique_call_ids
-from vla_rl.rollout.policies import DecisionGauge, EpisodePolicy
+from vla_rl.rollout.policies import DecisionCounter, EpisodePolicy, with_unique_call_ids
 from vla_rl.types import (
     ANY_REPLY,
     Completion,
@@ -208,7 +207,7 @@ async def test_a_template_that_rejects_what_the_environment_says_is_an_error(
 async def test_the_first_rejected_reply_of_a_run_is_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    gauge = DecisionGauge()
+    gauge = DecisionCounter()
     for _ in range(2):
         team = EngineTeam.of(Choosy(1, is_reply_at_fault=True))
         await chat_agent(Counting(goal=9), team.policies_of(EPISODE, gauge))

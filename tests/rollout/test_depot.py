@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 from rollout_fakes import source
 
-from vla_rl.rollout.depot import Depot, lightened, made_whole
+from vla_rl.remote_rollout.episode_store import EpisodeStore, materialise, split_arrays
 from vla_rl.types import ActionChunk, Step, StopReason, Trajectory
 
 
@@ -50,13 +50,13 @@ def as_bytes(value: object) -> bytes:
 
 def test_a_trajectory_made_whole_again_is_the_same_to_the_last_byte() -> None:
     before = trajectory()
-    light, arrays = lightened(before)
-    assert as_bytes(made_whole(light, arrays)) == as_bytes(before)
+    light, arrays = split_arrays(before)
+    assert as_bytes(materialise(light, arrays)) == as_bytes(before)
 
 
 def test_what_filters_and_counts_need_stays_in_the_light_one() -> None:
     before = trajectory()
-    light, _ = lightened(before)
+    light, _ = split_arrays(before)
     for name in ("is_success", "is_success_known", "num_env_steps", "undiscounted_return"):
         assert getattr(light, name) == getattr(before, name)
     assert light.oldest_version == before.oldest_version
@@ -64,7 +64,7 @@ def test_what_filters_and_counts_need_stays_in_the_light_one() -> None:
 
 
 def test_a_light_episode_of_64_decisions_is_under_20_kilobytes() -> None:
-    light, arrays = lightened(trajectory(64))
+    light, arrays = split_arrays(trajectory(64))
     # "a/b" stays in place, because "/" divides places
     steps = tuple(
         msgspec.structs.replace(step, observation={**step.observation, "a/b": None})
@@ -75,21 +75,21 @@ def test_a_light_episode_of_64_decisions_is_under_20_kilobytes() -> None:
 
 
 def test_arrays_are_handed_over_once() -> None:
-    depot, before = Depot("a", 1 << 20), trajectory()
+    depot, before = EpisodeStore("a", 1 << 20), trajectory()
     light = depot.put(before)
     assert light.deposit is not None
     assert light.deposit.num_bytes == depot.num_bytes > 3 * 3072
     arrays = depot.take(light.deposit.key)
     assert arrays is not None
-    assert as_bytes(made_whole(light, arrays)) == as_bytes(before)
+    assert as_bytes(materialise(light, arrays)) == as_bytes(before)
     assert depot.num_bytes == 0
     assert depot.take(light.deposit.key) is None
     depot.drop(light.deposit.key)
 
 
 def test_an_episode_without_room_is_handed_over_whole() -> None:
-    num_bytes = sum(array.nbytes for array in lightened(trajectory())[1].values())
-    depot = Depot("a", num_bytes + 10)
+    num_bytes = sum(array.nbytes for array in split_arrays(trajectory())[1].values())
+    depot = EpisodeStore("a", num_bytes + 10)
     first, second = depot.put(trajectory()), depot.put(trajectory())
     assert first.deposit is not None
     assert second.deposit is None
@@ -99,7 +99,7 @@ def test_an_episode_without_room_is_handed_over_whole() -> None:
 
 
 def test_keys_of_another_process_on_the_same_host_are_unknown() -> None:
-    one, other = Depot("a", 1 << 20), Depot("a", 1 << 20)
+    one, other = EpisodeStore("a", 1 << 20), EpisodeStore("a", 1 << 20)
     light = one.put(trajectory())
     other.put(trajectory())
     assert light.deposit is not None

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from rollout_fakes import CountingEngine, Faults, LatencyPool, fingerprint, source
 
-from vla_rl.rollout import EpisodeScheduler, LocalPlayer, SchedulerConfig, embodied_agent
-from vla_rl.rollout.simulated_time import run_in_simulated_time
+from vla_rl.rollout import EpisodeScheduler, LocalEpisodeRunner, SchedulerConfig, embodied_agent
+from vla_rl.util.simulated_time import run_in_simulated_time
 
 
 async def run(
@@ -21,7 +21,7 @@ async def run(
         groups_per_update=4, max_staleness=0, deterministic=True, max_attempts=50
     )
     scheduler = EpisodeScheduler(
-        LocalPlayer(pool, engine, embodied_agent),
+        LocalEpisodeRunner(pool, engine, embodied_agent),
         source(20, 4, run_seed),
         config,
         keep=(lambda group: 0.0 < group.success_rate < 1.0) if filtered else None,

@@ -5,17 +5,17 @@ from rollout_fakes import finished, source
 
 from vla_rl.errors import ConservationError
 from vla_rl.rollout import SchedulerConfig
-from vla_rl.rollout.episode_book import EpisodeBook
+from vla_rl.rollout.episode_records import EpisodeRecords
 from vla_rl.types import EpisodeSpec, Group
 
 
-def book_of(max_staleness: int = 0, num_updates: int | None = None) -> EpisodeBook:
+def book_of(max_staleness: int = 0, num_updates: int | None = None) -> EpisodeRecords:
     """A book of groups of two, one for each update."""
     config = SchedulerConfig(groups_per_update=1, max_staleness=max_staleness)
-    return EpisodeBook(source(group_size=2), config, num_updates)
+    return EpisodeRecords(source(group_size=2), config, num_updates)
 
 
-def next_group(book: EpisodeBook) -> Group:
+def next_group(book: EpisodeRecords) -> Group:
     """Run the next two episodes; return their group."""
     episodes = [book.next_episode(0) for _ in range(2)]
     assert all(each is not None for each in episodes)

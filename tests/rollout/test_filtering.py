@@ -5,7 +5,7 @@ import logging
 import pytest
 from rollout_fakes import group_of
 
-from vla_rl.rollout.filtering import WARN_EVERY, GroupFilter
+from vla_rl.rollout.counts import WARN_EVERY, GroupFilter
 
 
 def test_without_a_function_every_group_is_kept() -> None:

@@ -3,8 +3,7 @@
 import pytest
 from rollout_fakes import group_of
 
-from vla_rl.rollout.handover import Handover
-from vla_rl.rollout.staleness import StalenessPolicy
+from vla_rl.rollout.staleness import Handover, StalenessPolicy
 
 
 def handover(max_staleness: int = 1) -> tuple[Handover, StalenessPolicy]:

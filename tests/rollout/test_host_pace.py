@@ -4,14 +4,13 @@ from typing import Any
 
 import pytest
 
-from vla_rl.rollout.host_pace import HostPace
-from vla_rl.rollout.playing_host import ANY_KIND, PlayingHost
+from vla_rl.remote_rollout.host_pace import ANY_KIND, HostLoad, HostPace
 
 NO_PLAYER: Any = None
 
 
-def hosts(**slots: int) -> tuple[dict[str, PlayingHost], HostPace]:
-    members = {name: PlayingHost(NO_PLAYER, {ANY_KIND: each}) for name, each in slots.items()}
+def hosts(**slots: int) -> tuple[dict[str, HostLoad], HostPace]:
+    members = {name: HostLoad(NO_PLAYER, {ANY_KIND: each}) for name, each in slots.items()}
     return members, HostPace(members)
 
 
@@ -65,7 +64,7 @@ def test_an_episode_is_overdue_after_half_as_long_again_as_the_longest_on_hosts_
 
 
 def test_kinds_of_episodes_are_compared_apart() -> None:
-    member = PlayingHost(NO_PLAYER, {"long": 2, "short": 3})
+    member = HostLoad(NO_PLAYER, {"long": 2, "short": 3})
     pace = HostPace({"host": member})
     pace.note(member, "long", 100.0, 1)
     pace.note(member, "short", 1.0, 1)

@@ -13,12 +13,12 @@ from far_hosts import FarHost
 from host_cluster import Cluster
 from rollout_fakes import CountingEngine, fingerprint
 
+from vla_rl.remote_rollout.episode_store import EpisodeStore
+from vla_rl.remote_rollout.host_runner import HostEpisodeRunner
 from vla_rl.rollout import EpisodeLost
-from vla_rl.rollout.attempts import MOST_HOST_LOSSES
-from vla_rl.rollout.depot import Depot
-from vla_rl.rollout.host_players import HostPlayers
-from vla_rl.rollout.simulated_time import run_in_simulated_time
+from vla_rl.rollout.counts import MAX_HOST_LOSSES
 from vla_rl.types import Shelved, Trajectory
+from vla_rl.util.simulated_time import run_in_simulated_time
 
 T = TypeVar("T")
 
@@ -123,12 +123,12 @@ def run_over_hosts_that_die(num_deaths: int) -> None:
 
 
 def test_an_episode_does_not_use_up_its_attempts_on_hosts_that_are_lost() -> None:
-    run_over_hosts_that_die(num_deaths=MOST_HOST_LOSSES - 1)
+    run_over_hosts_that_die(num_deaths=MAX_HOST_LOSSES - 1)
 
 
 def test_an_episode_that_may_be_what_ends_hosts_ends_the_run() -> None:
     with pytest.raises(EpisodeLost, match=r"host 'lost-9' is gone") as caught:
-        run_over_hosts_that_die(num_deaths=MOST_HOST_LOSSES)
+        run_over_hosts_that_die(num_deaths=MAX_HOST_LOSSES)
     assert caught.value.__notes__[0] == (
         "10 hosts were lost while they ran it, so it may be what ends them"
     )
@@ -214,7 +214,9 @@ def test_a_host_that_is_slow_no_longer_gets_as_much_work_as_the_others() -> None
 def test_of_an_episode_on_two_hosts_one_end_counts_and_the_other_leaves_no_arrays() -> None:
     async def main() -> None:
         cluster = Cluster(groups_per_update=4)
-        hosts = [FarHost(cluster.engine, 4, 0.1, depot=Depot(name, 1 << 20)) for name in "ab"]
+        hosts = [
+            FarHost(cluster.engine, 4, 0.1, depot=EpisodeStore(name, 1 << 20)) for name in "ab"
+        ]
         hosts[1].pool.slowness = 10.0
         for name, host in zip("ab", hosts, strict=True):
             cluster.players.add(name, host)
@@ -234,7 +236,7 @@ def test_of_an_episode_on_two_hosts_one_end_counts_and_the_other_leaves_no_array
 
 
 def test_a_host_with_old_weights_is_not_added() -> None:
-    players = HostPlayers(3)
+    players = HostEpisodeRunner(3)
     engine = CountingEngine()
     with pytest.raises(ValueError, match="serves weight version 0, expected at least 3"):
         players.add("old", FarHost(engine))
@@ -259,7 +261,7 @@ def test_decisions_of_a_host_that_is_gone_stay_counted() -> None:
     run_in_simulated_time(main())
 
 
-def digests_over(depots: dict[str, Depot | None]) -> list[str]:
+def digests_over(depots: dict[str, EpisodeStore | None]) -> list[str]:
     """Three synchronous updates over hosts with these depots; the digest of each."""
 
     async def main() -> list[str]:
@@ -273,7 +275,9 @@ def digests_over(depots: dict[str, Depot | None]) -> list[str]:
 
 
 def test_a_group_is_handed_over_whole_wherever_its_arrays_were() -> None:
-    depots: dict[str, Depot | None] = {name: Depot(name, 1 << 20) for name in ("a", "b")}
+    depots: dict[str, EpisodeStore | None] = {
+        name: EpisodeStore(name, 1 << 20) for name in ("a", "b")
+    }
     assert digests_over(depots) == digests_over({"here": None})
     # those of the next update's groups may have begun; none of a trained one is left
     assert all(depot is not None and depot.num_bytes < 10_000 for depot in depots.values())
@@ -282,7 +286,7 @@ def test_a_group_is_handed_over_whole_wherever_its_arrays_were() -> None:
 def test_arrays_of_filtered_groups_are_dropped_where_they_are() -> None:
     async def main() -> None:
         cluster = Cluster(keep=lambda group: group.group_id % 2 == 0)
-        far = FarHost(cluster.engine, 4, depot=Depot("far", 1 << 20))
+        far = FarHost(cluster.engine, 4, depot=EpisodeStore("far", 1 << 20))
         cluster.players.add("far", far)
         async with cluster.engine.batcher, cluster.scheduler:
             for _ in range(3):
@@ -295,8 +299,8 @@ def test_arrays_of_filtered_groups_are_dropped_where_they_are() -> None:
 def test_arrays_that_are_lost_with_their_host_cost_a_replay_and_no_episode() -> None:
     async def main() -> None:
         cluster = Cluster(max_staleness=0)
-        lost = FarHost(cluster.engine, 3, depot=Depot("lost", 1 << 20))
-        stays = FarHost(cluster.engine, 3, depot=Depot("stays", 1 << 20))
+        lost = FarHost(cluster.engine, 3, depot=EpisodeStore("lost", 1 << 20))
+        stays = FarHost(cluster.engine, 3, depot=EpisodeStore("stays", 1 << 20))
         cluster.players.add("lost", lost)
         cluster.players.add("stays", stays)
         async with cluster.engine.batcher, cluster.scheduler:
@@ -329,7 +333,9 @@ def test_pictures_on_a_shelf_are_dropped_once_their_group_was_trained() -> None:
     async def main() -> None:
         dropped: list[Shelved] = []
         cluster = Cluster(drop_shelved=dropped.append)
-        cluster.players.add("far", ShelvingHost(cluster.engine, 4, depot=Depot("far", 1 << 20)))
+        cluster.players.add(
+            "far", ShelvingHost(cluster.engine, 4, depot=EpisodeStore("far", 1 << 20))
+        )
         trained: list[Shelved | None] = []
         async with cluster.engine.batcher, cluster.scheduler:
             for _ in range(3):

@@ -12,12 +12,12 @@ import pytest
 from far_hosts import FarHost
 from rollout_fakes import CountingEngine, source
 
+from vla_rl.remote_rollout.episode_store import EpisodeStore
+from vla_rl.remote_rollout.host_runner import HostEpisodeRunner
 from vla_rl.rollout import EpisodeScheduler, SchedulerConfig
-from vla_rl.rollout.depot import Depot
-from vla_rl.rollout.episode_book import SchedulerState
-from vla_rl.rollout.host_players import HostPlayers
-from vla_rl.rollout.simulated_time import run_in_simulated_time
+from vla_rl.rollout.episode_records import SchedulerState
 from vla_rl.types import Group
+from vla_rl.util.simulated_time import run_in_simulated_time
 
 UPDATES = 6
 GROUP_SIZE, GROUPS_PER_UPDATE = 4, 4
@@ -37,7 +37,7 @@ class Campaign:
 
     async def life(self) -> None:
         """One life of the control process: it ends with the last update, or is killed."""
-        players = HostPlayers(self.engine.weight_version)
+        players = HostEpisodeRunner(self.engine.weight_version)
         for name in ("a", "b", "c"):
             self._bring_up(players, name)
         config = SchedulerConfig(
@@ -55,7 +55,7 @@ class Campaign:
             for task in {striking, updating} - done:
                 task.cancel()
 
-    async def _update(self, scheduler: EpisodeScheduler, players: HostPlayers) -> None:
+    async def _update(self, scheduler: EpisodeScheduler, players: HostEpisodeRunner) -> None:
         while scheduler.version < UPDATES:
             version = scheduler.version
             groups = [group async for group in scheduler.groups_for_update(version)]
@@ -70,7 +70,7 @@ class Campaign:
             )
             self.checkpoint = scheduler.state()
 
-    async def _strike(self, players: HostPlayers) -> None:
+    async def _strike(self, players: HostEpisodeRunner) -> None:
         """Kill hosts, which come back later; return when the control process dies."""
         while True:
             await asyncio.sleep(self.dice.expovariate(1 / 0.2))
@@ -86,9 +86,9 @@ class Campaign:
             else:
                 self._bring_up(players, victim)
 
-    def _bring_up(self, players: HostPlayers, name: str) -> None:
+    def _bring_up(self, players: HostEpisodeRunner, name: str) -> None:
         num_slots = self.dice.randint(2, 4)
-        self._hosts[name] = FarHost(self.engine, num_slots, depot=Depot(name, 1 << 20))
+        self._hosts[name] = FarHost(self.engine, num_slots, depot=EpisodeStore(name, 1 << 20))
         players.add(name, self._hosts[name])
 
 

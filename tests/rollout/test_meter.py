@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from rollout_fakes import source
 
-from vla_rl.rollout import DecisionGauge
-from vla_rl.rollout.meter import RolloutMeter
+from vla_rl.rollout import DecisionCounter
+from vla_rl.rollout.counts import RolloutMetrics
 from vla_rl.types import ActionChunk, Group, Info, Step, StopReason, Trajectory
 
 
@@ -27,7 +27,7 @@ def episode(reward: float, reason: StopReason, info: Info | None = None) -> Traj
 
 
 def test_rates_begin_anew_with_every_report_and_losses_do_not() -> None:
-    meter = RolloutMeter(DecisionGauge().counts)
+    meter = RolloutMetrics(DecisionCounter().counts)
     meter.start(10.0)
     meter.episode(episode(1.0, StopReason.SUCCESS))
     meter.lost("died")
@@ -40,7 +40,7 @@ def test_rates_begin_anew_with_every_report_and_losses_do_not() -> None:
 
 
 def test_episodes_that_the_agent_ended_are_counted_by_reason_since_the_start() -> None:
-    meter = RolloutMeter(DecisionGauge().counts)
+    meter = RolloutMetrics(DecisionCounter().counts)
     for reason in (StopReason.REPLY_REJECTED, StopReason.SUCCESS, StopReason.TIME_LIMIT):
         meter.episode(episode(0.0, reason))
     assert meter.report(1.0, {}, {})["rollout/stopped/reply_rejected"] == 1.0
@@ -51,7 +51,7 @@ def test_episodes_that_the_agent_ended_are_counted_by_reason_since_the_start() -
 
 
 def test_a_success_that_is_never_reported_is_no_failure() -> None:
-    meter = RolloutMeter(DecisionGauge().counts)
+    meter = RolloutMetrics(DecisionCounter().counts)
     meter.episode(episode(0.0, StopReason.TIME_LIMIT))
     assert "rollout/success_rate" not in meter.report(1.0, {}, {})
     meter.episode(episode(0.0, StopReason.TIME_LIMIT, {"is_success": False}))
@@ -59,7 +59,7 @@ def test_a_success_that_is_never_reported_is_no_failure() -> None:
 
 
 def test_staleness_is_that_of_the_groups_trained_since_the_last_report() -> None:
-    meter = RolloutMeter(DecisionGauge().counts)
+    meter = RolloutMetrics(DecisionCounter().counts)
     for dispatch_version in (2, 3, 3, 3):
         group = Group(group_id=0, trajectories=(), dispatch_version=dispatch_version)
         meter.trained(group, version=3)

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from rollout_fakes import finished, source
 
-from vla_rl.rollout.outstanding import GroupState, OutstandingGroups
+from vla_rl.rollout.episode_records import GroupState, OutstandingGroups
 from vla_rl.types import Shelved
 
 

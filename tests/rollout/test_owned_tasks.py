@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from vla_rl.rollout.owned_tasks import is_being_cancelled, leave
+from vla_rl.util.task_groups import is_being_cancelled, leave
 
 
 async def opened(*errors: Exception) -> asyncio.TaskGroup:

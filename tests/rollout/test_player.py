@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 from rollout_fakes import CountingEngine, LatencyPool, source
 
-from vla_rl.rollout import EpisodeScheduler, LocalPlayer, SchedulerConfig, embodied_agent
+from vla_rl.rollout import EpisodeScheduler, LocalEpisodeRunner, SchedulerConfig, embodied_agent
 from vla_rl.rollout.policies import EngineTeam
-from vla_rl.rollout.simulated_time import run_in_simulated_time
+from vla_rl.util.simulated_time import run_in_simulated_time
 
 
 class Behind(CountingEngine):
@@ -38,7 +38,7 @@ class Behind(CountingEngine):
 def test_the_next_update_begins_before_the_engine_serves_the_weights_of_the_last_one() -> None:
     async def main() -> None:
         engine = Behind()
-        player = LocalPlayer(LatencyPool(8), engine, embodied_agent)
+        player = LocalEpisodeRunner(LatencyPool(8), engine, embodied_agent)
         config = SchedulerConfig(groups_per_update=2, max_staleness=1)
         scheduler = EpisodeScheduler(player, source(), config)
         async with engine.batcher, scheduler:

@@ -8,9 +8,9 @@ import pytest
 from rollout_fakes import CountingEngine, LatencyPool, source
 
 from vla_rl.errors import ActorDied
-from vla_rl.rollout import EpisodeLost, embodied_agent, play_episode
-from vla_rl.rollout.simulated_time import run_in_simulated_time
+from vla_rl.rollout import EpisodeLost, embodied_agent, run_episode
 from vla_rl.types import Agent, Env, EpisodeSpec, Policy, Trajectory
+from vla_rl.util.simulated_time import run_in_simulated_time
 
 EPISODE = source(1).next_group().episodes[0]
 
@@ -35,7 +35,7 @@ def attempt(agent: Agent, pool: Counted | None = None, **options: float) -> Traj
     async def main() -> Trajectory:
         engine = CountingEngine()
         async with engine.batcher:
-            return await play_episode(pool or Counted(), engine, agent, EPISODE, **options)  # type: ignore[arg-type]
+            return await run_episode(pool or Counted(), engine, agent, EPISODE, **options)  # type: ignore[arg-type]
 
     return run_in_simulated_time(main())
 
@@ -64,7 +64,7 @@ def test_an_episode_whose_task_is_cancelled_ends_as_cancelled() -> None:
         raise AssertionError
 
     async def main() -> None:
-        playing = asyncio.create_task(play_episode(pool, CountingEngine(), waits, EPISODE))
+        playing = asyncio.create_task(run_episode(pool, CountingEngine(), waits, EPISODE))
         await began.wait()
         playing.cancel()
         await asyncio.wait([playing])

@@ -6,8 +6,8 @@ from far_hosts import FarHost
 from host_cluster import Cluster
 from rollout_fakes import CountingEngine
 
-from vla_rl.rollout.simulated_time import run_in_simulated_time
 from vla_rl.types import EpisodeSpec, Trajectory
+from vla_rl.util.simulated_time import run_in_simulated_time
 
 
 def kind_of(episode: EpisodeSpec) -> str:

@@ -3,7 +3,7 @@
 import pytest
 from rollout_fakes import CountingEngine, source
 
-from vla_rl.rollout import DecisionGauge, EngineTeam, EpisodePolicy
+from vla_rl.rollout import DecisionCounter, EngineTeam, EpisodePolicy
 from vla_rl.types import SOLE_MEMBER
 
 EPISODE = source(1).next_group().episodes[0]
@@ -32,7 +32,7 @@ def test_a_team_is_as_old_as_its_oldest_engine() -> None:
 
 
 def test_time_with_several_waiting_decisions_counts_once() -> None:
-    gauge = DecisionGauge()
+    gauge = DecisionCounter()
     gauge.enter(1.0)
     gauge.enter(2.0)
     assert gauge.asked_s(2.5) == 1.5

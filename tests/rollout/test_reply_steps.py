@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 
-from vla_rl.rollout.reply_steps import step_of
+from vla_rl.rollout.chat_agent import make_reply_step
 from vla_rl.types import Completion, Message
 
 REPLY = Completion(
@@ -18,7 +18,7 @@ REPLY = Completion(
 
 
 def test_the_prompt_is_the_observation_and_the_reply_the_action() -> None:
-    step = step_of(REPLY, "solver", reward=0.5)
+    step = make_reply_step(REPLY, "solver", reward=0.5)
     assert step.agent == "solver"
     assert step.rewards.dtype == np.float32
     assert step.rewards.tolist() == [0.5]
@@ -30,7 +30,7 @@ def test_the_prompt_is_the_observation_and_the_reply_the_action() -> None:
 
 
 def test_a_reply_is_as_stale_as_its_oldest_token() -> None:
-    chunk = step_of(REPLY, "solver", reward=0.0).chunk
+    chunk = make_reply_step(REPLY, "solver", reward=0.0).chunk
     assert chunk.weight_version == 6
     assert chunk.weight_versions is not None
     assert chunk.weight_versions.tolist() == [7, 6, 8]
@@ -38,4 +38,4 @@ def test_a_reply_is_as_stale_as_its_oldest_token() -> None:
 
 def test_the_grammar_that_restricted_sampling_is_observed_too() -> None:
     restricted = msgspec.structs.replace(REPLY, grammar='start: "4"')
-    assert step_of(restricted, "solver", 0.0).observation["grammar"] == 'start: "4"'
+    assert make_reply_step(restricted, "solver", 0.0).observation["grammar"] == 'start: "4"'

@@ -14,13 +14,13 @@ from rollout_fakes import CountingEngine, LatencyPool, fingerprint, source
 from vla_rl.errors import ConfigError
 from vla_rl.rollout import (
     EpisodeScheduler,
-    LocalPlayer,
+    LocalEpisodeRunner,
     SchedulerConfig,
     SchedulerState,
     embodied_agent,
 )
-from vla_rl.rollout.simulated_time import run_in_simulated_time
 from vla_rl.types import Group
+from vla_rl.util.simulated_time import run_in_simulated_time
 
 
 def through_bytes(state: SchedulerState) -> SchedulerState:
@@ -58,7 +58,7 @@ class Run:
             **{"groups_per_update": 2, "max_staleness": 0, "deterministic": True, **settings}
         )
         self.scheduler = EpisodeScheduler(
-            LocalPlayer(self.pool, self.engine, embodied_agent),
+            LocalEpisodeRunner(self.pool, self.engine, embodied_agent),
             source(7),
             config,
             keep=lambda group: group.group_id % 4 != 1,
@@ -178,7 +178,7 @@ def test_an_open_scheduler_cannot_be_restored() -> None:
 def test_the_state_of_other_starts_is_refused() -> None:
     saved = Run().scheduler.state()
     config = SchedulerConfig(groups_per_update=2, max_staleness=0)
-    player = LocalPlayer(LatencyPool(2), CountingEngine(), embodied_agent)
+    player = LocalEpisodeRunner(LatencyPool(2), CountingEngine(), embodied_agent)
     other = EpisodeScheduler(player, source(8), config)
     with pytest.raises(ConfigError, match="num_starts 7, now 8"):
         other.restore(saved)

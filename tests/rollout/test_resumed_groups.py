@@ -5,15 +5,15 @@ import asyncio
 from far_hosts import FarHost
 from host_cluster import Cluster
 
-from vla_rl.rollout.depot import Depot
-from vla_rl.rollout.simulated_time import run_in_simulated_time
+from vla_rl.remote_rollout.episode_store import EpisodeStore
+from vla_rl.util.simulated_time import run_in_simulated_time
 
 
 def resumed_with(depot_stays: bool) -> tuple[int, int]:
     """Save with some members in a host's depot, and resume; return how many were kept and replayed."""
 
     async def main() -> tuple[int, int]:
-        killed, depot = Cluster(max_staleness=0), Depot("far", 1 << 20)
+        killed, depot = Cluster(max_staleness=0), EpisodeStore("far", 1 << 20)
         far = FarHost(killed.engine, 3, depot=depot)
         killed.players.add("far", far)
         async with killed.engine.batcher, killed.scheduler:
@@ -24,7 +24,7 @@ def resumed_with(depot_stays: bool) -> tuple[int, int]:
         keys = tuple(each.deposit.key for each in light if each.deposit is not None)
         assert len(keys) == len(light) >= 1
         resumed = Cluster(max_staleness=0)
-        left = depot if depot_stays else Depot("far", 1 << 20)
+        left = depot if depot_stays else EpisodeStore("far", 1 << 20)
         again = FarHost(resumed.engine, 3, depot=left, kept=keys)
         resumed.players.add("far", again)
         resumed.scheduler.restore(state)
@@ -55,7 +55,7 @@ def test_members_whose_depot_is_gone_are_run_again_after_a_resume() -> None:
 
 def test_a_group_that_was_on_its_way_here_is_fetched_after_a_resume() -> None:
     async def main() -> None:
-        killed, depot = Cluster(max_staleness=0), Depot("far", 1 << 20)
+        killed, depot = Cluster(max_staleness=0), EpisodeStore("far", 1 << 20)
         far = FarHost(killed.engine, 4, depot=depot)
         far.is_slow_to_send = True
         killed.players.add("far", far)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from vla_rl.rollout.running import RunningEpisodes
+from vla_rl.rollout.episode_tasks import RunningEpisodes
 
 
 async def test_the_oldest_episode_is_cancelled_first_and_stays_counted() -> None:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from vla_rl.rollout.simulated_time import run_in_simulated_time
+from vla_rl.util.simulated_time import run_in_simulated_time
 
 
 def test_an_hour_of_waiting_passes_at_once_and_in_order() -> None:

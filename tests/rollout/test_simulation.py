@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 from rollout_fakes import CountingEngine, Faults, LatencyPool, source
 
-from vla_rl.rollout import EpisodeScheduler, LocalPlayer, SchedulerConfig, embodied_agent
-from vla_rl.rollout.simulated_time import run_in_simulated_time
+from vla_rl.rollout import EpisodeScheduler, LocalEpisodeRunner, SchedulerConfig, embodied_agent
 from vla_rl.types import Group
+from vla_rl.util.simulated_time import run_in_simulated_time
 
 GROUP_SIZE, GROUPS_PER_UPDATE, MAX_STALENESS, NUM_ENVS = 4, 8, 2, 32
 FAULTS = Faults(death=0.01, freeze=0.005, slow=0.02)
@@ -61,7 +61,7 @@ async def train(num_episodes: int, seed: int) -> tuple[Observed, EpisodeSchedule
 
     async with engine.batcher:
         scheduler = EpisodeScheduler(
-            LocalPlayer(pool, engine, embodied_agent),
+            LocalEpisodeRunner(pool, engine, embodied_agent),
             source(100, GROUP_SIZE, seed),
             config,
             keep=keep,

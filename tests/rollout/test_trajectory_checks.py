@@ -8,7 +8,7 @@ import pytest
 from rollout_fakes import source
 
 from vla_rl.errors import AgentError
-from vla_rl.rollout.trajectory_checks import check_decisions, check_trajectory
+from vla_rl.rollout.agents import check_decisions, check_trajectory
 from vla_rl.types import ActionChunk, Step, StopReason, Trajectory
 
 EPISODE = source(1).next_group().episodes[0]

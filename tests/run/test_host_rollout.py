@@ -239,8 +239,8 @@ def test_a_run_on_one_host_and_in_one_process_imports_nothing_of_several() -> No
         "import sys, vla_rl.run.train, vla_rl.recipes.train_toy\n"
         "import vla_rl.learner.learner, vla_rl.learner.checkpoint.files\n"
         "print([m for m in sys.modules if m.startswith(('vla_rl.remote_rollout',"
-        "'vla_rl.cluster.listed', 'vla_rl.cluster.host_file', 'vla_rl.rollout.host_players',"
-        "'vla_rl.rollout.depot', 'vla_rl.learner.distributed', 'torch.distributed.fsdp'))])"
+        "'vla_rl.cluster.listed', 'vla_rl.cluster.host_file', 'vla_rl.remote_rollout.host_runner',"
+        "'vla_rl.remote_rollout.episode_store', 'vla_rl.learner.distributed', 'torch.distributed.fsdp'))])"
     )
     done = subprocess.run(
         [sys.executable, "-c", probe], capture_output=True, text=True, timeout=120, check=True

@@ -26,13 +26,7 @@ from vla_rl.remote_rollout.host_control import RolloutHostRunner
 from vla_rl.remote_rollout.host_recipe import make_host_recipe, read_pieces
 from vla_rl.remote_rollout.rollout_host import RolloutHost
 from vla_rl.reporting import read_metrics
-from vla_rl.rollout import (
-    ChatLimits,
-    GroupSource,
-    LocalPlayer,
-    SchedulerConfig,
-    TaskStart,
-)
+from vla_rl.rollout import ChatLimits, GroupSource, LocalEpisodeRunner, SchedulerConfig, TaskStart
 from vla_rl.run.train import train
 from vla_rl.team.members import Member, Team, make_engines
 from vla_rl.team.pools import make_pool
@@ -142,7 +136,7 @@ async def test_a_host_asks_the_policy_of_each_kind_of_episode(tmp_path: Path) ->
         pool = await stack.enter_async_context(make_pool(config, runtime, starts))
         lane = await stack.enter_async_context(DeviceLane(1))
         engines = await stack.enter_async_context(make_engines(config, team, lane, 0))
-        here = LocalPlayer(pool, engines, agent)
+        here = LocalEpisodeRunner(pool, engines, agent)
         assert there == [decided(await here.play(episode)) for episode in episodes]
     assert [{agent for agent, _, _ in each} for each in there] == [{ROBOT}, {LANGUAGE}]
 

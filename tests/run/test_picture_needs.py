@@ -77,7 +77,7 @@ def test_one_process_that_learns_gets_its_pictures_as_ever(hosts: Path) -> None:
 
 
 def test_a_reward_of_ones_own_gets_the_pictures(hosts: Path) -> None:
-    reward = RewardConfig(function="vla_rl.rollout.depot:observed_bytes")
+    reward = RewardConfig(function="vla_rl.remote_rollout.episode_store:observed_bytes")
     expected = f"{THROUGH}the node 'reward' may read them"
     assert way_of(hosts, "embodied_grpo", reward=reward) == expected
 

@@ -25,6 +25,7 @@ from vla_rl.models.trajectory_encoders import trajectory_encoder
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.pipelines.embodied_srpo import embed_group
 from vla_rl.recipes.srpo_toy import policy_of, starts_of
+from vla_rl.remote_rollout.episode_store import observed_bytes
 from vla_rl.remote_rollout.host_control import RolloutHostRunner
 from vla_rl.remote_rollout.host_recipe import (
     HostStatus,
@@ -39,12 +40,11 @@ from vla_rl.remote_rollout.weight_sources import WeightHost
 from vla_rl.rollout import (
     ChatLimits,
     GroupSource,
-    LocalPlayer,
+    LocalEpisodeRunner,
     SchedulerConfig,
     TaskStart,
     embodied_agent,
 )
-from vla_rl.rollout.depot import observed_bytes
 from vla_rl.run.train import default_agent
 from vla_rl.team.members import Team
 from vla_rl.types import SOLE_MEMBER, EnvSpec, EpisodeSpec, Group, Roster, ShelvedArray, Trajectory
@@ -138,7 +138,7 @@ async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that
         async def played_here(policy: object, version: int) -> list[bytes]:
             settings = EngineConfig(is_deterministic=True)
             async with TorchActionEngine(policy, lane, settings, version) as engine:  # type: ignore[arg-type]
-                return figures(await LocalPlayer(pool, engine, embodied_agent).play(episode))
+                return figures(await LocalEpisodeRunner(pool, engine, embodied_agent).play(episode))
 
         light = await far.play(episode)
         assert light.deposit is not None
@@ -218,7 +218,7 @@ async def test_conversations_run_on_a_host_too(tmp_path: Path) -> None:
         pool = await stack.enter_async_context(TextEnvPool(config.text))
         lane = await stack.enter_async_context(DeviceLane(1))
         engine = await stack.enter_async_context(make_torch_engine(model, lane, config.engine))
-        here = await LocalPlayer(pool, engine, agent).play(episode)
+        here = await LocalEpisodeRunner(pool, engine, agent).play(episode)
     assert (there.stop_reason, there.info) == (here.stop_reason, here.info)
     assert len(there.steps) == len(here.steps)
     for far_step, step in zip(there.steps, here.steps, strict=True):

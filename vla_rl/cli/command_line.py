@@ -35,7 +35,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.pipelines.registry import merge_tables, pipeline_settings
 from vla_rl.reporting.run_directory import RunDirectory
-from vla_rl.rollout.agent_task import END_WITHIN_S, keep_for_ever
+from vla_rl.rollout.episode_tasks import END_WITHIN_S, keep_for_ever
 from vla_rl.run.terminal import explain, lasting_output
 from vla_rl.types import Config
 from vla_rl.util.agreement import shortened

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from vla_rl.errors import ContextOverflow, ConversationRejected
-from vla_rl.rollout.reply_steps import step_of
+from vla_rl.rollout.chat_agent import make_reply_step
 from vla_rl.types import (
     Completion,
     EpisodeSpec,
@@ -115,7 +115,7 @@ class Session:
         found = threads_of(self.calls)
         ordered = [self.calls[number] for thread in found for number in thread]
         steps = tuple(
-            step_of(call.completion, call.agent, reward if call is ordered[-1] else 0.0)
+            make_reply_step(call.completion, call.agent, reward if call is ordered[-1] else 0.0)
             for call in ordered
         )
         last = ordered[-1].completion

@@ -19,7 +19,7 @@ from vla_rl.engines.config import EngineConfig
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.sampling import Vocabulary
 from vla_rl.errors import ContextOverflow, ConversationRejected
-from vla_rl.rollout.call_ids import with_unique_call_ids
+from vla_rl.rollout.policies import with_unique_call_ids
 from vla_rl.types import (
     ANY_REPLY,
     Completion,

@@ -16,8 +16,8 @@ from vla_rl.engines.generator import Generator, Reply
 from vla_rl.engines.policy_model import LanguageModel
 from vla_rl.engines.sampling import StopWatch
 from vla_rl.rollout import BatchStats
-from vla_rl.rollout.owned_tasks import is_being_cancelled, leave
 from vla_rl.types import Sampling
+from vla_rl.util.task_groups import is_being_cancelled, leave
 
 MAX_QUEUE = 1024
 """Maximum number of requests that wait to join the batch; further callers wait before they are

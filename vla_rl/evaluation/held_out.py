@@ -35,7 +35,7 @@ from vla_rl.evaluation.playing import embodied_agent_within_range, play_each, pl
 from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.outlet import FailureStreak
 from vla_rl.reporting.whole_file import write_whole
-from vla_rl.rollout import ActionEngine, EpisodePlayer
+from vla_rl.rollout import ActionEngine, EpisodeRunner
 from vla_rl.types import EnvPool, EpisodeSpec, Trajectory
 from vla_rl.util.plain_console import plain_console
 
@@ -202,7 +202,7 @@ class HeldOutJudge:
 
         await self._evaluate(run, engine.weight_version, play)
 
-    async def elsewhere(self, run: RunDirectory, player: EpisodePlayer) -> None:
+    async def elsewhere(self, run: RunDirectory, player: EpisodeRunner) -> None:
         """Do the same with the episodes on other hosts. Raises: as a call."""
 
         async def play(missing: Sequence[EpisodeSpec], done: Done) -> None:

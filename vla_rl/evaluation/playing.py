@@ -9,13 +9,12 @@ import numpy as np
 from vla_rl.rollout import (
     AnyEngine,
     Attempts,
-    DecisionGauge,
+    DecisionCounter,
     EpisodeLost,
-    EpisodePlayer,
+    EpisodeRunner,
     embodied_agent,
-    play_episode,
+    run_episode,
 )
-from vla_rl.rollout.owned_tasks import leave
 from vla_rl.types import (
     ActionChunk,
     Agent,
@@ -27,6 +26,7 @@ from vla_rl.types import (
     Sampling,
     Trajectory,
 )
+from vla_rl.util.task_groups import leave
 
 
 async def play_each(
@@ -48,16 +48,16 @@ async def play_each(
     `done` raises.
     """
 
-    gauge = DecisionGauge()  # one for all episodes, so that a warning comes once
+    gauge = DecisionCounter()  # one for all episodes, so that a warning comes once
 
     async def play(episode: EpisodeSpec) -> Trajectory:
-        return await play_episode(pool, engine, agent, episode, gauge=gauge)
+        return await run_episode(pool, engine, agent, episode, gauge=gauge)
 
     await _play_all(play, pool.num_envs, episodes, done, Attempts(max_attempts))
 
 
 async def play_each_elsewhere(
-    player: EpisodePlayer,
+    player: EpisodeRunner,
     episodes: Iterable[EpisodeSpec],
     done: Callable[[Trajectory], Awaitable[None]],
     *,

@@ -21,11 +21,11 @@ from vla_rl.actors.placement import Intensity
 from vla_rl.cluster import Host
 from vla_rl.errors import ActorDied, CheckpointError, ConfigError, EnvError, RemoteError
 from vla_rl.pipelines.config import LearningConfig
+from vla_rl.remote_rollout.episode_store import lacks_observed, materialise
 from vla_rl.remote_rollout.host_recipe import EnvironmentShare, HostRecipe, HostStatus, read_pieces
 from vla_rl.remote_rollout.image_routes import ImageRoute
 from vla_rl.remote_rollout.rollout_host import RolloutHost
 from vla_rl.rollout import DecisionCounts, EpisodeLost, owned_copy
-from vla_rl.rollout.depot import lacks_observed, made_whole
 from vla_rl.types import Deposit, EpisodeSpec, Trajectory
 
 START_WITHIN_S: Final = 300.0
@@ -282,7 +282,7 @@ class RolloutHostRunner:
         return self._status.weight_version
 
     async def play(self, episode: EpisodeSpec, *, timeout_s: float | None = None) -> Trajectory:
-        """Run `episode` there. Raises: ActorDied if the host is gone; else as `play_episode`."""
+        """Run `episode` there. Raises: ActorDied if the host is gone; else as `run_episode`."""
         dropped, self._dropped = self._dropped, []
         played = await self._host.play(episode, timeout_s, dropped, self._evaluates)
         self._counts = played.counts
@@ -319,7 +319,7 @@ class RolloutHostRunner:
         if route is not None and found is None:
             route.came_here()
         shelved, pictures = (None, {}) if found is None else found
-        whole = made_whole(trajectory, {**owned_copy(arrays), **pictures})
+        whole = materialise(trajectory, {**owned_copy(arrays), **pictures})
         return msgspec.structs.replace(whole, shelved=shelved)
 
     def drop(self, trajectory: Trajectory) -> None:

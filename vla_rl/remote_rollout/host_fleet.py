@@ -34,6 +34,7 @@ from vla_rl.remote_rollout.host_control import (
     StartedHost,
     leave_alone,
 )
+from vla_rl.remote_rollout.host_pace import ANY_KIND
 from vla_rl.remote_rollout.host_recipe import (
     EnvironmentShare,
     HostRecipe,
@@ -44,16 +45,15 @@ from vla_rl.remote_rollout.host_recipe import (
     run_shape,
     save_encoder,
 )
+from vla_rl.remote_rollout.host_runner import HostEpisodeRunner
 from vla_rl.remote_rollout.image_routes import ImageRoutes
 from vla_rl.remote_rollout.rollout_host import RolloutHost
 from vla_rl.remote_rollout.weight_publication import HostWeights
 from vla_rl.remote_rollout.weight_sources import WeightHost
-from vla_rl.rollout import EpisodePlayer
-from vla_rl.rollout.host_players import HostPlayers
-from vla_rl.rollout.owned_tasks import leave
-from vla_rl.rollout.playing_host import ANY_KIND
+from vla_rl.rollout import EpisodeRunner
 from vla_rl.team.members import Team
 from vla_rl.types import Deposit
+from vla_rl.util.task_groups import leave
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class HostFleet:
         team: Team,
         lane: DeviceLane,
         *,
-        here: EpisodePlayer | None,
+        here: EpisodeRunner | None,
         weight_version: int,
         deposits: Callable[[], Iterable[Deposit]] = tuple,
     ) -> None:
@@ -101,12 +101,12 @@ class HostFleet:
         """The way that pictures go, in words; empty if one process learns."""
 
         kind_of = environment_kind if self._shape.kinds else lambda episode: ANY_KIND
-        self.players = HostPlayers(
+        self.players = HostEpisodeRunner(
             weight_version, lambda shelved: self.pictures.drop(shelved), kind_of
         )
         """Runs episodes on the hosts that are there."""
 
-        self.evaluators = HostPlayers(weight_version, kind_of=kind_of)
+        self.evaluators = HostEpisodeRunner(weight_version, kind_of=kind_of)
         """Runs held-out episodes on the same hosts."""
 
         self.weights = HostWeights(

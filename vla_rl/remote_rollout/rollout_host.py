@@ -28,6 +28,7 @@ from vla_rl.engines.weight_shards import WeightShard
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.playing import embodied_agent_within_range
 from vla_rl.pipelines.config import LearningConfig
+from vla_rl.remote_rollout.episode_store import EMBEDDING, EpisodeStore, without_observed
 from vla_rl.remote_rollout.flat_weights import (
     HeldVersion,
     IncomingWeights,
@@ -49,8 +50,7 @@ from vla_rl.remote_rollout.image_links import ImageReply, ImageRequest, ImageSen
 from vla_rl.remote_rollout.peer_sockets import SocketAddress
 from vla_rl.remote_rollout.weight_links import ReceivedBytes
 from vla_rl.remote_rollout.weight_store import WeightStore
-from vla_rl.rollout import EpisodeLost, LocalPlayer, TaskStart
-from vla_rl.rollout.depot import EMBEDDING, Depot, besides_observed
+from vla_rl.rollout import EpisodeLost, LocalEpisodeRunner, TaskStart
 from vla_rl.team.devices import resolve_device
 from vla_rl.team.members import Member, OwnedEngine, RunModel, Team, make_engines
 from vla_rl.team.pools import make_pool
@@ -75,7 +75,7 @@ class RolloutHost(Actor):
     """
 
     def __init__(self, host: str, depot_bytes: int) -> None:
-        self._name, self._depot = host, Depot(host, depot_bytes)
+        self._name, self._depot = host, EpisodeStore(host, depot_bytes)
         self._serving: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._digests: dict[str, str] = {}
@@ -150,11 +150,11 @@ class RolloutHost(Actor):
 
         Args:
             episode: the episode.
-            timeout_s: as for `play_episode`.
+            timeout_s: as for `run_episode`.
             dropped: keys of arrays that nothing will use.
             evaluates: run it as an evaluation does, and not by the run's agent.
 
-        Raises: as `play_episode`, but a loss is returned.
+        Raises: as `run_episode`, but a loss is returned.
         """
         for key in dropped:
             self._depot.drop(key)
@@ -183,7 +183,7 @@ class RolloutHost(Actor):
             arrays = self._depot.take(key)
         else:
             arrays = await _take_embedded(self._depot, key, self._encoder)
-        return besides_observed(arrays) if is_shelved and arrays is not None else arrays
+        return without_observed(arrays) if is_shelved and arrays is not None else arrays
 
     async def give_pictures(self, shelf_key: str) -> SocketAddress:
         """Let the shelf with this key fetch observations. Raises: OSError if no port is free."""
@@ -330,8 +330,8 @@ class RolloutHost(Actor):
             engines = make_engines(config, team, lane, recipe.weight_version, gpus)
             self._engines: Mapping[str, OwnedEngine] = engines.owned
             async with make_pool(config, runtime, starts) as pool, engines:
-                self._player = LocalPlayer(pool, engines, make_agent(recipe.agent))
-                self._evaluator = LocalPlayer(pool, engines, embodied_agent_within_range)
+                self._player = LocalEpisodeRunner(pool, engines, make_agent(recipe.agent))
+                self._evaluator = LocalEpisodeRunner(pool, engines, embodied_agent_within_range)
                 ready.set_result(None)
                 try:
                     await self._stop.wait()
@@ -378,7 +378,7 @@ def _visible_gpus() -> tuple[str, ...]:
 
 
 async def _take_embedded(
-    depot: Depot, key: int, encoder: TrajectoryEncoder
+    depot: EpisodeStore, key: int, encoder: TrajectoryEncoder
 ) -> dict[str, np.ndarray] | None:
     """Take the arrays of an episode out of a depot, with its embedding; None if they are not there.
 

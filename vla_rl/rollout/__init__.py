@@ -2,38 +2,41 @@
 
 Generation runs as far ahead of the learner as staleness allows.
 
-agents        `async def agent(env, policy) -> Trajectory`, and the embodied one
-chat          `chat_agent`, which acts in any text environment
-engines       `ActionEngine` and `ChatEngine`: the two kinds of engine that episodes ask
-attempts      `Attempts`: how often an episode that is lost is run again
-batching      `DynamicBatcher`: batches the requests that wait, for engines
-groups        `GroupSource`: an endless, shuffled, resumable source of starts
-staleness     `StalenessPolicy`: when a group may begin, and which one an update takes
-player        `EpisodePlayer`: runs an episode, here (`LocalPlayer`) or on other hosts
-scheduler     `EpisodeScheduler`: runs, repeats, filters, hands over and accounts for every episode
+agents            `async def agent(env, policy) -> Trajectory`, the embodied one, and checks of what comes out
+chat_agent        `chat_agent`, which acts in any text environment
+engines           `ActionEngine` and `ChatEngine`: the two kinds of engine that episodes ask; `DynamicBatcher`
+                  batches the requests that wait, for engines
+policies          the policy that one episode gets of an engine, or of a team of them
+groups            `GroupSource`: an endless, shuffled, resumable source of starts
+staleness         `StalenessPolicy`: when a group may begin, and which one an update takes
+episode_runner    `EpisodeRunner`: runs an episode, here (`LocalEpisodeRunner`) or on other hosts
+episode_tasks     the asyncio tasks in which episodes run
+episode_records   where each episode is that was dispatched and has not left yet
+counts            conservation, losses, filters, metrics
+scheduler         `EpisodeScheduler`: runs, repeats, filters, hands over and accounts for every episode
 """
 
 from vla_rl.rollout.agents import embodied_agent, owned_chunk, owned_copy, stop_reason
-from vla_rl.rollout.attempts import Attempts
-from vla_rl.rollout.batching import BatchStats, DynamicBatcher
-from vla_rl.rollout.chat import ChatLimits, chat_agent
-from vla_rl.rollout.config import SchedulerConfig
-from vla_rl.rollout.engines import ActionEngine, ChatEngine
-from vla_rl.rollout.episode_book import SchedulerState
+from vla_rl.rollout.chat_agent import ChatLimits, chat_agent
+from vla_rl.rollout.counts import Attempts, EpisodeLedger, LedgerState
+from vla_rl.rollout.engines import ActionEngine, BatchStats, ChatEngine, DynamicBatcher
+from vla_rl.rollout.episode_records import GroupState, SchedulerState
+from vla_rl.rollout.episode_runner import (
+    EpisodeLost,
+    EpisodeRunner,
+    LocalEpisodeRunner,
+    run_episode,
+)
 from vla_rl.rollout.groups import GroupPlan, GroupSource, SourceState, TaskStart
-from vla_rl.rollout.ledger import EpisodeLedger, LedgerState
-from vla_rl.rollout.outstanding import GroupState
-from vla_rl.rollout.player import EpisodePlayer, LocalPlayer
-from vla_rl.rollout.playing import EpisodeLost, play_episode
 from vla_rl.rollout.policies import (
     AnyEngine,
+    DecisionCounter,
     DecisionCounts,
-    DecisionGauge,
     EngineTeam,
     EpisodePolicy,
 )
 from vla_rl.rollout.scheduler import EpisodeScheduler
-from vla_rl.rollout.staleness import StalenessPolicy
+from vla_rl.rollout.staleness import SchedulerConfig, StalenessPolicy
 
 __all__ = [
     "ActionEngine",
@@ -42,20 +45,20 @@ __all__ = [
     "BatchStats",
     "ChatEngine",
     "ChatLimits",
+    "DecisionCounter",
     "DecisionCounts",
-    "DecisionGauge",
     "DynamicBatcher",
     "EngineTeam",
     "EpisodeLedger",
     "EpisodeLost",
-    "EpisodePlayer",
     "EpisodePolicy",
+    "EpisodeRunner",
     "EpisodeScheduler",
     "GroupPlan",
     "GroupSource",
     "GroupState",
     "LedgerState",
-    "LocalPlayer",
+    "LocalEpisodeRunner",
     "SchedulerConfig",
     "SchedulerState",
     "SourceState",
@@ -65,6 +68,6 @@ __all__ = [
     "embodied_agent",
     "owned_chunk",
     "owned_copy",
-    "play_episode",
+    "run_episode",
     "stop_reason",
 ]

@@ -1,18 +1,31 @@
-"""Agents: how one episode is run.
+"""Agents: how one episode is run, what has to come out of it.
 
-`async def agent(env, policy) -> Trajectory` is the whole custom-agent API.
-
-An agent gets one environment, leased for one episode, and a policy bound to that episode. It may
-call several policies, think between steps, or step the environment row by row. It returns the
-record to train on.
+`async def agent(env, policy) -> Trajectory` is the whole custom-agent API. An agent gets one environment,
+leased for one episode, and a policy bound to that episode. It may call several policies, think between
+steps, or step the environment row by row. It returns the record to train on, which is checked at once:
+the learner would fail at a wrong one minutes later, without its name, or train on it. Numbers of a whole
+episode are checked together, a microsecond or two a decision; only a trajectory with a fault is searched
+for it.
 """
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from vla_rl.types import ActionChunk, Env, Info, Observation, Policy, Step, StopReason, Trajectory
+from vla_rl.errors import AgentError
+from vla_rl.types import (
+    MAX_LOG_PROB,
+    ActionChunk,
+    Env,
+    Info,
+    Observation,
+    Policy,
+    Step,
+    StopReason,
+    Trajectory,
+)
 
 
 async def embodied_agent(
@@ -94,3 +107,216 @@ def owned_chunk(chunk: ActionChunk) -> ActionChunk:
         log_probs=np.array(chunk.log_probs),
         weight_versions=None if chunk.weight_versions is None else np.array(chunk.weight_versions),
     )
+
+
+def describe_value(value: Any) -> str:
+    """Return a value with its type, short enough for an error."""
+    text = repr(value)
+    return (
+        "None"
+        if value is None
+        else f"a {type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+    )
+
+
+KnownTokens = Callable[[str], "range | None"]
+"""Returns the ids of the tokens that the policy of an agent chooses from; None if they are not known.
+
+Raises: KeyError for an agent without a policy."""
+
+
+def check_trajectory(trajectory: Trajectory, described: str) -> None:
+    """Raise AgentError unless a trajectory has a reason of its end, an info and Steps.
+
+    Args:
+        trajectory: what an agent returned.
+        described: its episode in words.
+    """
+    if not isinstance(trajectory.stop_reason, StopReason):
+        raise AgentError(
+            f"the agent returned a Trajectory with stop_reason={trajectory.stop_reason!r} for "
+            f"{described}, expected a StopReason, such as `stop_reason(outcome.terminated, "
+            "outcome.info)` gives"
+        )
+    if not isinstance(trajectory.info, dict):
+        raise AgentError(
+            f"the agent returned a Trajectory with info={describe_value(trajectory.info)} for {described}, "
+            "expected a dict"
+        )
+    wrong = next((step for step in trajectory.steps if not isinstance(step, Step)), None)
+    if wrong is not None:
+        raise AgentError(
+            f"the agent returned {describe_value(wrong)} among the steps of {described}, expected Steps"
+        )
+
+
+def check_decisions(trajectory: Trajectory, described: str, known_tokens: KnownTokens) -> None:
+    """Raise AgentError, naming episode, decision and field, unless a trajectory can be trained on.
+
+    Args: as above; `known_tokens`, the token ids of the policies.
+    """
+    if _has_no_fault(trajectory, known_tokens):
+        return
+    for number, step in enumerate(trajectory.steps):
+        for problem in _find_faults(step, known_tokens):
+            raise AgentError(
+                f"the agent returned a Trajectory whose decision {number} has {problem}, in "
+                f"{described}"
+            )
+
+
+def _has_no_fault(trajectory: Trajectory, known_tokens: KnownTokens) -> bool:
+    """Return whether no decision has a fault; False also where one must be looked at alone."""
+    rewards, log_probs, tokens = [], [], []
+    agents = set()
+    steps: tuple[Any, ...] = trajectory.steps  # an agent may have put anything into their fields
+    try:
+        for step in steps:
+            chunk = step.chunk
+            num_rows, num_rewards, num_tokens = (
+                len(chunk.actions),
+                len(step.rewards),
+                len(chunk.tokens),
+            )
+            if not (
+                isinstance(step.rewards, np.ndarray)
+                and isinstance(chunk.tokens, np.ndarray)
+                and isinstance(chunk.log_probs, np.ndarray)
+            ):
+                return False
+            if (
+                not 1 <= num_rewards <= num_rows
+                or num_tokens < num_rows
+                or num_tokens % num_rows
+                or len(chunk.log_probs) != num_tokens
+                or type(chunk.weight_version) is not int
+                or chunk.weight_version < 0
+                or (chunk.weight_versions is not None and len(chunk.weight_versions) != num_tokens)
+                or (chunk.temperature is not None and not 0.0 < chunk.temperature < np.inf)
+            ):
+                return False
+            agents.add(step.agent)
+            rewards.append(step.rewards)
+            log_probs.append(chunk.log_probs)
+            tokens.append(chunk.tokens)
+        earned, chosen, logs = (
+            np.concatenate(rewards),
+            np.concatenate(tokens),
+            np.concatenate(log_probs),
+        )
+        if {earned.ndim, chosen.ndim, logs.ndim} != {1} or logs.dtype.kind != "f":
+            return False
+        if len({each.dtype.kind for each in tokens}) > 1:
+            return False
+        if not (np.isfinite(earned).all() and np.isfinite(logs).all()):
+            return False
+        if chosen.dtype.kind == "f":
+            return bool(np.isfinite(chosen).all())
+        if chosen.dtype.kind not in "iu" or logs.max() > MAX_LOG_PROB:
+            return False
+        known = [ids for agent in agents if (ids := known_tokens(agent)) is not None]
+        return not known or bool(
+            chosen.min() >= max(ids.start for ids in known)
+            and chosen.max() < min(ids.stop for ids in known)
+        )
+    except (TypeError, ValueError, AttributeError, KeyError):
+        return False  # a field is no array, or of another shape, or an agent has no policy
+
+
+def _find_faults(step: Step, known_tokens: KnownTokens) -> Iterator[str]:
+    """Yield what is wrong with a decision, and what was expected."""
+    chunk: Any = step.chunk
+    if not isinstance(chunk, ActionChunk):
+        yield f"chunk={describe_value(chunk)}, expected the ActionChunk that the policy gave"
+        return
+    if (
+        not isinstance(chunk.actions, np.ndarray)
+        or not chunk.actions.ndim
+        or not len(chunk.actions)
+    ):
+        yield f"chunk.actions of {_describe_shape(chunk.actions)}, expected an array [H, D]"
+        return
+    horizon = len(chunk.actions)
+    yield from _find_array_faults("rewards", step.rewards, "biuf")
+    if not 1 <= len(step.rewards) <= horizon:
+        yield (
+            f"{len(step.rewards)} rewards for {horizon} control steps, expected one for each that "
+            f"ran, 1 to {horizon}"
+        )
+    try:
+        known = known_tokens(step.agent)
+    except KeyError:
+        yield f"agent={step.agent!r}, expected the name of an agent that has a policy"
+        return
+    yield from _find_token_faults(chunk, horizon, known)
+    executed = len(step.rewards) * (len(chunk.tokens) // horizon)
+    yield from _find_log_prob_faults(chunk, executed)
+    version: Any = chunk.weight_version
+    if isinstance(version, bool) or not isinstance(version, int | np.integer) or version < 0:
+        yield f"chunk.weight_version={describe_value(version)}, expected the number of updates, at least 0"
+    if chunk.weight_versions is not None:
+        yield from _find_array_faults("chunk.weight_versions", chunk.weight_versions, "iu")
+        if len(chunk.weight_versions) != len(chunk.tokens):
+            yield (
+                f"{len(chunk.weight_versions)} chunk.weight_versions for {len(chunk.tokens)} "
+                "tokens, expected one for each"
+            )
+    if chunk.temperature is not None and not 0.0 < chunk.temperature < np.inf:
+        yield f"chunk.temperature={chunk.temperature!r}, expected a finite number above 0"
+
+
+def _find_token_faults(chunk: Any, horizon: int, known: "range | None") -> Iterator[str]:
+    yield from _find_array_faults("chunk.tokens", chunk.tokens, "iuf")
+    if not len(chunk.tokens) or len(chunk.tokens) % horizon:
+        yield (
+            f"{len(chunk.tokens)} tokens for {horizon} control steps, expected the same number for "
+            "each"
+        )
+    if chunk.tokens.dtype.kind == "f":
+        return
+    if known is None:
+        return
+    wrong = (chunk.tokens < known.start) | (chunk.tokens >= known.stop)
+    if wrong.any():
+        place = int(np.argmax(wrong))
+        yield (
+            f"chunk.tokens[{place}]={int(chunk.tokens[place])}, expected an id that its policy "
+            f"chooses, {known.start} to {known.stop - 1}"
+        )
+
+
+def _find_log_prob_faults(chunk: Any, executed: int) -> Iterator[str]:
+    yield from _find_array_faults("chunk.log_probs", chunk.log_probs, "f", of_executed=executed)
+    if len(chunk.log_probs) != len(chunk.tokens):
+        yield (
+            f"{len(chunk.log_probs)} chunk.log_probs for {len(chunk.tokens)} tokens, expected one "
+            "for each"
+        )
+    if chunk.tokens.dtype.kind != "f":
+        wrong = chunk.log_probs[:executed] > MAX_LOG_PROB
+        if wrong.any():
+            place = int(np.argmax(wrong))
+            yield (
+                f"chunk.log_probs[{place}]={float(chunk.log_probs[place])!r}, expected natural "
+                "logs of probabilities, at most 0"
+            )
+
+
+def _find_array_faults(
+    field: str, value: Any, kinds: str, *, of_executed: int | None = None
+) -> Iterator[str]:
+    if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in kinds:
+        words = {"b": "bools", "i": "integers", "u": "integers", "f": "floats"}
+        expected = " or ".join(dict.fromkeys(words[kind] for kind in kinds))
+        yield f"{field} of {_describe_shape(value)}, expected an array of {expected} with one axis"
+        return
+    finite = np.isfinite(value[:of_executed])
+    if not finite.all():
+        place = int(np.argmin(finite))
+        yield f"{field}[{place}]={float(value[place])!r}, expected a finite number"
+
+
+def _describe_shape(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {list(value.shape)}"
+    return describe_value(value)

@@ -116,7 +116,7 @@ class GroupSource:
             raise ConfigError(f"{len(kinds)} kinds for {len(starts)} starts, expected one for each")
         self._starts, self._group_size, self._seed = tuple(starts), group_size, seed
         self._kinds = kinds
-        self._starts_digest = _digest_of(self._starts, kinds)
+        self._starts_digest = _digest_starts(self._starts, kinds)
         self._sampling = sampling if sampling is not None else Sampling()
         self._num_sampled = group_size - num_greedy
         self._returned: deque[ReturnedStart] = deque()
@@ -196,7 +196,7 @@ class GroupSource:
     def _shuffled(self, epoch: int) -> list[int]:
         order = list(range(len(self._starts)))
         random.Random(derive_seed(self._seed, "epoch", epoch)).shuffle(order)
-        return order if self._kinds is None else _taking_turns(order, self._kinds)
+        return order if self._kinds is None else _interleave_kinds(order, self._kinds)
 
     def _episode(self, start_index: int, group_id: int, member: int) -> EpisodeSpec:
         start = self._starts[start_index]
@@ -215,24 +215,26 @@ class GroupSource:
         )
 
 
-def _digest_of(starts: Sequence[TaskStart], kinds: Sequence[str] | None) -> str:
+def _digest_starts(starts: Sequence[TaskStart], kinds: Sequence[str] | None) -> str:
     """Digest the starts and their order.
 
     Settings of the environment, such as the path of its files, may change.
     """
-    played = [(start.env.id, start.task, start.seed, _plain(start.options)) for start in starts]
+    played = [
+        (start.env.id, start.task, start.seed, _make_comparable(start.options)) for start in starts
+    ]
     return hashlib.blake2b(repr((played, kinds)).encode(), digest_size=8).hexdigest()
 
 
-def _plain(value: Any) -> Any:
+def _make_comparable(value: Any) -> Any:
     """Return a value whose `repr` is the same in every process and differs for other values.
 
     Objects give their type.
     """
     if isinstance(value, Mapping):
-        return sorted((repr(key), _plain(inner)) for key, inner in value.items())
+        return sorted((repr(key), _make_comparable(inner)) for key, inner in value.items())
     if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
+        return [_make_comparable(inner) for inner in value]
     if isinstance(value, np.ndarray):
         return (
             value.dtype.str,
@@ -244,7 +246,7 @@ def _plain(value: Any) -> Any:
     return type(value).__qualname__
 
 
-def _taking_turns(order: Sequence[int], kinds: Sequence[str]) -> list[int]:
+def _interleave_kinds(order: Sequence[int], kinds: Sequence[str]) -> list[int]:
     """Return the starts in the order they had, with each kind spread evenly over the epoch."""
     of_kind: dict[str, list[int]] = {}
     for start in order:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, TypeAlias
 
 import msgspec
@@ -11,11 +12,10 @@ import numpy as np
 
 from vla_rl.actors.waits import begin_wait, end_wait
 from vla_rl.errors import AgentError, ConversationRejected, PolicyError
-from vla_rl.rollout.call_ids import with_unique_call_ids
 from vla_rl.rollout.engines import (
     ActionEngine,
     ChatEngine,
-    EngineBehind,
+    LaggingEngine,
     require_action_engine,
     require_chat_engine,
 )
@@ -25,6 +25,7 @@ from vla_rl.types import (
     ActionChunk,
     Completion,
     EpisodeSpec,
+    Message,
     Observation,
     Prompt,
     ReplyOptions,
@@ -34,6 +35,24 @@ from vla_rl.types import (
     derive_seed,
     first_impossible,
 )
+
+
+def with_unique_call_ids(reply: Message, earlier: Sequence[Message]) -> Message:
+    """Return `reply`, with its tool calls renumbered if their ids were used before.
+
+    Args:
+        reply: a reply whose own ids differ from each other.
+        earlier: the conversation that it answers. The same conversation and reply always give the
+            same ids.
+    """
+    taken = {call.id for message in earlier for call in message.tool_calls}
+    if taken.isdisjoint(call.id for call in reply.tool_calls):
+        return reply
+    num_earlier = sum(len(message.tool_calls) for message in earlier)
+    free = (name for number in count(num_earlier) if (name := f"call_{number}") not in taken)
+    calls = tuple(msgspec.structs.replace(call, id=next(free)) for call in reply.tool_calls)
+    return msgspec.structs.replace(reply, tool_calls=calls)
+
 
 logger = logging.getLogger(__name__)
 
@@ -67,14 +86,14 @@ class EngineTeam:
     def coming_version(self) -> int:
         """The `weight_version` after the arrival of the weights that are on their way."""
         return min(
-            engine.coming_version if isinstance(engine, EngineBehind) else engine.weight_version
+            engine.coming_version if isinstance(engine, LaggingEngine) else engine.weight_version
             for engine in self.engines.values()
         )
 
     def when_served(self, call: Callable[[], None]) -> None:
         """Call `call` each time that an engine serves weights that it was behind with."""
         for engine in self.engines.values():
-            if isinstance(engine, EngineBehind):
+            if isinstance(engine, LaggingEngine):
                 engine.when_served(call)
 
     def token_ids(self, agent: str) -> "range | None":
@@ -87,11 +106,11 @@ class EngineTeam:
     async def arrive(self) -> None:
         """Wait until no weights are on their way."""
         for engine in self.engines.values():
-            if isinstance(engine, EngineBehind):
+            if isinstance(engine, LaggingEngine):
                 await engine.arrive()
 
     def policies_of(
-        self, episode: EpisodeSpec, gauge: "DecisionGauge | None" = None
+        self, episode: EpisodeSpec, gauge: "DecisionCounter | None" = None
     ) -> "EpisodePolicy | dict[str, EpisodePolicy]":
         """Return the policy or policies that the agent of an episode gets.
 
@@ -127,7 +146,7 @@ class DecisionCounts(msgspec.Struct, frozen=True):
     """Seconds with at least one decision being asked."""
 
 
-class DecisionGauge:
+class DecisionCounter:
     """Counts the decisions that wait for the policy, and the time with at least one of them."""
 
     def __init__(self) -> None:
@@ -203,10 +222,10 @@ class EpisodePolicy:
         self,
         engine: ActionEngine | ChatEngine,
         episode: EpisodeSpec,
-        gauge: DecisionGauge | None = None,
+        gauge: DecisionCounter | None = None,
     ) -> None:
         self._engine, self._episode = engine, episode
-        self._gauge = gauge if gauge is not None else DecisionGauge()
+        self._gauge = gauge if gauge is not None else DecisionCounter()
         self._clock = asyncio.get_running_loop().time
         self._num_decisions = 0
 

@@ -12,7 +12,7 @@ holds:
     - at most `player.num_slots` episodes begin to run; a group is admitted only if a slot would otherwise be idle;
     - the buffer is bounded by the staleness policy: while it is full nothing is admitted, and slots are idle;
     - an episode lost to a dead or frozen process is run again from the same task, state and seed, in the same group;
-    - each dispatched episode is, at every update, in exactly one place (`EpisodeBook`).
+    - each dispatched episode is, at every update, in exactly one place (`EpisodeRecords`).
 """
 
 import asyncio
@@ -22,16 +22,12 @@ from typing import Self
 
 from vla_rl.actors.waits import note_progress, waiting
 from vla_rl.errors import ConfigError
-from vla_rl.rollout.attempts import Attempts
-from vla_rl.rollout.config import SchedulerConfig
-from vla_rl.rollout.episode_book import EpisodeBook, SchedulerState
-from vla_rl.rollout.filtering import GroupFilter
+from vla_rl.rollout.counts import Attempts, GroupFilter, RolloutMetrics
+from vla_rl.rollout.episode_records import EpisodeRecords, SchedulerState, has_references
+from vla_rl.rollout.episode_runner import EpisodeLost, EpisodeRunner
+from vla_rl.rollout.episode_tasks import RunningEpisodes
 from vla_rl.rollout.groups import GroupSource
-from vla_rl.rollout.meter import RolloutMeter
-from vla_rl.rollout.outstanding import has_deposits
-from vla_rl.rollout.player import EpisodePlayer
-from vla_rl.rollout.playing import EpisodeLost
-from vla_rl.rollout.running import RunningEpisodes
+from vla_rl.rollout.staleness import SchedulerConfig
 from vla_rl.types import Deposit, EpisodeSpec, Group, Trajectory
 
 
@@ -56,7 +52,7 @@ class EpisodeScheduler:
 
     def __init__(
         self,
-        player: EpisodePlayer,
+        player: EpisodeRunner,
         source: GroupSource,
         config: SchedulerConfig,
         *,
@@ -69,8 +65,8 @@ class EpisodeScheduler:
         self._on_episode, self._num_updates = on_episode, num_updates
         self._filter = GroupFilter(keep, config.max_filtered_in_a_row)
         self._book, self._meter = (
-            EpisodeBook(source, config, num_updates),
-            RolloutMeter(player.decisions),
+            EpisodeRecords(source, config, num_updates),
+            RolloutMetrics(player.decisions),
         )
         self._running, self._attempts = RunningEpisodes(), Attempts(config.max_attempts)
         self._changed = asyncio.Event()
@@ -274,7 +270,7 @@ class EpisodeScheduler:
             return
         is_kept = self._filter.is_kept(group)
         self._meter.group(kept=is_kept)
-        if is_kept and has_deposits(group):
+        if is_kept and has_references(group):
             self._start_bringing(group)
         elif is_kept:
             self._book.handover.add(group)

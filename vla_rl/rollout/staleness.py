@@ -1,6 +1,7 @@
-"""The bound on how far generation runs ahead of the learner: one plain object.
+"""The bound on how far generation runs ahead of the learner, as an option, a policy, a buffer.
 
-It has no task and no clock.
+`SchedulerConfig.max_staleness` sets it, `StalenessPolicy` is one plain object without task or clock, and
+`Handover` holds the complete groups until their update was trained.
 
 Two bounds, both met by delaying dispatch and neither by discarding groups:
 
@@ -19,7 +20,96 @@ frees its capacity at once.
 """
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from vla_rl.errors import ConfigError
+from vla_rl.types import Config, Group
+
+
+class SchedulerConfig(Config, frozen=True, kw_only=True):
+    """Settings for the groups of an update, the staleness of episodes, and lost episodes."""
+
+    groups_per_update: int
+    """Groups that each update trains on; >= 1."""
+
+    max_staleness: int = 1
+    """Most updates between the dispatch of a group and its training; >= 0. 0 is synchronous
+    training."""
+
+    max_outstanding_groups: int | None = None
+    """Most groups in flight, buffered or in training at the same time. None: as many as staleness
+    allows. Lower it to save memory."""
+
+    deterministic: bool = False
+    """Hand groups over in order of `group_id`, so that a run can be repeated exactly. Needs
+    `max_staleness=0`, and an engine whose answers do not depend on their batch."""
+
+    max_attempts: int = 3
+    """Times an episode is started, at most. If the last attempt too is lost to a dead or frozen
+    process, the run fails. Losses of whole hosts do not count."""
+
+    episode_timeout_s: float | None = None
+    """Most seconds from the lease of an environment to the end of its episode; an episode that
+    takes longer counts as lost. None: no limit."""
+
+    max_filtered_in_a_row: int | None = 1000
+    """Groups filtered in a row, with none kept, after which the run fails instead of continuing for
+    ever. None: never."""
+
+    def __post_init__(self) -> None:
+        self.require(self.groups_per_update >= 1, "groups_per_update", ">= 1 group")
+        self.require(
+            self.max_staleness >= 0, "max_staleness", ">= 0 updates; 0 is synchronous training"
+        )
+        self.require(self.max_attempts >= 1, "max_attempts", ">= 1")
+        self.require(
+            self.episode_timeout_s is None or self.episode_timeout_s > 0,
+            "episode_timeout_s",
+            "> 0 s or none",
+        )
+        self.require(
+            self.max_filtered_in_a_row is None or self.max_filtered_in_a_row >= 1,
+            "max_filtered_in_a_row",
+            ">= 1",
+        )
+        if self.deterministic and self.max_staleness > 0:
+            raise ConfigError(
+                f"deterministic=True with max_staleness={self.max_staleness}: the weights that act "
+                "would depend on timing; expected max_staleness=0"
+            )
+
+    @property
+    def group_capacity(self) -> int:
+        """Most groups in flight, buffered or in training at the same time."""
+        by_staleness = (self.max_staleness + 1) * self.groups_per_update
+        return (
+            by_staleness
+            if self.max_outstanding_groups is None
+            else min(by_staleness, self.max_outstanding_groups)
+        )
+
+    def require_feasible(self, *, num_envs: int, group_size: int) -> None:
+        """Raise `ConfigError` if updates could never fill, or environments never be used.
+
+        The error has the inequality.
+        """
+        if self.group_capacity < self.groups_per_update:
+            raise ConfigError(
+                f"max_outstanding_groups={self.max_outstanding_groups} < "
+                f"groups_per_update={self.groups_per_update}: no update could ever be filled; "
+                "raise max_outstanding_groups"
+            )
+        episodes = self.group_capacity * group_size
+        if episodes < num_envs:
+            limit = "(max_staleness + 1) * groups_per_update"
+            values = f"({self.max_staleness} + 1) * {self.groups_per_update}"
+            if self.group_capacity < (self.max_staleness + 1) * self.groups_per_update:
+                limit, values = "max_outstanding_groups", str(self.max_outstanding_groups)
+            raise ConfigError(
+                f"{limit} * group_size = {values} * {group_size} = {episodes} < num_envs = "
+                f"{num_envs}: {num_envs - episodes} environments would never be used; use num_envs "
+                f"<= {episodes}, or larger updates"
+            )
 
 
 class StalenessPolicy:
@@ -180,3 +270,94 @@ class StalenessPolicy:
         self._unselected[version].discard(group_id)
         if not self._unselected[version]:
             del self._unselected[version]
+
+
+class Handover:
+    """Holds complete groups until the update that they are handed to was trained.
+
+    Args:
+        staleness: decides which group an update takes next.
+    """
+
+    def __init__(self, staleness: StalenessPolicy) -> None:
+        self._staleness = staleness
+        self._ready: dict[int, Group] = {}
+        self._handed: dict[int, list[Group]] = {}
+
+    @property
+    def num_buffered(self) -> int:
+        """Complete groups that no update has yet."""
+        return len(self._ready)
+
+    @property
+    def num_in_training(self) -> int:
+        """Groups that were handed to an update, which may still be waiting for others."""
+        return sum(len(groups) for groups in self._handed.values())
+
+    def add(self, group: Group) -> None:
+        """Add a complete group that was kept."""
+        self._ready[group.group_id] = group
+        self._staleness.complete(group.group_id)
+
+    def evict(self) -> Iterator[int]:
+        """Remove the groups that are too old to be trained, complete or not; yield their ids."""
+        for group_id in self._staleness.evict():
+            self._ready.pop(group_id, None)
+            yield group_id
+
+    def groups_of(self, update: int) -> Sequence[Group]:
+        """Return the groups that an update has so far."""
+        return self._handed.get(update, ())
+
+    def hand_over(self, update: int) -> bool:
+        """Hand one more group to `update` if it is being filled and a group may be taken."""
+        # a later update may already be asking; it must not take what this one still needs
+        if update != self._staleness.next_update:
+            return False
+        group_id = self._staleness.select()
+        if group_id is None:
+            return False
+        self._handed.setdefault(update, []).append(self._ready.pop(group_id))
+        return True
+
+    def require_groups(self, groups: Sequence[Group], new_version: int) -> None:
+        """Raise ValueError unless `groups` are all those of the update that makes `new_version`."""
+        version, size = self._staleness.version, self._staleness.groups_per_update
+        given = {group.group_id for group in groups}
+        handed = {group.group_id for group in self.groups_of(version)}
+        if new_version != version + 1 or given != handed:
+            raise ValueError(
+                f"trained on groups {sorted(group.group_id for group in groups)} to version "
+                f"{new_version}, expected version {version + 1} from the groups handed over for "
+                f"update {version}: {sorted(handed)}"
+            )
+        if len(handed) < size:
+            raise ValueError(f"update {version} has {len(handed)} of {size} groups so far")
+
+    def trained(self) -> list[Group]:
+        """Remove the groups of the oldest update, which was trained on them, and return them."""
+        groups = self._handed.pop(self._staleness.version)
+        self._staleness.trained(group.group_id for group in groups)
+        return groups
+
+    def describe_wait(self, missing: Callable[[int], Sequence[int]]) -> str:
+        """Describe what the update being filled waits for.
+
+        Args:
+            missing: returns the episodes of a group that were not run yet.
+        """
+        size = self._staleness.groups_per_update
+        num_missing = size - len(self.groups_of(self._staleness.next_update))
+        oldest = self._staleness.oldest_running()
+        if oldest is None:
+            return f"update {self._staleness.version} to be trained"
+        episodes = ", ".join(map(str, missing(oldest)))
+        return (
+            f"{num_missing} of {size} groups, the oldest of {self._staleness.num_running} running "
+            f"is group {oldest}: "
+            + (
+                f"episodes {episodes}"
+                if episodes
+                else "its arrays are on their way from other hosts"
+            )
+        )

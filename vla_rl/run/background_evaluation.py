@@ -46,9 +46,9 @@ from vla_rl.learner.checkpoint.folders import (
 )
 from vla_rl.pipelines.config import LearningConfig, TrainingConfig
 from vla_rl.reporting import RunDirectory
-from vla_rl.rollout.owned_tasks import leave
 from vla_rl.team.members import Team
 from vla_rl.types import EpisodeSpec
+from vla_rl.util.task_groups import leave
 
 logger = logging.getLogger(__name__)
 

@@ -43,7 +43,7 @@ from vla_rl.pipelines.nodes.run_parts import (
 from vla_rl.remote_rollout.host_fleet import HostFleet
 from vla_rl.remote_rollout.host_recipe import make_host_recipe, run_shape
 from vla_rl.remote_rollout.image_routes import ImageRoutes
-from vla_rl.rollout import LocalPlayer, TaskStart
+from vla_rl.rollout import LocalEpisodeRunner, TaskStart
 from vla_rl.team.members import Team
 from vla_rl.types import Agent, Deposit
 
@@ -81,7 +81,7 @@ def make_host_fleet(
     team: Team,
     agent: Agent,
     lane: DeviceLane,
-    here: LocalPlayer | None,
+    here: LocalEpisodeRunner | None,
     weight_version: int,
     deposits: Callable[[], Iterable[Deposit]],
 ) -> HostFleet:

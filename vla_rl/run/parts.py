@@ -37,10 +37,10 @@ from vla_rl.pipelines.nodes.run_parts import Collect, Learn, Save, Show, is_cut_
 from vla_rl.pipelines.parts import Stateful
 from vla_rl.reporting import RunDirectory, RunProgress, VideoRecorder
 from vla_rl.rollout import (
-    EpisodePlayer,
+    EpisodeRunner,
     EpisodeScheduler,
     GroupSource,
-    LocalPlayer,
+    LocalEpisodeRunner,
     SchedulerState,
     TaskStart,
 )
@@ -98,7 +98,7 @@ class TrainingParts:
         self.engine = make_engines(config, team, self.lane, first_update) if acts_here else None
         """Engines of this host; None if only others act."""
 
-        here = None if self.engine is None else LocalPlayer(self.pool, self.engine, agent)
+        here = None if self.engine is None else LocalEpisodeRunner(self.pool, self.engine, agent)
         self._is_restart = restarts is not None and restarts.num_restarts > 0
         self._cluster: Hosts | None = None
         self.hosts: HostFleet | None = None
@@ -305,7 +305,7 @@ class TrainingParts:
 def make_scheduler(
     config: LearningConfig,
     starts: Sequence[TaskStart],
-    player: EpisodePlayer,
+    player: EpisodeRunner,
     progress: RunProgress,
 ) -> EpisodeScheduler:
     """Make what runs the episodes of a run on a player, and reports each to its progress."""

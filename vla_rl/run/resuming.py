@@ -37,7 +37,7 @@ from vla_rl.learner.config import LearnerConfig
 from vla_rl.learner.estimates.rank_memory import choose_gpus
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.reporting import RunDirectory
-from vla_rl.rollout.episode_book import SchedulerState
+from vla_rl.rollout.episode_records import SchedulerState
 from vla_rl.team.members import Team, Trainable
 from vla_rl.util.atomic_folder import MANIFEST
 

@@ -44,7 +44,7 @@ from vla_rl.learner.estimates.rank_memory import measure_policy, rank_memory
 from vla_rl.learner.optimizer import training_bytes
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import EngineTeam
-from vla_rl.rollout.engines import EngineBehind
+from vla_rl.rollout.engines import LaggingEngine
 from vla_rl.types import SOLE_MEMBER, Roster, derive_seed
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ def make_learners(
             )
             # with hosts, their publication says which version all serve, those of this process included
             engine = None if engines is None or name in others else engines.owned[name]
-            if isinstance(engine, EngineBehind):
+            if isinstance(engine, LaggingEngine):
                 engine.go_ahead()
         else:
             learners[name] = Learner(

@@ -22,13 +22,13 @@ from vla_rl.learner.distributed.messages import pack_observations, unpack_observ
 from vla_rl.models.trajectory_encoders import trajectory_encoder
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
+from vla_rl.remote_rollout.episode_store import observed_bytes
 from vla_rl.remote_rollout.host_control import RolloutHostRunner
 from vla_rl.remote_rollout.host_recipe import make_host_recipe, read_pieces, save_encoder
 from vla_rl.remote_rollout.image_routes import ImageRoutes
 from vla_rl.remote_rollout.rollout_host import RolloutHost
 from vla_rl.reporting import read_metrics
 from vla_rl.rollout import ChatLimits, GroupSource, SchedulerConfig, TaskStart, embodied_agent
-from vla_rl.rollout.depot import observed_bytes
 from vla_rl.run.train import train
 from vla_rl.team.members import Team
 from vla_rl.types import SOLE_MEMBER, EnvSpec, Trajectory

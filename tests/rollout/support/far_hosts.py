@@ -6,8 +6,8 @@ from collections.abc import Callable
 from rollout_fakes import CountingEngine, LatencyPool
 
 from vla_rl.errors import ActorDied
-from vla_rl.rollout import EpisodeLost, LocalPlayer, embodied_agent
-from vla_rl.rollout.depot import Depot, made_whole
+from vla_rl.remote_rollout.episode_store import EpisodeStore, materialise
+from vla_rl.rollout import EpisodeLost, LocalEpisodeRunner, embodied_agent
 from vla_rl.rollout.policies import DecisionCounts
 from vla_rl.types import EpisodeSpec, Trajectory
 
@@ -26,13 +26,13 @@ class FarHost:
         engine: CountingEngine,
         num_slots: int = 2,
         mean_s: float = 0.01,
-        depot: Depot | None = None,
+        depot: EpisodeStore | None = None,
         kept: tuple[int, ...] = (),
     ) -> None:
-        self.depot = depot if depot is not None else Depot("far", 0)
+        self.depot = depot if depot is not None else EpisodeStore("far", 0)
         self._kept = self.depot.keep(kept)
         self.pool = LatencyPool(num_slots, seed=num_slots, mean_s=mean_s)
-        self._player = LocalPlayer(self.pool, engine, embodied_agent)
+        self._player = LocalEpisodeRunner(self.pool, engine, embodied_agent)
         self._cut = asyncio.Event()
         self.num_played = self.num_dropped = 0
         self.has_played, self.is_asked_for_arrays = asyncio.Event(), asyncio.Event()
@@ -81,7 +81,7 @@ class FarHost:
         arrays = self.depot.take(trajectory.deposit.key)
         if arrays is None:
             raise EpisodeLost(trajectory.episode, "died", "far was started again since")
-        return made_whole(trajectory, arrays)
+        return materialise(trajectory, arrays)
 
     def drop(self, trajectory: Trajectory) -> None:
         assert trajectory.deposit is not None

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from rollout_fakes import CountingEngine, source
 
+from vla_rl.remote_rollout.host_pace import ANY_KIND
+from vla_rl.remote_rollout.host_runner import HostEpisodeRunner
 from vla_rl.rollout import EpisodeScheduler, SchedulerConfig
-from vla_rl.rollout.host_players import HostPlayers
-from vla_rl.rollout.playing_host import ANY_KIND
 from vla_rl.types import EpisodeSpec, Group, Shelved
 
 
@@ -21,7 +21,7 @@ class Cluster:
         **settings: object,
     ) -> None:
         self.engine = CountingEngine()
-        self.players = HostPlayers(0, drop_shelved, kind_of)
+        self.players = HostEpisodeRunner(0, drop_shelved, kind_of)
         config = SchedulerConfig(**{"groups_per_update": 4, "max_staleness": 1, **settings})
         self.scheduler = EpisodeScheduler(self.players, source(), config, keep=keep)
 

@@ -16,7 +16,7 @@ from vla_rl.rollout import (
     DynamicBatcher,
     EpisodeScheduler,
     GroupSource,
-    LocalPlayer,
+    LocalEpisodeRunner,
     SchedulerConfig,
     TaskStart,
     embodied_agent,
@@ -244,7 +244,7 @@ class Setup:
         self.engine = CountingEngine()
         config = SchedulerConfig(**{"groups_per_update": 2, "max_staleness": 1, **settings})
         self.scheduler = EpisodeScheduler(
-            LocalPlayer(self.pool, self.engine, agent),
+            LocalEpisodeRunner(self.pool, self.engine, agent),
             source(),
             config,
             keep=keep,

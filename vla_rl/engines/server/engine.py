@@ -21,7 +21,7 @@ from vla_rl.engines.server.pool import ServerPool, WeightFolders
 from vla_rl.engines.server.servers import ServerLost
 from vla_rl.engines.vllm.served import Answer, ReplyRules, ServedLanguage
 from vla_rl.errors import ConfigError
-from vla_rl.rollout import BatchStats, DecisionGauge
+from vla_rl.rollout import BatchStats, DecisionCounter
 from vla_rl.types import Sampling
 
 MAX_QUEUE: Final = 4096
@@ -69,7 +69,7 @@ class ServerChatEngine(ChatEngineBase):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened_at = self._update_s = 0.0
         self._room = asyncio.Semaphore(MAX_QUEUE)
-        self._gauge = DecisionGauge()
+        self._gauge = DecisionCounter()
 
     async def __aenter__(self) -> Self:
         """Give the policy's weights to all servers.

@@ -34,9 +34,9 @@ from vla_rl.engines.server.servers import ModelServer, ServerLost, SglangServer,
 from vla_rl.engines.vllm.launch import write_folder
 from vla_rl.engines.vllm.served import Answer, ReplyRules, ServedLanguage
 from vla_rl.errors import CheckpointError, ConfigError
-from vla_rl.rollout.owned_tasks import leave
 from vla_rl.types import Sampling
 from vla_rl.util.atomic_folder import writing_folder
+from vla_rl.util.task_groups import leave
 
 PROBE: Final = Sampling(temperature=0.7)
 """Sampling of the requests that compare a server with the learner; at 1 a server that ignores the

@@ -44,7 +44,7 @@ from vla_rl.engines.vllm.served import ServedPolicy
 from vla_rl.engines.weight_shards import SharedParameters
 from vla_rl.errors import ActorDied, ConfigError
 from vla_rl.rollout import BatchStats
-from vla_rl.rollout.owned_tasks import leave
+from vla_rl.util.task_groups import leave
 
 
 class VllmEngine:

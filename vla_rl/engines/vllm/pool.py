@@ -16,7 +16,7 @@ from vla_rl.engines.vllm.publication import Publication
 from vla_rl.engines.vllm.replica import Replica
 from vla_rl.engines.vllm.served import Answer, EngineLayout, EngineRequest, ReplyRules
 from vla_rl.errors import ActorDied
-from vla_rl.rollout import BatchStats, DecisionGauge
+from vla_rl.rollout import BatchStats, DecisionCounter
 from vla_rl.types import Sampling
 
 _log = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ class Router:
         self._changed = asyncio.Event()
         # weak: a task that ends takes its entry along, and no episode has to say that it is over
         self._homes: WeakKeyDictionary[asyncio.Task[Any], Replica] = WeakKeyDictionary()
-        self._gauge = DecisionGauge()
+        self._gauge = DecisionCounter()
         self.is_open = False
 
     async def answer(

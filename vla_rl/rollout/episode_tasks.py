@@ -1,4 +1,4 @@
-"""The task in which an agent runs one episode, and how it ends if the agent does not want to.
+"""The asyncio tasks in which episodes run: those of their agents, those of the scheduler.
 
     episode is cancelled ─► agent is cancelled ─► it ends ─► its episode ends
                                          └ it goes on for `END_WITHIN_S` ─► it is never resumed again
@@ -12,11 +12,13 @@ import ctypes
 import inspect
 import logging
 from collections.abc import Callable, Coroutine
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, Final
 
 from vla_rl.actors.stacks import awaited_chain, awaiting_frames
 from vla_rl.errors import AgentError
+from vla_rl.rollout.agents import describe_value
+from vla_rl.util.task_groups import leave
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +28,9 @@ END_WITHIN_S: Final = 5.0
 _COLLECT_S: Final = 0.1
 """Episodes that are left within this time share one line."""
 
-_MOST_NAMED: Final = 10
+_MAX_NAMED: Final = 10
 
-_left: list[tuple[int, str]] = []
+_abandoned: list[tuple[int, str]] = []
 """Episodes that were left and not yet reported, and where their agents stand."""
 
 
@@ -46,7 +48,7 @@ async def run_agent(start: Callable[[], Any], episode_id: int, described: str) -
     Raises: AgentError if `start` returns nothing to await, or if the agent raises an exception that
         is no `Exception`, such as that of `sys.exit`; what the agent raises.
     """
-    agent = _Leavable(_awaited(start, described))
+    agent = _AbandonableCoroutine(_await_agent(start, described))
     owner = asyncio.current_task()
     assert owner is not None
     # calls that wait are listed under this name
@@ -54,18 +56,18 @@ async def run_agent(start: Callable[[], Any], episode_id: int, described: str) -
     try:
         await asyncio.wait((task,))
     except asyncio.CancelledError:
-        await _end(task, agent, episode_id)
+        await _end_agent(task, agent, episode_id)
         if not task.done() or task.cancelled():
             raise
     return task.result()
 
 
-async def _awaited(start: Callable[[], Any], described: str) -> Any:
+async def _await_agent(start: Callable[[], Any], described: str) -> Any:
     try:
         running = start()
         if not inspect.isawaitable(running):
             raise AgentError(
-                f"the agent returned {shown(running)} at once; expected `async def agent(env, "
+                f"the agent returned {describe_value(running)} at once; expected `async def agent(env, "
                 "policy)`"
             )
         return await running
@@ -73,21 +75,21 @@ async def _awaited(start: Callable[[], Any], described: str) -> Any:
         raise
     except BaseException as error:
         # asyncio would end the whole loop at some of them, and no group of tasks expects the others
-        first = _first_of(error)
+        first = _find_first(error)
         raise AgentError(
             f"the agent raised {type(first).__name__}: {first} while running {described}, expected "
             "an Exception, such as RuntimeError"
         ) from error
 
 
-def _first_of(error: BaseException) -> BaseException:
+def _find_first(error: BaseException) -> BaseException:
     """Return the first error in a group of any depth that is no `Exception`; else the error."""
     while isinstance(error, BaseExceptionGroup):
         error = next(each for each in error.exceptions if not isinstance(each, Exception))
     return error
 
 
-class _Leavable(Coroutine[Any, Any, Any]):
+class _AbandonableCoroutine(Coroutine[Any, Any, Any]):
     """A coroutine that is not resumed any more once it is left."""
 
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -114,18 +116,20 @@ class _Leavable(Coroutine[Any, Any, Any]):
         return getattr(self._work, name)
 
 
-async def _end(task: "asyncio.Task[Any]", agent: _Leavable, episode_id: int) -> None:
+async def _end_agent(
+    task: "asyncio.Task[Any]", agent: _AbandonableCoroutine, episode_id: int
+) -> None:
     """Cancel an agent and wait for its end; leave it if it does not end."""
     task.cancel()
     if await _has_ended(task, END_WITHIN_S):
         return
-    *_, stands = ["its end", *map(_place, awaiting_frames(agent)[:2])]  # the first is ours
-    _left.append((episode_id, stands))
+    *_, stands = ["its end", *map(_describe_frame, awaiting_frames(agent)[:2])]  # the first is ours
+    _abandoned.append((episode_id, stands))
     agent.is_left = True
     task.cancel()
     others: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     await _has_ended(others, _COLLECT_S)
-    if _left:
+    if _abandoned:
         _report()
     if task.done():
         kept = awaited_chain(agent)
@@ -144,7 +148,7 @@ def keep_for_ever(thing: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
-def _place(frame: FrameType) -> str:
+def _describe_frame(frame: FrameType) -> str:
     return f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
 
 
@@ -162,11 +166,11 @@ async def _has_ended(task: "asyncio.Future[Any]", within_s: float) -> bool:
 
 def _report() -> None:
     """Write one line about all episodes that were left."""
-    left = sorted(_left)
-    _left.clear()
+    left = sorted(_abandoned)
+    _abandoned.clear()
     number, stands = left[0]
-    named = ", ".join(str(number) for number, _ in left[:_MOST_NAMED])
-    more = f" and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
+    named = ", ".join(str(number) for number, _ in left[:_MAX_NAMED])
+    more = f" and {len(left) - _MAX_NAMED} more" if len(left) > _MAX_NAMED else ""
     logger.warning(
         "%s not end within %g s of being cancelled, expected that agents let "
         "asyncio.CancelledError through: left without a result. The agent of episode %d stands in "
@@ -178,11 +182,91 @@ def _report() -> None:
     )
 
 
-def shown(value: Any) -> str:
-    """Return a value with its type, short enough for an error."""
-    text = repr(value)
-    return (
-        "None"
-        if value is None
-        else f"a {type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
-    )
+class RunningEpisodes:
+    """Owns the tasks of episodes: `open` once, `stop` and then `leave` at the end.
+
+    The first error of an episode cancels all others; later ones become notes on it.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: asyncio.TaskGroup | None = None
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._beside: set[asyncio.Task[None]] = set()
+        self._is_left = False
+        self.may_start = False
+        """Whether new episodes may start."""
+
+        self._failure: Exception | None = None
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    @property
+    def was_opened(self) -> bool:
+        """Whether episodes run, or have run."""
+        return self._tasks is not None
+
+    async def open(self) -> None:
+        """Allow episodes to start."""
+        self._tasks = asyncio.TaskGroup()
+        await self._tasks.__aenter__()
+        self.may_start = True
+
+    def start(self, episode_id: int, episode: Coroutine[Any, Any, None]) -> None:
+        """Run an episode in a task of its own; it calls `ended` when it is over."""
+        assert self._tasks is not None
+        self._running[episode_id] = self._tasks.create_task(episode, name=f"episode {episode_id}")
+
+    def start_beside(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run work about ended episodes in a task of its own; it counts as no episode."""
+        assert self._tasks is not None
+        task = self._tasks.create_task(work, name=name)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+
+    def ended(self, episode_id: int) -> None:
+        """Remove an episode that ran to its end, or was lost; a cancelled one stays."""
+        del self._running[episode_id]
+
+    def stop(self) -> None:
+        """Cancel all episodes, the oldest first."""
+        self.may_start, self._is_left = False, True
+        # in a fixed order, so that a simulated run ends in the same way every time
+        for episode_id in sorted(self._running):
+            self._running[episode_id].cancel()
+        for task in sorted(self._beside, key=lambda task: task.get_name()):
+            task.cancel()
+
+    async def leave(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Wait until all episodes have ended. Raises: the error that ended them, as it was."""
+        assert self._tasks is not None
+        await leave(self._tasks, kind, error, traceback)
+
+    def fails_the_run(self, error: Exception) -> bool:
+        """Return whether this is the first error; a later one becomes a note on it."""
+        if self._failure is not None:
+            # a batch that fails gives all its episodes the same error
+            if error is not self._failure:
+                self._failure.add_note(
+                    f"another episode failed too: {type(error).__name__}: {error}"
+                )
+            return False
+        self._failure = error
+        # the task group cancels the others; no new episode may start meanwhile
+        self.may_start = False
+        return True
+
+    def require_running(self) -> None:
+        """Raise RuntimeError instead of waiting for groups that will not come.
+
+        A run that fails cancels its owner before it is left.
+        """
+        if self._tasks is None or self._is_left:
+            raise RuntimeError(
+                "no group will come: the scheduler is not open; iterate inside its `async with`"
+            ) from self._failure

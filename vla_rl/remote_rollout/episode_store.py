@@ -1,8 +1,8 @@
-"""The depot of a host: arrays of finished episodes, kept where they were made until they are used.
+"""The episode store of a host: arrays of finished episodes, kept where they were made until they are used.
 
-    trajectory ──► lighten ──► light trajectory (rewards, versions, infos) ──► scheduler: filters, counts
-                       └──► arrays ──► Depot ── take, once the group is to be trained on ──► made_whole
-                                             └─ observed: to a shelf beside the learner's ranks
+    trajectory ──► split_arrays ──► metadata-only trajectory (rewards, versions, infos) ──► scheduler: filters, counts
+                       └──► arrays ──► EpisodeStore ── take_arrays, once the group is to be trained on ──► materialise
+                                             └─ observed: to an image cache beside the learner's ranks
 
 A group that is filtered never travels: its arrays are dropped where they are.
 """
@@ -16,7 +16,7 @@ import numpy as np
 
 from vla_rl.types import Deposit, Observation, ShelvedArray, Step, Trajectory
 
-HEAVY_BYTES: Final = 512
+LARGE_BYTES: Final = 512
 """Arrays from this size on are kept; a smaller one costs less in place than its entry."""
 
 EMBEDDING: Final = "embedding"
@@ -27,7 +27,7 @@ _FINAL: Final = "final"
 _EMPTY: Final = np.zeros((0,), np.float32)
 
 
-class Depot:
+class EpisodeStore:
     """Arrays by key, at most `max_bytes` of them. Owned by one event loop.
 
     Nothing is evicted: an episode that finds no room is handed over whole instead, so that a depot
@@ -52,7 +52,7 @@ class Depot:
 
     def put(self, trajectory: Trajectory) -> Trajectory:
         """Keep the arrays of a trajectory; return what is left of it, or all if there is no room."""
-        light, arrays = lightened(trajectory)
+        light, arrays = split_arrays(trajectory)
         num_bytes = sum(array.nbytes for array in arrays.values())
         if not arrays or self._num_bytes + num_bytes > self._max_bytes:
             return trajectory
@@ -96,7 +96,7 @@ def is_observed(place: str) -> bool:
     return place.startswith(f"{_FINAL}/") or place.partition("/")[2].startswith("observation/")
 
 
-def besides_observed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def without_observed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the arrays that a learner needs of an episode whose observations have another way.
 
     Frames between two decisions are for encoders alone, so they are left out.
@@ -118,10 +118,10 @@ def observed_bytes(trajectory: Trajectory) -> int:
     """Return the bytes of the large arrays of a trajectory's observations that are in it."""
     seen = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
     arrays = (each for one in seen for each in one.values() if isinstance(each, np.ndarray))
-    return sum(array.nbytes for array in arrays if array.nbytes >= HEAVY_BYTES)
+    return sum(array.nbytes for array in arrays if array.nbytes >= LARGE_BYTES)
 
 
-def lightened(trajectory: Trajectory) -> tuple[Trajectory, dict[str, np.ndarray]]:
+def split_arrays(trajectory: Trajectory) -> tuple[Trajectory, dict[str, np.ndarray]]:
     """Split a trajectory into one without large arrays, and those arrays by place."""
     arrays: dict[str, np.ndarray] = {}
     steps = []
@@ -135,20 +135,22 @@ def lightened(trajectory: Trajectory) -> tuple[Trajectory, dict[str, np.ndarray]
         changed: dict[str, Any] = {"chunk": msgspec.structs.replace(step.chunk, **chunk)}
         if step.frames is not None:
             arrays[f"{number}/frames"], changed["frames"] = step.frames, None
-        changed["observation"] = _without(step.observation, f"{number}/observation", arrays)
+        changed["observation"] = _without_arrays(step.observation, f"{number}/observation", arrays)
         steps.append(msgspec.structs.replace(step, **changed))
-    final = _without(trajectory.final_observation, _FINAL, arrays)
+    final = _without_arrays(trajectory.final_observation, _FINAL, arrays)
     light = msgspec.structs.replace(trajectory, steps=tuple(steps), final_observation=final)
     return light, arrays
 
 
-def made_whole(light: Trajectory, arrays: Mapping[str, np.ndarray | ShelvedArray]) -> Trajectory:
+def materialise(light: Trajectory, arrays: Mapping[str, np.ndarray | ShelvedArray]) -> Trajectory:
     """Put the arrays back into a trajectory that was lightened, or what stands for them."""
     observations: dict[str, dict[str, Any]] = {}
     for place, array in arrays.items():
         owner, _, name = place.rpartition("/")
         observations.setdefault(owner, {})[name] = array
-    steps = tuple(_whole_step(step, str(k), observations) for k, step in enumerate(light.steps))
+    steps = tuple(
+        _materialise_step(step, str(k), observations) for k, step in enumerate(light.steps)
+    )
     # in the order of the light one, whose places were kept
     final = {**light.final_observation, **observations.get(_FINAL, {})}
     return msgspec.structs.replace(
@@ -160,7 +162,7 @@ def made_whole(light: Trajectory, arrays: Mapping[str, np.ndarray | ShelvedArray
     )
 
 
-def _whole_step(step: Step, number: str, arrays: dict[str, dict[str, Any]]) -> Step:
+def _materialise_step(step: Step, number: str, arrays: dict[str, dict[str, Any]]) -> Step:
     frames = arrays.get(number, {}).get("frames")
     return msgspec.structs.replace(
         step,
@@ -170,12 +172,12 @@ def _whole_step(step: Step, number: str, arrays: dict[str, dict[str, Any]]) -> S
     )
 
 
-def _without(seen: Observation, owner: str, arrays: dict[str, np.ndarray]) -> Observation:
+def _without_arrays(seen: Observation, owner: str, arrays: dict[str, np.ndarray]) -> Observation:
     """Return an observation with None for each large array, which goes to `arrays`."""
     light = dict(seen)
     for name, value in seen.items():
         # "/" divides places; an array below such a key travels in place
-        is_heavy = isinstance(value, np.ndarray) and value.nbytes >= HEAVY_BYTES
+        is_heavy = isinstance(value, np.ndarray) and value.nbytes >= LARGE_BYTES
         if is_heavy and "/" not in name:
             arrays[f"{owner}/{name}"], light[name] = value, None
     return light

@@ -1,4 +1,4 @@
-"""How fast hosts are in comparison, and what follows from it: where the next episode goes.
+"""The pace of hosts in comparison, which decides where the next episode goes.
 
     ended episodes ─► seconds of a decision, by host and kind ─► slots; where an episode ends soonest
                   └─► longest of the last ones ─────────────────► when one is overdue
@@ -11,7 +11,74 @@ from collections import defaultdict, deque
 from collections.abc import Mapping
 from typing import Final
 
-from vla_rl.rollout.playing_host import PlayingHost
+from vla_rl.rollout.episode_runner import EpisodeRunner
+from vla_rl.rollout.policies import DecisionCounts
+
+ANY_KIND: Final = ""
+"""Kind of all episodes, if any slot suits any of them."""
+
+_NEWEST_WEIGHT: Final = 0.2
+"""Weight of the newest episode in a host's seconds for a decision."""
+
+
+class KindLoad:
+    """The episodes of one kind on one host.
+
+    Kinds are timed apart: a decision of one may take a hundred times as long as one of another.
+
+    Attributes:
+        num_running: episodes that have a slot there.
+        decision_s: seconds of a decision; None before the first episode has ended.
+    """
+
+    def __init__(self) -> None:
+        self.num_running = 0
+        self.decision_s: float | None = None
+
+    def note(self, seconds: float, num_decisions: int) -> None:
+        """Note an episode that the host ran to its end."""
+        newest = seconds / max(num_decisions, 1)
+        before = newest if self.decision_s is None else self.decision_s
+        self.decision_s = before + _NEWEST_WEIGHT * (newest - before)
+
+    def note_overtaken(self, seconds: float, num_decisions: int) -> None:
+        """Note an episode that a second host ended first, after so long here."""
+        # a lower bound: it says nothing of a host that is known to be slower
+        least = seconds / max(num_decisions, 1)
+        if self.decision_s is None or least > self.decision_s:
+            self.decision_s = least
+
+
+class HostLoad:
+    """One host.
+
+    Args:
+        player: runs episodes there.
+        slots: number of slots for each kind of episodes; empty if any slot suits any episode.
+
+    Attributes:
+        player: that player.
+        kinds: what runs there, by kind.
+        num_episodes: episodes that ended there.
+        num_overtaken: episodes that a second host ended first.
+        counts: decisions, as of the last count.
+    """
+
+    def __init__(self, player: EpisodeRunner, slots: Mapping[str, int]) -> None:
+        self.player, self._slots = player, dict(slots)
+        self.kinds = {kind: KindLoad() for kind in slots or (ANY_KIND,)}
+        self.num_episodes = self.num_overtaken = 0
+        self.counts = DecisionCounts(0, 0, 0.0)
+
+    @property
+    def num_running(self) -> int:
+        """Number of episodes that have a slot there."""
+        return sum(kind.num_running for kind in self.kinds.values())
+
+    def num_slots(self, kind: str) -> int:
+        """Return the number of slots for episodes of a kind."""
+        return self._slots[kind] if self._slots else self.player.num_slots
+
 
 SLOW: Final = 3.0
 """A host gets fewer episodes if a decision takes this many times as long there as on the median host.
@@ -21,7 +88,7 @@ OVERDUE: Final = 1.5
 """An episode begins on a second host too after this many times the longest of the last episodes. An
 average would not do: of lengths from 1 to 64 decisions, a third is twice as long as it."""
 
-_FEWEST, _MOST = 16, 100
+_MIN_EPISODES, _MAX_EPISODES = 16, 100
 """Episodes of which the longest is taken. The first to end are short ones."""
 
 
@@ -31,17 +98,19 @@ class HostPace:
     Args: `members`, the live table of these hosts, by name.
     """
 
-    def __init__(self, members: Mapping[str, PlayingHost]) -> None:
+    def __init__(self, members: Mapping[str, HostLoad]) -> None:
         self._members = members
-        self._ended_s: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_MOST))
+        self._ended_s: defaultdict[str, deque[float]] = defaultdict(
+            lambda: deque(maxlen=_MAX_EPISODES)
+        )
 
-    def note(self, member: PlayingHost, kind: str, seconds: float, num_decisions: int) -> None:
+    def note(self, member: HostLoad, kind: str, seconds: float, num_decisions: int) -> None:
         """Note an episode that a host ran to its end."""
         member.kinds[kind].note(seconds, num_decisions)
         if not self.is_slow(member, kind):
             self._ended_s[kind].append(seconds)
 
-    def freest(self, kind: str, besides: str = "") -> tuple[str, PlayingHost] | None:
+    def freest(self, kind: str, besides: str = "") -> tuple[str, HostLoad] | None:
         """Return the host where an episode ends soonest, and its name; None if no slot is free.
 
         Args: `besides`, a host that is left out.
@@ -53,7 +122,7 @@ class HostPace:
         ]
         return min(free, key=lambda each: self._expected(each[1], kind), default=None)
 
-    def slots(self, member: PlayingHost, kind: str) -> int:
+    def slots(self, member: HostLoad, kind: str) -> int:
         """Return a host's slots for a kind: in proportion to its speed, if it is slow."""
         num_slots, there = member.num_slots(kind), member.kinds[kind]
         if there.decision_s is None or not self.is_slow(member, kind):
@@ -61,11 +130,11 @@ class HostPace:
         # one stays, so that a host that recovers is noticed
         return max(1, int(num_slots * self._median_s(kind) / there.decision_s))
 
-    def all_slots(self, member: PlayingHost) -> int:
+    def all_slots(self, member: HostLoad) -> int:
         """Return a host's slots for all kinds."""
         return sum(self.slots(member, kind) for kind in member.kinds)
 
-    def is_slow(self, member: PlayingHost, kind: str) -> bool:
+    def is_slow(self, member: HostLoad, kind: str) -> bool:
         """Return whether a host is slow with episodes of a kind."""
         decision_s = member.kinds[kind].decision_s
         return decision_s is not None and decision_s > SLOW * self._median_s(kind)
@@ -73,9 +142,9 @@ class HostPace:
     def overdue_s(self, kind: str) -> float | None:
         """Return the seconds after which an episode is overdue; None if too few have ended."""
         ended_s = self._ended_s[kind]
-        return OVERDUE * max(ended_s) if len(ended_s) >= _FEWEST else None
+        return OVERDUE * max(ended_s) if len(ended_s) >= _MIN_EPISODES else None
 
-    def _expected(self, member: PlayingHost, kind: str) -> float:
+    def _expected(self, member: HostLoad, kind: str) -> float:
         """Return how long an episode would take there, in comparison with other hosts."""
         there = member.kinds[kind]
         pace = self._median_s(kind) if there.decision_s is None else there.decision_s

@@ -22,9 +22,9 @@ from vla_rl.errors import (
     PolicyError,
 )
 from vla_rl.rollout.agents import stop_reason
-from vla_rl.rollout.reply_steps import step_of
 from vla_rl.types import (
     ANY_REPLY,
+    ActionChunk,
     Completion,
     Config,
     LanguagePolicies,
@@ -43,6 +43,29 @@ from vla_rl.types import (
     images_of,
     observed_conversation,
 )
+
+
+def make_reply_step(reply: Completion, agent: str, reward: float) -> Step:
+    """Return one decision: the prompt as its observation, the whole reply as its action.
+
+    `observation["grammar"]` is the grammar that sampling was restricted to, if there was one: a
+    learner computes the log-probs of the same restricted distribution.
+    """
+    observation = observed_conversation(reply.prompt_tokens, reply.images, reply.image_starts)
+    if reply.grammar is not None:
+        observation |= {"grammar": reply.grammar}
+    chunk = ActionChunk(
+        actions=reply.tokens[None],
+        tokens=reply.tokens,
+        log_probs=reply.log_probs,
+        weight_version=int(reply.weight_versions.min()),
+        weight_versions=reply.weight_versions,
+        temperature=reply.temperature,
+    )
+    return Step(
+        observation=observation, chunk=chunk, rewards=np.array([reward], np.float32), agent=agent
+    )
+
 
 T = TypeVar("T")
 
@@ -231,7 +254,7 @@ class _Conversation:
     def _record(self, agent: str, reply: Completion, reward: float) -> None:
         self._num_tokens += len(reply.tokens)
         self._newest[agent] = len(self._steps)
-        self._steps.append(step_of(reply, agent, reward + self._owed.pop(agent, 0.0)))
+        self._steps.append(make_reply_step(reply, agent, reward + self._owed.pop(agent, 0.0)))
 
     def _credit(self, credits: Mapping[str, float]) -> None:
         """Add rewards for earlier actions to the agents' newest turns.

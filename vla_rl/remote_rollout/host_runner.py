@@ -1,11 +1,11 @@
-"""Players on several hosts as one player: each episode goes to the host that is freest.
+"""Episode runners on several hosts as one runner: each episode goes to the host that is freest.
 
-    play(episode) ──► freest host with a free slot ──► its player ──► Trajectory
-                           ▲ add, remove at any time      ├ the host is gone: EpisodeLost, run again elsewhere
-                                                          └ it is slow: a copy elsewhere, the first end counts
+    run_episode(episode) ──► freest host with a free slot ──► its runner ──► Trajectory
+                                  ▲ add, remove at any time      ├ the host is gone: EpisodeLost, run again elsewhere
+                                                                 └ it is slow: a copy elsewhere, the first end counts
 
 If environments are of several kinds, the freest host is one that has a free environment of the
-episode's kind. No process, no socket: what a player of another host is, is the caller's business.
+episode's kind. No process, no socket: what the runner of another host is, is the caller's business.
 """
 
 import asyncio
@@ -15,11 +15,9 @@ from typing import Final
 
 from vla_rl.actors.waits import waiting
 from vla_rl.errors import ActorDied, ActorFrozen
-from vla_rl.rollout.depot import observed_bytes
-from vla_rl.rollout.host_pace import HostPace
-from vla_rl.rollout.player import EpisodePlayer
-from vla_rl.rollout.playing import EpisodeLost
-from vla_rl.rollout.playing_host import ANY_KIND, PlayingHost
+from vla_rl.remote_rollout.episode_store import observed_bytes
+from vla_rl.remote_rollout.host_pace import ANY_KIND, HostLoad, HostPace
+from vla_rl.rollout.episode_runner import EpisodeLost, EpisodeRunner
 from vla_rl.rollout.policies import DecisionCounts
 from vla_rl.types import EpisodeSpec, Shelved, Trajectory
 
@@ -27,8 +25,8 @@ _LOOK_EVERY_S: Final = 1.0
 """Time between two looks at the ended episodes, while they are too few."""
 
 
-class HostPlayers:
-    """An `EpisodePlayer` over the players of hosts, which come and go while it runs.
+class HostEpisodeRunner:
+    """An `EpisodeRunner` over the players of hosts, which come and go while it runs.
 
     Args:
         weight_version: version that every host serves that is added.
@@ -45,7 +43,7 @@ class HostPlayers:
         self._weight_version = self._coming_version = weight_version
         self._drop_shelved, self._kind_of = drop_shelved, kind_of
         self._picture_bytes = {"here": 0, "shelved": 0}
-        self._members: dict[str, PlayingHost] = {}
+        self._members: dict[str, HostLoad] = {}
         self._pace = HostPace(self._members)
         self._changed = asyncio.Event()
         self._calls: list[Callable[[], None]] = []
@@ -90,7 +88,7 @@ class HostPlayers:
         self._more_may_begin()
 
     def add(
-        self, host: str, player: EpisodePlayer, slots: Mapping[str, int] = MappingProxyType({})
+        self, host: str, player: EpisodeRunner, slots: Mapping[str, int] = MappingProxyType({})
     ) -> None:
         """Give episodes to a host from now on.
 
@@ -108,7 +106,7 @@ class HostPlayers:
                 f"host {host!r} serves weight version {player.weight_version}, expected at least "
                 f"{self._weight_version}; give it the newest weights first"
             )
-        self._members[host] = PlayingHost(player, slots)
+        self._members[host] = HostLoad(player, slots)
         player.when_more_may_begin(self._more_may_begin)
         self._more_may_begin()
 
@@ -127,7 +125,7 @@ class HostPlayers:
         If it takes far too long there, it begins on a second host too, and the first end counts:
         an update waits for its last episode, so that one slow host would slow down all.
 
-        Raises: EpisodeLost if the host is gone; else as `play_episode`.
+        Raises: EpisodeLost if the host is gone; else as `run_episode`.
         """
         host, member = await self._freest(episode)
         kind = self._kind_of(episode)
@@ -141,7 +139,7 @@ class HostPlayers:
             await self._until_overdue(original, member, kind)
             if not original.done():
                 copies.append(asyncio.create_task(self._play_beside(host, episode, timeout_s)))
-            trajectory = await _first_to_end(copies)
+            trajectory = await _wait_for_first(copies)
         finally:
             await self._leave(copies, trajectory)
         if original.cancelled():
@@ -161,7 +159,7 @@ class HostPlayers:
             self._give_back(member, self._kind_of(episode))
 
     async def _play_on(
-        self, host: str, member: PlayingHost, episode: EpisodeSpec, timeout_s: float | None
+        self, host: str, member: HostLoad, episode: EpisodeSpec, timeout_s: float | None
     ) -> Trajectory:
         clock = asyncio.get_running_loop().time
         began = clock()
@@ -257,7 +255,7 @@ class HostPlayers:
                     metrics[f"hosts/{host}/{name}"] = there.decision_s
         return metrics
 
-    async def _freest(self, episode: EpisodeSpec, besides: str = "") -> tuple[str, PlayingHost]:
+    async def _freest(self, episode: EpisodeSpec, besides: str = "") -> tuple[str, HostLoad]:
         """Wait for a slot, and take it; of the hosts that have one, where an episode ends soonest."""
         kind = self._kind_of(episode)
         while True:
@@ -268,12 +266,12 @@ class HostPlayers:
             with waiting(f"episode {episode.episode_id}", on=f"{other} host with a free slot"):
                 await self._changed.wait()
 
-    def _give_back(self, member: PlayingHost, kind: str) -> None:
+    def _give_back(self, member: HostLoad, kind: str) -> None:
         member.kinds[kind].num_running -= 1
         self._wake()
 
     async def _until_overdue(
-        self, original: "asyncio.Task[Trajectory]", member: PlayingHost, kind: str
+        self, original: "asyncio.Task[Trajectory]", member: HostLoad, kind: str
     ) -> None:
         """Return when an episode has ended, or is overdue, or is on a slow host."""
         clock = asyncio.get_running_loop().time
@@ -286,7 +284,7 @@ class HostPlayers:
                 return
             await asyncio.wait((original,), timeout=left_s)
 
-    def _count(self, member: PlayingHost, now: float) -> None:
+    def _count(self, member: HostLoad, now: float) -> None:
         """Add what a host has decided since it was last counted, so that a lost one is not forgotten."""
         newest = member.player.decisions(now)
         self._num_decisions += newest.num_decisions - member.counts.num_decisions
@@ -303,7 +301,7 @@ class HostPlayers:
         self._changed = asyncio.Event()
 
 
-async def _first_to_end(copies: Sequence["asyncio.Task[Trajectory]"]) -> Trajectory:
+async def _wait_for_first(copies: Sequence["asyncio.Task[Trajectory]"]) -> Trajectory:
     """Return the first trajectory. Raises: the last EpisodeLost, or the first other error."""
     running = set(copies)
     while True:
