@@ -27,7 +27,7 @@ from vla_rl.envs.driving.scores import Map, PdmScores, RedLights, Scene, Tracks,
 from vla_rl.envs.driving.scores.motion import bicycle_step
 from vla_rl.envs.driving.scores.vehicle import AX, HEADING, STEER, VX, YAW_RATE, X, Y
 from vla_rl.envs.driving.world import draw_world
-from vla_rl.envs.mujoco.graphics import choose_graphics
+from vla_rl.envs.mujoco.loading import choose_graphics
 
 NUM_SCENES: Final = 12
 BATCH: Final = 64

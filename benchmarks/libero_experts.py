@@ -15,8 +15,8 @@ import numpy as np
 from vla_rl.envs.libero.assets import Assets, find_assets
 from vla_rl.envs.libero.env import IDLE_ACTION
 from vla_rl.envs.libero.experts import Expert
-from vla_rl.envs.libero.init_states import read_init_states
 from vla_rl.envs.libero.scene import Scene
+from vla_rl.envs.libero.task_files import read_init_states
 from vla_rl.envs.libero.tasks import STEP_LIMITS, Task, list_tasks
 
 NUM_SETTLE_STEPS = 10

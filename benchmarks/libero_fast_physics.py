@@ -26,8 +26,8 @@ from benchmarks.libero_experts import NUM_SETTLE_STEPS
 from vla_rl.envs.libero.assets import find_assets
 from vla_rl.envs.libero.env import IDLE_ACTION
 from vla_rl.envs.libero.experts import Expert
-from vla_rl.envs.libero.init_states import read_init_states
 from vla_rl.envs.libero.scene import Scene
+from vla_rl.envs.libero.task_files import read_init_states
 from vla_rl.envs.libero.tasks import STEP_LIMITS, Task, find_task
 
 SUITES, TASK_IDS, INIT_STATE_IDS = (

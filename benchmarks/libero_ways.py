@@ -37,10 +37,10 @@ def _original(suite: str, task_id: int, assets: str, cameras: int) -> tuple[Any,
     keeps from robosuite.
     """
     from vla_rl.envs.libero.assets import find_assets
-    from vla_rl.envs.libero.init_states import read_init_states
-    from vla_rl.envs.libero.libero_code import load_libero
+    from vla_rl.envs.libero.loading import load_libero
+    from vla_rl.envs.libero.task_files import read_init_states
     from vla_rl.envs.libero.tasks import find_task
-    from vla_rl.envs.mujoco.graphics import choose_graphics
+    from vla_rl.envs.mujoco.loading import choose_graphics
 
     task = find_task(suite, task_id)
     code = load_libero(task.package)
@@ -84,7 +84,7 @@ def siirl_step_drawn(suite: str, task_id: int, assets: str) -> Run:
 
     Measures the CPU time of both processes.
     """
-    from vla_rl.envs.libero.libero_code import config_folder, load_libero
+    from vla_rl.envs.libero.loading import config_folder, load_libero
     from vla_rl.envs.libero.packages import package_root
 
     os.environ["LIBERO_CONFIG_PATH"] = config_folder(
@@ -97,7 +97,7 @@ def siirl_step_drawn(suite: str, task_id: int, assets: str) -> Run:
     def make() -> Any:
         return _original(suite, task_id, assets, cameras=2)[0]
 
-    from vla_rl.envs.libero.init_states import read_init_states
+    from vla_rl.envs.libero.task_files import read_init_states
     from vla_rl.envs.libero.tasks import find_task
 
     init_states.append(read_init_states(find_task(suite, task_id).init_states_file)[0])
@@ -185,10 +185,10 @@ def picture_differences(
 @contextlib.contextmanager
 def _whole_meshes() -> Iterator[None]:
     """Within this context, cameras of the quality "fast" keep all triangles and texture pixels."""
-    from vla_rl.envs.mujoco import look
+    from vla_rl.envs.mujoco import drawing_quality
 
     with mock.patch.multiple(
-        look,
+        drawing_quality,
         simplified_meshes=lambda *_: contextlib.nullcontext(),
         reduced_textures=lambda *_: contextlib.nullcontext(),
     ):
@@ -197,8 +197,8 @@ def _whole_meshes() -> Iterator[None]:
 
 def _scene(suite: str, task_id: int, assets: str) -> tuple[Any, np.ndarray]:
     from vla_rl.envs.libero.assets import find_assets
-    from vla_rl.envs.libero.init_states import read_init_states
     from vla_rl.envs.libero.scene import Scene
+    from vla_rl.envs.libero.task_files import read_init_states
     from vla_rl.envs.libero.tasks import find_task
 
     task = find_task(suite, task_id)

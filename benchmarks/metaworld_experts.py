@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vla_rl.envs.metaworld.experts import MetaWorldExpert
+from vla_rl.envs.metaworld.env import MetaWorldExpert
 from vla_rl.envs.metaworld.scene import Scene
 from vla_rl.envs.metaworld.tasks import STEP_LIMIT, SUITES, Task, list_tasks
 

@@ -12,7 +12,7 @@ from typing import get_args
 import numpy as np
 
 from vla_rl.envs.metaworld import MetaWorldEnv
-from vla_rl.envs.mujoco.look import Quality
+from vla_rl.envs.mujoco.drawing_quality import Quality
 
 
 def picture_ms(size: int, quality: Quality, num_steps: int = 12) -> float:

@@ -164,8 +164,7 @@ def real_assets() -> str:
     """
     from installed_assets import installed_assets  # here: most tests need no simulator's imports
 
-    from vla_rl.envs.libero.asset_wheels import install_command
-    from vla_rl.envs.libero.assets import STAND_INS
+    from vla_rl.envs.libero.assets import STAND_INS, install_command
 
     found = installed_assets()
     if found.source == STAND_INS:

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.srpo_reward.episodes import STEPS_PER_MOMENT, Episode
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
-from vla_rl.envs.demonstrations import CorrelatedNoise
+from vla_rl.envs.experts import CorrelatedNoise
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.env import IDLE_ACTION
 from vla_rl.envs.libero.experts import Expert

@@ -20,7 +20,7 @@ from vla_rl.algorithms import EmbeddingConfig, VJepa2Config
 from vla_rl.cli.command_line import Command, Launch, TrainingLaunch
 from vla_rl.cli.rehearsal import rehearse_training
 from vla_rl.datasets import LeRobotWriter, RecordedEpisode
-from vla_rl.envs.demonstrations import Demonstration
+from vla_rl.envs.experts import Demonstration
 from vla_rl.errors import CheckpointError, ConfigError, DataError, EnvError, VlaRlError
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.recipes import record_demonstrations, sft_libero, srpo_toy, watch_libero

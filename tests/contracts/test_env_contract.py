@@ -22,7 +22,7 @@ from vla_rl.actors import Runtime
 from vla_rl.env_workers import SimulatorConfig, SimulatorPool, open_env
 from vla_rl.envs import LIBERO_SUITES, METAWORLD_SUITES, run_chunk
 from vla_rl.envs.libero.assets import find_assets
-from vla_rl.envs.metaworld.package import load_metaworld
+from vla_rl.envs.metaworld.scene import load_metaworld
 from vla_rl.types import EnvSpec, EpisodeSpec
 
 SUPPORT = Path(__file__).parent / "support"

@@ -134,7 +134,7 @@ async def test_a_step_that_never_returns_is_ended_by_what_earlier_steps_took(
 HANGS_IN_NATIVE_CODE = """
 import re
 import gymnasium
-from vla_rl.envs.toy.reach import ToyReachEnv
+from vla_rl.envs.toy import ToyReachEnv
 
 class HangsInNativeCode(ToyReachEnv):
     def __init__(self, at_step):

@@ -207,7 +207,7 @@ async def test_closing_one_environment_leaves_the_others_alone(
 SLOW_TO_RESET = """
 import threading
 import gymnasium
-from vla_rl.envs.toy.reach import ToyReachEnv
+from vla_rl.envs.toy import ToyReachEnv
 
 class SlowToReset(ToyReachEnv):
     def __init__(self, takes_s):
@@ -249,7 +249,7 @@ async def test_all_environments_of_a_process_are_closed_with_it(
     (import_folder / "tells_its_end.py").write_text(
         "from pathlib import Path\n"
         "import gymnasium\n"
-        "from vla_rl.envs.toy.reach import ToyReachEnv\n"
+        "from vla_rl.envs.toy import ToyReachEnv\n"
         "class TellsItsEnd(ToyReachEnv):\n"
         "    def __init__(self, file):\n"
         "        super().__init__()\n"

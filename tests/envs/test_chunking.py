@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from vla_rl.envs.chunking import ActionChunks, run_chunk
+from vla_rl.envs.gymnasium_adapters import ActionChunks, run_chunk
 
 
 class Countdown(gymnasium.Env[np.ndarray, np.ndarray]):

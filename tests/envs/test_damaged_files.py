@@ -23,8 +23,7 @@ from vla_rl.envs.driving.scores.plans import read_plans
 from vla_rl.envs.driving.scores.recorded import read_recorded, read_two_stages
 from vla_rl.envs.driving.scores.scene_files import load_scene, save_scene
 from vla_rl.envs.driving.world import draw_world
-from vla_rl.envs.libero.goal_files import check_goal_file, instruction_of
-from vla_rl.envs.libero.init_states import read_init_states
+from vla_rl.envs.libero.task_files import check_goal_file, read_init_states, read_instruction
 
 PACKAGE = Path(__file__).parents[2] / "vla_rl"
 
@@ -35,8 +34,7 @@ READERS = {
     "envs/driving/scores/plans.py": {"read_plans"},
     "envs/driving/scores/recorded.py": {"read_two_stages"},
     "envs/driving/scores/scene_files.py": {"read_arrays"},
-    "envs/libero/goal_files.py": {"_lines_of"},
-    "envs/libero/init_states.py": {"_read_npz", "_read_pickled"},
+    "envs/libero/task_files.py": {"_read_lines", "_read_npz", "_read_pickled"},
 }
 """Functions that read a file of another program; `DAMAGED` has a file for each of them."""
 
@@ -48,8 +46,8 @@ OTHERS = {
     "envs/driving/closed_loop.py": {"set_state"},  # a state that get_state returned
     "envs/driving/one_decision.py": {"set_state"},
     "envs/navsim/export_scenes.py": {"load_split"},  # navsim's own files, in its environment
-    "envs/picture_env.py": {"set_state"},
-    "envs/toy/reach.py": {"set_state"},
+    "envs/image_env.py": {"set_state"},
+    "envs/toy.py": {"set_state"},
 }
 """Functions that read something else, or files of ours on another machine."""
 
@@ -175,7 +173,7 @@ DAMAGED: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]
         lambda path: read_two_stages(path.parent),
     ),
     "goal": ("mine.bddl", _write_text(GOAL), lambda path: check_goal_file(path, {"on"})),
-    "instruction": ("mine.bddl", _write_text(GOAL), instruction_of),
+    "instruction": ("mine.bddl", _write_text(GOAL), read_instruction),
     "states, npz": (
         "states.npz",
         lambda path: np.savez(path, states=np.arange(6.0).reshape(2, 3)),

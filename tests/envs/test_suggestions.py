@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from vla_rl.envs.picture_env import PictureEnv
-from vla_rl.envs.suggestions import ExpertPolicy, ExpertSuggestions
+from vla_rl.envs.experts import ExpertPolicy, ExpertSuggestions
+from vla_rl.envs.image_env import ImageEnv
 
 
 class Expert:
@@ -39,7 +39,7 @@ class Arm(gymnasium.Env[dict[str, Any], np.ndarray]):
 
 
 def suggesting() -> ExpertSuggestions:
-    return ExpertSuggestions(cast(PictureEnv, Arm()))
+    return ExpertSuggestions(cast(ImageEnv, Arm()))
 
 
 def test_every_observation_has_the_experts_next_action() -> None:

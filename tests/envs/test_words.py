@@ -9,7 +9,7 @@ from gymnasium.vector.utils import (
     write_to_shared_memory,
 )
 
-from vla_rl.envs.words import Words
+from vla_rl.envs.gymnasium_adapters import Words
 
 SPACE = Words(32, charset=string.ascii_lowercase + " ")
 

@@ -9,7 +9,7 @@ from tiny_vision import tiny_vision, write_tiny_vision
 
 from benchmarks.gpu.tracked_memory import compare_talks
 from vla_rl.cli.command_line import TrainingLaunch, parse_command
-from vla_rl.envs.text.tasks.square import COLOURS, draw_square
+from vla_rl.envs.text.tasks.questions import COLOURS, draw_square
 from vla_rl.errors import ConfigError
 from vla_rl.learner import LearnerConfig
 from vla_rl.models.example_talks import Talks, image_tokens

@@ -15,7 +15,7 @@ from vla_rl.cli.command_line import Command, Launch, TrainingLaunch
 from vla_rl.cli.evaluating import EvalLaunch
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.metaworld import MetaWorldEnv
-from vla_rl.envs.metaworld.package import load_metaworld
+from vla_rl.envs.metaworld.scene import load_metaworld
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.plan import planned_episodes
 from vla_rl.pipelines.config import RunConfig

@@ -92,7 +92,7 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
     render_devices: tuple[int, ...] = ()
     """EGL devices that render, assigned to the processes in turn as MUJOCO_EGL_DEVICE_ID. Empty
     assigns all GPUs that EGL lists, for environments that choose by
-    `vla_rl.envs.mujoco.graphics`."""
+    `vla_rl.envs.mujoco.loading`."""
 
     def __post_init__(self) -> None:
         for field in ("num_envs", "envs_per_process", "concurrent_starts"):

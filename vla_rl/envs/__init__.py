@@ -19,7 +19,7 @@ from vla_rl.util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.env_workers.open_loop import run_chunk as run_chunk
-    from vla_rl.envs.chunking import ActionChunks as ActionChunks
+    from vla_rl.envs.gymnasium_adapters import ActionChunks as ActionChunks
 
 LIBERO_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
 """The suites of LIBERO, registered as `vla_rl/<suite>-v0` and, with suggestions,
@@ -32,15 +32,15 @@ METAWORLD_SUITES = ("metaworld_mt10", "metaworld_mt50")
 
 def _register(env_id: str, entry_point: str, kwargs: dict[str, Any] | None = None) -> None:
     if env_id not in registry:
-        vectors = f"vla_rl.envs.vectors:{env_id.removeprefix('vla_rl/')}"
+        vectors = f"vla_rl.envs.vector_entry_points:{env_id.removeprefix('vla_rl/')}"
         _register_one(
             id=env_id, entry_point=entry_point, vector_entry_point=vectors, kwargs=kwargs or {}
         )
 
 
-_register("vla_rl/toy_reach-v0", "vla_rl.envs.toy.reach:ToyReachEnv")
-_register("vla_rl/control-v0", "vla_rl.envs.control.env:ControlEnv")
-_register("vla_rl/faulty-v0", "vla_rl.envs.toy.faulty:FaultyEnv")
+_register("vla_rl/toy_reach-v0", "vla_rl.envs.toy:ToyReachEnv")
+_register("vla_rl/control-v0", "vla_rl.envs.control:ControlEnv")
+_register("vla_rl/faulty-v0", "vla_rl.envs.toy:FaultyEnv")
 _register("vla_rl/driving-v0", "vla_rl.envs.driving.open_loop:OpenLoopDrivingEnv")
 for _action in ("waypoints", "control"):
     _register(
@@ -55,7 +55,7 @@ for _suite in LIBERO_SUITES:
     _register(f"vla_rl/{_suite}-v0", "vla_rl.envs.libero.env:LiberoEnv", {"suite": _suite})
     _register(
         f"vla_rl/{_suite}-expert-v0",
-        "vla_rl.envs.libero.experts.policy:make_suggesting_env",
+        "vla_rl.envs.libero.env:make_suggesting_env",
         {"suite": _suite},
     )
 _register("vla_rl/metaworld-v0", "vla_rl.envs.metaworld.env:MetaWorldEnv")

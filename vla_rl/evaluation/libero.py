@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from vla_rl.envs.picture_env import NUM_STARTS, is_whole
+from vla_rl.envs.image_env import NUM_STARTS, is_whole
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.benchmark import LIBERO, SuiteTask, benchmark_of, require_fitting
 from vla_rl.evaluation.results import Key, start_of

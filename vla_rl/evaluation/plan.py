@@ -6,8 +6,8 @@ from typing import Protocol
 from rich.console import Console
 from rich.table import Table
 
+from vla_rl.envs.image_env import NUM_STARTS
 from vla_rl.envs.libero.tasks import Task, find_task
-from vla_rl.envs.picture_env import NUM_STARTS
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.benchmark import Benchmark, SuiteTask
 from vla_rl.evaluation.libero import (

@@ -27,12 +27,12 @@ from vla_rl.cli.opening import open_each
 from vla_rl.datasets import read_recording
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs import METAWORLD_SUITES
-from vla_rl.envs.demonstrations import Demonstration, record_demonstration
+from vla_rl.envs.experts import Demonstration, record_demonstration
+from vla_rl.envs.image_env import NUM_STARTS, ImageEnv
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.assets import Assets, find_assets
 from vla_rl.envs.libero.tasks import SUITES
 from vla_rl.envs.metaworld import MetaWorldEnv
-from vla_rl.envs.picture_env import NUM_STARTS, PictureEnv
 from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.evaluation.conditions import note_conditions, refuse_other_conditions
 from vla_rl.evaluation.libero import check_starts
@@ -229,7 +229,7 @@ def record_task(config: RecordConfig, task_id: int) -> int:
     return num_played
 
 
-def _make_env(config: RecordConfig, task_id: int, scene_seed: int) -> PictureEnv:
+def _make_env(config: RecordConfig, task_id: int, scene_seed: int) -> ImageEnv:
     kwargs = {"wrist_image": config.wrist_image, **config.scene.kwargs}
     if config.suite in METAWORLD_SUITES:
         return MetaWorldEnv(config.suite, task_id, **kwargs)
@@ -243,7 +243,7 @@ def _env_of(config: RecordConfig, task_id: int) -> EnvSpec:
     return scene.env(config.suite, task_id)
 
 
-def _play_one(config: RecordConfig, env: PictureEnv, task_id: int, number: int) -> Demonstration:
+def _play_one(config: RecordConfig, env: ImageEnv, task_id: int, number: int) -> Demonstration:
     """Run the episode of this number; the number determines its start and its noise."""
     starts = config.init_state_ids or tuple(range(config.num_init_states))
     seed = derive_seed(config.seed, task_id, number)

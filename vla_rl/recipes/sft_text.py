@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Literal
 
 from vla_rl import engines
 from vla_rl.cli.command_line import Command, Launch, run_recipe
-from vla_rl.envs.text.arithmetic_mix import TOOLS, conversation
-from vla_rl.envs.text.pair_mix import pair_conversation
+from vla_rl.envs.text.tasks.arithmetic_conversations import (
+    TOOLS,
+    draw_conversation,
+    draw_pair_conversation,
+)
 from vla_rl.learner import ImitationConfig, OptimizerConfig
 from vla_rl.models.language import TinyConfig, tiny
 from vla_rl.models.loading import require_new
@@ -94,7 +97,7 @@ class SftTextConfig(Config, frozen=True, kw_only=True):
 
 def conversation_of(config: SftTextConfig, number: int) -> tuple[Message, ...]:
     """Make the conversation of this number."""
-    made = pair_conversation if config.task == "arithmetic_pair" else conversation
+    made = draw_pair_conversation if config.task == "arithmetic_pair" else draw_conversation
     return made(
         derive_seed(config.seed, "conversation", number),
         num_operators=config.num_operators,

@@ -15,7 +15,7 @@ from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.cli.launching import launch
 from vla_rl.cli.plan import EpisodeFootprint
 from vla_rl.env_workers import SimulatorConfig
-from vla_rl.envs.picture_env import NUM_STARTS
+from vla_rl.envs.image_env import NUM_STARTS
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import (
     HeldOutJudge,

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from vla_rl.envs.mujoco.graphics import choose_graphics
+from vla_rl.envs.mujoco.loading import choose_graphics
 
 SIDE: Final = 224
 

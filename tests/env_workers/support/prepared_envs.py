@@ -74,7 +74,7 @@ class OpensDisplay(Heavy):
     @classmethod
     def prepare(cls, megabytes: int = 1, **_of_each_env: object) -> None:
         """Open it."""
-        from vla_rl.envs.mujoco.graphics import choose_graphics
+        from vla_rl.envs.mujoco.loading import choose_graphics
 
         choose_graphics()
 

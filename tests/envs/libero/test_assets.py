@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.envs.libero import LiberoEnv, asset_wheels, assets
+from vla_rl.envs.libero import LiberoEnv, assets
 from vla_rl.envs.libero.assets import ASSETS_VARIABLE, STAND_INS, Assets, find_assets
 
 MARK = "VLA_RL_STAND_INS_ANNOUNCED"
@@ -32,7 +32,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(MARK, "1")
     monkeypatch.setattr(assets, "libero_root", lambda: tmp_path / "libero")
     folders = [str(tmp_path / "site"), str(tmp_path / "elsewhere")]
-    monkeypatch.setattr(asset_wheels, "_look_up", functools.partial(_look_up_in, folders))
+    monkeypatch.setattr(assets, "_find_distribution", functools.partial(_look_up_in, folders))
     return tmp_path
 
 
@@ -110,7 +110,7 @@ def test_wheels_are_found_beside_the_other_installed_packages(
 ) -> None:
     wheels = _install(tmp_path, 1, 2, 3, 4, 5)
     monkeypatch.syspath_prepend(tmp_path)
-    assert asset_wheels.find_wheels() == wheels
+    assert assets.find_wheels() == wheels
 
 
 def test_wheels_in_several_folders_are_refused(nowhere: Path) -> None:
@@ -132,7 +132,7 @@ def test_wheels_whose_files_are_gone_are_to_be_installed_again(nowhere: Path) ->
 
 def test_the_pinned_wheels_are_those_that_are_looked_for() -> None:
     pins = [line for line in REQUIREMENTS.read_text().splitlines() if not line.startswith("#")]
-    assert asset_wheels.install_command() == " ".join(["pip install --no-deps", *pins])
+    assert assets.install_command() == " ".join(["pip install --no-deps", *pins])
 
 
 def test_a_copy_of_the_stand_ins_is_known_for_what_it_is(nowhere: Path) -> None:

@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_rl.envs.libero import built_models
-from vla_rl.envs.libero.built_models import built_model
-from vla_rl.envs.libero.simulator import load_simulator
+from vla_rl.envs.libero import building
+from vla_rl.envs.libero.building import build_model
+from vla_rl.envs.libero.loading import load_simulator
 
 TETRAHEDRON = "v 0 0 0\nv 1 0 0\nv 0 1 0\nv 0 0 {height}\nf 1 3 2\nf 1 2 4\nf 2 3 4\nf 1 4 3\n"
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(built_models, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(building, "cache_folder", lambda: tmp_path)
     return tmp_path
 
 
@@ -44,34 +44,34 @@ def kept_in(folder: Path) -> list[Path]:
 def test_a_kept_model_has_every_bit_of_the_built_one(
     folder: Path, xml: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built = bits_of(built_model(xml))
+    built = bits_of(build_model(xml))
     (kept,) = kept_in(folder)
-    monkeypatch.setattr(built_models, "_keep", None)  # nothing is built again
-    assert bits_of(built_model(xml)) == built == kept.read_bytes()
+    monkeypatch.setattr(building, "_write_model", None)  # nothing is built again
+    assert bits_of(build_model(xml)) == built == kept.read_bytes()
 
 
 def test_a_mesh_that_changed_is_built_anew(folder: Path, xml: str) -> None:
-    low = built_model(xml)
+    low = build_model(xml)
     (folder / "mesh.obj").write_text(TETRAHEDRON.format(height=2.5))
-    high = built_model(xml)
+    high = build_model(xml)
     assert np.ptp(low.mesh_vert[:, 2]) < np.ptp(high.mesh_vert[:, 2])
     assert len(kept_in(folder)) == 2
 
 
 def test_a_damaged_file_is_built_anew_and_replaced(folder: Path, xml: str) -> None:
-    built = bits_of(built_model(xml))
+    built = bits_of(build_model(xml))
     (kept,) = kept_in(folder)
     kept.write_bytes(b"not a model")
-    assert bits_of(built_model(xml)) == built == kept.read_bytes()
+    assert bits_of(build_model(xml)) == built == kept.read_bytes()
 
 
 def test_models_that_were_not_used_for_longest_make_room(
     folder: Path, xml: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built_model(xml)
+    build_model(xml)
     (first,) = kept_in(folder)
-    monkeypatch.setattr(built_models, "_MOST_BYTES", int(1.5 * first.stat().st_size))
-    built_model(xml.replace("thing", "other"))
+    monkeypatch.setattr(building, "_MAX_CACHE_BYTES", int(1.5 * first.stat().st_size))
+    build_model(xml.replace("thing", "other"))
     (second,) = kept_in(folder)
     assert second != first
 
@@ -79,12 +79,12 @@ def test_models_that_were_not_used_for_longest_make_room(
 def test_a_model_that_would_take_all_the_room_is_not_kept(
     folder: Path, xml: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(built_models, "_LARGEST_BYTES", 1000)
-    built_model(xml)
+    monkeypatch.setattr(building, "_MAX_MODEL_BYTES", 1000)
+    build_model(xml)
     assert kept_in(folder) == []
 
 
 def test_a_mesh_that_is_not_there_is_mujocos_error(folder: Path, xml: str) -> None:
     (folder / "mesh.obj").unlink()
     with pytest.raises(ValueError, match="Error opening file"):
-        built_model(xml)
+        build_model(xml)

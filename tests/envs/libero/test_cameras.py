@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 
 from vla_rl.envs.libero import LiberoEnv
-from vla_rl.envs.mujoco import graphics
+from vla_rl.envs.mujoco import loading
 from vla_rl.envs.mujoco.cameras import DRAWN_FIELDS, Cameras
+from vla_rl.envs.mujoco.drawing_quality import (
+    Style,
+    upload_only_textures,
+    uploaded_bytes,
+    used_textures,
+)
 from vla_rl.envs.mujoco.loading import load_mujoco
-from vla_rl.envs.mujoco.look import Style
-from vla_rl.envs.mujoco.reduced_textures import only_textures, used_textures
-from vla_rl.envs.mujoco.upload import uploaded_bytes
 from vla_rl.errors import EnvError
 
 
@@ -100,7 +103,7 @@ def test_textures_that_nothing_drawn_has_are_not_uploaded() -> None:
     is_used = used_textures(model, np.array([True, False]))
     assert [name for name, used in zip(names, is_used, strict=True) if used] == ["a", "c", "sky"]
     before = model.tex_width.copy(), uploaded_bytes(model)
-    with only_textures(model, is_used):
+    with upload_only_textures(model, is_used):
         widths = dict(zip(names, model.tex_width.tolist(), strict=True))
         assert widths == {"a": 64, "b": 1, "c": 64, "sky": 64}
         # the six faces of the cube have 64 * 64 pixels of four bytes, and a third more in its chain
@@ -118,9 +121,9 @@ def picture(cameras: Cameras) -> np.ndarray:
 
 @pytest.fixture
 def no_spares(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(graphics, "_spares", [])
+    monkeypatch.setattr(loading, "_spare_contexts", [])
     yield
-    graphics.free_spare_contexts()
+    loading.free_spare_contexts()
 
 
 @pytest.mark.usefixtures("no_spares")
@@ -138,8 +141,8 @@ def test_closed_cameras_leave_their_context_to_the_next_that_are_not_larger() ->
     assert np.array_equal(picture(beside), expected)
     for each in (larger, again, beside):
         each.close()
-    assert len(graphics._spares) == 2
-    graphics.free_spare_contexts()
+    assert len(loading._spare_contexts) == 2
+    loading.free_spare_contexts()
     assert np.array_equal(picture(cameras_of(64)), expected)
 
 
@@ -152,7 +155,7 @@ def test_a_lost_context_is_left_to_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(EnvError, match="OpenGL context was lost"):
             picture(lost)
     lost.close()
-    assert graphics._spares == []
+    assert loading._spare_contexts == []
     assert np.array_equal(picture(cameras_of(64)), expected)
 
 
@@ -161,6 +164,6 @@ def test_a_context_stays_in_its_thread() -> None:
     cameras_of(64).close()
     with ThreadPoolExecutor(1) as other_thread:
         there = other_thread.submit(cameras_of, 64).result()
-        assert len(graphics._spares) == 1
+        assert len(loading._spare_contexts) == 1
         assert other_thread.submit(picture, there).result().std() > 10
         other_thread.submit(there.close).result()

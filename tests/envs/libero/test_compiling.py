@@ -7,14 +7,14 @@ from typing import TextIO
 
 import pytest
 
-from vla_rl.envs.libero import compiling
-from vla_rl.envs.libero.compiling import call_compiled
+from vla_rl.envs.libero import stepping
+from vla_rl.envs.libero.stepping import call_compiled
 
 
 @pytest.fixture
 def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TextIO]:
     """The lock, as another process has it open."""
-    monkeypatch.setattr(compiling, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(stepping, "cache_folder", lambda: tmp_path)
     with (tmp_path / "compiling.lock").open("w") as lock:
         yield lock
 
@@ -51,6 +51,6 @@ def test_the_first_call_of_a_process_compiles_alone(lock: TextIO) -> None:
 def test_a_process_that_is_stopped_while_it_compiles_delays_others_and_no_more(
     lock: TextIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiling, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(stepping, "COMPILE_WAIT_S", 0.01)
     fcntl.flock(lock, fcntl.LOCK_EX)
     assert call_compiled(Code(lock))  # the same open file: its own lock is no obstacle to it

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vla_rl.envs.demonstrations import CorrelatedNoise, record_demonstration
+from vla_rl.envs.experts import CorrelatedNoise, record_demonstration
 from vla_rl.envs.libero import LiberoEnv, find_task
 from vla_rl.envs.libero.assets import find_assets
-from vla_rl.envs.libero.experts import Expert, grasps, under_roofs
-from vla_rl.envs.libero.init_states import read_init_states
+from vla_rl.envs.libero.experts import Expert, not_from_above, picking
 from vla_rl.envs.libero.scene import Scene
+from vla_rl.envs.libero.task_files import read_init_states
 
 
 def test_the_expert_puts_the_cream_cheese_into_the_basket_in_spite_of_noise(
@@ -34,7 +34,7 @@ def test_an_expert_without_a_grasp_stands_still_and_says_why(
     object_env: LiberoEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the cream cheese is a box of 36 by 56 by 15 mm
-    monkeypatch.setattr(grasps, "MAX_WIDTH_M", 0.01)
+    monkeypatch.setattr(picking, "MAX_WIDTH_M", 0.01)
     object_env.reset(options={"init_state_id": 7})
     expert = Expert(object_env.scene)
     assert expert.obstacle is None
@@ -55,13 +55,15 @@ def test_an_expert_says_what_it_cannot_put_under_the_roof_of_a_microwave(
         scene.begin(read_init_states(task.init_states_file)[0])
         # the microwave opens towards -y, its door not counted, and the mug's handle faces that side
         np.testing.assert_allclose(
-            under_roofs.way_in(scene, "microwave_1_heating_region"), [0, 1, 0], atol=1e-6
+            not_from_above.find_entry_direction(scene, "microwave_1_heating_region"),
+            [0, 1, 0],
+            atol=1e-6,
         )
-        monkeypatch.setattr(under_roofs, "MAX_WIDTH_M", 0.01)
+        monkeypatch.setattr(not_from_above, "MAX_WIDTH_M", 0.01)
         expert = Expert(scene)
         expert.act()
         assert str(expert.obstacle).startswith("white_yellow_mug_1 cannot be grasped from the side")
-        monkeypatch.setattr(under_roofs, "way_in", lambda *_: None)
+        monkeypatch.setattr(not_from_above, "find_entry_direction", lambda *_: None)
         expert.begin()
         expert.act()
         assert (

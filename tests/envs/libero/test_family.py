@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_rl.envs.libero import LiberoEnv, Task, libero_code, list_tasks
-from vla_rl.envs.libero.assets import Assets, find_assets
-from vla_rl.envs.libero.libero_code import find_package_assets
+from vla_rl.envs.libero import LiberoEnv, Task, assets, list_tasks
+from vla_rl.envs.libero.assets import Assets, find_assets, find_package_assets
 from vla_rl.envs.libero.packages import installed_packages
 from vla_rl.envs.libero.tasks import list_suites
 from vla_rl.errors import EnvError
@@ -106,7 +105,7 @@ def test_assets_beside_the_package_are_taken_unless_others_are_asked_for(
 ) -> None:
     for name in ("scenes", "textures"):
         (tmp_path / "assets" / name).mkdir(parents=True)
-    monkeypatch.setattr(libero_code, "package_root", lambda package: tmp_path)
+    monkeypatch.setattr(assets, "package_root", lambda package: tmp_path)
     monkeypatch.delenv("VLA_RL_LIBERO_ASSETS", raising=False)
     assert find_package_assets("liberoplus") == Assets(tmp_path / "assets", "package")
     assert find_package_assets("liberoplus", "stand-ins") == find_assets("stand-ins")
@@ -191,7 +190,7 @@ def test_fog_needs_pictures_of_the_size_that_libero_plus_made_it_for() -> None:
     try:
         with pytest.raises(
             EnvError,
-            match=r"cannot add its noise 3\d to a picture of 96 pixels .* set image_size=256",
+            match=r"cannot add its noise 3\d to an image of 96 pixels .* set image_size=256",
         ):
             env.reset(seed=0)
     finally:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_rl.envs.libero import LiberoEnv, kept_scenes
-from vla_rl.envs.mujoco import look, upload
+from vla_rl.envs.libero import LiberoEnv, scene
+from vla_rl.envs.mujoco import drawing_quality
 
 SIZE, INIT_STATE_ID = 84, 3
 GIVEN_TO_OPENGL = (
@@ -47,8 +47,8 @@ def test_a_fast_picture_is_that_of_the_whole_meshes_up_to_a_pixel_here_and_there
     with started(task, "fast") as env:
         pictures = pictures_of(env)
     for name in ("simplified_meshes", "reduced_textures"):
-        monkeypatch.setattr(look, name, lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(kept_scenes, "_waiting", {})  # else its cameras would draw these too
+        monkeypatch.setattr(drawing_quality, name, lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(scene, "_spare_cameras", {})  # else its cameras would draw these too
     with started(task, "fast") as env:
         differences = np.abs(pictures_of(env) - pictures)
     assert 0.0 < differences.mean() < 0.6
@@ -77,8 +77,8 @@ def test_the_quality_exact_is_given_whole_meshes_and_textures(
     def refuse(*_: object) -> None:
         raise AssertionError("the quality exact asked for other meshes or textures")
 
-    for name in ("simplified_meshes", "simplified_mesh", "reduced_textures"):
-        monkeypatch.setattr(look, name, refuse)
+    for name in ("simplified_meshes", "get_simplified_mesh", "reduced_textures"):
+        monkeypatch.setattr(drawing_quality, name, refuse)
     with started(task, "exact"):
         pass
     LiberoEnv.prepare(**task, quality="exact")
@@ -90,7 +90,7 @@ def test_a_prepared_process_simplifies_nothing_again(
     def refuse(*_: object) -> None:
         raise AssertionError("a mesh was simplified again")
 
-    monkeypatch.setattr(upload, "simplify", refuse)
+    monkeypatch.setattr(drawing_quality, "simplify", refuse)
     with started(task, "fast"):
         pass
 
@@ -99,7 +99,7 @@ def test_the_meshes_of_a_scene_have_a_fraction_of_their_triangles(task: dict[str
     with started(task, "fast") as env:
         model, is_drawn = env.scene.model, env._cameras._look._is_drawn()  # type: ignore[union-attr]
         whole = int(model.mesh_facenum[is_drawn].sum())
-        with look.simplified_meshes(model, is_drawn, SIZE):
+        with drawing_quality.simplified_meshes(model, is_drawn, SIZE):
             fewer = int(model.mesh_facenum[is_drawn].sum())
         assert int(model.mesh_facenum[is_drawn].sum()) == whole
     assert fewer < whole / 2

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from vla_rl.envs.libero.assets import find_assets
-from vla_rl.envs.libero.goal_files import check_goal_file, instruction_of
-from vla_rl.envs.libero.libero_code import load_libero
+from vla_rl.envs.libero.loading import load_libero
 from vla_rl.envs.libero.packages import LIBERO, installed_packages, package_root
 from vla_rl.envs.libero.scene import Scene
+from vla_rl.envs.libero.task_files import check_goal_file, read_instruction
 from vla_rl.envs.libero.tasks import find_task
 
 PREDICATES = load_libero(LIBERO).predicates
@@ -57,7 +57,7 @@ def test_an_installed_goal_file_is_refused_only_if_libero_cannot_read_it(package
     for path in chosen:
         check = partial(check_goal_file, path, code.predicates)
         assert is_refused(check) == is_refused(partial(scan_tokens, filename=str(path))), path
-        assert instruction_of(path)
+        assert read_instruction(path)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_comments_and_capitals_are_read_as_libero_reads_them(
     goal_file: Callable[..., Path], words: str
 ) -> None:
     path = goal_file((WORDS, words))
-    assert instruction_of(path) == "Light the stove"
+    assert read_instruction(path) == "Light the stove"
     check_goal_file(path, PREDICATES)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vla_rl.envs.libero import find_task
-from vla_rl.envs.libero.init_states import find_init_states, read_init_states
+from vla_rl.envs.libero.task_files import find_init_states, read_init_states
 
 STATES = np.arange(6, dtype=np.float64).reshape(2, 3)
 

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_rl.envs.libero import kept_scenes
-from vla_rl.envs.libero.kept_scenes import (
-    Drawing,
+from vla_rl.envs.libero import scene
+from vla_rl.envs.libero.scene import (
+    CameraKey,
     SceneKey,
-    give_back_cameras,
-    give_back_scene,
-    keep_scene,
+    prepare_scene,
+    release_cameras,
+    release_scene,
     take_cameras,
     take_scene,
 )
@@ -43,29 +43,29 @@ class Task:
 
 @pytest.fixture
 def key(monkeypatch: pytest.MonkeyPatch) -> SceneKey:
-    monkeypatch.setattr(kept_scenes, "Scene", Scene)
-    monkeypatch.setattr(kept_scenes, "read_init_states", lambda file: [None])
-    monkeypatch.setattr(kept_scenes, "_kept", {})
-    monkeypatch.setattr(kept_scenes, "_lent", set())
-    monkeypatch.setattr(kept_scenes, "_waiting", {})
+    monkeypatch.setattr(scene, "Scene", Scene)
+    monkeypatch.setattr(scene, "read_init_states", lambda file: [None])
+    monkeypatch.setattr(scene, "_prepared", {})
+    monkeypatch.setattr(scene, "_in_use", set())
+    monkeypatch.setattr(scene, "_spare_cameras", {})
     task: Any = Task()
     return SceneKey(task, Path("assets"), scene_seed=0)
 
 
 def test_a_scene_is_kept_once_and_has_run_a_step_of_each_physics(key: SceneKey) -> None:
-    scene: Any = keep_scene(key)
-    assert keep_scene(key) is scene
+    scene: Any = prepare_scene(key)
+    assert prepare_scene(key) is scene
     assert (scene.begun, scene.advanced_by) == (1, ["exact", "fast"])
 
 
 def test_a_kept_scene_is_lent_to_one_environment_at_a_time(key: SceneKey) -> None:
-    kept = keep_scene(key)
+    kept = prepare_scene(key)
     assert take_scene(key) is kept
     other: Any = take_scene(key)
     assert other is not kept
-    give_back_scene(key, other)
+    release_scene(key, other)
     assert other.is_closed
-    give_back_scene(key, kept)
+    release_scene(key, kept)
     assert take_scene(key) is kept
 
 
@@ -85,33 +85,33 @@ class Cameras:
         self.asked.append("close")
 
 
-SMALL = Drawing(("agentview",), 84, "fast", thread=1)
+SMALL = CameraKey(("agentview",), 84, "fast", thread=1)
 
 
 def test_waiting_cameras_serve_only_what_they_draw_and_their_thread(key: SceneKey) -> None:
-    scene = keep_scene(key)
+    scene = prepare_scene(key)
     for other in (
         SMALL._replace(size=96),
         SMALL._replace(quality="exact"),
         SMALL._replace(thread=2),
     ):
         cameras: Any = Cameras(1)
-        give_back_cameras(key, scene, SMALL, cameras)
+        release_cameras(key, scene, SMALL, cameras)
         assert take_cameras(key, scene, other) is None
         assert cameras.asked == ["rest", "close"]
     again: Any = Cameras(1)
-    give_back_cameras(key, scene, SMALL, again)
+    release_cameras(key, scene, SMALL, again)
     assert take_cameras(key, scene, SMALL) is again
     assert again.asked == ["rest", "resume"]
     assert take_cameras(key, scene, SMALL) is None
 
 
 def test_cameras_that_were_lost_or_are_of_another_scene_are_closed(key: SceneKey) -> None:
-    scene, other = keep_scene(key), take_scene(key)
+    scene, other = prepare_scene(key), take_scene(key)
     lost: Any = Cameras(1, is_lost=True)
-    give_back_cameras(key, scene, SMALL, lost)
+    release_cameras(key, scene, SMALL, lost)
     unkept: Any = Cameras(1)
-    give_back_cameras(key, take_scene(key), SMALL, unkept)
+    release_cameras(key, take_scene(key), SMALL, unkept)
     assert other is scene
     assert (lost.asked, unkept.asked) == (["close"], ["close"])
 
@@ -120,7 +120,7 @@ def test_the_longest_waiting_cameras_are_closed_if_there_is_no_room(key: SceneKe
     keys = [key._replace(scene_seed=seed) for seed in range(4)]
     waiting: list[Any] = [Cameras(100 * 2**20) for _ in keys]
     for each, cameras in zip(keys, waiting, strict=True):
-        give_back_cameras(each, keep_scene(each), SMALL, cameras)
+        release_cameras(each, prepare_scene(each), SMALL, cameras)
     assert [cameras.asked for cameras in waiting] == [
         ["rest", "close"],
         ["rest", "close"],
@@ -128,11 +128,11 @@ def test_the_longest_waiting_cameras_are_closed_if_there_is_no_room(key: SceneKe
         ["rest"],
     ]
     huge: Any = Cameras(300 * 2**20)
-    give_back_cameras(key, keep_scene(key), SMALL, huge)
+    release_cameras(key, prepare_scene(key), SMALL, huge)
     assert huge.asked == ["close"]
 
 
 def test_a_scene_that_nobody_kept_is_freed_with_its_environment(key: SceneKey) -> None:
     scene: Any = take_scene(key)
-    give_back_scene(key, scene)
+    release_scene(key, scene)
     assert scene.is_closed

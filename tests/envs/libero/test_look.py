@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_rl.envs.libero import LiberoEnv, kept_scenes
+from vla_rl.envs.libero import LiberoEnv, scene
 
 LOOKS = ("geom_group", "geom_rgba", "geom_matid")
 
@@ -17,9 +17,9 @@ LOOKS = ("geom_group", "geom_rgba", "geom_matid")
 def fast_env(assets: str) -> Iterator[LiberoEnv]:
     with pytest.MonkeyPatch.context() as patch:
         # a scene that an earlier file of this process has prepared may be lent to `object_env`
-        patch.setattr(kept_scenes, "_kept", {})
-        patch.setattr(kept_scenes, "_lent", set())
-        patch.setattr(kept_scenes, "_waiting", {})
+        patch.setattr(scene, "_prepared", {})
+        patch.setattr(scene, "_in_use", set())
+        patch.setattr(scene, "_spare_cameras", {})
         LiberoEnv.prepare("libero_object", task_id=1)
         env = LiberoEnv("libero_object", task_id=1, image_size=96, physics="fast", quality="fast")
         yield env

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from vla_rl.envs.libero.optional_imports import without_optional_modules
+from vla_rl.envs.libero.loading import without_optional_modules
 from vla_rl.errors import EnvError
 
 FAMILIES = ("gym", "wand", "wand.api", "wand.image", "skimage", "skimage.filters")

@@ -8,7 +8,7 @@ import pytest
 
 from vla_rl.actors import Runtime
 from vla_rl.env_workers import SimulatorConfig, SimulatorPool
-from vla_rl.envs.mujoco.graphics import devices_in_turn
+from vla_rl.envs.mujoco.loading import device_order
 from vla_rl.types import EnvSpec, EpisodeSpec
 
 SPEC = EnvSpec(
@@ -71,4 +71,4 @@ async def test_two_forks_of_one_scene_draw_the_same_episode_with_little_memory_o
 def test_processes_take_the_gpus_in_turn_and_the_cpu_last(
     is_software: list[bool], process_index: int, order: list[int]
 ) -> None:
-    assert devices_in_turn(is_software, process_index) == order
+    assert device_order(is_software, process_index) == order

@@ -18,10 +18,10 @@ import pytest
 
 from vla_rl.env_workers.checked import CheckedEnv
 from vla_rl.envs.libero import LiberoEnv
+from vla_rl.envs.libero.loading import check_mujoco_version, load_simulator
 from vla_rl.envs.libero.probe import probe_physics
-from vla_rl.envs.libero.simulator import load_simulator, refuse_wrong_mujoco
-from vla_rl.envs.mujoco import graphics
-from vla_rl.envs.mujoco.loading import _keep_no_assets
+from vla_rl.envs.mujoco import loading
+from vla_rl.envs.mujoco.loading import _disable_asset_cache
 from vla_rl.errors import EnvError
 from vla_rl.types import EnvSpec
 
@@ -29,8 +29,8 @@ from vla_rl.types import EnvSpec
 def test_a_killed_process_leaves_no_folder_that_the_next_one_does_not_use(tmp_path: Path) -> None:
     code = """
 import os
-from vla_rl.envs.libero.libero_code import load_libero
-from vla_rl.envs.libero.simulator import load_simulator
+from vla_rl.envs.libero.loading import load_libero
+from vla_rl.envs.libero.loading import load_simulator
 load_simulator()  # once, for the two that are killed
 for _ in range(2):
     child = os.fork()
@@ -57,7 +57,7 @@ def _choose_graphics(**variables: str) -> subprocess.CompletedProcess[str]:
         k: v for k, v in os.environ.items() if k not in ("MUJOCO_GL", "PYOPENGL_PLATFORM")
     }
     code = (
-        "from vla_rl.envs.mujoco.graphics import choose_graphics, make_context;"
+        "from vla_rl.envs.mujoco.loading import choose_graphics, make_context;"
         "print(choose_graphics()); context = make_context(64); context.make_current(); "
         "context.free()"
     )
@@ -72,20 +72,20 @@ def _choose_graphics(**variables: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("version", ["3.3.0", "3.3.2"])
 def test_the_mujoco_of_published_results_is_taken(version: str) -> None:
-    refuse_wrong_mujoco(version)
+    check_mujoco_version(version)
 
 
 @pytest.mark.parametrize("version", ["3.2.7", "3.3.3", "3.4.0", "3.8.1"])
 def test_a_mujoco_with_other_physics_or_pictures_is_refused(version: str) -> None:
     with pytest.raises(EnvError, match=f"mujoco is {version}, expected >=3.3.0,<3.3.3.*ramekin"):
-        refuse_wrong_mujoco(version)
+        check_mujoco_version(version)
 
 
 def test_a_mujoco_without_the_function_that_frees_its_cache_is_still_loaded_and_named(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "libmujoco.so").symlink_to(_ctypes.__file__)  # a library without it
-    _keep_no_assets(types.SimpleNamespace(__file__=str(tmp_path / "__init__.py")))
+    _disable_asset_cache(types.SimpleNamespace(__file__=str(tmp_path / "__init__.py")))
 
 
 def test_a_warning_of_mujocos_goes_to_stderr_and_into_no_file(
@@ -143,17 +143,17 @@ def no_opengl(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process as one that has not chosen a library yet, and will find none."""
     for name, value in NO_OPENGL.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(graphics, "_spares", [])
-    monkeypatch.setattr(graphics, "_chosen_by", set())
-    graphics.choose_graphics.cache_clear()
+    monkeypatch.setattr(loading, "_spare_contexts", [])
+    monkeypatch.setattr(loading, "_choosing_process", set())
+    loading.choose_graphics.cache_clear()
     yield
-    graphics.choose_graphics.cache_clear()
+    loading.choose_graphics.cache_clear()
 
 
 @pytest.mark.usefixtures("no_opengl")
 def test_without_any_opengl_the_error_names_the_packages() -> None:
     with pytest.raises(EnvError) as caught:
-        graphics.make_context(64)
+        loading.make_context(64)
     for part in (
         "MUJOCO_EGL_DEVICE_ID is '99', expected 0 to",
         "apt-get install libegl1 libgl1",
@@ -166,7 +166,7 @@ def test_without_any_opengl_the_error_names_the_packages() -> None:
 def test_drawing_on_a_screen_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUJOCO_GL", "glfw")
     with pytest.raises(EnvError, match="MUJOCO_GL is 'glfw', expected 'egl' or 'osmesa'"):
-        graphics.make_context(64)
+        loading.make_context(64)
 
 
 @pytest.mark.usefixtures("no_opengl")

@@ -13,18 +13,17 @@ import pytest
 from grip_rig import slip_m
 
 import vla_rl
+from scripts.placeholder_assets import all_items, placeholder_files
+from scripts.placeholder_assets.contact_sheet import draw_item
+from scripts.placeholder_assets.shapes import Item, octagon, ring, turned
 from vla_rl.envs.libero import Task, find_task, list_tasks
 from vla_rl.envs.libero.assets import STAND_INS, find_assets
 from vla_rl.envs.libero.env import IDLE_ACTION
-from vla_rl.envs.libero.experts.grasps import MAX_WIDTH_M
-from vla_rl.envs.libero.init_states import read_init_states
+from vla_rl.envs.libero.experts.picking import MAX_WIDTH_M
+from vla_rl.envs.libero.loading import load_simulator
 from vla_rl.envs.libero.probe import probe_physics
 from vla_rl.envs.libero.scene import Scene
-from vla_rl.envs.libero.simulator import load_simulator
-from vla_rl.envs.libero.stand_ins import all_items, stand_in_files
-from vla_rl.envs.libero.stand_ins.contact_sheet import draw_item
-from vla_rl.envs.libero.stand_ins.model import Item
-from vla_rl.envs.libero.stand_ins.shapes import octagon, ring, turned
+from vla_rl.envs.libero.task_files import read_init_states
 
 SHIPPED = Path(vla_rl.__file__).parent / "assets" / "libero_stand_ins"
 SUITES = ("libero_object", "libero_spatial", "libero_goal", "libero_10")
@@ -70,10 +69,10 @@ def test_the_shipped_tree_is_what_the_code_generates() -> None:
         for path in SHIPPED.rglob("*")
         if path.is_file()
     }
-    generated = stand_in_files()
+    generated = placeholder_files()
     assert shipped.keys() == generated.keys()
     assert [name for name, content in generated.items() if shipped[name] != content] == [], (
-        "run `python -m vla_rl.envs.libero.stand_ins vla_rl/assets/libero_stand_ins`"
+        "run `python -m scripts.placeholder_assets vla_rl/assets/libero_stand_ins`"
     )
     assert sum(map(len, shipped.values())) < 250_000
 
@@ -84,11 +83,11 @@ def test_the_command_writes_the_tree_and_says_how_much_it_was(tmp_path: Path) ->
         "-W",
         "error",
         "-m",
-        "vla_rl.envs.libero.stand_ins",
+        "scripts.placeholder_assets",
         str(tmp_path / "tree"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"{len(stand_in_files())} files, ")
+    assert done.stdout.startswith(f"{len(placeholder_files())} files, ")
     assert (tmp_path / "tree" / "scenes" / "libero_floor_base_style.xml").is_file()
 
 
@@ -252,7 +251,7 @@ def test_a_turned_surface_looks_outwards() -> None:
 
 def test_textures_are_pictures() -> None:
     pictures = {
-        name: content for name, content in stand_in_files().items() if name.endswith(".png")
+        name: content for name, content in placeholder_files().items() if name.endswith(".png")
     }
     assert len(pictures) == 8
     for content in pictures.values():

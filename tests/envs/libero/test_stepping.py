@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from vla_rl.envs.libero import LiberoEnv, find_task
-from vla_rl.envs.libero.init_states import read_init_states
 from vla_rl.envs.libero.scene import Scene
+from vla_rl.envs.libero.task_files import read_init_states
 
 INIT_STATE_ID, NEXT_TRIAL = 3, 1
 IDLE = np.array([0, 0, 0, 0, 0, 0, -1.0])

@@ -4,8 +4,7 @@ changed.
 
 import pytest
 
-from vla_rl.envs.libero.packages import joined_suite, split_suite
-from vla_rl.envs.libero.variants import kind_of_suite, variant_of
+from vla_rl.envs.libero.packages import get_suite_change, joined_suite, parse_variant, split_suite
 
 STOVE = "turn_on_the_stove"
 
@@ -59,7 +58,7 @@ STOVE = "turn_on_the_stove"
 def test_a_name_says_what_was_changed_and_where_its_files_are(
     name: str, kind: str, goal: str, states: str, noise: int
 ) -> None:
-    variant = variant_of("libero_goal", name)
+    variant = parse_variant("libero_goal", name)
     found = (
         variant.origin,
         variant.kind,
@@ -82,7 +81,7 @@ def test_a_name_says_what_was_changed_and_where_its_files_are(
 def test_a_suite_that_was_made_from_another_says_what_was_changed(
     suite: str, origin: str | None, kind: str
 ) -> None:
-    assert kind_of_suite(suite, origin) == kind
+    assert get_suite_change(suite, origin) == kind
 
 
 @pytest.mark.parametrize(

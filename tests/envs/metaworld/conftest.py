@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from vla_rl.envs.metaworld import MetaWorldEnv
-from vla_rl.envs.metaworld.package import load_metaworld
+from vla_rl.envs.metaworld.scene import load_metaworld
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from vla_rl.envs.metaworld import MetaWorldEnv
-from vla_rl.envs.metaworld.experts import MetaWorldExpert
+from vla_rl.envs.metaworld.env import MetaWorldExpert
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
 
 from vla_rl.envs.metaworld import MetaWorldEnv
-from vla_rl.envs.metaworld.sawyer_look import draw_sawyer_plainly
-from vla_rl.envs.mujoco.graphics import choose_graphics
+from vla_rl.envs.metaworld.env import draw_sawyer_plainly
+from vla_rl.envs.mujoco.loading import choose_graphics
 
 SIZE = 96
 

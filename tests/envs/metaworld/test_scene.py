@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from vla_rl.env_workers.plain import as_plain
-from vla_rl.envs.metaworld.experts import MetaWorldExpert
-from vla_rl.envs.metaworld.package import load_metaworld
-from vla_rl.envs.metaworld.scene import Scene
+from vla_rl.envs.metaworld.env import MetaWorldExpert
+from vla_rl.envs.metaworld.scene import Scene, load_metaworld
 from vla_rl.envs.metaworld.tasks import find_task
 
 IN_THE_SUITE = ("door-lock", "pick-place", "stick-pull")

@@ -9,7 +9,7 @@ import pytest
 
 import vla_rl.envs
 from vla_rl.envs.metaworld import SUITES, MetaWorldEnv, find_task, list_tasks
-from vla_rl.envs.metaworld.package import VERSION, load_metaworld
+from vla_rl.envs.metaworld.scene import VERSION, load_metaworld
 from vla_rl.errors import EnvError, PackageError
 from vla_rl.util.installing import REQUIREMENTS, pins
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vla_rl.envs.mujoco.simplified_meshes import Mesh, Texture, simplify
+from vla_rl.envs.mujoco.meshes import Mesh, Texture, simplify
 
 CELL_M, TOLERANCE_M = 2e-3, 2e-4
 
@@ -59,7 +59,7 @@ def test_the_texture_lies_on_the_surface_as_before() -> None:
     fewer = simplify(mesh, CELL_M, TOLERANCE_M)
     assert mesh.texture is not None
     assert fewer.texture_faces is not None
-    places = mesh.texture.places[fewer.texture_faces]
+    places = mesh.texture.coordinates[fewer.texture_faces]
     np.testing.assert_allclose(places, mesh.vertices[fewer.faces][..., :2] / 0.1, atol=1e-6)
 
 
@@ -68,17 +68,17 @@ def test_a_seam_of_the_texture_stays_a_line_and_nothing_crosses_it() -> None:
     assert mesh.texture is not None
     # the right half of the sheet has a piece of the texture of its own
     is_right = mesh.vertices[mesh.faces][..., 0].mean(axis=1) > 0.05
-    number = len(mesh.texture.places)
+    number = len(mesh.texture.coordinates)
     cut = Texture(
         mesh.texture.faces + number * is_right[:, None],
-        np.concatenate([mesh.texture.places, mesh.texture.places + np.array([5, 0])]).astype(
-            np.float32
-        ),
+        np.concatenate(
+            [mesh.texture.coordinates, mesh.texture.coordinates + np.array([5, 0])]
+        ).astype(np.float32),
     )
     fewer = simplify(mesh._replace(texture=cut), CELL_M, TOLERANCE_M)
     assert len(fewer.faces) < len(mesh.faces) / 50
     assert fewer.texture_faces is not None
-    on_texture = cut.places[fewer.texture_faces][..., 0]
+    on_texture = cut.coordinates[fewer.texture_faces][..., 0]
     across = mesh.vertices[fewer.faces][..., 0]
     is_right = is_right[fewer.kept]
     np.testing.assert_allclose(on_texture, across / 0.1 + 5 * is_right[:, None], atol=1e-5)

@@ -58,7 +58,7 @@ def test_a_data_set_becomes_starts(folder: Path) -> None:
 def test_every_environment_of_the_table_is_registered_and_takes_what_it_says() -> None:
     import inspect
 
-    from vla_rl.envs.text.registry import text_task_class
+    from vla_rl.envs.text.task import find_text_task
 
     rows = re.findall(r"^\| `(text/\w+)` \| .* \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
     assert [name for name, _ in rows] == [
@@ -69,5 +69,5 @@ def test_every_environment_of_the_table_is_registered_and_takes_what_it_says() -
         "text/square",
     ]
     for name, arguments in rows:
-        known = inspect.signature(text_task_class(name)).parameters
+        known = inspect.signature(find_text_task(name)).parameters
         assert set(re.findall(r"`(\w+)`", arguments)) <= set(known), name

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from vla_rl.envs.text.limits import TextLimits
+from vla_rl.envs.text.task import TextLimits
 from vla_rl.errors import ConfigError
 
 

@@ -4,8 +4,8 @@ half right with them.
 
 import itertools
 
-from vla_rl.envs.text.pair_mix import pair_conversation
 from vla_rl.envs.text.tasks.arithmetic import calculate
+from vla_rl.envs.text.tasks.arithmetic_conversations import draw_pair_conversation
 from vla_rl.recipes.sft_text import SftTextConfig, conversation_of
 from vla_rl.types import Message
 
@@ -19,7 +19,7 @@ def rounds_of(chat: tuple[Message, ...]) -> list[list[Message]]:
 
 
 def made(number: int, mistakes: float) -> tuple[Message, ...]:
-    return pair_conversation(number, **SUMS, mistakes=mistakes)  # type: ignore[arg-type]
+    return draw_pair_conversation(number, **SUMS, mistakes=mistakes)  # type: ignore[arg-type]
 
 
 def is_right(chat: tuple[Message, ...], number: int) -> list[bool]:

@@ -11,7 +11,7 @@ import pytest
 from text_episodes import ask_tool, say, spec_of
 
 from vla_rl.envs.text import TextEnvPool
-from vla_rl.envs.text.search import open_index
+from vla_rl.envs.text.tasks.questions import open_index
 from vla_rl.errors import DataError
 
 ROWS = [

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 
 import vla_rl.envs.text  # noqa: F401 - registers its tasks
-from vla_rl.envs.text.registry import make_text_task, text_task_class, text_task_ids
+from vla_rl.envs.text.task import find_text_task, make_text_task, text_task_ids
 from vla_rl.errors import ConfigError
 from vla_rl.types import EnvSpec
 
 
 def test_an_id_and_the_path_of_its_class_give_the_same_class() -> None:
     for task_id in text_task_ids():
-        found = text_task_class(task_id)
-        assert text_task_class(f"{found.__module__}:{found.__name__}") is found
+        found = find_text_task(task_id)
+        assert find_text_task(f"{found.__module__}:{found.__name__}") is found
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_an_id_and_the_path_of_its_class_give_the_same_class() -> None:
 )
 def test_what_is_no_text_environment_is_named_with_the_nearest(task_id: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        text_task_class(task_id)
+        find_text_task(task_id)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from text_episodes import ask_tool, say, spec_of
 
 from vla_rl.envs.text import Ask, Done, TextEnvPool, TextTask, make_text_task
-from vla_rl.envs.text.tasks.square import COLOURS, draw_square
+from vla_rl.envs.text.tasks.questions import COLOURS, draw_square
 from vla_rl.errors import ConfigError
 from vla_rl.types import ChoiceFormat, EnvSpec, Info, RegexFormat, ReplyOptions
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vla_rl.envs.toy.faulty import FaultyEnv
+from vla_rl.envs.toy import FaultyEnv
 
 IDLE = np.zeros(7, np.float32)
 

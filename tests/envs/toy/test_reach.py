@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import vla_rl.envs  # noqa: F401  # registers the ids
-from vla_rl.envs.toy.reach import COLOURS, ToyReachEnv
+from vla_rl.envs.toy import COLOURS, ToyReachEnv
 
 
 def make(**kwargs: Any) -> ToyReachEnv:

@@ -18,7 +18,7 @@ FORK_S: Final = 6.0
 
 def draw() -> None:
     """Draw a red box. Raises: RuntimeError if the picture has one colour only."""
-    from vla_rl.envs.mujoco.graphics import choose_graphics
+    from vla_rl.envs.mujoco.loading import choose_graphics
 
     backend = choose_graphics()
     import mujoco

@@ -12,7 +12,7 @@ from typing import Final
 import vla_rl
 from vla_rl.cli.doctor.finding import Finding, Patient, not_finished
 from vla_rl.cli.doctor.trial import try_apart
-from vla_rl.envs.libero.asset_wheels import WHEELS, install_command
+from vla_rl.envs.libero.assets import WHEELS, install_command
 from vla_rl.errors import CheckpointError
 
 SHIPPED: Final = Path(vla_rl.__file__).parent / "assets"

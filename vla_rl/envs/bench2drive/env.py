@@ -22,7 +22,7 @@ from vla_rl.envs.driving.plan_actions import PlanAction, checked_action, waypoin
 from vla_rl.envs.driving.roads import COMMANDS
 from vla_rl.envs.driving.scores.bench2drive import RouteRecord
 from vla_rl.envs.driving.starts import scene_number
-from vla_rl.envs.words import Words
+from vla_rl.envs.gymnasium_adapters import Words
 from vla_rl.types import Info, Observation
 
 

@@ -12,7 +12,7 @@ from vla_rl.envs.driving.roads import COMMANDS
 from vla_rl.envs.driving.scores.vehicle import PACIFICA
 from vla_rl.envs.driving.traffic import CAR
 from vla_rl.envs.driving.world import World
-from vla_rl.envs.words import Words
+from vla_rl.envs.gymnasium_adapters import Words
 from vla_rl.types import Observation
 
 ROUTE_POINTS: Final = 10

@@ -5,7 +5,7 @@ simulator.
     env = LiberoEnv("libero_object", task_id=1, assets="/data/libero/assets")
     observation, info = env.reset(seed=0, options={"init_state_id": 7})
 
-The tasks, initial states, goals and physics are those of hf-libero and robosuite 1.4; the pictures
+The tasks, initial states, goals and physics are those of hf-libero and robosuite 1.4; the images
 are drawn by MuJoCo itself, and only if they are used.
 """
 

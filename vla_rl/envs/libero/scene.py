@@ -1,5 +1,4 @@
-"""One task's scene without cameras: built once, restored to any start in a millisecond, stepped by
-our own loop.
+"""One task's scene: built once, restored to any start in a millisecond, stepped by our own loop.
 
 robosuite rebuilds the whole model at each reset, and its controller, gripper and sensor timers hold
 state that no initial state covers. Here the scene is built once; all state that a step can change
@@ -9,22 +8,30 @@ on the process or on earlier episodes.
 
 robosuite's sensors read the simulation shortly before the end of a control step, at the last but
 one of its 25 substeps, and the poses of bodies are those before that substep moved them.
-`Scene.sample` holds that instant; pictures are drawn from it afterwards, if needed.
+`Scene.sample` holds that instant; images are drawn from it afterwards, if needed.
+
+A process that forks others prepares its scenes first. Each child then finds them built, in
+copy-on-write memory that it shares with its siblings, and makes only its own cameras. Those of a
+prepared scene wait for the next environment too, because a simulator of a training run changes
+between its tasks every few episodes, and uploading meshes and textures takes as long as drawing
+thirty pairs of small images. Other scenes are freed with their environment.
 """
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
 import numpy as np
 
-from vla_rl.envs.libero.building import SeededResets, unreadable_goal
-from vla_rl.envs.libero.drawn_starts import place_anew
-from vla_rl.envs.libero.simulator import load_simulator
+from vla_rl.envs.libero.building import SeededResets, draw_start, unreadable_goal
+from vla_rl.envs.libero.loading import load_simulator
 from vla_rl.envs.libero.stepping import Physics, Stepper
+from vla_rl.envs.libero.task_files import read_init_states
 from vla_rl.envs.libero.tasks import Task
-from vla_rl.envs.mujoco.cameras import DRAWN_FIELDS
+from vla_rl.envs.mujoco.cameras import DRAWN_FIELDS, Cameras
+from vla_rl.envs.mujoco.drawing_quality import Quality
 from vla_rl.errors import EnvError
 
 
@@ -36,7 +43,7 @@ class Sample(msgspec.Struct, frozen=True):
     finger joints (m)."""
 
     drawn: Mapping[str, np.ndarray]
-    """Input of a picture: the arrays of `DRAWN_FIELDS` and `site_rgba` (a lit burner is a site), by
+    """Input of an image: the arrays of `DRAWN_FIELDS` and `site_rgba` (a lit burner is a site), by
     name. Overwritten by the next step.
     """
 
@@ -133,7 +140,7 @@ class Scene:
         `drawn_starts`.
         """
         self._restore(self._after_reset(0))
-        place_anew(self._env, seed)
+        draw_start(self._env, seed)
         self._look_around()
 
     def advance(self, action: np.ndarray) -> bool:
@@ -225,3 +232,98 @@ class Scene:
         is_reached = bool(self._env._check_success())
         self._env._post_process()
         return is_reached
+
+
+_MAX_UPLOADED_BYTES: Final = 256 * 2**20
+"""Bytes of meshes and textures that the waiting cameras of a process may hold: those of some ten
+tasks with images of 84 pixels, or of one or two with whole textures of 4096."""
+
+
+class SceneKey(NamedTuple):
+    """Arguments that identify a scene."""
+
+    task: Task
+    assets: Path
+    scene_seed: int
+
+
+class CameraKey(NamedTuple):
+    """Everything that decides whether cameras of a scene can serve another environment of it."""
+
+    cameras: tuple[str, ...]
+    size: int
+    quality: Quality
+    thread: int
+    """Id of the thread that made them: OpenGL may refuse another one."""
+
+    @classmethod
+    def here(cls, cameras: tuple[str, ...], size: int, quality: Quality) -> "CameraKey":
+        """Return the key of cameras that this thread uses."""
+        return cls(cameras, size, quality, threading.get_ident())
+
+
+_prepared: dict[SceneKey, Scene] = {}
+_in_use: set[SceneKey] = set()
+_spare_cameras: dict[SceneKey, tuple[CameraKey, Cameras]] = {}
+"""Cameras of prepared scenes that no environment uses, the longest waiting first."""
+
+
+def prepare_scene(key: SceneKey) -> Scene:
+    """Build the scene and keep it for the life of this process; a second call returns the same.
+
+    The scene also runs its first steps here, so that the compiled code is loaded before a fork.
+    """
+    if key in _prepared:
+        return _prepared[key]
+    scene = Scene(*key)
+    scene.begin(read_init_states(key.task.init_states_file)[0])
+    for physics in get_args(Physics):
+        scene.physics = physics
+        scene.advance(np.zeros(7))
+    _prepared[key] = scene
+    return scene
+
+
+def take_scene(key: SceneKey) -> Scene:
+    """Return the prepared scene if there is one that is not in use; else build a new one."""
+    if key in _prepared and key not in _in_use:
+        _in_use.add(key)
+        return _prepared[key]
+    return Scene(*key)
+
+
+def take_cameras(key: SceneKey, scene: Scene, drawing: CameraKey) -> Cameras | None:
+    """Return the waiting cameras of this scene if they draw the same; others are closed."""
+    if _prepared.get(key) is not scene or key not in _spare_cameras:
+        return None
+    found, cameras = _spare_cameras.pop(key)
+    if found != drawing:
+        cameras.close()
+        return None
+    cameras.resume()
+    return cameras
+
+
+def release_cameras(key: SceneKey, scene: Scene, drawing: CameraKey, cameras: Cameras) -> None:
+    """Return the cameras of a scene: those of a prepared one wait if there is room, others are closed."""
+    if (
+        _prepared.get(key) is not scene
+        or cameras.is_lost
+        or cameras.num_bytes > _MAX_UPLOADED_BYTES
+    ):
+        cameras.close()
+        return
+    cameras.rest()
+    _spare_cameras[key] = drawing, cameras
+    while sum(each.num_bytes for _, each in _spare_cameras.values()) > _MAX_UPLOADED_BYTES:
+        _spare_cameras.pop(next(iter(_spare_cameras)))[1].close()
+
+
+def release_scene(key: SceneKey, scene: Scene) -> None:
+    """Return a scene from `take_scene`: a prepared one waits for the next environment, any other is
+    freed.
+    """
+    if _prepared.get(key) is scene:
+        _in_use.discard(key)
+    else:
+        scene.close()

@@ -1,20 +1,23 @@
-"""The control step of one scene: live views of MuJoCo's arrays, the controller's state, and one
-compiled call for each step.
+"""The control step of one scene, as one compiled call on live views of MuJoCo's arrays.
 
 Nothing here calls robosuite's `step`: `control_step` computes the same numbers. robosuite's objects
 are read once, after a scene was built, for the controller's state at the reset and the joints'
 addresses.
 """
 
+import contextlib
+import fcntl
 import functools
 import importlib
 import math
+import time
+from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from vla_rl.envs.libero.compiling import call_compiled
-from vla_rl.envs.libero.simulator import load_simulator
+from vla_rl.envs.libero.loading import load_simulator
+from vla_rl.envs.mujoco.loading import cache_folder
 
 Physics: TypeAlias = Literal["exact", "fast"]
 """exact: robosuite's bits. fast: one constraint solve a substep, sparse matrices, no inverses;
@@ -27,14 +30,14 @@ _SMALLEST_SINE = 1e-8
 
 
 @functools.cache
-def _compiled_code() -> tuple[Any, Any, Any]:
+def _compiled_code() -> tuple[Any, Any]:
     """Return the modules of the compiled code: imported late, because `load_simulator` sets the
     folder of compiled code.
     """
     load_simulator()
-    names = ("control_step", "operational_space", "mujoco_calls")
-    modules = [importlib.import_module(f"vla_rl.envs.libero.{name}") for name in names]
-    return modules[0], modules[1], modules[2]
+    names = ("control_step", "mujoco_calls")
+    code, calls = [importlib.import_module(f"vla_rl.envs.libero.{name}") for name in names]
+    return code, calls
 
 
 class Stepper:
@@ -46,7 +49,7 @@ class Stepper:
     """
 
     def __init__(self, env: Any) -> None:
-        self._code, controllers, calls = _compiled_code()
+        self._code, calls = _compiled_code()
         self._simulator = load_simulator()
         self._quaternion, self._rotation = self._simulator.axisangle2quat, self._simulator.quat2mat
         robot, model, data = env.robots[0], env.sim.model._model, env.sim.data._data
@@ -61,10 +64,10 @@ class Stepper:
         )
         self._read = self._code.Poses(*(array.copy() for array in self._live))
         self._simulation = self._make_simulation(env)
-        self._controller = controllers.ControllerState(
+        self._controller = self._code.ControllerState(
             *(
                 np.array(getattr(robot.controller, name))
-                for name in controllers.ControllerState._fields
+                for name in self._code.ControllerState._fields
             )
         )
         # whether the controller has read the pose, and the two fingers' commands
@@ -159,14 +162,14 @@ class Stepper:
     def _make_simulation(self, env: Any) -> Any:
         robot, model, data = env.robots[0], env.sim.model._model, env.sim.data._data
         arm = list(range(self._code.NUM_JOINTS))
-        places = (
+        indices = (
             robot.controller.qpos_index,
             robot.controller.qvel_index,
             robot._ref_joint_actuator_indexes,
         )
-        if any(list(place) != arm for place in places):
+        if any(list(each) != arm for each in indices):
             raise ValueError(
-                f"the arm's joints and motors are at {places}, expected the first "
+                f"the arm's joints and motors are at {indices}, expected the first "
                 f"{len(arm)} of each."
             )
         fingers = np.array(
@@ -216,3 +219,37 @@ def axis_angle(quaternion: np.ndarray) -> np.ndarray:
     if sine <= _SMALLEST_SINE:
         return np.zeros(3)
     return np.asarray(quaternion[:3] * 2.0 * np.arccos(w) / sine)
+
+
+COMPILE_WAIT_S = 120.0
+"""Longest wait for a process that compiles (s); after that a process compiles for itself."""
+
+
+def call_compiled(function: Any, *arguments: Any) -> Any:
+    """Call a function of numba's; its first call in a process holds the lock of all processes.
+
+    The first process on a machine compiles for half a minute and keeps the code on disk. Those
+    that start at the same time wait, and read that code instead of compiling it too.
+    """
+    if function.overloads:  # compiled or read in this process
+        return function(*arguments)
+    with _hold_compile_lock():
+        return function(*arguments)
+
+
+@contextlib.contextmanager
+def _hold_compile_lock() -> Iterator[None]:
+    with (cache_folder() / "compiling.lock").open("w", encoding="utf-8") as lock:
+        deadline = time.monotonic() + COMPILE_WAIT_S
+        # the kernel frees the lock of a killed process; a stopped one keeps it
+        while not _try_lock(lock.fileno()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        yield
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

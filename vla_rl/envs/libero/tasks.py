@@ -1,4 +1,4 @@
-"""Tasks of LIBERO and of the packages that extend it, by suite and in their own order (from 0).
+"""LIBERO's tasks by suite, in their packages' own order (from 0).
 
 A package lists the tasks of a suite in a plain data file, with goal files (`.bddl`) and files of
 initial states beside it. Only those files are read; LIBERO's own task list (its benchmark module)
@@ -13,18 +13,19 @@ from pathlib import Path
 
 import msgspec
 
-from vla_rl.envs.libero.goal_files import instruction_of
-from vla_rl.envs.libero.init_states import find_init_states, read_init_states
+from vla_rl.envs.image_env import is_whole
 from vla_rl.envs.libero.packages import (
     LIBERO,
+    Variant,
+    get_suite_change,
     how_to_install,
     installed_packages,
     joined_suite,
     package_root,
+    parse_variant,
     split_suite,
 )
-from vla_rl.envs.libero.variants import Variant, kind_of_suite, variant_of
-from vla_rl.envs.picture_env import is_whole
+from vla_rl.envs.libero.task_files import find_init_states, read_init_states, read_instruction
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
 """LIBERO's own suites."""
@@ -73,13 +74,13 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def variant(self) -> Variant:
         """The variant that the task's name describes."""
-        return variant_of(split_suite(self.suite)[1], self.name)
+        return parse_variant(split_suite(self.suite)[1], self.name)
 
     @property
     def perturbation(self) -> str:
         """The kind of change: `camera`, `swap`, ...; empty for LIBERO's own tasks."""
         suite = split_suite(self.suite)[1]
-        return self.variant.kind or kind_of_suite(suite, origin_of_suite(suite))
+        return self.variant.kind or get_suite_change(suite, origin_of_suite(suite))
 
     @property
     def instruction(self) -> str:
@@ -243,12 +244,12 @@ def _instruction(task: Task) -> str:
     in_words = _SCENE_PREFIX.sub("", origin).replace("_", " ")
     if suite in SUITES and task.name == origin:
         return in_words
-    words = instruction_of(task.goal_file)
+    words = read_instruction(task.goal_file)
     folder = package_root(task.package) / "bddl_files" / (origin_of_suite(suite) or "")
     original = folder / f"{origin}.bddl"
     # the goal files of 29 of LIBERO's tasks have other words than their names, which published
     # policies know; only words that differ from the original's are a change of the instruction
-    is_unchanged = original.is_file() and instruction_of(original).lower() == words.lower()
+    is_unchanged = original.is_file() and read_instruction(original).lower() == words.lower()
     return in_words if is_unchanged else words
 
 

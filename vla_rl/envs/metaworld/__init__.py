@@ -5,7 +5,7 @@ no simulator.
     env = MetaWorldEnv("metaworld_mt50", task_id="drawer-open")
     observation, info = env.reset(options={"init_state_id": 7})
 
-The physics, success criteria and scripted experts are those of the package metaworld; the pictures
+The physics, success criteria and scripted experts are those of the package metaworld; the images
 are drawn by MuJoCo itself, and only if they are used.
 """
 

@@ -1,6 +1,12 @@
-"""`MetaWorldEnv`: one task of Meta-World as a plain, synchronous gymnasium environment."""
+"""`MetaWorldEnv`: one task of Meta-World as a plain, synchronous gymnasium environment.
+
+Its models are drawn with MuJoCo's default groups of geoms, and with a plain Sawyer in the quality
+"fast". The Sawyer's meshes have 67 000 triangles, and a scene hardly any others. Most of its links
+have no collision shapes that could be drawn instead, so the plain robot has coarse meshes.
+"""
 
 import copy
+import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, get_args
@@ -8,30 +14,29 @@ from typing import Any, Final, get_args
 import numpy as np
 from gymnasium import spaces
 
-from vla_rl.envs.metaworld.experts import MetaWorldExpert
-from vla_rl.envs.metaworld.package import load_metaworld
-from vla_rl.envs.metaworld.sawyer_look import METAWORLD_STYLE
-from vla_rl.envs.metaworld.scene import Scene
+from vla_rl.envs.experts import ExpertSuggestions
+from vla_rl.envs.gymnasium_adapters import Words
+from vla_rl.envs.image_env import Expert, ImageEnv, require_at_least, require_choice
+from vla_rl.envs.metaworld.scene import Scene, load_metaworld
 from vla_rl.envs.metaworld.tasks import STEP_LIMIT, Task, find_task
 from vla_rl.envs.mujoco.cameras import Cameras, Orientation
-from vla_rl.envs.mujoco.look import Quality
-from vla_rl.envs.picture_env import Expert, PictureEnv, refuse_below, refuse_other
-from vla_rl.envs.suggestions import ExpertSuggestions
-from vla_rl.envs.words import Words
+from vla_rl.envs.mujoco.drawing_quality import Quality, Style
+from vla_rl.envs.mujoco.loading import load_mujoco
+from vla_rl.envs.mujoco.meshes import make_coarse
 from vla_rl.types import Info
 
 CAMERAS: Final = MappingProxyType({"image": "corner2", "wrist_image": "gripperPOV"})
-"""Meta-World's camera for each picture of the observation."""
+"""Meta-World's camera for each image of the observation."""
 
 _ORIENTATIONS: Final[Mapping[str, Orientation]] = MappingProxyType(
     {"image": "turned", "wrist_image": "upright"}  # corner2 is mounted upside down
 )
 _STATE_LOW: Final = np.array([-0.525, 0.348, -0.0525, 0.0], np.float32)
 _STATE_HIGH: Final = np.array([0.525, 1.025, 0.7, 1.0], np.float32)
-_CHARACTERS: Final = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 ,-"
+_INSTRUCTION_CHARACTERS: Final = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 ,-"
 
 
-class MetaWorldEnv(PictureEnv):
+class MetaWorldEnv(ImageEnv):
     """A Sawyer arm on one Meta-World task, 80 control steps a second.
 
     Observation:
@@ -58,17 +63,17 @@ class MetaWorldEnv(PictureEnv):
         image_size: S, in pixels.
         step_limit: control steps after which the episode is truncated; None for Meta-World's 500.
         wrist_image: False omits the camera in the gripper, for policies that do not use it.
-        render_mode: "rgb_array" or None; pictures are in the observation either way.
-        render_key: key of the picture that `render` returns, which also gives the frames of a
+        render_mode: "rgb_array" or None; images are in the observation either way.
+        render_key: key of the image that `render` returns, which also gives the frames of a
             chunk.
         quality: "exact" draws the pixels of Meta-World's own renderer, "fast" draws without
             multisampling and shadows and with a plainer robot.
 
-    OpenGL is opened at the first picture, so that a process that has made an environment can still
+    OpenGL is opened at the first image, so that a process that has made an environment can still
     fork.
 
     Raises: `ValueError` for an unknown suite or task; `ImportError` without Meta-World; `EnvError`
-        for another version of it, and at the first picture without OpenGL.
+        for another version of it, and at the first image without OpenGL.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 80, "robot_type": "sawyer"}  # noqa: RUF012 - as gymnasium declares it
@@ -87,8 +92,8 @@ class MetaWorldEnv(PictureEnv):
         quality: Quality = "exact",
     ) -> None:
         self.task: Task = find_task(suite, task_id)
-        refuse_other("quality", quality, get_args(Quality))
-        refuse_below("image_size", image_size, 16)
+        require_choice("quality", quality, get_args(Quality))
+        require_at_least("image_size", image_size, 16)
         super().__init__(
             self.task,
             tuple(name for name in CAMERAS if wrist_image or name != "wrist_image"),
@@ -103,9 +108,9 @@ class MetaWorldEnv(PictureEnv):
         image = spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
         self.observation_space = spaces.Dict(
             {
-                **dict.fromkeys(self._pictures, image),
+                **dict.fromkeys(self._image_keys, image),
                 "state": spaces.Box(_STATE_LOW, _STATE_HIGH, dtype=np.float32),
-                "instruction": Words(256, charset=_CHARACTERS),
+                "instruction": Words(256, charset=_INSTRUCTION_CHARACTERS),
             }
         )
         self.action_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
@@ -116,14 +121,14 @@ class MetaWorldEnv(PictureEnv):
         load_metaworld()
 
     def open_graphics(self) -> None:
-        """Open OpenGL now instead of at the first picture, in a process that will not fork.
+        """Open OpenGL now instead of at the first image, in a process that will not fork.
 
         Raises: `EnvError`.
         """
         if self._cameras is None:
             # a copy, so that nothing that drawing changes can reach the physics
             model = copy.copy(self.scene.model)
-            cameras = {CAMERAS[name]: _ORIENTATIONS[name] for name in self._pictures}
+            cameras = {CAMERAS[name]: _ORIENTATIONS[name] for name in self._image_keys}
             self._cameras = Cameras(
                 model, cameras, self._image_size, self._quality, METAWORLD_STYLE
             )
@@ -180,3 +185,42 @@ def make_suggesting_env(**kwargs: Any) -> ExpertSuggestions:
     Keywords are those of `MetaWorldEnv`. gymnasium's entry point.
     """
     return ExpertSuggestions(MetaWorldEnv(**kwargs))
+
+
+_CELL_M: Final = 0.025
+"""Finer cells cost more, coarser ones break the outline of the arm."""
+
+
+def draw_sawyer_plainly(model: Any) -> None:
+    """Simplify the meshes of the robot, which share the root of its hand; objects stay exact."""
+    is_mesh = model.geom_type == load_mujoco().mjtGeom.mjGEOM_MESH
+    robot = model.body_rootid[model.body("hand").id]
+    is_robot = model.body_rootid[model.geom_bodyid] == robot
+    make_coarse(model, np.unique(model.geom_dataid[is_mesh & is_robot]), _CELL_M)
+
+
+METAWORLD_STYLE = Style((1, 1, 1, 0, 0, 0), draw_sawyer_plainly, has_fine_detail=False)
+
+
+class MetaWorldExpert:
+    """Solves the task of one scene by Meta-World's own program; it has no memory."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._policy: Any = load_metaworld().experts[f"{scene.task.name}-v3"]()
+
+    def begin(self) -> None:
+        """Do nothing: the program reads where everything is at each step."""
+
+    def act(self) -> np.ndarray:
+        """Return the action for the current scene, float32 [4]."""
+        with warnings.catch_warnings():
+            # that a displacement is above 1, which Meta-World clips
+            warnings.simplefilter("ignore", UserWarning)
+            action = self._policy.get_action(self._scene.observation)
+        return np.asarray(np.clip(action, -1.0, 1.0), np.float32)
+
+    @property
+    def obstacle(self) -> str | None:
+        """None: these programs do not know why they fail."""
+        return None

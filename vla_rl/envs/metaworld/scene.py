@@ -1,5 +1,4 @@
-"""One task's simulation without cameras: Meta-World's own environment, with starts by number and a
-state that can be saved.
+"""One task's simulation without cameras: Meta-World's own environment, with starts by number.
 
 Meta-World draws a start when an environment is reset, from generators that its `reset(seed)` does
 not set, and rejects some draws in a loop that would not end for a fixed one. It also resets on top
@@ -14,17 +13,59 @@ values, so they are neither saved nor restored but made by the reset of the same
 """
 
 import copy
+import functools
+import importlib
+import importlib.metadata
 import sys
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from vla_rl.envs.metaworld.package import load_metaworld
 from vla_rl.envs.metaworld.tasks import Task
 from vla_rl.envs.mujoco.cameras import DRAWN_FIELDS
-from vla_rl.envs.mujoco.loading import load_mujoco
+from vla_rl.envs.mujoco.loading import load_mujoco, quiet_imports
+from vla_rl.errors import EnvError, PackageError
 from vla_rl.types import derive_seed
+from vla_rl.util.installing import pip_command
+
+VERSION: Final = "3.0.0"
+"""Version whose tasks, success criteria and experts this package was made for."""
+
+
+class MetaWorldCode(NamedTuple):
+    """The loaded package."""
+
+    envs: Mapping[str, Any]
+    """Class of each task's environment, by its full name, such as `drawer-open-v3`."""
+
+    experts: Mapping[str, Any]
+    """Class of each task's scripted policy, by the same names."""
+
+
+@functools.cache
+def load_metaworld() -> MetaWorldCode:
+    """Import metaworld, once in a process, without OpenGL, so that the process can still fork.
+
+    Raises: `ImportError` if it is not installed, `EnvError` for another version.
+    """
+    try:
+        found = importlib.metadata.version("metaworld")
+    except importlib.metadata.PackageNotFoundError:
+        raise PackageError(
+            f"Meta-World is not installed; run `{pip_command('metaworld')}`."
+        ) from None
+    if found != VERSION:
+        raise EnvError(
+            f"metaworld is {found}, expected {VERSION}, because tasks and experts differ between "
+            f"versions; run `{pip_command('metaworld')}`."
+        )
+    load_mujoco()
+    with quiet_imports():
+        envs = importlib.import_module("metaworld.env_dict").ALL_V3_ENVIRONMENTS
+        experts = importlib.import_module("metaworld.policies").ENV_POLICY_MAP
+    return MetaWorldCode(envs, experts)
+
 
 _CORNER2_M: Final = (0.75, 0.075, 0.7)
 """Place of the fixed camera: that of public data sets and policies (Seo et al. 2022,
@@ -69,7 +110,7 @@ class Scene:
 
     @property
     def drawn(self) -> dict[str, np.ndarray]:
-        """Input of a picture, as `Cameras.draw` takes it; overwritten by the next step."""
+        """Input of an image, as `Cameras.draw` takes it; overwritten by the next step."""
         arrays = {name: getattr(self._env.data, name) for name in DRAWN_FIELDS}
         return {**arrays, "site_rgba": self.model.site_rgba}
 
@@ -80,7 +121,7 @@ class Scene:
         self._env._freeze_rand_vec, self._env._last_rand_vec = True, vector
         self.observation, _ = self._env.reset()
         self._start, self.dense_reward = start, 0.0
-        # Meta-World moves bodies after it last computed poses, so a picture would show them where
+        # Meta-World moves bodies after it last computed poses, so an image would show them where
         # they were
         self._compute_poses()
 

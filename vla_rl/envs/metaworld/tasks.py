@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from vla_rl.envs.picture_env import is_whole
+from vla_rl.envs.image_env import is_whole
 
 INSTRUCTIONS: Final = MappingProxyType(
     {

@@ -29,7 +29,7 @@ from vla_rl.envs.driving.scores.recorded import (
     recorded_scenes,
 )
 from vla_rl.envs.driving.scores.vehicle import AX, AY, STEER, VX, VY, YAW_RATE
-from vla_rl.envs.words import Words
+from vla_rl.envs.gymnasium_adapters import Words
 from vla_rl.types import Observation
 
 _EGO: Final = [VX, VY, AX, AY, YAW_RATE, STEER]

@@ -10,25 +10,26 @@
 A task is imported when its first episode starts.
 """
 
-from vla_rl.envs.text.episode import TextEpisode
-from vla_rl.envs.text.limits import TextLimits
-from vla_rl.envs.text.pool import TextEnvPool, TextPoolConfig
-from vla_rl.envs.text.registry import (
+from vla_rl.envs.text.episode import TextEnvPool, TextEpisode, TextPoolConfig
+from vla_rl.envs.text.task import (
+    Ask,
+    Done,
+    TextLimits,
+    TextTask,
     is_text_task,
     make_text_task,
     register_text_task,
     text_task_ids,
 )
-from vla_rl.envs.text.task import Ask, Done, TextTask
 from vla_rl.envs.text.tools import ToolAnswer, Toolbox
 from vla_rl.sandbox import CallResult, ProcessLimits, Sandbox, SandboxConfig
 
 _TASKS = "vla_rl.envs.text.tasks"
 register_text_task("text/arithmetic", f"{_TASKS}.arithmetic:ArithmeticTask")
-register_text_task("text/arithmetic_pair", f"{_TASKS}.arithmetic_pair:ArithmeticPairTask")
-register_text_task("text/question", f"{_TASKS}.question:QuestionTask")
-register_text_task("text/square", f"{_TASKS}.square:SquareTask")
-register_text_task("text/search", f"{_TASKS}.question:SearchTask")
+register_text_task("text/arithmetic_pair", f"{_TASKS}.arithmetic:ArithmeticPairTask")
+register_text_task("text/question", f"{_TASKS}.questions:QuestionTask")
+register_text_task("text/square", f"{_TASKS}.questions:SquareTask")
+register_text_task("text/search", f"{_TASKS}.questions:SearchTask")
 
 __all__ = [
     "Ask",

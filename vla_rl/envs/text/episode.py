@@ -1,26 +1,38 @@
-"""One episode of a text task: runs tools, answers malformed calls, enforces limits and deadlines.
+"""Episodes of text tasks, leased from a pool: tools, malformed calls, limits, deadlines.
 
     step(message) ─┬─ tool calls, readable or not ─► a tool message for each, the same agent replies again
                    └─ text alone ─► TextTask.reply ─► Ask: the next agent replies ─ or ─ Done
 
 `step` returns an outcome for any text that a model writes. A fault of the task itself raises
 `EnvError`; a stage that takes too long raises `ActorFrozen`, and the episode is run again.
+
+The pool has the contract of a pool of simulators, without a process for each environment: an
+episode is a coroutine in this loop; tools, scorers and code run in the sandbox that the pool owns.
+
+    async with TextEnvPool(TextPoolConfig(num_envs=64)) as pool:
+        async with pool.lease(episode) as env:      # `episode.env` names the task: `EnvSpec(id="text/arithmetic")`
+            start = await env.reset()
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Sequence
-from typing import Any, SupportsFloat, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self, SupportsFloat, TypeVar
 
 import msgspec
 
-from vla_rl.envs.text.task import Ask, Done, TextTask
+from vla_rl.actors.waits import waiting
+from vla_rl.envs.text.task import Ask, Done, TextTask, make_text_task
 from vla_rl.envs.text.tools import Toolbox
 from vla_rl.errors import ActorFrozen, EnvError, VlaRlError
-from vla_rl.sandbox import Sandbox
+from vla_rl.sandbox import Sandbox, SandboxConfig
 from vla_rl.types import (
     ANY_REPLY,
     DEFAULT_AGENT,
+    Config,
+    EnvSpec,
     EpisodeSpec,
     Message,
     TextOutcome,
@@ -87,8 +99,8 @@ class TextEpisode:
             "open", "call reset() first, and stop after an outcome that is terminated or truncated"
         )
         self._num_turns += 1
-        message = _readable(message)
-        self._num_characters += _characters_of((message,))
+        message = _make_encodable(message)
+        self._num_characters += _count_characters((message,))
         if message.tool_calls or message.call_errors:
             return await self._answer_calls(message)
         done = await self._stage(
@@ -126,7 +138,7 @@ class TextEpisode:
             answers.append(answered)
             if answer.fault is not None:
                 self._faults[answer.fault] += 1
-        self._num_characters += _characters_of(answers)
+        self._num_characters += _count_characters(answers)
         return self._outcome(tuple(answers))
 
     def _begin_turn(self, ask: Ask) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
@@ -136,16 +148,16 @@ class TextEpisode:
                 f"{list(self._task.agents)}."
             )
         self._agent, self._options = ask.agent, ask.options
-        said = [Message(role="user", content=ask.say)] if isinstance(ask.say, str) else ask.say
-        if not isinstance(said, Sequence):
-            raise EnvError(f"{self._name} says {excerpt(said)}, expected a text or messages.")
-        messages = tuple(self._checked(message) for message in said)
+        asked = [Message(role="user", content=ask.say)] if isinstance(ask.say, str) else ask.say
+        if not isinstance(asked, Sequence):
+            raise EnvError(f"{self._name} says {excerpt(asked)}, expected a text or messages.")
+        messages = tuple(self._check_message(message) for message in asked)
         if not messages and self._state == "new":
             raise EnvError(f"{self._name}.setup returned no message, expected at least one.")
-        self._num_characters += _characters_of(messages)
+        self._num_characters += _count_characters(messages)
         return messages, self._toolbox().list_tools()
 
-    def _checked(self, message: Any) -> Message:
+    def _check_message(self, message: Any) -> Message:
         """Return a message of the task, with text that can be encoded.
 
         Raises: EnvError for anything else than a message of text.
@@ -159,7 +171,7 @@ class TextEpisode:
             required_text(
                 getattr(message, field), f"the {field} of a message of {self._name}", EnvError
             )
-        return _readable(message)
+        return _make_encodable(message)
 
     def _toolbox(self) -> Toolbox:
         """Return the current agent's tools.
@@ -177,32 +189,32 @@ class TextEpisode:
     def _outcome(
         self,
         messages: tuple[Message, ...],
-        said: Ask | Done | None = None,
+        turn: Ask | Done | None = None,
         *,
         tools: tuple[ToolSpec, ...] = (),
         is_success: bool | None = None,
     ) -> TextOutcome:
         limit = self._passed_limit() if is_success is None else None
-        told = {
+        info = {
             "num_turns": self._num_turns,
             "num_tool_calls": self._num_tool_calls,
             "tool_faults": dict(self._faults),
             "rewards": dict(self._rewards),
-            **(valid_texts(said.info) if said is not None else {}),
+            **(valid_texts(turn.info) if turn is not None else {}),
         }
         if is_success is not None or limit is not None:
-            told |= {
+            info |= {
                 "is_success": bool(is_success),
                 "stop": limit if limit is not None else "finished",
             }
             self._state = "over"
         return TextOutcome(
             messages=messages,
-            reward=float(said.reward) if said is not None else 0.0,
-            credits=dict(said.rewards) if said is not None else {},
+            reward=float(turn.reward) if turn is not None else 0.0,
+            credits=dict(turn.rewards) if turn is not None else {},
             terminated=is_success is not None,
             truncated=limit is not None,
-            info=told,
+            info=info,
             agent=self._agent,
             tools=tools,
             options=self._options,
@@ -256,7 +268,7 @@ class TextEpisode:
             )
 
 
-def _readable(message: Message) -> Message:
+def _make_encodable(message: Message) -> Message:
     """Return a message whose texts can be encoded; half surrogates become U+FFFD."""
     calls = tuple(
         msgspec.structs.replace(
@@ -269,9 +281,99 @@ def _readable(message: Message) -> Message:
     )
 
 
-def _characters_of(messages: Sequence[Message]) -> int:
+def _count_characters(messages: Sequence[Message]) -> int:
     return sum(
         len(message.content)
         + sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
         for message in messages
     )
+
+
+class TextPoolConfig(Config, frozen=True, kw_only=True):
+    """Number of concurrent text episodes, and their sandbox."""
+
+    num_envs: int = 64
+    """Number of concurrent episodes; each is a coroutine, so hundreds cost little."""
+
+    sandbox: SandboxConfig = SandboxConfig()
+    """Processes for tools, scorers and code."""
+
+    def __post_init__(self) -> None:
+        self.require(self.num_envs >= 1, "num_envs", ">= 1")
+
+
+class TextEnvPool:
+    """Implements `vla_rl.types.EnvPool` for text environments.
+
+    Args:
+        config: sizes and sandbox.
+        specs: environments that will be used, if known: a wrong name or argument is rejected on
+            entering.
+
+    Raises on entering: ConfigError for a spec that cannot be made.
+    """
+
+    def __init__(self, config: TextPoolConfig | None = None, specs: Sequence[EnvSpec] = ()) -> None:
+        self._config = config if config is not None else TextPoolConfig()
+        self._specs = tuple(specs)
+        self._sandbox = Sandbox(self._config.sandbox)
+        self._free = asyncio.Semaphore(self._config.num_envs)
+        self._num_leases = 0
+        self._wait_s = 0.0
+        self._is_open = False
+
+    async def __aenter__(self) -> Self:
+        made: list[EnvSpec] = []
+        for spec in self._specs:
+            if spec not in made:
+                made.append(spec)
+                make_text_task(spec)
+        await self._sandbox.__aenter__()
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._is_open = False
+        await self._sandbox.__aexit__(kind, error, trace)
+
+    @property
+    def num_envs(self) -> int:
+        """Number of episodes that can run at the same time."""
+        return self._config.num_envs
+
+    @asynccontextmanager
+    async def lease(self, episode: EpisodeSpec) -> AsyncIterator[TextEpisode]:
+        """Lease an environment for this episode; leaving the context frees it in any state.
+
+        Raises: ConfigError if the environment cannot be made; RuntimeError if the pool is not open.
+        """
+        if not self._is_open:
+            raise RuntimeError("the pool of text environments is not open; use `async with`.")
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with waiting(f"episode {episode.episode_id}", on="a free text environment"):
+            await self._free.acquire()
+        try:
+            self._num_leases += 1
+            self._wait_s += loop.time() - began
+            env = TextEpisode(make_text_task(episode.env), episode, self._sandbox)
+            try:
+                yield env
+            finally:
+                env.end()
+        finally:
+            self._free.release()
+
+    def metrics(self) -> dict[str, float]:
+        """Return counts since the start; keys read like paths."""
+        calls: Counter[str] = self._sandbox.counts
+        return {
+            "text/leases": float(self._num_leases),
+            "text/lease_wait_s": self._wait_s,
+            **{f"text/calls/{name}": float(count) for name, count in sorted(calls.items())},
+        }

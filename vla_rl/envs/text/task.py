@@ -1,22 +1,68 @@
-"""Base class of text tasks, for their authors: a task asks, offers tools and gives rewards.
+"""Text tasks as their authors write them: questions, tools, rewards.
 
     setup ─► Ask ─► (tools, as often as the agent calls them) ─► reply ─► Ask ─► ... ─► reply ─► Done
 
 `TextEpisode` does the rest: it runs the tools, answers malformed calls, and enforces limits and
-deadlines.
+deadlines. A task is found by a registered id, or as `module:Class`.
 """
 
 import abc
+import difflib
+import importlib
+import inspect
+import typing
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
-from vla_rl.envs.text.limits import TextLimits
-from vla_rl.types import ANY_REPLY, DEFAULT_AGENT, Info, Message, ReplyOptions
+from vla_rl.errors import ConfigError
+from vla_rl.types import ANY_REPLY, DEFAULT_AGENT, Config, EnvSpec, Info, Message, ReplyOptions
 
 if TYPE_CHECKING:
     from vla_rl.sandbox import Sandbox
+
+
+class TextLimits(Config, frozen=True, kw_only=True):
+    """Limits of one episode.
+
+    An episode that exceeds one of the first three ends as truncated. A tool's answer that is too
+    long is cut, and a tool that is too slow is stopped. A stage that is too slow counts as frozen:
+    the episode is lost and run again, and one that is lost repeatedly ends the run.
+    """
+
+    max_turns: int = 16
+    """Largest number of replies, of all agents together."""
+
+    max_tool_calls: int = 64
+    """Largest number of tool calls, of all agents together."""
+
+    max_characters: int = 400_000
+    """Largest number of characters of all messages, including prompts and tools' answers. (Tokens
+    are counted by the engine, whose context an episode cannot exceed.)
+    """
+
+    max_answer_characters: int = 16_000
+    """Largest number of characters of one tool's answer; a longer one is cut, with a note."""
+
+    setup_timeout_s: float = 120.0
+    """Time limit of `TextTask.setup`, in seconds."""
+
+    reply_timeout_s: float = 120.0
+    """Time limit of `TextTask.reply`, in seconds, including its scorers. Those of `vla_rl.scoring`
+    run for 60 s at most, but their wait for a free process of the sandbox counts here as well.
+    """
+
+    tool_timeout_s: float = 10.0
+    """Time limit of one tool call, in seconds; a slower one is stopped, with a note in its
+    answer."""
+
+    def __post_init__(self) -> None:
+        for field in ("max_turns", "max_characters", "max_answer_characters"):
+            self.require(getattr(self, field) >= 1, field, ">= 1")
+        self.require(self.max_tool_calls >= 0, "max_tool_calls", ">= 0")
+        for field in ("setup_timeout_s", "reply_timeout_s", "tool_timeout_s"):
+            self.require(getattr(self, field) > 0, field, "> 0 seconds")
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -108,3 +154,121 @@ class TextTask(abc.ABC):
     def attach(self, sandbox: "Sandbox") -> None:
         """Attach the sandbox; the episode calls this before `setup`."""
         self._sandbox = sandbox
+
+
+_REGISTRY: Final[dict[str, str]] = {}
+
+
+def register_text_task(task_id: str, path: str) -> None:
+    """Register `module:Class` as `task_id`, such as `text/arithmetic`.
+
+    Raises: ValueError if the id is taken by another class.
+    """
+    if ":" not in path or ":" in task_id:
+        raise ValueError(
+            f"{task_id!r} at {path!r}: expected an id without a colon, and `module:Class`."
+        )
+    if _REGISTRY.setdefault(task_id, path) != path:
+        raise ValueError(
+            f"{task_id!r} is {_REGISTRY[task_id]!r} already; choose another id for {path!r}."
+        )
+
+
+def text_task_ids() -> tuple[str, ...]:
+    """Return all registered ids."""
+    return tuple(sorted(_REGISTRY))
+
+
+def is_text_task(spec: EnvSpec) -> bool:
+    """Return whether this is a text environment: registered here, or a `module:Class` of one."""
+    if spec.id in _REGISTRY:
+        return True
+    module, _, name = spec.id.partition(":")
+    found = (
+        getattr(_import_module(module, spec.id), name, None)
+        if name and "/" not in spec.id
+        else None
+    )
+    return isinstance(found, type) and issubclass(found, TextTask)
+
+
+def make_text_task(spec: EnvSpec) -> TextTask:
+    """Make a new task.
+
+    Raises: ConfigError for an unknown id, class or keyword, with the nearest match, or a wrong
+    value.
+    """
+    if spec.wrappers:
+        raise ConfigError(
+            f"{spec.id!r} is a text environment, which takes no wrappers of "
+            f"gymnasium: {spec.wrappers}"
+        )
+    task_class = find_text_task(spec.id)
+    kwargs = _check_kwargs(task_class, spec)
+    try:
+        return task_class(**kwargs)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{spec.id!r} cannot be made from {spec.kwargs}: {error}") from error
+
+
+def find_text_task(task_id: str) -> type[TextTask]:
+    """Return the class of an id or a `module:Class`. Raises: ConfigError with the nearest match."""
+    path = _REGISTRY.get(task_id, task_id)
+    if ":" not in path:
+        near = difflib.get_close_matches(task_id, _REGISTRY, n=1, cutoff=0.4)
+        hint = f" did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(
+            f"text environment {task_id!r} is unknown;{hint} known are: "
+            f"{', '.join(text_task_ids())}, and any `module:Class` of your own."
+        )
+    module_name, _, class_name = path.partition(":")
+    module = _import_module(module_name, task_id)
+    found = getattr(module, class_name, None)
+    if not (isinstance(found, type) and issubclass(found, TextTask)):
+        classes = [
+            name
+            for name, value in vars(module).items()
+            if isinstance(value, type) and issubclass(value, TextTask)
+        ]
+        near = difflib.get_close_matches(class_name, classes, n=1)
+        hint = f" did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(
+            f"text environment {task_id!r}: {module_name!r} has no TextTask {class_name!r};{hint}"
+        )
+    return found
+
+
+def _import_module(name: str, task_id: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"text environment {task_id!r}: module {error.name!r} cannot be found; is it on the "
+            "path?"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(
+            f"text environment {task_id!r} names no module before the colon: {error}"
+        ) from error
+
+
+def _check_kwargs(task_class: type[TextTask], spec: EnvSpec) -> dict[str, Any]:
+    """Convert keyword arguments to their type hints: a list becomes a tuple, a text a path."""
+    parameters = inspect.signature(task_class).parameters
+    hints = typing.get_type_hints(task_class.__init__)
+    checked = {}
+    for name, value in spec.kwargs.items():
+        if name not in parameters:
+            near = difflib.get_close_matches(name, parameters, n=1, cutoff=0.4)
+            hint = f" did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(
+                f"{spec.id!r} takes no {name!r};{hint} it takes: "
+                f"{', '.join(parameters) or 'nothing'}."
+            )
+        try:
+            checked[name] = msgspec.convert(value, hints.get(name, Any), strict=True)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{name!r} of {spec.id!r} is {value!r}: {error}") from error
+    return checked

@@ -1,31 +1,43 @@
-"""Tools that a model may call: with checked arguments, deadlines, and an answer in every case.
+"""Tools that a model may call, with checked arguments, a deadline, an answer in every case.
 
 A tool is a function with type hints and a docstring. An `async def` runs in the event loop and must
 not block it; a plain `def` at the top of a module runs in a child process, is killed at its
-deadline, and may block or crash until then.
+deadline, and may block or crash until then. Type hints and docstring give the description for the
+model:
+
+    def find(query: str, limit: int = 3) -> list[str]:
+        \"\"\"Find pages about something.
+
+        Args:
+            query: what to look for.
+            limit: pages at most.
+        \"\"\"
+
+has the schema {"query": string, required; "limit": integer, default 3}, with those words as
+descriptions.
 """
 
 import asyncio
 import difflib
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_type_hints
 
 import msgspec
 import numpy as np
 
-from vla_rl.envs.text.limits import TextLimits
-from vla_rl.envs.text.tool_schema import arguments_type, tool_spec
+from vla_rl.envs.text.task import TextLimits
 from vla_rl.sandbox import Fault, ProcessLimits, Sandbox, function_path
 from vla_rl.types import Message, ToolCall, ToolSpec
 from vla_rl.util.agreement import excerpt
 from vla_rl.util.foreign_text import valid_unicode
 
-MOST_NAME: Final = 100
+MAX_NAME_CHARACTERS: Final = 100
 """Characters of a name that are compared with the tools' names, which have 64 at most."""
 
-MOST_WORDS: Final = 400
+MAX_ERROR_CHARACTERS: Final = 400
 """Characters of an error about arguments that the model reads; the error may repeat them."""
 
 ToolFault: TypeAlias = Literal["unknown_tool", "bad_arguments"] | Fault
@@ -52,8 +64,8 @@ class Tool:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.arguments_type = arguments_type(function)
-        self.spec = tool_spec(function, self.arguments_type)
+        self.arguments_type = make_arguments_type(function)
+        self.spec = make_tool_spec(function, self.arguments_type)
         self.runs_in_loop = inspect.iscoroutinefunction(function)
         self.path = "" if self.runs_in_loop else function_path(function)
 
@@ -106,14 +118,14 @@ class Toolbox:
             else:
                 given = msgspec.convert(dict(arguments), tool.arguments_type)
         except (msgspec.MsgspecError, TypeError, UnicodeError, RecursionError) as error:
-            words = shortened(str(error), MOST_WORDS)
-            text = f"error: wrong arguments for {name!r}: {words}; expected {_expectation(tool)}"
+            words = shorten(str(error), MAX_ERROR_CHARACTERS)
+            text = f"error: wrong arguments for {name!r}: {words}; expected {_describe_arguments(tool)}"
             return ToolAnswer(text=text, fault="bad_arguments")
         answer = await (
             self._in_loop(tool, given) if tool.runs_in_loop else self._in_process(tool, given)
         )
         return msgspec.structs.replace(
-            answer, text=shortened(answer.text, self._limits.max_answer_characters)
+            answer, text=shorten(answer.text, self._limits.max_answer_characters)
         )
 
     async def answer(self, call: ToolCall) -> tuple[Message, ToolAnswer]:
@@ -130,7 +142,7 @@ class Toolbox:
                 return ToolAnswer(text=as_text(await tool.function(**_fields(given))))
         except TimeoutError as error:
             if not deadline.expired():
-                return _raised(error)
+                return _describe_error(error)
             text = (
                 f"error: {tool.spec.name!r} took longer than {self._limits.tool_timeout_s:g} s "
                 "and was stopped"
@@ -142,11 +154,11 @@ class Toolbox:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return _raised(error)  # of what the tool awaited; the episode goes on
+            return _describe_error(error)  # of what the tool awaited; the episode goes on
         except (
             BaseException
         ) as error:  # the model reads it: also sys.exit, or a panic of an extension
-            return _raised(error)
+            return _describe_error(error)
 
     async def _in_process(self, tool: Tool, given: msgspec.Struct) -> ToolAnswer:
         result = await self._sandbox.call(
@@ -157,12 +169,12 @@ class Toolbox:
         try:
             return ToolAnswer(text=as_text(result.value))
         except (TypeError, ValueError, RecursionError) as error:
-            return _raised(error)
+            return _describe_error(error)
 
     def _nearest(self, name: str) -> str:
         if not self._tools:
             return "there are no tools"
-        near = difflib.get_close_matches(name[:MOST_NAME], self._tools, n=1, cutoff=0.4)
+        near = difflib.get_close_matches(name[:MAX_NAME_CHARACTERS], self._tools, n=1, cutoff=0.4)
         return (
             f"did you mean {near[0]!r}? " if near else ""
         ) + f"there are: {', '.join(sorted(self._tools))}"
@@ -181,13 +193,13 @@ def as_text(value: Any) -> str:
     try:
         return msgspec.json.encode(value).decode()
     except (TypeError, ValueError, msgspec.MsgspecError):
-        plain = msgspec.to_builtins(value, enc_hook=_own_words)
+        plain = msgspec.to_builtins(value, enc_hook=_encode_other)
     if not isinstance(plain, str):
         plain = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
     return valid_unicode(plain)
 
 
-def _own_words(value: Any) -> Any:
+def _encode_other(value: Any) -> Any:
     """Return a value that JSON has a form for.
 
     Raises: TypeError for an object whose class describes itself in no words.
@@ -201,7 +213,7 @@ def _own_words(value: Any) -> Any:
     return str(value)
 
 
-def _raised(error: BaseException) -> ToolAnswer:
+def _describe_error(error: BaseException) -> ToolAnswer:
     """Return the answer for an error of a tool, whose own words may fail as well."""
     try:
         words = str(error)
@@ -210,7 +222,7 @@ def _raised(error: BaseException) -> ToolAnswer:
     return ToolAnswer(text=valid_unicode(f"error: {type(error).__name__}: {words}"), fault="raised")
 
 
-def shortened(text: str, most: int) -> str:
+def shorten(text: str, most: int) -> str:
     """Cut `text` to `most` characters if it is longer, with a note."""
     if len(text) <= most:
         return text
@@ -221,7 +233,7 @@ def _fields(given: msgspec.Struct) -> dict[str, Any]:
     return {field: getattr(given, field) for field in given.__struct_fields__}
 
 
-def _expectation(tool: Tool) -> str:
+def _describe_arguments(tool: Tool) -> str:
     """Describe a tool's arguments: `{"query": string, "limit": integer (optional)}`."""
     required = set(tool.spec.parameters.get("required", ()))
     parts = [
@@ -229,3 +241,117 @@ def _expectation(tool: Tool) -> str:
         for name, schema in tool.spec.parameters.get("properties", {}).items()
     ]
     return "{" + ", ".join(parts) + "}"
+
+
+_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")
+_SECTION = re.compile(r"^(Args|Arguments|Returns|Raises|Yields|Examples?|Notes?):")
+
+
+def make_arguments_type(function: Callable[..., Any]) -> type[msgspec.Struct]:
+    """Return a struct with one field for each parameter, closed to unknown ones.
+
+    Decoding into it checks a call's arguments.
+
+    Raises: TypeError for a parameter without a type hint, `*args`, or a hint that JSON cannot
+    represent.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    words = _parameter_descriptions(inspect.getdoc(function) or "")
+    fields: list[Any] = []
+    for parameter in inspect.signature(function).parameters.values():
+        fields.append(_argument_field(function, parameter, hints, words))
+    made = msgspec.defstruct(
+        _tool_name(function), fields, kw_only=True, forbid_unknown_fields=True, frozen=True
+    )
+    try:
+        msgspec.json.schema(made)
+    except TypeError as error:
+        raise TypeError(
+            f"tool {_tool_name(function)!r} has a type hint that JSON cannot represent: {error}"
+        ) from error
+    return made
+
+
+def make_tool_spec(function: Callable[..., Any], arguments: type[msgspec.Struct]) -> ToolSpec:
+    """Describe the tool for the model. Raises: TypeError for a tool without a docstring."""
+    name = _tool_name(function)
+    description = _description(inspect.getdoc(function) or "")
+    if not description:
+        raise TypeError(
+            f"tool {name!r} has no docstring; add one, because it describes the tool to the model."
+        )
+    (whole,), components = msgspec.json.schema_components(
+        [arguments], ref_template="#/$defs/{name}"
+    )
+    parameters = dict(components.pop(whole["$ref"].rsplit("/", 1)[1]))
+    parameters.pop("title", None)
+    if components:
+        parameters["$defs"] = components
+    return ToolSpec(name=name, description=description, parameters=parameters)
+
+
+def _tool_name(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__name__", type(function).__name__)
+    if not _NAME.match(name):
+        raise TypeError(
+            f"a tool is named {name!r}, expected letters, digits and underscores; give it a `def`."
+        )
+    return name
+
+
+def _argument_field(
+    function: Callable[..., Any],
+    parameter: inspect.Parameter,
+    hints: dict[str, Any],
+    words: dict[str, str],
+) -> Any:
+    label = f"parameter {parameter.name!r} of tool {_tool_name(function)!r}"
+    if parameter.kind in (
+        parameter.VAR_POSITIONAL,
+        parameter.VAR_KEYWORD,
+        parameter.POSITIONAL_ONLY,
+    ):
+        raise TypeError(
+            f"{label} is {parameter.kind.description}, expected parameters that can "
+            "be given by name."
+        )
+    if parameter.name not in hints:
+        raise TypeError(
+            f"{label} has no type hint; add one, because it describes the argument to the model."
+        )
+    hint = hints[parameter.name]
+    if parameter.name in words:
+        hint = Annotated[hint, msgspec.Meta(description=words[parameter.name])]
+    if parameter.default is parameter.empty:
+        return (parameter.name, hint)
+    return (parameter.name, hint, parameter.default)
+
+
+def _description(docstring: str) -> str:
+    """Return the docstring up to its first section."""
+    kept = []
+    for line in docstring.splitlines():
+        if _SECTION.match(line):
+            break
+        kept.append(line)
+    return "\n".join(kept).strip()
+
+
+def _parameter_descriptions(docstring: str) -> dict[str, str]:
+    """Return the description of each parameter from the section `Args:`.
+
+    One line, or more that are indented further.
+    """
+    words: dict[str, str] = {}
+    section, current = "", ""
+    for line in docstring.splitlines():
+        if match := _SECTION.match(line):
+            section, current = match.group(1), ""
+        elif section in ("Args", "Arguments") and (
+            entry := re.match(r"^ {2,4}(\w+)(?: \([^)]*\))?: *(.*)$", line)
+        ):
+            current = entry.group(1)
+            words[current] = entry.group(2)
+        elif current and line.strip():
+            words[current] = f"{words[current]} {line.strip()}".strip()
+    return words

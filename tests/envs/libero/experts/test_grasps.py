@@ -3,11 +3,7 @@
 import numpy as np
 import pytest
 
-from vla_rl.envs.libero.experts.grasps import (
-    choose_grasp,
-    pinch_grasps,
-    rim_grasps,
-)
+from vla_rl.envs.libero.experts.picking import choose_grasp, find_pinch_grasps, find_rim_grasps
 
 NOTHING = np.empty((0, 3))
 
@@ -34,7 +30,7 @@ def ring(radius: float, height: float) -> np.ndarray:
 def test_a_carton_is_grasped_across_its_narrow_side() -> None:
     # 4 x 10 cm, turned by 30 degrees (one of the tried yaws): 4 cm apart, across the carton
     grasp = choose_grasp(
-        pinch_grasps(box((0.02, 0.05, 0.02), np.pi / 6)), NOTHING, 0.0, lambda _: 0.0
+        find_pinch_grasps(box((0.02, 0.05, 0.02), np.pi / 6)), NOTHING, 0.0, lambda _: 0.0
     )
     assert grasp is not None
     assert grasp.width_m == pytest.approx(0.04)
@@ -43,11 +39,11 @@ def test_a_carton_is_grasped_across_its_narrow_side() -> None:
 
 
 def test_what_is_wider_than_the_fingers_everywhere_has_no_pinch_grasp() -> None:
-    assert pinch_grasps(box((0.05, 0.05, 0.05))) == []
+    assert find_pinch_grasps(box((0.05, 0.05, 0.05))) == []
 
 
 def test_a_tube_is_grasped_across_its_wall_all_around() -> None:
-    grasps = rim_grasps(ring(0.05, 0.06))
+    grasps = find_rim_grasps(ring(0.05, 0.06))
     assert len(grasps) == 72
     for grasp in grasps:
         assert np.linalg.norm(grasp.position[:2]) == pytest.approx(0.05, abs=0.001)
@@ -60,14 +56,14 @@ def test_a_tube_is_grasped_across_its_wall_all_around() -> None:
 
 def test_a_full_cylinder_has_no_wall() -> None:
     disc = np.concatenate([ring(radius, 0.06) for radius in np.linspace(0.001, 0.05, 20)])
-    assert rim_grasps(disc) == []
+    assert find_rim_grasps(disc) == []
 
 
 def test_a_neighbour_decides_on_which_side_a_bowl_is_grasped() -> None:
     wall = np.array(
         [[0.09, y, z] for y in np.linspace(-0.2, 0.2, 41) for z in np.linspace(0, 0.2, 21)]
     )
-    grasp = choose_grasp(rim_grasps(ring(0.05, 0.06)), wall, 0.0, lambda _: 0.0)
+    grasp = choose_grasp(find_rim_grasps(ring(0.05, 0.06)), wall, 0.0, lambda _: 0.0)
     assert grasp is not None
     # the palm reaches 10.8 cm along the fingers and 3.6 cm across: at x = 9 cm there is room only
     # for what is far from it

@@ -29,12 +29,11 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from vla_rl.envs.libero.init_states import read_init_states
-from vla_rl.envs.libero.libero_code import load_libero
-from vla_rl.envs.libero.simulator import load_simulator
+from vla_rl.envs.libero.loading import load_libero, load_simulator
 from vla_rl.envs.libero.stepping import axis_angle
+from vla_rl.envs.libero.task_files import read_init_states
 from vla_rl.envs.libero.tasks import find_task
-from vla_rl.envs.mujoco.graphics import choose_graphics
+from vla_rl.envs.mujoco.loading import choose_graphics
 
 
 class Drawing:

@@ -10,7 +10,7 @@ motions.
 processes.
 """
 
+from vla_rl.envs.experts import ExpertPolicy, ExpertSuggestions
 from vla_rl.envs.libero.experts.expert import Expert
-from vla_rl.envs.libero.experts.policy import ExpertPolicy, ExpertSuggestions
 
 __all__ = ["Expert", "ExpertPolicy", "ExpertSuggestions"]

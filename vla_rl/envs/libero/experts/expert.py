@@ -4,15 +4,26 @@ goal.
 
 import numpy as np
 
-from vla_rl.envs.libero.experts.doors import close_door, open_door
-from vla_rl.envs.libero.experts.drawers import Drawer, close_drawer, is_shut_drawer, open_drawer
-from vla_rl.envs.libero.experts.goals import Goal, UnreachableError, goals_of
-from vla_rl.envs.libero.experts.hand import OPEN, Hand, Motion
-from vla_rl.envs.libero.experts.knobs import turn_knob
-from vla_rl.envs.libero.experts.pick_and_place import pick_and_place
-from vla_rl.envs.libero.experts.places import is_roofed
-from vla_rl.envs.libero.experts.pushing import is_pushed, make_room, push
-from vla_rl.envs.libero.experts.under_roofs import put_under_roof
+from vla_rl.envs.libero.experts.fixtures import (
+    Drawer,
+    close_door,
+    close_drawer,
+    is_shut_drawer,
+    open_door,
+    open_drawer,
+    turn_knob,
+)
+from vla_rl.envs.libero.experts.geometry import has_roof
+from vla_rl.envs.libero.experts.motions import (
+    OPEN,
+    Goal,
+    Hand,
+    Motion,
+    UnreachableError,
+    read_goals,
+)
+from vla_rl.envs.libero.experts.not_from_above import make_room, needs_push, push, put_under_roof
+from vla_rl.envs.libero.experts.picking import pick_and_place
 from vla_rl.envs.libero.scene import Scene
 
 _WAIT_STEPS = 10
@@ -34,7 +45,7 @@ class Expert:
     def begin(self) -> None:
         """Start over; the next `act` plans from the scene at that time."""
         self._obstacle = None
-        self._motion = self._play()
+        self._motion = self._reach_goals()
 
     def act(self) -> np.ndarray:
         """Return the action for the current scene, float32 [7]."""
@@ -47,9 +58,9 @@ class Expert:
         """
         return self._obstacle
 
-    def _play(self) -> Motion:
+    def _reach_goals(self) -> Motion:
         """Reach one unmet goal after the other, and stay once all are met."""
-        scene, hand, goals = self._scene, Hand(self._scene), goals_of(self._scene)
+        scene, hand, goals = self._scene, Hand(self._scene), read_goals(self._scene)
         while True:
             unmet = next((goal for goal in goals if not goal.is_met(scene)), None)
             if unmet is None:
@@ -60,7 +71,7 @@ class Expert:
                     scene,
                     hand,
                     unmet,
-                    is_shared=[goal.place for goal in goals].count(unmet.place) > 1,
+                    is_shared=[goal.target for goal in goals].count(unmet.target) > 1,
                 )
                 self._obstacle = None
             except UnreachableError as error:
@@ -69,15 +80,15 @@ class Expert:
 
 
 def _reach(scene: Scene, hand: Hand, goal: Goal, is_shared: bool) -> Motion:
-    """Attempt one goal once; `is_shared` if another thing goes to the same place."""
-    if goal.place is not None:
-        if is_pushed(scene, goal):
-            return push(scene, hand, goal.subject, goal.place)
-        if is_shut_drawer(scene, goal.place):
-            return _open_before_grasp(scene, hand, goal.subject, goal.place)
-        if goal.predicate == "in" and is_roofed(scene, goal.place):
-            return put_under_roof(scene, hand, goal.subject, goal.place)
-        return pick_and_place(scene, hand, goal.subject, goal.place, is_shared)
+    """Attempt one goal once; `is_shared` if another thing goes to the same target."""
+    if goal.target is not None:
+        if needs_push(scene, goal):
+            return push(scene, hand, goal.subject, goal.target)
+        if is_shut_drawer(scene, goal.target):
+            return _open_before_grasp(scene, hand, goal.subject, goal.target)
+        if goal.predicate == "in" and has_roof(scene, goal.target):
+            return put_under_roof(scene, hand, goal.subject, goal.target)
+        return pick_and_place(scene, hand, goal.subject, goal.target, is_shared)
     if goal.predicate in ("turnon", "turnoff"):
         return turn_knob(scene, hand, goal)
     if goal.subject not in scene.domain.object_sites_dict:

@@ -1,0 +1,196 @@
+"""Scripted experts of manipulation tasks, as suggestions to a policy or as recorded demonstrations.
+
+The environment suggests the expert's action and a policy follows it: the hidden state stays in the
+environment's process, and only one action in each observation leaves it. `expert_action` is the
+right action at that moment for any acting policy, also a trained one (DAgger, Ross et al. 2011,
+arXiv:1011.0686).
+
+A demonstration holds observations and right actions. With noise, the executed action differs from
+the recorded one, so that demonstrations also show how to recover.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import msgspec
+import numpy as np
+from gymnasium import spaces
+
+from vla_rl.envs.image_env import ImageEnv
+from vla_rl.types import ActionChunk, Info, Observation, Sampling
+
+
+class ExpertSuggestions(gymnasium.Wrapper[Observation, np.ndarray, Observation, np.ndarray]):
+    """An environment whose observations have the scripted expert's action.
+
+    It is `expert_action`: float32 [D].
+    """
+
+    def __init__(self, env: ImageEnv) -> None:
+        super().__init__(env)
+        assert isinstance(env.observation_space, spaces.Dict)
+        self.observation_space = spaces.Dict(
+            {
+                **env.observation_space.spaces,
+                "expert_action": env.action_space,
+            }
+        )
+        self._expert = env.make_expert()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Start an episode, and let the expert plan anew."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._expert.begin()
+        return {**observation, "expert_action": self._expert.act()}, info
+
+    def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
+        """Run one control step."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return (
+            {**observation, "expert_action": self._expert.act()},
+            float(reward),
+            terminated,
+            truncated,
+            info,
+        )
+
+
+class ExpertPolicy:
+    """Follows the suggestions, one control step at a time.
+
+    The environments have to provide them.
+    """
+
+    async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
+        """Return the suggested action as a chunk of one row, without tokens.
+
+        Nothing is sampled.
+
+        Raises: `ValueError` if the observation has no suggestion.
+        """
+        suggestion = observation.get("expert_action")
+        if not isinstance(suggestion, np.ndarray):
+            raise ValueError(
+                f"the observation has {sorted(observation)}, expected expert_action; "
+                "use an environment with suggestions, such as vla_rl/libero_object-expert-v0."
+            )
+        empty = np.empty(0)
+        return ActionChunk(
+            actions=suggestion[None].astype(np.float32),
+            tokens=empty.astype(np.int64),
+            log_probs=empty.astype(np.float32),
+            weight_version=0,
+        )
+
+
+_MEMORY = 0.7
+_SIX_SHARES = (1.0, 1.0, 1.0, 0.3, 0.3, 0.3)
+"""Shares of three translations and three rotations."""
+
+
+class Demonstration(msgspec.Struct, frozen=True):
+    """One episode of T control steps, up to the step that reached the goal or the limit."""
+
+    observations: dict[str, np.ndarray]
+    """`image` (and `wrist_image`) uint8 [T, S, S, 3] and `state` float32 [T, D], before each
+    action."""
+
+    actions: np.ndarray
+    """float32 [T, A], the expert's actions."""
+
+    executed_actions: np.ndarray
+    """float32 [T, A], the executed actions: the expert's plus noise."""
+
+    instruction: str
+    task: str
+    init_state_id: int
+    settings: dict[str, Any]
+    """Settings of the environment, such as LIBERO's `scene_seed` and `physics`, one array each in
+    the file; with the start and the executed actions they reproduce the episode."""
+
+    is_success: bool
+
+    obstacle: str | None = None
+    """Reason why the expert stood still at the end of a failed episode, if known; not saved."""
+
+    def save(self, path: Path) -> None:
+        """Write a compressed `.npz` without any pickled object; it appears whole or not at all."""
+        arrays: dict[str, Any] = {
+            **self.observations,
+            "action": self.actions,
+            "executed_action": self.executed_actions,
+            "instruction": np.array(self.instruction),
+            "task": np.array(self.task),
+            "init_state_id": np.array(self.init_state_id),
+            **{name: np.array(value) for name, value in self.settings.items()},
+            "is_success": np.array(self.is_success),
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        with part.open("wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+        part.replace(path)
+
+
+class CorrelatedNoise:
+    """First-order noise on the displacement commands: each value keeps 0.7 of the one before.
+
+    Args:
+        scale: size of the noise, in units of a full command.
+        rng: random generator.
+        shares: part of `scale` that each displacement gets.
+    """
+
+    def __init__(
+        self, scale: float, rng: np.random.Generator, shares: Sequence[float] = _SIX_SHARES
+    ) -> None:
+        if not 0.0 <= scale <= 1.0:
+            raise ValueError(f"noise is {scale}, expected 0 to 1 (a full command).")
+        self._scale = scale * np.array(shares)
+        self._rng, self._value = rng, np.zeros(len(shares))
+
+    def perturbed(self, action: np.ndarray) -> np.ndarray:
+        """Return `action` plus the next noise, clipped to [-1, 1].
+
+        The gripper keeps its command.
+        """
+        self._value = _MEMORY * self._value + _MEMORY * self._scale * self._rng.standard_normal(
+            len(self._scale)
+        )
+        noisy = action + np.append(self._value, 0.0)
+        return np.asarray(np.clip(noisy, -1.0, 1.0), np.float32)
+
+
+def record_demonstration(
+    env: ImageEnv, init_state_id: int, noise: float = 0.0, seed: int = 0
+) -> Demonstration:
+    """Run the expert for one episode of `env` from an initial state; `seed` fixes the noise."""
+    observation, info = env.reset(options={"init_state_id": init_state_id})
+    expert = env.make_expert()
+    disturbance = CorrelatedNoise(noise, np.random.default_rng(seed), env.displacements)
+    seen: list[dict[str, np.ndarray]] = []
+    actions, executed = [], []
+    terminated = truncated = False
+    while not (terminated or truncated):
+        seen.append(
+            {name: value for name, value in observation.items() if isinstance(value, np.ndarray)}
+        )
+        actions.append(expert.act())
+        executed.append(disturbance.perturbed(actions[-1]))
+        observation, _, terminated, truncated, _ = env.step(executed[-1])
+    return Demonstration(
+        observations={name: np.stack([step[name] for step in seen]) for name in seen[0]},
+        actions=np.stack(actions),
+        executed_actions=np.stack(executed),
+        instruction=env.task.instruction,
+        task=env.task.key,
+        init_state_id=init_state_id,
+        settings={name: info[name] for name in env.recorded_in_states},
+        is_success=terminated,
+        obstacle=expert.obstacle,
+    )

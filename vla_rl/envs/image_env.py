@@ -1,0 +1,322 @@
+"""`ImageEnv`: what the environments of every manipulation benchmark have in common.
+
+A benchmark derives from it (`LiberoEnv`, `MetaWorldEnv`) and adds its simulation and its cameras;
+the rules that every one of them keeps are here: what `reset` and `step` refuse, when an episode
+ends, what a saved state holds, which images are drawn.
+"""
+
+import json
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final, Protocol
+
+import gymnasium
+import numpy as np
+
+from vla_rl.types import Info, Observation
+
+NUM_STARTS: Final = 1 << 31
+"""Number of starts of a task: first its fixed ones, which evaluations use, then drawn ones."""
+
+
+_STATE_KEYS: Final = frozenset(
+    {"task", "scene", "init_state_id", "num_steps", "is_success", "is_over", "images"}
+    | {"images_are_new", "rng"}
+)
+"""Keys that every saved state has."""
+
+
+class Task(Protocol):
+    """The task of an environment."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def instruction(self) -> str: ...
+
+
+class Expert(Protocol):
+    """Solves the task of one environment's simulation, whose hidden state it reads."""
+
+    def begin(self) -> None:
+        """Start over, after a reset."""
+        ...
+
+    def act(self) -> np.ndarray:
+        """Return the action for the current state, float32 [D]; call it once a control step."""
+        ...
+
+    @property
+    def obstacle(self) -> str | None:
+        """Reason why the expert stands still before its task is done; None if it does not."""
+        ...
+
+
+class ImageEnv(gymnasium.Env[Observation, np.ndarray]):
+    """Runs episodes of one task; a subclass has the simulation and the cameras.
+
+    Args:
+        task: the task.
+        image_keys: keys of the images in the observation.
+        num_init_states: number of starts from which a seed picks one.
+        step_limit: control steps after which the episode is truncated.
+        render_mode: "rgb_array" or None; images are in the observation either way.
+        render_key: key of the image that `render` returns.
+    """
+
+    task: Task
+    """The task."""
+
+    recorded_in_states: ClassVar[tuple[str, ...]] = ()
+    """Entries of the info that a state depends on besides its task."""
+
+    displacements: ClassVar[tuple[float, ...]] = ()
+    """Share that each displacement of an action gets of a demonstration's noise; the number that
+    follows them is the gripper's command."""
+
+    def __init__(
+        self,
+        task: Task,
+        image_keys: Sequence[str],
+        num_init_states: int,
+        step_limit: int,
+        render_mode: str | None,
+        render_key: str,
+    ) -> None:
+        require_at_least("step_limit", step_limit, 1)
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f"render_mode is {render_mode!r}, expected 'rgb_array' or None.")
+        require_choice("render_key", render_key, image_keys)
+        self.task, self.step_limit = task, step_limit
+        self.render_mode = render_mode
+        self.render_key = render_key
+        """Key of the image that `render` returns."""
+
+        self.render_every_step = True
+        """False skips the images of a step, unless the episode ends there; the previous ones are
+        returned again."""
+
+        self._image_keys, self._num_init_states = tuple(image_keys), num_init_states
+        self._num_steps, self._is_success, self._is_over = 0, False, True
+        self._init_state_id = -1
+        self._images: tuple[np.ndarray, ...] = ()
+        self._images_are_new = False
+
+    @abstractmethod
+    def make_expert(self) -> Expert:
+        """Return the scripted expert of the task, which reads this environment's simulation."""
+
+    @abstractmethod
+    def _begin(self, init_state_id: int) -> None:
+        """Put the simulation to a start. Raises: `RuntimeError` if the environment is closed."""
+
+    @abstractmethod
+    def _advance(self, action: np.ndarray) -> bool:
+        """Run one control step with float64 [D]; return whether the task is solved after it."""
+
+    @abstractmethod
+    def _draw_now(self, names: tuple[str, ...]) -> tuple[np.ndarray, ...]:
+        """Return the current images with these keys."""
+
+    @abstractmethod
+    def _vector(self) -> np.ndarray:
+        """Return the `state` of the observation, float32 [D]."""
+
+    @abstractmethod
+    def _simulation_state(self) -> dict[str, Any]:
+        """Return all state of the simulation, as plain values."""
+
+    @abstractmethod
+    def _restore_simulation(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that `_simulation_state` returned."""
+
+    @abstractmethod
+    def _settings(self) -> Info:
+        """Return the settings that results depend on, for the info."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Start an episode from `options["init_state_id"]`, else from one that the seed picks."""
+        super().reset(seed=seed)
+        self._init_state_id = self._choose_init_state(options or {})
+        self._num_steps, self._is_success, self._is_over = 0, False, False
+        self._begin(self._init_state_id)
+        self._draw()
+        return self._observation(), self._info()
+
+    def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
+        """Run one control step.
+
+        Raises: `ValueError` or `TypeError` for a bad action, `RuntimeError` outside an episode.
+        """
+        if self._is_over:
+            state = "the episode has ended" if self._images else "no episode has begun"
+            raise RuntimeError(f"step was called, but {state}; call reset first.")
+        shape = self.action_space.shape
+        assert shape is not None
+        is_success = self._advance(_check_action(action, shape))
+        self._num_steps += 1
+        self._is_success = is_success
+        truncated = not is_success and self._num_steps >= self.step_limit
+        self._is_over = is_success or truncated
+        self._images_are_new = False
+        if self.render_every_step or self._is_over:
+            self._draw()
+        return self._observation(), float(is_success), is_success, truncated, self._info()
+
+    def render(self) -> np.ndarray | None:
+        """Return the image `render_key` of the last step, uint8 [S, S, 3].
+
+        None without a render mode.
+        """
+        if self.render_mode is None:
+            return None
+        if not self._images:
+            raise RuntimeError("render was called, but no episode has begun; call reset first.")
+        if self._images_are_new:
+            return self._images[self._image_keys.index(self.render_key)].copy()
+        return self._draw_now((self.render_key,))[0]
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the whole state of the environment as plain values.
+
+        Continuing from it elsewhere gives the same bits.
+        """
+        info = self._info()
+        return {
+            "task": self.task.key,
+            **{name: info[name] for name in self.recorded_in_states},
+            "scene": self._simulation_state(),
+            "init_state_id": self._init_state_id,
+            "num_steps": self._num_steps,
+            "is_success": self._is_success,
+            "is_over": self._is_over,
+            "images": list(self._images),
+            "images_are_new": self._images_are_new,
+            "rng": json.dumps(self.np_random.bit_generator.state),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> Observation:
+        """Continue from a state that `get_state` returned, in this process or another; return the
+        observation there.
+
+        Raises: `ValueError` for a state of another task, or of an environment with other arguments.
+        """
+        missing = sorted(_STATE_KEYS - state.keys())
+        if missing:
+            raise ValueError(
+                f"the state has no {', '.join(missing)}, expected one that get_state returned."
+            )
+        if state["task"] != self.task.key:
+            raise ValueError(
+                f"the state is one of {state['task']}, this environment has the task "
+                f"{self.task.key}."
+            )
+        own = self._info()
+        for name in self.recorded_in_states:
+            if state.get(name) != own[name]:
+                raise ValueError(
+                    f"the state was saved with {name}={state.get(name)!r}, this environment has "
+                    f"{own[name]!r}; make this environment with the same value."
+                )
+        self._check_images(state["images"])
+        self._restore_simulation(state["scene"])
+        self._init_state_id, self._num_steps = state["init_state_id"], state["num_steps"]
+        self._is_success, self._is_over = state["is_success"], state["is_over"]
+        self._images = tuple(np.array(image, np.uint8) for image in state["images"])
+        self._images_are_new = state["images_are_new"]
+        self.np_random.bit_generator.state = json.loads(state["rng"])
+        if not self._images:
+            self._draw()
+        return self._observation()
+
+    def _check_images(self, images: Sequence[np.ndarray]) -> None:
+        assert isinstance(self.observation_space, gymnasium.spaces.Dict)
+        shape = self.observation_space[self._image_keys[0]].shape
+        if images and [image.shape for image in images] != [shape] * len(self._image_keys):
+            found = [image.shape for image in images]
+            raise ValueError(
+                f"the state has images of {found}, this environment has "
+                f"{len(self._image_keys)} of {shape}."
+            )
+
+    def _choose_init_state(self, options: dict[str, Any]) -> int:
+        unknown = set(options) - {"init_state_id"}
+        if unknown:
+            raise ValueError(
+                f"reset options {sorted(unknown)} are unknown, expected only 'init_state_id'."
+            )
+        chosen = options.get("init_state_id")
+        if chosen is None:
+            return int(self.np_random.integers(self._num_init_states))
+        if not is_whole(chosen) or not 0 <= chosen < NUM_STARTS:
+            last = self._num_init_states - 1
+            raise ValueError(
+                f"init_state_id is {chosen!r}, expected 0 to {last}, or up to {NUM_STARTS - 1} "
+                "for a start that is drawn."
+            )
+        return int(chosen)
+
+    def _draw(self) -> None:
+        self._images = self._draw_now(self._image_keys)
+        self._images_are_new = True
+
+    def _observation(self) -> Observation:
+        return {
+            **{
+                name: image.copy()
+                for name, image in zip(self._image_keys, self._images, strict=True)
+            },
+            "state": self._vector(),
+            "instruction": self.task.instruction,
+        }
+
+    def _info(self) -> Info:
+        return {
+            "task": self.task.key,
+            "init_state_id": self._init_state_id,
+            "num_steps": self._num_steps,
+            "is_success": self._is_success,
+            **self._settings(),
+        }
+
+
+def require_choice(name: str, value: object, known: Sequence[str]) -> None:
+    """Raise `ValueError` for an argument that is not one of `known`."""
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, known))}.")
+
+
+def require_at_least(name: str, value: object, least: int) -> None:
+    """Raise `ValueError` for an argument that is not a whole number of at least `least`."""
+    if not isinstance(value, int) or not is_whole(value) or value < least:
+        raise ValueError(f"{name} is {value!r}, expected a whole number >= {least}.")
+
+
+def is_whole(value: object) -> bool:
+    """Return whether a value is a whole number and not a bool.
+
+    In Python, True and False are ints.
+    """
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _check_action(action: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return `action` as float64.
+
+    Raises: `TypeError` for another kind of value, `ValueError` for another shape or range.
+    """
+    if not isinstance(action, np.ndarray) or action.dtype.kind != "f":
+        kind = action.dtype if isinstance(action, np.ndarray) else type(action).__name__
+        raise TypeError(f"the action is {kind}, expected a float32 array of shape {shape}.")
+    if action.shape != shape:
+        raise ValueError(
+            f"the action has shape {action.shape}, expected {shape}; step runs one row of a chunk."
+        )
+    if not np.isfinite(action).all() or np.abs(action).max() > 1.0:
+        raise ValueError(
+            f"the action is {action.tolist()}, expected numbers in [-1, 1]; clip the "
+            "policy's actions."
+        )
+    return action.astype(np.float64)

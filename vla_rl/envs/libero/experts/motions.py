@@ -1,0 +1,178 @@
+"""Parts of every program of an expert: the goal that it reaches, the hand that it moves.
+
+The hand has a proportional controller on its displacement commands. A motion is a generator of
+actions that reads the live scene for each action, so that programs read from top to bottom and
+still react to events:
+
+    yield from hand.go(above, down, OPEN)
+    yield from hand.hold(CLOSE, 10)
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from vla_rl.envs.libero.experts.geometry import rotation_vector
+from vla_rl.envs.libero.scene import Scene
+
+_GOAL_ORDER = {"turnon": 0, "turnoff": 0, "open": 1, "on": 2, "in": 2, "close": 3}
+
+
+class UnreachableError(Exception):
+    """The programs cannot reach a goal from the current scene; the message names the reason."""
+
+
+class Goal(NamedTuple):
+    """One condition of a task's goal."""
+
+    predicate: str
+    """`on`, `in`, `open`, `close`, `turnon` or `turnoff`."""
+
+    subject: str
+    """The object or fixture, or the region of one, to which the condition applies."""
+
+    target: str | None
+    """Target of an `on` or `in`: an object, a fixture or a region."""
+
+    def is_met(self, scene: Scene) -> bool:
+        """Return whether the condition holds now."""
+        return bool(scene.domain._eval_predicate([part for part in self if part is not None]))
+
+
+def read_goals(scene: Scene) -> list[Goal]:
+    """Return the conditions of the scene's task: switches and doors to open first, things to place,
+    doors to close last.
+    """
+    goals = [
+        Goal(predicate, subject, rest[0] if rest else None)
+        for predicate, subject, *rest in scene.domain.parsed_problem["goal_state"]
+    ]
+    unknown = {goal.predicate for goal in goals} - set(_GOAL_ORDER)
+    if unknown:
+        raise ValueError(
+            f"the goal has the conditions {sorted(unknown)}, expected only {', '.join(_GOAL_ORDER)}."
+        )
+    return sorted(goals, key=lambda goal: _GOAL_ORDER[goal.predicate])
+
+
+Motion: TypeAlias = Iterator[np.ndarray]
+"""Actions float32 [7], one for each control step; each is computed from the scene at the time of
+the call."""
+
+OPEN, CLOSE = -1.0, 1.0
+
+_POSITION_GAIN, _ROTATION_GAIN = 2.6 / 0.05, 1.2 / 0.5
+"""Command per metre and per radian of error; a command of 1 is 5 cm and 0.5 rad."""
+
+_ANGLE_TOLERANCE = 0.15
+
+Target: TypeAlias = np.ndarray | Callable[[], np.ndarray]
+"""Position float64 [3], world (m), or a function that returns the current one."""
+
+
+class Hand:
+    """The hand of the arm in `scene`.
+
+    Its frame sits between the finger tips: x is where the fingers move, z points out.
+    """
+
+    def __init__(self, scene: Scene) -> None:
+        self._site = scene.data.site("gripper0_grip_site")
+        self._last_pose = (self.position, self.rotation)
+
+    @property
+    def position(self) -> np.ndarray:
+        """Position of the hand, float64 [3], world (m)."""
+        return np.array(self._site.xpos)
+
+    @property
+    def rotation(self) -> np.ndarray:
+        """Rotation of the hand, float64 [3, 3].
+
+        Its columns are the axes of the hand in the world.
+        """
+        return np.array(self._site.xmat).reshape(3, 3)
+
+    @property
+    def yaw(self) -> float:
+        """Direction in which the fingers move, about the vertical (rad)."""
+        rotation = self.rotation
+        return float(np.arctan2(rotation[1, 0], rotation[0, 0]))
+
+    def go(
+        self,
+        target: Target,
+        rotation: np.ndarray,
+        gripper: float,
+        *,
+        tolerance_m: float = 0.015,
+        max_steps: int = 40,
+        speed: float = 1.0,
+    ) -> Motion:
+        """Drive to `target`, turned to `rotation`, until it is reached or for `max_steps`.
+
+        `speed` bounds each command.
+        """
+        for _ in range(max_steps):
+            point = target() if callable(target) else target
+            self._last_pose = point, rotation
+            offset, turn = point - self.position, rotation_vector(rotation @ self.rotation.T)
+            if np.linalg.norm(offset) < tolerance_m and np.abs(turn).max() < _ANGLE_TOLERANCE:
+                return
+            yield make_command(offset, turn, gripper, speed)
+
+    def rise(self, gripper: float, max_steps: int = 12) -> Motion:
+        """Go up by 10 cm without turning."""
+        return self.go(
+            self.position + np.array([0.0, 0.0, 0.1]),
+            self.rotation,
+            gripper,
+            tolerance_m=0.03,
+            max_steps=max_steps,
+        )
+
+    def hold(self, gripper: float, num_steps: int) -> Motion:
+        """Stay at the end of the last motion, opening or closing the fingers."""
+        point, rotation = self._last_pose
+        for _ in range(num_steps):
+            yield make_command(
+                point - self.position, rotation_vector(rotation @ self.rotation.T), gripper
+            )
+
+
+def make_command(
+    offset_m: np.ndarray, turn: np.ndarray, gripper: float, speed: float = 1.0
+) -> np.ndarray:
+    """Return the action that moves the hand by `offset_m` [3] and turns it by `turn` [3] (rotation
+    vector, rad).
+    """
+    move = np.clip(
+        np.concatenate([_POSITION_GAIN * offset_m, _ROTATION_GAIN * turn]), -speed, speed
+    )
+    return np.append(move, gripper).astype(np.float32)
+
+
+def get_pointing(approach: np.ndarray, fingers: np.ndarray) -> np.ndarray:
+    """Return the rotation, float64 [3, 3], that points the hand along `approach` with its fingers
+    moving along `fingers`, perpendicular to it.
+    """
+    z = approach / np.linalg.norm(approach)
+    x = fingers - (fingers @ z) * z
+    x /= np.linalg.norm(x)
+    return np.stack([x, np.cross(z, x), z], axis=1)
+
+
+def get_pointing_down(yaw: float) -> np.ndarray:
+    """Return the rotation of a hand that points down, with its fingers moving in the direction
+    `yaw` (rad).
+    """
+    return get_pointing(np.array([0.0, 0.0, -1.0]), np.array([np.cos(yaw), np.sin(yaw), 0.0]))
+
+
+def get_nearest_turn(rotation: np.ndarray, now: np.ndarray) -> np.ndarray:
+    """Return `rotation`, or the same with the two fingers exchanged, whichever is nearer
+    to `now`.
+    """
+    exchanged = rotation * np.array([-1.0, -1.0, 1.0])
+    return max(rotation, exchanged, key=lambda candidate: float(np.trace(candidate @ now.T)))
