@@ -123,7 +123,7 @@ def our_step_drawn(
     suite: str, task_id: int, assets: str, cameras: int, mode: Any, size: int = SIZE
 ) -> Run:
     """Build `LiberoEnv`, in chunks; `mode` is that of physics and of rendering."""
-    from vla_rl.env_workers.open_loop import run_chunk
+    from vla_rl.env_workers.checked_env import run_chunk
     from vla_rl.envs.libero import LiberoEnv
 
     env = LiberoEnv(
@@ -330,7 +330,7 @@ def _play_tasks(tasks: list[int], mode: Any, arguments: dict[str, Any], pipe: Co
     """Run a chunk of each task in turn, send the largest private memory on the way, and wait for
     the order to end.
     """
-    from vla_rl.env_workers.open_loop import run_chunk
+    from vla_rl.env_workers.checked_env import run_chunk
     from vla_rl.envs.libero import LiberoEnv
 
     largest = 0.0

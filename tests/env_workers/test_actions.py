@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from vla_rl.env_workers.actions import ActionGate
+from vla_rl.env_workers.packing import ActionGate
 
 ARM = ActionGate(spaces.Box(-1.0, 1.0, (3,), np.float32), "arm-v0")
 

@@ -1,6 +1,6 @@
 """Episodes and simulators find each other: affinity first, but nobody starves."""
 
-from vla_rl.env_workers.assignment import Assignment
+from vla_rl.env_workers.pool_state import Assignment
 from vla_rl.types import EnvSpec
 
 CUP = EnvSpec(id="kitchen-v0", kwargs={"task_id": 0})

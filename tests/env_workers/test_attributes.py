@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from vla_rl.env_workers.attributes import call, marked, unmarked
+from vla_rl.env_workers.spaces import call_method, mark, unmark
 
 
 def sent(value: list[Any]) -> list[Any]:
@@ -20,12 +20,12 @@ def sent(value: list[Any]) -> list[Any]:
     "value", [3, "x", None, (1, (2.5, "y")), [1, (2,)], {"a": (1, [2]), "b": {}}, np.float32(0.5)]
 )
 def test_a_value_is_the_same_after_a_message_with_its_tuples(value: Any) -> None:
-    assert unmarked(sent(marked(value, "value"))) == value
+    assert unmark(sent(mark(value, "value"))) == value
 
 
 def test_a_space_is_the_same_after_a_message() -> None:
     space = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-1.0, 1.0, (2,), np.float32)})
-    assert unmarked(marked((space, 1), "spaces")) == (space, 1)
+    assert unmark(mark((space, 1), "spaces")) == (space, 1)
 
 
 class Lamp(gymnasium.Env[int, int]):
@@ -39,7 +39,7 @@ class Lamp(gymnasium.Env[int, int]):
 
 def test_a_method_is_called_and_an_attribute_is_read() -> None:
     lamp = gymnasium.wrappers.TimeLimit(Lamp(), 3)
-    assert unmarked(call(lamp, "colour", [], {})) == ("red", "green")
-    assert unmarked(call(lamp, "shade", ["red"], {"by": 0.25})) == ("red", 0.25)
+    assert unmark(call_method(lamp, "colour", [], {})) == ("red", "green")
+    assert unmark(call_method(lamp, "shade", ["red"], {"by": 0.25})) == ("red", 0.25)
     with pytest.raises(AttributeError, match="size"):
-        call(lamp, "size", [], {})
+        call_method(lamp, "size", [], {})

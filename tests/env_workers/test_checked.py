@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vla_rl.env_workers.checked import CheckedEnv
+from vla_rl.env_workers.checked_env import CheckedEnv
 from vla_rl.errors import EnvError
 from vla_rl.types import EnvSpec
 

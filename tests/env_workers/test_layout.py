@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from vla_rl.env_workers.batch import NUM_BATCHES, SharedBatch
-from vla_rl.env_workers.layout import ObservationLayout
-from vla_rl.env_workers.packing import BlockPacker, RowPacker
+from vla_rl.env_workers.packing import NUM_BATCHES, BlockPacker, ObservationLayout, RowPacker
+from vla_rl.env_workers.vector_rows import SharedBatch
 
 CAMERAS = spaces.Dict(
     {

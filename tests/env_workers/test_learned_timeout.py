@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from vla_rl.actors import Runtime
 from vla_rl.env_workers import SimulatorConfig, SimulatorPool
-from vla_rl.env_workers.learned_timeout import (
+from vla_rl.env_workers.config import (
     ENOUGH_RESETS,
     ENOUGH_STEPS,
     REMEMBERED,

@@ -8,8 +8,8 @@ from typing import Never
 
 import pytest
 
-from vla_rl.env_workers import memory
-from vla_rl.env_workers.memory import available_mb, holds_more_than, private_mb
+from vla_rl.env_workers import process
+from vla_rl.env_workers.process import available_mb, holds_more_than, private_mb
 
 MIB = 2**20
 
@@ -20,7 +20,7 @@ def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     Its test writes the limit.
     """
-    monkeypatch.setattr("vla_rl.env_workers.memory._CGROUP", tmp_path)
+    monkeypatch.setattr("vla_rl.env_workers.process._CGROUP", tmp_path)
     sizes = {
         "anon": 190,
         "file": 45,  # what tmpfs holds of it cannot be given up
@@ -83,7 +83,7 @@ def test_the_pages_of_a_small_process_are_not_counted(monkeypatch: pytest.Monkey
     def refuse(pid: int) -> Never:
         raise AssertionError("counted")
 
-    monkeypatch.setattr(memory, "private_mb", refuse)
+    monkeypatch.setattr(process, "private_mb", refuse)
     assert not holds_more_than(os.getpid(), 1e6)
     with pytest.raises(AssertionError, match="counted"):
         holds_more_than(os.getpid(), 0.001)

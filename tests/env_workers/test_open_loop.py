@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from vla_rl.env_workers.open_loop import run_chunk
+from vla_rl.env_workers.checked_env import run_chunk
 from vla_rl.errors import EnvError
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_rl.env_workers.plain import as_plain
+from vla_rl.env_workers.spaces import as_plain
 
 
 def test_scalars_of_numpy_become_pythons_own_at_any_depth() -> None:

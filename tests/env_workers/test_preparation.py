@@ -11,7 +11,7 @@ import pytest
 
 from vla_rl.actors import Runtime
 from vla_rl.env_workers import SimulatorConfig, SimulatorPool, make_vec, open_env
-from vla_rl.env_workers.preparation import prepare_hook
+from vla_rl.env_workers.make_env import prepare_hook
 from vla_rl.errors import ActorFrozen, ConfigError, EnvError
 from vla_rl.types import EnvSpec, EpisodeSpec, Info
 
@@ -91,7 +91,7 @@ def test_a_spec_is_prepared_once_however_often_it_will_be_played() -> None:
         EnvSpec(id="a:b-v0", kwargs={"colour": "blue"}),
     )
     hook = prepare_hook([red, blue, red])
-    assert hook.function == "vla_rl.env_workers.preparation:prepare_envs"
+    assert hook.function == "vla_rl.env_workers.make_env:prepare_envs"
     assert hook.kwargs["specs"] == [
         {"id": "a:b-v0", "kwargs": {"colour": "red"}},
         {"id": "a:b-v0", "kwargs": {"colour": "blue"}},

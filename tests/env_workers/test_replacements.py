@@ -5,8 +5,8 @@ from typing import Any, cast
 import pytest
 
 from vla_rl.env_workers import SimulatorConfig
+from vla_rl.env_workers.pool_state import Replacements, RestartBudget
 from vla_rl.env_workers.process import SimulatorProcess
-from vla_rl.env_workers.replacements import Replacements, RestartBudget
 from vla_rl.errors import ActorDied, ActorFrozen
 
 

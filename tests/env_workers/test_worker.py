@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_rl.env_workers.attributes import marked, unmarked
+from vla_rl.env_workers.spaces import mark, unmark
 from vla_rl.env_workers.worker import EnvWorker
 from vla_rl.errors import EnvError
 from vla_rl.types import EnvSpec
@@ -97,9 +97,9 @@ async def test_a_method_that_raises_leaves_the_environment_open(closed: list[str
     with pytest.raises(AttributeError):
         await worker.call(0, "no_such_method", [], {})
     await CALLS["step"](worker, 0)
-    assert unmarked(await worker.call(0, "get_state", [], {})) == 1
-    await worker.set_attr(0, "render_mode", marked("human", "render_mode"))
-    assert unmarked(await worker.call(0, "render_mode", [], {})) == "human"
+    assert unmark(await worker.call(0, "get_state", [], {})) == 1
+    await worker.set_attr(0, "render_mode", mark("human", "render_mode"))
+    assert unmark(await worker.call(0, "render_mode", [], {})) == "human"
     assert closed == []
 
 

@@ -8,10 +8,10 @@ import pytest
 from gymnasium.wrappers import OrderEnforcing, RecordEpisodeStatistics, TimeLimit
 
 import vla_rl.envs  # noqa: F401 - registers the environments
-from vla_rl.env_workers.wrapping import (
-    classes_of_wrappers,
+from vla_rl.env_workers.make_env import (
+    get_wrapper_classes,
     shows_every_step,
-    wrapped,
+    wrap_env,
     wrapper_spec,
 )
 from vla_rl.errors import EnvError
@@ -43,18 +43,20 @@ def test_what_cannot_be_sent_is_refused(wrapper: Any, said: str) -> None:
 def test_wrappers_are_applied_from_the_inside_outwards() -> None:
     bare = gymnasium.make("vla_rl/toy_reach-v0").unwrapped
     statistics = wrapper_spec(RecordEpisodeStatistics)
-    env = wrapped(bare, [WrapperSpec(path=TIME_LIMIT, kwargs={"max_episode_steps": 3}), statistics])
+    env = wrap_env(
+        bare, [WrapperSpec(path=TIME_LIMIT, kwargs={"max_episode_steps": 3}), statistics]
+    )
     assert isinstance(env, RecordEpisodeStatistics)
     assert isinstance(env.env, TimeLimit)
     assert env.env.env is bare
-    assert {statistics.path, TIME_LIMIT} <= classes_of_wrappers(env)
+    assert {statistics.path, TIME_LIMIT} <= get_wrapper_classes(env)
 
 
 @pytest.mark.parametrize("path", ["gymnasium.wrappers:Nothing", "nowhere:Wrapper", "gymnasium"])
 def test_a_wrapper_that_is_not_there_is_named(path: str) -> None:
     bare = gymnasium.make("vla_rl/toy_reach-v0").unwrapped
     with pytest.raises(EnvError, match=f"the wrapper '{path}' cannot be found"):
-        wrapped(bare, [WrapperSpec(path=path)])
+        wrap_env(bare, [WrapperSpec(path=path)])
 
 
 def test_checks_of_gymnasium_need_no_picture_of_every_step_and_a_time_limit_may() -> None:

@@ -135,7 +135,7 @@ ALLOWED = {
     # the lengths are compared before: at most 32 axes
     "actors/codec.py": ["struct.unpack_from(f'<{ndim}Q', meta, _META.size + name_size)"],
     # types of spaces and pictures that are there, not texts
-    "env_workers/layout.py": [
+    "env_workers/packing.py": [
         "np.dtype((space.dtype, (*rows, *(space.shape or ()))))",
         "np.dtype({'names': names, 'formats': formats, 'offsets': offsets, 'itemsize': end})",
     ],

@@ -10,7 +10,7 @@ import pytest
 import vla_rl.recipes.grpo_text
 import vla_rl.recipes.srpo_libero
 import vla_rl.recipes.train_toy  # noqa: F401 - they bring nearly all configurations
-from vla_rl.env_workers.preparation import prepare_hook
+from vla_rl.env_workers.make_env import prepare_hook
 from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.reporting.run_directory import require_plain

@@ -1,6 +1,6 @@
 """The interface of deadlines that are learned from earlier calls.
 
-`vla_rl.env_workers.learned_timeout` implements it.
+`vla_rl.env_workers.config` implements it.
 """
 
 from typing import Any, Protocol

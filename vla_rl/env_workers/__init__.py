@@ -20,10 +20,10 @@ if TYPE_CHECKING:
         LeasedEnv as LeasedEnv,
         open_env as open_env,
     )
+    from vla_rl.env_workers.make_env import wrapper_spec as wrapper_spec
     from vla_rl.env_workers.pool import SimulatorPool as SimulatorPool
     from vla_rl.env_workers.vector import ProcessVectorEnv as ProcessVectorEnv, make_vec as make_vec
     from vla_rl.env_workers.worker import EnvWorker as EnvWorker
-    from vla_rl.env_workers.wrapping import wrapper_spec as wrapper_spec
 
 
 __getattr__, __dir__ = lazy_names(__name__)

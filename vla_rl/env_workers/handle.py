@@ -15,10 +15,9 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_rl.actors import Runtime
-from vla_rl.env_workers.actions import ActionGate
-from vla_rl.env_workers.checked import EnvDescription
+from vla_rl.env_workers.checked_env import EnvDescription
 from vla_rl.env_workers.config import SimulatorConfig
-from vla_rl.env_workers.layout import ObservationLayout, Packed
+from vla_rl.env_workers.packing import ActionGate, ObservationLayout, Packed
 from vla_rl.env_workers.process import RemoteEnv, SimulatorProcess
 from vla_rl.env_workers.spaces import build_space
 from vla_rl.errors import ActorDied, EnvError

@@ -17,13 +17,16 @@ from types import TracebackType
 from typing import Self
 
 from vla_rl.actors import Runtime, waiting
-from vla_rl.env_workers.assignment import Assignment
 from vla_rl.env_workers.config import SimulatorConfig
 from vla_rl.env_workers.handle import LeasedEnv
-from vla_rl.env_workers.memory import available_mb
-from vla_rl.env_workers.pooled_process import EnvState, PooledEnv, PooledProcess
-from vla_rl.env_workers.process import RemoteEnv, SimulatorProcess
-from vla_rl.env_workers.replacements import Replacements
+from vla_rl.env_workers.pool_state import (
+    Assignment,
+    EnvState,
+    PooledEnv,
+    PooledProcess,
+    Replacements,
+)
+from vla_rl.env_workers.process import RemoteEnv, SimulatorProcess, available_mb
 from vla_rl.errors import ActorDied, ActorFrozen, ConfigError, EnvError
 from vla_rl.types import EnvSpec, EpisodeSpec
 
@@ -46,7 +49,7 @@ class SimulatorPool:
         config: number of processes, their timeouts and limits.
         name: prefix of the processes' names.
         specs: environments that will be used, as far as they are known: built once if possible, and
-            shared by all forked processes (see `vla_rl.env_workers.preparation`). Others can be used
+            shared by all forked processes (see `vla_rl.env_workers.make_env`). Others can be used
             as well.
     """
 

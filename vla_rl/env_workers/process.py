@@ -1,22 +1,83 @@
-"""One simulator process and its environments, as their owner sees them."""
+"""One simulator process, as its owner sees it: its environments, its timeouts, its memory."""
 
+import os
 from collections.abc import Awaitable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
 from vla_rl.actors import Runtime
 from vla_rl.actors.interpreter import check_interpreter
-from vla_rl.env_workers.checked import EnvDescription
-from vla_rl.env_workers.config import SimulatorConfig
-from vla_rl.env_workers.learned_timeout import LearnedTimeouts, Leniency
-from vla_rl.env_workers.memory import holds_more_than, private_mb
+from vla_rl.env_workers.checked_env import EnvDescription
+from vla_rl.env_workers.config import LearnedTimeouts, Leniency, SimulatorConfig
 from vla_rl.env_workers.worker import EnvWorker
 from vla_rl.errors import ActorDied, ActorFrozen, EnvError
 from vla_rl.types import EnvSpec
 
+_CGROUP = Path("/sys/fs/cgroup")
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+_RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
+"""Memory that counts as used by a control group, but that the kernel frees on demand: mostly cached
+files."""
+
+
+def private_mb(pid: int) -> float:
+    """Return the resident memory that a process's end would free (MiB); 0 if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
+
+
+def holds_more_than(pid: int, limit_mb: float) -> bool:
+    """Return whether a process's end would free more than `limit_mb` (MiB).
+
+    The exact figure takes the kernel tens of milliseconds for a simulator, whose pages it counts one
+    by one. Resident memory is never less and is a counter, so most questions end with it.
+    """
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return pages * _PAGE_BYTES > limit_mb * 2**20 and private_mb(pid) > limit_mb
+
+
+def available_mb() -> float:
+    """Return the memory left for a new process (MiB).
+
+    It is that of the machine, or less if our control group is limited.
+    """
+    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    left = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) / 1024
+    limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
+    if (
+        limit.is_file()
+        and used.is_file()
+        and (text := limit.read_text(encoding="utf-8").strip()) != "max"
+    ):
+        left = min(
+            left, (int(text) - int(used.read_text(encoding="utf-8")) + _reclaimable()) / 2**20
+        )
+    return left
+
+
+def _reclaimable() -> int:
+    """Return the bytes that our control group could free at once.
+
+    They are counted as MemAvailable counts them for the machine.
+    """
+    pairs = (
+        line.split() for line in (_CGROUP / "memory.stat").read_text(encoding="utf-8").splitlines()
+    )
+    return sum(int(size) for name, size in pairs if name in _RECLAIMABLE)
+
+
 T = TypeVar("T")
 
-_CALLS_OF_ONE_ENV = 16
+_MAILBOX_PER_ENV = 16
 """Places for unanswered calls of one environment: enough that the environments of a process do not
 wait for a place."""
 
@@ -86,7 +147,7 @@ class SimulatorProcess:
                 deadlines_s=dict.fromkeys(("open", "reset"), config.reset_timeout_s),
                 limits=timeouts.by_endpoint,
                 start_timeout_s=config.start_timeout_s,
-                mailbox=_CALLS_OF_ONE_ENV * num_envs,
+                mailbox=_MAILBOX_PER_ENV * num_envs,
             )
         except TimeoutError as error:
             raise ActorFrozen(name, 0, str(error)) from error

@@ -1,18 +1,68 @@
-"""Spaces as plain values, and cheap checks of values against them.
+"""An environment's spaces, attributes and values in the form that is sent between processes.
 
-A child process sends its environment's spaces to its parent (`describe_space`, `build_space`), and
+A simulator process sends its environment's spaces to its owner (`describe_space`, `build_space`), and
 checks each observation with a function compiled once (`observation_check`): kind, shape and dtype
 of each part. The range of each number, which `Space.contains` would also check, is checked once per
 episode.
+
+Attributes and results of methods are marked (`mark`), because a message would turn their tuples into
+lists and cannot hold gymnasium's spaces.
 """
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 
 from vla_rl.util.dtypes import plain_dtype
+
+_AS_THEY_ARE = frozenset({str, bytes, bool, int, float, type(None)})
+
+
+def as_plain(value: Any, name: str) -> Any:
+    """Return the value with NumPy's scalars as Python's own.
+
+    Args:
+        value: nested dicts (with keys of str or int), lists and tuples of numbers, strings, None
+            and numeric arrays.
+        name: name of the value in errors.
+
+    Raises: TypeError naming the part of any other type.
+    """
+    kind = type(value)
+    if kind in _AS_THEY_ARE:
+        return value
+    if kind is dict:
+        return {
+            _plain_key(key, name): as_plain(part, f"{name}[{key!r}]") for key, part in value.items()
+        }
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "biufc":
+            raise TypeError(
+                f"{name} is an array of {value.dtype}, expected numbers; only those can be sent "
+                "between processes"
+            )
+        return value
+    if isinstance(value, np.generic):
+        return as_plain(value.item(), name)
+    if kind is list or kind is tuple:
+        parts = [as_plain(part, f"{name}[{index}]") for index, part in enumerate(value)]
+        return parts if kind is list else tuple(parts)
+    if isinstance(value, dict):
+        return as_plain(dict(value), name)
+    raise TypeError(
+        f"{name} is a {kind.__name__}, expected numbers, strings, None, arrays, or dicts, lists "
+        "and tuples of them: only those can be sent between processes"
+    )
+
+
+def _plain_key(key: Any, name: str) -> str | int:
+    if isinstance(key, str | int):
+        return key
+    raise TypeError(f"{name} has the key {key!r} of {type(key).__name__}, expected str or int")
+
 
 SpaceDescription: TypeAlias = dict[str, Any]
 """A space as nested dicts of plain values and arrays; `kind` names its class."""
@@ -59,12 +109,12 @@ def describe_space(space: spaces.Space[Any]) -> SpaceDescription:
         case spaces.Tuple():
             return {"kind": "Tuple", "spaces": [describe_space(part) for part in space]}
     raise TypeError(
-        f"space {space} is a {type(space).__name__}, expected {_KNOWN}: others cannot be sent "
+        f"space {space} is a {type(space).__name__}, expected {_KNOWN_SPACES}: others cannot be sent "
         "between processes."
     )
 
 
-_KNOWN = "a Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict or Tuple"
+_KNOWN_SPACES = "a Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict or Tuple"
 
 
 def build_space(description: SpaceDescription) -> spaces.Space[Any]:
@@ -90,7 +140,7 @@ def build_space(description: SpaceDescription) -> spaces.Space[Any]:
             return spaces.Dict({key: build_space(part) for key, part in of["spaces"].items()})
         case "Tuple":
             return spaces.Tuple([build_space(part) for part in of["spaces"]])
-    raise ValueError(f"space of kind {description['kind']!r} is unknown, expected {_KNOWN}.")
+    raise ValueError(f"space of kind {description['kind']!r} is unknown, expected {_KNOWN_SPACES}.")
 
 
 _ARRAYS = (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -146,7 +196,7 @@ def _array_check(space: spaces.Space[Any], name: str) -> Check:
     def check(value: Any) -> str | None:
         if isinstance(value, np.ndarray) and value.shape == shape and value.dtype == dtype:
             return None
-        return f"{name} is {spell(value)}, expected {dtype} {list(shape or ())}"
+        return f"{name} is {describe_value(value)}, expected {dtype} {list(shape or ())}"
 
     return check
 
@@ -181,7 +231,7 @@ def _dict_check(space: spaces.Dict, name: str) -> Check:
                 if not others or all(part(value[key]) is None for key, part in others):
                     return None
         if not isinstance(value, dict) or value.keys() != expected:
-            return f"{name} is {spell(value)}, expected a dict with the keys {sorted(expected)}"
+            return f"{name} is {describe_value(value)}, expected a dict with the keys {sorted(expected)}"
         for key, part in parts:
             if (problem := part(value[key])) is not None:
                 return problem
@@ -195,7 +245,7 @@ def _tuple_check(space: spaces.Tuple[Any], name: str) -> Check:
 
     def check(value: Any) -> str | None:
         if not isinstance(value, tuple) or len(value) != len(parts):
-            return f"{name} is {spell(value)}, expected a tuple of {len(parts)}"
+            return f"{name} is {describe_value(value)}, expected a tuple of {len(parts)}"
         for part, item in zip(parts, value, strict=True):
             if (problem := part(item)) is not None:
                 return problem
@@ -210,7 +260,7 @@ def _text_check(space: spaces.Text, name: str) -> Check:
     def check(value: Any) -> str | None:
         if type(value) is str and shortest <= len(value) <= longest:
             return None
-        return f"{name} is {spell(value)}, expected a value of {space}"
+        return f"{name} is {describe_value(value)}, expected a value of {space}"
 
     return check
 
@@ -220,7 +270,7 @@ def _contains_check(space: spaces.Space[Any], name: str) -> Check:
         return (
             None
             if space.contains(value)
-            else f"{name} is {spell(value)}, expected a value of {space}"
+            else f"{name} is {describe_value(value)}, expected a value of {space}"
         )
 
     return check
@@ -236,10 +286,10 @@ def out_of_space(space: spaces.Space[Any], value: Any, name: str = "observation"
         return next((problem for problem in found if problem), None)
     if space.contains(value):
         return None
-    return f"{name} is {spell(value)} with values outside {space}"
+    return f"{name} is {describe_value(value)} with values outside {space}"
 
 
-def spell(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """Return a short description of a value for errors.
 
     It has dtype and shape of an array, keys of a dict, else type and text.
@@ -250,3 +300,47 @@ def spell(value: Any) -> str:
         return f"a dict with the keys {sorted(map(str, value))}"
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def call_method(
+    env: gymnasium.Env[Any, Any], name: str, args: list[Any], kwargs: dict[str, Any]
+) -> list[Any]:
+    """Return the marked result of a method, or the marked attribute, `name`.
+
+    It is what `SyncVectorEnv.call` returns.
+
+    Raises: AttributeError if neither the environment nor a wrapper has it; TypeError for a value
+    that cannot be sent; any error of the method.
+    """
+    found: Any = env.get_wrapper_attr(name)
+    return mark(found(*args, **kwargs) if callable(found) else found, name)
+
+
+def mark(value: Any, name: str) -> list[Any]:
+    """Mark a value for sending to another process; `unmarked` restores it.
+
+    Raises: TypeError for what cannot be sent.
+    """
+    if isinstance(value, spaces.Space):
+        return ["space", describe_space(value)]
+    if isinstance(value, list | tuple):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return [kind, [mark(part, f"{name}[{index}]") for index, part in enumerate(value)]]
+    if isinstance(value, dict):
+        return ["dict", {key: mark(part, f"{name}[{key!r}]") for key, part in value.items()}]
+    return ["plain", as_plain(value, name)]
+
+
+def unmark(value: list[Any]) -> Any:
+    """Return the value that was given to `marked`."""
+    kind, content = value
+    match kind:
+        case "space":
+            return build_space(content)
+        case "tuple":
+            return tuple(unmark(part) for part in content)
+        case "list":
+            return [unmark(part) for part in content]
+        case "dict":
+            return {key: unmark(part) for key, part in content.items()}
+    return content

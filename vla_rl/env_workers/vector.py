@@ -1,22 +1,70 @@
 """A gymnasium vector environment over simulator processes, for training loops without asyncio."""
 
+import asyncio
+import concurrent.futures
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import gymnasium
 import msgspec
 import numpy as np
+import uvloop
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, iterate
 
-from vla_rl.env_workers.actions import ActionGate
+from vla_rl.actors import Runtime
 from vla_rl.env_workers.config import SimulatorConfig
-from vla_rl.env_workers.loop_thread import LoopThread
-from vla_rl.env_workers.row_group import Answer
-from vla_rl.env_workers.rows import EnvRows
+from vla_rl.env_workers.make_env import wrapper_spec
+from vla_rl.env_workers.packing import ActionGate
 from vla_rl.env_workers.spaces import build_space
-from vla_rl.env_workers.wrapping import wrapper_spec
+from vla_rl.env_workers.vector_rows import Answer, EnvRows
 from vla_rl.types import EnvSpec, WrapperSpec
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines for synchronous code. `close` ends the runtime and all its actors.
+
+    Args:
+        name: name of the thread and of its runtime.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._stop = asyncio.Event()
+        self._ready: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, Runtime]] = (
+            concurrent.futures.Future()
+        )
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+        self._loop, self.runtime = self._ready.result()
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run the coroutine in the thread's loop and wait for its result."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def close(self) -> None:
+        """End the runtime and the thread; closing again does nothing."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._live())
+        except BaseException as error:
+            if self._ready.done():
+                raise
+            self._ready.set_exception(error)
+
+    async def _live(self) -> None:
+        async with Runtime(name=self._name) as runtime:
+            self._ready.set_result((asyncio.get_running_loop(), runtime))
+            await self._stop.wait()
+
 
 _T = TypeVar("_T")
 

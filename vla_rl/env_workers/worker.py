@@ -11,12 +11,16 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_rl.actors import Actor
-from vla_rl.env_workers.actions import ActionGate
-from vla_rl.env_workers.attributes import unmarked
-from vla_rl.env_workers.checked import CheckedEnv, EnvDescription
-from vla_rl.env_workers.layout import ObservationLayout, Packed
-from vla_rl.env_workers.packing import BlockPacker, Packer, RowPacker
-from vla_rl.env_workers.spaces import build_space
+from vla_rl.env_workers.checked_env import CheckedEnv, EnvDescription
+from vla_rl.env_workers.packing import (
+    ActionGate,
+    BlockPacker,
+    ObservationLayout,
+    Packed,
+    Packer,
+    RowPacker,
+)
+from vla_rl.env_workers.spaces import build_space, unmark
 from vla_rl.errors import EnvError
 from vla_rl.types import EnvSpec, Info
 
@@ -187,7 +191,7 @@ class EnvWorker(Actor):
 
     async def set_attr(self, env: int, name: str, value: list[Any]) -> None:
         """Set an attribute to what `attributes.marked` was given."""
-        self._places[env].env.set_attr(name, unmarked(value))
+        self._places[env].env.set_attr(name, unmark(value))
 
     async def get_state(self, env: int) -> Any:
         """Return the environment's state as plain values."""

@@ -18,7 +18,7 @@ from gymnasium.envs.registration import register as _register_one, registry
 from vla_rl.util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from vla_rl.env_workers.open_loop import run_chunk as run_chunk
+    from vla_rl.env_workers.checked_env import run_chunk as run_chunk
     from vla_rl.envs.gymnasium_adapters import ActionChunks as ActionChunks
 
 LIBERO_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import read_from_shared_memory
 
-from vla_rl.env_workers.open_loop import run_chunk
+from vla_rl.env_workers.checked_env import run_chunk
 from vla_rl.types import Observation
 
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from vla_rl.env_workers.checked import CheckedEnv
-from vla_rl.env_workers.open_loop import run_chunk
+from vla_rl.env_workers.checked_env import CheckedEnv, run_chunk
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.assets import find_assets
 from vla_rl.types import EnvSpec

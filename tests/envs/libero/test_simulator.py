@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vla_rl.env_workers.checked import CheckedEnv
+from vla_rl.env_workers.checked_env import CheckedEnv
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.loading import check_mujoco_version, load_simulator
 from vla_rl.envs.libero.probe import probe_physics

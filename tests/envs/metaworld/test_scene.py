@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_rl.env_workers.plain import as_plain
+from vla_rl.env_workers.spaces import as_plain
 from vla_rl.envs.metaworld.env import MetaWorldExpert
 from vla_rl.envs.metaworld.scene import Scene, load_metaworld
 from vla_rl.envs.metaworld.tasks import find_task

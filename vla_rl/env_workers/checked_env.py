@@ -1,8 +1,14 @@
 """A gymnasium environment whose outputs are checked against its spaces.
 
-Each fault of its code is reported as its own.
+Each fault of its code is reported as its own. Used inside the simulator's process; knows nothing about
+processes or asyncio.
 
-Used inside the simulator's process; knows nothing about processes or asyncio.
+`run_chunk` executes H control steps chosen at once, one row of an action chunk each. Images between
+the first and the last row are unused, unless a wrapper reads them. An environment whose unwrapped
+class has `render_every_step: bool` may skip them while it is False; it renders anyway when the episode
+ends. Code that needs some of them (a video, a reward on whole trajectories) asks for frames, which are
+what `render` returns. If that is also an image of the observation, the unwrapped class names its key
+in `render_key: str`.
 """
 
 import math
@@ -13,23 +19,110 @@ import msgspec
 import numpy as np
 from gymnasium import spaces
 
-from vla_rl.env_workers.attributes import call
-from vla_rl.env_workers.making import make_env
-from vla_rl.env_workers.open_loop import run_chunk
-from vla_rl.env_workers.plain import as_plain
+from vla_rl.env_workers.make_env import get_wrapper_classes, make_env, shows_every_step
 from vla_rl.env_workers.spaces import (
     SpaceDescription,
+    as_plain,
+    call_method,
     describe_space,
+    describe_value,
     holds_only_plain,
     holds_tuple,
     observation_check,
     out_of_space,
-    spell,
     with_tuples,
 )
-from vla_rl.env_workers.wrapping import classes_of_wrappers
 from vla_rl.errors import EnvError
 from vla_rl.types import ChunkOutcome, EnvSpec, Info
+
+
+def run_chunk(
+    env: gymnasium.Env[Any, Any],
+    actions: np.ndarray,
+    *,
+    frames_every: int | None = None,
+    num_steps_before: int = 0,
+) -> tuple[Any, np.ndarray, bool, bool, Info]:
+    """Run the rows of `actions` until they are done or the episode ends.
+
+    Args:
+        env: reset, and not yet at its end.
+        actions: [H, ...], H >= 1, each row an action of `env`.
+        frames_every: keep what `render` returns after each k-th control step of the episode; None
+            for no frames.
+        num_steps_before: control steps of this episode before the chunk, from which `frames_every`
+            counts.
+
+    Returns: the observation after the last executed row; float32 [N], one reward for each executed
+        row; terminated; truncated; the last row's info, with `num_executed` = N and, if frames were
+        due, `frames`: uint8 [n, ...].
+
+    Raises: `ValueError` for a chunk without rows, or if frames are due and the environment renders
+        none; `EnvError` if `step` returns something else than gymnasium's five values.
+    """
+    if frames_every is not None and frames_every < 1:
+        raise ValueError(
+            f"frames_every is {frames_every}, expected >= 1 control steps, or None for no frames."
+        )
+    if len(actions) < 1:
+        raise ValueError(f"action chunk is {actions.shape}, expected at least one row.")
+    simulator: Any = env.unwrapped
+    can_skip = hasattr(simulator, "render_every_step") and not shows_every_step(env)
+    rewards: list[float] = []
+    frames: list[np.ndarray] = []
+    last = len(actions) - 1
+    try:
+        for number, row in enumerate(actions):
+            if can_skip:
+                simulator.render_every_step = number == last
+            observation, reward, terminated, truncated, info = _unpack_step(env, env.step(row))
+            rewards.append(reward)
+            if frames_every is not None and (num_steps_before + len(rewards)) % frames_every == 0:
+                frames.append(_render_frame(env))
+            if terminated or truncated:
+                break
+    finally:
+        if can_skip:
+            simulator.render_every_step = True
+    executed = {**info, "num_executed": len(rewards)}
+    if frames:
+        executed["frames"] = np.stack(frames)
+    return observation, np.array(rewards, np.float32), bool(terminated), bool(truncated), executed
+
+
+def _unpack_step(env: gymnasium.Env[Any, Any], answer: Any) -> tuple[Any, float, Any, Any, Any]:
+    """Return the values of `step`.
+
+    Raises: EnvError if it is not a tuple of five, or its reward is not a number.
+    """
+    if not isinstance(answer, tuple) or len(answer) != 5:
+        what = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else describe_value(answer)
+        expected = "a tuple (observation, reward, terminated, truncated, info)"
+        raise EnvError(f"{_get_name(env)}: step returned {what}, expected {expected}")
+    observation, reward, terminated, truncated, info = answer
+    if type(reward) is not float:
+        try:
+            reward = float(reward)
+        except (TypeError, ValueError):
+            raise EnvError(
+                f"{_get_name(env)}: step returned the reward {describe_value(reward)}, expected a number"
+            ) from None
+    return observation, reward, terminated, truncated, info
+
+
+def _get_name(env: gymnasium.Env[Any, Any]) -> str:
+    return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+
+
+def _render_frame(env: gymnasium.Env[Any, Any]) -> np.ndarray:
+    picture: Any = env.render()
+    if not isinstance(picture, np.ndarray):
+        raise ValueError(
+            f"frames are wanted, but render returned {type(picture).__name__}; make the "
+            "environment with "
+            'render_mode="rgb_array".'
+        )
+    return picture
 
 
 class EnvDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,8 +173,8 @@ class CheckedEnv:
                 has_state=hasattr(self._simulator, "get_state")
                 and hasattr(self._simulator, "set_state"),
                 render_mode=self._env.render_mode,
-                render_key=_render_key_of(self._env),
-                wrapper_classes=classes_of_wrappers(self._env),
+                render_key=_get_render_key(self._env),
+                wrapper_classes=get_wrapper_classes(self._env),
                 metadata={
                     key: value for key, value in self._env.metadata.items() if _is_plain(value)
                 },
@@ -100,7 +193,9 @@ class CheckedEnv:
         except (Exception, SystemExit) as error:
             raise self._fault("reset raised", error) from error
         if not isinstance(answer, tuple) or len(answer) != 2:
-            raise self._broken("reset", f"{spell(answer)}, expected a tuple (observation, info)")
+            raise self._broken(
+                "reset", f"{describe_value(answer)}, expected a tuple (observation, info)"
+            )
         observation, info = self._valid("reset", answer[0]), self._valid_info("reset", answer[1])
         if (problem := out_of_space(self._env.observation_space, answer[0])) is not None:
             raise self._broken("reset", problem)
@@ -116,7 +211,7 @@ class CheckedEnv:
             raise self._fault("step raised", error) from error
         if not isinstance(answer, tuple) or len(answer) != 5:
             expected = "expected a tuple (observation, reward, terminated, truncated, info)"
-            raise self._broken("step", f"{spell(answer)}, {expected}")
+            raise self._broken("step", f"{describe_value(answer)}, {expected}")
         self._num_steps += 1
         observation, reward, terminated, truncated, info = answer
         if (problem := self._wrong(observation)) is not None:
@@ -133,11 +228,11 @@ class CheckedEnv:
         ):
             return observation, reward, terminated, truncated, info
         if not isinstance(reward, (float, int, np.number)) or not math.isfinite(reward):
-            raise self._broken("step", f"reward {spell(reward)}, expected a finite number")
+            raise self._broken("step", f"reward {describe_value(reward)}, expected a finite number")
         if not isinstance(terminated, (bool, np.bool_)):
-            raise self._broken("step", f"terminated {spell(terminated)}, expected a bool")
+            raise self._broken("step", f"terminated {describe_value(terminated)}, expected a bool")
         if not isinstance(truncated, (bool, np.bool_)):
-            raise self._broken("step", f"truncated {spell(truncated)}, expected a bool")
+            raise self._broken("step", f"truncated {describe_value(truncated)}, expected a bool")
         return observation, float(reward), bool(terminated), bool(truncated), info
 
     def step_chunk(self, actions: np.ndarray, frames_every: int | None = None) -> ChunkOutcome:
@@ -178,7 +273,7 @@ class CheckedEnv:
 
     def call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
         """See `attributes.call`."""
-        return call(self._env, name, args, kwargs)
+        return call_method(self._env, name, args, kwargs)
 
     def set_attr(self, name: str, value: Any) -> None:
         """Set an attribute of the environment, or of the wrapper that has it."""
@@ -232,7 +327,7 @@ class CheckedEnv:
 
     def _valid_info(self, method: str, info: Any) -> Info:
         if not isinstance(info, dict):
-            raise self._broken(method, f"info {spell(info)}, expected a dict")
+            raise self._broken(method, f"info {describe_value(info)}, expected a dict")
         if not info:
             return {}
         try:
@@ -258,7 +353,7 @@ class CheckedEnv:
         return EnvError(f"{self.spec.id}{arguments} {what}: {error!r}")
 
 
-def _render_key_of(env: gymnasium.Env[Any, Any]) -> str | None:
+def _get_render_key(env: gymnasium.Env[Any, Any]) -> str | None:
     """Return `render_key` of the unwrapped class.
 
     Raises: ValueError if the observation has no such key.
