@@ -138,5 +138,5 @@ def test_no_other_folder_is_made_that_outlives_a_kill() -> None:
         "envs/bench2drive/carla_side/vla_rl_route_server.py": 1,  # on CARLA's side, without vla_rl
         "models/language/tiny.py": 1,  # a tokenizer, read back at once
         "reporting/videos.py": 1,  # one frame, read back at once
-        "sandbox/running.py": 1,  # inside the folder of the sandbox
+        "sandbox/running_call.py": 1,  # inside the folder of the sandbox
     }, "use OwnedFolder, so that the next run removes what a killed one left"

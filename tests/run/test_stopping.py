@@ -188,7 +188,6 @@ MAIN_THREAD_ALONE = {
     "actors/host.py": "`vla-rl host`, a process of its own",
     "actors/parent_link.py": "the first lines of a child process",
     "sandbox/child.py": "the first lines of a sandboxed call's process",
-    "sandbox/preloading.py": "the sandbox's own process",
     "sandbox/reaper.py": "the sandbox's own process",
     "run/terminal.py": "asks which thread it is in",
 }

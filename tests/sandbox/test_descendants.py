@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import pytest
 from processes import is_gone
 
-from vla_rl.sandbox import descendants
-from vla_rl.sandbox.descendants import descendants_of, kill_all_below, kill_with_all_below
+from vla_rl.sandbox import linux
+from vla_rl.sandbox.linux import get_descendants, kill_descendants, kill_tree
 
 FAMILY = """
 import os, sys, time
-from vla_rl.sandbox.descendants import become_subreaper
+from vla_rl.sandbox.linux import become_subreaper
 become_subreaper()
 if os.fork() == 0:
     if os.fork() == 0:
@@ -34,9 +34,9 @@ def family() -> Iterator[tuple[int, int, int]]:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
-        parent, grandchild = descendants_of(process.pid)
+        parent, grandchild = get_descendants(process.pid)
         yield process.pid, parent, grandchild
-        kill_with_all_below(process.pid)
+        kill_tree(process.pid)
 
 
 def test_who_is_killed_and_takes_its_time_to_die_is_waited_for(
@@ -52,7 +52,7 @@ def test_who_is_killed_and_takes_its_time_to_die_is_waited_for(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "kill", kill_late)
-        kill_all_below(pid)
+        kill_descendants(pid)
     for timer in timers.values():
         timer.cancel()
     assert all(map(is_gone, below))
@@ -62,7 +62,7 @@ def test_an_orphan_of_one_that_dies_as_we_look_is_killed_too(
     family: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pid, parent, grandchild = family
-    children_of = descendants.children_of
+    children_of = linux.get_children
 
     def too_late(pid: int) -> list[int]:
         if pid == parent and not is_gone(parent):
@@ -71,6 +71,6 @@ def test_an_orphan_of_one_that_dies_as_we_look_is_killed_too(
                 time.sleep(0.001)
         return children_of(pid)
 
-    monkeypatch.setattr(descendants, "children_of", too_late)
-    kill_all_below(pid)
+    monkeypatch.setattr(linux, "get_children", too_late)
+    kill_descendants(pid)
     assert is_gone(grandchild)

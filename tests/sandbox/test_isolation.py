@@ -16,7 +16,7 @@ from programs import said_by
 
 from vla_rl.errors import ConfigError
 from vla_rl.sandbox import Sandbox, SandboxConfig
-from vla_rl.sandbox.means import ALL_MEANS, Means, open_to_calls, usable_means
+from vla_rl.sandbox.protocol import ALL_MEANS, Means, find_exposures, usable_means
 
 FIND = """
 import errno, json, os, sys
@@ -162,11 +162,11 @@ def test_mounts_come_with_namespaces_only_and_a_user_of_its_own_with_root_only()
 def test_what_calls_can_do_follows_from_the_means(
     means: Sequence[Means], words: Sequence[str]
 ) -> None:
-    found = open_to_calls(frozenset(means), signals_are_confined=True)
+    found = find_exposures(frozenset(means), signals_are_confined=True)
     assert len(found) == len(words)
     assert all(line.startswith(beginning) for line, beginning in zip(found, words, strict=True))
 
 
 def test_signals_are_open_to_calls_whose_landlock_is_too_old_for_them() -> None:
     means: frozenset[Means] = frozenset(["mounts", "landlock", "seccomp"])
-    assert open_to_calls(means, signals_are_confined=False) == ["end this user's processes"]
+    assert find_exposures(means, signals_are_confined=False) == ["end this user's processes"]

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from vla_rl.errors import ConfigError
-from vla_rl.sandbox.limits import ProcessLimits
+from vla_rl.sandbox.protocol import ProcessLimits
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, math.inf, math.nan])

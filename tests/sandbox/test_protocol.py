@@ -3,8 +3,15 @@
 import msgspec
 import pytest
 
-from vla_rl.sandbox.limits import ProcessLimits
-from vla_rl.sandbox.protocol import Cancel, FunctionCall, Import, Request, Unframer, frame
+from vla_rl.sandbox.protocol import (
+    Cancel,
+    FunctionCall,
+    Import,
+    ProcessLimits,
+    Request,
+    Unframer,
+    frame,
+)
 
 MESSAGES = [
     Import("math"),

@@ -11,8 +11,8 @@ from programs import said_by
 UNISOLATED = """
 import errno, select, sys
 from pathlib import Path
-from vla_rl.sandbox import isolation, running
-from vla_rl.sandbox.limits import ProcessLimits
+from vla_rl.sandbox import isolation, running_call as running
+from vla_rl.sandbox.protocol import ProcessLimits
 from vla_rl.sandbox.protocol import ProgramCall
 
 def refused(*arguments, **options):
@@ -47,8 +47,8 @@ def test_a_call_that_lacks_what_others_have_is_not_run(
 NOBODY_LOOKS_AT_THE_CLOCK = """
 import select, sys
 from pathlib import Path
-from vla_rl.sandbox import running
-from vla_rl.sandbox.limits import ProcessLimits
+from vla_rl.sandbox import running_call as running
+from vla_rl.sandbox.protocol import ProcessLimits
 from vla_rl.sandbox.protocol import ProgramCall
 
 call = ProgramCall(0, "while True: pass", "", ProcessLimits(timeout_s=0.5))
@@ -71,8 +71,8 @@ def test_a_busy_loop_ends_by_the_clock_also_where_the_kernel_is_first_to_end_it(
 KILLED_BY_SOMEBODY = """
 import os, select, sys, types
 from pathlib import Path
-from vla_rl.sandbox import running
-from vla_rl.sandbox.limits import ProcessLimits
+from vla_rl.sandbox import running_call as running
+from vla_rl.sandbox.protocol import ProcessLimits
 from vla_rl.sandbox.protocol import ProgramCall
 
 folder, number, cpu_s, timeout_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
@@ -121,8 +121,8 @@ def test_who_was_killed_by_the_kernel_is_told_why(
 NOBODY_LOOKS_FOR_A_WHILE = """
 import select, sys
 from pathlib import Path
-from vla_rl.sandbox import running
-from vla_rl.sandbox.limits import ProcessLimits
+from vla_rl.sandbox import running_call as running
+from vla_rl.sandbox.protocol import ProcessLimits
 from vla_rl.sandbox.protocol import ProgramCall
 
 call = running.RunningCall(ProgramCall(0, "print(5)", "", ProcessLimits()), Path(sys.argv[1]), frozenset())
@@ -142,9 +142,9 @@ def test_a_call_that_ended_while_its_keeper_was_at_an_import_keeps_its_answer(
 ORPHANED = """
 import os, select, signal, sys, time
 from pathlib import Path
-from vla_rl.sandbox import isolation, running
-from vla_rl.sandbox.descendants import become_subreaper
-from vla_rl.sandbox.limits import ProcessLimits
+from vla_rl.sandbox import isolation, running_call as running
+from vla_rl.sandbox.linux import become_subreaper
+from vla_rl.sandbox.protocol import ProcessLimits
 from vla_rl.sandbox.protocol import ProgramCall
 
 folder, means = Path(sys.argv[1]), frozenset(sys.argv[2].split())

@@ -23,13 +23,12 @@ from vla_rl.sandbox import (
     Sandbox,
     SandboxConfig,
     function_path,
-    keeper_process,
+    runner_process,
     sandbox as sandbox_module,
 )
-from vla_rl.sandbox.descendants import descendants_of
-from vla_rl.sandbox.keeper_process import KeeperProcess
-from vla_rl.sandbox.means import Means
-from vla_rl.sandbox.protocol import Ended
+from vla_rl.sandbox.linux import get_descendants
+from vla_rl.sandbox.protocol import Ended, Means
+from vla_rl.sandbox.runner_process import CallRunnerProcess
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(110)]
 
@@ -43,7 +42,7 @@ async def sandbox() -> AsyncIterator[Sandbox]:
 
 def children_of_keeper(sandbox: Sandbox) -> list[int]:
     assert sandbox.keeper_pid is not None
-    return descendants_of(sandbox.keeper_pid)
+    return get_descendants(sandbox.keeper_pid)
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -162,9 +161,11 @@ async def test_a_call_may_have_as_many_processes_as_it_is_told(without: tuple[Me
 async def test_a_call_that_was_not_isolated_is_tried_again_for_a_while(
     num_refusals: int, fault: str | None, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer, asked = KeeperProcess.answer, list[int]()
+    answer, asked = CallRunnerProcess.answer, list[int]()
 
-    async def refused(keeper: KeeperProcess, number: int, message: bytes, within_s: float) -> Ended:
+    async def refused(
+        keeper: CallRunnerProcess, number: int, message: bytes, within_s: float
+    ) -> Ended:
         asked.append(number)
         ended = await answer(keeper, number, message, within_s)
         return (
@@ -173,7 +174,7 @@ async def test_a_call_that_was_not_isolated_is_tried_again_for_a_while(
             else ended
         )
 
-    monkeypatch.setattr(KeeperProcess, "answer", refused)
+    monkeypatch.setattr(CallRunnerProcess, "answer", refused)
     monkeypatch.setattr(sandbox_module, "RETRIES_AFTER_S", (0.0, 0.0, 0.0))
     result = await sandbox.run_program("print(5)")
     assert (result.fault, result.stdout, len(asked)) == (fault, "5\n", min(num_refusals + 1, 4))
@@ -186,7 +187,7 @@ async def test_what_a_call_left_behind_is_killed_with_it(without: tuple[Means, .
         assert result.fault is None
         assert sandbox.keeper_pid is not None
         reaper = psutil.Process(sandbox.keeper_pid).ppid()
-        assert descendants_of(reaper) == [sandbox.keeper_pid]
+        assert get_descendants(reaper) == [sandbox.keeper_pid]
 
 
 async def test_memory_files_and_exit_codes_have_limits_or_names(sandbox: Sandbox) -> None:
@@ -352,7 +353,7 @@ async def test_a_keeper_that_is_stuck_is_replaced_with_all_that_it_ran_and_its_c
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not looks:
-        monkeypatch.setattr(keeper_process, "LOOK_EVERY_S", 1000.0)
+        monkeypatch.setattr(runner_process, "LOOK_EVERY_S", 1000.0)
     async with asyncio.timeout(60), Sandbox(SandboxConfig(keeper_grace_s=grace_s)) as sandbox:
         running, processes, folder = await stuck_keeper(sandbox)
         call = await sandbox.call(
@@ -382,7 +383,7 @@ async def test_nothing_is_left_of_a_keeper_that_is_stuck_when_its_sandbox_is_clo
 async def test_a_call_that_is_cancelled_while_its_stuck_keeper_ends_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kill, is_cancelled, killed = keeper_process.kill_with_all_below, threading.Event(), list[int]()
+    kill, is_cancelled, killed = runner_process.kill_tree, threading.Event(), list[int]()
 
     def kill_later(pid: int) -> None:
         is_cancelled.wait(60)
@@ -390,8 +391,8 @@ async def test_a_call_that_is_cancelled_while_its_stuck_keeper_ends_leaves_nothi
         kill(pid)
         killed.append(pid)
 
-    monkeypatch.setattr(keeper_process, "LOOK_EVERY_S", 1000.0)
-    monkeypatch.setattr(keeper_process, "kill_with_all_below", kill_later)
+    monkeypatch.setattr(runner_process, "LOOK_EVERY_S", 1000.0)
+    monkeypatch.setattr(runner_process, "kill_tree", kill_later)
     async with asyncio.timeout(100), Sandbox(SandboxConfig(keeper_grace_s=0.5)) as sandbox:
         running, processes, folder = await stuck_keeper(sandbox)
         call = asyncio.create_task(
@@ -431,7 +432,7 @@ async def test_a_keeper_that_is_asked_for_an_import_in_the_last_look_is_not_stuc
 ) -> None:
     wait = asyncio.wait
     # the stop of this test is shorter than the one that is killed, also on a busy machine
-    monkeypatch.setattr(keeper_process, "STOPPED_AFTER_S", 60.0)
+    monkeypatch.setattr(runner_process, "STOPPED_AFTER_S", 60.0)
     async with asyncio.timeout(100), Sandbox(SandboxConfig(keeper_grace_s=0.5)) as sandbox:
         await sandbox.call("misbehaving:folder")
         keeper = sandbox.keeper_pid
@@ -439,7 +440,7 @@ async def test_a_keeper_that_is_asked_for_an_import_in_the_last_look_is_not_stuc
 
         async def look(answers: set[asyncio.Future[Ended]], timeout: float) -> object:
             found = await wait(answers, timeout=timeout)
-            if timeout == keeper_process._LAST_LOOK_S:
+            if timeout == runner_process._LAST_LOOK_S:
                 await sandbox.preload("colorsys")
                 os.kill(keeper, signal.SIGCONT)
             return found

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vla_rl.sandbox.descendants import descendants_of
-from vla_rl.sandbox.usage import disk_used, holds_more_memory, memory_held
+from vla_rl.sandbox.linux import disk_used, get_descendants, holds_more_memory, memory_held
 
 MIB = 1 << 20
 
@@ -64,7 +63,7 @@ def test_memory_that_a_fork_shares_counts_once(tmp_path: Path) -> None:
     program = "import os, sys, time\nheld = bytearray(b'x') * (40 << 20)\n"
     program += "for _ in range(3):\n    os.fork() or time.sleep(1000)"
     with running(program, tmp_path) as pid:
-        family = [pid, *descendants_of(pid)]
+        family = [pid, *get_descendants(pid)]
         assert len(family) == 4
         assert sum(map(memory_held, family)) >= 160 * MIB
         assert not holds_more_memory(family, 100 * MIB)

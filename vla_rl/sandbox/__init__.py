@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from vla_rl.util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from vla_rl.sandbox.limits import ProcessLimits as ProcessLimits
-    from vla_rl.sandbox.protocol import Fault as Fault
+    from vla_rl.sandbox.protocol import Fault as Fault, ProcessLimits as ProcessLimits
     from vla_rl.sandbox.sandbox import (
         CallResult as CallResult,
         Sandbox as Sandbox,

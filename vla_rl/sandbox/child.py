@@ -14,11 +14,9 @@ from typing import Final, NoReturn, get_type_hints
 
 import msgspec
 
-from vla_rl.sandbox.descendants import become_subreaper, num_processes_of
 from vla_rl.sandbox.isolation import Isolation, NotIsolated
-from vla_rl.sandbox.limits import ProcessLimits
-from vla_rl.sandbox.means import Means
-from vla_rl.sandbox.protocol import FunctionCall, ProgramCall, Returned
+from vla_rl.sandbox.linux import become_subreaper, count_user_processes
+from vla_rl.sandbox.protocol import FunctionCall, Means, ProcessLimits, ProgramCall, Returned
 from vla_rl.util.foreign_text import valid_unicode
 
 RESULT_FD: Final = 3
@@ -56,9 +54,9 @@ def run_call(
     try:
         os.setsid()
         become_subreaper()
-        _take_over(fds)
+        _take_over_streams(fds)
         isolation.enter((1, 2, RESULT_FD), _STATUS_FD, _KEEPER_FD)
-        _settle_in(folder, call)
+        _enter_folder(folder, call)
         _set_limits(call.limits, is_program=isinstance(call, ProgramCall), means=isolation.means)
         if isinstance(call, ProgramCall):
             environment = {
@@ -69,7 +67,7 @@ def run_call(
             }
             os.execve(sys.executable, [sys.executable, "-I", PROGRAM_FILE], environment)
         pid = os.getpid()
-        answer = _answer_of(call)
+        answer = _call_function(call)
         if os.getpid() != pid:  # a process that the function forked must not answer
             os._exit(0)
         _write_all(RESULT_FD, answer)
@@ -77,7 +75,7 @@ def run_call(
         sys.stderr.flush()
         os._exit(0)
     except NotIsolated as failure:
-        say_not_isolated(failure, RESULT_FD)
+        report_not_isolated(failure, RESULT_FD)
     except BaseException as error:  # no exception may return into the keeper's own code
         try:
             os.write(2, f"{type(error).__name__}: {error}\n".encode(errors="replace"))
@@ -85,13 +83,13 @@ def run_call(
             os._exit(1)
 
 
-def say_not_isolated(failure: NotIsolated, result_fd: int) -> NoReturn:
+def report_not_isolated(failure: NotIsolated, result_fd: int) -> NoReturn:
     """Write the reason instead of a result, and exit."""
     _write_all(result_fd, NOT_ISOLATED + str(failure).encode())
     os._exit(1)
 
 
-def _take_over(fds: Sequence[int]) -> None:
+def _take_over_streams(fds: Sequence[int]) -> None:
     """Move the streams to their descriptors and close all others.
 
     Make the kernel kill this process if memory runs out.
@@ -111,7 +109,7 @@ def _take_over(fds: Sequence[int]) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
 
 
-def _settle_in(folder: Path, call: FunctionCall | ProgramCall) -> None:
+def _enter_folder(folder: Path, call: FunctionCall | ProgramCall) -> None:
     """Enter the call's own folder, which holds its input, its program and its temporary files."""
     os.chdir(folder)
     Path("stdin").write_bytes(_encoded(call.stdin) if isinstance(call, ProgramCall) else b"")
@@ -135,7 +133,7 @@ def _set_limits(limits: ProcessLimits, *, is_program: bool, means: frozenset[Mea
     elif "namespaces" in means:  # this user's other processes are not counted there
         others = 1  # the first one
     else:
-        others = num_processes_of(os.getuid()) + _SPARE_PROCESSES
+        others = count_user_processes(os.getuid()) + _SPARE_PROCESSES
     for what, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NPROC, others + limits.max_processes),
@@ -148,7 +146,7 @@ def _set_limits(limits: ProcessLimits, *, is_program: bool, means: frozenset[Mea
         resource.setrlimit(what, (wanted, wanted))
 
 
-def _answer_of(call: FunctionCall) -> bytes:
+def _call_function(call: FunctionCall) -> bytes:
     """Call the function and encode its value or its error.
 
     A value that cannot be encoded is an error too.

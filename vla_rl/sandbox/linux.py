@@ -1,9 +1,20 @@
-"""Linux system calls that Python has no functions for. Each raises OSError if it fails."""
+"""What the sandbox asks of Linux beyond Python's `os`: system calls, process trees, memory in use.
 
+A process and its parent are marked as subreapers: orphans below them become a child of one of them,
+even after a new session or a double fork. So all processes stay reachable through
+`/proc/<pid>/task/*/children`, to be killed and to be measured; the kernel's own limits apply to one
+process or one file only.
+"""
+
+import contextlib
 import ctypes
+import itertools
 import os
 import signal
 import struct
+import time
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 PR_SET_PDEATHSIG: Final = 1
@@ -43,6 +54,7 @@ _CAPABILITY_VERSION_3: Final = 0x20080522
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc_with_lock: Final = ctypes.PyDLL(None, use_errno=True)
 """Holds the interpreter's lock during a call, as a fork requires."""
+
 
 for _function in ("PyOS_BeforeFork", "PyOS_AfterFork_Child", "PyOS_AfterFork_Parent"):
     getattr(ctypes.pythonapi, _function).restype = None
@@ -167,3 +179,180 @@ def _check(name: str, status: int) -> None:
     if status < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+_MOST_KILLING_S: Final = 10.0
+_ROUNDS_WITHOUT_PAUSE: Final = 5
+_PAUSE_S: Final = 0.001
+
+
+def become_subreaper() -> None:
+    """Make this process the parent of orphans below it. Raises: OSError."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def get_children(pid: int) -> list[int]:
+    """Return the children of a process, with zombies; empty if it is gone."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                found += map(
+                    int,
+                    Path(f"/proc/{pid}/task/{task}/children").read_text(encoding="utf-8").split(),
+                )
+    return found
+
+
+def get_descendants(pid: int, most: int = 1 << 20) -> list[int]:
+    """Return the descendants of a process, the nearest first; at most `most`."""
+    found: list[int] = []
+    ahead = [pid]
+    while ahead and len(found) < most:
+        below = get_children(ahead.pop(0))
+        found += below
+        ahead += below
+    return found[:most]
+
+
+def kill_descendants(pid: int) -> None:
+    """Kill all descendants of a live process, and wait at most 10 s for their end.
+
+    Dying takes their own CPU time.
+
+    Each round stops the processes before it kills them, so that forking processes cannot outrun it.
+    """
+    dead: set[int] = set()
+    until = time.monotonic() + _MOST_KILLING_S
+    for num_rounds in itertools.count():
+        found = get_descendants(pid)
+        if dead.issuperset(found) or time.monotonic() > until:
+            return  # no process died meanwhile, so no orphan is moving to another parent
+        living = [child for child in found if _is_alive(child)]
+        dead = set(found).difference(living)
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for child in living:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(child, number)
+        # at first without a pause, which a fork bomb would use; then the dying need the core
+        if num_rounds >= _ROUNDS_WITHOUT_PAUSE:
+            time.sleep(_PAUSE_S)
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a stuck child and all its descendants.
+
+    It is stopped first, so that it starts no more processes.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+        kill_descendants(pid)
+        os.kill(pid, signal.SIGKILL)
+
+
+def count_user_processes(uid: int) -> int:
+    """Return the number of processes and threads of a user on this machine."""
+    num = 0
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and entry.stat().st_uid == uid:
+                num += len(os.listdir(entry / "task"))
+    return num
+
+
+def get_process_state(pid: int) -> str:
+    """Return the kernel's letter for the state of a process, such as R, S, T or Z.
+
+    Empty if it is gone.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return stat.rsplit(")", 1)[1].split()[0]
+
+
+def _is_alive(pid: int) -> bool:
+    return get_process_state(pid) not in ("", "Z", "X")
+
+
+_DISK_BLOCK: Final = 512  # unit of st_blocks, whatever the file system's own block size is
+_HELD: Final = (b"RssAnon:", b"RssShmem:", b"VmSwap:")
+_SHARED_OUT: Final = (b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:")
+
+
+def memory_held(pid: int) -> int:
+    """Return the bytes of memory of a process that belong to no file; 0 if it is gone."""
+    try:
+        return _sum_lines(Path(f"/proc/{pid}/status"), _HELD)
+    except OSError:
+        return 0
+
+
+def holds_more_memory(pids: Iterable[int], most: int) -> bool:
+    """Return whether processes hold more than `most` bytes together.
+
+    Memory mapped from files does not count.
+
+    A plain sum is cheap, but counts a page once for each process that shares it after a fork. Only
+    if that sum is too large, each page is divided among the processes, at ten times the cost.
+    """
+    pids = list(pids)
+    return sum(map(memory_held, pids)) > most and sum(map(_proportional, pids)) > most
+
+
+def disk_used(folder: Path, pids: Iterable[int], most_files: int) -> float:
+    """Return the bytes of all files in a folder, and of removed files that a process still has
+    open.
+
+    Returns infinity for more than `most_files` files, and for a folder that cannot be read: one
+    without permissions, or nested too deeply for a path.
+    """
+    sizes = dict[tuple[int, int], int]()
+    ahead = [os.fspath(folder)]
+    try:
+        while ahead:
+            with os.scandir(ahead.pop()) as entries:
+                for entry in entries:
+                    stat = entry.stat(follow_symlinks=False)
+                    sizes[stat.st_dev, stat.st_ino] = stat.st_blocks * _DISK_BLOCK
+                    if entry.is_dir(follow_symlinks=False):
+                        ahead.append(entry.path)
+                    if len(sizes) > most_files:
+                        return float("inf")
+    except FileNotFoundError:
+        pass  # removed meanwhile
+    except OSError:
+        return float("inf")
+    for pid in pids:
+        sizes.update(_removed_but_open(pid))
+    return sum(sizes.values())
+
+
+def _removed_but_open(pid: int) -> dict[tuple[int, int], int]:
+    found = dict[tuple[int, int], int]()
+    with contextlib.suppress(OSError):  # it ended, or we may not read it
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                stat = os.stat(f"/proc/{pid}/fd/{name}")
+                if stat.st_nlink == 0:
+                    found[stat.st_dev, stat.st_ino] = stat.st_blocks * _DISK_BLOCK
+    return found
+
+
+def _proportional(pid: int) -> int:
+    """Return the same, with only its part of each shared page.
+
+    `memory_held` if that cannot be read.
+    """
+    try:
+        return _sum_lines(Path(f"/proc/{pid}/smaps_rollup"), _SHARED_OUT)
+    except OSError:
+        return memory_held(pid)
+
+
+def _sum_lines(file: Path, names: tuple[bytes, ...]) -> int:
+    """Sum the lines that begin with these names, given in KiB, and return bytes."""
+    return 1024 * sum(
+        int(line.split()[1]) for line in file.read_bytes().splitlines() if line.startswith(names)
+    )

@@ -1,12 +1,138 @@
-"""Messages between a sandbox and its keeper: msgpack in frames, over one socket."""
+"""Messages between a sandbox and its call runner: msgpack in frames, over one socket.
 
+A call comes with its limits. The means of isolation, by name:
+
+namespaces   its own processes, System V memory and network; all its processes die with the first
+mounts       all files read-only except its folder and /dev/shm, which are in memory and limited in
+             size
+own_user     if root runs it: a user of its own
+landlock     it writes only in its folder, and signals only its own processes
+seccomp      no sockets without a network; no memory and no objects outside of its processes; no
+             extended attributes
+"""
+
+import math
 import struct
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
-from vla_rl.sandbox.limits import ProcessLimits
-from vla_rl.sandbox.means import Means
+from vla_rl.types import Config
+
+
+class ProcessLimits(Config, frozen=True, kw_only=True):
+    """Limits of one call. A call that exceeds one is killed with every process that it started."""
+
+    timeout_s: float = 10.0
+    """Most seconds of wall-clock time from the start of the call; > 0."""
+
+    cpu_s: int | None = None
+    """Most seconds of CPU time of each process. None: what one thread can use in `timeout_s`, and a
+    second more, so that `timeout_s` ends a busy loop first."""
+
+    memory_mb: int = 2048
+    """Most memory of all its processes together, and address space of each, in MiB, beyond that of
+    the function's process when it is forked. Memory is summed ten times a second, so a call can
+    exceed the limit for a moment."""
+
+    file_mb: int = 64
+    """Largest size of each file that it writes, in MiB."""
+
+    disk_mb: int = 256
+    """Largest size of all its files together, with /dev/shm, in MiB. If it has mounts of its own,
+    the files are in memory, and a write beyond the limit fails with "No space left on device"; if
+    not, the call is killed."""
+
+    output_kb: int = 1024
+    """Largest size of its output, and of its returned value, in KiB each. Output up to the limit is
+    kept."""
+
+    max_processes: int = 16
+    """Most processes that it may have at a time, with its own."""
+
+    network: bool = True
+    """False blocks the network and all unix sockets, if the kernel can; `CallResult.is_offline`
+    reports whether it did."""
+
+    def __post_init__(self) -> None:
+        self.require(0 < self.timeout_s < math.inf, "timeout_s", "> 0 seconds, and finite")
+        self.require(self.cpu_s is None or self.cpu_s >= 1, "cpu_s", ">= 1")
+        for field in ("memory_mb", "file_mb", "disk_mb", "output_kb", "max_processes"):
+            self.require(getattr(self, field) >= 1, field, ">= 1")
+
+    @property
+    def most_cpu_s(self) -> int:
+        """`cpu_s`, or the value that None stands for."""
+        return math.ceil(self.timeout_s) + 1 if self.cpu_s is None else self.cpu_s
+
+
+Means: TypeAlias = Literal["namespaces", "mounts", "own_user", "landlock", "seccomp"]
+
+ALL_MEANS: Final[frozenset[Means]] = frozenset(get_args(Means))
+
+
+def usable_means(*, is_root: bool, without: tuple[Means, ...]) -> frozenset[Means]:
+    """Return the means to try.
+
+    Mounts need namespaces, and only root can give a call a user of its own.
+    """
+    means = ALL_MEANS.difference(without, () if is_root else ("own_user",))
+    return means if "namespaces" in means else means - {"mounts"}
+
+
+def find_exposures(means: frozenset[Means], *, signals_are_confined: bool) -> list[str]:
+    """List in words the unwanted actions that calls can do with these means.
+
+    Args:
+        means: the means that are used.
+        signals_are_confined: whether this kernel's Landlock keeps signals inside.
+    """
+    found = []
+    if means.isdisjoint(("mounts", "own_user", "landlock")):
+        found.append("write wherever this user can")
+    elif means.isdisjoint(("mounts", "own_user")):
+        found.append("change modes and times of this user's files")
+    elif means.isdisjoint(("mounts", "landlock")):
+        found.append("write what every user can, such as new files in /tmp")
+    elif means.isdisjoint(("own_user", "landlock")):
+        found.append("write to devices that this user can write to")
+    if means.isdisjoint(("mounts", "seccomp")) and means & {"own_user", "landlock"}:
+        found.append("set attributes of files that every user can write to")
+    if means.isdisjoint(("mounts", "landlock")):
+        found.append("fill the disk outside of their folders")
+    if means.isdisjoint(("namespaces", "own_user")) and not (
+        "landlock" in means and signals_are_confined
+    ):
+        found.append("end this user's processes")
+    if means.isdisjoint(("namespaces", "seccomp")):
+        found.append("use the network, also with network=False")
+    elif "seccomp" not in means:
+        found.append(
+            "connect to unix sockets, also with network=False, and keep memory that is not counted"
+        )
+    return found
+
+
+def describe_missing(missing: Mapping[Means, str], found: list[str]) -> str:
+    """Describe in one line the missing means and their consequences.
+
+    Args:
+        missing: means that are not used, each with the reason.
+        found: actions that calls can do therefore.
+    """
+    reasons = ", ".join(f"{means} ({reason})" for means, reason in missing.items())
+    if not found:
+        return (
+            f"sandboxed calls are isolated without {reasons}; the other means keep the same "
+            "promises"
+        )
+    return (
+        f"sandboxed calls can {'; '.join(found)}, as they are isolated without {reasons}. Time, "
+        "memory, output and the number of processes are limited all the same, and no process "
+        "outlives its call"
+    )
+
 
 Fault: TypeAlias = Literal[
     "raised",

@@ -1,32 +1,213 @@
-"""The parent process of a keeper.
+"""The processes below a sandbox: a call runner that forks for every call, and its parent, the reaper.
 
-When the keeper or their owner ends, it kills the rest and removes their folder.
+    owner ──► reaper ──fork──► call runner ──fork──► one child a call, in a session and a folder of its own
+                                 └── watches deadlines, output, numbers of processes, memory and files
 
-    owner ──► reaper ──fork──► keeper ──fork──► calls, and all that they start
+The call runner has no threads. It kills calls that exceed their limits, and ends, with all its
+descendants, as soon as its socket is closed.
 
-It only waits for the two of them, so neither an import nor many calls can delay it. Orphans below
-it become its children. If it is stopped when the owner dies, the kernel resumes it (its
-parent-death signal is SIGCONT). If it is killed itself, the kernel kills the keeper and all calls;
-processes that a call without namespaces started are then left over.
+When the call runner or their owner ends, the reaper kills the rest and removes their folder. It only
+waits for the two of them, so neither an import nor many calls can delay it. Orphans below it become
+its children. If it is stopped when the owner dies, the kernel resumes it (its parent-death signal is
+SIGCONT). If it is killed itself, the kernel kills the call runner and all calls; processes that a call
+without namespaces started are then left over.
 """
 
 import contextlib
+import importlib
 import os
 import select
+import selectors
 import signal
 import socket
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import msgspec
 
 from vla_rl.actors.owned_folder import remove_tree
 from vla_rl.actors.parent_link import die_with_parent_only
-from vla_rl.sandbox.descendants import become_subreaper, kill_all_below
-from vla_rl.sandbox.keeper import Keeper
-from vla_rl.sandbox.linux import PR_SET_PDEATHSIG, prctl
-from vla_rl.sandbox.protocol import Start
+from vla_rl.sandbox.isolation import find_means
+from vla_rl.sandbox.linux import (
+    PR_SET_PDEATHSIG,
+    become_subreaper,
+    get_children,
+    kill_descendants,
+    prctl,
+)
+from vla_rl.sandbox.protocol import (
+    Cancel,
+    FunctionCall,
+    Imported,
+    Means,
+    ProgramCall,
+    Ready,
+    Request,
+    Start,
+    Unframer,
+    find_exposures,
+    frame,
+    usable_means,
+)
+from vla_rl.sandbox.restrictions import keeps_signals_inside
+from vla_rl.sandbox.running_call import RunningCall
+
+IMPORT_TIMEOUT_S: Final = 60
+"""Most seconds for one import."""
+
+_LOOK_EVERY_S: Final = 0.1
+
+
+def import_ahead(module: str, meanwhile: Callable[[], None] | None) -> None:
+    """Import a module ahead of its calls.
+
+    If that fails or takes too long, the call that needs it fails with the reason.
+
+    Args:
+        module: name of the module.
+        meanwhile: called ten times a second, between two instructions of the import; must import
+            nothing itself. None: the import is not interrupted until its time is over.
+    """
+    until = time.monotonic() + IMPORT_TIMEOUT_S
+
+    def look(number: int, stack: object) -> None:
+        if meanwhile is not None:
+            meanwhile()
+        if time.monotonic() > until:
+            raise TimeoutError(f"it took longer than {IMPORT_TIMEOUT_S} s")
+
+    previous = signal.signal(signal.SIGALRM, look)
+    signal.setitimer(
+        signal.ITIMER_REAL, IMPORT_TIMEOUT_S if meanwhile is None else _LOOK_EVERY_S, _LOOK_EVERY_S
+    )
+    try:
+        importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        sys.stderr.write(
+            f"the sandbox cannot import {module!r} ahead of its calls: "
+            f"{type(error).__name__}: {error}\n"
+        )
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    if (num_threads := len(os.listdir("/proc/self/task"))) > 1:
+        sys.stderr.write(
+            f"the sandbox has {num_threads} threads since it imported {module!r}, expected 1: a "
+            "call that needs one of them "
+            "will hang until its deadline; start threads in functions, not when a module is "
+            "imported\n"
+        )
+
+
+CHECK_EVERY_S: Final = 0.02
+"""Seconds between two counts of the processes of running calls."""
+
+
+class Keeper:
+    """Runs the calls that come through a socket, until the socket is closed.
+
+    Args:
+        connection: the socket to its sandbox.
+        folder: the folder in which each call gets a folder of its own.
+        without: means of isolation not to use.
+    """
+
+    def __init__(self, connection: socket.socket, folder: Path, without: tuple[Means, ...]) -> None:
+        self._connection, self._folder = connection, folder
+        self._unframer = Unframer()
+        self._decoder = msgspec.msgpack.Decoder(Request)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(connection, selectors.EVENT_READ)
+        self._calls: dict[int, RunningCall] = {}
+        self._wanted = usable_means(is_root=os.geteuid() == 0, without=without)
+        self._means: frozenset[Means] = frozenset()
+
+    def run(self) -> None:
+        """Test the means of isolation, and serve until the other end is closed.
+
+        Then kill everything.
+        """
+        self._find_means()
+        try:
+            while True:
+                for key, _ in self._selector.select(self._patience()):
+                    if key.fileobj is self._connection:
+                        data = self._connection.recv(1 << 20)
+                        if not data:
+                            return
+                        for body in self._unframer.feed(data):
+                            self._take(self._decoder.decode(body))
+                    else:
+                        self._on_event(key)
+                self._check_calls()
+        finally:
+            for call in list(self._calls.values()):
+                call.kill("died", "its sandbox was closed")
+                call.ended()
+            self._end_strays(set())
+
+    def _find_means(self) -> None:
+        if "own_user" in self._wanted:
+            self._folder.chmod(0o711)  # so that other users can reach their own folders in it
+        folder = self._folder / "trial"
+        folder.mkdir(mode=0o700)
+        self._means, refused = find_means(self._wanted, folder)
+        folder.rmdir()
+        found = find_exposures(self._means, signals_are_confined=keeps_signals_inside())
+        self._connection.sendall(frame(Ready(os.getpid(), found, refused)))
+
+    def _check_calls(self) -> None:
+        now = time.monotonic()
+        for call in list(self._calls.values()):
+            call.check(now)
+
+    def _patience(self) -> float | None:
+        return CHECK_EVERY_S if self._calls else None
+
+    def _take(self, request: Request) -> None:
+        if isinstance(request, (FunctionCall, ProgramCall)):
+            call = RunningCall(request, self._folder, self._means)
+            self._calls[request.id] = call
+            for fd in (*call.pipes, call.pidfd):
+                self._selector.register(fd, selectors.EVENT_READ, call)
+        elif isinstance(request, Cancel):
+            if (running := self._calls.get(request.id)) is not None:
+                running.kill("died", "its caller no longer waits for it")
+        else:
+            import_ahead(request.module, meanwhile=self._check_calls if self._calls else None)
+            self._connection.sendall(frame(Imported(request.module)))
+
+    def _on_event(self, key: selectors.SelectorKey) -> None:
+        call: RunningCall = key.data
+        if key.fd == call.pidfd:
+            self._end(call)
+        elif (
+            key.fd in call.pipes and self._calls.get(call.call.id) is call and not call.read(key.fd)
+        ):
+            self._selector.unregister(key.fd)
+
+    def _end(self, call: RunningCall) -> None:
+        del self._calls[call.call.id]
+        registered = self._selector.get_map()
+        for fd in (*call.pipes, call.pidfd):
+            if fd in registered:
+                self._selector.unregister(fd)
+        self._end_strays({call.pid, *(other.pid for other in self._calls.values())})
+        self._connection.sendall(frame(call.ended()))
+
+    def _end_strays(self, known: set[int]) -> None:
+        """Kill and reap children that are not calls: processes that a call left behind."""
+        while strays := [pid for pid in get_children(os.getpid()) if pid not in known]:
+            for pid in strays:
+                with contextlib.suppress(ProcessLookupError):
+                    kill_descendants(pid)
+                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
+
 
 _SIGNALS_TO_END_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -42,12 +223,12 @@ def main() -> NoReturn:
     with contextlib.suppress(ProcessLookupError):  # the owner is dead already
         owner = os.pidfd_open(start.owner_pid)
         if os.getppid() == start.owner_pid:
-            _keep(start, owner)
+            _watch_call_runner(start, owner)
     remove_tree(Path(start.folder))
     os._exit(0)
 
 
-def _keep(start: Start, owner: int) -> None:
+def _watch_call_runner(start: Start, owner: int) -> None:
     """Fork the keeper, wait for its end or for the owner's, and kill everything that is left."""
     reaper_pid, signals = os.getpid(), os.pipe()
     keeper_pid = os.fork()
@@ -55,7 +236,7 @@ def _keep(start: Start, owner: int) -> None:
         die_with_parent_only(reaper_pid)
         for fd in (owner, start.folder_lock, *signals):
             os.close(fd)
-        run_keeper(start)
+        run_call_runner(start)
     os.close(start.connection)  # the owner learns from its end that the keeper is gone
     os.set_blocking(signals[1], False)
     signal.set_wakeup_fd(signals[1])
@@ -63,10 +244,10 @@ def _keep(start: Start, owner: int) -> None:
         signal.signal(number, lambda *_: None)
     # three ways to end, one wait: the owner dies, the keeper dies, or somebody asks this process to
     select.select([owner, os.pidfd_open(keeper_pid), signals[0]], [], [])
-    kill_all_below(reaper_pid)
+    kill_descendants(reaper_pid)
 
 
-def run_keeper(start: Start) -> NoReturn:
+def run_call_runner(start: Start) -> NoReturn:
     """Run the keeper until its socket is closed."""
     try:
         become_subreaper()

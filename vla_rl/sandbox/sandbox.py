@@ -18,10 +18,20 @@ import msgspec
 from vla_rl.actors.environment import inherited_environment
 from vla_rl.actors.importable import import_path
 from vla_rl.actors.waits import waiting
-from vla_rl.sandbox.keeper_process import KeeperProcess
-from vla_rl.sandbox.limits import ProcessLimits
-from vla_rl.sandbox.means import ALL_MEANS, Means, described
-from vla_rl.sandbox.protocol import Ended, Fault, FunctionCall, ProgramCall, Ready, Returned, frame
+from vla_rl.sandbox.protocol import (
+    ALL_MEANS,
+    Ended,
+    Fault,
+    FunctionCall,
+    Means,
+    ProcessLimits,
+    ProgramCall,
+    Ready,
+    Returned,
+    describe_missing,
+    frame,
+)
+from vla_rl.sandbox.runner_process import CallRunnerProcess
 from vla_rl.types import Config
 
 logger = logging.getLogger(__name__)
@@ -117,7 +127,7 @@ class Sandbox:
         self._imported: dict[str, bool] = {}
         """Modules that a keeper imported, and whether it survived the import."""
         self._starting = asyncio.Lock()
-        self._keeper: KeeperProcess | None = None
+        self._keeper: CallRunnerProcess | None = None
         self.missing: dict[Means, str] = {}
         """Means of isolation that calls run without, each with the reason; known when the first
         call has ended."""
@@ -223,7 +233,7 @@ class Sandbox:
         keeper = await self._serving_keeper()
         return await keeper.answer(number, message, limits.timeout_s + self._config.keeper_grace_s)
 
-    async def _serving_keeper(self) -> KeeperProcess:
+    async def _serving_keeper(self) -> CallRunnerProcess:
         """Return the keeper, or start another. Raises: RuntimeError if the sandbox is not open."""
         async with self._starting:
             if not self._is_open:
@@ -231,7 +241,7 @@ class Sandbox:
             if self._keeper is None or not self._keeper.is_serving:
                 if self._keeper is not None:
                     await self._keeper.stop()
-                self._keeper = await KeeperProcess.start(
+                self._keeper = await CallRunnerProcess.start(
                     self._environment(), self._imported, self._config.without, self._describe
                 )
             return self._keeper
@@ -245,7 +255,7 @@ class Sandbox:
         if missing != self.missing:
             self.missing = missing
             level = logging.WARNING if ready.open_to_calls else logging.INFO
-            logger.log(level, "%s", described(missing, ready.open_to_calls))
+            logger.log(level, "%s", describe_missing(missing, ready.open_to_calls))
 
     def _environment(self) -> dict[str, str]:
         inherited = inherited_environment()

@@ -39,7 +39,7 @@ def sleepers_among(pids: list[int]) -> int:
 
 async def own(options: dict[str, Any]) -> None:
     from vla_rl.sandbox import ProcessLimits, Sandbox, SandboxConfig
-    from vla_rl.sandbox.descendants import children_of, descendants_of
+    from vla_rl.sandbox.linux import get_children, get_descendants
 
     limits = ProcessLimits(timeout_s=2000.0, network=False)
     async with Sandbox(
@@ -49,16 +49,16 @@ async def own(options: dict[str, Any]) -> None:
             asyncio.create_task(sandbox.run_program(ESCAPING, "", limits)),
             asyncio.create_task(sandbox.call("owner:escape", {}, limits)),
         ]
-        while sandbox.keeper_pid is None or sleepers_among(descendants_of(sandbox.keeper_pid)) < 3:  # noqa: ASYNC110
+        while sandbox.keeper_pid is None or sleepers_among(get_descendants(sandbox.keeper_pid)) < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        (reaper,) = children_of(os.getpid())
+        (reaper,) = get_children(os.getpid())
         assert sandbox._keeper is not None
         print(
             json.dumps(
                 {
                     "reaper": reaper,
                     "keeper": sandbox.keeper_pid,
-                    "below": descendants_of(sandbox.keeper_pid),
+                    "below": get_descendants(sandbox.keeper_pid),
                     "folder": str(sandbox._keeper._folder.path),
                 }
             ),

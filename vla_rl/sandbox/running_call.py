@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Final
 
 from vla_rl.actors.owned_folder import remove_tree
-from vla_rl.sandbox.child import NOT_ISOLATED, run_call, say_not_isolated
-from vla_rl.sandbox.descendants import descendants_of, kill_with_all_below
-from vla_rl.sandbox.isolation import Isolation, NotIsolated
-from vla_rl.sandbox.means import Means
-from vla_rl.sandbox.namespaces import MOST_FILES, wait_status_of
-from vla_rl.sandbox.protocol import Ended, Fault, FunctionCall, ProgramCall
-from vla_rl.sandbox.usage import disk_used, holds_more_memory, memory_held
+from vla_rl.sandbox.child import NOT_ISOLATED, report_not_isolated, run_call
+from vla_rl.sandbox.isolation import MOST_FILES, Isolation, NotIsolated, read_wait_status
+from vla_rl.sandbox.linux import (
+    disk_used,
+    get_descendants,
+    holds_more_memory,
+    kill_tree,
+    memory_held,
+)
+from vla_rl.sandbox.protocol import Ended, Fault, FunctionCall, Means, ProgramCall
 
 STREAMS: Final = ("stdout", "stderr", "returned")
 _READ_BYTES: Final = 1 << 16
@@ -68,7 +71,7 @@ class RunningCall:
                 run_call(self.call, self._folder, [*writing, keeper], self._isolation)
         except NotIsolated as failure:
             if (pid := os.fork()) == 0:
-                say_not_isolated(failure, writing[STREAMS.index("returned")])
+                report_not_isolated(failure, writing[STREAMS.index("returned")])
         os.close(keeper)
         return pid
 
@@ -99,7 +102,7 @@ class RunningCall:
         # the first process of a namespace, which waits for the call
         is_first = "namespaces" in self._isolation.means
         too_many = limits.max_processes + is_first
-        below = descendants_of(self.pid, too_many)
+        below = get_descendants(self.pid, too_many)
         if now >= self.deadline:
             self.kill("timed_out", self._too_long())
         elif len(below) >= too_many:
@@ -136,7 +139,7 @@ class RunningCall:
             if "namespaces" in self._isolation.means:
                 os.kill(self.pid, signal.SIGKILL)
             else:
-                kill_with_all_below(self.pid)
+                kill_tree(self.pid)
 
     def ended(self) -> Ended:
         """Reap the call after its pidfd reported its end, and return how it ended.
@@ -144,7 +147,7 @@ class RunningCall:
         Its folder is removed.
         """
         _, status, usage = os.wait4(self.pid, 0)
-        told = wait_status_of(self._status_fd)
+        told = read_wait_status(self._status_fd)
         os.close(self._status_fd)
         for fd in list(self.pipes):
             while self._kept_grows(fd):

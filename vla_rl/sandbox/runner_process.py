@@ -1,4 +1,4 @@
-"""The event loop's side of one keeper: requests, pending answers, and a clean shutdown.
+"""The event loop's side of one call runner: requests, pending answers, and a clean shutdown.
 
 The shutdown leaves nothing behind.
 """
@@ -18,20 +18,20 @@ from vla_rl.actors.heartbeat import Heartbeat, ProcessState
 from vla_rl.actors.owned_folder import OwnedFolder, sweep
 from vla_rl.actors.process_state import find_stopped
 from vla_rl.actors.waits import waiting
-from vla_rl.sandbox.descendants import kill_with_all_below
-from vla_rl.sandbox.means import Means
-from vla_rl.sandbox.preloading import IMPORT_TIMEOUT_S
+from vla_rl.sandbox.linux import kill_tree
 from vla_rl.sandbox.protocol import (
     Answer,
     Cancel,
     Ended,
     Import,
     Imported,
+    Means,
     Ready,
     Start,
     Unframer,
     frame,
 )
+from vla_rl.sandbox.reaper import IMPORT_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ STOPPED_AFTER_S: Final = 2.0
 """See `Heartbeat`."""
 
 
-class KeeperProcess:
+class CallRunnerProcess:
     """A keeper and its reaper from their start to their end; `start` starts them.
 
     The keeper ends every call by the call's own limits. If an answer takes longer, or a signal
@@ -184,7 +184,7 @@ class KeeperProcess:
                     async with asyncio.timeout(_STOP_GRACE_S):
                         await self._process.wait()
             if self._process.returncode is None:
-                await asyncio.to_thread(kill_with_all_below, self._process.pid)
+                await asyncio.to_thread(kill_tree, self._process.pid)
                 await self._process.wait()
         finally:
             if self._process.returncode is None:  # the loop itself is ending; its calls die with it
