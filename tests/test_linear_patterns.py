@@ -14,18 +14,18 @@ import pytest
 from growth import assert_grows_in_proportion
 
 from vla_rl.envs.text.tasks import arithmetic
-from vla_rl.scoring import answers
+from vla_rl.scoring import scorers
 from vla_rl.util import dtypes
 
 PACKAGE: Final = Path(__file__).parent.parent / "vla_rl"
 
 FOREIGN: Final[dict[str, tuple[tuple[str, Callable[[str], Any]], ...]]] = {
-    "scoring/answers.py": (
-        (answers._HASHES.pattern, answers._HASHES.findall),
-        (answers._LABEL.pattern, answers._LABEL.findall),
-        (answers._FENCE.pattern, answers._FENCE.fullmatch),
-        (answers._CLOSING.pattern, answers._CLOSING.fullmatch),
-        (r"\b(a|an|the)\b", answers.plain),
+    "scoring/scorers.py": (
+        (scorers._HASHES.pattern, scorers._HASHES.findall),
+        (scorers._LABEL.pattern, scorers._LABEL.findall),
+        (scorers._FENCE.pattern, scorers._FENCE.fullmatch),
+        (scorers._CLOSING.pattern, scorers._CLOSING.fullmatch),
+        (r"\b(a|an|the)\b", scorers.normalize_answer),
     ),
     "util/dtypes.py": ((dtypes._CODE.pattern, dtypes._CODE.fullmatch),),
     "envs/text/tasks/arithmetic.py": (

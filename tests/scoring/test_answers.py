@@ -4,7 +4,7 @@ import pytest
 from growth import assert_grows_in_proportion
 
 from vla_rl.scoring import final_answer
-from vla_rl.scoring.answers import last_program
+from vla_rl.scoring.scorers import find_last_program
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_the_work_for_a_program_grows_in_proportion_to_the_reply(
     begin: str, pattern: str, end: str
 ) -> None:
     assert_grows_in_proportion(
-        lambda size: last_program(begin + pattern * (size // len(pattern)) + end)
+        lambda size: find_last_program(begin + pattern * (size // len(pattern)) + end)
     )
 
 
@@ -76,4 +76,4 @@ def test_an_answer_after_many_openings_is_found() -> None:
     ],
 )
 def test_the_program_is_the_last_block_of_python(reply: str, program: str) -> None:
-    assert last_program(reply) == program
+    assert find_last_program(reply) == program

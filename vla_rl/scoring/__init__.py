@@ -10,7 +10,13 @@ code           a program that prints what its tests expect, in a sandbox
 module:name    `def name(reply: str, row: dict) -> float`, in any importable module
 """
 
-from vla_rl.scoring.answers import final_answer
-from vla_rl.scoring.scorers import SCORER_NAMES, Score, Scorer, check_answer, make_scorer
+from vla_rl.scoring.scorers import (
+    SCORER_NAMES,
+    Score,
+    Scorer,
+    check_answer,
+    final_answer,
+    make_scorer,
+)
 
 __all__ = ["SCORER_NAMES", "Score", "Scorer", "check_answer", "final_answer", "make_scorer"]

@@ -10,7 +10,7 @@ import logging
 
 from math_verify import parse, verify
 
-from vla_rl.scoring.answers import final_answer
+from vla_rl.scoring.scorers import final_answer
 
 # it warns that it has no timeout, but the sandbox has one
 logging.getLogger("math_verify").setLevel(logging.ERROR)
