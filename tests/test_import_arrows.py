@@ -22,17 +22,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "types": {
         "errors", "util",
     },
-    "env_ids": {
-        "util",
-    },
     "graph": {
-        "errors",
+        "util", "errors",
     },
     "actors": {
         "errors", "util",
     },
     "cluster": {
-        "errors", "types", "actors",
+        "util", "errors", "types", "actors",
     },
     "algorithms": {
         "errors", "util", "types",
@@ -77,7 +74,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rollout", "reporting", "engines", "envs", "models",
     },
     "team": {
-        "errors", "types", "actors", "env_workers", "rollout", "engines", "learner", "envs",
+        "util", "errors", "types", "actors", "env_workers", "rollout", "engines", "learner", "envs",
         "models", "pipelines",
     },
     "remote_rollout": {

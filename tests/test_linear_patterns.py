@@ -15,7 +15,7 @@ from growth import assert_grows_in_proportion
 
 from vla_rl.envs.text.tasks import arithmetic
 from vla_rl.scoring import scorers
-from vla_rl.util import dtypes
+from vla_rl.util import arrays
 
 PACKAGE: Final = Path(__file__).parent.parent / "vla_rl"
 
@@ -27,7 +27,7 @@ FOREIGN: Final[dict[str, tuple[tuple[str, Callable[[str], Any]], ...]]] = {
         (scorers._CLOSING.pattern, scorers._CLOSING.fullmatch),
         (r"\b(a|an|the)\b", scorers.normalize_answer),
     ),
-    "util/dtypes.py": ((dtypes._CODE.pattern, dtypes._CODE.fullmatch),),
+    "util/arrays.py": ((arrays._CODE.pattern, arrays._CODE.fullmatch),),
     "envs/text/tasks/arithmetic.py": (
         (arithmetic._OPERATION.pattern, arithmetic._OPERATION.fullmatch),
         (arithmetic._NUMBER.pattern, arithmetic._NUMBER.fullmatch),
@@ -50,7 +50,7 @@ OURS: Final = {
     "envs/text/tools.py": "docstrings of tools",
     "evaluation/driving_strips.py": "names of files",
     "evaluation/libero.py": "an option",
-    "installing.py": "requirements of this package",
+    "util/installing.py": "requirements of this package",
     "learner/checkpoint/files.py": "names of files",
     "learner/checkpoint/folders.py": "names of folders",
     "models/openvla_oft/film_part.py": "names of tensors",

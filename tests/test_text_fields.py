@@ -1,7 +1,7 @@
 """What is no text never becomes a text by `str()`: nobody wrote Python's spelling of it.
 
 `str(row["task"])` makes the instruction `None` of a null. Fields of files, messages and environments
-go through `required_text`, a msgspec struct or a check of their type; every other `str()` of a field
+go through `require_text`, a msgspec struct or a check of their type; every other `str()` of a field
 in the package is listed here, with the reason why it is no such case.
 """
 

@@ -10,9 +10,8 @@ simulator.
 
 from typing import TYPE_CHECKING
 
-from vla_rl import env_ids
-from vla_rl.util import extras, torchvision_operators
-from vla_rl.util.lazy_names import lazy_names
+from vla_rl.util import import_hooks
+from vla_rl.util.imports import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.actors import Runtime as Runtime
@@ -56,8 +55,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-torchvision_operators.install()
-extras.install()
-env_ids.install()
+import_hooks.declare_torchvision_operators()
+import_hooks.explain_missing_extras()
+import_hooks.register_env_ids()
 
 __getattr__, __dir__ = lazy_names(__name__)

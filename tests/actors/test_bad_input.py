@@ -23,10 +23,10 @@ from vla_rl.actors.codec import Codec
 from vla_rl.actors.host import HostServer
 from vla_rl.actors.host_connection import set_tcp_options
 from vla_rl.actors.life import State
-from vla_rl.actors.loop_lag import LoopLag
 from vla_rl.actors.server import ActorServer
 from vla_rl.actors.wire import DeathNotice, Frames, Kind
 from vla_rl.errors import ActorDied
+from vla_rl.util.stalls import LoopLag
 
 LOST_AFTER_S = 30.0
 """None of these connections is lost, however long a busy machine holds up one of its ends."""

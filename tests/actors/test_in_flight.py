@@ -10,11 +10,11 @@ from sample_actors import Counter, Streamer
 from vla_rl.actors.actor import table_of
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.in_flight import ACKNOWLEDGED_BYTES, MOST_BYTES, MeteredSocket, array_bytes
-from vla_rl.actors.loop_lag import LoopLag
 from vla_rl.actors.pending import PendingStream
 from vla_rl.actors.server import ActorServer
 from vla_rl.actors.sockets import MessageSocket
 from vla_rl.actors.wire import Frames, Kind
+from vla_rl.util.stalls import LoopLag
 
 LARGE = [bytes(18), bytes(ACKNOWLEDGED_BYTES)]
 

@@ -14,7 +14,7 @@ from vla_rl.actors import InLoop, RemoteHost, make_keys, read_keys, read_public_
 from vla_rl.actors.actor import table_of
 from vla_rl.actors.channel import Channel, Death
 from vla_rl.actors.launchers import Launchers
-from vla_rl.actors.loop_lag import LoopLag
+from vla_rl.util.stalls import LoopLag
 
 
 @asynccontextmanager

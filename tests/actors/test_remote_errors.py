@@ -8,7 +8,7 @@ import pytest
 from sample_actors import Counter, Unspeakable
 
 from vla_rl.actors import ChildProcess, InLoop, Placement, Runtime
-from vla_rl.actors.remote_errors import report_of, restore_error
+from vla_rl.util.error_reports import make_report, restore_error
 
 
 class Odd(Exception):
@@ -43,7 +43,7 @@ async def test_an_exception_that_cannot_be_written_as_it_is_reaches_its_caller(
     ],
 )
 def test_every_report_can_be_sent(error: Exception, words: str) -> None:
-    report = report_of(error)
+    report = make_report(error)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(report), type=type(report)) == report
     assert words in str(restore_error(report, "counter", 7))
 
@@ -51,4 +51,4 @@ def test_every_report_can_be_sent(error: Exception, words: str) -> None:
 def test_an_argument_that_holds_itself_is_reported() -> None:
     endless: list[object] = []
     endless.append(endless)
-    assert "its report failed with RecursionError" in report_of(ValueError(endless)).message
+    assert "its report failed with RecursionError" in make_report(ValueError(endless)).message

@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 from sample_actors import Counter
 
-from vla_rl.actors import ChildProcess, ForkServer, Runtime, room
-from vla_rl.actors.room import DESCRIPTORS_OF_A_PROCESS
+from vla_rl.actors import ChildProcess, ForkServer, Runtime
+from vla_rl.util import rlimits
+from vla_rl.util.rlimits import DESCRIPTORS_OF_A_PROCESS
 
 REQUIRE = """
 import resource
-from vla_rl.actors import ChildProcess
-from vla_rl.actors.room import require_room
+from vla_rl.util.rlimits import require_process_limits
 
 resource.setrlimit({limit}, ({soft}, {hard}))
 try:
-    require_room({num}, ChildProcess(), beside=4, remedy="take fewer of them")
+    require_process_limits({num}, num_extra=4, shared_bytes=256 << 20, remedy="take fewer of them")
 except Exception as error:
     print(type(error).__name__, error)
 print(resource.getrlimit({limit}))
@@ -100,14 +100,14 @@ async def test_a_child_takes_the_descriptors_that_are_counted_for_it(
 
 
 LIMITED = """
-from vla_rl.actors import ChildProcess, room
-room._threads_of_user = lambda: 30
-room.limits_of_cgroups = lambda *_: ()
+from vla_rl.util import rlimits as room
+room._count_user_threads = lambda: 30
+room.read_cgroup_limits = lambda *_: ()
 room.os.getuid = lambda: 1000
 room.resource.getrlimit = lambda kind: ({most}, {most}) if kind == room.resource.RLIMIT_NPROC else (-1, -1)
 try:
-    room.require_room(2, ChildProcess(), beside=0, remedy="take fewer of them")
-    room.require_own_room()
+    room.require_process_limits(2, num_extra=0, shared_bytes=256 << 20, remedy="take fewer of them")
+    room.require_run_limits()
     print("there is room")
 except Exception as error:
     print(type(error).__name__, error)
@@ -144,7 +144,7 @@ def test_the_tightest_cgroup_above_this_process_counts(tmp_path: Path) -> None:
         (tmp_path / "pids" / folder / "pids.max").write_text(f"{most}\n")
         (tmp_path / "pids" / folder / "pids.current").write_text(f"{used}\n")
     listed = "12:memory:/elsewhere\n8:pids:/outer/inner\n0::/\n"
-    (found,) = room.limits_of_cgroups(listed, tmp_path)
+    (found,) = rlimits.read_cgroup_limits(listed, tmp_path)
     assert (found.most, found.used) == (100, 97)
     assert found.what == f"pids.max of the cgroup {tmp_path / 'pids' / 'outer'}"
 
@@ -153,11 +153,11 @@ def test_an_error_that_a_thread_too_many_caused_names_the_limit() -> None:
     first = RuntimeError("can't start new thread")
     last = RuntimeError("cannot join thread before it is started")
     last.__context__ = first
-    words = room.lack_of_threads(ExceptionGroup("two tasks", [ValueError("other"), last]))
+    words = rlimits.explain_thread_limit(ExceptionGroup("two tasks", [ValueError("other"), last]))
     assert words is not None
     assert "no further process or thread can be started" in words
     assert "4 for each simulator" in words
-    assert room.lack_of_threads(ValueError("can't start new thread")) is None
+    assert rlimits.explain_thread_limit(ValueError("can't start new thread")) is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import threading
 import pytest
 from sample_actors import Counter
 
-from vla_rl.actors import Runtime, Watchdog, current_waits, note_progress, progress_counts, waiting
+from vla_rl.actors import Runtime, Watchdog, count_progress, list_waits, note_progress, waiting
 
 
 class Told(io.StringIO):
@@ -59,7 +59,7 @@ async def test_progress_keeps_the_watchdog_quiet() -> None:
             note_progress("episodes")
             await asyncio.sleep(0)
     assert watchdog.num_reports == 0
-    assert progress_counts()["episodes"] >= 100
+    assert count_progress()["episodes"] >= 100
 
 
 def test_a_watchdog_may_abort_the_process() -> None:
@@ -83,10 +83,10 @@ async def test_a_stall_of_no_time_is_refused() -> None:
 
 def test_a_wait_is_listed_while_its_block_runs() -> None:
     with waiting("episode 1", on="env-0"):
-        (wait,) = [wait for wait in current_waits() if wait.who == "episode 1"]
+        (wait,) = [wait for wait in list_waits() if wait.who == "episode 1"]
         assert wait.on == "env-0"
         assert wait.describe(wait.since + 4.2) == "episode 1 waits for env-0 since 4.2 s"
-    assert [wait for wait in current_waits() if wait.who == "episode 1"] == []
+    assert [wait for wait in list_waits() if wait.who == "episode 1"] == []
 
 
 def test_actors_are_imported_without_torch() -> None:

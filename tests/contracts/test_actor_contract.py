@@ -40,7 +40,7 @@ from vla_rl.actors import (  # noqa: E402
     call_all,
     call_any,
     call_as_completed,
-    current_waits,
+    list_waits,
     make_keys,
     read_keys,
     read_public_key,
@@ -405,12 +405,10 @@ async def test_the_wait_behind_other_calls_does_not_count_towards_the_deadline(
 async def test_waits_for_an_answer_are_listed(counter: Counter) -> None:
     call = asyncio.create_task(counter.wait_for_gate("x"), name="episode 12")
     await asyncio.sleep(0)
-    assert ("episode 12", "counter.wait_for_gate") in [
-        (wait.who, wait.on) for wait in current_waits()
-    ]
+    assert ("episode 12", "counter.wait_for_gate") in [(wait.who, wait.on) for wait in list_waits()]
     await counter.open_gate()
     await call
-    assert [wait for wait in current_waits() if wait.on.startswith("counter.")] == []
+    assert [wait for wait in list_waits() if wait.on.startswith("counter.")] == []
 
 
 # ---- fan-out

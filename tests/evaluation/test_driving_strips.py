@@ -1,10 +1,10 @@
 """Strips of held-out drives: which scenes have one, and who can write it."""
 
-from vla_rl.actors.importable import import_path
 from vla_rl.envs.driving.layouts import LAYOUTS
 from vla_rl.envs.driving.world import draw_world
 from vla_rl.evaluation.driving_strips import MOST_LOOKED_AT, _chosen_scenes, write_drive_strip
 from vla_rl.evaluation.evaluator import imported
+from vla_rl.util.imports import import_path
 
 
 def test_the_process_that_evaluates_beside_training_finds_the_function_by_its_path() -> None:

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from vla_rl.actors import waiting
-from vla_rl.actors.owned_folder import PREFIXES, OwnedFolder
 from vla_rl.reporting import RunDirectory, waits_socket
 from vla_rl.reporting.waits_socket import NoAnswer, RunningProcess, WaitsSocket, ask_run
 from vla_rl.types import Config
+from vla_rl.util.ownership import PREFIXES, OwnedFolder
 
 
 @pytest.fixture

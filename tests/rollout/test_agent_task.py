@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from vla_rl.actors.stacks import awaiting_frames
 from vla_rl.errors import AgentError
 from vla_rl.rollout.episode_tasks import run_agent
 from vla_rl.util.simulated_time import run_in_simulated_time
+from vla_rl.util.stalls import list_awaiting_frames
 
 Agent = Callable[[], Coroutine[Any, Any, Any]]
 
@@ -159,7 +159,7 @@ def test_what_an_agent_waits_for_can_be_seen() -> None:
         await asyncio.sleep(0)
         named = [each for each in asyncio.all_tasks() if each.get_name() == "episode 0"]
         (agent,) = [each for each in named if each is not task]
-        found = [frame.f_code.co_name for frame in awaiting_frames(agent.get_coro())]
+        found = [frame.f_code.co_name for frame in list_awaiting_frames(agent.get_coro())]
         task.cancel()
         await asyncio.wait((task,))
         return found

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 import pytest
 from rollout_fakes import CountdownEnv, LatencyPool, Setup, source
 
-from vla_rl.actors.waits import current_waits
 from vla_rl.errors import ConfigError
 from vla_rl.rollout import embodied_agent
 from vla_rl.types import Env, EpisodeSpec, Policy, Trajectory
 from vla_rl.util.simulated_time import run_in_simulated_time
+from vla_rl.util.stalls import list_waits
 
 
 def test_updates_are_made_of_whole_groups_within_the_staleness_bound() -> None:
@@ -141,12 +141,12 @@ def test_the_wait_graph_says_which_episodes_an_update_waits_for() -> None:
         async with setup.opened() as scheduler, asyncio.TaskGroup() as tasks:
             collecting = tasks.create_task(setup.collect(0))
             await asyncio.sleep(0.001)
-            lines = {f"{wait.who} waits for {wait.on}" for wait in current_waits()}
+            lines = {f"{wait.who} waits for {wait.on}" for wait in list_waits()}
             expected = "2 of 2 groups, the oldest of 1 running is group 0: episodes 0, 1, 2, 3"
             assert f"update 0 waits for {expected}" in lines
             assert scheduler.describe_wait() == expected
             await collecting
-        assert current_waits() == []
+        assert list_waits() == []
 
     run_in_simulated_time(main())
 

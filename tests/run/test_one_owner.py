@@ -22,7 +22,7 @@ from vla_rl.reporting.waits_socket import ask_run
 from vla_rl.run.recording import owned_recording
 from vla_rl.run.supervised import train_supervised
 from vla_rl.run.train import Outcome, train
-from vla_rl.util.sole_owner import beside, sole_owner
+from vla_rl.util.ownership import name_lock_file, sole_owner
 
 pytestmark = SHARES_SERVERS
 PACKAGE = Path(__file__).parents[2] / "vla_rl"
@@ -108,7 +108,7 @@ async def test_two_supervised_trainings_do_not_write_one_checkpoint(tmp_path: Pa
 
     out = tmp_path / "base"
     refused = pytest.raises(ConfigError, match=f"the checkpoint {out} is in use by this process")
-    with sole_owner(beside(out), "the checkpoint base"), refused:
+    with sole_owner(name_lock_file(out), "the checkpoint base"), refused:
         await train_supervised(1, nothing, nothing, nothing, out)
     out.mkdir()
     (out / "config.json").touch()
@@ -158,5 +158,5 @@ def test_each_module_that_opens_what_another_process_may_continue_owns_it() -> N
     calls = {str(path.relative_to(PACKAGE)): calls_in(path) for path in PACKAGE.rglob("*.py")}
     opening = {name for name, called in calls.items() if called & OPENS}
     owning = {name for name, called in calls.items() if called & OWNS}
-    assert owning - {"util/sole_owner.py"} == set(OWNERS)
+    assert owning - {"util/ownership.py"} == set(OWNERS)
     assert opening - owning == set(WITHOUT)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.actors.completion import finish_despite_cancellation
 from vla_rl.run.terminal import StopSignal
+from vla_rl.util.tasks import finish_despite_cancellation
 
 
 @pytest.fixture(autouse=True)
@@ -186,7 +186,7 @@ def test_outside_of_the_main_thread_no_signal_is_listened_to_and_a_line_says_so(
 
 MAIN_THREAD_ALONE = {
     "actors/host.py": "`vla-rl host`, a process of its own",
-    "actors/parent_link.py": "the first lines of a child process",
+    "util/processes.py": "the first lines of a child process",
     "sandbox/child.py": "the first lines of a sandboxed call's process",
     "sandbox/reaper.py": "the sandbox's own process",
     "run/terminal.py": "asks which thread it is in",

@@ -4,9 +4,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from growth import assert_grows_in_proportion
 
-from vla_rl.errors import CheckpointError, DataError
-from vla_rl.util.foreign_data import number_in, reading, reading_file, text_in, whole_number_in
+from vla_rl.errors import CheckpointError, DataError, EnvError
+from vla_rl.util.foreign_data import (
+    find_spans,
+    get_number,
+    get_text,
+    get_whole_number,
+    reading,
+    reading_file,
+    repair_texts,
+    repair_unicode,
+    require_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -64,34 +75,34 @@ def test_a_long_message_is_shortened() -> None:
 
 @pytest.mark.parametrize("value", [0, 7, 7.0, 2**53])
 def test_whole_numbers_are_taken(value: Any) -> None:
-    assert whole_number_in({"a": value}, "a", "row 1") == int(value)
+    assert get_whole_number({"a": value}, "a", "row 1") == int(value)
 
 
 @pytest.mark.parametrize("value", [-1, 0.5, True, "1", [1], float("nan"), 2**53 + 1, 10**400])
 def test_what_is_no_whole_number_is_refused_with_its_place(value: Any) -> None:
     with pytest.raises(DataError, match=r"row 1: 'a' is .*, expected a whole number"):
-        whole_number_in({"a": value}, "a", "row 1")
+        get_whole_number({"a": value}, "a", "row 1")
 
 
 @pytest.mark.parametrize("value", ["1", True, [1.0], float("inf"), float("nan"), 10**400])
 def test_what_is_no_number_is_refused(value: Any) -> None:
-    assert number_in({"a": 3}, "a", "row 1") == 3.0
+    assert get_number({"a": 3}, "a", "row 1") == 3.0
     with pytest.raises(DataError, match=r"row 1: 'a' is .*, expected a finite number"):
-        number_in({"a": value}, "a", "row 1")
+        get_number({"a": value}, "a", "row 1")
 
 
 @pytest.mark.parametrize("value", [1, ["a"], b"a", {"a": 1}, "half \ud835"])
 def test_what_is_no_text_never_becomes_one(value: Any) -> None:
-    assert text_in({"a": "prüfen"}, "a", "row 1") == "prüfen"
+    assert get_text({"a": "prüfen"}, "a", "row 1") == "prüfen"
     with pytest.raises(DataError, match=r"row 1: 'a' is .*, expected a text"):
-        text_in({"a": value}, "a", "row 1")
+        get_text({"a": value}, "a", "row 1")
 
 
 def test_a_field_that_is_missing_or_null_says_what_there_is() -> None:
     with pytest.raises(DataError, match=r"row 1: 'a' is missing; it has \['b'\], expected a text"):
-        text_in({"b": 1}, "a", "row 1")
+        get_text({"b": 1}, "a", "row 1")
     with pytest.raises(ValueError, match="row 1: 'a' is null, expected a number"):
-        number_in({"a": None}, "a", "row 1", error=ValueError)
+        get_number({"a": None}, "a", "row 1", error=ValueError)
 
 
 def test_a_file_that_is_a_folder_cannot_be_read(tmp_path: Path) -> None:
@@ -135,3 +146,62 @@ def test_an_error_that_names_the_file_already_passes_as_it_is() -> None:
     ):
         raise error
     assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        ("", []),
+        ("<a>", []),
+        ("</a><a>", []),
+        ("<a></a>", [""]),
+        ("<a>1</a>2<a>3</a>", ["1", "3"]),
+        ("<a>1<a>2</a>3</a>", ["1<a>2"]),
+        ("<a>1</a><a>2", ["1"]),
+        ("<a>1</a>2</a>", ["1"]),
+    ],
+)
+def test_a_span_stands_between_an_opening_and_the_next_closing(
+    text: str, inside: list[str]
+) -> None:
+    spans = find_spans(text, "<a>", "</a>")
+    assert [text[start:end] for start, end in spans] == inside
+
+
+@pytest.mark.parametrize("piece", ["<a>", "</a>", "<a></a>", "<a", "<a><a>x</a>"])
+def test_a_search_for_spans_grows_in_proportion_to_the_text(piece: str) -> None:
+    assert_grows_in_proportion(
+        lambda size: list(find_spans(piece * (size // len(piece)), "<a>", "</a>"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        ("", ""),
+        ("plain, \U0001d400 and \u00e9", "plain, \U0001d400 and \u00e9"),
+        ("half: \ud835", "half: \ufffd"),
+        ("\udc00 first", "\ufffd first"),
+        ("a pair in two: \ud835\udc00", "a pair in two: \U0001d400"),
+        ("turned round: \udc00\ud835!", "turned round: \ufffd\ufffd!"),
+        ("caf\udce9.txt", "caf\ufffd.txt"),  # a file name of Latin-1
+    ],
+)
+def test_half_a_surrogate_pair_becomes_the_replacement_character(text: str, valid: str) -> None:
+    assert repair_unicode(text) == valid
+    assert valid.encode().decode() == valid
+
+
+def test_texts_in_plain_values_are_made_valid() -> None:
+    given = {"caf\udce9": ["\ud835", ("a", 1, None)], "n": 0.5}
+    assert repair_texts(given) == {"caf\ufffd": ["\ufffd", ("a", 1, None)], "n": 0.5}
+
+
+def test_what_has_to_be_text_is_named_with_its_value_and_type() -> None:
+    assert require_text("None", "'task' of row 1") == "None"
+    with pytest.raises(
+        DataError, match=r"^'task' of row 1 is None, a NoneType, expected a text\.$"
+    ):
+        require_text(None, "'task' of row 1")
+    with pytest.raises(EnvError, match=r"is \['a'\], a list, expected a text"):
+        require_text(["a"], "the instruction", EnvError)

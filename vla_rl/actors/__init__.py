@@ -8,7 +8,7 @@ needs few of them.
 
 from typing import TYPE_CHECKING
 
-from vla_rl.util.lazy_names import lazy_names
+from vla_rl.util.imports import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.actors.actor import Actor as Actor, actor_method as actor_method
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     )
     from vla_rl.actors.runtime import ActorInfo as ActorInfo, Runtime as Runtime
     from vla_rl.actors.slots import release as release
-    from vla_rl.actors.waits import (
+    from vla_rl.util.stalls import (
+        LagReport as LagReport,
         Wait as Wait,
-        current_waits as current_waits,
+        Watchdog as Watchdog,
+        count_progress as count_progress,
+        list_waits as list_waits,
         note_progress as note_progress,
-        progress_counts as progress_counts,
         waiting as waiting,
     )
-    from vla_rl.actors.watchdog import Watchdog as Watchdog
-    from vla_rl.actors.wire import LagReport as LagReport
 
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from vla_rl.actors.importable import main_module_name
+from vla_rl.util.imports import main_module_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__vla_rl_actor_method__"

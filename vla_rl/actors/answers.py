@@ -11,7 +11,6 @@ from vla_rl.actors.channel import Channel
 from vla_rl.actors.in_flight import array_bytes
 from vla_rl.actors.mailbox import Mailbox
 from vla_rl.actors.pending import PendingCall, PendingStream
-from vla_rl.actors.remote_errors import ErrorReport, restore_error
 from vla_rl.actors.wire import (
     ENVELOPE,
     ENVELOPE_SIZE,
@@ -22,6 +21,7 @@ from vla_rl.actors.wire import (
     MalformedMessage,
 )
 from vla_rl.errors import ActorDied
+from vla_rl.util.error_reports import ErrorReport, restore_error
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from vla_rl.actors.arrived import ArrivedCall
 from vla_rl.actors.begun import BegunCall
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.in_flight import MeteredSocket, array_bytes
-from vla_rl.actors.remote_errors import report_of
 from vla_rl.actors.wire import Frames, Kind, MalformedMessage
+from vla_rl.util.error_reports import make_report
 
 _RESULT = int(Kind.RESULT)
 
@@ -86,15 +86,15 @@ class CallRunner:
             elif (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
             else:  # the application's own, e.g. it awaited a cancelled future
-                self.answer(Kind.ERROR, call, report_of(error))
+                self.answer(Kind.ERROR, call, make_report(error))
         except msgspec.ValidationError as error:
             problem = TypeError(f"{method.label} got wrong argument types: {error}")
-            self.answer(Kind.ERROR, call, report_of(problem))
+            self.answer(Kind.ERROR, call, make_report(problem))
         except MalformedMessage as error:
             self._reject(error)
-            self.answer(Kind.ERROR, call, report_of(error))
+            self.answer(Kind.ERROR, call, make_report(error))
         except Exception as error:  # each exception of the actor is sent to the caller
-            self.answer(Kind.ERROR, call, report_of(error))
+            self.answer(Kind.ERROR, call, make_report(error))
         finally:
             del self._calls[call]
 

@@ -34,10 +34,7 @@ from vla_rl.actors.listening import (
     keep_freed_memory,
     note_own_place,
 )
-from vla_rl.actors.loop_lag import LoopLag
-from vla_rl.actors.parent_link import die_with_parent, leave_terminal_to_parent, name_process
 from vla_rl.actors.pulse import begin_beating
-from vla_rl.actors.remote_errors import report_of
 from vla_rl.actors.server import ActorServer
 from vla_rl.actors.slots import SlotReader, SlotWriter
 from vla_rl.actors.sockets import lift_high_water_mark
@@ -51,6 +48,9 @@ from vla_rl.actors.wire import (
     unpack_envelope,
 )
 from vla_rl.actors.zap import Gatekeeper
+from vla_rl.util.error_reports import make_report
+from vla_rl.util.processes import die_with_parent, leave_terminal_to_parent, name_process
+from vla_rl.util.stalls import LoopLag
 
 _LAST_WORDS_MS = 2000
 
@@ -274,7 +274,7 @@ class _Life:
             # the owner decides: it receives the report while the process ends
             send(
                 self._codec.encode(
-                    Kind.ERROR, 0, self._actor_id, OWN_CALL, report_of(error), "birth or end"
+                    Kind.ERROR, 0, self._actor_id, OWN_CALL, make_report(error), "birth or end"
                 )
             )
             return 1

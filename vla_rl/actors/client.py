@@ -23,9 +23,8 @@ from vla_rl.actors.life import Life, State
 from vla_rl.actors.mailbox import Mailbox
 from vla_rl.actors.outgoing_calls import OutgoingCalls
 from vla_rl.actors.pending import PendingBegun, PendingCall, PendingStream
-from vla_rl.actors.waits import Wait, note_death
-from vla_rl.actors.wire import LagReport
 from vla_rl.errors import ActorDied, ActorFrozen
+from vla_rl.util.stalls import LagReport, Wait, record_exit
 
 logger = logging.getLogger(__name__)
 
@@ -233,7 +232,7 @@ class ActorClient:
         # settled before a call fails: its caller may call again at once, and has to wait then
         error = kind(self.name, death.pid, death.cause, death.last_words)
         if state is not State.STOPPED:
-            note_death(str(error))
+            record_exit(str(error))
         self.life.settle(state, error)
         self._calls.fail()
         self._lag.fail()

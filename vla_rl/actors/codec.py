@@ -31,7 +31,7 @@ from vla_rl.actors.wire import (
     Frames,
     MalformedMessage,
 )
-from vla_rl.util.dtypes import MOST_AXES, is_plain, plain_dtype
+from vla_rl.util.arrays import MOST_AXES, is_plain_dtype, parse_dtype
 
 INLINE_BELOW = 4096
 SLOT_FROM = 16384
@@ -289,7 +289,7 @@ def _array_meta(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, in
     The description is `its length u16, ndim u8, length of dtype u8, dtype, shape as u64 each`.
     """
     name = dtype.str.encode()
-    if not is_plain(dtype):
+    if not is_plain_dtype(dtype):
         raise TypeError(
             f"an array of dtype {dtype} cannot be sent; expected numbers, booleans, fixed-width "
             "text or datetimes."
@@ -329,7 +329,7 @@ def _known_meta(meta: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
     if not len(meta) == length == _META.size + name_size + 8 * ndim or ndim > MOST_AXES:
         raise MalformedMessage("array with an incomplete description.")
     try:
-        dtype = plain_dtype(meta[_META.size : _META.size + name_size].decode("ascii"))
+        dtype = parse_dtype(meta[_META.size : _META.size + name_size].decode("ascii"))
     except ValueError as error:
         raise MalformedMessage(f"array of an unknown type: {error}") from None
     shape = struct.unpack_from(f"<{ndim}Q", meta, _META.size + name_size)

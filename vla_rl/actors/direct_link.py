@@ -16,7 +16,7 @@ from vla_rl.actors.parts import MAX_WIRE_FRAME_BYTES
 from vla_rl.actors.placement import HIGHEST_PORT, KeyPair, is_key
 from vla_rl.actors.sockets import HALF_SENT_MS, LoopSocket, lift_high_water_mark
 from vla_rl.actors.wire import Frames
-from vla_rl.util.agreement import excerpt
+from vla_rl.util.values import excerpt
 
 HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 HANDSHAKE_FAILED |= zmq.EVENT_HANDSHAKE_FAILED_AUTH

@@ -12,7 +12,7 @@ import socket
 import msgspec
 
 from vla_rl.actors.placement import PrepareHook
-from vla_rl.actors.remote_errors import ErrorReport
+from vla_rl.util.error_reports import ErrorReport
 
 _MAX_BYTES = 1 << 18
 _MAX_FDS = 5

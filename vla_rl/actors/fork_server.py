@@ -34,15 +34,15 @@ from vla_rl.actors.fork_protocol import (
     receive_request,
     send,
 )
-from vla_rl.actors.parent_link import (
+from vla_rl.actors.placement import PrepareHook
+from vla_rl.util.error_reports import make_report
+from vla_rl.util.processes import (
     die_with_parent_only,
     die_with_pipe,
     leave_terminal_to_parent,
     name_process,
+    refuse_threads,
 )
-from vla_rl.actors.placement import PrepareHook
-from vla_rl.actors.remote_errors import report_of
-from vla_rl.actors.threads import refuse_threads
 
 _PROCESS_NAME = "vla_rl-forks"
 
@@ -86,7 +86,7 @@ class ForkServerLoop:
                 refuse_threads(hook.function)
         except Exception as error:  # raised again by `spawn`
             _flush()  # the runtime kills this process when it reads the report
-            self._reply(Failed(report_of(error)))
+            self._reply(Failed(make_report(error)))
             return False
         gc.collect()
         gc.freeze()  # the collector would write to each object, and so copy the shared pages

@@ -33,14 +33,14 @@ from vla_rl.actors.fork_protocol import (
     socket_pair,
 )
 from vla_rl.actors.forked_process import ForkedProcess
-from vla_rl.actors.loop_lag import LOST_FROM_S
 from vla_rl.actors.observer import ProcessObserver, Watched
 from vla_rl.actors.placement import ChildProcess, ForkServer
-from vla_rl.actors.readiness import is_ready
-from vla_rl.actors.remote_errors import restore_error
 from vla_rl.actors.spawned_process import OnExit, cause_of, own_sys_path, subprocess_of
 from vla_rl.actors.stderr_tail import StderrTail
 from vla_rl.errors import ActorDied, ActorFrozen
+from vla_rl.util.error_reports import restore_error
+from vla_rl.util.processes import is_ready
+from vla_rl.util.stalls import LOST_FROM_S
 
 logger = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from vla_rl.actors.direct_link import HANDSHAKE_FAILED, event_of
 from vla_rl.actors.parts import MAX_WIRE_FRAME_BYTES
 from vla_rl.actors.placement import HIGHEST_PORT, ChildProcess, RemoteHost, is_key
 from vla_rl.actors.remote_channel import RemoteChannel
-from vla_rl.actors.remote_errors import ErrorReport, restore_error
 from vla_rl.actors.sockets import LoopSocket, lift_high_water_mark
 from vla_rl.actors.wire import Frames, Kind, MalformedMessage, PrepareRequest, unpack_envelope
 from vla_rl.errors import ActorDied, ConfigError
-from vla_rl.util.agreement import excerpt
+from vla_rl.util.error_reports import ErrorReport, restore_error
+from vla_rl.util.values import excerpt
 
 CONNECT_AGAIN_MS: Final = 2000
 """Time after which a connection that is not accepted is tried anew. TCP itself asks again after 1, 3, 7

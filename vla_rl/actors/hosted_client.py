@@ -14,9 +14,9 @@ from vla_rl.actors.fork_protocol import ListenSettings
 from vla_rl.actors.fork_servers import ForkServers
 from vla_rl.actors.observer import ProcessObserver
 from vla_rl.actors.placement import ChildProcess, Takeover
-from vla_rl.actors.remote_errors import encodable, report_of
 from vla_rl.actors.waiting_processes import WaitingProcesses
 from vla_rl.actors.wire import Adoption, DeathNotice, Frames, Kind, LaunchRequest
+from vla_rl.util.error_reports import escape_surrogates, make_report
 
 
 class HostedClient:
@@ -137,7 +137,7 @@ class HostedClient:
         try:
             await self._fork_servers.prepare(process)
         except Exception as error:  # raised again in the client's `spawn`
-            answer = self._codec.encode(Kind.ERROR, 0, 0, call, report_of(error), "preparation")
+            answer = self._codec.encode(Kind.ERROR, 0, 0, call, make_report(error), "preparation")
         else:
             answer = self._codec.encode(Kind.PREPARED, 0, 0, call, None, "preparation")
         self._send(answer)
@@ -146,6 +146,6 @@ class HostedClient:
         self._children.pop(actor, None)
         self._takeovers.pop(actor, None)
         # a cause may name a file whose name is no text, and the client has to hear of the end
-        words = tuple(map(encodable, death.last_words))
-        notice = DeathNotice(death.pid, encodable(death.cause), words, death.frozen)
+        words = tuple(map(escape_surrogates, death.last_words))
+        notice = DeathNotice(death.pid, escape_surrogates(death.cause), words, death.frozen)
         self._send(self._codec.encode(Kind.DIED, 0, actor, 0, notice, "death notice"))

@@ -10,10 +10,10 @@ from typing import Any
 from vla_rl.actors.actor import Actor, MethodTable
 from vla_rl.actors.channel import Death, OnEnd, OnMessage
 from vla_rl.actors.codec import Codec
-from vla_rl.actors.loop_lag import LoopLag
-from vla_rl.actors.remote_errors import report_of
 from vla_rl.actors.server import ActorServer
 from vla_rl.actors.wire import OWN_CALL, Frames, Kind
+from vla_rl.util.error_reports import make_report
+from vla_rl.util.stalls import LoopLag
 
 
 class InLoopChannel:
@@ -90,7 +90,7 @@ class InLoopChannel:
         except Exception as error:  # the owner decides: it receives the report while the actor ends
             self._receive(
                 self.codec.encode(
-                    Kind.ERROR, 0, self.actor_id, OWN_CALL, report_of(error), "birth or end"
+                    Kind.ERROR, 0, self.actor_id, OWN_CALL, make_report(error), "birth or end"
                 )
             )
 

@@ -8,8 +8,8 @@ import shlex
 from pathlib import Path
 
 import vla_rl
-from vla_rl.actors.environment import inherited_environment
 from vla_rl.errors import ConfigError
+from vla_rl.util.processes import inherited_environment
 
 RUNTIME_PACKAGES = {"msgspec": "msgspec", "numpy": "numpy", "uvloop": "uvloop", "zmq": "pyzmq"}
 """Packages that an actor's process imports besides vla_rl: import names and install names."""

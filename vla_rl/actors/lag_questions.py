@@ -9,7 +9,8 @@ from vla_rl.actors.actor import ActorMethod
 from vla_rl.actors.channel import Channel
 from vla_rl.actors.life import Life, State
 from vla_rl.actors.pending import PendingCall
-from vla_rl.actors.wire import Kind, LagReport
+from vla_rl.actors.wire import Kind
+from vla_rl.util.stalls import LagReport
 
 _WITHIN_S = 10.0
 

@@ -12,11 +12,10 @@ from vla_rl.actors.child_process import ChildChannel
 from vla_rl.actors.fork_servers import ForkServers
 from vla_rl.actors.host_connection import HostConnection
 from vla_rl.actors.in_loop import InLoopChannel
-from vla_rl.actors.loop_lag import LoopLag
 from vla_rl.actors.observer import ProcessObserver
 from vla_rl.actors.placement import ChildProcess, InLoop, Placement, RemoteHost
 from vla_rl.actors.supervision import Launcher
-from vla_rl.actors.waits import waiting
+from vla_rl.util.stalls import LoopLag, waiting
 
 _FAR_IO_THREADS = 4
 """Threads that encrypt for other hosts: one of them does about 1 GB/s."""

@@ -9,7 +9,7 @@ import os
 import threading
 from time import sleep  # bound here: an environment may replace the module's
 
-from vla_rl.util.shared_memory import memory_file
+from vla_rl.util.processes import make_memory_file
 
 BEAT_EVERY_S = 0.25
 
@@ -18,7 +18,7 @@ class Pulse:
     """The parent's end. `fd` is for the child; close it once the child has it."""
 
     def __init__(self) -> None:
-        self.fd = memory_file("vla_rl-pulse", mmap.PAGESIZE)
+        self.fd = make_memory_file("vla_rl-pulse", mmap.PAGESIZE)
         try:
             self._counter = _counter_of(self.fd)
         except BaseException:

@@ -18,13 +18,12 @@ from vla_rl.actors.deadlines import deadlines_of
 from vla_rl.actors.fork_servers import LastingForkServers
 from vla_rl.actors.handle import client_of, handle_class, record_of
 from vla_rl.actors.launchers import Launchers
-from vla_rl.actors.loop_lag import LoopLag
 from vla_rl.actors.placement import ChildProcess, InLoop, Placement, RemoteHost, RestartPolicy
-from vla_rl.actors.remote_errors import ErrorReport
 from vla_rl.actors.supervision import Supervisor
-from vla_rl.actors.waits import Wait, add_source, remove_source
-from vla_rl.actors.wire import LagReport, SpawnRequest
+from vla_rl.actors.wire import SpawnRequest
 from vla_rl.errors import ActorDied
+from vla_rl.util.error_reports import ErrorReport
+from vla_rl.util.stalls import LagReport, LoopLag, Wait, add_wait_source, remove_wait_source
 
 A = TypeVar("A", bound=Actor)
 Ts = TypeVarTuple("Ts")
@@ -110,7 +109,7 @@ class Runtime:
         await self._group.__aenter__()
         self._lag = LoopLag(self._forgive)
         self._launchers = Launchers(self.name, self._lag, self._fork_servers)
-        self._waits_token = add_source(self._waits)
+        self._waits_token = add_wait_source(self._waits)
         return self
 
     async def __aexit__(
@@ -131,7 +130,7 @@ class Runtime:
         finally:
             self._lag.stop()
             self._launchers.close()
-            remove_source(self._waits_token)
+            remove_wait_source(self._waits_token)
             try:
                 await self._group.__aexit__(kind, error, trace)
             except BaseExceptionGroup as group:

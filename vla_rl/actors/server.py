@@ -25,7 +25,6 @@ from vla_rl.actors.begun import BegunCall
 from vla_rl.actors.call_runner import CallRunner
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.in_flight import MeteredSocket
-from vla_rl.actors.loop_lag import LoopLag
 from vla_rl.actors.wire import (
     ENVELOPE,
     ENVELOPE_SIZE,
@@ -36,6 +35,7 @@ from vla_rl.actors.wire import (
     Kind,
     MalformedMessage,
 )
+from vla_rl.util.stalls import LoopLag
 
 logger = logging.getLogger(__name__)
 

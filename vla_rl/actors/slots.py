@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.actors.wire import MalformedMessage
-from vla_rl.util.shared_memory import memory_file
+from vla_rl.util.processes import make_memory_file
 
 _STATE_BYTES = 4096
 _SMALLEST_SLOT = 1 << 14
@@ -23,7 +23,7 @@ _FREE, _TAKEN = 0, 1
 
 def create_arena(num_bytes: int) -> int:
     """Return the file descriptor of a new arena with room for `num_bytes` of arrays."""
-    return memory_file("vla_rl-arena", _STATE_BYTES + num_bytes)
+    return make_memory_file("vla_rl-arena", _STATE_BYTES + num_bytes)
 
 
 class SlotLease(np.ndarray):

@@ -19,10 +19,9 @@ from typing import Protocol
 import msgspec
 
 import vla_rl
-from vla_rl.actors.environment import inherited_environment
 from vla_rl.actors.fork_protocol import ChildSettings
-from vla_rl.actors.parent_link import FROM_TERMINAL
 from vla_rl.actors.placement import ChildProcess
+from vla_rl.util.processes import FROM_TERMINAL, inherited_environment
 
 OnExit = Callable[[str, tuple[str, ...]], None]
 """Called once, on the loop, when the process has ended: with the cause, and stderr lines if it

@@ -14,9 +14,9 @@ from vla_rl.actors.channel import Channel, Death, OnEnd, OnMessage
 from vla_rl.actors.client import ActorClient
 from vla_rl.actors.life import State
 from vla_rl.actors.placement import Intensity, RestartPolicy
-from vla_rl.actors.remote_errors import ErrorReport, restore_error
 from vla_rl.actors.wire import Frames, Kind, SpawnRequest, unpack_envelope
 from vla_rl.errors import ActorDied, ActorFrozen
+from vla_rl.util.error_reports import ErrorReport, restore_error
 
 logger = logging.getLogger(__name__)
 

@@ -130,15 +130,6 @@ class DeathNotice(msgspec.Struct, frozen=True, array_like=True):
     frozen: bool = False
 
 
-class LagReport(msgspec.Struct, frozen=True, array_like=True):
-    """How late a loop ran its timers, over the last minute or so (s)."""
-
-    p50_s: float
-    p99_s: float
-    max_s: float
-    num_samples: int
-
-
 def unpack_envelope(head: Any) -> tuple[int, int, int, int]:
     """Return `(kind, method, actor, call)`. Raises: MalformedMessage."""
     if len(head) < ENVELOPE_SIZE:

@@ -38,7 +38,7 @@ from vla_rl.reporting.run_directory import RunDirectory
 from vla_rl.rollout.episode_tasks import END_WITHIN_S, keep_for_ever
 from vla_rl.run.terminal import explain, lasting_output
 from vla_rl.types import Config
-from vla_rl.util.agreement import shortened
+from vla_rl.util.values import shorten_middle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +197,7 @@ def _refuse_values_of_flags(arguments: Sequence[str], flags: Collection[str]) ->
         if equals or not following.startswith("-"):
             raise ConfigError(
                 f"{name} is a flag, but was given the value "
-                f"{shortened(argument.partition('=')[2] if equals else following)!r}; expected "
+                f"{shorten_middle(argument.partition('=')[2] if equals else following)!r}; expected "
                 f"--{plain} alone to turn it on, or --no-{plain} to turn it off"
             )
 

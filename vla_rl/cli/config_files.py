@@ -17,7 +17,7 @@ import msgspec
 from vla_rl.errors import ConfigError
 from vla_rl.reporting.run_directory import require_digest
 from vla_rl.types import Config
-from vla_rl.util.agreement import shortened
+from vla_rl.util.values import shorten_middle
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 
@@ -55,7 +55,7 @@ def read_table(path: Path, config_type: type[Config]) -> dict[str, Any]:
     }
     if os.path.isdir(path):
         raise ConfigError(
-            f"{shortened(path)} is a folder, expected a .toml or .json file; --resume continues the "
+            f"{shorten_middle(path)} is a folder, expected a .toml or .json file; --resume continues the "
             f"run in a folder, and --config {shlex.quote(str(path / 'config.json'))} takes its "
             "settings alone"
         )
@@ -63,14 +63,14 @@ def read_table(path: Path, config_type: type[Config]) -> dict[str, Any]:
         shipped = difflib.get_close_matches(path.name, [each.stem for each in SHIPPED.iterdir()], 1)
         nearest = f"; did you mean the shipped {shipped[0]!r}?" if shipped else ""
         raise ConfigError(
-            f"{shortened(path)} ends in {path.suffix!r}, expected a file in one of "
+            f"{shorten_middle(path)} ends in {path.suffix!r}, expected a file in one of "
             f"{', '.join(decoders)}{nearest}"
         )
     try:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"the configuration {shortened(path)} cannot be read: {error.strerror}"
+            f"the configuration {shorten_middle(path)} cannot be read: {error.strerror}"
         ) from error
     require_digest(path, content)
     try:

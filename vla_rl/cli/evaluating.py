@@ -47,7 +47,7 @@ from vla_rl.rollout import embodied_agent
 from vla_rl.run.recording import check_recording, owned_recording, record_agent, run_digest
 from vla_rl.run.terminal import StopSignal
 from vla_rl.types import EpisodeSpec, Trajectory
-from vla_rl.util.plain_console import plain_console
+from vla_rl.util.values import plain_console
 
 if TYPE_CHECKING:
     from vla_rl.models.loading import VlaPolicy

@@ -18,7 +18,7 @@ from vla_rl.learner import LearnerConfig
 from vla_rl.pipelines.config import LearningConfig, MixedTrainingConfig, RunConfig, TrainingConfig
 from vla_rl.reporting import MemoryItem, available_bytes, gpu_memory, memory_table
 from vla_rl.team.pools import describe_environments
-from vla_rl.util.plain_console import plain_console
+from vla_rl.util.values import plain_console
 
 if TYPE_CHECKING:
     from vla_rl.learner.estimates.rank_memory import PolicySize, RankMemory

@@ -17,7 +17,7 @@ from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.run_waits import ListedTask, ListedWait, RunWaits
 from vla_rl.reporting.waits_socket import NoAnswer, ask_run
 from vla_rl.run.terminal import lasting_output
-from vla_rl.util.plain_console import plain_console
+from vla_rl.util.values import plain_console
 
 MOST_OF_A_KIND = 8
 """Waits of one kind that are listed singly; the others are counted."""

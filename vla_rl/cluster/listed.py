@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from vla_rl.actors import Runtime
-from vla_rl.actors.waits import waiting
 from vla_rl.cluster.host_file import KnownHost, read_host_file
 from vla_rl.cluster.hosts import Host, HostChange, Joined, Left, resources_of_this_host
 from vla_rl.cluster.monitor import HostMonitor, report_of_this_host, require_same_versions
 from vla_rl.errors import ActorDied, ConfigError
+from vla_rl.util.stalls import waiting
 
 logger = logging.getLogger(__name__)
 

@@ -20,14 +20,14 @@ from typing import Any, Final, Self
 import zmq
 
 from vla_rl.actors import KeyPair, Runtime
-from vla_rl.actors.completion import run_to_its_end
 from vla_rl.actors.placement import LOST_AFTER_S
-from vla_rl.actors.waits import waiting
 from vla_rl.cluster.hosts import Host, HostChange, Joined, Left, resources_of_this_host
 from vla_rl.cluster.monitor import HostMonitor, report_of_this_host, require_same_versions
 from vla_rl.cluster.ray_cluster import PlacedHost, RayCluster, RayNode, name_of
 from vla_rl.cluster.ray_config import RayConfig
 from vla_rl.errors import ActorDied, ConfigError
+from vla_rl.util.stalls import waiting
+from vla_rl.util.tasks import run_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -81,11 +81,11 @@ class RayHosts:
         keys = KeyPair(public=public.decode(), secret=secret.decode())
         await self._runtime.__aenter__()
         try:
-            self._ray = await run_to_its_end(_joined, self._config)
+            self._ray = await run_in_thread(_joined, self._config)
             self._cluster = RayCluster(self._ray, self._config, keys, self._lost_after_s)
             if not self._config.allow_open_cluster:
-                await run_to_its_end(self._cluster.require_authentication)
-            await self._take_first(await run_to_its_end(self._nodes_to_take))
+                await run_in_thread(self._cluster.require_authentication)
+            await self._take_first(await run_in_thread(self._nodes_to_take))
         except BaseException as error:
             await self._leave(type(error), error, error.__traceback__)
             raise
@@ -144,11 +144,11 @@ class RayHosts:
     async def _take(self, node: RayNode) -> Host:
         """Start our server and its monitor on a node. Raises: ConfigError."""
         with waiting("the hosts of Ray", on=f"node {node.address}"):
-            placed = await run_to_its_end(self._cluster.place, node)
+            placed = await run_in_thread(self._cluster.place, node)
         try:
             monitor = await self._monitor_on(placed.host)
         except BaseException:
-            await run_to_its_end(self._cluster.release, placed)
+            await run_in_thread(self._cluster.release, placed)
             raise
         self._placed[placed.host.name] = placed
         self._own(self._keep(placed, monitor), f"keeper of host {placed.host.name}")
@@ -182,14 +182,14 @@ class RayHosts:
             await self._changes.put(Left(host=placed.host, cause=cause))
         finally:  # also if this is cancelled while nothing reads the changes
             del self._placed[placed.host.name]
-            await run_to_its_end(self._cluster.release, placed)
+            await run_in_thread(self._cluster.release, placed)
 
     async def _look(self, every_s: float) -> None:
         """Take each new node; one that is refused is looked at again the next time."""
         while True:
             await asyncio.sleep(every_s)
             known = {placed.node.node_id for placed in self._placed.values()}
-            for node in await run_to_its_end(self._cluster.fitting):
+            for node in await run_in_thread(self._cluster.fitting):
                 if node.node_id in known:
                     continue
                 try:
@@ -231,9 +231,9 @@ class RayHosts:
             if self._ray is not None:
                 while self._placed:
                     _, placed = self._placed.popitem()
-                    await run_to_its_end(self._cluster.release, placed)
+                    await run_in_thread(self._cluster.release, placed)
                     del placed  # Ray's handles in it must not outlive its shutdown
-                await run_to_its_end(_left, self._ray)
+                await run_in_thread(_left, self._ray)
             self._end_changes()
 
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from vla_rl.actors.keys import make_keys, read_public_key
-from vla_rl.actors.owned_folder import OwnedFolder, sweep
-from vla_rl.actors.parent_link import die_with_parent_only
+from vla_rl.util.ownership import OwnedFolder, remove_abandoned_folders
+from vla_rl.util.processes import die_with_parent_only
 
 _PREFIX = "vla_rl-ray-host-"
 _SERVING = "serving actors on "
@@ -29,7 +29,7 @@ class HostStarter:
 
         Raises: RuntimeError with the server's last words if it ends.
         """
-        sweep(_PREFIX)
+        remove_abandoned_folders(_PREFIX)
         # the server takes its keys from files; nobody else may enter the folder
         self._folder = OwnedFolder(_PREFIX)
         keys: Path = self._folder.path

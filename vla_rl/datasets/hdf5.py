@@ -32,8 +32,8 @@ import numpy as np
 
 from vla_rl.datasets.episode import RecordedEpisode
 from vla_rl.errors import DataError
-from vla_rl.util.agreement import excerpt
 from vla_rl.util.foreign_data import reading
+from vla_rl.util.values import excerpt
 
 _log = logging.getLogger(__name__)
 

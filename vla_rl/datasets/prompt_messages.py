@@ -17,7 +17,7 @@ import msgspec
 
 from vla_rl.errors import DataError
 from vla_rl.types import Message, ToolCall
-from vla_rl.util.agreement import excerpt
+from vla_rl.util.values import excerpt
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from vla_rl.datasets.episode import RecordedEpisode
 from vla_rl.errors import DataError
-from vla_rl.util.agreement import excerpt
-from vla_rl.util.foreign_data import reading, text_in, whole_number_in
-from vla_rl.util.npz import read_npz
+from vla_rl.util.arrays import read_npz
+from vla_rl.util.foreign_data import get_text, get_whole_number, reading
+from vla_rl.util.values import excerpt
 
 _FRAMES: Final = ("image", "wrist_image")
 _NUMBERS: Final = "biuf"
@@ -64,12 +64,12 @@ def read_recording(path: Path) -> RecordedEpisode:
             _require_frames(columns[name], name, len(actions), path)
     about: dict[str, str | int | float | bool] = {}
     if "task" in columns:
-        about["task"] = text_in(plain, "task", str(path))
+        about["task"] = get_text(plain, "task", str(path))
     if "init_state_id" in columns:
-        about["init_state_id"] = whole_number_in(plain, "init_state_id", str(path))
+        about["init_state_id"] = get_whole_number(plain, "init_state_id", str(path))
     return RecordedEpisode(
         name=str(path),
-        instruction=text_in(plain, "instruction", str(path)),
+        instruction=get_text(plain, "instruction", str(path)),
         actions=actions,
         vectors={"state": state},
         frames={name: columns[name].__getitem__ for name in _FRAMES if name in columns},

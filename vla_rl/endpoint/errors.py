@@ -5,7 +5,7 @@ The client's library turns the body into an exception.
 
 from typing import Any, Final
 
-from vla_rl.util.foreign_text import valid_unicode
+from vla_rl.util.foreign_data import repair_unicode
 
 MOST_WORDS: Final = 600
 """Characters of an error's message; it may repeat what a client sent, whose begin and end are kept."""
@@ -61,4 +61,4 @@ def _readable(text: str) -> str:
     if len(text) > MOST_WORDS:
         half = MOST_WORDS // 2 - 3
         text = f"{text[:half]} ... {text[-half:]}"
-    return valid_unicode(text)
+    return repair_unicode(text)

@@ -16,8 +16,6 @@ from typing import TypeAlias
 
 import msgspec
 
-from vla_rl.actors.completion import to_its_end
-from vla_rl.actors.environment import inherited_environment
 from vla_rl.endpoint.server import Endpoint
 from vla_rl.endpoint.session import Session
 from vla_rl.errors import ActorFrozen, EnvError
@@ -32,6 +30,8 @@ from vla_rl.types import (
     ToolSpec,
     Trajectory,
 )
+from vla_rl.util.processes import inherited_environment
+from vla_rl.util.tasks import await_end
 
 _OUTPUT_BYTES = 1 << 20
 
@@ -206,7 +206,7 @@ class _Program:
             )
         )
         try:
-            return await to_its_end(starting)
+            return await await_end(starting)
         except asyncio.CancelledError:
             if starting.exception() is None:
                 _kill_group(starting.result().pid)

@@ -31,8 +31,8 @@ from vla_rl.endpoint.listener import Connection, Listener
 from vla_rl.endpoint.protocol import JsonErrors
 from vla_rl.endpoint.session import Session, new_key
 from vla_rl.types import LanguagePolicies
-from vla_rl.util.agreement import excerpt
 from vla_rl.util.task_groups import leave
+from vla_rl.util.values import excerpt
 
 logger = logging.getLogger(__name__)
 

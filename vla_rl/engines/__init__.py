@@ -18,7 +18,7 @@ Importing the configuration does not import torch; the other names do when they 
 from typing import TYPE_CHECKING
 
 from vla_rl.engines.config import EngineConfig as EngineConfig
-from vla_rl.util.lazy_names import lazy_names
+from vla_rl.util.imports import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.engines.device_lane import DeviceLane as DeviceLane

@@ -24,7 +24,7 @@ from typing import Protocol, Self, TypeVar, TypeVarTuple
 import torch
 from torch import Tensor
 
-from vla_rl.actors.completion import run_to_its_end
+from vla_rl.util.tasks import run_in_thread
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -136,7 +136,7 @@ class DeviceLane:
     async def close(self) -> None:
         """Reject new work, drop work that has not started, and wait for the running work."""
         for executor in (self._device, self._host):
-            await run_to_its_end(_shut_down, executor)
+            await run_in_thread(_shut_down, executor)
 
     def _timed(self, work: str, job: Callable[[], T]) -> T:
         started = time.perf_counter()

@@ -11,7 +11,7 @@ neither the pool nor what starts such processes.
 
 from typing import TYPE_CHECKING
 
-from vla_rl.util.lazy_names import lazy_names
+from vla_rl.util.imports import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.env_workers.config import SimulatorConfig as SimulatorConfig

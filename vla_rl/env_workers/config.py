@@ -17,9 +17,9 @@ import msgspec
 
 from vla_rl.actors import ChildProcess, ForkServer
 from vla_rl.actors.placement import FROZEN_AFTER_S, LEAST_FROZEN_AFTER_S
-from vla_rl.actors.room import require_room
 from vla_rl.env_workers.make_env import prepare_hook
 from vla_rl.types import Config, EnvSpec
+from vla_rl.util.rlimits import require_process_limits
 
 logger = logging.getLogger(__name__)
 
@@ -306,13 +306,13 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
     def require_room(self, num_processes: int) -> None:
         """Check that this process's limits allow this many simulator processes.
 
-        Raises: ConfigError; see `actors.room`.
+        Raises: ConfigError; see `require_process_limits`.
         """
         remedy = "take fewer processes (num_envs, or more envs_per_process)"
-        require_room(
+        require_process_limits(
             num_processes,
-            self.placement_of(0),
-            beside=min(num_processes, self.concurrent_starts),
+            num_extra=min(num_processes, self.concurrent_starts),
+            shared_bytes=self.placement_of(0).arena_bytes,
             remedy=remedy,
         )
 

@@ -22,13 +22,12 @@ from gymnasium.envs.registration import EnvSpec as Registered, load_env_creator
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
 from vla_rl.actors import PrepareHook
-from vla_rl.actors.importable import import_path
-from vla_rl.actors.threads import refuse_threads
 from vla_rl.env_workers.spaces import as_plain
 from vla_rl.errors import ConfigError, EnvError
 from vla_rl.types import EnvSpec, WrapperSpec
-from vla_rl.util.agreement import excerpt
-from vla_rl.util.plain_values import part_without_json
+from vla_rl.util.imports import import_path
+from vla_rl.util.processes import refuse_threads
+from vla_rl.util.values import excerpt, find_part_without_json
 
 CHECKS_ONLY: Final = (OrderEnforcing, PassiveEnvChecker)
 """Wrappers of `gymnasium.make` that neither read observations nor end episodes."""
@@ -196,7 +195,7 @@ def prepare_hook(specs: Iterable[EnvSpec]) -> PrepareHook:
     """
     specs = tuple(specs)
     for spec in specs:
-        if (found := part_without_json(spec, f"the EnvSpec of {spec.id}")) is not None:
+        if (found := find_part_without_json(spec, f"the EnvSpec of {spec.id}")) is not None:
             part, value = found
             raise ConfigError(
                 f"{part} is {excerpt(value)}, a {type(value).__name__}, expected numbers, strings, "

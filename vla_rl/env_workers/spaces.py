@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from vla_rl.util.dtypes import plain_dtype
+from vla_rl.util.arrays import parse_dtype
 
 _AS_THEY_ARE = frozenset({str, bytes, bool, int, float, type(None)})
 
@@ -123,12 +123,12 @@ def build_space(description: SpaceDescription) -> spaces.Space[Any]:
     match description["kind"]:
         case "Box":
             return spaces.Box(
-                np.array(of["low"]), np.array(of["high"]), dtype=plain_dtype(of["dtype"]).type
+                np.array(of["low"]), np.array(of["high"]), dtype=parse_dtype(of["dtype"]).type
             )
         case "Discrete":
-            return spaces.Discrete(of["n"], start=of["start"], dtype=plain_dtype(of["dtype"]).type)
+            return spaces.Discrete(of["n"], start=of["start"], dtype=parse_dtype(of["dtype"]).type)
         case "MultiDiscrete":
-            dtype = plain_dtype(of["dtype"]).type
+            dtype = parse_dtype(of["dtype"]).type
             return spaces.MultiDiscrete(
                 np.array(of["nvec"]), dtype=dtype, start=np.array(of["start"])
             )

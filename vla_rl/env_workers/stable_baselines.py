@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vla_rl.actors.importable import import_path
 from vla_rl.env_workers.vector import ProcessVectorEnv, make_vec
 from vla_rl.types import EnvSpec
+from vla_rl.util.imports import import_path
 
 try:
     from stable_baselines3.common.vec_env.base_vec_env import VecEnv

@@ -15,7 +15,6 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_rl.actors import Runtime, begin
-from vla_rl.actors.completion import all_of
 from vla_rl.env_workers.checked_env import EnvDescription
 from vla_rl.env_workers.config import SimulatorConfig
 from vla_rl.env_workers.packing import NUM_BATCHES, ObservationLayout, Others
@@ -24,7 +23,8 @@ from vla_rl.env_workers.spaces import build_space, mark, unmark
 from vla_rl.env_workers.worker import EnvWorker, PackedStep
 from vla_rl.errors import ActorDied, EnvError
 from vla_rl.types import EnvSpec, Info
-from vla_rl.util.shared_memory import memory_file
+from vla_rl.util.processes import make_memory_file
+from vla_rl.util.tasks import gather_all
 
 
 class SharedBatch:
@@ -42,7 +42,7 @@ class SharedBatch:
     def __init__(self, layout: ObservationLayout, num_envs: int) -> None:
         self._layout, self._num_envs = layout, num_envs
         self._num_bytes = max(1, layout.batch_bytes(num_envs))
-        self._fd = memory_file("vla_rl-batch", NUM_BATCHES * self._num_bytes)
+        self._fd = make_memory_file("vla_rl-batch", NUM_BATCHES * self._num_bytes)
         self._memory = mmap.mmap(self._fd, 0)
         self._batches = [self._batch_view(number) for number in range(NUM_BATCHES)]
         self._arrays = layout.places(self._batches[0], num_envs)
@@ -159,7 +159,7 @@ class RowGroup:
 
     async def share_batch(self, num_rows: int) -> None:
         """Let the process write into the batch from now on."""
-        await all_of(
+        await gather_all(
             env.answered(
                 self.process.worker.write_rows(
                     number, self._batch.path, self.first + number, num_rows
@@ -215,7 +215,7 @@ class RowGroup:
 
         A row whose action is None begins its next episode.
         """
-        return await all_of(
+        return await gather_all(
             self._step(row, action) for row, action in enumerate(actions, self.first)
         )
 
@@ -283,13 +283,13 @@ class EnvRows:
                     num_envs=num_in_it,
                     leniency=leniency,
                 )
-                descriptions = await all_of(each.open(env) for each in process.envs)
+                descriptions = await gather_all(each.open(env) for each in process.envs)
                 return process, descriptions[0]
 
-        started = await all_of(start(*each) for each in enumerate(sizes))
+        started = await gather_all(start(*each) for each in enumerate(sizes))
         rows = cls([process for process, _ in started], started[0][1])
         try:
-            await all_of(group.share_batch(num_envs) for group in rows._groups)
+            await gather_all(group.share_batch(num_envs) for group in rows._groups)
         finally:
             rows.batch.close()
         return rows
@@ -304,7 +304,7 @@ class EnvRows:
 
         Return their infos.
         """
-        infos = await all_of(
+        infos = await gather_all(
             self._group_of[row].reset(row, seeds[row], options[row]) for row in rows
         )
         return dict(zip(rows, infos, strict=True))
@@ -322,7 +322,7 @@ class EnvRows:
             is_whole = all(action is not None for action in actions[group.rows])
             calls.append(group.begin_steps(actions[group.rows]) if is_whole else None)
         if None in calls:
-            by_group = await all_of(
+            by_group = await gather_all(
                 group.end_steps(call)
                 if call is not None
                 else group.step_singly(actions[group.rows])
@@ -336,25 +336,27 @@ class EnvRows:
                 for row, (_, terminated, truncated, *_) in enumerate(answers)
                 if terminated or truncated
             ]
-            begun = await all_of(self._group_of[row].begin_next(row, answers[row]) for row in ended)
+            begun = await gather_all(
+                self._group_of[row].begin_next(row, answers[row]) for row in ended
+            )
             for row, answer in zip(ended, begun, strict=True):
                 answers[row] = answer
         return answers
 
     async def render(self, rows: Sequence[int]) -> list[Any]:
         """Return what `render` of these rows returns."""
-        return await all_of(self._group_of[row].render(row) for row in rows)
+        return await gather_all(self._group_of[row].render(row) for row in rows)
 
     async def call(
         self, rows: Sequence[int], name: str, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> list[Any]:
         """Return the results of a method of these rows, or an attribute."""
-        return await all_of(self._group_of[row].call(row, name, args, kwargs) for row in rows)
+        return await gather_all(self._group_of[row].call(row, name, args, kwargs) for row in rows)
 
     async def set_attr(self, rows: Sequence[int], name: str, values: Sequence[Any]) -> None:
         """Set an attribute of these rows, one value for each."""
         pairs = zip(rows, values, strict=True)
-        await all_of(self._group_of[row].set_attr(row, name, value) for row, value in pairs)
+        await gather_all(self._group_of[row].set_attr(row, name, value) for row, value in pairs)
 
     async def _answers_in_order(self, calls: list[Any]) -> list[Answer]:
         """Await all calls without a task each; return the answers in order.

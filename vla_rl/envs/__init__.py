@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.envs.registration import register as _register_one, registry
 
-from vla_rl.util.lazy_names import lazy_names
+from vla_rl.util.imports import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.env_workers.checked_env import run_chunk as run_chunk

@@ -20,13 +20,13 @@ from typing import Any, Final
 import msgspec
 
 from vla_rl.actors import Actor, ChildProcess, Runtime
-from vla_rl.actors.importable import import_path
 from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.errors import ActorDied, ConfigError
 from vla_rl.evaluation.playing import embodied_agent_within_range, play_each
 from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.outlet import FailureStreak
 from vla_rl.types import EpisodeSpec, Trajectory
+from vla_rl.util.imports import import_path
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 from rich.progress import Progress
 
-from vla_rl.actors.waits import note_progress
 from vla_rl.evaluation.conditions import (
     conditions_of_play,
     note_conditions_if_possible,
@@ -37,7 +36,8 @@ from vla_rl.reporting.outlet import FailureStreak
 from vla_rl.reporting.whole_file import write_whole
 from vla_rl.rollout import ActionEngine, EpisodeRunner
 from vla_rl.types import EnvPool, EpisodeSpec, Trajectory
-from vla_rl.util.plain_console import plain_console
+from vla_rl.util.stalls import note_progress
+from vla_rl.util.values import plain_console
 
 __all__ = [
     "HeldOutJudge",

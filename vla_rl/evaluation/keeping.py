@@ -4,12 +4,12 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
-from vla_rl.actors.completion import run_to_its_end
 from vla_rl.evaluation.eval_config import EvalConfig
 from vla_rl.evaluation.results import EpisodeResult, ResultFile, result_of
 from vla_rl.reporting.outlet import FailureStreak
 from vla_rl.reporting.videos import write_video
 from vla_rl.types import Trajectory
+from vla_rl.util.tasks import run_in_thread
 
 VIDEO_FRAMES_PER_S: Final = 5.0
 """One frame for each decision."""
@@ -38,9 +38,9 @@ class ResultKeeper:
         """
         result = result_of(trajectory)
         async with self._turn:
-            await run_to_its_end(self._file.add, result)
+            await run_in_thread(self._file.add, result)
             try:
-                await run_to_its_end(_film, self._config, trajectory, result, self._videos)
+                await run_in_thread(_film, self._config, trajectory, result, self._videos)
             except (OSError, ValueError) as error:
                 self._failures.failed(str(result.key), error)
             else:

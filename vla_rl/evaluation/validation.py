@@ -15,7 +15,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from vla_rl.actors.waits import note_progress
 from vla_rl.algorithms.validation import validation_metrics
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.conditions import note_conditions_if_possible, refuse_other_conditions
@@ -26,6 +25,7 @@ from vla_rl.reporting.outlet import Outlet
 from vla_rl.reporting.undone_lines import set_aside_lines
 from vla_rl.rollout import AnyEngine, TaskStart
 from vla_rl.types import Agent, EnvPool, EpisodeSpec, Sampling, Trajectory, derive_seed
+from vla_rl.util.stalls import note_progress
 
 
 class ValidationResult(msgspec.Struct, frozen=True, kw_only=True):

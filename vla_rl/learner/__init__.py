@@ -24,7 +24,7 @@ from vla_rl.learner.config import (
     LearnerConfig as LearnerConfig,
     OptimizerConfig as OptimizerConfig,
 )
-from vla_rl.util.lazy_names import lazy_names
+from vla_rl.util.imports import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.learner.backend import WeightSink as WeightSink

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from vla_rl.errors import CheckpointError
-from vla_rl.util.agreement import agreed_value, excerpt
+from vla_rl.util.values import compare_sources, excerpt
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 TEMPLATE_FOLDER: Final = "additional_chat_templates"
@@ -124,7 +124,7 @@ def _compare_settings(folder: Path, what: str, nested: Any, own: Any) -> None:
 
 def _compare(what: str, sources: list[tuple[str, Any]]) -> None:
     for other in sources[1:]:
-        agreed_value(what, sources[0], other, remedy=REMEDY)
+        compare_sources(what, sources[0], other, remedy=REMEDY)
 
 
 def _compare_ids(folder: Path) -> None:

@@ -22,9 +22,9 @@ from torch import Tensor
 from vla_rl.errors import CheckpointError
 from vla_rl.learner.checkpoint.folders import HEADER
 from vla_rl.models.prismatic.hub import verify_download
-from vla_rl.util.agreement import disagreement
 from vla_rl.util.atomic_folder import MANIFEST, verify_folder
 from vla_rl.util.finiteness import require_finite
+from vla_rl.util.values import make_disagreement
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
@@ -245,7 +245,7 @@ def require_same_tensors(first: Path, second: Path, remedy: str) -> None:
     (names, read), (others, read_other) = _source(first), _source(second)
     alone = sorted(set(names) ^ set(others))
     if alone and names and others:
-        raise disagreement(
+        raise make_disagreement(
             "the same tensors",
             (str(first), f"{len(names)} tensors"),
             (str(second), f"{len(others)} tensors, {some(alone)} are in one of them"),
@@ -272,7 +272,7 @@ def _compare(
             one, other = one.to(coarser), other.to(coarser)
         if torch.equal(one, other):
             return
-    raise disagreement(
+    raise make_disagreement(
         f"the tensor {name} of {folder}",
         (first_file, _described(one, other)),
         (second_file, _described(other, one)),

@@ -11,7 +11,7 @@ parts         what of a run a pipeline uses; team: its policies, pools: its envi
 
 from typing import TYPE_CHECKING
 
-from vla_rl.util.lazy_names import lazy_names
+from vla_rl.util.imports import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.pipelines.registry import (

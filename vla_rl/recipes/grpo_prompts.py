@@ -31,7 +31,7 @@ from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
 from vla_rl.scoring import check_answer
 from vla_rl.types import EnvSpec, Message, Sampling, derive_seed
-from vla_rl.util.agreement import excerpt
+from vla_rl.util.values import excerpt
 
 if TYPE_CHECKING:
     from vla_rl.engines import LanguageModel

@@ -34,7 +34,7 @@ from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality, Scenes
 from vla_rl.evaluation.shipped import resolve_checkpoint
 from vla_rl.models.loading import SHIPPED, CheckpointConfig, described, load_policy
 from vla_rl.types import Config, Sampling, Trajectory
-from vla_rl.util.plain_console import plain_console
+from vla_rl.util.values import plain_console
 
 if TYPE_CHECKING:
     from vla_rl.models.loading import VlaPolicy

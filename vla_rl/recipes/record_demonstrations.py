@@ -39,7 +39,7 @@ from vla_rl.evaluation.libero import check_starts
 from vla_rl.evaluation.scenes import LiberoScene, MetaworldScene, Physics, Quality
 from vla_rl.run.terminal import lasting_output
 from vla_rl.types import Config, EnvSpec, derive_seed
-from vla_rl.util.sole_owner import beside, sole_owner
+from vla_rl.util.ownership import name_lock_file, sole_owner
 
 _OF_LIBERO: Final = MappingProxyType({"scene_seeds": (0,), "assets": None, "physics": "fast"})
 """Options that Meta-World's suites do not have, with their defaults."""
@@ -269,7 +269,7 @@ def main(command: Command[Launch, RecordConfig]) -> int:
         for task_id in config.task_ids:
             folder = folder_of(config, task_id)
             folder.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(sole_owner(beside(folder), f"the folder {folder}"))
+            stack.enter_context(sole_owner(name_lock_file(folder), f"the folder {folder}"))
         note_settings(config, assets)
         _record(config)
     return 0

@@ -43,7 +43,7 @@ from vla_rl.models.loading import SHIPPED, CheckpointConfig, CheckpointFormat, l
 from vla_rl.reporting.mp4 import encode_mp4
 from vla_rl.rollout import ActionEngine, embodied_agent
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation, Sampling, Trajectory, derive_seed
-from vla_rl.util.plain_console import plain_console
+from vla_rl.util.values import plain_console
 
 WATCHED_PICTURES = 224
 """Side in pixels of images that only people look at."""

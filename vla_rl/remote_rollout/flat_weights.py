@@ -13,11 +13,11 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 from torch import Tensor, nn
 
-from vla_rl.actors.completion import run_to_its_end
 from vla_rl.engines.vllm.staging import HostBuffer, HostMemory, open_memory
 from vla_rl.engines.weight_shards import ShardPiece
 from vla_rl.errors import CheckpointError
 from vla_rl.types import SOLE_MEMBER
+from vla_rl.util.tasks import run_in_thread
 
 WEIGHT_PIECE_BYTES: Final = 2 << 20
 """Bytes of weights in one message. A host passes a piece on once it has all of it, so that each host
@@ -179,7 +179,7 @@ class IncomingWeights:
         """Compute the digest of what has come, in a thread, beside the pieces on their way."""
         # one thread at a time, to its end: also that of a taker that is cancelled meanwhile
         async with self._reading:
-            await run_to_its_end(self._read_on)
+            await run_in_thread(self._read_on)
 
     async def check(self, digest: str) -> None:
         """Compare all bytes with their digest. Raises: CheckpointError if they differ."""

@@ -17,9 +17,6 @@ from typing import Any, Final, Self
 from msgspec.structs import replace
 
 from vla_rl.actors import RemoteHost, Runtime
-from vla_rl.actors.completion import all_of
-from vla_rl.actors.owned_folder import OwnedFolder, sweep
-from vla_rl.actors.waits import note_progress, waiting
 from vla_rl.algorithms import EmbeddingConfig, TrajectoryEncoder
 from vla_rl.cluster import Host, Hosts, Joined, Needs
 from vla_rl.cluster.host_file import HERE
@@ -53,7 +50,10 @@ from vla_rl.remote_rollout.weight_sources import WeightHost
 from vla_rl.rollout import EpisodeRunner
 from vla_rl.team.members import Team
 from vla_rl.types import Deposit
+from vla_rl.util.ownership import OwnedFolder, remove_abandoned_folders
+from vla_rl.util.stalls import note_progress, waiting
 from vla_rl.util.task_groups import leave
+from vla_rl.util.tasks import gather_all
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ class HostFleet:
         can use; what the policy or an environment raises there.
         """
         async with AsyncExitStack() as stack:
-            await asyncio.to_thread(sweep, FILES_PREFIX)
+            await asyncio.to_thread(remove_abandoned_folders, FILES_PREFIX)
             self._folder = await asyncio.to_thread(OwnedFolder, FILES_PREFIX)
             stack.push_async_callback(asyncio.to_thread, self._folder.remove)
             for name, member in self._team.members.items():
@@ -204,7 +204,7 @@ class HostFleet:
         if self._here is not None:
             self.players.add(HERE, self._here, self._shape.kinds)
         keepers = [self._keeper_of(host) for host in far]
-        await all_of(keeper.begin() for keeper in keepers)
+        await gather_all(keeper.begin() for keeper in keepers)
         group_size = self._config.episodes_per_group
         self._config.scheduler.require_feasible(
             num_envs=self.players.num_slots, group_size=group_size

@@ -20,7 +20,6 @@ import torch
 from msgspec.structs import replace
 
 import vla_rl.pipelines.config
-from vla_rl.actors.importable import import_path
 from vla_rl.algorithms import EmbeddingConfig, TrajectoryEncoder
 from vla_rl.cluster.run_layout import RunShape
 from vla_rl.engines import DeviceLane, EngineConfig
@@ -39,6 +38,7 @@ from vla_rl.reporting.whole_file import write_whole
 from vla_rl.rollout import DecisionCounts, TaskStart
 from vla_rl.team.members import Member, RunModel, Team
 from vla_rl.types import Agent, EnvSpec, EpisodeSpec, Trajectory
+from vla_rl.util.imports import import_path
 
 _PLAIN_TYPES: Final = (str, int, float, bool, type(None))
 

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from vla_rl.actors.waits import waiting
 from vla_rl.errors import ActorDied, ActorFrozen
 from vla_rl.remote_rollout.episode_store import observed_bytes
 from vla_rl.remote_rollout.host_pace import ANY_KIND, HostLoad, HostPace
 from vla_rl.rollout.episode_runner import EpisodeLost, EpisodeRunner
 from vla_rl.rollout.policies import DecisionCounts
 from vla_rl.types import EpisodeSpec, Shelved, Trajectory
+from vla_rl.util.stalls import waiting
 
 _LOOK_EVERY_S: Final = 1.0
 """Time between two looks at the ended episodes, while they are too few."""

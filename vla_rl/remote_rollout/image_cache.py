@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 
 from vla_rl.actors import Actor, ChildProcess, KeyPair, Runtime, actor_method
-from vla_rl.actors.completion import finish_despite_cancellation
 from vla_rl.actors.direct_link import make_link_keys
 from vla_rl.errors import ActorDied, RankFailed
 from vla_rl.remote_rollout.image_links import (
@@ -32,6 +31,7 @@ from vla_rl.remote_rollout.image_links import (
 from vla_rl.remote_rollout.peer_sockets import SocketAddress
 from vla_rl.types import ShelvedArray
 from vla_rl.types.shelved import KEY_BYTES
+from vla_rl.util.tasks import finish_despite_cancellation
 
 if TYPE_CHECKING:  # they import torch, which the process of a cache does not need
     from vla_rl.learner.distributed.rank_hosts import RankAssignments

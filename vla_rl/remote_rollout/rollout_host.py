@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from vla_rl.actors import Actor, Runtime, actor_method
-from vla_rl.actors.owned_folder import OwnedFolder, sweep
 from vla_rl.algorithms import TrajectoryEncoder
 from vla_rl.cluster.run_layout import VISIBLE
 from vla_rl.engines import DeviceLane
@@ -55,7 +54,8 @@ from vla_rl.team.devices import resolve_device
 from vla_rl.team.members import Member, OwnedEngine, RunModel, Team, make_engines
 from vla_rl.team.pools import make_pool
 from vla_rl.types import EpisodeSpec
-from vla_rl.util.dtypes import torch_dtype
+from vla_rl.util.arrays import torch_dtype
+from vla_rl.util.ownership import OwnedFolder, remove_abandoned_folders
 
 POLICY_PREFIX: Final = "vla_rl-policy-"
 """Beginning of the names of folders for a policy's files."""
@@ -86,7 +86,7 @@ class RolloutHost(Actor):
 
     async def on_start(self) -> None:
         """Make a folder for the policies' files; remove those of processes that were killed."""
-        await asyncio.to_thread(sweep, POLICY_PREFIX)
+        await asyncio.to_thread(remove_abandoned_folders, POLICY_PREFIX)
         self._folder = await asyncio.to_thread(OwnedFolder, POLICY_PREFIX)
 
     async def put_file(self, name: str, start: int, piece: np.ndarray) -> None:

@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 
 from vla_rl.actors.codec import Codec
-from vla_rl.actors.completion import run_to_its_end
 from vla_rl.actors.direct_link import DirectLink
 from vla_rl.actors.placement import KeyPair
 from vla_rl.actors.remote_channel import LINK_WITHIN_S
@@ -27,6 +26,7 @@ from vla_rl.engines.weight_shards import ShardDigest, ShardPiece, WeightShard
 from vla_rl.errors import CheckpointError, WeightsNotGiven
 from vla_rl.remote_rollout.flat_weights import WEIGHT_PIECE_BYTES, IncomingWeights
 from vla_rl.remote_rollout.peer_sockets import ServerContext, ServerSocket, SocketAddress, open_link
+from vla_rl.util.tasks import run_in_thread
 
 
 class ReceivedBytes(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,7 +249,7 @@ class ShardReceiver:
         while link.next_at < total:
             piece = await link.next_piece(share.holder)
             # copied and read in a thread: other ranks' pieces, and episodes, come meanwhile
-            await run_to_its_end(self._put, piece, digest)
+            await run_in_thread(self._put, piece, digest)
             link.next_at = piece.next_at
             link.ask()
             self._incoming.advance(min(each.next_at for each in self._links))

@@ -16,9 +16,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from vla_rl.actors import Wait, current_waits
+from vla_rl.actors import Wait, list_waits
 from vla_rl.reporting.progress import RunProgress, Snapshot, TaskTally
-from vla_rl.util.plain_console import plain_console
+from vla_rl.util.values import plain_console
 
 MAX_WAITS = 5
 MAX_TASKS = 3
@@ -40,7 +40,7 @@ class LiveView:
         progress: RunProgress,
         console: Console | None = None,
         refresh_hz: float = 2.0,
-        waits: Callable[[], Sequence[Wait]] = current_waits,
+        waits: Callable[[], Sequence[Wait]] = list_waits,
     ) -> None:
         self._progress, self._waits = progress, waits
         self._console = console if console is not None else plain_console(file=sys.stdout)

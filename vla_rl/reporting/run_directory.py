@@ -34,9 +34,8 @@ import msgspec
 from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.reporting.versions import versions
 from vla_rl.reporting.whole_file import write_whole
-from vla_rl.util.agreement import excerpt, shortened
-from vla_rl.util.plain_values import part_without_json
-from vla_rl.util.sole_owner import sole_owner
+from vla_rl.util.ownership import sole_owner
+from vla_rl.util.values import excerpt, find_part_without_json, shorten_middle
 
 CONFIG_FILE = "config.json"
 OWNER_FILE = "owner.json"
@@ -129,8 +128,8 @@ class RunDirectory:
                 "has printed, such as runs/srpo_libero-20260101-120000"
             )
             raise ConfigError(
-                f"{shortened(path)} has no {CONFIG_FILE}, expected the folder of an earlier run; "
-                f"{shortened(found, 600)}"
+                f"{shorten_middle(path)} has no {CONFIG_FILE}, expected the folder of an earlier run; "
+                f"{shorten_middle(found, 600)}"
             )
         return cls(path)
 
@@ -240,7 +239,7 @@ def _as_json(config: msgspec.Struct) -> bytes:
 
 def require_plain(value: Any, name: str) -> None:
     """Raise ConfigError, naming the part, for a value that JSON cannot hold."""
-    if (found := part_without_json(value, name)) is not None:
+    if (found := find_part_without_json(value, name)) is not None:
         part, wrong = found
         raise ConfigError(
             f"{part} is {excerpt(wrong)}, a {type(wrong).__name__}, expected numbers, text in "
@@ -263,14 +262,14 @@ def require_writable(folder: Path) -> None:
         pass
     except (OSError, ValueError) as error:  # its name is too long, or holds a zero byte
         raise ConfigError(
-            f"the run directory {shortened(folder)} cannot be made ({error}); choose another one"
+            f"the run directory {shorten_middle(folder)} cannot be made ({error}); choose another one"
             if isinstance(error, ValueError)
             else _not_writable(folder, error)
         ) from error
     above = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise ConfigError(
-            f"the run directory {shortened(folder)} cannot be written ({above} is not a folder that this "
+            f"the run directory {shorten_middle(folder)} cannot be written ({above} is not a folder that this "
             "user may write to); choose "
             "another one."
         )
@@ -326,7 +325,7 @@ def _new_folder(root: Path, name: str) -> Path:
 def _not_writable(root: Path, error: OSError) -> str:
     where = error.filename if error.filename is not None else root
     return (
-        f"the run directory {shortened(root)} cannot be written ({shortened(where)}: "
+        f"the run directory {shorten_middle(root)} cannot be written ({shorten_middle(where)}: "
         f"{error.strerror}); expected a "
         "folder with room that this "
         "user may write; choose another one."

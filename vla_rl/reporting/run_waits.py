@@ -10,11 +10,13 @@ from types import FrameType
 import msgspec
 
 from vla_rl.actors.process_state import describe_process
-from vla_rl.actors.stacks import awaiting_frames, tasks_of, thread_stack
-from vla_rl.actors.waits import (
-    current_waits,
-    progress_counts,
-    recent_deaths,
+from vla_rl.util.stalls import (
+    count_progress,
+    format_thread_stack,
+    list_awaiting_frames,
+    list_recent_exits,
+    list_tasks,
+    list_waits,
     seconds_since_progress,
 )
 
@@ -73,15 +75,15 @@ def waits_of(loop: asyncio.AbstractEventLoop, loop_thread_id: int, pid: int) -> 
     answers = _answers(loop)
     now = time.monotonic()
     states: dict[int, str] = {}
-    waits = current_waits()
+    waits = list_waits()
     for wait in waits:
         if wait.pid and wait.pid not in states:
             states[wait.pid] = f"pid {wait.pid} is {describe_process(wait.pid)}"
     return RunWaits(
         pid=pid,
         quiet_s=seconds_since_progress(),
-        progress=progress_counts(),
-        blocked_at=None if answers else thread_stack(loop_thread_id),
+        progress=count_progress(),
+        blocked_at=None if answers else format_thread_stack(loop_thread_id),
         waits=tuple(
             ListedWait(
                 who=wait.who, on=wait.on, seconds=now - wait.since, process=states.get(wait.pid, "")
@@ -89,12 +91,12 @@ def waits_of(loop: asyncio.AbstractEventLoop, loop_thread_id: int, pid: int) -> 
             for wait in waits
         ),
         tasks=tuple(
-            ListedTask(name=task.get_name(), at=_spelt(awaiting_frames(task.get_coro())))
-            for task in tasks_of(loop)
+            ListedTask(name=task.get_name(), at=_spelt(list_awaiting_frames(task.get_coro())))
+            for task in list_tasks(loop)
         ),
         threads=_threads_besides(loop_thread_id),
         deaths=tuple(
-            ListedDeath(what=death.what, seconds=now - death.at) for death in recent_deaths()
+            ListedDeath(what=death.what, seconds=now - death.at) for death in list_recent_exits()
         ),
     )
 

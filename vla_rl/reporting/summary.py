@@ -7,7 +7,7 @@ from rich.table import Table
 
 from vla_rl.reporting.live_view import figure
 from vla_rl.reporting.progress import Snapshot, TaskTally
-from vla_rl.util.plain_console import plain_console
+from vla_rl.util.values import plain_console
 
 
 def summary_tables(snapshot: Snapshot, num_filtered: int, dropped: Mapping[str, int]) -> Group:

@@ -22,12 +22,12 @@ from typing import Self
 
 import msgspec
 
-from vla_rl.actors.owned_folder import sweep_all
 from vla_rl.actors.process_state import describe_process
 from vla_rl.errors import VlaRlError
 from vla_rl.reporting.run_directory import RunDirectory
 from vla_rl.reporting.run_waits import RunWaits, waits_of
 from vla_rl.reporting.whole_file import write_whole
+from vla_rl.util.ownership import remove_all_abandoned_folders
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class WaitsSocket:
             self._file.unlink()
 
     def _serve(self, listener: socket.socket, wakeup: int) -> None:
-        sweep_all()  # in this thread: what killed runs left behind may be large
+        remove_all_abandoned_folders()  # in this thread: what killed runs left behind may be large
         news = select.poll()
         news.register(listener, select.POLLIN)
         news.register(wakeup, select.POLLIN)

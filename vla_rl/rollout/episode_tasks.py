@@ -15,9 +15,9 @@ from collections.abc import Callable, Coroutine
 from types import FrameType, TracebackType
 from typing import Any, Final
 
-from vla_rl.actors.stacks import awaited_chain, awaiting_frames
 from vla_rl.errors import AgentError
 from vla_rl.rollout.agents import describe_value
+from vla_rl.util.stalls import list_awaited, list_awaiting_frames
 from vla_rl.util.task_groups import leave
 
 logger = logging.getLogger(__name__)
@@ -123,7 +123,10 @@ async def _end_agent(
     task.cancel()
     if await _has_ended(task, END_WITHIN_S):
         return
-    *_, stands = ["its end", *map(_describe_frame, awaiting_frames(agent)[:2])]  # the first is ours
+    *_, stands = [
+        "its end",
+        *map(_describe_frame, list_awaiting_frames(agent)[:2]),
+    ]  # the first is ours
     _abandoned.append((episode_id, stands))
     agent.is_left = True
     task.cancel()
@@ -132,7 +135,7 @@ async def _end_agent(
     if _abandoned:
         _report()
     if task.done():
-        kept = awaited_chain(agent)
+        kept = list_awaited(agent)
         try:
             agent.close()
         except BaseException:  # it catches this one too

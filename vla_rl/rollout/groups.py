@@ -20,7 +20,7 @@ import numpy as np
 
 from vla_rl.errors import ConfigError
 from vla_rl.types import EnvSpec, EpisodeSpec, ExplainsFields, Sampling, derive_seed
-from vla_rl.util.plain_values import make_plain
+from vla_rl.util.values import make_fields_plain
 
 
 class TaskStart(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class TaskStart(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=T
     """`options` of the environment's reset, such as `{"init_state_id": 7}`."""
 
     def __post_init__(self) -> None:
-        make_plain(self)
+        make_fields_plain(self)
 
 
 class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):

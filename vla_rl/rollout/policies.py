@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from vla_rl.actors.waits import begin_wait, end_wait
 from vla_rl.errors import AgentError, ConversationRejected, PolicyError
 from vla_rl.rollout.engines import (
     ActionEngine,
@@ -35,6 +34,7 @@ from vla_rl.types import (
     derive_seed,
     first_impossible,
 )
+from vla_rl.util.stalls import begin_wait, end_wait
 
 
 def with_unique_call_ids(reply: Message, earlier: Sequence[Message]) -> Message:

@@ -20,7 +20,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from vla_rl.actors.waits import note_progress, waiting
 from vla_rl.errors import ConfigError
 from vla_rl.rollout.counts import Attempts, GroupFilter, RolloutMetrics
 from vla_rl.rollout.episode_records import EpisodeRecords, SchedulerState, has_references
@@ -29,6 +28,7 @@ from vla_rl.rollout.episode_tasks import RunningEpisodes
 from vla_rl.rollout.groups import GroupSource
 from vla_rl.rollout.staleness import SchedulerConfig
 from vla_rl.types import Deposit, EpisodeSpec, Group, Trajectory
+from vla_rl.util.stalls import note_progress, waiting
 
 
 class EpisodeScheduler:

@@ -22,8 +22,6 @@ from typing import Self
 import msgspec
 
 from vla_rl.actors import Runtime
-from vla_rl.actors.completion import run_to_its_end
-from vla_rl.actors.waits import note_progress
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import CheckpointError
 from vla_rl.evaluation.early_stopping import describe_noise, has_stopped_gaining
@@ -48,7 +46,9 @@ from vla_rl.pipelines.config import LearningConfig, TrainingConfig
 from vla_rl.reporting import RunDirectory
 from vla_rl.team.members import Team
 from vla_rl.types import EpisodeSpec
+from vla_rl.util.stalls import note_progress
 from vla_rl.util.task_groups import leave
+from vla_rl.util.tasks import run_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -354,7 +354,7 @@ class BackgroundEvaluation:
 
     async def _write_curve(self) -> None:
         async with self._writing:
-            await run_to_its_end(self._write_curve_and_best, self.curve)
+            await run_in_thread(self._write_curve_and_best, self.curve)
 
     def _write_curve_and_best(self, curve: Curve) -> None:
         """Store the curve, and link the best of the checkpoints that are still there."""

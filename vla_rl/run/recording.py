@@ -18,7 +18,6 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from vla_rl.actors.completion import run_to_its_end
 from vla_rl.datasets import LeRobotWriter, RecordedEpisode
 from vla_rl.envs.text import is_text_task
 from vla_rl.errors import ConfigError
@@ -35,7 +34,8 @@ from vla_rl.types import (
     Policy,
     Trajectory,
 )
-from vla_rl.util.sole_owner import beside, sole_owner
+from vla_rl.util.ownership import name_lock_file, sole_owner
+from vla_rl.util.tasks import run_in_thread
 
 CONTROL_ID: Final = "vla_rl/control-v0"
 
@@ -78,7 +78,7 @@ def owned_recording(record_to: str | None) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(sole_owner(beside(folder), f"the data set {folder}"))
+            stack.enter_context(sole_owner(name_lock_file(folder), f"the data set {folder}"))
         except OSError as error:
             raise ConfigError(
                 f"record_to is {record_to!r}, which cannot be written ({error.strerror}); choose "
@@ -192,9 +192,7 @@ class EpisodeRecorder:
             trajectory: Any = await agent(watched, policy)
             if isinstance(trajectory, Trajectory):  # the scheduler rejects anything else
                 async with self._turn:
-                    await run_to_its_end(
-                        self._write, trajectory, watched.seen[:-1], watched.actions
-                    )
+                    await run_in_thread(self._write, trajectory, watched.seen[:-1], watched.actions)
             return trajectory  # type: ignore[no-any-return]
 
         return play

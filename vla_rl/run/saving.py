@@ -18,7 +18,6 @@ from typing import Any, Self, TypeAlias
 
 import msgspec
 
-from vla_rl.actors.completion import run_to_its_end
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.graph import Slice, TaskGraph, TraceWriter, Update
 from vla_rl.graph.update import Values
@@ -28,6 +27,7 @@ from vla_rl.pipelines.config import LearningConfig
 from vla_rl.reporting import MetricLog, RunDirectory, read_metrics
 from vla_rl.reporting.outlet import Outlet
 from vla_rl.reporting.run_directory import RunDirectoryGone
+from vla_rl.util.tasks import run_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class CheckpointSaver:
     async def prune(self) -> None:
         """Remove the checkpoints that were kept for another reader and are not needed any more."""
         assert self._root is not None
-        await run_to_its_end(prune, self._root, self._keep_last, self._kept())
+        await run_in_thread(prune, self._root, self._keep_last, self._kept())
 
     async def _prepare(self, snapshot: RunSnapshot) -> PreparedCheckpoint:
         assert self._root is not None
@@ -128,7 +128,7 @@ class CheckpointSaver:
 
     async def _commit(self, prepared: PreparedCheckpoint, version: int) -> Path:
         # lines that find no room on a full disk travel in the checkpoint, so none is ever missing
-        unwritten = await run_to_its_end(self._unwritten)
+        unwritten = await run_in_thread(self._unwritten)
         folder = await prepared.commit(
             keep_last=self._keep_last, keep=self._kept(), metrics=unwritten
         )

@@ -18,7 +18,7 @@ from rich.progress import track
 
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.run.terminal import StopSignal, lasting_output
-from vla_rl.util.sole_owner import beside, sole_owner
+from vla_rl.util.ownership import name_lock_file, sole_owner
 
 if TYPE_CHECKING:  # they import torch: `--help` and errors in options must not wait for it
     from vla_rl.engines import DeviceLane, LanguageModel, PolicyModel
@@ -94,7 +94,7 @@ def _own_folder(out: Path) -> Iterator[None]:
     """Keep other processes from training into the same folder."""
     try:
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
-        owner = sole_owner(beside(out), f"the checkpoint {out}")
+        owner = sole_owner(name_lock_file(out), f"the checkpoint {out}")
         with contextlib.ExitStack() as stack:
             stack.enter_context(owner)
             # written since the recipe looked

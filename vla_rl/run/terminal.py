@@ -13,9 +13,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TextIO, TypeVar, cast
 
-from vla_rl.actors.room import lack_of_threads
 from vla_rl.errors import CheckpointError, ConfigError, DataError, VlaRlError
-from vla_rl.util.tracebacks import shorten
+from vla_rl.util.error_reports import shorten_traceback
+from vla_rl.util.rlimits import explain_thread_limit
 
 T = TypeVar("T")
 
@@ -218,8 +218,8 @@ def raises_one_error(
             raise
         except BaseException as error:
             failure = only_error(error)
-            shorten(failure)
-            if words := lack_of_threads(failure):
+            shorten_traceback(failure)
+            if words := explain_thread_limit(failure):
                 raise ConfigError(words) from failure
             raise failure from failure.__cause__
 
@@ -253,12 +253,12 @@ def explain(error: BaseException) -> str:
 
     For an error of vla_rl: its message and notes (an environment's own traceback is one of them),
     the lines of user code that led to it, and its cause. For any other error, which is a bug
-    somewhere: its traceback, shortened by `vla_rl.util.tracebacks`. The errors of a group are described
+    somewhere: its traceback, shortened by `vla_rl.util.error_reports`. The errors of a group are described
     one after the other.
     """
     failure = only_error(error)
-    shorten(failure)
-    if words := lack_of_threads(failure):
+    shorten_traceback(failure)
+    if words := explain_thread_limit(failure):
         return f"error: {words}"
     if isinstance(failure, BaseExceptionGroup):
         members = _flatten(failure)

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from vla_rl.actors import LastingForkServers
-from vla_rl.actors.room import require_own_room
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.held_out import Judge
 from vla_rl.learner import Checkpoint
@@ -29,6 +28,7 @@ from vla_rl.run.terminal import lasting_output, raises_one_error
 from vla_rl.run.training_run import Customise, Outcome, TrainingRun
 from vla_rl.team.members import Team, Trainable
 from vla_rl.types import Agent
+from vla_rl.util.rlimits import require_run_limits
 
 
 def check_arguments(config: Any, starts: Any, agent: Any) -> None:
@@ -119,7 +119,7 @@ async def train(
         variable VLA_RL_TRACEBACK is `full`.
     """
     check_arguments(config, starts, agent)
-    require_own_room()
+    require_run_limits()
     if config.run.wandb_project is not None:
         await asyncio.to_thread(import_wandb, config.run.wandb_project)
     played_by = [msgspec.structs.replace(config, run=RunConfig(seed=config.run.seed)), about]

@@ -16,7 +16,6 @@ from functools import partial
 from typing import TypeAlias
 
 from vla_rl.actors import LastingForkServers, Watchdog
-from vla_rl.actors.completion import finish_despite_cancellation
 from vla_rl.evaluation.held_out import HeldOutJudge, Judge
 from vla_rl.evaluation.held_out_curve import Curve, curve_tables
 from vla_rl.graph import Executor, NodeFailed, NodeType, Pipeline, TaskGraph, Update
@@ -39,7 +38,8 @@ from vla_rl.run.update_metrics import UpdateMetrics, UpdateProfiler, node_facts
 from vla_rl.team.members import Team, Trainable
 from vla_rl.team.pools import chaos, describe_environments, simulator_pids
 from vla_rl.types import Agent, derive_seed
-from vla_rl.util.plain_console import plain_console
+from vla_rl.util.tasks import finish_despite_cancellation
+from vla_rl.util.values import plain_console
 
 Customise: TypeAlias = Callable[[Pipeline], Pipeline]
 """Changes a pipeline before it is built:

@@ -15,7 +15,7 @@ and has no use for the owner's side of it.
 
 from typing import TYPE_CHECKING
 
-from vla_rl.util.lazy_names import lazy_names
+from vla_rl.util.imports import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.sandbox.protocol import Fault as Fault, ProcessLimits as ProcessLimits

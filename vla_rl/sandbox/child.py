@@ -17,7 +17,7 @@ import msgspec
 from vla_rl.sandbox.isolation import Isolation, NotIsolated
 from vla_rl.sandbox.linux import become_subreaper, count_user_processes
 from vla_rl.sandbox.protocol import FunctionCall, Means, ProcessLimits, ProgramCall, Returned
-from vla_rl.util.foreign_text import valid_unicode
+from vla_rl.util.foreign_data import repair_unicode
 
 RESULT_FD: Final = 3
 _STATUS_FD: Final = 4
@@ -164,7 +164,7 @@ def _call_function(call: FunctionCall) -> bytes:
             }
         return msgspec.msgpack.encode(Returned(value=function(**arguments)))  # type: ignore[operator]
     except (Exception, SystemExit) as error:
-        words = valid_unicode(f"{type(error).__name__}: {error}"[:4096])
+        words = repair_unicode(f"{type(error).__name__}: {error}"[:4096])
         return msgspec.msgpack.encode(Returned(error=words))
 
 

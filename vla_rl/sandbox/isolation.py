@@ -23,7 +23,6 @@ from typing import Final, NoReturn, get_args
 
 import msgspec
 
-from vla_rl.actors.readiness import is_ready
 from vla_rl.sandbox.linux import (
     CLONE_NEWIPC,
     CLONE_NEWNET,
@@ -49,6 +48,7 @@ from vla_rl.sandbox.restrictions import (
     refuse_calls,
     unused_uid,
 )
+from vla_rl.util.processes import is_ready
 
 SHARED_MEMORY: Final = Path("/dev/shm")
 MOST_FILES: Final = 10_000

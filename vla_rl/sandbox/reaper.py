@@ -28,8 +28,6 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from vla_rl.actors.owned_folder import remove_tree
-from vla_rl.actors.parent_link import die_with_parent_only
 from vla_rl.sandbox.isolation import find_means
 from vla_rl.sandbox.linux import (
     PR_SET_PDEATHSIG,
@@ -54,6 +52,8 @@ from vla_rl.sandbox.protocol import (
 )
 from vla_rl.sandbox.restrictions import keeps_signals_inside
 from vla_rl.sandbox.running_call import RunningCall
+from vla_rl.util.ownership import remove_tree
+from vla_rl.util.processes import die_with_parent_only
 
 IMPORT_TIMEOUT_S: Final = 60
 """Most seconds for one import."""

@@ -15,9 +15,7 @@ from typing import Final, Self
 import msgspec
 
 from vla_rl.actors.heartbeat import Heartbeat, ProcessState
-from vla_rl.actors.owned_folder import OwnedFolder, sweep
 from vla_rl.actors.process_state import find_stopped
-from vla_rl.actors.waits import waiting
 from vla_rl.sandbox.linux import kill_tree
 from vla_rl.sandbox.protocol import (
     Answer,
@@ -32,6 +30,8 @@ from vla_rl.sandbox.protocol import (
     frame,
 )
 from vla_rl.sandbox.reaper import IMPORT_TIMEOUT_S
+from vla_rl.util.ownership import OwnedFolder, remove_abandoned_folders
+from vla_rl.util.stalls import waiting
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class CallRunnerProcess:
             on_ready: called when the keeper accepts calls, with the result of its tests of this
                 kernel.
         """
-        await asyncio.to_thread(sweep, _FOLDERS)
+        await asyncio.to_thread(remove_abandoned_folders, _FOLDERS)
         folder = OwnedFolder(_FOLDERS)
         ours, theirs = socket.socketpair()
         try:

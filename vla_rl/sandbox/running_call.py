@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Final
 
-from vla_rl.actors.owned_folder import remove_tree
 from vla_rl.sandbox.child import NOT_ISOLATED, report_not_isolated, run_call
 from vla_rl.sandbox.isolation import MOST_FILES, Isolation, NotIsolated, read_wait_status
 from vla_rl.sandbox.linux import (
@@ -19,6 +18,7 @@ from vla_rl.sandbox.linux import (
     memory_held,
 )
 from vla_rl.sandbox.protocol import Ended, Fault, FunctionCall, Means, ProgramCall
+from vla_rl.util.ownership import remove_tree
 
 STREAMS: Final = ("stdout", "stderr", "returned")
 _READ_BYTES: Final = 1 << 16

@@ -15,9 +15,6 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from vla_rl.actors.environment import inherited_environment
-from vla_rl.actors.importable import import_path
-from vla_rl.actors.waits import waiting
 from vla_rl.sandbox.protocol import (
     ALL_MEANS,
     Ended,
@@ -33,6 +30,9 @@ from vla_rl.sandbox.protocol import (
 )
 from vla_rl.sandbox.runner_process import CallRunnerProcess
 from vla_rl.types import Config
+from vla_rl.util.imports import import_path
+from vla_rl.util.processes import inherited_environment
+from vla_rl.util.stalls import waiting
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import msgspec
 
 from vla_rl.errors import ConfigError, DataError, EnvError
 from vla_rl.sandbox import CallResult, Fault, ProcessLimits, Sandbox
-from vla_rl.util.agreement import excerpt
-from vla_rl.util.foreign_text import delimited_spans
+from vla_rl.util.foreign_data import find_spans
+from vla_rl.util.values import excerpt
 
 _HASHES: Final = re.compile(r"####[ \t]*([^\n]+)")
 _LABEL: Final = re.compile(r"(?im)^[ \t*#]*(?:the )?(?:final )?answer(?: is)?[ \t*]*[:=]([^\n]+)$")
@@ -28,7 +28,7 @@ def final_answer(reply: str) -> str:
     It is the last `<answer>...</answer>`, `\boxed{...}`, `#### ...` or `Answer: ...`, in that order
     of preference; the whole reply if it has none of them.
     """
-    if tags := list(delimited_spans(reply, "<answer>", "</answer>")):
+    if tags := list(find_spans(reply, "<answer>", "</answer>")):
         start, end = tags[-1]
         return reply[start:end].strip()
     if (boxed := find_last_boxed(reply)) is not None:

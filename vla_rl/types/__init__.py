@@ -10,7 +10,7 @@ alone, which does without NumPy.
 
 from typing import TYPE_CHECKING
 
-from vla_rl.util.lazy_names import lazy_names
+from vla_rl.util.imports import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.types.agent_parts import (

@@ -10,7 +10,7 @@ import msgspec
 
 from vla_rl.errors import ConfigError
 from vla_rl.types.struct import ExplainsFields
-from vla_rl.util.plain_values import make_plain
+from vla_rl.util.values import make_fields_plain
 
 
 class Config(
@@ -62,7 +62,7 @@ class Config(
             raise ConfigError(f"{type(self).__name__}.{field} is {value!r}, expected {expected}")
 
     def _require_types(self) -> None:
-        make_plain(self)
+        make_fields_plain(self)
         for field, hint, choices in _types_of(type(self)):
             value: Any = getattr(self, field)
             if choices and value not in choices:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from vla_rl.types.struct import ExplainsFields
-from vla_rl.util.plain_values import make_plain
+from vla_rl.util.values import make_fields_plain
 
 
 class WrapperSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
@@ -24,7 +24,7 @@ class WrapperSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only
     """Keyword arguments of the wrapper: numbers, strings, booleans, lists and dicts of them."""
 
     def __post_init__(self) -> None:
-        make_plain(self)
+        make_fields_plain(self)
 
 
 class EnvSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class EnvSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=Tru
     """Wrappers applied in the process that builds the environment, the first one innermost."""
 
     def __post_init__(self) -> None:
-        make_plain(self)
+        make_fields_plain(self)
 
 
 class Sampling(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class Sampling(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=Tr
     group decide differently."""
 
     def __post_init__(self) -> None:
-        make_plain(self)
+        make_fields_plain(self)
 
     def require_no_mean(self) -> None:
         """Raise ValueError if the mean is asked of a policy that chooses one token after another."""
@@ -113,4 +113,4 @@ class EpisodeSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only
     """Number of earlier attempts at this episode that were lost to a dead or frozen process."""
 
     def __post_init__(self) -> None:
-        make_plain(self)
+        make_fields_plain(self)

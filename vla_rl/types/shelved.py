@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from vla_rl.util.dtypes import plain_dtype
+from vla_rl.util.arrays import parse_dtype
 
 KEY_BYTES: Final = 8
 """Bytes at the beginning of each memory, which say whose arrays it has."""
@@ -40,7 +40,7 @@ class ShelvedArray(msgspec.Struct, frozen=True, array_like=True):
     @property
     def num_bytes(self) -> int:
         """Size in bytes."""
-        return math.prod(self.shape) * plain_dtype(self.dtype).itemsize
+        return math.prod(self.shape) * parse_dtype(self.dtype).itemsize
 
     def read(self) -> np.ndarray:
         """Copy the array, on its host. Raises: OSError if the memory is gone."""
@@ -55,7 +55,7 @@ class ShelvedArray(msgspec.Struct, frozen=True, array_like=True):
             key, num_read = int.from_bytes(os.pread(descriptor, KEY_BYTES, 0), "little"), 0
             # looked up before any memory is taken: the size is what another process has said
             if self.start + self.num_bytes <= os.fstat(descriptor).st_size:
-                array = np.empty(self.shape, plain_dtype(self.dtype))
+                array = np.empty(self.shape, parse_dtype(self.dtype))
                 content = array.reshape(-1).view(np.uint8).data
                 num_read = os.preadv(descriptor, [content], self.start)
         finally:

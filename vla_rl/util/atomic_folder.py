@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vla_rl.errors import CheckpointError
-from vla_rl.util.sole_owner import lock_folder, unlock_folder
+from vla_rl.util.ownership import lock_folder, unlock_folder
 
 MANIFEST: Final = "manifest.json"
 WRITING: Final = ".writing-"

@@ -6,7 +6,7 @@ python -m benchmarks.gpu.campaign.stage_process NAME DIR PARENT_PID [tiny]
 import sys
 from pathlib import Path
 
-from vla_rl.actors.parent_link import die_with_parent_only
+from vla_rl.util.processes import die_with_parent_only
 
 
 def main() -> None:

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from vla_rl.actors.room import DESCRIPTORS_OF_A_PROCESS, OTHER_DESCRIPTORS
 from vla_rl.cli.doctor.finding import Finding, Patient
-from vla_rl.util.shared_memory import memory_file
+from vla_rl.util.processes import make_memory_file
+from vla_rl.util.rlimits import DESCRIPTORS_OF_A_PROCESS, OTHER_DESCRIPTORS
 
 GIB: Final = 2**30
 MIB: Final = 2**20
@@ -40,7 +40,7 @@ def descriptors(patient: Patient) -> Iterable[Finding]:
 def shared_memory(patient: Patient) -> Iterable[Finding]:
     """Check that memory can be shared between processes, and that its folder has room."""
     try:
-        fd = memory_file("vla_rl-doctor", TRIAL_BYTES)
+        fd = make_memory_file("vla_rl-doctor", TRIAL_BYTES)
         try:
             with mmap.mmap(fd, TRIAL_BYTES) as memory:
                 memory[-1] = 1

@@ -19,8 +19,8 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from vla_rl.errors import DataError
-from vla_rl.util.agreement import excerpt
 from vla_rl.util.foreign_data import reading
+from vla_rl.util.values import excerpt
 
 INFO_FILE: Final = Path("meta/info.json")
 STATS_FILE: Final = Path("meta/stats.json")

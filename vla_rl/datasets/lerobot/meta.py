@@ -23,8 +23,8 @@ from vla_rl.datasets.lerobot.layout import (
 )
 from vla_rl.datasets.lerobot.tables import AGAIN, WHOLE, read_rows
 from vla_rl.errors import DataError
-from vla_rl.util.agreement import agreed_value, excerpt
-from vla_rl.util.foreign_data import reading, text_in, whole_number_in
+from vla_rl.util.foreign_data import get_text, get_whole_number, reading
+from vla_rl.util.values import compare_sources, excerpt
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Described(msgspec.Struct, frozen=True):
     @property
     def length(self) -> int | None:
         """Return the number of its control steps; None if the row does not tell."""
-        return whole_number_in(self.row, "length", self.place) if "length" in self.row else None
+        return get_whole_number(self.row, "length", self.place) if "length" in self.row else None
 
     @property
     def ours(self) -> dict[str, str | int | float | bool]:
@@ -59,7 +59,7 @@ class Described(msgspec.Struct, frozen=True):
                 )
             found[key.removeprefix(OURS)] = value
         if "name" in found:
-            text_in(self.row, f"{OURS}name", self.place)
+            get_text(self.row, f"{OURS}name", self.place)
         return found
 
 
@@ -82,7 +82,7 @@ def _tasks_of(path: Path) -> dict[int, str]:
     rows = list(_lines(path) if path.suffix == ".jsonl" else _task_rows(path))
     tasks: dict[int, str] = {}
     for place, row in rows:
-        index, words = whole_number_in(row, "task_index", place), text_in(row, "task", place)
+        index, words = get_whole_number(row, "task_index", place), get_text(row, "task", place)
         _agreed(index, (str(path), tasks.setdefault(index, words)), (place, words))
     if not tasks:
         raise DataError(f"{path} names no task, expected one or more; {AGAIN}.")
@@ -106,10 +106,10 @@ def _task_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         )
     for number, row in enumerate(rows):
         place = f"{path}, row {number}"
-        words = {name: text_in(row, name, place) for name in names}
+        words = {name: get_text(row, name, place) for name in names}
         first = names[0]
         for name in names[1:]:
-            agreed_value(
+            compare_sources(
                 f"the words of task {row['task_index']} in {path}",
                 (repr(first), words[first]),
                 (repr(name), words[name]),
@@ -135,7 +135,7 @@ def read_episodes(root: Path, info: Info) -> dict[int, Described]:
         ]
     episodes: dict[int, Described] = {}
     for place, row in rows:
-        number = whole_number_in(row, "episode_index", place)
+        number = get_whole_number(row, "episode_index", place)
         known = {key: value for key, value in row.items() if value is not None}
         if number in episodes and episodes[number].row != known:
             raise DataError(
@@ -169,7 +169,7 @@ def require_agreement(number: int, words: set[str], about: Described | None) -> 
             excerpt(sorted(words - set(listed))),
         )
         return
-    agreed_value(
+    compare_sources(
         f"the task of episode {number}",
         ("its rows and the table of tasks", sorted(words)),
         (f"{about.place}: 'tasks'", listed),
@@ -179,7 +179,7 @@ def require_agreement(number: int, words: set[str], about: Described | None) -> 
 
 
 def _agreed(index: int, first: tuple[str, str], second: tuple[str, str]) -> None:
-    agreed_value(
+    compare_sources(
         f"the words of task {index}",
         first,
         second,

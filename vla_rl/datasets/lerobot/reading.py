@@ -31,7 +31,7 @@ from vla_rl.datasets.lerobot.meta import Described, read_episodes, read_tasks, r
 from vla_rl.datasets.lerobot.tables import DataFile
 from vla_rl.datasets.lerobot.videos import Segment, Videos
 from vla_rl.errors import DataError
-from vla_rl.util.foreign_data import number_in, whole_number_in
+from vla_rl.util.foreign_data import get_number, get_whole_number
 
 _log = logging.getLogger(__name__)
 
@@ -295,14 +295,14 @@ class _Reader:
             "video_key": feature,
             "episode_index": number,
             "episode_chunk": number // self._info.chunks_size,
-            "chunk_index": whole_number_in(row, chunk, place) if chunk in row else 0,
-            "file_index": whole_number_in(row, file, place) if file in row else 0,
+            "chunk_index": get_whole_number(row, chunk, place) if chunk in row else 0,
+            "file_index": get_whole_number(row, file, place) if file in row else 0,
         }
         path = file_of(self._info.video_path, self._root, values)
         is_needed = key in KNOWN_FIELDS  # frames of other features may never be read
         if is_needed and not path.is_file():
             raise DataError(f"{path} is missing, expected the frames {key!r} of episode {number}.")
-        from_s = number_in(row, from_timestamp, place) if from_timestamp in row else 0.0
+        from_s = get_number(row, from_timestamp, place) if from_timestamp in row else 0.0
         segment = Segment(number, from_s, times)
         return self._videos.add(path, feature, described, segment, is_needed=is_needed)
 

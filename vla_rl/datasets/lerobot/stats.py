@@ -12,7 +12,7 @@ from vla_rl.datasets.episode import RecordedEpisode
 from vla_rl.datasets.lerobot.columns import feature_name
 from vla_rl.datasets.lerobot.layout import KNOWN_FIELDS, Feature
 from vla_rl.errors import DataError
-from vla_rl.util.foreign_data import reading, whole_number_in
+from vla_rl.util.foreign_data import get_whole_number, reading
 
 
 class Stats(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class Stats(msgspec.Struct, frozen=True):
             (count,) = values["count"]
             if len({low.shape, high.shape, mean.shape, std.shape}) > 1:
                 raise ValueError(f"the shapes are {low.shape}, {high.shape} and {mean.shape}")
-            number = whole_number_in({"count": count}, "count", place)
+            number = get_whole_number({"count": count}, "count", place)
             if number == 0:
                 raise ValueError("count is 0")
         return cls(low, high, mean, std, number)

@@ -7,8 +7,8 @@ import numpy as np
 
 from vla_rl.datasets.arrow import pa, pq
 from vla_rl.errors import DataError
-from vla_rl.util.agreement import excerpt
 from vla_rl.util.foreign_data import reading
+from vla_rl.util.values import excerpt
 
 WHOLE: Final = "a whole Parquet file"
 AGAIN: Final = "download or convert the data set again"

@@ -12,7 +12,7 @@ import msgspec
 
 from vla_rl.endpoint.errors import RequestError
 from vla_rl.types import ANY_REPLY, Completion, Message, Prompt, ReplyOptions, ToolSpec
-from vla_rl.util.foreign_text import valid_unicode
+from vla_rl.util.foreign_data import repair_unicode
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +104,7 @@ def encoded(body: dict[str, Any]) -> bytes:
     try:
         return msgspec.json.encode(body)
     except UnicodeEncodeError:
-        return valid_unicode(json.dumps(body, ensure_ascii=False)).encode()
+        return repair_unicode(json.dumps(body, ensure_ascii=False)).encode()
 
 
 def data_event(body: dict[str, Any]) -> bytes:

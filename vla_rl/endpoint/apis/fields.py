@@ -12,8 +12,8 @@ from typing import Any, Final, TypeVar, Union, get_args, get_origin
 import msgspec
 
 from vla_rl.endpoint.errors import RequestError
-from vla_rl.util.agreement import excerpt
-from vla_rl.util.foreign_text import valid_unicode
+from vla_rl.util.foreign_data import repair_unicode
+from vla_rl.util.values import excerpt
 
 MOST_NAMED: Final = 32
 """Most ignored fields that the answer's header names."""
@@ -42,7 +42,7 @@ def _with_whole_characters(body: bytes) -> bytes | None:
     if b"\\ud" not in body.lower():
         return None
     try:
-        return valid_unicode(json.dumps(json.loads(body), ensure_ascii=False)).encode()
+        return repair_unicode(json.dumps(json.loads(body), ensure_ascii=False)).encode()
     except (ValueError, RecursionError):
         return None
 

@@ -14,7 +14,7 @@ from vla_rl.endpoint.apis.fields import read_fields, refuse
 from vla_rl.endpoint.apis.rules import JsonSchema, require_range, stop_texts, text_format
 from vla_rl.endpoint.errors import RequestError, anthropic_error
 from vla_rl.types import Message, ReplyFormat, ReplyOptions, ToolCall, ToolRule, ToolSpec
-from vla_rl.util.agreement import excerpt
+from vla_rl.util.values import excerpt
 
 
 class _Block(msgspec.Struct):

@@ -18,7 +18,7 @@ from vla_rl.types import (
     ToolRule,
     ToolSpec,
 )
-from vla_rl.util.agreement import excerpt
+from vla_rl.util.values import excerpt
 
 MOST_STOPS: Final = 16
 MOST_CHOICES: Final = 128

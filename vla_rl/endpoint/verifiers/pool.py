@@ -16,7 +16,6 @@ from typing import Any, Self
 import msgspec
 
 from vla_rl.actors import ChildProcess, RestartPolicy, Runtime
-from vla_rl.actors.waits import waiting
 from vla_rl.endpoint.server import Endpoint
 from vla_rl.endpoint.session import new_key
 from vla_rl.endpoint.verifiers.episode import Relay, VerifiersEpisode
@@ -24,6 +23,7 @@ from vla_rl.endpoint.verifiers.worker import VerifiersWorker
 from vla_rl.errors import DataError
 from vla_rl.rollout import TaskStart
 from vla_rl.types import Config, EnvSpec, EpisodeSpec
+from vla_rl.util.stalls import waiting
 
 
 class VerifiersConfig(Config, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ Importing the config imports neither torch nor aiohttp.
 from typing import TYPE_CHECKING
 
 from vla_rl.engines.config import ModelServerConfig as ModelServerConfig
-from vla_rl.util.lazy_names import lazy_names
+from vla_rl.util.imports import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.engines.server.engine import ServerChatEngine as ServerChatEngine

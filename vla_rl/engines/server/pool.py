@@ -27,8 +27,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from vla_rl.actors.completion import all_of
-from vla_rl.actors.owned_folder import OwnedFolder, sweep
 from vla_rl.engines.config import ModelServerConfig
 from vla_rl.engines.server.servers import ModelServer, ServerLost, SglangServer, VllmServer
 from vla_rl.engines.vllm.launch import write_folder
@@ -36,7 +34,9 @@ from vla_rl.engines.vllm.served import Answer, ReplyRules, ServedLanguage
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.types import Sampling
 from vla_rl.util.atomic_folder import writing_folder
+from vla_rl.util.ownership import OwnedFolder, remove_abandoned_folders
 from vla_rl.util.task_groups import leave
+from vla_rl.util.tasks import gather_all
 
 PROBE: Final = Sampling(temperature=0.7)
 """Sampling of the requests that compare a server with the learner; at 1 a server that ignores the
@@ -83,7 +83,7 @@ class WeightFolders:
             if self._parent is not None:
                 Path(self._parent).mkdir(parents=True, exist_ok=True)
             if self._parent is None:
-                sweep(_PREFIX)
+                remove_abandoned_folders(_PREFIX)
             self._owned = OwnedFolder(_PREFIX, self._parent)
         except OSError as error:
             raise ConfigError(f"engine.remote.weights_folder cannot be written: {error}") from error
@@ -168,8 +168,8 @@ class ServerPool:
             kind = _KINDS[self._config.api]
             self._servers = [kind(url, self._config, session) for url in self._config.urls]
             try:
-                await all_of(server.open() for server in self._servers)
-                await all_of(self._join(server) for server in self._servers)
+                await gather_all(server.open() for server in self._servers)
+                await gather_all(self._join(server) for server in self._servers)
             except ServerLost as error:
                 raise ConfigError(
                     f"{error}; start it before the run, or correct engine.remote.urls"

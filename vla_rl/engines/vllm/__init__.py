@@ -20,7 +20,7 @@ Importing the config does not import torch; the other names do, and opening an e
 from typing import TYPE_CHECKING
 
 from vla_rl.engines.config import VllmConfig as VllmConfig
-from vla_rl.util.lazy_names import lazy_names
+from vla_rl.util.imports import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.engines.vllm.engine import VllmEngine as VllmEngine

@@ -14,13 +14,13 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from vla_rl.actors.environment import borrowed_environment
-from vla_rl.actors.owned_folder import OwnedFolder, sweep
 from vla_rl.engines.config import EngineConfig, VllmConfig
 from vla_rl.engines.vllm.adapter import PLUGIN, require_vllm
 from vla_rl.engines.vllm.preload.sitecustomize import PARENT
 from vla_rl.engines.vllm.served import EngineLayout
 from vla_rl.errors import ConfigError
+from vla_rl.util.ownership import OwnedFolder, remove_abandoned_folders
+from vla_rl.util.processes import borrowed_environment
 
 TRANSFER_BACKEND: Final = "vla_rl"
 """vLLM's name for the transfer of weights through shared memory of ours."""
@@ -147,7 +147,7 @@ def engine_folder() -> Iterator[Path]:
 
     Raises: ConfigError if its path is too long for sockets.
     """
-    sweep(_PREFIX)
+    remove_abandoned_folders(_PREFIX)
     folder = OwnedFolder(_PREFIX)
     try:
         if (length := len(str(folder.path))) > _LONGEST:

@@ -22,10 +22,10 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final, TypeVar
 
-from vla_rl.actors.completion import run_to_its_end
 from vla_rl.actors.heartbeat import Heartbeat, ObservedTime, ProcessState
 from vla_rl.actors.process_state import find_stopped
 from vla_rl.errors import ActorDied, ActorFrozen
+from vla_rl.util.tasks import run_in_thread
 
 
 class EngineProcess:
@@ -148,7 +148,7 @@ class EngineThread:
 
     async def close(self) -> None:
         """Stop the thread; the kernel then kills the processes that it has started."""
-        await run_to_its_end(self._executor.shutdown)
+        await run_in_thread(self._executor.shutdown)
 
     def _run(self, work: Callable[[], T]) -> T:
         self._thread_id = threading.get_native_id()

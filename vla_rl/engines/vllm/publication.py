@@ -23,12 +23,12 @@ from typing import Any
 import msgspec
 from torch import Tensor, nn
 
-from vla_rl.actors.waits import waiting
 from vla_rl.engines.config import UpdateMode, VllmConfig, WeightRoute
 from vla_rl.engines.vllm.replica import EngineFault, Replica
 from vla_rl.engines.vllm.staging import Stage, StagedWeights
 from vla_rl.engines.weight_shards import SharedParameters
 from vla_rl.errors import ActorDied, CheckpointError
+from vla_rl.util.stalls import waiting
 
 
 class ServedVersion:

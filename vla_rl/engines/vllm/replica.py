@@ -16,8 +16,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from vla_rl.actors.completion import run_to_its_end
-from vla_rl.actors.waits import note_progress, waiting
 from vla_rl.engines.config import UpdateMode, VllmConfig
 from vla_rl.engines.vllm import adapter
 from vla_rl.engines.vllm.adapter import require_vllm
@@ -37,6 +35,8 @@ from vla_rl.engines.vllm.served import (
 from vla_rl.engines.vllm.staging import StagedWeights
 from vla_rl.errors import ActorDied, CheckpointError
 from vla_rl.types import Sampling
+from vla_rl.util.stalls import note_progress, waiting
+from vla_rl.util.tasks import run_in_thread
 
 T = TypeVar("T")
 
@@ -295,7 +295,7 @@ class Replica:
         # taken away first: a second close must not shut down the same client again
         llm, self._llm = self._llm, None
         if llm is not None:
-            await run_to_its_end(llm.shutdown, SHUTDOWN_S)
+            await run_in_thread(llm.shutdown, SHUTDOWN_S)
         await self._life.close()
 
     def _build(self) -> None:

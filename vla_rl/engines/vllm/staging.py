@@ -25,8 +25,8 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 from vla_rl.engines.config import WeightRoute
 from vla_rl.engines.weight_shards import SharedParameters, find_trained_offsets
 from vla_rl.errors import CheckpointError, ConfigError
-from vla_rl.util.dtypes import torch_dtype
-from vla_rl.util.shared_memory import memory_file
+from vla_rl.util.arrays import torch_dtype
+from vla_rl.util.processes import make_memory_file
 
 
 class HostMemory(msgspec.Struct, frozen=True, tag="host"):
@@ -78,7 +78,7 @@ class HostBuffer:
     """Memory of the host, freed with this process: a kill leaves nothing behind. See `Buffer`."""
 
     def __init__(self, num_bytes: int) -> None:
-        descriptor = memory_file("vla_rl_weights", num_bytes)
+        descriptor = make_memory_file("vla_rl_weights", num_bytes)
         # by path, not by a descriptor sent along: vLLM starts its processes itself, and its RPC takes
         # bytes only
         self._memory = HostMemory(f"/proc/{os.getpid()}/fd/{descriptor}", num_bytes)

@@ -35,7 +35,7 @@ from vla_rl.envs.libero.task_files import check_goal_file
 from vla_rl.envs.libero.tasks import Task
 from vla_rl.envs.mujoco.loading import cache_folder
 from vla_rl.errors import EnvError, VlaRlError
-from vla_rl.util.agreement import excerpt
+from vla_rl.util.values import excerpt
 
 _PLACEMENT_ATTEMPTS = 50
 _LOADS_BEFORE_A_START = 2

@@ -26,9 +26,9 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from vla_rl.util.agreement import excerpt
+from vla_rl.util.arrays import read_npz
 from vla_rl.util.foreign_data import reading_file
-from vla_rl.util.npz import read_npz
+from vla_rl.util.values import excerpt
 
 _COMMENT: Final = re.compile(r";.*")
 _TOKEN: Final = re.compile(r"[()]|[^\s()]+")

@@ -23,7 +23,6 @@ from typing import Any, Self, SupportsFloat, TypeVar
 
 import msgspec
 
-from vla_rl.actors.waits import waiting
 from vla_rl.envs.text.task import Ask, Done, TextTask, make_text_task
 from vla_rl.envs.text.tools import Toolbox
 from vla_rl.errors import ActorFrozen, EnvError, VlaRlError
@@ -39,8 +38,9 @@ from vla_rl.types import (
     TextStart,
     ToolSpec,
 )
-from vla_rl.util.agreement import excerpt
-from vla_rl.util.foreign_text import required_text, valid_texts, valid_unicode
+from vla_rl.util.foreign_data import repair_texts, repair_unicode, require_text
+from vla_rl.util.stalls import waiting
+from vla_rl.util.values import excerpt
 
 T = TypeVar("T")
 
@@ -168,7 +168,7 @@ class TextEpisode:
                 "(`vla_rl.types.Message`)."
             )
         for field in ("role", "content"):
-            required_text(
+            require_text(
                 getattr(message, field), f"the {field} of a message of {self._name}", EnvError
             )
         return _make_encodable(message)
@@ -200,7 +200,7 @@ class TextEpisode:
             "num_tool_calls": self._num_tool_calls,
             "tool_faults": dict(self._faults),
             "rewards": dict(self._rewards),
-            **(valid_texts(turn.info) if turn is not None else {}),
+            **(repair_texts(turn.info) if turn is not None else {}),
         }
         if is_success is not None or limit is not None:
             info |= {
@@ -272,12 +272,12 @@ def _make_encodable(message: Message) -> Message:
     """Return a message whose texts can be encoded; half surrogates become U+FFFD."""
     calls = tuple(
         msgspec.structs.replace(
-            call, name=valid_unicode(call.name), arguments=valid_unicode(call.arguments)
+            call, name=repair_unicode(call.name), arguments=repair_unicode(call.arguments)
         )
         for call in message.tool_calls
     )
     return msgspec.structs.replace(
-        message, content=valid_unicode(message.content), tool_calls=calls
+        message, content=repair_unicode(message.content), tool_calls=calls
     )
 
 

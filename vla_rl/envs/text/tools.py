@@ -31,8 +31,8 @@ import numpy as np
 from vla_rl.envs.text.task import TextLimits
 from vla_rl.sandbox import Fault, ProcessLimits, Sandbox, function_path
 from vla_rl.types import Message, ToolCall, ToolSpec
-from vla_rl.util.agreement import excerpt
-from vla_rl.util.foreign_text import valid_unicode
+from vla_rl.util.foreign_data import repair_unicode
+from vla_rl.util.values import excerpt
 
 MAX_NAME_CHARACTERS: Final = 100
 """Characters of a name that are compared with the tools' names, which have 64 at most."""
@@ -189,14 +189,14 @@ def as_text(value: Any) -> str:
     Raises: TypeError or ValueError for a value that is neither.
     """
     if isinstance(value, str):
-        return valid_unicode(value)
+        return repair_unicode(value)
     try:
         return msgspec.json.encode(value).decode()
     except (TypeError, ValueError, msgspec.MsgspecError):
         plain = msgspec.to_builtins(value, enc_hook=_encode_other)
     if not isinstance(plain, str):
         plain = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
-    return valid_unicode(plain)
+    return repair_unicode(plain)
 
 
 def _encode_other(value: Any) -> Any:
@@ -219,7 +219,9 @@ def _describe_error(error: BaseException) -> ToolAnswer:
         words = str(error)
     except Exception as failure:
         words = f"(its __str__ raised {type(failure).__name__})"
-    return ToolAnswer(text=valid_unicode(f"error: {type(error).__name__}: {words}"), fault="raised")
+    return ToolAnswer(
+        text=repair_unicode(f"error: {type(error).__name__}: {words}"), fault="raised"
+    )
 
 
 def shorten(text: str, most: int) -> str:

@@ -22,8 +22,8 @@ import numpy as np
 
 from vla_rl.errors import DataError
 from vla_rl.evaluation.parity.boundaries import BOUNDARIES
-from vla_rl.util.dtypes import plain_array
-from vla_rl.util.foreign_text import required_text
+from vla_rl.util.arrays import view_as_array
+from vla_rl.util.foreign_data import require_text
 
 VERSION: Final = 1
 _NAMES: Final = tuple(boundary.name for boundary in BOUNDARIES)
@@ -81,7 +81,7 @@ def read_trace(path: Path) -> Trace:
     entries = tuple(_entries(path, lines))
     if not entries:
         raise DataError(f"{path} holds no values; expected a line for each value of the episode")
-    source = required_text(first.get("source", path.name), f"source of {path}:1")
+    source = require_text(first.get("source", path.name), f"source of {path}:1")
     return Trace(source=source, entries=entries)
 
 
@@ -109,7 +109,7 @@ def _entries(path: Path, lines: Iterable[str]) -> Iterable[TraceEntry]:
             )
         newest = decision
         value = _value(fields["value"], place)
-        key = required_text(fields.get("key", ""), f"key of {place}")
+        key = require_text(fields.get("key", ""), f"key of {place}")
         yield TraceEntry(decision, boundary, value, key)
 
 
@@ -151,4 +151,4 @@ def _decoded(found: dict[str, Any]) -> np.ndarray:
     if found["dtype"] not in _DTYPES:
         raise ValueError(f"dtype is {found['dtype']!r}, expected one of {', '.join(_DTYPES)}")
     content = base64.b64decode(found["base64"], validate=True)
-    return plain_array(content, found["dtype"], found["shape"])
+    return view_as_array(content, found["dtype"], found["shape"])

@@ -24,7 +24,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vla_rl.actors.completion import run_to_its_end, to_its_end
 from vla_rl.errors import CheckpointError
 from vla_rl.learner.checkpoint.folders import (
     HEADER,
@@ -39,6 +38,7 @@ from vla_rl.learner.checkpoint.state import StagedTensors, TeamState, TrainingSt
 from vla_rl.types import SOLE_MEMBER
 from vla_rl.util.atomic_folder import MANIFEST, FileEntry, FolderWriter, verify_folder
 from vla_rl.util.finiteness import require_finite
+from vla_rl.util.tasks import await_end, run_in_thread
 
 T = TypeVar("T")
 
@@ -111,11 +111,11 @@ class PreparedCheckpoint:
 
         Raises: CheckpointError if it could not be written; then nothing of it is left.
         """
-        return await run_to_its_end(_commit, self._writer, keep_last, metrics, keep)
+        return await run_in_thread(_commit, self._writer, keep_last, metrics, keep)
 
     async def discard(self) -> None:
         """Remove the checkpoint, unless it was committed."""
-        await run_to_its_end(self._writer.discard)
+        await run_in_thread(self._writer.discard)
 
 
 async def prepare_checkpoint(
@@ -126,11 +126,11 @@ async def prepare_checkpoint(
     _require_words((*parts, *state.members))
     writing = asyncio.ensure_future(asyncio.to_thread(_prepare, root, state, parts))
     try:
-        return PreparedCheckpoint(await to_its_end(writing))
+        return PreparedCheckpoint(await await_end(writing))
     except asyncio.CancelledError:
         # no caller is left to commit it
         if not writing.cancelled() and writing.exception() is None:
-            await run_to_its_end(writing.result().discard)
+            await run_in_thread(writing.result().discard)
         raise
 
 
@@ -156,13 +156,13 @@ async def save_checkpoint(
     if keep_last is not None and keep_last < 1:
         raise ValueError(f"keep_last is {keep_last}, expected at least 1, or None to keep all.")
     _require_words((*parts, *state.members))
-    return await run_to_its_end(_save, root, state, parts, keep_last)
+    return await run_in_thread(_save, root, state, parts, keep_last)
 
 
 async def load_checkpoint(folder: Path) -> Checkpoint:
     """Verify and read a checkpoint off the event loop. Raises: CheckpointError if it is
     half-written, damaged or renamed."""
-    return await run_to_its_end(_load, folder)
+    return await run_in_thread(_load, folder)
 
 
 async def verify_checkpoint(folder: Path) -> int:
@@ -170,7 +170,7 @@ async def verify_checkpoint(folder: Path) -> int:
 
     Raises: as `load_checkpoint`.
     """
-    return (await run_to_its_end(_verified, folder))[0].weight_version
+    return (await run_in_thread(_verified, folder))[0].weight_version
 
 
 async def read_part(folder: Path, name: str, type: type[T]) -> T:
@@ -178,7 +178,7 @@ async def read_part(folder: Path, name: str, type: type[T]) -> T:
 
     Raises: CheckpointError if it is missing, or not of this `type`.
     """
-    return await run_to_its_end(_read_part, folder, name, type)
+    return await run_in_thread(_read_part, folder, name, type)
 
 
 def read_policy_tensors(folder: Path, agent: str | None = None) -> dict[str, Tensor]:

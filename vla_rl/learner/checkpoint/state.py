@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vla_rl.errors import CheckpointError
 from vla_rl.types import SOLE_MEMBER, Roster
-from vla_rl.util.dtypes import is_plain, plain_array
+from vla_rl.util.arrays import is_plain_dtype, view_as_array
 
 
 @runtime_checkable
@@ -149,7 +149,7 @@ def unpack(data: bytes, type: type[T]) -> T:
 
 def _encode_special(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        if not is_plain(value.dtype):
+        if not is_plain_dtype(value.dtype):
             raise TypeError(
                 f"an array of dtype {value.dtype} cannot be packed; use numbers or "
                 "fixed-width strings."
@@ -170,7 +170,7 @@ def _decode_extension(code: int, data: memoryview) -> np.ndarray:
         raise ValueError(f"extension code {code} is unknown, expected {ARRAY}")
     num_header = int.from_bytes(data[:2], "little")
     header = msgspec.msgpack.decode(data[2 : 2 + num_header], type=_Header)
-    return plain_array(data[2 + num_header :], header.dtype, header.shape).copy()
+    return view_as_array(data[2 + num_header :], header.dtype, header.shape).copy()
 
 
 def _accept_array(expected: type[Any], value: Any) -> Any:

@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vla_rl.actors import Runtime
-from vla_rl.actors.completion import to_its_end
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import CheckpointError, RankFailed
@@ -50,6 +49,7 @@ from vla_rl.learner.optimizer import StepReport
 from vla_rl.learner.plan import StepPlan, plan_passes
 from vla_rl.learner.scoring import DISAGREES, REFERENCES
 from vla_rl.util.atomic_folder import writing_folder
+from vla_rl.util.tasks import await_end
 
 T = TypeVar("T")
 
@@ -277,7 +277,7 @@ class ShardedBackend:
         self._weight_version = state.weight_version
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
-        return await to_its_end(asyncio.ensure_future(work))
+        return await await_end(asyncio.ensure_future(work))
 
 
 def _write_state(state: TrainingState, folder: Path) -> Path:

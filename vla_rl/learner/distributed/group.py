@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from vla_rl.actors import Runtime
-from vla_rl.actors.owned_folder import OwnedFolder, sweep
 from vla_rl.errors import ActorDied, RankFailed, RankNotStarted, RemoteError
 from vla_rl.learner.config import CriticConfig, LearnerConfig
 from vla_rl.learner.distributed.messages import ImageCopier, with_local_images
@@ -32,6 +31,7 @@ from vla_rl.learner.distributed.rank_hosts import (
 from vla_rl.learner.imitation_backend import Preparation
 from vla_rl.learner.optimizer import DivergedError
 from vla_rl.types import Observation
+from vla_rl.util.ownership import OwnedFolder, remove_abandoned_folders
 
 T = TypeVar("T")
 
@@ -160,7 +160,7 @@ class RankGroup:
         Raises: RankNotStarted if one dies or fails; else what a rank raises.
         """
         # it holds the whole policy: that of a run that was killed must not stay
-        await asyncio.to_thread(sweep, FOLDER_PREFIX)
+        await asyncio.to_thread(remove_abandoned_folders, FOLDER_PREFIX)
         self._folder = await asyncio.to_thread(OwnedFolder, FOLDER_PREFIX)
         try:
             await self._start(model)

@@ -24,10 +24,10 @@ import numpy as np
 
 import vla_rl
 from vla_rl.actors import Actor
-from vla_rl.actors.owned_folder import OwnedFolder, sweep
 from vla_rl.errors import ConfigError
 from vla_rl.learner.distributed.rendezvous import Network, Rendezvous, RendezvousServer
 from vla_rl.learner.distributed.state import write_at
+from vla_rl.util.ownership import OwnedFolder, remove_abandoned_folders
 
 FOLDER_PREFIX: Final = "vla_rl-rank-files-"
 """Beginning of the names of folders with files that were brought to another host."""
@@ -92,7 +92,7 @@ class HostRank(Actor):
 
     def _put(self, name: str, size: int, start: int, piece: np.ndarray) -> str:
         if self._brought is None:
-            sweep(FOLDER_PREFIX)
+            remove_abandoned_folders(FOLDER_PREFIX)
             self._brought = OwnedFolder(FOLDER_PREFIX)
         folder = self._brought.path
         path = folder / name

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from vla_rl.actors import Runtime
-from vla_rl.actors.completion import to_its_end
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import LanguageModel, PolicyModel
 from vla_rl.learner.checkpoint.state import TrainingState
@@ -23,6 +22,7 @@ from vla_rl.learner.imitation_backend import Preparation, SftRows
 from vla_rl.learner.optimizer import StepReport
 from vla_rl.learner.plan import plan_passes
 from vla_rl.types import derive_seed
+from vla_rl.util.tasks import await_end
 
 
 class ShardedImitator(PolicyImitator):
@@ -102,7 +102,7 @@ class ShardedImitationBackend:
 
     async def accumulate(self, lessons: SftRows) -> list[Tensor]:
         """Compute the gradient on all ranks."""
-        return await to_its_end(asyncio.ensure_future(self._accumulate(lessons)))
+        return await await_end(asyncio.ensure_future(self._accumulate(lessons)))
 
     async def step(self) -> StepReport:
         """Take one optimizer step on every rank."""

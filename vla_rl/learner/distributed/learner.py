@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vla_rl.actors import Runtime
-from vla_rl.actors.completion import to_its_end
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.learner.backend import WeightSink
@@ -41,6 +40,7 @@ from vla_rl.learner.plan import plan_passes
 from vla_rl.learner.rows import Advantage
 from vla_rl.learner.scoring import PolicyReference
 from vla_rl.types import Observation, Trajectory
+from vla_rl.util.tasks import await_end
 
 
 class ShardedLearner(PolicyLearner):
@@ -192,16 +192,16 @@ class ShardedCriticBackend:
 
     async def values(self, observations: Sequence[Observation]) -> Tensor:
         """Compute values, float32 [N] on the CPU."""
-        return await to_its_end(asyncio.ensure_future(self._values(observations)))
+        return await await_end(asyncio.ensure_future(self._values(observations)))
 
     async def accumulate(self, rows: ValueRows) -> list[ValueSums]:
         """Compute the gradient of the mean loss of a mini-batch."""
-        return await to_its_end(asyncio.ensure_future(self._accumulate(rows)))
+        return await await_end(asyncio.ensure_future(self._accumulate(rows)))
 
     async def step(self) -> StepReport:
         """Take one optimizer step on every rank."""
         steps = self._group.together(rank.step_critic() for rank in self._group.ranks)
-        reports: list[StepReport] = await to_its_end(asyncio.ensure_future(steps))
+        reports: list[StepReport] = await await_end(asyncio.ensure_future(steps))
         return reports[0]
 
     async def summed(self, sums: Sequence[ValueSums]) -> tuple[float, float]:
@@ -215,7 +215,7 @@ class ShardedCriticBackend:
         staging = self._group.together(
             rank.stage_critic(number, num_updates) for rank in self._group.ranks
         )
-        described = await to_its_end(asyncio.ensure_future(staging))
+        described = await await_end(asyncio.ensure_future(staging))
         return RankTensors(self._group, number, "critic", described[0]["critic"])
 
     async def restore(self, tensors: Mapping[str, Tensor], file: Path | None, prefix: str) -> None:
@@ -230,7 +230,7 @@ class ShardedCriticBackend:
             needed=lambda rank, paths: rank.needed_critic(paths[0], prefix),
             restore=lambda rank, paths: rank.restore_critic(paths[0], prefix),
         )
-        await to_its_end(asyncio.ensure_future(reading))
+        await await_end(asyncio.ensure_future(reading))
 
     async def _values(self, observations: Sequence[Observation]) -> Tensor:
         lengths = num_read(observations)

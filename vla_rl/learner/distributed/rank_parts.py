@@ -47,7 +47,7 @@ from vla_rl.learner.imitation_backend import Preparation, run_sft_backward
 from vla_rl.learner.optimizer import StepReport
 from vla_rl.learner.plan import TensorPlan, get_tensor_plan
 from vla_rl.learner.scoring import move_choices
-from vla_rl.util.dtypes import torch_dtype
+from vla_rl.util.arrays import torch_dtype
 
 
 class PolicySource(msgspec.Struct, frozen=True):

@@ -25,7 +25,6 @@ import zmq
 from torch import Tensor, nn
 
 from vla_rl.actors.codec import Codec
-from vla_rl.actors.completion import run_to_its_end
 from vla_rl.actors.direct_link import DirectLink, make_link_keys
 from vla_rl.actors.placement import KeyPair
 from vla_rl.actors.remote_channel import LINK_WITHIN_S
@@ -52,6 +51,7 @@ from vla_rl.learner.distributed.state import (
     write_runs,
 )
 from vla_rl.learner.optimizer import MASTER, PolicyOptimizer, StepReport
+from vla_rl.util.tasks import run_in_thread
 
 
 class SharedTraining:
@@ -287,7 +287,7 @@ class ShardSender:
             await self._send_all(link)
         finally:
             link.close()
-            await run_to_its_end(context.term)  # it waits for what is half sent
+            await run_in_thread(context.term)  # it waits for what is half sent
 
     async def _send_all(self, link: DirectLink) -> None:
         room, piece = SHARD_PIECES_AHEAD, await self._next_piece()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from vla_rl.models.language.chat_format import ChatFormat as ChatFormat, parse_reply as parse_reply
 from vla_rl.models.language.tiny import TinyConfig as TinyConfig, tiny as tiny
-from vla_rl.util.lazy_names import lazy_names
+from vla_rl.util.imports import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.models.language.loading import load_language_model as load_language_model

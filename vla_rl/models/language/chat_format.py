@@ -16,8 +16,8 @@ from jinja2 import TemplateError
 
 from vla_rl.errors import CheckpointError, ConversationRejected
 from vla_rl.types import Message, ToolCall, ToolSpec
-from vla_rl.util.agreement import excerpt
-from vla_rl.util.foreign_text import delimited_spans, valid_unicode
+from vla_rl.util.foreign_data import find_spans, repair_unicode
+from vla_rl.util.values import excerpt
 
 OPEN_CALL: Final = "<tool_call>"
 CLOSE_CALL: Final = "</tool_call>"
@@ -75,13 +75,13 @@ class ChatFormat:
 
     def tokenize(self, text: str) -> np.ndarray:
         """Tokenize plain text, int64 [P], without the template."""
-        return self._tokens(valid_unicode(text))
+        return self._tokens(repair_unicode(text))
 
     def decode(self, tokens: np.ndarray) -> str:
         """Return the text of a reply, int64 [T], without the token that ends it."""
         kept = [token for token in tokens.tolist() if token not in self._stop_tokens]
         text: str = self._tokenizer.decode(kept, skip_special_tokens=False)
-        return valid_unicode(text)
+        return repair_unicode(text)
 
     def text_of(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, add_generation_prompt: bool
@@ -122,7 +122,7 @@ class ChatFormat:
             add_generation_prompt=add_generation_prompt,
             tokenize=False,
         )
-        return valid_unicode(text)
+        return repair_unicode(text)
 
     def _template_for(self, tools: Sequence[ToolSpec]) -> str | None:
         """Return the template of a conversation; None for the tokenizer's own choice.
@@ -156,7 +156,7 @@ def parse_reply(text: str) -> Message:
     errors: list[str] = []
     kept: list[str] = []
     end = 0
-    for start, stop in delimited_spans(text, OPEN_CALL, CLOSE_CALL):
+    for start, stop in find_spans(text, OPEN_CALL, CLOSE_CALL):
         call = _parsed_call(text[start:stop], len(calls))
         after = stop + len(CLOSE_CALL)
         if isinstance(call, str):

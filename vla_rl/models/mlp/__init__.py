@@ -6,7 +6,7 @@ The configuration imports fast; torch is imported when `MlpPolicy` is first used
 from typing import TYPE_CHECKING
 
 from vla_rl.models.mlp.config import MlpConfig as MlpConfig
-from vla_rl.util.lazy_names import lazy_names
+from vla_rl.util.imports import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.models.mlp.policy import MlpPolicy as MlpPolicy

@@ -7,7 +7,7 @@ used.
 from typing import TYPE_CHECKING
 
 from vla_rl.models.openvla.config import OpenVlaConfig as OpenVlaConfig
-from vla_rl.util.lazy_names import lazy_names
+from vla_rl.util.imports import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.models.openvla.policy import OpenVla as OpenVla

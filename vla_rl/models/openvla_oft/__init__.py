@@ -21,7 +21,7 @@ from vla_rl.models.prismatic.config import (
     VisionTowerConfig as VisionTowerConfig,
 )
 from vla_rl.models.prismatic.dialects import DIALECTS as DIALECTS
-from vla_rl.util.lazy_names import lazy_names
+from vla_rl.util.imports import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.models.openvla_oft.continuous import ContinuousOpenVlaOft as ContinuousOpenVlaOft

@@ -13,7 +13,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.models.prismatic.config import AdapterUse, Normalization
 from vla_rl.models.prismatic.dialects import Dialect, Vocabulary
 from vla_rl.types import Config
-from vla_rl.util.dtypes import torch_dtype
+from vla_rl.util.arrays import torch_dtype
 
 if TYPE_CHECKING:
     import torch

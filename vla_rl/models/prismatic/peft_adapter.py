@@ -22,8 +22,8 @@ from vla_rl.models.prismatic.hub import verify_download
 from vla_rl.models.prismatic.lora import Adapter
 from vla_rl.models.prismatic.weights import load_part
 from vla_rl.models.weight_files import ADAPTER_CONFIG, read_tensors, require_same_tensors
-from vla_rl.util.agreement import agreed_value, excerpt
 from vla_rl.util.finiteness import require_finite
+from vla_rl.util.values import compare_sources, excerpt
 
 ADAPTER_FILES: Final = ("adapter_model.safetensors", "adapter_model.bin")
 LORA_FOLDER: Final = "lora_adapter"
@@ -140,7 +140,7 @@ def find_adapter(folder: Path) -> PeftAdapter | None:
     if len(found) == 2:
         own, inner = found
         remedy = "move the adapter away that you do not want"
-        agreed_value(
+        compare_sources(
             f"the adapter of {folder}",
             (f"its own {ADAPTER_CONFIG}", (own.rank, own.alpha, own.base)),
             (f"{LORA_FOLDER}/{ADAPTER_CONFIG}", (inner.rank, inner.alpha, inner.base)),

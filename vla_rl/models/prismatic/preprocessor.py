@@ -13,7 +13,7 @@ import msgspec
 
 from vla_rl.errors import CheckpointError
 from vla_rl.models.prismatic.config import PUBLIC_PIXELS, PixelScaling
-from vla_rl.util.agreement import excerpt
+from vla_rl.util.values import excerpt
 
 PREPROCESSOR_FILE: Final = "preprocessor_config.json"
 NUM_TOWERS: Final = 2

@@ -26,7 +26,7 @@ from vla_rl.models.prismatic.config import (
     VisionTowerConfig,
 )
 from vla_rl.models.prismatic.dialects import Conventions, Vocabulary
-from vla_rl.util.agreement import excerpt
+from vla_rl.util.values import excerpt
 
 CONFIG_FILE: Final = "config.json"
 TOKENIZER_FILE: Final = "tokenizer.json"

@@ -19,7 +19,7 @@ from vla_rl.errors import CheckpointError
 from vla_rl.models.prismatic.action_tokens import ActionBounds, Gripper
 from vla_rl.models.prismatic.config import ConstantProprio, Normalization, ProprioConfig
 from vla_rl.models.prismatic.public_config import Extension
-from vla_rl.util.agreement import agreed_value
+from vla_rl.util.values import compare_sources
 
 STATISTICS_FILE: Final = "dataset_statistics.json"
 NO_NOOPS: Final = "_no_noops"
@@ -128,7 +128,7 @@ def _require_agreement(
             if None in values:
                 continue
             rounded = [np.asarray(each, np.float32).tolist() for each in values]
-            agreed_value(
+            compare_sources(
                 f"{field} of {vector} in the statistics {key!r}",
                 (first[0], rounded[0]),
                 (second[0], rounded[1]),

@@ -18,7 +18,7 @@ from vla_rl.models.weight_files import (
     refuse_other_sources,
     tensor_files,
 )
-from vla_rl.util.dtypes import torch_dtype
+from vla_rl.util.arrays import torch_dtype
 from vla_rl.util.finiteness import require_finite
 
 WEIGHT_FILES: Final = ("model.safetensors", "model.safetensors.index.json")

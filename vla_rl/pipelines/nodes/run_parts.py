@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vla_rl.actors.completion import finish_despite_cancellation
 from vla_rl.algorithms.filters import overlong_filter
 from vla_rl.graph import NodeOutput, WrongInput
 from vla_rl.pipelines.nodes.advantages import all_trajectories
 from vla_rl.rollout import EpisodeScheduler
 from vla_rl.types import Group, Trajectory
+from vla_rl.util.tasks import finish_despite_cancellation
 
 if TYPE_CHECKING:  # they import torch, which reading a pipeline's settings does not need
     from vla_rl.learner import (

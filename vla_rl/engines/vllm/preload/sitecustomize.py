@@ -10,7 +10,7 @@ Processes that vLLM does not start, and multiprocessing's own helpers, are not c
   to the engine.
 - Its temporary files are in the engine's folder, which is removed even after a kill.
 - vLLM imports torchvision, which fails beside a CPU build of torch unless `vla_rl` was imported
-  first (see `vla_rl.util.torchvision_operators`).
+  first (see `vla_rl.util.import_hooks`).
 """
 
 import ctypes

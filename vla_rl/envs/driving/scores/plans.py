@@ -14,8 +14,8 @@ import numpy as np
 from vla_rl.envs.driving.scores.geometry import Floats
 from vla_rl.envs.driving.scores.pdm import finite_waypoints
 from vla_rl.envs.driving.scores.scene_files import texts_in
+from vla_rl.util.arrays import read_npz
 from vla_rl.util.foreign_data import reading_file
-from vla_rl.util.npz import read_npz
 
 INTERVAL_S: Final = 0.5
 """Time between two waypoints."""

@@ -18,8 +18,8 @@ import numpy as np
 from vla_rl.envs.driving.scores.geometry import Floats
 from vla_rl.envs.driving.scores.scene import Layer, Map, RedLights, Scene, Tracks
 from vla_rl.envs.driving.scores.vehicle import Vehicle
+from vla_rl.util.arrays import read_npz
 from vla_rl.util.foreign_data import reading_file
-from vla_rl.util.npz import read_npz
 
 FORMAT: Final = 1
 """Version of the layout, stored as `format`."""

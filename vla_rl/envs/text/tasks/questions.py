@@ -21,7 +21,7 @@ from vla_rl.envs.text.task import Ask, Done, TextLimits, TextTask
 from vla_rl.errors import DataError
 from vla_rl.scoring import make_scorer
 from vla_rl.types import ChoiceFormat, Info, Message, ReplyOptions
-from vla_rl.util.foreign_text import required_text
+from vla_rl.util.foreign_data import require_text
 
 
 class QuestionTask(TextTask):
@@ -259,8 +259,8 @@ class SearchIndex:
 def _title_and_text(row: dict[str, Any], number: int) -> tuple[str, str]:
     title, text = row.get("title"), row["text"]
     return (
-        "" if title is None else required_text(title, f"'title' of row {number}"),
-        required_text(text, f"'text' of row {number}"),
+        "" if title is None else require_text(title, f"'title' of row {number}"),
+        require_text(text, f"'text' of row {number}"),
     )
 
 

@@ -8,7 +8,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-async def to_its_end(work: asyncio.Future[T]) -> T:
+async def await_end(work: asyncio.Future[T]) -> T:
     """Return the result of `work`.
 
     A cancellation of the caller is raised only once `work` is done.
@@ -25,12 +25,12 @@ async def to_its_end(work: asyncio.Future[T]) -> T:
     return work.result()
 
 
-async def run_to_its_end(fn: Callable[[*Ts], T], *args: *Ts) -> T:
+async def run_in_thread(fn: Callable[[*Ts], T], *args: *Ts) -> T:
     """Run `fn(*args)` in a thread.
 
     A cancellation is raised only once `fn` has returned: a thread cannot be stopped.
     """
-    return await to_its_end(asyncio.ensure_future(asyncio.to_thread(fn, *args)))
+    return await await_end(asyncio.ensure_future(asyncio.to_thread(fn, *args)))
 
 
 async def finish_despite_cancellation(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
@@ -48,7 +48,7 @@ async def finish_despite_cancellation(work: Coroutine[Any, Any, T]) -> tuple[T, 
     return task.result(), is_cancelled
 
 
-async def all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
+async def gather_all(calls: Iterable[Awaitable[T]]) -> list[T]:
     """Await all calls; return their results in order.
 
     The first error is raised once all have ended, so that none is left half done.

@@ -6,27 +6,22 @@ import threading
 
 import pytest
 
-from vla_rl.actors.completion import (
-    all_of,
-    finish_despite_cancellation,
-    run_to_its_end,
-    to_its_end,
-)
+from vla_rl.util.tasks import await_end, finish_despite_cancellation, gather_all, run_in_thread
 
 
 async def test_the_result_of_work_is_that_of_awaiting_it() -> None:
     async def work() -> int:
         return 3
 
-    assert await to_its_end(asyncio.ensure_future(work())) == 3
+    assert await await_end(asyncio.ensure_future(work())) == 3
     assert await finish_despite_cancellation(work()) == (3, False)
-    assert await run_to_its_end(divmod, 7, 2) == (3, 1)
+    assert await run_in_thread(divmod, 7, 2) == (3, 1)
 
 
 async def test_a_cancelled_caller_leaves_only_after_the_work_is_done() -> None:
     may_end = asyncio.Event()
     work = asyncio.ensure_future(may_end.wait())
-    caller = asyncio.ensure_future(to_its_end(work))
+    caller = asyncio.ensure_future(await_end(work))
     async with asyncio.timeout(5):
         for _ in range(2):  # the second cancellation does not shorten the wait either
             await asyncio.sleep(0)
@@ -49,7 +44,7 @@ async def test_a_cancelled_caller_waits_for_the_thread() -> None:
         may_end.wait(5)
         ended.append(True)
 
-    caller = asyncio.ensure_future(run_to_its_end(work))
+    caller = asyncio.ensure_future(run_in_thread(work))
     async with asyncio.timeout(5):
         await begun.wait()
         caller.cancel()
@@ -77,7 +72,7 @@ async def test_an_error_of_the_work_is_raised_to_its_caller() -> None:
         raise OSError("full")
 
     with pytest.raises(OSError, match="full"):
-        await to_its_end(asyncio.ensure_future(work()))
+        await await_end(asyncio.ensure_future(work()))
     with pytest.raises(OSError, match="full"):
         await finish_despite_cancellation(work())
 
@@ -91,7 +86,7 @@ async def test_an_error_of_work_whose_caller_was_cancelled_is_not_reported_as_fo
         await may_end.wait()
         raise OSError("full")
 
-    caller = asyncio.ensure_future(to_its_end(asyncio.ensure_future(work())))
+    caller = asyncio.ensure_future(await_end(asyncio.ensure_future(work())))
     async with asyncio.timeout(5):
         await asyncio.sleep(0)
         caller.cancel()
@@ -116,6 +111,6 @@ async def test_an_error_of_one_call_is_raised_once_all_have_ended() -> None:
         return number
 
     with pytest.raises(ValueError, match="one failed"):
-        await all_of(call(number) for number in range(3))
+        await gather_all(call(number) for number in range(3))
     assert ended == [0, 2]
-    assert await all_of(call(number) for number in (2, 0)) == [2, 0]
+    assert await gather_all(call(number) for number in (2, 0)) == [2, 0]

@@ -1,9 +1,9 @@
-"""Check that the limits of this process leave room for many processes before they are started.
+"""Limits of this process that have to leave room for many processes before they are started.
 
 Exceeding a limit halfway raises an OSError deep inside a start, or makes ZeroMQ abort; neither
 names the limit. Each child costs this process descriptors (its socket, its pidfd, its stderr, the
-memory shared with it) and address space (the shared memory is reserved at once, but takes memory
-only when used), and the machine some threads.
+memory shared with it), address space (the shared memory is reserved at once, but takes memory
+only when used), besides some threads of the machine.
 """
 
 import logging
@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from vla_rl.actors.placement import ChildProcess
 from vla_rl.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -44,22 +43,24 @@ _MOST_DESCRIPTORS = 1 << 16
 possible descriptor."""
 
 
-def require_room(num_processes: int, placement: ChildProcess, *, beside: int, remedy: str) -> None:
+def require_process_limits(
+    num_processes: int, *, num_extra: int, shared_bytes: int, remedy: str
+) -> None:
     """Check that this process's limits allow these children.
 
     Raises its soft limit on open files if they need it.
 
     Args:
         num_processes: children that will live at the same time.
-        placement: placement of each child.
-        beside: additional children that live for a while, such as successors of those that are
+        num_extra: additional children that live for a while, such as successors of those that are
             replaced.
+        shared_bytes: memory that a child shares with this process in each direction.
         remedy: how to need less, for the error message.
 
     Raises: ConfigError if a limit is too low, naming the limit, the need and the command that
     raises it.
     """
-    children = num_processes + beside
+    children = num_processes + num_extra
     _require_descriptors(num_processes, children, remedy)
     # those of ours that start later, and a fork server
     others = max(OTHER_THREADS - len(os.listdir("/proc/self/task")), 2)
@@ -68,11 +69,11 @@ def require_room(num_processes: int, placement: ChildProcess, *, beside: int, re
         f"{num_processes} child processes and this one",
         remedy,
     )
-    _require_file_size(placement.arena_bytes)
-    _require_address_space(num_processes, children, 2 * placement.arena_bytes, remedy)
+    _require_file_size(shared_bytes)
+    _require_address_space(num_processes, children, 2 * shared_bytes, remedy)
 
 
-def require_own_room() -> None:
+def require_run_limits() -> None:
     """Check that this process's limits allow a run at all, before it writes anything.
 
     Raises: ConfigError, as `require_room` does.
@@ -97,12 +98,12 @@ class ThreadLimit(NamedTuple):
     used: int
 
 
-def thread_limit() -> ThreadLimit | None:
+def find_thread_limit() -> ThreadLimit | None:
     """Return the limit that leaves the fewest processes and threads; None if there is none."""
-    return min(_thread_limits(), key=lambda limit: limit.most - limit.used, default=None)
+    return min(_list_thread_limits(), key=lambda limit: limit.most - limit.used, default=None)
 
 
-def lack_of_threads(error: BaseException | None) -> str | None:
+def explain_thread_limit(error: BaseException | None) -> str | None:
     """Return what to do about an error that a thread too many has caused; None for any other."""
     seen: list[BaseException] = []
     left = [error]
@@ -111,7 +112,7 @@ def lack_of_threads(error: BaseException | None) -> str | None:
         if each is None or each in seen:
             continue
         if isinstance(each, RuntimeError) and str(each) in _NO_THREAD:
-            limit = thread_limit()
+            limit = find_thread_limit()
             which = (
                 f"{limit.what} is {limit.most}" if limit is not None else "no limit is known here"
             )
@@ -126,16 +127,18 @@ def lack_of_threads(error: BaseException | None) -> str | None:
     return None
 
 
-def _thread_limits() -> Iterator[ThreadLimit]:
+def _list_thread_limits() -> Iterator[ThreadLimit]:
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft != resource.RLIM_INFINITY and os.getuid() != 0:
-        yield ThreadLimit("`ulimit -u`, for all processes of this user,", soft, _threads_of_user())
-    yield from limits_of_cgroups(
+        yield ThreadLimit(
+            "`ulimit -u`, for all processes of this user,", soft, _count_user_threads()
+        )
+    yield from read_cgroup_limits(
         Path("/proc/self/cgroup").read_text(encoding="utf-8"), Path("/sys/fs/cgroup")
     )
 
 
-def limits_of_cgroups(listed: str, mounted: Path) -> Iterator[ThreadLimit]:
+def read_cgroup_limits(listed: str, mounted: Path) -> Iterator[ThreadLimit]:
     """Yield the limits of the cgroups that hold this process, of either version.
 
     Args:
@@ -164,7 +167,7 @@ def limits_of_cgroups(listed: str, mounted: Path) -> Iterator[ThreadLimit]:
                 break
 
 
-def _threads_of_user() -> int:
+def _count_user_threads() -> int:
     total = 0
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -176,7 +179,7 @@ def _threads_of_user() -> int:
 
 
 def _require_threads(need: int, who: str, remedy: str) -> None:
-    limit = thread_limit()
+    limit = find_thread_limit()
     if limit is not None and limit.most - limit.used < need:
         raise ConfigError(
             f"{limit.what} is {limit.most} and {limit.used} are used, but {who} need about {need} more "

@@ -11,7 +11,7 @@ import pytest
 
 import vla_rl
 from vla_rl.errors import EnvError
-from vla_rl.util.tracebacks import VARIABLE, format_short, shorten
+from vla_rl.util.error_reports import VARIABLE, format_short, shorten_traceback
 
 
 def inside_vla_rl(source: str, **names: Any) -> Callable[[], Any]:
@@ -52,20 +52,20 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_frames_of_vla_rl_around_a_mistake_of_the_user_are_left_out() -> None:
     error = raised_by(inside_vla_rl(CALL, call=inside_vla_rl(CALL, call=users_mistake)))
     assert functions_in(error) == ["run", "run", "users_mistake"]
-    shorten(error)
+    shorten_traceback(error)
     assert functions_in(error) == ["users_mistake"]
 
 
 def test_every_frame_is_kept_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "full")
     error = raised_by(inside_vla_rl(CALL, call=users_mistake))
-    shorten(error)
+    shorten_traceback(error)
     assert functions_in(error) == ["run", "users_mistake"]
 
 
 def test_what_may_be_a_bug_of_vla_rl_keeps_its_traceback() -> None:
     bug = raised_by(inside_vla_rl("def run(): return 1 / 0"))
-    shorten(bug)
+    shorten_traceback(bug)
     assert functions_in(bug) == ["run"]
 
 
@@ -75,11 +75,11 @@ def test_where_vla_rl_raised_in_a_call_of_the_user_is_kept_unless_the_message_sa
 
     kind: type[Exception] = ValueError
     error = raised_by(inside_vla_rl(CALL, call=users_call))
-    shorten(error)
+    shorten_traceback(error)
     assert functions_in(error) == ["users_call", "deep"]
     kind = EnvError
     error = raised_by(inside_vla_rl(CALL, call=users_call))
-    shorten(error)
+    shorten_traceback(error)
     assert functions_in(error) == ["users_call"]
 
 

@@ -1,18 +1,24 @@
-"""One owner at a time for what a process writes: a run's folder, a new checkpoint, a data set.
+"""Ownership of files or folders by one process at a time, held by the kernel's locks.
 
     with sole_owner(folder / "owner.json", f"the run {folder}"):
-        ...  # another process that tries is refused, with the pid and the host of this one
+        ...  # another process that tries is refused, with the pid of this one, its host too
 
-The kernel holds the lock (flock) and releases it however the process ends, so that one that was
-killed leaves nothing to clean up. Children do not inherit it. The file names its owner, also to
-other hosts of a shared file system.
+The kernel holds the lock (flock). It releases it however the process ends, so that one that was killed
+leaves nothing to clean up. Children do not inherit it. The file names its owner, also to other hosts of
+a shared file system.
+
+A temporary folder (`OwnedFolder`) is removed with its owner. If the owner was killed, the next process
+that makes one with the same prefix removes it: a folder without a lock belonged to a process that is gone.
 """
 
 import contextlib
 import fcntl
 import logging
 import os
+import shutil
 import socket
+import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -28,7 +34,7 @@ logger = logging.getLogger(__name__)
 _NAMED_WITHIN_S: Final = 1.0
 """An owner writes its name within microseconds after it has the lock."""
 
-_HELD: Final[set[int]] = set()
+_HELD_LOCKS: Final[set[int]] = set()
 """Descriptors of the locks of this process."""
 
 
@@ -51,20 +57,20 @@ def sole_owner(file: Path, what: str) -> Iterator[None]:
 
     Raises: ConfigError naming the owner if there is one; OSError if the file cannot be written.
     """
-    descriptor = _locked(file, what)
-    _HELD.add(descriptor)
+    descriptor = _open_locked(file, what)
+    _HELD_LOCKS.add(descriptor)
     try:
         _write_owner(descriptor, file)
         yield
     finally:
-        _HELD.discard(descriptor)
+        _HELD_LOCKS.discard(descriptor)
         with contextlib.suppress(OSError):  # it is gone with its folder, or the disk is
             if _is_at(descriptor, file):
                 file.unlink()
         os.close(descriptor)
 
 
-def beside(target: Path) -> Path:
+def name_lock_file(target: Path) -> Path:
     """Return the file to lock for a file or folder that does not exist yet."""
     target = target.absolute()
     return target.with_name(f".{target.name}.owner.json")
@@ -82,18 +88,18 @@ def lock_folder(folder: Path) -> int | None:
     except OSError as error:
         os.close(descriptor)
         return None if isinstance(error, BlockingIOError) else -1
-    _HELD.add(descriptor)
+    _HELD_LOCKS.add(descriptor)
     return descriptor
 
 
 def unlock_folder(descriptor: int) -> None:
     """Release a lock of `lock_folder`."""
     if descriptor >= 0:
-        _HELD.discard(descriptor)
+        _HELD_LOCKS.discard(descriptor)
         os.close(descriptor)
 
 
-def _locked(file: Path, what: str) -> int:
+def _open_locked(file: Path, what: str) -> int:
     while True:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -101,7 +107,7 @@ def _locked(file: Path, what: str) -> int:
             if _is_at(descriptor, file):
                 return descriptor
         except BlockingIOError:
-            owner = _named_owner(descriptor)
+            owner = _read_owner(descriptor)
             os.close(descriptor)
             raise ConfigError(_refusal(what, owner)) from None
         except OSError as error:
@@ -126,7 +132,7 @@ def _is_at(descriptor: int, file: Path) -> bool:
         return False
 
 
-def _named_owner(descriptor: int) -> Owner | None:
+def _read_owner(descriptor: int) -> Owner | None:
     """Return the owner that a file names; waits until it has written its name."""
     until = time.monotonic() + _NAMED_WITHIN_S
     while True:
@@ -169,12 +175,108 @@ def _refusal(what: str, owner: Owner | None) -> str:
     )
 
 
-def _let_go() -> None:
+def _close_locks_in_child() -> None:
     """Close the locks in a forked child: they end with the process that took them."""
-    for descriptor in _HELD:
+    for descriptor in _HELD_LOCKS:
         with contextlib.suppress(OSError):
             os.close(descriptor)
-    _HELD.clear()
+    _HELD_LOCKS.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_locks_in_child)
+
+
+PREFIXES: Final = (
+    "vla_rl-hosts-",
+    "vla_rl-policy-",
+    "vla_rl-rank-files-",
+    "vla_rl-ranks-",
+    "vla_rl-ray-host-",
+    "vla_rl-weights-",
+    "vla_rl_sandbox.",
+    "vla_rl_vllm_",
+)
+"""Prefixes of all such folders; a run sweeps them when it starts."""
+
+
+class OwnedFolder:
+    """A new folder that only this user may enter.
+
+    Args:
+        prefix: beginning of its name; `sweep` removes all unlocked temporary folders with this prefix.
+        parent: folder that it is made in; None for the folder of temporary ones.
+
+    Attributes:
+        path: the folder.
+        descriptor: holds the lock. A child that inherits it is an owner too: the folder is swept
+            after the last one ends.
+    """
+
+    def __init__(self, prefix: str, parent: str | None = None) -> None:
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+            # another process swept it before it was locked
+            with contextlib.suppress(FileNotFoundError):
+                self.descriptor = _open_folder(self.path)
+                try:
+                    _lock_open_folder(self.descriptor, self.path, fcntl.LOCK_EX)
+                    return
+                except FileNotFoundError:
+                    os.close(self.descriptor)
+                    raise
+                except OSError as error:
+                    logger.warning(
+                        "%s cannot be locked (%s), so it stays if this process is killed.",
+                        self.path,
+                        error,
+                    )
+                    return
+
+    def remove(self) -> None:
+        """Remove the folder and its content, then release the lock."""
+        remove_tree(self.path)
+        os.close(self.descriptor)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder and its content, as far as this user's permissions allow."""
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():  # it has folders without permissions, or folders nested thousands deep
+        for command in (("chmod", "-R", "u+rwX"), ("rm", "-rf")):
+            subprocess.run([*command, "--", folder], stderr=subprocess.DEVNULL, check=False)
+
+
+def remove_all_abandoned_folders() -> None:
+    """Remove all folders that killed processes of vla_rl have left."""
+    for prefix in PREFIXES:
+        remove_abandoned_folders(prefix)
+
+
+def remove_abandoned_folders(prefix: str) -> None:
+    """Remove the temporary folders of a prefix whose owners have ended.
+
+    Only those: on a file system of several hosts, locks of the others may not be seen.
+    """
+    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):  # it is in use, another user's, or already removed
+            descriptor = _open_folder(folder)
+            try:
+                _lock_open_folder(descriptor, folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_tree(folder)
+            finally:
+                os.close(descriptor)
+
+
+def _open_folder(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+
+
+def _lock_open_folder(descriptor: int, folder: Path, lock: int) -> None:
+    """Lock an open folder.
+
+    Raises: OSError; FileNotFoundError if another process removed it meanwhile.
+    """
+    fcntl.flock(descriptor, lock)
+    if not os.path.samestat(os.fstat(descriptor), os.lstat(folder)):
+        raise FileNotFoundError(f"{folder} was removed and made again")

@@ -1,0 +1,96 @@
+"""Names are imported on first use, or by another process."""
+
+import functools
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from vla_rl.util.imports import import_path, main_module_name
+
+
+@pytest.fixture
+def package(import_folder: Path) -> str:
+    folder = import_folder / "lazily"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(
+        "from typing import TYPE_CHECKING\n"
+        "from vla_rl.util.imports import lazy_names\n"
+        "from os.path import join as join\n"
+        "if TYPE_CHECKING:\n"
+        "    from lazily.heavy import weight as weight, size as size\n"
+        "    from lazily.deep.down import depth as depth\n"
+        "__getattr__, __dir__ = lazy_names(__name__)"
+    )
+    (folder / "heavy.py").write_text("weight, size, other = 7, 8, 9")
+    (folder / "deep").mkdir()
+    (folder / "deep/down.py").write_text("depth = 3")
+    return "lazily"
+
+
+def test_a_name_is_imported_once_it_is_used(package: str) -> None:
+    import lazily  # type: ignore[import-not-found]
+
+    assert {"weight", "size", "depth", "lazy_names"} <= set(dir(lazily))
+    assert "lazily.heavy" not in sys.modules
+    from lazily import size
+
+    assert (lazily.weight, size, lazily.depth) == (7, 8, 3)
+    assert {"weight", "size", "depth"} <= set(vars(lazily))  # looked up once
+    assert lazily.__all__ == ["depth", "join", "size", "weight"]
+
+
+def test_a_name_that_is_not_listed_is_no_attribute(package: str) -> None:
+    import lazily
+
+    for name in ("other", "unknown"):
+        with pytest.raises(AttributeError, match=f"module 'lazily' has no attribute '{name}'"):
+            getattr(lazily, name)
+    with pytest.raises(ImportError, match="cannot import name 'unknown'"):
+        from lazily import unknown  # noqa: F401
+
+
+class Lamp:
+    """A class with a class of its own."""
+
+    class Bulb:
+        """The inner one."""
+
+    def shine(self) -> None:
+        """Do nothing."""
+
+
+def test_a_class_is_named_by_its_module_and_its_place_in_it() -> None:
+    assert import_path(Lamp).endswith("test_imports:Lamp")
+    assert import_path(Lamp.Bulb).endswith("test_imports:Lamp.Bulb")
+
+
+@pytest.mark.parametrize("hidden", [lambda: None, Lamp().shine, functools.partial(print)])
+def test_what_only_this_process_can_find_is_refused(hidden: Any) -> None:
+    with pytest.raises(TypeError, match="cannot be found by another process: put it at the top"):
+        import_path(hidden)
+
+
+@pytest.mark.parametrize(
+    ("file", "spec_name", "name"),
+    [
+        ("/somewhere/train.py", None, "train"),
+        ("/x/__main__.py", "tools.__main__", "tools.__main__"),
+    ],
+)
+def test_the_program_is_imported_by_its_file_or_its_module(
+    file: str, spec_name: str | None, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main: Any = ModuleType("__main__")
+    main.__file__ = file
+    main.__spec__ = None if spec_name is None else type("Spec", (), {"name": spec_name})()
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert main_module_name() == name
+
+
+def test_an_interactive_session_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+    with pytest.raises(TypeError, match="put it in a file"):
+        main_module_name()
