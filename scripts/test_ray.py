@@ -34,7 +34,7 @@ def main() -> int:
         "RAY_raylet_start_wait_time_s": "120",
         "PYTHONPATH": str(ROOT),
     }
-    files = ("tests/cluster/test_ray_hosts.py", "tests/run/test_ray_run.py")
+    files = ("tests/cluster/test_ray_hosts.py", "tests/run/test_hosts.py")
     command = [str(python), "-m", "pytest", *files, *others]
     return subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
 

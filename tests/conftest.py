@@ -41,12 +41,13 @@ settings.load_profile("repeatable")
 
 LONGEST = (
     "tests/engines/vllm",
-    "tests/run/test_sharded_training.py",
+    "tests/run/test_ranks.py",
     "tests/learner/test_sharded.py",
     "tests/envs/libero/test_stepping.py",
-    "tests/run/test_held_out_during.py",
+    "tests/run/test_held_out_run.py",
     "tests/sandbox/test_sandbox.py",
     "tests/run",
+    "tests/remote_rollout",
     "tests/contracts",
     "tests/envs/libero",
     "tests/cli/doctor",
@@ -66,8 +67,8 @@ RANKS = (
     "tests/learner/test_sharded",
     "tests/learner/test_ranks_on_hosts.py",
     "tests/learner/test_tensor_parallel.py",
-    "tests/run/test_rank_weights.py",
-    "tests/run/test_picture_ways.py",
+    "tests/remote_rollout/test_rank_weights.py",
+    "tests/remote_rollout/test_image_routes.py",
 )
 
 TOGETHER = (

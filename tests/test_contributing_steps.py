@@ -194,7 +194,7 @@ def test_a_policy_family_that_is_added_as_the_steps_say_is_saved_and_loaded(
     assert ended.stdout.endswith("saved and loaded\n")
 
 
-# in the suite, recipes/test_policy_family_page.py trains a family that is added to a run
+# in the suite, recipes/test_pages.py trains a family that is added to a run
 @pytest.mark.proof
 def test_a_policy_family_that_is_added_as_the_steps_say_is_trained(cousin: Path) -> None:
     package = cousin

@@ -37,7 +37,7 @@ def test_every_promise_of_the_page_names_a_test() -> None:
     "kind",
     [
         "fuzzed_hosts",
-        # run/test_chaos.py kills and freezes the simulators of a shorter run
+        # run/test_nothing_is_lost.py kills and freezes the simulators of a shorter run
         pytest.param("killed_simulators", marks=pytest.mark.proof),
     ],
 )

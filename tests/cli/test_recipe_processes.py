@@ -66,7 +66,7 @@ def test_ctrl_c_stops_in_order_and_the_run_can_be_resumed(
     assert f"update {reached + 1}/{reached + 1}" in capsys.readouterr().out
 
 
-# run/test_stopping.py has every signal in this process, the test above a resume
+# run/test_terminal.py has every signal in this process, the test above a resume
 @pytest.mark.proof
 @pytest.mark.timeout(300)
 def test_a_sigterm_before_the_first_update_leaves_a_run_that_can_be_resumed_too(
@@ -83,8 +83,8 @@ def test_a_sigterm_before_the_first_update_leaves_a_run_that_can_be_resumed_too(
     assert "update 1/1" in capsys.readouterr().out
 
 
-# in the suite: the test above, a signal and a terminal that is gone in run/test_stopping.py, and
-# output without a reader in run/test_lasting_output.py
+# in the suite: the test above, a signal and a terminal that is gone in run/test_terminal.py, and
+# output without a reader in run/test_terminal.py
 @pytest.mark.proof
 @pytest.mark.timeout(300)
 def test_a_terminal_that_closes_stops_the_run_in_order_with_a_checkpoint_and_a_report(
@@ -124,7 +124,7 @@ def own_terminal(descriptor: int) -> None:
     fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
 
 
-# run/test_stopping.py has the end at once, the test below that such an end leaves nothing
+# run/test_terminal.py has the end at once, the test below that such an end leaves nothing
 @pytest.mark.proof
 def test_a_second_ctrl_c_stops_at_once_and_leaves_nothing(tmp_path: Path) -> None:
     process = start_recipe(tmp_path, "--run.updates", "500")

@@ -4,6 +4,7 @@ Names and settings that cannot work are refused.
 """
 
 import asyncio
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,16 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from small_episodes import trajectory
 
-from vla_rl.algorithms import AdvantageConfig, EmbeddingConfig, KlLossConfig, PolicyLossConfig
+from vla_rl.algorithms import (
+    AdvantageConfig,
+    EmbeddingConfig,
+    KlLossConfig,
+    PolicyLossConfig,
+    ReferenceBank,
+    SrpoConfig,
+)
 from vla_rl.algorithms.filters import OverlongConfig
 from vla_rl.algorithms.kl import KlRewardConfig
 from vla_rl.cli.command_line import TrainingLaunch, parse_command
@@ -24,13 +33,14 @@ from vla_rl.graph import Node, NodeOutput, NodeRole, Pipeline
 from vla_rl.learner import CriticConfig, LearnerConfig
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.pipelines.config import FilterConfig, RunConfig, TrainingConfig
-from vla_rl.pipelines.nodes.rewards import RewardConfig
+from vla_rl.pipelines.embodied_srpo import reward_by_progress
+from vla_rl.pipelines.nodes.rewards import GroupReward, RewardConfig
 from vla_rl.pipelines.registry import PIPELINES, merge_tables, pipeline_settings, with_pipeline
 from vla_rl.recipes.train_toy import REACH, TrainToyConfig, policy_of, starts_of
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.run.train import TrainingRun, train
-from vla_rl.types import Group
+from vla_rl.types import Group, StopReason
 
 NEEDS_IMAGES = frozenset({"embodied_srpo", "embodied_grpo", "embodied_ppo"})
 
@@ -394,3 +404,92 @@ async def test_a_pole_is_balanced_longer_after_a_few_updates(pipeline: str, tmp_
     # a random policy holds it for about 20 of 100 control steps, each worth 0.01
     assert rewards[0] < 0.3
     assert np.mean(rewards[-2:]) > rewards[0] + 0.2
+
+
+PAGES = Path(__file__).parents[2] / "docs" / "pipelines"
+
+
+def config_of(pipeline: str) -> TrainToyConfig:
+    toy = msgspec.structs.replace(TrainToyConfig(), embedding=EmbeddingConfig(encoder="state"))
+    return with_pipeline(toy, pipeline)
+
+
+@pytest.mark.parametrize("pipeline", sorted(PIPELINES))
+def test_every_pipeline_has_a_page_with_the_drawing_of_its_graph(pipeline: str) -> None:
+    config = config_of(pipeline)
+    graph = TrainingRun(config, starts_of(config), policy_of(config)).graph
+    (drawing,) = re.findall(
+        r"```mermaid\n(.*?)```", (PAGES / f"{pipeline}.md").read_text(), re.DOTALL
+    )
+    assert drawing.strip() == graph.mermaid().strip()
+    assert f"({pipeline}.md)" in (PAGES / "README.md").read_text()
+
+
+def test_the_reward_and_the_pipeline_that_the_page_shows_can_be_named(import_folder: Path) -> None:
+    blocks = re.findall(
+        r"```python\n# (\w+\.py)\n(.*?)```", (PAGES / "README.md").read_text(), re.DOTALL
+    )
+    assert [name for name, _ in blocks] == ["my_rewards.py", "my_pipelines.py"]
+    for name, text in blocks:
+        (import_folder / name).write_text(text)
+    GroupReward(RewardConfig(function="my_rewards:short", manager="my_rewards:best_of_group"))
+    config = config_of("my_pipelines:watched")
+    graph = TrainingRun(config, starts_of(config), policy_of(config)).graph
+    assert "look" in graph.nodes
+    assert (config.advantage.name, config.learner.epochs) == ("rloo", 2)
+
+
+def test_the_commands_that_the_pages_name_exist() -> None:
+    recipes = Path(__file__).parents[2] / "vla_rl" / "recipes"
+    for page in PAGES.glob("*.md"):
+        for module in set(re.findall(r"-m vla_rl\.recipes\.(\w+)", page.read_text())):
+            assert (recipes / f"{module}.py").is_file(), module
+        for other in re.findall(r"\]\(([\w/.]+\.md)\)", page.read_text()):
+            assert (PAGES / other).is_file(), other
+
+
+FAR, NEAR, NEARER = ([[place]] for place in (9.0, 1.0, 0.5))
+GOAL = [[0.0]]
+
+
+def group(number: int, *solved: bool) -> Group:
+    members = []
+    for member, success in enumerate(solved):
+        stop = StopReason.SUCCESS if success else StopReason.TERMINATED
+        made = trajectory([[0.0]], member, stop, {"is_success": success, "score": {"total": 0.5}})
+        spec = msgspec.structs.replace(
+            made.episode, group_id=number, episode_id=10 * number + member
+        )
+        members.append(msgspec.structs.replace(made, episode=spec))
+    return Group(group_id=number, trajectories=tuple(members), dispatch_version=0)
+
+
+GROUPS = [group(0, True, False, False), group(1, False, False)]
+EMBEDDINGS = [np.array([GOAL, NEAR, FAR], np.float32), np.array([NEARER, FAR], np.float32)]
+
+
+async def rewarded(config: SrpoConfig, bank: ReferenceBank) -> tuple[list[list[float]], NodeOutput]:
+    output = await reward_by_progress(0, GROUPS, EMBEDDINGS, config, bank)
+    return [[float(each.sum()) for each in of_group] for of_group in output.batch], output
+
+
+async def test_failures_are_compared_with_the_successes_of_all_groups_of_their_task() -> None:
+    bank = ReferenceBank(4)
+    ((success, near, far), (nearer, other_far)), _ = await rewarded(SrpoConfig(), bank)
+    assert success == 1.0
+    assert nearer > near > far == other_far > 0.0
+    assert list(bank.state()) == ["none"]
+
+
+async def test_failures_are_compared_with_the_successes_of_their_own_group_if_asked() -> None:
+    bank = ReferenceBank(0)
+    ((success, near, far), without), _ = await rewarded(SrpoConfig(references="group"), bank)
+    assert success == 1.0 > near > far
+    assert without == [0.0, 0.0]  # its group has no success
+    assert bank.state() == {}
+
+
+async def test_the_parts_of_an_environments_score_are_metrics_of_srpo_too() -> None:
+    _, output = await rewarded(SrpoConfig(), ReferenceBank(4))
+    assert output.metrics["score/total"] == 0.5
+    assert output.metrics["reward/success_rate"] == 0.2

@@ -39,7 +39,6 @@ from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.run.imitation import Samples, augmented_batches, tiny_policy
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "datasets" / "support"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "models" / "support"))
 import public_checkpoint
 from made_datasets import hdf5, made_episode
 

@@ -1,9 +1,7 @@
-"""A robot and a language agent in one run: both play at once, each acts with its own policy and
-learns from its own.
-"""
+"""Policies of several kinds learn in one run; agents of recipes run on other hosts by name."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from small_episodes import trajectory
 
+from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.text import TextPoolConfig
 from vla_rl.errors import ConfigError
@@ -22,8 +21,17 @@ from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.pipelines.nodes.rewards import RewardConfig
-from vla_rl.recipes import srpo_toy
+from vla_rl.recipes import (
+    driving_training,
+    grpo_bench2drive,
+    libero_training,
+    srpo_driving_loop,
+    srpo_toy,
+    suite_training,
+)
 from vla_rl.recipes.driving_training import DRIVING
+from vla_rl.recipes.grpo_bench2drive import GrpoBench2DriveConfig
+from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
 from vla_rl.recipes.side_by_side import (
     SideBySideConfig,
     mixed,
@@ -32,6 +40,9 @@ from vla_rl.recipes.side_by_side import (
     starts_of,
     team_of,
 )
+from vla_rl.recipes.srpo_driving_loop import SrpoDrivingLoopConfig
+from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
+from vla_rl.remote_rollout.host_recipe import make_agent, make_agent_recipe
 from vla_rl.reporting import read_metrics
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, embodied_agent
 from vla_rl.run.parts import TrainingParts
@@ -272,3 +283,33 @@ def test_a_policy_that_has_to_be_looked_at_cannot_be_two(tmp_path: Path) -> None
         ConfigError, match=r"this run has several, of the agents \['language', 'robot'\]"
     ):
         _ = parts.model
+
+
+CPU = RunConfig(name="hosts", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("main", "launches", "config"),
+    [
+        (libero_training.main, suite_training, SrpoLiberoConfig(run=CPU, assets="stand-ins")),
+        (driving_training.main, driving_training, GrpoDrivingConfig(run=CPU)),
+        (srpo_driving_loop.main, driving_training, SrpoDrivingLoopConfig(run=CPU)),
+        (grpo_bench2drive.main, grpo_bench2drive, GrpoBench2DriveConfig(run=CPU)),
+    ],
+)
+async def test_another_host_can_import_the_agent(
+    main: Callable[[Any], Awaitable[int]],
+    launches: Any,
+    config: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agents = []
+
+    async def launch(*arguments: Any) -> int:
+        agents.append(arguments[-1])
+        return 0
+
+    monkeypatch.setattr(launches, "launch", launch)
+    assert await main(Command(launch=TrainingLaunch(), config=config)) == 0
+    (agent,) = agents
+    assert make_agent(make_agent_recipe(agent)) is agent

@@ -1,6 +1,4 @@
-"""A run loses nothing that it made to a full disk, a failing node, Ctrl-C, kill -9, or a directory
-that is removed.
-"""
+"""A run that is killed, resumed, or whose simulators and agents fail loses no episode and no update."""
 
 import asyncio
 import json
@@ -16,16 +14,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from disks import SmallDisk, tmpfs
 from shared_servers import SHARES_SERVERS, servers_of_file
-from toy_runs import of_updates
+from toy_runs import SMALL, of_updates, small_run
 
+from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import CheckpointError
 from vla_rl.graph import Node, NodeFailed, Pipeline
 from vla_rl.learner import latest_checkpoint, list_checkpoints
+from vla_rl.recipes.srpo_toy import policy_of as reach_policy, starts_of as reach_starts
 from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
-from vla_rl.reporting import RunDirectory
+from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.reporting.run_directory import RunDirectoryGone
 from vla_rl.rollout import embodied_agent
 from vla_rl.run.train import Outcome, TrainingRun, train
@@ -343,3 +344,60 @@ async def test_a_run_killed_at_any_point_of_a_save_has_a_line_for_each_update_of
         config = of_updates(root, 3, checkpoint_every=1)
         await train_toy(config, resume=RunDirectory.resume(only_run(root).path))
         assert progress_of(only_run(root)) == ("update-000003", [1, 2, 3]), point
+
+
+@pytest.mark.parametrize(
+    ("updates", "least_faults"), [(3, 2), pytest.param(8, 5, marks=pytest.mark.proof)]
+)
+async def test_killed_and_frozen_simulators_cost_time_and_nothing_else(
+    updates: int, least_faults: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = small_run(tmp_path)
+    config = msgspec.structs.replace(
+        config,
+        run=msgspec.structs.replace(config.run, updates=updates, chaos_every_s=0.3),
+        group_size=8,
+        simulators=SimulatorConfig(
+            num_envs=3, step_timeout_s=1.0, reset_timeout_s=3.0, max_restarts=1000
+        ),
+        scheduler=msgspec.structs.replace(config.scheduler, max_staleness=1, max_attempts=50),
+    )
+    run = TrainingRun(config, reach_starts(config), reach_policy(config))
+    async with asyncio.timeout(110):
+        outcome = await run.execute(RunDirectory.create(tmp_path, "chaos", config))
+    num_faults = sum("chaos: SIG" in message for message in caplog.messages)
+    metrics = read_metrics(outcome.run.metrics)
+    assert [line["update"] for line in metrics] == list(range(1, updates + 1))
+    assert outcome.progress.num_episodes == updates * 2 * 8
+    assert num_faults >= least_faults
+    replaced = metrics[-1]["simulation/replaced/died"] + metrics[-1]["simulation/replaced/frozen"]
+    assert replaced >= least_faults // 2
+    assert metrics[-1]["rollout/staleness/max"] <= 1
+
+
+PROGRAM = Path(__file__).parents[1] / "support" / "stubborn_agents.py"
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "said"),
+    [
+        ("goes on", 130, "did not end within 5 s of being cancelled"),
+        ("its task goes on", 130, "after they were cancelled, and are left: episode"),
+        ("exits", 1, "AgentError: the agent raised SystemExit: 3 while running episode"),
+    ],
+)
+def test_a_run_ends_with_its_checkpoint_whatever_its_agents_do(
+    tmp_path: Path, how: str, status: int, said: str
+) -> None:
+    options = [*SMALL, "--run.updates", "3", "--run.root", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), how, *options],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr.partition("because of")[0]
+    assert list(tmp_path.glob("*/checkpoints/update-*"))

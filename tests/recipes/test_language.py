@@ -1,0 +1,426 @@
+"""The recipes of language policies, and their page."""
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from tiny_vision import tiny_vision, write_tiny_vision
+
+from benchmarks.gpu.tracked_memory import compare_talks
+from vla_rl.cli.command_line import Launch, TrainingLaunch, parse_command
+from vla_rl.envs.text.tasks.questions import COLOURS, draw_square
+from vla_rl.errors import ConfigError, DataError
+from vla_rl.learner import LearnerConfig
+from vla_rl.models.example_talks import Talks, image_tokens
+from vla_rl.models.language import (
+    CausalLanguageModel,
+    TinyConfig,
+    VisionLanguageModel,
+    load_language_model,
+    tiny,
+)
+from vla_rl.pipelines.config import RunConfig
+from vla_rl.recipes import (
+    grpo_pair,
+    grpo_prompts,
+    grpo_squares,
+    grpo_text,
+    sft_text,
+    side_by_side,
+    srpo_toy,
+)
+from vla_rl.recipes.grpo_pair import AGENTS, GrpoPairConfig, policies_of
+from vla_rl.recipes.grpo_prompts import (
+    GrpoPromptsConfig,
+    check_prompts,
+    main,
+    split_rows,
+    starts_of,
+)
+from vla_rl.recipes.grpo_squares import (
+    GrpoSquaresConfig,
+    footprint_of,
+    main as squares_main,
+    policy_of,
+    starts_of as squares_starts,
+)
+from vla_rl.recipes.grpo_text import ARITHMETIC_BASE
+from vla_rl.reporting import read_metrics
+from vla_rl.run.estimates import estimate_run, require_gpu_memory
+from vla_rl.team.members import Team
+from vla_rl.types import SOLE_MEMBER, Message
+
+SHAPE = TinyConfig(
+    hidden_size=32,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=64,
+    vocab_size=300,
+    context_size=128,
+)
+ROWS: list[dict[str, Any]] = [
+    {"question": f"{number}+1?", "gold": str(number + 1), "answer": "x"} for number in range(8)
+]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def arguments(root: Path, prompts: str, *more: str) -> list[str]:
+    small = (
+        "--run.updates 2 --run.device cpu --group-size 4 --scheduler.groups-per-update 2 "
+        "--text.num-envs 8"
+    )
+    names = f"--run.root {root} --policy {root / 'policy'} --prompts {prompts}"
+    return [
+        *f"{small} {names} --engine.max-reply 6 --num-validation 2 --num-tries 2".split(),
+        *more,
+    ]
+
+
+def runs_in(root: Path) -> list[Path]:
+    return list(root.glob("grpo_prompts-*"))
+
+
+def config_of(prompts: str, **fields: Any) -> GrpoPromptsConfig:
+    return GrpoPromptsConfig(prompts=prompts, num_validation=0, **fields)
+
+
+async def test_one_command_trains_on_a_file_of_questions(tmp_path: Path) -> None:
+    tiny(SHAPE, ["What is 1+1?"], seed=0).save(tmp_path / "policy")
+    prompts = write(tmp_path / "sums.jsonl", ROWS)
+    more = (
+        "--prompt-field",
+        "question",
+        "--scorer",
+        "checksum_tasks:score",
+        "--learner.optimizer.lr",
+        "1e-2",
+    )
+    command = parse_command(
+        TrainingLaunch, GrpoPromptsConfig, "", arguments(tmp_path, prompts, *more)
+    )
+    assert await main(command) == 0
+    (run,) = runs_in(tmp_path)
+    lines = list(read_metrics(run / "metrics.jsonl"))
+    assert [int(line["update"]) for line in lines] == [1, 2]
+    assert all(0.0 < line["reward/mean"] < 1.0 for line in lines)
+    assert sum(line["update/taught"] for line in lines) > 0
+    validation = [
+        msgspec.json.decode(line) for line in (run / "validation.jsonl").read_bytes().splitlines()
+    ]
+    assert [(line["weight_version"], line["num_problems"]) for line in validation] == [
+        (0, 2),
+        (2, 2),
+    ]
+    assert (
+        CausalLanguageModel.load(run / "checkpoints" / "update-000002" / "policy").context_size
+        == 128
+    )
+
+
+def test_held_out_rows_are_never_trained_on_and_the_seed_chooses_them(tmp_path: Path) -> None:
+    config = config_of(write(tmp_path / "rows.jsonl", ROWS), prompt_field="question")
+    config = msgspec.structs.replace(config, num_validation=3)
+    trained, held_out = split_rows(config)
+    assert (len(trained), len(held_out)) == (5, 3)
+    assert sorted(trained + held_out) == list(range(8))
+    assert split_rows(config) == (trained, held_out)
+    assert [start.options for start in starts_of(config, held_out)] == [
+        {"row": number} for number in held_out
+    ]
+
+
+def test_parquet_does_as_well(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist([{"prompt": "1?", "answer": "1"}] * 3), path
+    )
+    config = config_of(str(path), system="Answer.")
+    assert split_rows(config) == ([0, 1, 2], [])
+    policy = tiny(SHAPE, ["1?"], seed=0)
+    assert check_prompts(config, policy) > check_prompts(config_of(str(path)), policy)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "1?"}, r"row 1 \(line 2\) has no 'answer'; it has: 'prompt'"),
+        (
+            {"prompts": "1?", "answer": "1"},
+            r"row 1 \(line 2\) has no 'prompt'; did you mean 'prompts'\?",
+        ),
+        ({"prompt": None, "answer": "1"}, r"row 1 \(line 2\) has no 'prompt'"),
+        ({"prompt": " ", "answer": "1"}, "'prompt' of row 1 of .* is empty, expected a question"),
+        (
+            {"prompt": [{"role": "user", "content": ""}], "answer": "1"},
+            "'prompt' of row 1 of .* is empty",
+        ),
+        (
+            {"prompt": 7, "answer": "1"},
+            "'prompt' of row 1 of .* is neither a text nor a list of messages",
+        ),
+        (
+            {"prompt": "so long " * 200, "answer": "1"},
+            r"'prompt' of row 1 of .* tokens and the context 128, expected room",
+        ),
+    ],
+)
+def test_a_bad_row_is_named_before_anything_starts(
+    tmp_path: Path, row: dict[str, Any], message: str
+) -> None:
+    config = config_of(write(tmp_path / "rows.jsonl", [{"prompt": "1?", "answer": "1"}, row]))
+    with pytest.raises(DataError, match=message):
+        check_prompts(config, tiny(SHAPE, ["1?"], seed=0))
+
+
+def test_too_few_rows_and_unknown_scorers_are_refused(tmp_path: Path) -> None:
+    prompts = write(tmp_path / "rows.jsonl", ROWS)
+    fields = {"prompt_field": "question"}
+    with pytest.raises(DataError, match="8 rows and num_validation=8 of them are held out"):
+        split_rows(msgspec.structs.replace(config_of(prompts, **fields), num_validation=8))
+    with pytest.raises(ConfigError, match=r"scorer 'mat' is unknown; did you mean 'math'\?"):
+        starts_of(config_of(prompts, scorer="mat", **fields), [0])
+
+
+@pytest.mark.parametrize(
+    ("scorer", "answer", "message"),
+    [
+        ("exact", ["42"], r"the answer is \['42'\], expected a text or a number"),
+        ("math", {"value": 42}, "expected a text or a number"),
+        ("match", ["42", ["7"]], r"the answer is \['7'\], expected a text or a number"),
+        ("match", [], "empty list"),
+    ],
+)
+def test_answers_are_looked_at_before_anything_starts(
+    scorer: str, answer: Any, message: str, tmp_path: Path
+) -> None:
+    rows = [{"prompt": "1?", "answer": 1}, {"prompt": "2?", "answer": answer}]
+    config = config_of(write(tmp_path / "rows.jsonl", rows), scorer=scorer)
+    with pytest.raises(DataError, match=f"'answer' of row 1 of .*{message}"):
+        check_prompts(config, tiny(SHAPE, ["1?"], seed=0))
+
+
+@pytest.mark.parametrize(
+    ("tests", "message"),
+    [
+        ([], "is an empty list"),
+        ("print(1)", "is not a list of tests"),
+        ([{"stdin": "1"}], "is not a list of tests"),
+    ],
+)
+def test_tests_of_programs_are_looked_at_before_anything_starts(
+    tests: Any, message: str, tmp_path: Path
+) -> None:
+    rows = [
+        {"prompt": "1?", "answer": [{"stdin": "", "stdout": "1"}]},
+        {"prompt": "2?", "answer": tests},
+    ]
+    config = config_of(write(tmp_path / "rows.jsonl", rows), scorer="code")
+    with pytest.raises(DataError, match=f"'answer' of row 1 of .*{message}"):
+        check_prompts(config, tiny(SHAPE, ["1?"], seed=0))
+
+
+class Strict:
+    """A policy whose chat template takes questions only."""
+
+    context_size = 128
+
+    def render(self, messages: Sequence[Message]) -> np.ndarray:
+        """Raises: ValueError for any other role."""
+        if roles := [message.role for message in messages if message.role != "user"]:
+            raise ValueError(f"the chat template rejects a conversation of roles {roles}")
+        return np.arange(4)
+
+
+def test_a_system_message_that_the_template_refuses_is_named_as_the_option(tmp_path: Path) -> None:
+    config = config_of(write(tmp_path / "rows.jsonl", [{"prompt": "1?", "answer": "1"}]))
+    config = msgspec.structs.replace(config, system="Answer.")
+    with pytest.raises(
+        ConfigError, match=r"system='Answer.': the chat template rejects .* without it"
+    ):
+        check_prompts(config, Strict())  # type: ignore[arg-type]
+
+
+def test_a_conversation_that_the_template_refuses_is_named_by_its_row(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "1?", "answer": "1"},
+        {"prompt": [{"role": "tool", "content": "2?"}], "answer": "2"},
+    ]
+    config = config_of(write(tmp_path / "rows.jsonl", rows))
+    with pytest.raises(
+        DataError,
+        match=r"'prompt' of row 1 of .*: the chat template rejects .* roles \['tool'\]; leave",
+    ):
+        check_prompts(config, Strict())  # type: ignore[arg-type]
+
+
+COMMAND = (
+    "--run.updates 2 --run.device cpu --group-size 4 --scheduler.groups-per-update 2 --size 56 "
+    "--scheduler.max-staleness 0 --text.num-envs 8 --learner.optimizer.lr 1e-2 --num-validation 2 --num-tries 1"
+)
+
+
+async def test_one_command_trains_a_policy_on_what_it_sees(tmp_path: Path) -> None:
+    write_tiny_vision(tmp_path / "policy")
+    words = f"{COMMAND} --run.root {tmp_path} --policy {tmp_path / 'policy'}".split()
+    assert await squares_main(parse_command(TrainingLaunch, GrpoSquaresConfig, "", words)) == 0
+    (run,) = tmp_path.glob("grpo_squares-*")  # noqa: ASYNC240
+    lines = list(read_metrics(run / "metrics.jsonl"))
+    assert [int(line["update"]) for line in lines] == [1, 2]
+    assert all(0.0 <= line["reward/mean"] <= 1.0 for line in lines)
+    assert sum(line["update/taught"] for line in lines) > 0
+    gaps = [line["update/log_prob_gap_max"] for line in lines if line["update/taught"]]
+    assert max(gaps) < 1e-4
+    saved = load_language_model(run / "checkpoints" / "update-000002" / "policy")
+    assert isinstance(saved, VisionLanguageModel)
+    assert len((run / "validation.jsonl").read_bytes().splitlines()) == 2
+
+
+def test_images_of_validation_are_never_trained_on_and_the_seed_draws_them() -> None:
+    config = GrpoSquaresConfig(num_starts=50, num_validation=10)
+    trained, held_out = squares_starts(config)
+    seeds = [start.seed for start in (*trained, *held_out)]
+    assert (len(trained), len(held_out), len(set(seeds))) == (50, 10, 60)
+    assert squares_starts(config) == (trained, held_out)
+    image, colour, side = draw_square(seeds[0], 40)
+    assert (image.dtype, image.shape) == (np.uint8, (40, 40, 3))
+    places = np.argwhere((image == COLOURS[colour]).all(axis=2))
+    assert len(places) == 100
+    assert side == ("left" if places[:, 1].max() < 20 else "right")
+
+
+SIZE = 112
+"""Pixels of an image, height and width: a whole window of the tower's attention. Each further window is
+traced operation by operation."""
+
+DEPTH = 2
+"""Blocks of the tower, one of each kind: attention within a window, and over the whole image."""
+
+
+def test_the_plan_counts_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = GrpoSquaresConfig(
+        run=RunConfig(name="x", root=str(tmp_path)), size=SIZE, learner=LearnerConfig(micro_batch=2)
+    )
+    model = tiny_vision(num_layers=1, depth=DEPTH)
+    footprint, team = footprint_of(config, model), Team.of(model)
+    with_images = estimate_run(config, team, footprint.heard_tokens, footprint.heard_images)
+    without = estimate_run(config, team, footprint.heard_tokens)
+    assert with_images is not None
+    assert without is not None
+    assert with_images.talks is not None
+    assert with_images.talks.images == ((SIZE, SIZE),)
+    shown = with_images.talks.rows * (SIZE // 14) ** 2
+    added = with_images.memory.terms["activations"] - without.memory.terms["activations"]
+    # the tower's blocks keep at least their products, each 32 or 48 numbers for a patch
+    assert added > DEPTH * shown * 4 * (3 * 32 + 3 * 48)
+    # what is refused without room for it: the images alone, held against torch's tracker
+    (tokens,) = image_tokens(model, ((SIZE, SIZE),))
+    shortest = Talks(tokens + 1, 1, 1, rows=2, images=((SIZE, SIZE),))
+    tracked = compare_talks(model, shortest)
+    assert abs(tracked.error) <= 0.05
+    kept = tracked.estimate.terms["activations"]
+    assert with_images.certain.terms["activations"] == kept > 0
+    assert without.certain.terms["activations"] == 0
+    shows = team.showing(footprint.heard_images)
+    available = without.certain.total + kept // 2
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (available, available))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    require_gpu_memory(config, team, torch.device("cuda"))
+    with pytest.raises(ConfigError, match="needs more memory than the GPU has free"):
+        require_gpu_memory(config, shows, torch.device("cuda"))
+    with pytest.raises(ConfigError, match=r"images of a conversation have \d+ tokens"):
+        estimate_run(config, team, footprint.heard_tokens, ((448, 448),) * 8)
+
+
+def test_a_policy_that_reads_text_alone_is_refused_and_a_frozen_tower_stays() -> None:
+    config = GrpoSquaresConfig(policy=str(ARITHMETIC_BASE), freeze_vision=True)
+    with pytest.raises(ConfigError, match="CausalLanguageModel that reads text alone"):
+        policy_of(config)
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "language.md").read_text()
+COMMANDS = [
+    (name, rest.partition("#")[0])
+    for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    for name, rest in re.findall(r"^python -m vla_rl\.recipes\.(\w+)(.*)$", block, re.MULTILINE)
+]
+CONFIGS = {
+    "sft_text": (Launch, sft_text.SftTextConfig),
+    "grpo_text": (TrainingLaunch, grpo_text.GrpoTextConfig),
+    "grpo_pair": (TrainingLaunch, grpo_pair.GrpoPairConfig),
+    "grpo_prompts": (TrainingLaunch, grpo_prompts.GrpoPromptsConfig),
+    "grpo_squares": (TrainingLaunch, grpo_squares.GrpoSquaresConfig),
+    "side_by_side": (TrainingLaunch, side_by_side.SideBySideConfig),
+}
+
+
+def test_all_recipes_for_language_are_on_the_page() -> None:
+    assert {name for name, _ in COMMANDS} == CONFIGS.keys()
+
+
+@pytest.mark.parametrize(("name", "rest"), COMMANDS)
+def test_a_command_of_the_page_is_understood(name: str, rest: str) -> None:
+    launch, config = CONFIGS[name]
+    words = shlex.split(rest)
+    said = parse_command(launch, config, "", words).config
+    for option, value in zip(words[::2], words[1::2], strict=True):
+        found: Any = said
+        for field in option.removeprefix("--").replace("-", "_").split("."):
+            found = getattr(found, field)
+        assert str(found) == value
+
+
+def test_the_commands_for_a_pair_differ_in_who_learns_when(tmp_path: Path) -> None:
+    shape = TinyConfig(
+        hidden_size=32, num_layers=1, num_heads=2, intermediate_size=64, vocab_size=300
+    )
+    tiny(shape, ["go"], seed=0).save(tmp_path / "pair_base")
+    found = []
+    for name, rest in COMMANDS:
+        if name == "grpo_pair":
+            words = [
+                str(tmp_path / word) if word == "pair_base" else word for word in shlex.split(rest)
+            ]
+            config = parse_command(TrainingLaunch, GrpoPairConfig, "", words).config
+            team = policies_of(config)
+            found.append((config.advantage.name, list(team.members), team.updates_per_turn))
+    assert found == [
+        ("grpo", [SOLE_MEMBER], None),
+        ("grpo", list(AGENTS), None),
+        ("grpo", list(AGENTS), 2),
+        ("marft_gae", [SOLE_MEMBER], None),
+    ]
+
+
+async def test_two_kinds_of_policies_train_as_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (snippet,) = re.findall(r"```python\n# train_both\.py\n(.*?)```", PAGE, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(snippet, "train_both.py", "exec"), names)
+    monkeypatch.chdir(tmp_path)
+    shape = TinyConfig(
+        hidden_size=32,
+        num_layers=1,
+        num_heads=2,
+        intermediate_size=64,
+        vocab_size=300,
+        context_size=512,
+    )
+    tiny(shape, ["What is 1+1?"], seed=0).save(tmp_path / "language")
+    srpo_toy.policy_of(srpo_toy.SrpoToyConfig()).save(tmp_path / "robot")
+    outcome = await names["train_both"](str(tmp_path / "robot"), str(tmp_path / "language"))
+    assert outcome.progress.update == 2
+    assert outcome.progress.tasks.keys() == {"reach", "sums"}

@@ -1,0 +1,382 @@
+"""The training recipes of LIBERO: their starts, conditions, learning rate, runs."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from disks import SmallDisk
+
+from vla_rl.cli.command_line import TrainingLaunch, parse_command
+from vla_rl.cli.report import write_report
+from vla_rl.env_workers import SimulatorConfig
+from vla_rl.errors import ConfigError
+from vla_rl.evaluation import EpisodeResult, HeldOutJudge, held_out, read_held_out, write_strip
+from vla_rl.evaluation.conditions import note_conditions
+from vla_rl.evaluation.held_out import HeldOutResult, results_path
+from vla_rl.evaluation.results import line_outlet
+from vla_rl.learner import LearnerConfig, OptimizerConfig, latest_checkpoint
+from vla_rl.models.openvla import OpenVla, OpenVlaConfig
+from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny
+from vla_rl.pipelines.config import RunConfig
+from vla_rl.recipes import srpo_libero
+from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
+from vla_rl.recipes.libero_training import HeldOutConfig, LiberoConfig, with_decay_over_run
+from vla_rl.recipes.ppo_libero import PpoLiberoConfig
+from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
+from vla_rl.recipes.suite_training import held_out_episodes, starting_policy, starts_of
+from vla_rl.reporting import RunDirectory, read_metrics
+from vla_rl.rollout import SchedulerConfig
+from vla_rl.run.train import TrainingRun, train
+from vla_rl.types import Config, EpisodeSpec, Trajectory
+
+
+@pytest.mark.timeout(300)
+async def test_srpo_updates_a_policy_from_episodes_of_real_libero(
+    tmp_path: Path,
+) -> None:
+    config = SrpoLiberoConfig(
+        run=RunConfig(name="libero", root=str(tmp_path), updates=1),
+        tasks=("libero_goal/8",),
+        assets="stand-ins",
+        step_limit=16,
+        image_size=64,
+        group_size=2,
+        # random weights do not succeed, and an update that taught nothing would stand still
+        learner=LearnerConfig(entropy_coef=0.01),
+        simulators=SimulatorConfig(num_envs=1),  # each builds the scene for itself
+        scheduler=SchedulerConfig(groups_per_update=1, max_staleness=0),
+        held_out=HeldOutConfig(init_states="48-49", step_limit=16, physics="fast"),
+    )
+    policy = OpenVlaOft.create(tiny(), seed=0)
+    judge = HeldOutJudge(held_out_episodes(config), film=write_strip)
+    async with asyncio.timeout(280):
+        outcome = await train(config, starts_of(config), policy, judge=judge)
+    (metrics,) = read_metrics(outcome.run.metrics)
+    assert outcome.progress.num_episodes == 2
+    assert outcome.progress.env_steps == 32
+    assert metrics["update/decisions"] == 4
+    assert metrics["update/ratio_mean"] == pytest.approx(1.0, abs=1e-4)
+    checkpoint = latest_checkpoint(outcome.run.checkpoints)
+    assert checkpoint is not None
+    assert OpenVlaOft.load(checkpoint / "policy").config.chunk_size == 8
+    assert len(list(outcome.run.videos.glob("*failure*.mp4"))) == 1
+    judged = read_held_out(results_path(outcome.run))
+    assert sorted((line.weight_version, line.result.init_state_id) for line in judged) == [
+        (0, 48), (0, 49), (1, 48), (1, 49),
+    ]  # fmt: skip
+    assert len(list((outcome.run.path / "strips").glob("*.jpg"))) == 4
+    page = write_report(outcome.run).read_text()
+    assert "0 of 2: 0 % (95 %: 0 to 66)" in page
+    assert page.count("<svg") == 4  # success, return, what failures earned, time
+
+
+async def test_a_result_that_was_cut_off_by_a_kill_is_overwritten_by_the_next_one(
+    tmp_path: Path,
+) -> None:
+    run = RunDirectory.create(tmp_path, "judged", Config())
+    result = EpisodeResult(
+        suite="libero_goal", task_id=7, task="libero_goal/7", instruction="turn on the stove", init_state_id=40,
+        scene_seed=0, is_success=True, num_steps=70, attempts=1,
+    )  # fmt: skip
+    whole = msgspec.json.encode(HeldOutResult(weight_version=0, result=result)) + b"\n"
+    results_path(run).write_bytes(whole + whole[:30])
+    await HeldOutJudge([])(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=1))  # type: ignore[arg-type]
+    assert len(read_held_out(results_path(run))) == 1
+    line_outlet(results_path(run)).put("the next one", whole)
+    assert results_path(run).read_bytes() == whole + whole
+
+
+def test_a_run_is_not_judged_with_other_assets_than_it_was(tmp_path: Path) -> None:
+    config = SrpoLiberoConfig(tasks=("libero_goal/7",), held_out=HeldOutConfig(init_states="48-49"))
+    run, episodes = RunDirectory.create(tmp_path, "run", config), held_out_episodes(config)
+    note_conditions(
+        held_out.conditions_path(run), HeldOutJudge(episodes, assets="stand-ins").conditions
+    )
+    HeldOutJudge(episodes, assets="stand-ins").check(run)
+    with pytest.raises(ConfigError, match=r"assets is 'LIBERO' now, but .* says 'stand-ins'"):
+        HeldOutJudge(episodes, assets="LIBERO").check(run)
+
+
+async def judged_by(run: RunDirectory, **changed: Any) -> None:
+    """The judge of a run, which has nothing to play any more."""
+    config = SrpoLiberoConfig(
+        tasks=("libero_goal/7",),
+        held_out=HeldOutConfig(**{"init_states": "48-49", "step_limit": 16, **changed}),
+    )
+    judge = HeldOutJudge(held_out_episodes(config))
+    judge.check(run)
+    for state in (48, 49):
+        result = EpisodeResult(
+            suite="libero_goal", task_id=7, task="libero_goal/7", instruction="turn on the stove", init_state_id=state,
+            scene_seed=0, is_success=True, num_steps=7, attempts=1,
+        )  # fmt: skip
+        with results_path(run).open("ab") as file:
+            file.write(msgspec.json.encode(HeldOutResult(weight_version=1, result=result)) + b"\n")
+    await judge(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"step_limit": 300}, r"step_limit is 300 now, but .*held_out_conditions\.json says 16"),
+        ({"physics": "fast"}, r"physics is 'fast' now, but .* says 'exact'"),
+    ],
+)
+async def test_held_out_results_of_other_conditions_are_never_put_beside_each_other(
+    changed: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    run = RunDirectory.create(tmp_path, "judged", Config())
+    await judged_by(run)
+    await judged_by(run)
+    with pytest.raises(ConfigError, match=message):
+        await judged_by(run, **changed)
+
+
+async def test_a_film_that_cannot_be_written_costs_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def full_disk(run: RunDirectory, weight_version: int, trajectory: Trajectory) -> None:
+        raise OSError("no space left")
+
+    async def played(
+        pool: Any, engine: Any, agent: Any, missing: Sequence[EpisodeSpec], done: Any
+    ) -> None:
+        for episode in missing:
+            await done(
+                SimpleNamespace(
+                    episode=episode, final_observation={"instruction": "turn on the stove"}, is_success=True,
+                    info={**episode.options, "scene_seed": 0}, num_env_steps=7,
+                )
+            )  # fmt: skip
+
+    monkeypatch.setattr(held_out, "play_each", played)
+    run = RunDirectory.create(tmp_path, "judged", Config())
+    config = SrpoLiberoConfig(tasks=("libero_goal/7",), held_out=HeldOutConfig(init_states="48-49"))
+    judge = HeldOutJudge(held_out_episodes(config), film=full_disk)
+    await judge(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=0))  # type: ignore[arg-type]
+    assert [line.result.init_state_id for line in read_held_out(results_path(run))] == [48, 49]
+    assert judge.num_failed_films == 2
+    assert caplog.text.count("no space left") == 1
+
+
+async def test_held_out_results_wait_for_room_on_a_full_disk_and_never_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = SmallDisk(monkeypatch)
+
+    async def played(
+        pool: Any, engine: Any, agent: Any, missing: Sequence[EpisodeSpec], done: Any
+    ) -> None:
+        for episode in missing:
+            disk.room = {44: 100, 47: None}.get(episode.options["init_state_id"], disk.room)
+            await done(
+                SimpleNamespace(
+                    episode=episode, final_observation={"instruction": "turn on the stove"}, is_success=True,
+                    info={**episode.options, "scene_seed": 0}, num_env_steps=7,
+                )
+            )  # fmt: skip
+
+    monkeypatch.setattr(held_out, "play_each", played)
+    run = RunDirectory.create(tmp_path, "judged", Config())
+    config = SrpoLiberoConfig(tasks=("libero_goal/7",), held_out=HeldOutConfig(init_states="40-48"))
+    judge = HeldOutJudge(held_out_episodes(config))
+    await judge(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=0))  # type: ignore[arg-type]
+    assert [line.result.init_state_id for line in read_held_out(results_path(run))] == list(
+        range(40, 49)
+    )
+    assert caplog.text.count("No space left") == 1
+
+
+def test_without_assets_the_run_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["srpo_libero", "--run.root", str(tmp_path / "runs"), "--assets", "nowhere"]
+    monkeypatch.setattr(sys, "argv", command)
+    assert srpo_libero.cli() == 2
+    shown = capsys.readouterr().err
+    assert "LIBERO's assets were not found in nowhere (no such folder)" in shown
+    assert "VLA_RL_LIBERO_ASSETS" in shown
+    assert "Traceback" not in shown
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "pipeline", "reward"),
+    [
+        (SrpoLiberoConfig, "embodied_srpo", "environment"),
+        (GrpoLiberoConfig, "embodied_grpo", "success"),
+        (PpoLiberoConfig, "embodied_ppo", "success"),
+    ],
+)
+def test_each_recipe_trains_by_its_pipeline_in_the_fast_simulator(
+    recipe: type[LiberoConfig], pipeline: str, reward: str
+) -> None:
+    config = parse_command(TrainingLaunch, recipe, "RL on LIBERO.", []).config
+    assert (config.pipeline, config.reward.function) == (pipeline, reward)
+    assert (config.learner.loss.clip_low, config.learner.loss.clip_high) == (0.2, 0.28)
+    assert {start.env.kwargs["physics"] for start in starts_of(config)} == {"fast"}
+    graph = TrainingRun(config, starts_of(config), OpenVlaOft.create(tiny(), seed=0)).graph
+    assert graph.id == pipeline
+    assert "videos" in graph.nodes
+
+
+def test_pictures_are_as_the_policy_was_taught_them_unless_said_otherwise(tmp_path: Path) -> None:
+    for config, quality, size in [
+        (SrpoLiberoConfig(), "fast", 84),
+        (SrpoLiberoConfig(policy=str(tmp_path)), "exact", 256),
+        (SrpoLiberoConfig(quality="exact", image_size=96), "exact", 96),
+        (SrpoLiberoConfig(policy=str(tmp_path), quality="fast"), "fast", 256),
+    ]:
+        assert {start.env.kwargs["quality"] for start in starts_of(config)} == {quality}
+        assert {start.env.kwargs["image_size"] for start in starts_of(config)} == {size}
+        assert {episode.env.kwargs["image_size"] for episode in held_out_episodes(config)} == {size}
+        assert {episode.env.kwargs["quality"] for episode in held_out_episodes(config)} == {quality}
+
+
+def test_training_episodes_are_cut_short_for_the_policy_that_ships_and_judged_ones_never(
+    tmp_path: Path,
+) -> None:
+    for config, limit in [
+        (SrpoLiberoConfig(), 160),
+        (SrpoLiberoConfig(step_limit=300), 300),
+        (SrpoLiberoConfig(policy=str(tmp_path)), None),
+        (SrpoLiberoConfig(policy=str(tmp_path), step_limit=50), 50),
+    ]:
+        assert {start.env.kwargs["step_limit"] for start in starts_of(config)} == {limit}
+        assert {episode.env.kwargs["step_limit"] for episode in held_out_episodes(config)} == {None}
+
+
+def test_the_learning_rate_decays_over_the_whole_run_of_the_shipped_policy() -> None:
+    config = SrpoLiberoConfig()
+    assert config.decays_over_run
+    # 26 updates of 32 episodes in steps of 8
+    assert with_decay_over_run(config).learner.optimizer.decay_steps == 26 * 4
+    twice = msgspec.structs.replace(config.learner, epochs=2, minibatch_trajectories=10)
+    longer = msgspec.structs.replace(config, learner=twice)
+    assert with_decay_over_run(longer).learner.optimizer.decay_steps == 26 * 2 * 4
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SrpoLiberoConfig(policy="somewhere/else"),
+        SrpoLiberoConfig(run=RunConfig(name="short", updates=3)),
+        SrpoLiberoConfig(learner=LearnerConfig(optimizer=OptimizerConfig(decay_steps=50))),
+    ],
+    ids=["another policy", "no longer than the warm-up", "set"],
+)
+def test_it_is_as_configured_otherwise(config: SrpoLiberoConfig) -> None:
+    assert not config.decays_over_run
+
+
+def test_held_out_starts_are_not_those_of_training() -> None:
+    config = SrpoLiberoConfig(
+        tasks=("libero_object/1,4",), held_out=HeldOutConfig(init_states="48-49", scene_seeds="1-2")
+    )
+    episodes = held_out_episodes(config)
+    assert len(episodes) == 8
+    assert {episode.options["init_state_id"] for episode in episodes} == {48, 49}
+    assert all(
+        episode.sampling.greedy and episode.env.kwargs["physics"] == "exact" for episode in episodes
+    )
+    with pytest.raises(
+        ConfigError, match="the first 40 are trained on; expected numbers from 40 on"
+    ):
+        SrpoLiberoConfig(held_out=HeldOutConfig(init_states="39-49"))
+
+
+def test_groups_of_a_task_start_from_the_training_states_only() -> None:
+    starts = starts_of(
+        SrpoLiberoConfig(tasks=("libero_object/1", "libero_goal/4"), train_init_states=2)
+    )
+    assert [(start.env.id, start.env.kwargs["task_id"], start.options["init_state_id"]) for start in starts] == [
+        ("vla_rl/libero_object-v0", 1, 0), ("vla_rl/libero_object-v0", 1, 1),
+        ("vla_rl/libero_goal-v0", 4, 0), ("vla_rl/libero_goal-v0", 4, 1),
+    ]  # fmt: skip
+
+
+def test_tasks_are_named_by_suite_and_number_each_played_once() -> None:
+    tasks = SrpoLiberoConfig(
+        tasks=("libero_object/8,0-1", "libero_goal", "libero_object/1-2")
+    ).played
+    of_object = ["libero_object/8", "libero_object/0", "libero_object/1"]
+    assert [task.key for task in tasks] == [
+        *of_object,
+        *(f"libero_goal/{number}" for number in range(10)),
+        "libero_object/2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--tasks", "libero_object/10"],
+            "tasks of libero_object are '10', expected numbers from 0 to 9",
+        ),
+        (
+            ["--tasks", "libero_object/one"],
+            "expected 'all', numbers from 0 to 9, ranges such as 0-3",
+        ),
+        (["--tasks", "libero_objects"], "suite is 'libero_objects', did you mean 'libero_object'?"),
+        (["--train-init-states", "0"], "train_init_states is 0, expected 1 to 100000 starts"),
+        (["--step-limit", "0"], "step_limit is 0, expected at least 1 control step"),
+        (["--held-out.step-limit", "0"], "step_limit is 0, expected at least 1 control step"),
+    ],
+)
+def test_a_task_that_does_not_exist_is_refused_before_anything_starts(
+    arguments: list[str], message: str
+) -> None:
+    with pytest.raises((ConfigError, SystemExit)) as caught:
+        parse_command(TrainingLaunch, SrpoLiberoConfig, "SRPO on LIBERO.", arguments)
+    assert message in str(caught.value)
+
+
+def test_a_policy_is_trained_whole_or_by_adapters_and_recomputes_where_it_is_told(
+    tmp_path: Path,
+) -> None:
+    OpenVlaOft.create(tiny(image_size=28), seed=0).save(tmp_path / "base")
+    whole = starting_policy(SrpoLiberoConfig(policy=str(tmp_path / "base")))
+    assert all(parameter.requires_grad for parameter in whole.network.parameters())
+    config = SrpoLiberoConfig(
+        policy=str(tmp_path / "base"),
+        lora_rank=4,
+        recompute_activations=True,
+        compile_blocks=True,
+    )
+    adapted = starting_policy(config)
+    assert adapted.recomputes_activations
+    assert adapted.compiles_blocks
+    assert not whole.compiles_blocks
+    trained = [
+        name for name, parameter in adapted.network.named_parameters() if parameter.requires_grad
+    ]
+    assert all(".lora_" in name or name.startswith("proprio_projector.") for name in trained)
+    assert len(trained) > 0
+
+
+def test_an_openvla_checkpoint_can_be_trained(tmp_path: Path) -> None:
+    shared = {
+        name: getattr(tiny(image_size=28), name)
+        for name in OpenVlaConfig.__struct_fields__
+        if name != "vocabulary"
+    }
+    OpenVla.create(OpenVlaConfig(**{**shared, "cameras": ("image",)}), seed=0).save(
+        tmp_path / "openvla"
+    )
+    assert (
+        starting_policy(SrpoLiberoConfig(policy=str(tmp_path / "openvla"))).config.chunk_size == 1
+    )
+
+
+def test_a_policy_without_a_likelihood_is_refused(tmp_path: Path) -> None:
+    ContinuousOpenVlaOft.create(tiny(image_size=28, head="diffusion"), seed=0).save(
+        tmp_path / "diffusion"
+    )
+    with pytest.raises(ConfigError, match="diffusion head, which gives no likelihood"):
+        starting_policy(SrpoLiberoConfig(policy=str(tmp_path / "diffusion")))

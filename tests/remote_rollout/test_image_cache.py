@@ -1,0 +1,368 @@
+"""Caches hold images beside the learner's ranks, and copies of those of other caches."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import Self, TypeVar
+
+import cv2
+import numpy as np
+import pytest
+
+from vla_rl.actors.direct_link import make_link_keys
+from vla_rl.remote_rollout import image_cache
+from vla_rl.remote_rollout.image_cache import FetchedImages, ImageCache, ImageCaches
+from vla_rl.remote_rollout.image_links import (
+    ImageMemory,
+    ImageReply,
+    ImageRequest,
+    ImageSender,
+    join_arrays,
+)
+from vla_rl.remote_rollout.image_routes import ImageCopies, ImageRoute, ImageRoutes
+from vla_rl.types import Deposit, Shelved, ShelvedArray
+
+T = TypeVar("T")
+
+RANDOM = np.random.default_rng(0)
+EPISODES = {
+    key: {
+        "0/observation/image": RANDOM.integers(0, 255, (64, 64, 3), np.uint8),
+        "0/observation/depth": RANDOM.random((16, 16), np.float32)[::2],
+        "final/image": RANDOM.integers(0, 255, (64, 64, 3), np.uint8),
+    }
+    for key in (7, 1 << 60)
+}
+NUM_BYTES = sum(array.nbytes for array in EPISODES[7].values())
+
+
+def given(wanted: ImageRequest) -> ImageReply | None:
+    return join_arrays(EPISODES[wanted.key]) if wanted.key in EPISODES else None
+
+
+@asynccontextmanager
+async def shelf_and_giver(max_bytes: int) -> AsyncIterator[tuple[ImageCache, ImageSender]]:
+    shelf = ImageCache(max_bytes)
+    key = await shelf.new_link()
+    giver = ImageSender(key, given)
+    try:
+        assert await shelf.connect("far", key, "127.0.0.1", giver.door) == ""
+        yield shelf, giver
+    finally:
+        await shelf.on_stop()
+        giver.close()
+
+
+def read(fetched: FetchedImages, key: int) -> dict[str, np.ndarray]:
+    return {place: array.read() for place, array in fetched.arrays(key).items()}
+
+
+async def test_pictures_are_read_from_a_shelf_as_they_were_in_the_depot() -> None:
+    async with asyncio.timeout(60), shelf_and_giver(1 << 20) as (shelf, _):
+        found = await asyncio.gather(*(shelf.fetch("far", key, NUM_BYTES, []) for key in EPISODES))
+        for key, fetched in zip(EPISODES, found, strict=True):
+            arrays = read(fetched, key)
+            assert arrays.keys() == EPISODES[key].keys()
+            for place, array in arrays.items():
+                expected = EPISODES[key][place]
+                assert array.dtype == expected.dtype
+                assert np.array_equal(array, expected)
+
+
+async def test_a_place_whose_pictures_were_dropped_is_not_read_as_another_episode() -> None:
+    async with asyncio.timeout(60), shelf_and_giver(1 << 20) as (shelf, _):
+        first = await shelf.fetch("far", 7, NUM_BYTES, [])
+        await shelf.fetch("far", 99, NUM_BYTES, [7])
+        with pytest.raises(FileNotFoundError):
+            read(first, 7)
+        second = await shelf.fetch("far", 1 << 60, NUM_BYTES, [])
+        assert second.path == first.path
+        with pytest.raises(OSError, match="the process that held them has dropped them"):
+            read(first, 7)
+
+
+async def test_a_full_shelf_takes_no_episode_until_one_is_dropped() -> None:
+    async with asyncio.timeout(60), shelf_and_giver(NUM_BYTES + 8) as (shelf, _):
+        assert (await shelf.fetch("far", 7, NUM_BYTES, [])).is_here
+        refused = await shelf.fetch("far", 1 << 60, NUM_BYTES, [])
+        assert (refused.is_here, refused.fault) == (False, "")
+        assert (await shelf.fetch("far", 1 << 60, NUM_BYTES, [7])).is_here
+
+
+async def test_an_episode_that_the_host_does_not_have_takes_no_room() -> None:
+    async with asyncio.timeout(60), shelf_and_giver(NUM_BYTES + 8) as (shelf, _):
+        missing = await shelf.fetch("far", 99, NUM_BYTES, [])
+        assert (missing.is_here, missing.fault) == (False, "")
+        assert (await shelf.fetch("far", 7, NUM_BYTES, [])).is_here
+
+
+async def test_a_host_that_is_lost_is_reported_at_once_and_not_asked_again() -> None:
+    async with asyncio.timeout(60), shelf_and_giver(1 << 20) as (shelf, giver):
+        giver.close()
+        lost = await shelf.fetch("far", 7, NUM_BYTES, [])
+        assert not lost.is_here
+        assert "was lost" in lost.fault
+        assert await shelf.fetch("far", 7, NUM_BYTES, []) == lost
+
+
+async def test_a_stranger_gets_no_pictures() -> None:
+    async with asyncio.timeout(60):
+        shelf = ImageCache(1 << 20)
+        giver = ImageSender(make_link_keys().public, given)
+        try:
+            key = await shelf.new_link()
+            assert await shelf.connect("far", key, "127.0.0.1", giver.door) != ""
+            assert not (await shelf.fetch("far", 7, NUM_BYTES, [])).is_here
+        finally:
+            await shelf.on_stop()
+            giver.close()
+
+
+async def test_a_video_is_made_of_pictures_that_are_dropped_meanwhile(tmp_path) -> None:
+    async with asyncio.timeout(60), shelf_and_giver(1 << 20) as (shelf, _):
+        fetched = await shelf.fetch("far", 7, NUM_BYTES, [])
+        arrays = fetched.arrays(7)
+        images = [arrays["0/observation/image"], arrays["final/image"]]
+        filming = asyncio.create_task(shelf.film(images, [("go", "1/1"), ("go", "success")], 5.0))
+        await asyncio.sleep(0)
+        await shelf.fetch("far", 99, NUM_BYTES, [7])
+        (await filming).tofile(tmp_path / "video.mp4")
+    video, num_frames = cv2.VideoCapture(str(tmp_path / "video.mp4")), 0
+    while video.read()[0]:
+        num_frames += 1
+    video.release()
+    assert num_frames == 1 + 1 + 5
+
+
+async def test_ranks_of_another_host_borrow_what_they_read_for_a_while() -> None:
+    async with asyncio.timeout(60), shelf_and_giver(1 << 20) as (home, _):
+        other = ImageCache(0)
+        key = await other.new_link()
+        door = await home.give_pictures(key)
+        assert await other.connect("home", key, "127.0.0.1", door) == ""
+        read_there = []
+        for episode in EPISODES:
+            arrays = (await home.fetch("far", episode, NUM_BYTES, [])).arrays(episode, "home")
+            read_there += [arrays["final/image"], arrays["0/observation/depth"]]
+        spans = [(each.start, each.start + each.num_bytes) for each in read_there]
+        wanted = [
+            ImageRequest(episode, tuple(spans[2 * number : 2 * number + 2]))
+            for number, episode in enumerate(EPISODES)
+        ]
+        borrowed = await other.borrow("home", wanted)
+        places = borrowed.places("other", read_there)
+        for original, copy in places.items():
+            assert copy.host == "other"
+            assert np.array_equal(copy.read(), original.read())
+        await other.give_back([borrowed.key])
+        with pytest.raises(FileNotFoundError):
+            places[read_there[0]].read()
+        await home.fetch("far", 99, NUM_BYTES, [7])
+        with pytest.raises(OSError, match="has dropped the pictures of an episode"):
+            await other.borrow("home", wanted)
+        await other.on_stop()
+
+
+def memories() -> list[str]:
+    """Memories with pictures that this process has open."""
+    links = (os.readlink(each.path) for each in os.scandir("/proc/self/fd") if each.is_symlink())
+    return [link for link in links if "vla_rl_pictures" in link]
+
+
+async def test_a_fetch_that_is_given_up_while_it_is_written_leaves_no_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, goes_on, is_written = threading.Event(), threading.Event(), threading.Event()
+
+    class WrittenLater(ImageMemory):
+        def __init__(self, key: int, rows: Sequence[np.ndarray]) -> None:
+            begun.set()
+            assert goes_on.wait(50)
+            super().__init__(key, rows)
+            is_written.set()
+
+    monkeypatch.setattr(image_cache, "ImageMemory", WrittenLater)
+    async with asyncio.timeout(60), shelf_and_giver(NUM_BYTES + 8) as (shelf, _):
+        before = memories()
+        fetching = asyncio.create_task(shelf.fetch("far", 7, NUM_BYTES, []))
+        await asyncio.to_thread(begun.wait)
+        fetching.cancel()
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
+        assert await asyncio.to_thread(is_written.wait, 50)
+        assert memories() == before
+        # nor does it take any room
+        assert (await shelf.fetch("far", 1 << 60, NUM_BYTES, [])).is_here
+
+
+class ShelvesHere(ImageCaches):
+    """Shelves in this process, by host, whose answers come at once or never."""
+
+    def __init__(self, answers_come: bool, **shelves: ImageCache) -> None:
+        super().__init__(0)
+        self._here, self.answers_come = shelves, answers_come
+        self.has_fetched = asyncio.Event()
+
+    @property
+    def homes(self) -> tuple[str, ...]:
+        return ("home",)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *why: object) -> None:
+        pass
+
+    async def ask(self, name: str, call: Callable[[ImageCache], Awaitable[T]]) -> T:
+        answer = await call(self._here[name])
+        self.has_fetched.set()
+        if not self.answers_come:
+            await asyncio.Event().wait()
+        return answer
+
+
+async def test_pictures_whose_host_dies_before_they_are_reported_make_room_for_others() -> None:
+    async with asyncio.timeout(60), shelf_and_giver(NUM_BYTES + 8) as (shelf, _):
+        routes, shelves = ImageRoutes(NUM_BYTES + 8), ShelvesHere(False, home=shelf)
+        routes._shelves = shelves
+        async with routes:
+            lost, stays = (ImageRoute(routes, "far", ["home"]) for _ in range(2))
+            deposits = [Deposit(host="far", key=key, num_bytes=NUM_BYTES) for key in EPISODES]
+            fetching = asyncio.create_task(lost.fetch(deposits[0]))
+            await shelves.has_fetched.wait()
+            lost.end()
+            assert await fetching is None
+            shelves.answers_come = True
+            found = await stays.fetch(deposits[1])
+            assert found is not None
+            assert found[0].num_bytes == NUM_BYTES
+
+
+async def test_a_picture_is_borrowed_once_for_an_update_and_freed_after_it() -> None:
+    async with asyncio.timeout(60), shelf_and_giver(1 << 20) as (home, _):
+        other = ImageCache(1 << 20)
+        key = await other.new_link()
+        assert await other.connect("home", key, "127.0.0.1", await home.give_pictures(key)) == ""
+        routes = ImageRoutes(1 << 20)
+        routes._shelves = ShelvesHere(True, home=home, other=other)
+        async with routes:
+            route = ImageRoute(routes, "far", ["home"])
+            found = [
+                await route.fetch(Deposit(host="far", key=episode, num_bytes=NUM_BYTES))
+                for episode in EPISODES
+            ]
+            (shelved, first), (_, second) = (each for each in found if each is not None)
+            images = [first["0/observation/image"], second["0/observation/image"]]
+            num_before = len(memories())
+            loan = await routes.lend("other", images[:1])
+            await routes.take_back(loan)
+            again = await routes.lend("other", images)
+            await routes.take_back(again)
+            # the second loan borrowed the second picture alone
+            assert len(memories()) == num_before + 2
+            assert again.places[images[0]] == loan.places[images[0]]
+            for image in images:
+                assert np.array_equal(again.places[image].read(), image.read())
+            routes.drop(shelved)
+            await routes.take_back(await routes.lend("other", images[1:]))
+            assert len(memories()) == num_before + 1
+            assert np.array_equal(again.places[images[1]].read(), images[1].read())
+        await other.on_stop()
+
+
+class SilentRoutes(ImageRoutes):
+    """Ways over a shelf that hears nothing of a host, as behind a cable that was pulled."""
+
+    async def fetch(self, home: str, name: str, deposit: Deposit) -> FetchedImages:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def emptiest(self, homes: Collection[str]) -> str:
+        return next(iter(homes))
+
+
+async def test_pictures_of_a_host_that_is_gone_are_not_waited_for() -> None:
+    async with asyncio.timeout(60):
+        route = ImageRoute(SilentRoutes(1 << 20), "far", [""])
+        deposit = Deposit(host="far", key=7, num_bytes=NUM_BYTES)
+        fetching = asyncio.create_task(route.fetch(deposit))
+        await asyncio.sleep(0)
+        assert not fetching.done()
+        route.end()
+        assert await fetching is None
+        assert await route.fetch(deposit) is None
+
+
+def test_the_process_of_a_shelf_imports_no_torch() -> None:
+    program = "import sys, vla_rl.remote_rollout.image_cache; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+COPY_BYTES = 4 * 4 * 3
+
+
+def picture(episode: int, number: int = 0, host: str = "home") -> ShelvedArray:
+    return ShelvedArray(
+        host, f"memory of {episode}", episode, number * COPY_BYTES, "|u1", (4, 4, 3)
+    )
+
+
+def borrowed(
+    loans: ImageCopies, key: int, *originals: ShelvedArray
+) -> dict[ShelvedArray, ShelvedArray]:
+    """Add a memory on the shelf of `beside` that has copies of these."""
+    copies = {each: picture(key, number, "beside") for number, each in enumerate(originals)}
+    loans.add("beside", key, copies)
+    return copies
+
+
+def test_a_copy_that_is_there_is_found_on_its_host_alone() -> None:
+    loans = ImageCopies()
+    copies = borrowed(loans, 1, picture(7), picture(8))
+    assert loans.end("beside", [1], room=1000) == []
+    assert loans.held("beside", [picture(8), picture(9)]) == ([1], {picture(8): copies[picture(8)]})
+    assert loans.held("elsewhere", [picture(8)]) == ([], {})
+
+
+def test_copies_that_were_not_read_for_longest_make_room() -> None:
+    loans = ImageCopies()
+    for key in (1, 2, 3):
+        borrowed(loans, key, picture(key))
+    assert loans.end("beside", [1, 2, 3], room=3 * COPY_BYTES) == []
+    keys, _ = loans.held("beside", [picture(1)])
+    assert loans.end("beside", keys, room=2 * COPY_BYTES) == [2]
+    assert loans.held("beside", [picture(2)]) == ([], {})
+    assert loans.held("beside", [picture(3)])[0] == [3]
+
+
+def test_copies_that_are_read_are_not_freed_and_take_none_of_the_room() -> None:
+    loans = ImageCopies()
+    borrowed(loans, 1, picture(7))
+    borrowed(loans, 2, picture(8))
+    keys, _ = loans.held("beside", [picture(7)])
+    assert loans.end("beside", [1, 2], room=COPY_BYTES) == []
+    assert loans.end("beside", keys, room=COPY_BYTES) == [2]
+
+
+def test_copies_of_an_episode_that_is_dropped_are_freed_whatever_room_there_is() -> None:
+    loans = ImageCopies()
+    borrowed(loans, 1, picture(7), picture(8))
+    borrowed(loans, 2, picture(9))
+    assert loans.end("beside", [1], room=1000) == []
+    loans.drop(Shelved(host="home", key=8, num_bytes=COPY_BYTES))
+    loans.drop(Shelved(host="another", key=9, num_bytes=COPY_BYTES))
+    assert loans.end("beside", [2], room=1000) == [1]
+
+
+def test_two_copies_of_a_picture_are_freed_one_by_one() -> None:
+    # two ranks may have asked for it at the same time
+    loans = ImageCopies()
+    borrowed(loans, 1, picture(7))
+    later = borrowed(loans, 2, picture(7))
+    assert loans.end("beside", [1, 2], room=COPY_BYTES) == [1]
+    assert loans.held("beside", [picture(7)]) == ([2], later)
