@@ -38,8 +38,9 @@ from benchmarks.policy_sizes import make_observation, make_policy
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.engines.vllm import VllmActionEngine, VllmConfig
 from vla_rl.learner.scoring import move_choices
-from vla_rl.models.openvla import OpenVla, OpenVlaConfig
+from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import OpenVlaOft
+from vla_rl.models.prismatic.config import OpenVlaConfig
 from vla_rl.models.vllm import serve
 from vla_rl.types import ActionChunk, Observation, Sampling
 

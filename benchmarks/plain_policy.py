@@ -8,15 +8,15 @@ not, with a forward and a backward pass.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vla_rl.models.openvla_oft.config import OpenVlaOftConfig
 from vla_rl.models.openvla_oft.network import PLACEHOLDER_ID, STOP_ID, OpenVlaOftNetwork
-from vla_rl.models.prismatic.config import PUBLIC_PIXELS
-from vla_rl.models.prismatic.processor import prompt_of
+from vla_rl.models.prismatic.config import PUBLIC_PIXELS, OpenVlaOftConfig
+from vla_rl.models.prismatic.processor import format_prompt
 from vla_rl.types import Observation, Trajectory
 
 
@@ -96,7 +96,8 @@ class PlainPolicy:
             1,
         )
         embed = network.language_model.get_input_embeddings()
-        ids = [self._tokenizer.encode(prompt_of(seen["instruction"])).ids for seen in observations]  # type: ignore[attr-defined]
+        tokenizer: Any = self._tokenizer
+        ids = [tokenizer.encode(format_prompt(seen["instruction"])).ids for seen in observations]
         if len({len(row) for row in ids}) != 1:
             raise ValueError("the plain policy takes prompts of one length; compare on one task.")
         text = torch.tensor(ids, device=self._device)

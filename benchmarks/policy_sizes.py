@@ -6,9 +6,8 @@ import msgspec
 import numpy as np
 import torch
 
-from vla_rl.models.openvla_oft import LIBERO_BOUNDS, OpenVlaOft, OpenVlaOftConfig, tiny
-from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
-from vla_rl.models.prismatic.config import LoraConfig, PrismaticConfig
+from vla_rl.models.openvla_oft import OpenVlaOft, OpenVlaOftConfig, tiny, unit_bounds
+from vla_rl.models.prismatic.config import TINY_TOKENIZER, LoraConfig, PrismaticConfig
 from vla_rl.types import Observation
 
 Size = Literal["tiny", "7b"]
@@ -25,7 +24,7 @@ def make_policy(size: Size, device: torch.device, lora: LoraConfig | None = None
         policy.network.to(device)
         return policy
     config = OpenVlaOftConfig(
-        tokenizer_file=str(TINY_TOKENIZER), action_bounds=LIBERO_BOUNDS["libero_10"], lora=lora
+        tokenizer_file=str(TINY_TOKENIZER), action_bounds=unit_bounds(7), lora=lora
     )
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)

@@ -52,8 +52,9 @@ from vla_rl.learner import Learner, LearnerConfig, OptimizerConfig, PolicyLearne
 from vla_rl.learner.distributed import RankFailed, ShardedLearner
 from vla_rl.learner.plan import rows_imbalance
 from vla_rl.models.language import tiny as tiny_language
-from vla_rl.models.openvla import OpenVla, OpenVlaConfig
+from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
+from vla_rl.models.prismatic.config import OpenVlaConfig
 from vla_rl.types import Trajectory
 
 ADVANTAGES: Final = (1.0, -0.5, 0.25)

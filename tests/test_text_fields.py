@@ -31,8 +31,8 @@ LISTED: Final = {
         "kwargs.get('kind') or draw_world(number, kwargs['split']).kind",
     ): "an option that the environment has checked",
     ("envs/text/tools.py", "schema.get('type', 'any')"): "a schema that msgspec made",
-    ("models/prismatic/checkpoint_format.py", "fields['dtype']"): "a type of torch, checked before",
-    ("models/prismatic/checkpoint_format.py", "fields['adapter']"): "a path, checked before",
+    ("models/prismatic/conventions.py", "fields['dtype']"): "a type of torch, checked before",
+    ("models/prismatic/conventions.py", "fields['adapter']"): "a path, checked before",
     ("run/agents.py", "env.kwargs.get('env_id', env.id)"): "an option, checked before",
 }
 

@@ -15,12 +15,12 @@ ALLOWED: Final = MappingProxyType(
         "learner/imitation.py:_greedy": "evaluation hands actions to NumPy, once a batch",
         "learner/backend.py:_copied": "weights and optimizer state for a checkpoint, between two "
         "updates",
-        "models/prismatic/trunk.py:refuse_causal": "once in a network's life, before its first "
+        "models/prismatic/trunk.py:require_bidirectional": "once in a network's life, before its first "
         "decision: a causal trunk costs tens of points without an error",
-        "models/policy_tower.py:_look": "an embedding's numbers, once for 32 frames",
-        "models/vjepa2/encoder.py:_move": "the encoder's weights, at the first embedding, or at "
+        "models/trajectory_encoders.py:_look": "an embedding's numbers, once for 32 frames",
+        "models/vjepa2.py:_move": "the encoder's weights, at the first embedding, or at "
         "each if they are offloaded",
-        "models/vjepa2/encoder.py:_embed": "an embedding's numbers, once a batch of videos",
+        "models/vjepa2.py:_embed": "an embedding's numbers, once a batch of videos",
     }
 )
 """Reasons by place: file in `vla_rl` and function."""

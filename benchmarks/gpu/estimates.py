@@ -15,9 +15,9 @@ from benchmarks.gpu.tracked_memory import Compared, compare_public
 from vla_rl.engines import DeviceLane
 from vla_rl.learner.estimates.device import Workload, roofline
 from vla_rl.learner.flops import find_device_peak
-from vla_rl.models.example_rows import example_row
+from vla_rl.models.example_inputs import example_row
 from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.models.openvla_oft.config import tiny
+from vla_rl.models.prismatic.config import tiny
 from vla_rl.run.update_metrics import Utilization
 
 REFERENCE = "NVIDIA H100 80GB HBM3"

@@ -12,9 +12,9 @@ import numpy as np
 from benchmarks.gpu.crossings import unwatched
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
-from vla_rl.models.openvla import OpenVla, OpenVlaConfig
+from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny as tiny_oft
-from vla_rl.models.prismatic.config import LoraConfig, VisionTowerConfig
+from vla_rl.models.prismatic.config import LoraConfig, OpenVlaConfig, VisionTowerConfig
 from vla_rl.types import (
     ActionChunk,
     EnvSpec,

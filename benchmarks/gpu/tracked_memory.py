@@ -31,13 +31,23 @@ from vla_rl.learner.estimates.traced_pass import (
     trace_pass,
 )
 from vla_rl.learner.optimizer import PolicyOptimizer
-from vla_rl.models.example_talks import Talks, prepared_talks, score_talks, trace_talks
+from vla_rl.models.example_inputs import (
+    ConversationSizes,
+    prepare_conversations,
+    score_conversations,
+    trace_conversations,
+)
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny as tiny_language_model
 from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.models.openvla_oft.config import TINY_TOKENIZER, OpenVlaOftConfig
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
 from vla_rl.models.prismatic.action_tokens import unit_bounds
-from vla_rl.models.prismatic.config import LlmConfig, LoraConfig, VisionTowerConfig
+from vla_rl.models.prismatic.config import (
+    TINY_TOKENIZER,
+    LlmConfig,
+    LoraConfig,
+    OpenVlaOftConfig,
+    VisionTowerConfig,
+)
 from vla_rl.models.prismatic.processor import PrismaticBatch
 
 PROMPT: Final = 24
@@ -208,13 +218,13 @@ def compare(config: OpenVlaOftConfig, num_rows: int, *, recomputes: bool = False
     return Compared(size, estimate, traced, tracked, time.perf_counter() - began)
 
 
-def compare_talks(model: CausalLanguageModel, talks: Talks) -> Compared:
+def compare_talks(model: CausalLanguageModel, talks: ConversationSizes) -> Compared:
     """Estimate and track the update of a language policy, made by `fake_language_model`."""
     began = time.perf_counter()
-    traced, size = trace_talks(model, talks), measure_network(model.network)
+    traced, size = trace_conversations(model, talks), measure_network(model.network)
     estimate = estimate_talks(size, traced.kept)
-    batch = prepared_talks(model, talks)
-    tracked = tracked_peak(model.network, lambda: score_talks(model, talks, batch))
+    batch = prepare_conversations(model, talks)
+    tracked = tracked_peak(model.network, lambda: score_conversations(model, talks, batch))
     return Compared(size, estimate, traced, tracked, time.perf_counter() - began)
 
 

@@ -18,9 +18,9 @@ from benchmarks.gpu.crossings import (
 )
 from vla_rl.algorithms import VJepa2Config
 from vla_rl.engines import DeviceLane
-from vla_rl.models import attention
-from vla_rl.models.openvla_oft import continuous
-from vla_rl.models.vjepa2 import encoder as vjepa2_encoder, load_encoder
+from vla_rl.models import attention, vjepa2 as vjepa2_encoder
+from vla_rl.models.openvla_oft import policy
+from vla_rl.models.vjepa2 import load_encoder
 
 Path: TypeAlias = Callable[["WatchedLane"], Awaitable[object]]
 
@@ -57,7 +57,7 @@ def cross(path: Path) -> Crossings:
 
     with (
         fused_optimizers_on_meta(),
-        patch.object(continuous, "NUM_DENOISING_STEPS", 2),  # 50 are as much work, and no other
+        patch.object(policy, "NUM_DENOISING_STEPS", 2),  # 50 are as much work, and no other
         # as on a GPU: one kernel reads packed rows in half precision
         patch.object(attention, "takes_all_rows", lambda query: query.dtype == torch.bfloat16),
         patch.object(vjepa2_encoder, "load_encoder", _load_unwatched),

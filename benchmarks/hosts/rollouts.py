@@ -12,7 +12,7 @@ from vla_rl.cluster.config import ClusterConfig
 from vla_rl.cluster.listed import ListedHosts
 from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.env_workers import SimulatorConfig
-from vla_rl.models.mlp.policy import MlpPolicy
+from vla_rl.models.mlp import MlpPolicy
 from vla_rl.pipelines.config import RunConfig, TrainingConfig
 from vla_rl.remote_rollout.host_fleet import HostFleet
 from vla_rl.remote_rollout.host_recipe import make_host_recipe

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from benchmarks.hosts.measured import ACTED_PER_S
 from benchmarks.hosts.sleepers import ACTION_DIM, CHUNK_SIZE, STATE_SIZE
-from vla_rl.models.mlp import MlpConfig
-from vla_rl.models.mlp.policy import MlpPolicy
+from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.rollout import embodied_agent
 from vla_rl.types import ActionChunk, Env, Observation, Policy, Sampling, Trajectory
 

@@ -19,7 +19,7 @@ from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.envs.libero.assets import STAND_INS, find_assets
 from vla_rl.evaluation.first_results import POLICY_DIGEST
 from vla_rl.evaluation.held_out import conditions_path, read_held_out, results_path
-from vla_rl.models.loading import BASE_POLICY, CheckpointFormat, digest_of
+from vla_rl.models.loading import BASE_POLICY, CheckpointConfig, compute_digest
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
 from vla_rl.recipes.libero_training import LiberoConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
@@ -69,7 +69,7 @@ def conditions() -> dict[str, Any]:
     return {
         "arms": {arm: settings_of(arm) for arm in ARMS},
         "updates": NUM_UPDATES,
-        "base_digest": digest_of(CheckpointFormat().opened(str(BASE_POLICY))),
+        "base_digest": compute_digest(CheckpointConfig().open(str(BASE_POLICY))),
         "assets": "configured" if source == "configured" else "LIBERO's own",
     }
 

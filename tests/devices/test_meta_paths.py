@@ -11,7 +11,7 @@ from benchmarks.gpu.crossings import META, Crossings, NotForGpusError, described
 from benchmarks.gpu.meta_paths import PATHS, crossings_of
 from benchmarks.gpu.watched_paths import cross, not_allowed
 from vla_rl.models import attention
-from vla_rl.models.mlp.policy import MlpNetwork
+from vla_rl.models.mlp import MlpNetwork
 
 REACHED: set[str] = set()
 """Places at which some path waited, in the order of this file's tests."""

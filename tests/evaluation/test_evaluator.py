@@ -147,5 +147,5 @@ def test_a_policy_that_no_other_process_can_load_is_refused() -> None:
 
 def test_settings_survive_the_way_to_another_process() -> None:
     found = settings(policy_that_acts(0))
-    assert found.policy_class == "vla_rl.models.mlp.policy:MlpPolicy"
+    assert found.policy_class == "vla_rl.models.mlp:MlpPolicy"
     assert msgspec.json.decode(msgspec.json.encode(found), type=EvaluatorSettings) == found

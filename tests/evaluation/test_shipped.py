@@ -10,8 +10,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation.shipped import other_pictures, resolve_checkpoint
 from vla_rl.models.loading import BASE_POLICY, SHIPPED, STAND_INS_BASE_POLICY
 from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.models.openvla_oft.config import tiny
-from vla_rl.models.prismatic.config import TaughtPictures
+from vla_rl.models.prismatic.config import TrainingImages, tiny
 
 
 @pytest.fixture
@@ -68,7 +67,7 @@ def test_one_line_says_that_a_shipped_policy_sees_other_images_than_it_was_taugh
 
 def test_one_line_says_it_of_a_policy_that_was_trained_here_too(tmp_path: Path) -> None:
     shape = tiny(image_size=28, cameras=("image",), proprio=None, chunk_size=1, action_dim=7)
-    pictures = TaughtPictures(image_size=84, quality="fast", assets="own")
+    pictures = TrainingImages(image_size=84, quality="fast", assets="own")
     OpenVlaOft.create(replace(shape, pictures=pictures), seed=0).save(tmp_path / "mine")
     mine = str(tmp_path / "mine")
     line = other_pictures(mine, "stand-ins", 256, "exact")

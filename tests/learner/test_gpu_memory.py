@@ -32,12 +32,10 @@ from vla_rl.learner import LearnerConfig
 from vla_rl.learner.estimates.device import CudaOverheads, estimate_gpu
 from vla_rl.learner.estimates.rank_memory import PolicySize, measure_network
 from vla_rl.learner.estimates.traced_pass import Kept, fake_tensors, trace_kept, trace_pass
-from vla_rl.models.example_rows import example_row
-from vla_rl.models.example_talks import Talks, trace_kept_talks
+from vla_rl.models.example_inputs import ConversationSizes, example_row, trace_kept_conversations
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.models.openvla_oft.config import OpenVlaOftConfig, tiny
-from vla_rl.models.prismatic.config import LoraConfig
+from vla_rl.models.prismatic.config import LoraConfig, OpenVlaOftConfig, tiny
 
 GB = 10**9
 SHALLOW = public_shape(2, tower_layers=2)
@@ -84,15 +82,15 @@ def test_what_a_deep_7b_keeps_is_known_from_a_shallow_one() -> None:
     [
         pytest.param(
             32_000,
-            Talks(prompt=100, scored=100, replied=100, rows=2),
+            ConversationSizes(prompt=100, scored=100, replied=100, rows=2),
             marks=pytest.mark.proof,
         ),
         # more logits than one chunk has
-        (152_000, Talks(prompt=100, scored=1900, replied=300, rows=2)),
+        (152_000, ConversationSizes(prompt=100, scored=1900, replied=300, rows=2)),
     ],
 )
 def test_the_estimate_of_a_language_policy_is_within_5_percent_of_torchs_tracker(
-    vocab_size: int, talks: Talks
+    vocab_size: int, talks: ConversationSizes
 ) -> None:
     model = fake_language_model(
         2,
@@ -114,10 +112,10 @@ def test_the_estimate_of_a_language_policy_is_within_5_percent_of_torchs_tracker
 def test_the_estimate_of_a_policy_that_sees_is_within_5_percent_of_torchs_tracker() -> None:
     # a block of the tower for each kind of attention
     model = tiny_vision(num_layers=1, depth=2)
-    shown = Talks(prompt=60, scored=20, replied=20, rows=2, images=((168, 140),))
+    shown = ConversationSizes(prompt=60, scored=20, replied=20, rows=2, images=((168, 140),))
     found = compare_talks(model, shown)
     assert abs(found.error) <= 0.05
-    text = estimate_talks(found.size, trace_kept_talks(model, replace(shown, images=())))
+    text = estimate_talks(found.size, trace_kept_conversations(model, replace(shown, images=())))
     assert found.estimate.terms["activations"] > 2 * text.terms["activations"]
 
 

@@ -43,9 +43,9 @@ from vla_rl.learner.distributed.backend import write_staged
 from vla_rl.learner.estimates.rank_memory import PolicySize, rank_memory, require_gpus
 from vla_rl.models.language import VisionLanguageModel, tiny as tiny_language
 from vla_rl.models.mlp import MlpPolicy
-from vla_rl.models.openvla import OpenVla, OpenVlaConfig
+from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
-from vla_rl.models.prismatic.config import LoraConfig
+from vla_rl.models.prismatic.config import LoraConfig, OpenVlaConfig
 from vla_rl.types import SOLE_MEMBER, Trajectory
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -15,7 +15,7 @@ from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError
 from vla_rl.learner import Demonstration, ImitationConfig, Imitator, OptimizerConfig
 from vla_rl.learner.distributed import ShardedImitator
-from vla_rl.models.images.config import AugmentationConfig
+from vla_rl.models.images import AugmentationConfig
 from vla_rl.models.language import tiny as tiny_language
 from vla_rl.models.language.demonstrations import chat_demonstration
 from vla_rl.run.imitation import augmented_batches, seeded_batches, tiny_policy

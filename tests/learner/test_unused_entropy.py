@@ -13,7 +13,7 @@ from benchmarks.gpu.tiny_policies import demonstrated, observation, policy_on_ho
 from vla_rl.engines import DeviceLane
 from vla_rl.learner import ImitationConfig, Learner, LearnerConfig
 from vla_rl.learner.imitation import Demonstration, Imitator
-from vla_rl.models.language.token_scores import score_tokens
+from vla_rl.models.language.rows import score_tokens
 
 META = torch.device("meta")
 

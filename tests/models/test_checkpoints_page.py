@@ -12,9 +12,9 @@ import pytest
 import torch
 from golden_checkpoint import HEAD, PROPRIO
 
-from vla_rl.models.openvla_oft import DIALECTS, OpenVlaOft
-from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
+from vla_rl.models.openvla_oft import CONVENTIONS, OpenVlaOft
 from vla_rl.models.prismatic import folder
+from vla_rl.models.prismatic.config import TINY_TOKENIZER
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 
@@ -59,14 +59,14 @@ def test_an_adapter_is_put_on_its_base_and_trained_further(
     run = golden_checkpoint.write(tmp_path / "run", HEAD, PROPRIO)
     golden_checkpoint.write_adapter(run / "lora_adapter")
     monkeypatch.setattr(
-        folder, "downloaded", lambda hub_id, without: {"openvla/openvla-7b": base}[hub_id]
+        folder, "download", lambda hub_id, without: {"openvla/openvla-7b": base}[hub_id]
     )
     assert page["on_its_base"](run).config.lora is None
     assert page["trained_further"](run).config.lora.targets == "all-linear"
 
 
 def test_the_page_names_every_dialect() -> None:
-    assert all(f"`{dialect}`" in PAGE.read_text() for dialect in DIALECTS)
+    assert all(f"`{dialect}`" in PAGE.read_text() for dialect in CONVENTIONS)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ from tiny_vision import write_tiny_vision
 import vla_rl
 from vla_rl.engines.vllm.launch import write_folder
 from vla_rl.learner import TeamState, TrainingState, load_checkpoint, save_checkpoint
-from vla_rl.models import companion_files
+from vla_rl.models import small_files
 from vla_rl.models.language import TinyConfig, load_language_model
 from vla_rl.models.language.tiny import write_tiny
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.openvla import OpenVla
-from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
+from vla_rl.models.prismatic.config import TINY_TOKENIZER
 from vla_rl.models.vllm import serve
 from vla_rl.types import Message, ToolSpec
 
@@ -59,10 +59,10 @@ def test_every_class_that_saves_a_policy_is_among_the_families_of_these_tests() 
         if isinstance(node, ast.FunctionDef) and node.name == "save"
     }
     # the tower is a run's own file, which no policy is loaded from
-    assert savers - {"policy_tower.py"} == {
+    assert savers - {"trajectory_encoders.py"} == {
         "language/policy.py",
         "prismatic/policy.py",
-        "mlp/policy.py",
+        "mlp.py",
     }
 
 
@@ -108,13 +108,13 @@ def test_every_small_file_is_carried_into_what_is_saved(family: str, tmp_path: P
 def test_what_is_too_large_stays_behind_with_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(companion_files, "COMPANION_BYTES", 100)
-    monkeypatch.setattr(companion_files, "SUBFOLDER_BYTES", 100)
+    monkeypatch.setattr(small_files, "COMPANION_BYTES", 100)
+    monkeypatch.setattr(small_files, "SUBFOLDER_BYTES", 100)
     (tmp_path / "movies").mkdir()
     (tmp_path / "movies" / "a.dat").write_bytes(b"x" * 101)
     (tmp_path / "large.dat").write_bytes(b"x" * 101)
     (tmp_path / "small.dat").write_bytes(b"x" * 100)
-    assert companion_files.companion_files(tmp_path) == {"small.dat": b"x" * 100}
+    assert small_files.companion_files(tmp_path) == {"small.dat": b"x" * 100}
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("large.dat, movies/ of")
     assert "stays behind" in line

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from torch import nn
 
-from vla_rl.models.decoder_plan import decoder_plan
+from vla_rl.models.blocks import decoder_plan
 
 CONFIG = SimpleNamespace(
     num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=2, intermediate_size=64

@@ -14,9 +14,9 @@ import torch
 
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.learner import Critic, CriticConfig, Learner, LearnerConfig, OptimizerConfig
-from vla_rl.models.openvla import OpenVla, OpenVlaConfig
+from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny
-from vla_rl.models.prismatic.config import LoraConfig
+from vla_rl.models.prismatic.config import LoraConfig, OpenVlaConfig
 from vla_rl.models.prismatic.public_config import public_name
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, Step, StopReason, Trajectory
 

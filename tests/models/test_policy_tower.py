@@ -15,8 +15,7 @@ from vla_rl.algorithms import EmbeddingConfig, ObservationEncoder
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
-from vla_rl.models.policy_tower import PolicyTowerEncoder
-from vla_rl.models.trajectory_encoders import trajectory_encoder
+from vla_rl.models.trajectory_encoders import PolicyTowerEncoder, trajectory_encoder
 from vla_rl.types import ActionChunk, EnvSpec, EpisodeSpec, Step, StopReason, Trajectory
 
 THREE = EmbeddingConfig(encoder="policy", num_frames=3)

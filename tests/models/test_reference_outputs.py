@@ -25,8 +25,8 @@ from golden_outputs import (
 )
 
 from vla_rl.models.openvla import OpenVla
-from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, continuous
-from vla_rl.models.openvla_oft.heads import NUM_DENOISING_STEPS, denoise
+from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, policy as oft_policy
+from vla_rl.models.openvla_oft.network import NUM_DENOISING_STEPS, denoise
 from vla_rl.models.prismatic.action_tokens import ActionTokenizer
 
 TEMPERATURE = 1.6
@@ -105,7 +105,7 @@ def test_a_diffusion_head_ends_where_openvla_oft_does(
     arrays = golden("openvla_oft")
     first = torch.from_numpy(golden_recipe.tensor("first noise", (1, 8, 7))).flatten(1).double()
     uniforms = torch.special.ndtr(first).expand(len(ROWS), -1)
-    monkeypatch.setattr(continuous, "seeded_uniforms", lambda samplings, number: uniforms)
+    monkeypatch.setattr(oft_policy, "seeded_uniforms", lambda samplings, number: uniforms)
     policy = uncropped(ContinuousOpenVlaOft.load(folders["diffusion"], head="diffusion"))
     numbers, _ = policy.sample(policy.prepare(observations(224)), GREEDY)
     differs = np.abs(

@@ -15,7 +15,6 @@ import public_checkpoint
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from statements import statements_in
 from tiny_vision import write_tiny_vision
 
 import vla_rl
@@ -28,9 +27,9 @@ from vla_rl.models.language.vision_policy import VisionLanguageModel
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft
-from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
-from vla_rl.models.vjepa2.checkpoint import check_folder, load_encoder
-from vla_rl.models.weight_files import INDEX_FILE, SINGLE_FILE
+from vla_rl.models.prismatic.config import TINY_TOKENIZER
+from vla_rl.models.tensor_reading import INDEX_FILE, SINGLE_FILE
+from vla_rl.models.vjepa2 import check_folder, load_encoder
 from vla_rl.util.atomic_folder import MANIFEST, FileEntry, _digest
 
 SHAPE = MlpConfig(state_size=3, action_low=(-1.0,), action_high=(1.0,), num_bins=5, chunk_size=2)
@@ -78,23 +77,23 @@ def load_vjepa2(folder: Path) -> Any:
 
 
 FAMILIES: Final = {
-    "openvla/policy.py": Family(
+    "openvla.py:OpenVla": Family(
         write_public, lambda folder: OpenVla.load(folder, norm_key="libero_goal")
     ),
-    "openvla_oft/policy.py": Family(
+    "openvla_oft/policy.py:OpenVlaOft": Family(
         write_public, lambda folder: OpenVlaOft.load(folder, norm_key="libero_goal")
     ),
-    "openvla_oft/continuous.py": Family(
+    "openvla_oft/policy.py:ContinuousOpenVlaOft": Family(
         write_continuous, lambda folder: ContinuousOpenVlaOft.load(folder, norm_key="libero_goal")
     ),
-    "mlp/policy.py": Family(
+    "mlp.py:MlpPolicy": Family(
         lambda folder: MlpPolicy.create(SHAPE, seed=0).save(folder), MlpPolicy.load
     ),
-    "language/policy.py": Family(write_text, CausalLanguageModel.load),
-    "language/vision_policy.py": Family(write_tiny_vision, load_language_model),
-    "vjepa2/checkpoint.py": Family(write_vjepa2, load_vjepa2),
+    "language/policy.py:CausalLanguageModel": Family(write_text, CausalLanguageModel.load),
+    "language/vision_policy.py:VisionLanguageModel": Family(write_tiny_vision, load_language_model),
+    "vjepa2.py:load_encoder": Family(write_vjepa2, load_vjepa2),
 }
-"""By the file below `vla_rl/models` that has the loader."""
+"""By the loader: its file below `vla_rl/models`, and its class or its own name."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -367,23 +366,28 @@ def test_every_loader_of_a_policy_is_among_the_families_of_these_tests() -> None
     """A class with a method `load`, or a function `load_encoder`: add a new one to FAMILIES."""
     loaders = set()
     for path in MODELS.rglob("*.py"):
-        for node in statements_in(path.read_text()):
-            is_loader = isinstance(node, ast.FunctionDef) and node.name in ("load", "load_encoder")
-            if is_loader and any(
-                each.arg in ("folder", "source", "checkpoint", "config") for each in node.args.args
-            ):
-                loaders.add(str(path.relative_to(MODELS)))
-    assert loaders == FAMILIES.keys() - {"language/vision_policy.py"}
+        for owner in ast.parse(path.read_text()).body:
+            for node in owner.body if isinstance(owner, ast.ClassDef) else [owner]:
+                is_loader = isinstance(node, ast.FunctionDef) and node.name in (
+                    "load",
+                    "load_encoder",
+                )
+                if is_loader and any(
+                    each.arg in ("folder", "source", "checkpoint", "config")
+                    for each in node.args.args
+                ):
+                    loaders.add(f"{path.relative_to(MODELS)}:{owner.name}")
+    assert loaders == FAMILIES.keys() - {"language/vision_policy.py:VisionLanguageModel"}
     # it inherits its loader
     assert "load" not in vars(VisionLanguageModel)
 
 
 READERS: Final = {
-    "models/weight_files.py": {"safe_open", "load"},
-    "models/prismatic/weights.py": {"load"},  # a part: its tensors are checked with the weights
-    "models/prismatic/hub.py": {"snapshot_download"},
+    "models/weight_files.py": {"load"},
+    # tensors are checked by those who read; those of a part with the weights
+    "models/tensor_reading.py": {"safe_open", "load", "snapshot_download"},
     "models/language/checkpoint.py": {"from_pretrained"},
-    "models/vjepa2/checkpoint.py": {"from_pretrained"},
+    "models/vjepa2.py": {"from_pretrained"},
     "learner/checkpoint/files.py": {"load_file"},
     # of a checkpoint that `learner/checkpoint/files.py` has verified and read
     "learner/distributed/backend.py": {"load_file"},

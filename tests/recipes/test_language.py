@@ -20,7 +20,7 @@ from vla_rl.cli.command_line import Launch, TrainingLaunch, parse_command
 from vla_rl.envs.text.tasks.questions import COLOURS, draw_square
 from vla_rl.errors import ConfigError, DataError
 from vla_rl.learner import LearnerConfig
-from vla_rl.models.example_talks import Talks, image_tokens
+from vla_rl.models.example_inputs import ConversationSizes, count_image_tokens
 from vla_rl.models.language import (
     CausalLanguageModel,
     TinyConfig,
@@ -326,8 +326,8 @@ def test_the_plan_counts_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     # the tower's blocks keep at least their products, each 32 or 48 numbers for a patch
     assert added > DEPTH * shown * 4 * (3 * 32 + 3 * 48)
     # what is refused without room for it: the images alone, held against torch's tracker
-    (tokens,) = image_tokens(model, ((SIZE, SIZE),))
-    shortest = Talks(tokens + 1, 1, 1, rows=2, images=((SIZE, SIZE),))
+    (tokens,) = count_image_tokens(model, ((SIZE, SIZE),))
+    shortest = ConversationSizes(tokens + 1, 1, 1, rows=2, images=((SIZE, SIZE),))
     tracked = compare_talks(model, shortest)
     assert abs(tracked.error) <= 0.05
     kept = tracked.estimate.terms["activations"]

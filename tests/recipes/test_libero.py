@@ -20,8 +20,9 @@ from vla_rl.evaluation.conditions import note_conditions
 from vla_rl.evaluation.held_out import HeldOutResult, results_path
 from vla_rl.evaluation.results import line_outlet
 from vla_rl.learner import LearnerConfig, OptimizerConfig, latest_checkpoint
-from vla_rl.models.openvla import OpenVla, OpenVlaConfig
+from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny
+from vla_rl.models.prismatic.config import OpenVlaConfig
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes import srpo_libero
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig

@@ -27,7 +27,7 @@ from vla_rl.engines import DeviceLane, EngineConfig, PolicyModel, TorchActionEng
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import ConfigError, PolicyError
 from vla_rl.learner import Demonstration, ImitationConfig, Imitator
-from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
+from vla_rl.models.prismatic.config import TINY_TOKENIZER
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
 from vla_rl.recipes.libero_training import LiberoConfig, main
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig

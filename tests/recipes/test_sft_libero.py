@@ -24,16 +24,15 @@ from vla_rl.models.images.augmentation import AugmentationConfig
 from vla_rl.models.loading import (
     CheckpointConfig,
     CheckpointFormat,
-    described,
-    digest_of,
-    family_of,
+    compute_digest,
+    count_weight_bytes,
+    describe_policy,
     load_policy,
-    weight_bytes,
+    read_family,
 )
 from vla_rl.models.openvla import OpenVla
-from vla_rl.models.openvla_oft import DIALECTS, ContinuousOpenVlaOft, OpenVlaOft, tiny
-from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
-from vla_rl.models.prismatic.config import ProprioConfig, TaughtPictures
+from vla_rl.models.openvla_oft import CONVENTIONS, ContinuousOpenVlaOft, OpenVlaOft, tiny
+from vla_rl.models.prismatic.config import TINY_TOKENIZER, ProprioConfig, TrainingImages
 from vla_rl.recipes.sft_libero import SftLiberoConfig, main
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.run.imitation import Samples, augmented_batches, tiny_policy
@@ -103,7 +102,7 @@ async def test_a_policy_is_taught_from_each_layout(
     # LIBERO's files show nothing from before the first action
     num_samples = 8 if layout == "hdf5" else 10
     assert f"{num_samples} samples of 2 episodes" in capsys.readouterr().out
-    assert family_of(str(folder)) == "openvla_oft"
+    assert read_family(str(folder)) == "openvla_oft"
     assert OpenVlaOft.load(folder).config.chunk_size == 8
 
 
@@ -114,7 +113,7 @@ async def test_a_policy_says_what_pictures_it_was_taught_and_those_of_two_kinds_
     settings = {"image_size": 84, "quality": "fast", "assets": str(find_assets(STAND_INS).path)}
     (demos / "libero_goal/5.settings.json").write_text(json.dumps({**settings, "noise": 0.25}))
     taught = OpenVlaOft.load(await sft(tmp_path)).config.pictures
-    assert taught == TaughtPictures(image_size=84, quality="fast", assets=STAND_INS)
+    assert taught == TrainingImages(image_size=84, quality="fast", assets=STAND_INS)
     (demos / "libero_goal/6.settings.json").write_text(json.dumps({**settings, "quality": "exact"}))
     with pytest.raises(ConfigError, match=r"6.settings.json says .*'exact'.* one kind"):
         await sft(tmp_path, out=str(tmp_path / "more"))
@@ -145,7 +144,7 @@ async def test_a_continuous_policy_goes_on_from_a_checkpoint(tmp_path: Path) -> 
     written("lerobot", tmp_path / "demos")
     first = await sft(tmp_path, tiny_head="l1")
     second = await sft(tmp_path, checkpoint=str(first), out=str(tmp_path / "more"))
-    assert family_of(str(second)) == "continuous"
+    assert read_family(str(second)) == "continuous"
     before, after = (
         ContinuousOpenVlaOft.load(folder).checkpoint_tensors() for folder in (first, second)
     )
@@ -356,7 +355,7 @@ def test_a_policy_of_another_robot_is_refused_in_libero(
 
 
 def test_how_a_policy_acts_is_said_in_a_line() -> None:
-    assert described(tiny_policy("l1", None, seed=0)) == (
+    assert describe_policy(tiny_policy("l1", None, seed=0)) == (
         "OpenVLA-OFT, l1: sees image, wrist_image and state (bicubic), decides 8 x 7 numbers by "
         "the statistics 'default' "
         "(bounds_q99, gripper signed), float32"
@@ -414,8 +413,8 @@ def test_an_adapter_is_part_of_the_checkpoint_that_a_recipe_loads(
         change = policy.checkpoint_tensors()[f"{layer}.weight"] - before
         # 4 / 2 of ones [32, 2] times ones [2, 192]
         torch.testing.assert_close(change, torch.full_like(change, 4.0))
-        assert weight_bytes(said.opened(checkpoint)) > weight_bytes(plain.opened(str(base)))
-        assert digest_of(said.opened(checkpoint)) != digest_of(plain.opened(str(base)))
+        assert count_weight_bytes(said.open(checkpoint)) > count_weight_bytes(plain.open(str(base)))
+        assert compute_digest(said.open(checkpoint)) != compute_digest(plain.open(str(base)))
     kept = load_policy(str(base), msgspec.structs.replace(asked, adapter_use="train"), "cpu")
     assert kept.config.lora is not None
     assert kept.config.lora.targets == (layer,)
@@ -434,7 +433,7 @@ def test_a_vocabulary_is_openvlas_alone(public: Path) -> None:
         load_policy(str(public), asked, "cpu")
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", CONVENTIONS)
 @pytest.mark.parametrize(
     "family", [pytest.param("openvla", marks=pytest.mark.proof), "openvla_oft"]
 )

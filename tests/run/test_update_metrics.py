@@ -25,7 +25,7 @@ from vla_rl.graph import Update
 from vla_rl.graph.spans import CriticalPath
 from vla_rl.learner import LearnerConfig, UpdateReport
 from vla_rl.learner.flops import TERA, DevicePeak
-from vla_rl.models.example_talks import Talks
+from vla_rl.models.example_inputs import ConversationSizes
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.recipes.srpo_toy import SrpoToyConfig
@@ -317,10 +317,10 @@ def test_a_language_policys_update_is_estimated_from_its_longest_conversations(
     unknown = estimate_run(config, team)
     assert unknown is not None
     # all of the context, of which three replies of 16 tokens are generated
-    assert unknown.talks == Talks(prompt=1, scored=255, replied=48, rows=1000 // 256)
+    assert unknown.talks == ConversationSizes(prompt=1, scored=255, replied=48, rows=1000 // 256)
     known = estimate_run(config, team, heard_tokens=52)
     assert known is not None
-    assert known.talks == Talks(prompt=1, scored=99, replied=48, rows=10)
+    assert known.talks == ConversationSizes(prompt=1, scored=99, replied=48, rows=10)
     shape: Any = speaker().network.config
     each = 2 * shape.num_hidden_layers * shape.hidden_size * 4
     assert known.memory.terms["keys and values"] == (4 + 2) * 100 * each
@@ -329,7 +329,7 @@ def test_a_language_policys_update_is_estimated_from_its_longest_conversations(
     one_turn = msgspec.structs.replace(config, chat=ChatLimits(max_turns=1))
     alone = estimate_run(one_turn, team, heard_tokens=52)
     assert alone is not None
-    assert alone.talks == Talks(prompt=52, scored=32, replied=32, rows=1000 // 84)
+    assert alone.talks == ConversationSizes(prompt=52, scored=32, replied=32, rows=1000 // 84)
 
 
 def test_conversations_that_may_stay_short_are_not_refused(

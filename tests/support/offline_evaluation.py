@@ -25,7 +25,7 @@ async def offline(
     async def done(trajectory: Trajectory) -> None:
         lines.append(line_of(version, trajectory))
 
-    model = loaded_policy("vla_rl.models.mlp.policy:MlpPolicy", policy, "cpu")
+    model = loaded_policy("vla_rl.models.mlp:MlpPolicy", policy, "cpu")
     async with (
         Runtime("offline", fork_servers=fork_servers) as runtime,
         DeviceLane(1) as lane,

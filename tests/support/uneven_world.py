@@ -10,7 +10,6 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from vla_rl.models.mlp import MlpConfig
 from vla_rl.types import EnvSpec, EpisodeSpec, Info, Observation, Sampling
 
 if TYPE_CHECKING:
@@ -18,10 +17,6 @@ if TYPE_CHECKING:
 
 SHORT: Final = 2
 LONG: Final = 16
-
-SHAPE = MlpConfig(
-    state_size=2, action_low=(0.0,), action_high=(1.0,), num_bins=2, chunk_size=1, hidden=(4,)
-)
 
 
 class UnevenEnv(gymnasium.Env[Observation, np.ndarray]):
@@ -74,9 +69,12 @@ def starts(num: int) -> list[EpisodeSpec]:
 
 def policy_that_acts(action: int) -> "MlpPolicy":
     """A policy that always chooses 0, or always 1."""
-    from vla_rl.models.mlp import MlpPolicy
+    from vla_rl.models.mlp import MlpConfig, MlpPolicy
 
-    policy = MlpPolicy.create(SHAPE, seed=0)
+    shape = MlpConfig(
+        state_size=2, action_low=(0.0,), action_high=(1.0,), num_bins=2, chunk_size=1, hidden=(4,)
+    )
+    policy = MlpPolicy.create(shape, seed=0)
     tensors = {name: tensor.clone() for name, tensor in policy.checkpoint_tensors().items()}
     tensors["head.weight"].zero_()
     tensors["head.bias"].zero_()

@@ -147,7 +147,7 @@ ALLOWED = {
     ],
     "reporting/videos.py": ["np.dtype(image.dtype)"],
     # whole files, which torch reads by itself
-    "models/prismatic/weights.py": ["torch.load(path, map_location='cpu', weights_only=True)"],
+    "models/tensor_reading.py": ["torch.load(path, map_location='cpu', weights_only=True)"],
     "models/weight_files.py": [
         "torch.load(path, map_location='cpu', weights_only=True, mmap=zipfile.is_zipfile(path))"
     ],

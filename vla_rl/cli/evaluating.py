@@ -40,7 +40,7 @@ from vla_rl.evaluation.plan import (
 )
 from vla_rl.evaluation.results_file import print_tables, title_of, write_results
 from vla_rl.evaluation.shipped import other_pictures
-from vla_rl.models.loading import described, load_policy, weight_bytes
+from vla_rl.models.loading import count_weight_bytes, describe_policy, load_policy
 from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.run_directory import require_writable
 from vla_rl.rollout import embodied_agent
@@ -122,7 +122,7 @@ async def _evaluate(
         missing = [episode for episode in episodes if key_of(episode) not in file.results]
         if missing:
             player = await asyncio.to_thread(_load, config) if model is None else model
-            print(described(player), flush=True)
+            print(describe_policy(player), flush=True)
             await stop.unless_asked(
                 _play(player, config, conditions, missing, file, run, len(episodes))
             )
@@ -151,7 +151,7 @@ async def _show_plan(
     )
     done = _results_of(folder)
     num_done = sum(key_of(episode) in done for episode in episodes)
-    weights = weight_bytes(config.opened(config.checkpoint_folder))
+    weights = count_weight_bytes(config.open(config.checkpoint_folder))
     print_plan(config, episodes, num_done, config.num_envs, weights, console)
     await _rehearse(config, episodes, folder)
     console.print("everything that the evaluation would read was found")

@@ -11,7 +11,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation.benchmark import Benchmark, SuiteTask, benchmark_of, expected_of
 from vla_rl.evaluation.plan import planned_episodes
 from vla_rl.evaluation.scenes import Quality, Scene
-from vla_rl.models.loading import CheckpointConfig, digest_of
+from vla_rl.models.loading import CheckpointConfig, compute_digest
 from vla_rl.types import EnvSpec
 
 
@@ -155,7 +155,7 @@ def conditions_of(config: EvalConfig) -> dict[str, Any]:
     }
     return {
         "checkpoint": config.checkpoint_folder,
-        "checkpoint_digest": digest_of(config.opened(config.checkpoint_folder)),
+        "checkpoint_digest": compute_digest(config.open(config.checkpoint_folder)),
         **config.found(),
         **{name: getattr(config, name) for name in sorted(names)},
         "image_size": config.scene.image_size,

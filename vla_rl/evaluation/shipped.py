@@ -16,7 +16,7 @@ from vla_rl.models.loading import (
 )
 
 if TYPE_CHECKING:
-    from vla_rl.models.prismatic.config import TaughtPictures
+    from vla_rl.models.prismatic.config import TrainingImages
 
 
 def resolve_checkpoint(checkpoint: str, assets: str | None) -> str:
@@ -74,16 +74,16 @@ def other_pictures(checkpoint: str, source: str, image_size: int, quality: Quali
     return f"{checkpoint} was trained {'; '.join(differences)}: it does worse on these images"
 
 
-def _taught_pictures(checkpoint: str) -> "TaughtPictures | None":
+def _taught_pictures(checkpoint: str) -> "TrainingImages | None":
     # the layouts of checkpoints come with it, which a plan of evaluations does without
-    from vla_rl.models.prismatic.config import TaughtPictures
+    from vla_rl.models.prismatic.config import TrainingImages
     from vla_rl.models.prismatic.public_config import read_extension
 
     folder = Path(checkpoint).expanduser()
     if not is_base_policy(checkpoint):
         return read_extension(folder).pictures
     is_of_stand_ins = folder.resolve() == STAND_INS_BASE_POLICY.resolve()
-    return TaughtPictures(
+    return TrainingImages(
         image_size=BASE_POLICY_IMAGES,
         quality=BASE_POLICY_QUALITY,
         assets=STAND_INS if is_of_stand_ins else "own",

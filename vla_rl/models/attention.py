@@ -92,7 +92,7 @@ def attend(
         return whole
     packed.are_read = True
     if takes_all_rows(query):
-        return _read_at_once(query, key, value, packed, given.get("scaling")), None
+        return _attend_at_once(query, key, value, packed, given.get("scaling")), None
     columns = (torch.split(each, packed.lengths, dim=2) for each in (query, key, value))
     found = [
         sdpa_attention_forward(module, queries, keys, values, None, **given)[0]
@@ -120,7 +120,7 @@ def takes_all_rows(query: Tensor) -> bool:
     )
 
 
-def _read_at_once(
+def _attend_at_once(
     query: Tensor, key: Tensor, value: Tensor, packed: PackedRows, scale: float | None
 ) -> Tensor:
     """Return the attention of all rows, [1, L, H, D], by one kernel."""

@@ -13,40 +13,23 @@ import msgspec
 
 import vla_rl
 from vla_rl.errors import ConfigError
-from vla_rl.models import openvla, openvla_oft
-from vla_rl.models.openvla_oft.config import NewPart
-from vla_rl.models.prismatic.checkpoint_format import CheckpointFormat, Family, refuse_unused
+from vla_rl.models import openvla_oft
+from vla_rl.models.prismatic.config import NewPart, OpenVlaConfig
+from vla_rl.models.prismatic.conventions import (
+    CheckpointFormat as CheckpointFormat,
+    Family as Family,
+    refuse_unused,
+)
 from vla_rl.models.prismatic.public_config import EXTENSION_FILE
-
-__all__ = [
-    "BASE_POLICY",
-    "SHIPPED",
-    "STAND_INS_BASE_POLICY",
-    "CheckpointConfig",
-    "CheckpointFormat",
-    "Device",
-    "Family",
-    "VlaPolicy",
-    "action_head_of",
-    "choose_device",
-    "described",
-    "digest_as_read",
-    "digest_of",
-    "family_of",
-    "is_base_policy",
-    "load_policy",
-    "require_new",
-    "weight_bytes",
-]
 
 if TYPE_CHECKING:
     import torch
 
+    from vla_rl.models.openvla import OpenVla
     from vla_rl.models.prismatic.folder import PublicFolder
 
-    VlaPolicy: TypeAlias = (
-        openvla.OpenVla | openvla_oft.OpenVlaOft | openvla_oft.ContinuousOpenVlaOft
-    )
+    VlaPolicy: TypeAlias = OpenVla | openvla_oft.OpenVlaOft | openvla_oft.ContinuousOpenVlaOft
+
 
 ASSETS: Final = Path(vla_rl.__file__).parent / "assets"
 """Folder of the files that ship."""
@@ -75,6 +58,12 @@ class CheckpointConfig(CheckpointFormat, frozen=True, kw_only=True):
     device: Device = "auto"
     """Device of the policy; auto takes the first GPU, or the CPU if there is none."""
 
+    def open(self, checkpoint: "Path | str | PublicFolder") -> "PublicFolder":
+        """Read the checkpoint with its adapter, without the weights. Raises: CheckpointError."""
+        from vla_rl.models.prismatic.folder import open_folder
+
+        return open_folder(checkpoint, self.adapter)
+
 
 def is_base_policy(checkpoint: str) -> bool:
     """Return whether this names a LIBERO base policy of this package, however it is written."""
@@ -85,7 +74,7 @@ def is_base_policy(checkpoint: str) -> bool:
     )
 
 
-def family_of(checkpoint: "str | PublicFolder") -> Family:
+def read_family(checkpoint: "str | PublicFolder") -> Family:
     """Return the family that a checkpoint names. Raises: ConfigError if it names none;
     CheckpointError if it is not a checkpoint.
     """
@@ -97,7 +86,7 @@ def family_of(checkpoint: "str | PublicFolder") -> Family:
         return "openvla"
     if folder.extension.family == "openvla_oft":
         return "openvla_oft" if folder.extension.head == "tokens" else "continuous"
-    if action_head_of(checkpoint) is not None:
+    if find_action_head(checkpoint) is not None:
         return "continuous"
     raise ConfigError(
         f"{folder.path} does not say which policy it is (no family in {EXTENSION_FILE}, no action "
@@ -106,11 +95,11 @@ def family_of(checkpoint: "str | PublicFolder") -> Family:
     )
 
 
-def action_head_of(checkpoint: "str | PublicFolder") -> Path | None:
+def find_action_head(checkpoint: "str | PublicFolder") -> Path | None:
     """Return the action head's file beside a public checkpoint, if any. Raises: CheckpointError."""
 
     from vla_rl.models.prismatic.folder import open_folder
-    from vla_rl.models.prismatic.weights import find_part
+    from vla_rl.models.tensor_reading import find_part
 
     return find_part(open_folder(checkpoint).folders, "action_head")
 
@@ -134,9 +123,13 @@ def load_policy(
     Raises: ConfigError if the device does not exist, or the family is wrong or has to be given;
     CheckpointError naming what is missing, unknown or damaged.
     """
-    checkpoint = config.opened(checkpoint)
-    family = family_of(checkpoint) if config.policy_family == "auto" else config.policy_family
-    if family != "continuous" and (head := action_head_of(checkpoint)) is not None:
+    # torch, timm and transformers take seconds to import
+    from vla_rl.models.openvla import OpenVla
+    from vla_rl.models.prismatic.folder import open_folder
+
+    checkpoint = open_folder(checkpoint, config.adapter)
+    family = read_family(checkpoint) if config.policy_family == "auto" else config.policy_family
+    if family != "continuous" and (head := find_action_head(checkpoint)) is not None:
         raise ConfigError(
             f"policy_family is {family!r}, but {head.parent} has an action head, {head.name}; set "
             "it to continuous"
@@ -144,7 +137,7 @@ def load_policy(
     place = choose_device(device)
     if family == "openvla":
         refuse_unused(family, new_parts=new_parts or None)
-        return openvla.OpenVla.load(checkpoint, config, device=place)
+        return OpenVla.load(checkpoint, config, device=place)
     if family == "openvla_oft":
         return openvla_oft.OpenVlaOft.load(
             checkpoint, config, new_parts=new_parts, seed=seed, device=place
@@ -154,12 +147,10 @@ def load_policy(
     )
 
 
-def described(policy: "VlaPolicy") -> str:
+def describe_policy(policy: "VlaPolicy") -> str:
     """Describe in one line how a policy acts, as its checkpoint was interpreted."""
     config = policy.config
-    kind = (
-        "OpenVLA" if isinstance(policy, openvla.OpenVla) else f"OpenVLA-OFT, {policy.config.head}"
-    )
+    kind = "OpenVLA" if isinstance(config, OpenVlaConfig) else f"OpenVLA-OFT, {config.head}"
     bounds, dtype = config.action_bounds, next(policy.network.parameters()).dtype
     proprio = getattr(config, "proprio", None)
     state = "" if proprio is None else f" and {proprio.key}"
@@ -184,7 +175,7 @@ def choose_device(asked: Device) -> "torch.device":
     return torch.device("cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def weight_bytes(folder: "PublicFolder") -> int:
+def count_weight_bytes(folder: "PublicFolder") -> int:
     """Return the size of the weight files in bytes."""
     return sum(
         file.stat().st_size
@@ -193,7 +184,7 @@ def weight_bytes(folder: "PublicFolder") -> int:
     )
 
 
-def digest_of(folder: "PublicFolder") -> str:
+def compute_digest(folder: "PublicFolder") -> str:
     """Return a fingerprint of all files of a checkpoint.
 
     It changes with the weights or settings.
@@ -210,15 +201,17 @@ def digest_of(folder: "PublicFolder") -> str:
     return digest.hexdigest()
 
 
-def digest_as_read(folder: str, format: CheckpointFormat) -> str:
+def compute_digest_as_read(folder: str, format: CheckpointFormat) -> str:
     """Return a fingerprint of a checkpoint and of how it is read."""
     names = CheckpointFormat.__struct_fields__
     settings = msgspec.json.encode({name: getattr(format, name) for name in names})
-    digest = digest_of(format.opened(folder))
+    from vla_rl.models.prismatic.folder import open_folder
+
+    digest = compute_digest(open_folder(folder, format.adapter))
     return hashlib.blake2b(digest.encode() + settings, digest_size=16).hexdigest()
 
 
-def require_new(*folders: Path) -> None:
+def require_new_folder(*folders: Path) -> None:
     """Check that a checkpoint can be saved to the folder.
 
     Raises: ConfigError if the folder exists already.

@@ -1,6 +1,6 @@
-"""Files of weights in a checkpoint folder: which there are, and whether they may be used.
+"""Files of weights in a checkpoint folder: whether they may be used.
 
-    folder ─► manifest ─► no adapter beside ─► one source of each tensor ─► digests of the hub ─► file of each tensor
+    folder ─► manifest ─► no adapter beside ─► one source of each tensor ─► digests of the hub
 
 Every policy family opens its folder here (`check_weights`), so a folder that one family refuses, no
 other takes. Nothing is unpickled but tensors, and no code of a folder is run.
@@ -10,34 +10,35 @@ import logging
 import pickle
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vla_rl.errors import CheckpointError
 from vla_rl.learner.checkpoint.folders import HEADER
-from vla_rl.models.prismatic.hub import verify_download
+from vla_rl.models.tensor_reading import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    holds_weights,
+    iterate_tensors,
+    list_some,
+    open_safetensors,
+    tensor_files,
+    tensor_shapes,
+    verify_download,
+)
 from vla_rl.util.atomic_folder import MANIFEST, verify_folder
 from vla_rl.util.finiteness import require_finite
 from vla_rl.util.values import make_disagreement
 
-SINGLE_FILE: Final = "model.safetensors"
-INDEX_FILE: Final = "model.safetensors.index.json"
 MAIN_WEIGHTS: Final = "model*.safetensors"
 """Pattern of the main weights' files; an adapter's files have other names."""
 
 ADAPTER_CONFIG: Final = "adapter_config.json"
-
-NAMES_SHOWN: Final = 8
-
-LFS_POINTER: Final = b"version https://git-lfs"
-"""First bytes of the pointer file that replaces a large file in a repository cloned without Git
-LFS."""
 
 SOURCE: Final = re.compile(
     r"model\.safetensors|model-\d+-of-\d+\.safetensors|pytorch_model(-\d+-of-\d+)?\.bin"
@@ -49,24 +50,6 @@ READ_KINDS: Final = frozenset({".safetensors", ".bin", ".pt", ".json", ".jinja",
 """Kinds of files that a policy may be made of; one that a manifest does not list is refused."""
 
 _log = logging.getLogger(__name__)
-
-
-class IndexMetadata(msgspec.Struct):
-    """Sizes in an index."""
-
-    total_size: int | None = None
-
-
-class Index(msgspec.Struct):
-    """Index from each tensor to its file."""
-
-    weight_map: dict[str, str]
-    metadata: IndexMetadata | None = None
-
-
-def holds_weights(folder: Path) -> bool:
-    """Return whether a folder has main weights, whole or in shards."""
-    return (folder / INDEX_FILE).is_file() or (folder / SINGLE_FILE).is_file()
 
 
 def check_weights(folder: Path) -> None:
@@ -96,7 +79,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     found = {
         name: tensor
         for file, names in by_file.items()
-        for name, tensor in tensors_of(folder / file, names)
+        for name, tensor in iterate_tensors(folder / file, names)
     }
     require_finite(found, folder)
     return found
@@ -129,7 +112,7 @@ def verify_origin(folder: Path) -> None:
     )
     if unlisted:
         raise CheckpointError(
-            f"{folder} has {some(unlisted)}, which {root / MANIFEST} does not list, so nothing "
+            f"{folder} has {list_some(unlisted)}, which {root / MANIFEST} does not list, so nothing "
             "tells whether it belongs to the policy; move it away, or remove the manifest if you "
             "changed the folder on purpose."
         )
@@ -163,43 +146,10 @@ def refuse_adapter_beside(folder: Path) -> None:
     if stray:
         _log.warning(
             "%s in %s is not used: it has no %s, so only the whole weights are read",
-            some(stray),
+            list_some(stray),
             folder,
             ADAPTER_CONFIG,
         )
-
-
-def tensor_files(folder: Path) -> dict[str, str]:
-    """Return the file of each tensor in `folder`.
-
-    Raises: CheckpointError if the folder has no weights or lacks shards.
-    """
-    if (folder / INDEX_FILE).is_file():
-        files = _read_index(folder / INDEX_FILE).weight_map
-        outside = sorted({name for name in files.values() if not _is_below(name)})
-        if outside:
-            raise CheckpointError(
-                f"{folder / INDEX_FILE} names {some(outside)}, expected files of its own folder."
-            )
-        missing = sorted({name for name in files.values() if not (folder / name).is_file()})
-        if missing:
-            raise CheckpointError(
-                f"{folder} lacks {some(missing)} of {len(set(files.values()))} shards that "
-                f"{INDEX_FILE} lists; download them, because the others cannot be used alone."
-            )
-        return files
-    path = folder / SINGLE_FILE
-    if not path.is_file():
-        raise CheckpointError(
-            f"{folder} holds no weights; expected {SINGLE_FILE}, or {INDEX_FILE} and its shards."
-        )
-    with opened(path) as file:
-        return dict.fromkeys(file.keys(), SINGLE_FILE)
-
-
-def _is_below(name: str) -> bool:
-    path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts
 
 
 def refuse_other_sources(folder: Path, files: Mapping[str, str]) -> None:
@@ -221,17 +171,17 @@ def refuse_other_sources(folder: Path, files: Mapping[str, str]) -> None:
     )
     shards = [name for name in present if name in used or "-of-" in name]
     for name in present:
-        names, read = _source(folder / name)
+        names, read = _open_source(folder / name)
         unlisted = sorted(set(names) - files.keys())
         if unlisted and name in shards and name.endswith(".safetensors"):
             raise CheckpointError(
-                f"{folder / name} holds {some(unlisted)}, which {_listing(folder)} does not list; "
+                f"{folder / name} holds {list_some(unlisted)}, which {_listing(folder)} does not list; "
                 "it is a shard of another save, or the index is: move the wrong one away."
             )
         for tensor in names:
             kept = files.get(tensor, name)
             if kept != name and not (folder / kept).samefile(folder / name):
-                ((_, first),) = tensors_of(folder / kept, [tensor])
+                ((_, first),) = iterate_tensors(folder / kept, [tensor])
                 _compare(tensor, folder, (kept, first), (name, read(tensor)))
     if (folder / INDEX_FILE).is_file():
         tensor_shapes(folder, files)
@@ -242,13 +192,13 @@ def require_same_tensors(first: Path, second: Path, remedy: str) -> None:
 
     Raises: CheckpointError naming the tensor that differs, or that one of them lacks.
     """
-    (names, read), (others, read_other) = _source(first), _source(second)
+    (names, read), (others, read_other) = _open_source(first), _open_source(second)
     alone = sorted(set(names) ^ set(others))
     if alone and names and others:
         raise make_disagreement(
             "the same tensors",
             (str(first), f"{len(names)} tensors"),
-            (str(second), f"{len(others)} tensors, {some(alone)} are in one of them"),
+            (str(second), f"{len(others)} tensors, {list_some(alone)} are in one of them"),
             remedy=remedy,
         )
     for name in set(names) & set(others):
@@ -274,13 +224,13 @@ def _compare(
             return
     raise make_disagreement(
         f"the tensor {name} of {folder}",
-        (first_file, _described(one, other)),
-        (second_file, _described(other, one)),
+        (first_file, _describe(one, other)),
+        (second_file, _describe(other, one)),
         remedy=remedy,
     )
 
 
-def _described(tensor: Tensor, other: Tensor) -> str:
+def _describe(tensor: Tensor, other: Tensor) -> str:
     size = f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.")
     if tensor.shape != other.shape or tensor.numel() == 0:
         return size
@@ -288,12 +238,12 @@ def _described(tensor: Tensor, other: Tensor) -> str:
     return f"{size}, number {place} is {tensor.flatten()[place].item():.9g}"
 
 
-def _source(path: Path) -> tuple[list[str], Callable[[str], Tensor]]:
+def _open_source(path: Path) -> tuple[list[str], Callable[[str], Tensor]]:
     """Return the names of a file's tensors, and a function that reads one of them."""
     if path.suffix == ".safetensors":
-        with opened(path) as file:
+        with open_safetensors(path) as file:
             names = list(file.keys())
-        return names, lambda name: next(tensors_of(path, [name]))[1]
+        return names, lambda name: next(iterate_tensors(path, [name]))[1]
     try:
         held = torch.load(
             path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
@@ -312,91 +262,3 @@ def _source(path: Path) -> tuple[list[str], Callable[[str], Tensor]]:
 
 def _listing(folder: Path) -> str:
     return INDEX_FILE if (folder / INDEX_FILE).is_file() else SINGLE_FILE
-
-
-def stored_dtype(folder: Path, name: str) -> torch.dtype:
-    """Return the dtype of one tensor in its file.
-
-    Raises: CheckpointError if there is none of that name.
-    """
-    files = tensor_files(folder)
-    if name not in files:
-        raise CheckpointError(f"{folder} holds no {name} among its {len(files)} tensors.")
-    (found,) = tensors_of(folder / files[name], [name])
-    return found[1].dtype
-
-
-def tensor_shapes(folder: Path, files: Mapping[str, str]) -> dict[str, list[int]]:
-    """Read shapes by name, from the files' headers only.
-
-    Args:
-        folder: the checkpoint.
-        files: the file of each tensor.
-
-    Raises: CheckpointError if a file lacks a tensor that the index says it holds.
-    """
-    by_file: dict[str, list[str]] = {}
-    for name, file in files.items():
-        by_file.setdefault(file, []).append(name)
-    shapes: dict[str, list[int]] = {}
-    for file, names in by_file.items():
-        with opened(folder / file) as found:
-            lost = sorted(set(names) - set(found.keys()))
-            if lost:
-                raise CheckpointError(
-                    f"{folder / file} lacks {some(lost)}, which {INDEX_FILE} says it holds."
-                )
-            shapes |= {name: found.get_slice(name).get_shape() for name in names}
-    return shapes
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of a safetensors file. Raises: CheckpointError if it is damaged."""
-    with opened(path) as file:
-        names = list(file.keys())
-    return dict(tensors_of(path, names))
-
-
-def tensors_of(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
-    """Read some tensors of a safetensors file. Raises: CheckpointError if it is damaged."""
-    with opened(path) as file:
-        for name in names:
-            try:
-                yield name, file.get_tensor(name)
-            except SafetensorError as error:
-                raise CheckpointError(
-                    f"{name} in {path} cannot be read: {error}; the file is damaged."
-                ) from error
-
-
-def refuse_pointer(path: Path) -> None:
-    """Raise CheckpointError if a file is a pointer of Git LFS instead of what it is named for."""
-    with path.open("rb") as file:
-        if file.read(len(LFS_POINTER)) == LFS_POINTER:
-            raise CheckpointError(
-                f"{path} is a Git LFS pointer, not the file itself; fetch it (git lfs pull)."
-            )
-
-
-def opened(path: Path) -> Any:
-    """Open a safetensors file. Raises: CheckpointError if it is damaged, or not there whole."""
-    try:
-        refuse_pointer(path)
-        return safe_open(path, framework="pt", device="cpu")
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{path} is not a whole safetensors file: {error}; download it again."
-        ) from error
-
-
-def some(names: list[str]) -> str:
-    """Return names for an error, the first few of many."""
-    more = len(names) - NAMES_SHOWN
-    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _read_index(path: Path) -> Index:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Index)
-    except (OSError, ValueError, RecursionError) as error:  # not text, or text that is no index
-        raise CheckpointError(f"{path} cannot be read: {error}") from error

@@ -31,11 +31,11 @@ from vla_rl.models.loading import (
     ASSETS,
     CheckpointFormat,
     Device,
-    described,
-    digest_as_read,
+    compute_digest_as_read,
+    describe_policy,
     load_policy,
 )
-from vla_rl.models.openvla import OpenVlaConfig
+from vla_rl.models.prismatic.config import OpenVlaConfig
 from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.pipelines.nodes.rewards import RewardConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart
@@ -284,7 +284,7 @@ async def main(command: Command[TrainingLaunch, SceneTrainingConfig]) -> int:
     episodes, starts = held_out_episodes(config), starts_of(config)
     about = {"scenes": f"train 0-{len(starts) - 1}", "score": config.version}
     film = write_drive_strip if starts[0].env.id == DRIVING else None
-    about[POLICY_DIGEST] = await asyncio.to_thread(digest_as_read, config.policy, FORMAT)
+    about[POLICY_DIGEST] = await asyncio.to_thread(compute_digest_as_read, config.policy, FORMAT)
     judge = score_judge(episodes, config.held_out, film, about[POLICY_DIGEST])
     return await train_driver(command, config.policy, starts, judge, about)
 
@@ -393,7 +393,7 @@ async def train_driver(
         seen["action"],
         seen.get("route_points"),  # NavSim's scenes have none
     )
-    print(f"starting from the policy in {policy}; {described(model)}", flush=True)
+    print(f"starting from the policy in {policy}; {describe_policy(model)}", flush=True)
     return await launch(
         command,
         starts,

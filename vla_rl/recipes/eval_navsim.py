@@ -31,7 +31,7 @@ from vla_rl.envs.driving.scores.plans import read_plans
 from vla_rl.envs.driving.scores.recorded import read_recorded, read_two_stages, recorded_scenes
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import embodied_agent_within_range, play_each
-from vla_rl.models.loading import CheckpointConfig, described
+from vla_rl.models.loading import CheckpointConfig, describe_policy
 from vla_rl.recipes.driving_training import IMAGE_SIZE, load_driver
 from vla_rl.reporting.whole_file import write_whole
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, Trajectory
@@ -143,7 +143,7 @@ async def _planned(config: EvalNavsimConfig, files: list[Path]) -> "dict[str, Fl
     model = await asyncio.to_thread(
         load_driver, config.policy, config, config.device, config.action, None
     )
-    print(described(model))
+    print(describe_policy(model))
     plans: dict[str, Floats] = {}
 
     async def done(trajectory: Trajectory) -> None:

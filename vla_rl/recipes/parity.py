@@ -32,7 +32,7 @@ from vla_rl.evaluation.libero import check_starts, libero_episode, require_for_l
 from vla_rl.evaluation.parity import BOUNDARIES, Comparison, Trace, compare, read_trace, write_trace
 from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality, Scenes
 from vla_rl.evaluation.shipped import resolve_checkpoint
-from vla_rl.models.loading import SHIPPED, CheckpointConfig, described, load_policy
+from vla_rl.models.loading import SHIPPED, CheckpointConfig, describe_policy, load_policy
 from vla_rl.types import Config, Sampling, Trajectory
 from vla_rl.util.values import plain_console
 
@@ -123,7 +123,7 @@ async def main(command: Command[Launch, ParityConfig]) -> int:
             continue
         if policy is None:
             policy = await asyncio.to_thread(_loaded, config)
-            print(described(policy), flush=True)
+            print(describe_policy(policy), flush=True)
         traces.append(await _recorded(config, policy, way, side))
     if config.save is not None:
         await asyncio.to_thread(config.save.mkdir, parents=True, exist_ok=True)

@@ -31,9 +31,8 @@ from vla_rl.envs.driving.planner import (
 )
 from vla_rl.learner import ImitationConfig, OptimizerConfig
 from vla_rl.models import openvla_oft
-from vla_rl.models.loading import Device, choose_device, require_new
-from vla_rl.models.openvla_oft.config import tiny
-from vla_rl.models.prismatic.config import ProprioConfig
+from vla_rl.models.loading import Device, choose_device, require_new_folder
+from vla_rl.models.prismatic.config import ProprioConfig, tiny
 from vla_rl.recipes.driving_training import CROP, IMAGE_SIZE, TAUGHT
 from vla_rl.run.supervised import intermediate_folder, train_supervised
 from vla_rl.types import Config, derive_seed
@@ -179,7 +178,7 @@ def demonstrate(
 async def main(command: Command[Launch, SftDrivingConfig]) -> int:
     """Make demonstrations, train the policy and save it; return the exit status."""
     config = command.config
-    require_new(Path(config.out), intermediate_folder(Path(config.out), config.updates))
+    require_new_folder(Path(config.out), intermediate_folder(Path(config.out), config.updates))
     policy = await asyncio.to_thread(
         new_policy,
         derive_seed(config.seed, "policy"),

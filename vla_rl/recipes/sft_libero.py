@@ -31,23 +31,23 @@ from vla_rl.datasets.recordings import settings_of_pictures
 from vla_rl.envs.libero.assets import STAND_INS, are_stand_ins
 from vla_rl.errors import ConfigError, DataError
 from vla_rl.learner import ImitationConfig, OptimizerConfig
-from vla_rl.models.images.config import AugmentationConfig
+from vla_rl.models.images import AugmentationConfig
 from vla_rl.models.loading import (
     CheckpointConfig,
     CheckpointFormat,
     choose_device,
-    described,
+    describe_policy,
     load_policy,
-    require_new,
+    require_new_folder,
 )
-from vla_rl.models.openvla_oft.config import NewPart
+from vla_rl.models.prismatic.config import NewPart
 from vla_rl.run.supervised import intermediate_folder, train_supervised
 from vla_rl.types import derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.learner import Demonstration
     from vla_rl.models.loading import VlaPolicy
-    from vla_rl.models.prismatic.config import TaughtPictures
+    from vla_rl.models.prismatic.config import TrainingImages
 
 
 _NOTHING_SAID: Final = CheckpointFormat()
@@ -174,7 +174,7 @@ def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) ->
         policy = tiny_policy(config.tiny_head, found, seed=derive_seed(config.seed, "policy"))
         policy.network.to(choose_device(config.device))
     else:
-        folder = config.opened(config.checkpoint)
+        folder = config.open(config.checkpoint)
         if found is not None:
             key = config.norm_key or Path(config.demonstrations).name
             folder, config = (
@@ -191,12 +191,12 @@ def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) ->
     return policy.adapted(lora, seed=derive_seed(config.seed, "adapters"))
 
 
-def taught_pictures(config: SftLiberoConfig) -> "TaughtPictures | None":
+def taught_pictures(config: SftLiberoConfig) -> "TrainingImages | None":
     """Return what the demonstrations show; None for data sets that were not recorded here.
 
     Raises: ConfigError if they show pictures of several kinds.
     """
-    from vla_rl.models.prismatic.config import TaughtPictures
+    from vla_rl.models.prismatic.config import TrainingImages
 
     try:
         settings = settings_of_pictures(Path(config.demonstrations))
@@ -208,7 +208,7 @@ def taught_pictures(config: SftLiberoConfig) -> "TaughtPictures | None":
     # recordings of another machine name a folder that is not here
     is_known = bool(settings["assets"]) and assets.is_dir()
     kind = STAND_INS if are_stand_ins(assets) else "own"
-    return TaughtPictures(
+    return TrainingImages(
         image_size=settings["image_size"],
         quality=settings["quality"],
         assets=kind if is_known else None,
@@ -238,12 +238,12 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     import torch
 
     from vla_rl.learner.imitation_backend import Preparation
-    from vla_rl.models.prismatic.compiled_blocks import COMPILING_TAKES
+    from vla_rl.models.blocks import COMPILATION_NOTICE
     from vla_rl.run import imitation
     from vla_rl.run.supervised import opened_imitator
 
     config = command.config
-    require_new(*folders_of(config).values())
+    require_new_folder(*folders_of(config).values())
     episodes = await asyncio.to_thread(read_demonstrations, config)
     pictures = await asyncio.to_thread(taught_pictures, config)
     policy = await asyncio.to_thread(starting_policy, config, episodes)
@@ -252,8 +252,8 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
         policy.recompute_activations()
     if config.compile_blocks:
         policy.compile_blocks()
-        print(COMPILING_TAKES)
-    print(described(policy))
+        print(COMPILATION_NOTICE)
+    print(describe_policy(policy))
     samples = imitation.Samples(episodes, policy)
     print(
         f"{len(samples)} samples of {len(episodes)} episodes; {config.updates} updates of "

@@ -22,7 +22,7 @@ from vla_rl.envs.text.tasks.arithmetic_conversations import (
 )
 from vla_rl.learner import ImitationConfig, OptimizerConfig
 from vla_rl.models.language import TinyConfig, tiny
-from vla_rl.models.loading import require_new
+from vla_rl.models.loading import require_new_folder
 from vla_rl.run.supervised import train_supervised
 from vla_rl.types import Config, Message, derive_seed
 
@@ -161,7 +161,7 @@ def _lessons(
 async def main(command: Command[Launch, SftTextConfig]) -> int:
     """Train the policy and save it; return the exit status."""
     config = command.config
-    require_new(Path(config.out))
+    require_new_folder(Path(config.out))
     policy = untaught_policy(config)
     num_parameters = sum(parameter.numel() for parameter in policy.network.parameters())
     prompt = policy.render(conversation_of(config, 0)[:1], TOOLS)

@@ -24,7 +24,7 @@ from vla_rl.envs.driving.scores import Version
 from vla_rl.evaluation.driving_strips import write_drive_strip
 from vla_rl.evaluation.first_results import POLICY_DIGEST
 from vla_rl.learner import LearnerConfig, OptimizerConfig
-from vla_rl.models.loading import digest_as_read
+from vla_rl.models.loading import compute_digest_as_read
 from vla_rl.pipelines.config import EmbodiedConfig, FilterConfig, RunConfig
 from vla_rl.recipes.driving_training import (
     CROP,
@@ -148,7 +148,7 @@ async def main(command: Command[TrainingLaunch, SrpoDrivingLoopConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
     episodes = held_out_episodes(config)
-    digest = await asyncio.to_thread(digest_as_read, config.policy, FORMAT)
+    digest = await asyncio.to_thread(compute_digest_as_read, config.policy, FORMAT)
     return await train_driver(
         command,
         config.policy,

@@ -37,7 +37,12 @@ from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.held_out_sets import choosing_numbers, number_ranges
 from vla_rl.evaluation.scenes import Quality, Scene
 from vla_rl.learner import LearnerConfig, OptimizerConfig
-from vla_rl.models.loading import CheckpointFormat, described, digest_as_read, load_policy
+from vla_rl.models.loading import (
+    CheckpointFormat,
+    compute_digest_as_read,
+    describe_policy,
+    load_policy,
+)
 from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
@@ -306,10 +311,10 @@ def starting_policy(config: SuiteTrainingConfig) -> "VlaPolicy":
     if config.recompute_activations:
         policy.recompute_activations()
     if config.compile_blocks:
-        from vla_rl.models.prismatic.compiled_blocks import COMPILING_TAKES
+        from vla_rl.models.blocks import COMPILATION_NOTICE
 
         policy.compile_blocks()
-        print(COMPILING_TAKES, flush=True)
+        print(COMPILATION_NOTICE, flush=True)
     return policy
 
 
@@ -328,13 +333,13 @@ async def main(
     print(_split_of(config), flush=True)
     model = await asyncio.to_thread(starting_policy, config)
     about[POLICY_DIGEST] = await asyncio.to_thread(
-        digest_as_read, config.policy_folder, config.policy_format
+        compute_digest_as_read, config.policy_folder, config.policy_format
     )
     print(
         f"starting from the policy in {config.policy_folder}; rendering quality {config.scene.quality}",
         flush=True,
     )
-    print(described(model), flush=True)
+    print(describe_policy(model), flush=True)
     return await launch(
         command,
         starts_of(config),

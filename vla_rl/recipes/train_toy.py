@@ -24,8 +24,6 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation import HeldOutJudge
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.learner import CriticConfig, LearnerConfig, OptimizerConfig
-from vla_rl.models import mlp
-from vla_rl.models.mlp import MlpConfig
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
@@ -208,6 +206,9 @@ def policy_of(config: TrainToyConfig) -> "MlpPolicy":
     inner = gymnasium.make(config.env_id).action_space if spec.id == CONTROL else action
     state_shape = seen["state"].shape
     assert state_shape is not None
+    # imports torch, which `--help` does without
+    from vla_rl.models.mlp import MlpConfig, MlpPolicy
+
     shape = MlpConfig(
         state_size=int(np.prod(state_shape)),
         action_low=tuple(action.low.tolist()),
@@ -216,7 +217,7 @@ def policy_of(config: TrainToyConfig) -> "MlpPolicy":
         chunk_size=config.chunk_size,
         hidden=config.hidden,
     )
-    return mlp.MlpPolicy.create(shape, seed=derive_seed(config.run.seed, "policy"))
+    return MlpPolicy.create(shape, seed=derive_seed(config.run.seed, "policy"))
 
 
 async def main(command: Command[TrainingLaunch, TrainToyConfig]) -> int:

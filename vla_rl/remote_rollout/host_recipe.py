@@ -25,8 +25,7 @@ from vla_rl.cluster.run_layout import RunShape
 from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.envs.text import is_text_task
 from vla_rl.errors import ConfigError
-from vla_rl.models.policy_tower import PolicyTowerEncoder
-from vla_rl.models.trajectory_encoders import trajectory_encoder
+from vla_rl.models.trajectory_encoders import PolicyTowerEncoder, trajectory_encoder
 from vla_rl.pipelines.config import (
     LearningConfig,
     MixedTrainingConfig,

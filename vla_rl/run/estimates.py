@@ -23,7 +23,7 @@ from vla_rl.learner.estimates.device import (
 from vla_rl.learner.estimates.rank_memory import PolicySize, measure_policy, rank_memory
 from vla_rl.learner.estimates.traced_pass import Kept, TracedPass, trace_kept, trace_pass
 from vla_rl.learner.flops import TERA, DevicePeak, find_device_peak
-from vla_rl.models.example_rows import example_row
+from vla_rl.models.example_inputs import example_row
 from vla_rl.pipelines.config import (
     LearningConfig,
     MixedTrainingConfig,
@@ -34,7 +34,7 @@ from vla_rl.rollout import ChatLimits
 from vla_rl.team.members import Member, Team
 
 if TYPE_CHECKING:
-    from vla_rl.models.example_talks import Talks
+    from vla_rl.models.example_inputs import ConversationSizes
 
 LARGE_BYTES: Final = 10**8
 """Weights from which a policy is meant for a GPU."""
@@ -55,7 +55,7 @@ class RunEstimate:
     """The part of the memory that every run needs: all of it, but for a language policy, whose
     conversations may stay shorter than their limits. The images that they show are in it."""
 
-    talks: "Talks | None" = None
+    talks: "ConversationSizes | None" = None
     """The longest conversations of a language policy."""
 
 
@@ -127,11 +127,11 @@ def _estimate_talks(
     talks = _longest_talks(config, member, heard_tokens, images)
     if talks is None:
         return None
-    from vla_rl.models.example_talks import trace_talks
+    from vla_rl.models.example_inputs import trace_conversations
 
     model: Any = member.model
     learner, engine = member.learner or config.learner, member.engine or config.engine
-    size, traced = measure_policy(model, learner), trace_talks(model, talks)
+    size, traced = measure_policy(model, learner), trace_conversations(model, talks)
     copies = dict(_copies(config, size))
     if engine.kind == "torch":
         slots = engine.max_batch + engine.kept_conversations
@@ -146,10 +146,10 @@ def _longest_talks(
     member: Member,
     heard_tokens: int | None,
     images: tuple[tuple[int, int], ...],
-) -> "Talks | None":
+) -> "ConversationSizes | None":
     """Return the longest conversations of a language policy; None if its family is not ours."""
     # imports transformers' language models, which no other run needs
-    from vla_rl.models.example_talks import longest_talks
+    from vla_rl.models.example_inputs import longest_conversations
     from vla_rl.models.language import CausalLanguageModel
 
     if not isinstance(member.model, CausalLanguageModel):
@@ -159,7 +159,7 @@ def _longest_talks(
         if isinstance(config, TextTrainingConfig | MixedTrainingConfig)
         else ChatLimits()
     )
-    return longest_talks(
+    return longest_conversations(
         member.model,
         member.engine or config.engine,
         member.learner or config.learner,
@@ -171,9 +171,11 @@ def _longest_talks(
     )
 
 
-def _certain_of_talks(config: LearningConfig, member: Member, talks: "Talks") -> GpuEstimate:
+def _certain_of_talks(
+    config: LearningConfig, member: Member, talks: "ConversationSizes"
+) -> GpuEstimate:
     """Estimate what remains if all conversations stay short: the images that they show."""
-    from vla_rl.models.example_talks import shortest_talks, trace_kept_talks
+    from vla_rl.models.example_inputs import shortest_conversations, trace_kept_conversations
 
     model: Any = member.model
     learner = member.learner or config.learner
@@ -182,7 +184,7 @@ def _certain_of_talks(config: LearningConfig, member: Member, talks: "Talks") ->
         episodes = config.scheduler.groups_per_update * config.episodes_per_group
         least = -(-min(learner.minibatch_trajectories or episodes, episodes) // learner.row_groups)
         rows = min(talks.rows, least)
-        kept = trace_kept_talks(model, shortest_talks(model, talks.images, rows))
+        kept = trace_kept_conversations(model, shortest_conversations(model, talks.images, rows))
     return estimate_gpu(size, learner, kept, recomputes=False, rows=1, copies=_copies(config, size))
 
 

@@ -11,22 +11,20 @@ import torch
 from vla_rl.datasets import RecordedEpisode
 from vla_rl.errors import DataError
 from vla_rl.learner.imitation import Demonstration
+from vla_rl.models.images import AugmentationConfig
 from vla_rl.models.images.augmentation import training_pipeline
-from vla_rl.models.images.config import AugmentationConfig
-from vla_rl.models.openvla import OpenVlaConfig
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny
 from vla_rl.models.openvla_oft.checkpoint import EPSILON
-from vla_rl.models.prismatic.config import ProprioConfig
+from vla_rl.models.prismatic.config import OpenVlaConfig, ProprioConfig
 from vla_rl.models.prismatic.folder import PublicFolder
-from vla_rl.models.prismatic.processor import PrismaticBatch, PrismaticProcessor
+from vla_rl.models.prismatic.processor import PrismaticBatch, PrismaticProcessor, read_tokenizer
 from vla_rl.models.prismatic.public_config import Extension
-from vla_rl.models.prismatic.saving import read_tokenizer
 from vla_rl.models.prismatic.statistics import (
     STATISTICS_FILE,
     Statistics,
-    bounds_of,
-    gripper_of,
-    proprio_of,
+    get_action_bounds,
+    get_gripper,
+    get_proprio,
 )
 from vla_rl.types import Observation
 
@@ -161,10 +159,10 @@ def tiny_policy(
         found = msgspec.convert(dict(statistics), Statistics)
         config = msgspec.structs.replace(
             config,
-            action_bounds=bounds_of(
-                found, "bounds_q99", gripper=gripper_of(found, Extension()), epsilon=EPSILON
+            action_bounds=get_action_bounds(
+                found, "bounds_q99", gripper=get_gripper(found, Extension()), epsilon=EPSILON
             ),
-            proprio=proprio_of(found, "bounds_q99", "state", "zero"),
+            proprio=get_proprio(found, "bounds_q99", "state", "zero"),
         )
     return (
         OpenVlaOft.create(config, seed)
@@ -190,7 +188,7 @@ def with_statistics(folder: PublicFolder, statistics: Mapping[str, Any], key: st
     }
     found = msgspec.convert(dict(statistics), Statistics)
     extension = msgspec.structs.replace(
-        folder.extension, norm_key=key, gripper=gripper_of(found, Extension()), epsilon=EPSILON
+        folder.extension, norm_key=key, gripper=get_gripper(found, Extension()), epsilon=EPSILON
     )
     return replace(
         folder, files=files, extension=extension, statistics=folder.statistics.with_set(key, found)

@@ -33,7 +33,7 @@ from vla_rl.learner.estimates.device import GIB, GpuEstimate, estimate_gpu
 from vla_rl.learner.estimates.rank_memory import measure_network
 from vla_rl.learner.estimates.traced_pass import trace_kept
 from vla_rl.learner.flops import TERA
-from vla_rl.models.example_rows import example_row
+from vla_rl.models.example_inputs import example_row
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.run.update_metrics import Utilization
 

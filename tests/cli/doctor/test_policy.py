@@ -10,7 +10,7 @@ from vla_rl.cli.doctor import Patient
 from vla_rl.cli.doctor.policy import checkpoint_that_acts, entropy_share
 from vla_rl.models.loading import BASE_POLICY
 from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.models.openvla_oft.config import tiny
+from vla_rl.models.prismatic.config import tiny
 
 
 def test_a_head_that_was_never_trained_for_tokens_is_named(tmp_path: Path) -> None:

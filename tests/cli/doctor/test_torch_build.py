@@ -30,7 +30,7 @@ def test_a_trunk_that_attends_causally_is_named(
     def one_way(lengths: torch.Tensor, width: int) -> torch.Tensor:
         return torch.ones(width, width, dtype=torch.bool).tril()[None, None]
 
-    monkeypatch.setattr(network, "both_ways", one_way)
+    monkeypatch.setattr(network, "bidirectional_mask", one_way)
     assert "attends causally" in words(torch_that_computes(PATIENT))
 
 

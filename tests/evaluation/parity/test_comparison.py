@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from libero_bounds import LIBERO_BOUNDS
 from PIL import Image
 
 from vla_rl.errors import DataError
@@ -14,8 +15,8 @@ from vla_rl.evaluation.parity import Trace, TraceEntry, compare
 from vla_rl.evaluation.parity.recording import trace_of
 from vla_rl.models.images.pipeline import image_stages
 from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.models.openvla_oft.config import tiny
-from vla_rl.models.prismatic.action_tokens import LIBERO_BOUNDS, ActionScaler
+from vla_rl.models.prismatic.action_tokens import ActionScaler
+from vla_rl.models.prismatic.config import tiny
 from vla_rl.types import (
     ActionChunk,
     EnvSpec,

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from vla_rl.errors import ConfigError
+from vla_rl.models.images import ImagePipelineName
 from vla_rl.models.images.augmentation import (
     AugmentationConfig,
-    Draws,
+    AugmentationDraws,
     augment,
-    draw,
+    draw_augmentation,
     training_pipeline,
 )
-from vla_rl.models.images.names import ImagePipelineName
 from vla_rl.models.images.pipeline import image_pipeline
 
 SIZE = 16
@@ -27,7 +27,7 @@ def images(num: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, 256, (num, 3, SIZE, SIZE), generator=generator, dtype=torch.uint8)
 
 
-def draws(**changed: float) -> Draws:
+def draws(**changed: float) -> AugmentationDraws:
     """For one frame; what is not named changes nothing."""
     neutral = {
         "top": 0.5,
@@ -38,7 +38,7 @@ def draws(**changed: float) -> Draws:
         "hue": 0.0,
         **changed,
     }
-    return Draws(
+    return AugmentationDraws(
         **{name: torch.tensor([value], dtype=torch.float32) for name, value in neutral.items()}
     )
 
@@ -60,9 +60,9 @@ def crop(values: np.ndarray, top: float, left: float, area: float) -> np.ndarray
     return out
 
 
-def oracle(image: np.ndarray, drawn: Draws, area: float | None) -> np.ndarray:
+def oracle(image: np.ndarray, drawn: AugmentationDraws, area: float | None) -> np.ndarray:
     """float64 [3, S, S] in [0, 1]."""
-    at = {name: float(getattr(drawn, name)[0]) for name in Draws.__struct_fields__}
+    at = {name: float(getattr(drawn, name)[0]) for name in AugmentationDraws.__struct_fields__}
     values = image.astype(np.float64) / 255
     if area is not None:
         values = crop(values, at["top"], at["left"], area)
@@ -111,11 +111,11 @@ def test_every_step_is_that_of_the_reference(changed: dict[str, float], area: fl
 
 
 def test_the_middle_crop_is_the_one_of_acting() -> None:
-    from vla_rl.models.images.resampling import centre_crop
+    from vla_rl.models.images.pipeline import centre_crop
 
     got = augment(
         images(3),
-        Draws(*[torch.full((3,), value) for value in (0.5, 0.5, 0.0, 1.0, 1.0, 0.0)]),
+        AugmentationDraws(*[torch.full((3,), value) for value in (0.5, 0.5, 0.0, 1.0, 1.0, 0.0)]),
         0.9,
     )
     assert (got.int() - centre_crop(images(3)).int()).abs().max() <= 1
@@ -123,8 +123,8 @@ def test_the_middle_crop_is_the_one_of_acting() -> None:
 
 def test_every_frame_has_draws_of_its_own_from_the_seed() -> None:
     config = AugmentationConfig()
-    first = draw(config, 2000, torch.Generator().manual_seed(3))
-    again = draw(config, 2000, torch.Generator().manual_seed(3))
+    first = draw_augmentation(config, 2000, torch.Generator().manual_seed(3))
+    again = draw_augmentation(config, 2000, torch.Generator().manual_seed(3))
     assert torch.equal(first.hue, again.hue)
     for values, low, high in (
         (first.top, 0.0, 1.0),

@@ -13,10 +13,9 @@ import torch
 from made_pictures import batch_of, picture
 from PIL import Image
 
+from vla_rl.models.images import ImagePipelineName
 from vla_rl.models.images.jpeg import jpeg_round_trip
-from vla_rl.models.images.names import ImagePipelineName
-from vla_rl.models.images.pipeline import image_pipeline
-from vla_rl.models.images.resampling import centre_crop, lanczos3
+from vla_rl.models.images.pipeline import centre_crop, image_pipeline, lanczos3
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "images.npz")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from made_pictures import batch_of, picture
 
-from vla_rl.models.images.resampling import centre_crop, lanczos3, to_uint8, torch_bicubic
+from vla_rl.models.images.pipeline import centre_crop, lanczos3, to_uint8, torch_bicubic
 
 TENSORFLOW = np.load(Path(__file__).parent / "data" / "tensorflow_images.npz")
 """Answers of TensorFlow 2.21 on pictures of `picture`, by what was done to which:

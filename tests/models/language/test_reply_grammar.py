@@ -3,7 +3,7 @@
 import pytest
 
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
-from vla_rl.models.language.reply_grammar import reply_grammar
+from vla_rl.models.language.grammars import reply_grammar
 from vla_rl.types import (
     ANY_REPLY,
     ChoiceFormat,

@@ -8,7 +8,7 @@ import torch
 from storage_bytes import StorageBytes
 from torch import Tensor, nn
 
-from vla_rl.models.language.token_scores import score_tokens
+from vla_rl.models.language.rows import score_tokens
 
 WIDTH = 16
 META = torch.device("meta")

@@ -16,7 +16,7 @@ from vla_rl.engines.chat_interface import make_question
 from vla_rl.errors import CheckpointError, ConfigError, ConversationRejected
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, load_language_model, tiny
 from vla_rl.models.language.demonstrations import chat_demonstration
-from vla_rl.models.language.image_format import ImageChatFormat
+from vla_rl.models.language.images import ImageChatFormat
 from vla_rl.models.language.vision_policy import VisionLanguageModel
 from vla_rl.models.vllm import serve
 from vla_rl.recipes.grpo_text import ARITHMETIC_BASE

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from vla_rl.errors import ConfigError
-from vla_rl.models.openvla import OpenVla, OpenVlaConfig
-from vla_rl.models.openvla_oft.config import TINY_TOKENIZER, tiny
+from vla_rl.models.openvla import OpenVla
+from vla_rl.models.prismatic.config import TINY_TOKENIZER, OpenVlaConfig, tiny
 from vla_rl.types import Sampling
 
 MakeObservation = Callable[..., dict[str, Any]]

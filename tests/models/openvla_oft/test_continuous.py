@@ -22,11 +22,11 @@ from vla_rl.models.openvla_oft import (
     ContinuousOpenVlaOft,
     OpenVlaOft,
     OpenVlaOftConfig,
-    continuous,
+    policy as oft_policy,
     tiny,
 )
-from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
-from vla_rl.models.openvla_oft.heads import add_noise, cumulative_alphas, denoise
+from vla_rl.models.openvla_oft.network import add_noise, cumulative_alphas, denoise
+from vla_rl.models.prismatic.config import TINY_TOKENIZER
 from vla_rl.types import Sampling
 
 MakeObservation = Callable[..., dict[str, Any]]
@@ -323,7 +323,7 @@ def test_pictures_are_looked_at_once_for_all_denoising_steps(
     has_film: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # each step of denoising is the same call: five instead of fifty of them
-    monkeypatch.setattr(continuous, "NUM_DENOISING_STEPS", 5)
+    monkeypatch.setattr(oft_policy, "NUM_DENOISING_STEPS", 5)
     policy = ContinuousOpenVlaOft.create(
         tiny(image_size=28, head="diffusion", has_film=has_film), seed=0
     )

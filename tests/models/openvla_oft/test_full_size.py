@@ -5,11 +5,11 @@ its parts.
 from typing import Any
 
 import torch
+from libero_bounds import LIBERO_BOUNDS
 
-from vla_rl.models.openvla_oft import LIBERO_BOUNDS, OpenVlaOftConfig
-from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
+from vla_rl.models.openvla_oft import OpenVlaOftConfig
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
-from vla_rl.models.prismatic.config import LIBERO_PROPRIO
+from vla_rl.models.prismatic.config import LIBERO_PROPRIO, TINY_TOKENIZER
 from vla_rl.models.prismatic.public_config import public_name
 
 

@@ -6,7 +6,7 @@ import torch
 from storage_bytes import StorageBytes
 from torch import Tensor
 
-from vla_rl.models.example_rows import example_row
+from vla_rl.models.example_inputs import example_row
 from vla_rl.models.openvla_oft import OpenVlaOft, OpenVlaOftConfig
 from vla_rl.models.prismatic.config import LoraConfig
 from vla_rl.models.prismatic.processor import PrismaticBatch

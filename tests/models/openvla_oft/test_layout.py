@@ -8,12 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from libero_bounds import LIBERO_BOUNDS
 from safetensors.torch import load_file, save_file
 
 from vla_rl.errors import CheckpointError
-from vla_rl.models.openvla_oft import LIBERO_BOUNDS, OpenVlaOft, OpenVlaOftConfig
+from vla_rl.models.openvla_oft import OpenVlaOft, OpenVlaOftConfig
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
-from vla_rl.models.weight_files import SINGLE_FILE as TENSOR_FILE
+from vla_rl.models.tensor_reading import SINGLE_FILE as TENSOR_FILE
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from vla_rl.learner import Demonstration, ImitationConfig, Imitator, OptimizerCo
 from vla_rl.learner.imitation_backend import make_sft_log_probs
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.models.openvla_oft.config import tiny
+from vla_rl.models.prismatic.config import tiny
 from vla_rl.types import Observation
 
 

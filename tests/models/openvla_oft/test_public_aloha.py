@@ -18,8 +18,7 @@ from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.loading import CheckpointFormat, load_policy
 from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft
-from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
-from vla_rl.models.prismatic.config import LoraConfig
+from vla_rl.models.prismatic.config import TINY_TOKENIZER, LoraConfig
 from vla_rl.types import Sampling
 
 CAMERAS = ("image", "left_wrist_image", "right_wrist_image")

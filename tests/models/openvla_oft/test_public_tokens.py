@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
+from vla_rl.models.prismatic.config import TINY_TOKENIZER
 from vla_rl.types import Sampling
 
 INSTRUCTIONS = ("push", "pick up the black bowl on the stove and place it on the plate")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.models.openvla_oft.config import tiny
+from vla_rl.models.prismatic.config import tiny
 from vla_rl.types import Observation, Sampling
 
 

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from libero_bounds import LIBERO_BOUNDS
 
 from vla_rl.errors import ConfigError
-from vla_rl.models.openvla_oft import LIBERO_BOUNDS, ActionBounds, ActionTokenizer, unit_bounds
+from vla_rl.models.openvla_oft import ActionBounds, ActionTokenizer, unit_bounds
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vla_rl.models.openvla import OpenVla, OpenVlaConfig
+from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.models.openvla_oft.config import tiny
+from vla_rl.models.prismatic.config import OpenVlaConfig, tiny
 
 MakeObservation = Callable[..., dict[str, Any]]
 Policy = OpenVla | OpenVlaOft

@@ -16,12 +16,12 @@ from torch._inductor.exc import InvalidCxxCompiler
 from vla_rl.errors import ConfigError
 from vla_rl.learner.estimates.traced_pass import trace_pass
 from vla_rl.learner.flops import flop_counter
-from vla_rl.models.example_rows import example_row
-from vla_rl.models.openvla import OpenVla, OpenVlaConfig
+from vla_rl.models import blocks
+from vla_rl.models.blocks import compile_blocks, require_compiler
+from vla_rl.models.example_inputs import example_row
+from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import OpenVlaOft, OpenVlaOftConfig
-from vla_rl.models.prismatic import compiled_blocks
-from vla_rl.models.prismatic.compiled_blocks import compile_blocks, require_compiler
-from vla_rl.models.prismatic.config import LoraConfig, LoraTargets
+from vla_rl.models.prismatic.config import LoraConfig, LoraTargets, OpenVlaConfig
 from vla_rl.types import Sampling
 
 MakeObservation = Callable[..., dict[str, Any]]
@@ -235,6 +235,6 @@ def test_a_gpu_without_triton_is_refused_with_what_to_do(monkeypatch: pytest.Mon
     with pytest.raises(ConfigError, match="triton is missing or does not support this GPU"):
         require_compiler(torch.device("cuda"))
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
-    monkeypatch.setattr(compiled_blocks.shutil, "which", lambda _: None)
+    monkeypatch.setattr(blocks.shutil, "which", lambda _: None)
     with pytest.raises(ConfigError, match="there is no C compiler"):
         require_compiler(torch.device("cuda"))

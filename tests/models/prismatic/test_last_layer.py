@@ -9,8 +9,7 @@ from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from vla_rl.models.prismatic.config import LlmConfig
-from vla_rl.models.prismatic.sequence import both_ways, gather_rows, is_token
-from vla_rl.models.prismatic.trunk import build_trunk
+from vla_rl.models.prismatic.trunk import bidirectional_mask, build_trunk, gather_rows, token_mask
 
 LENGTHS = torch.tensor([12, 9, 7])
 READ = torch.tensor([[8, 9, 10], [5, 6, 7], [0, 6, 3]])
@@ -19,9 +18,9 @@ MASKS = ("both ways", "causal, padded", "causal, nothing padded")
 
 def mask_of(kind: str) -> Tensor:
     if kind == "both ways":
-        return both_ways(LENGTHS, 12)
+        return bidirectional_mask(LENGTHS, 12)
     return (
-        is_token(LENGTHS, 12) if kind == "causal, padded" else torch.ones(3, 12, dtype=torch.bool)
+        token_mask(LENGTHS, 12) if kind == "causal, padded" else torch.ones(3, 12, dtype=torch.bool)
     )
 
 

@@ -11,9 +11,9 @@ import torch
 from shallow_networks import shallow
 
 from vla_rl.errors import ConfigError
-from vla_rl.models.openvla import OpenVla, OpenVlaConfig
+from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny
-from vla_rl.models.prismatic.config import LoraConfig
+from vla_rl.models.prismatic.config import LoraConfig, OpenVlaConfig
 from vla_rl.types import Sampling
 
 MakeObservation = Callable[..., dict[str, Any]]

@@ -22,11 +22,10 @@ from safetensors.torch import load_file, save_file
 from vla_rl.errors import CheckpointError
 from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft
-from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
-from vla_rl.models.prismatic.config import LoraConfig
+from vla_rl.models.prismatic.adapters import MAY_DIFFER
+from vla_rl.models.prismatic.config import TINY_TOKENIZER, LoraConfig
 from vla_rl.models.prismatic.folder import open_folder
-from vla_rl.models.prismatic.hub import downloaded
-from vla_rl.models.prismatic.peft_adapter import MAY_DIFFER
+from vla_rl.models.tensor_reading import download
 
 MakeObservation = Callable[..., dict[str, Any]]
 
@@ -497,7 +496,7 @@ def test_an_adapter_is_fetched_where_there_are_no_weights_without_it(
     hub: dict[str, Path], trained: Path, merged: ContinuousOpenVlaOft
 ) -> None:
     OpenVlaOft.load("lab/merged")
-    assert not (downloaded("lab/merged", without=["*"]) / "lora_adapter").exists()
+    assert not (download("lab/merged", without=["*"]) / "lora_adapter").exists()
     config = trained / "lora_adapter" / "adapter_config.json"
     before = config.read_text()
     # OpenVLA-OFT's training notes where the hub's client kept the base
@@ -513,6 +512,6 @@ def test_an_adapter_is_fetched_where_there_are_no_weights_without_it(
 
 def test_main_weights_beside_an_adapter_are_not_fetched(hub: dict[str, Path], base: Path) -> None:
     OpenVlaOft.load(base, adapter="lab/merged")
-    names = {path.name for path in downloaded("lab/merged", without=["*"]).iterdir()}
+    names = {path.name for path in download("lab/merged", without=["*"]).iterdir()}
     assert "model.safetensors" not in names
     assert "lora_adapter" in names

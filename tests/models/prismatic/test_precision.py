@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vla_rl.models.example_rows import example_row
+from vla_rl.models.example_inputs import example_row
 from vla_rl.models.openvla_oft import OpenVlaOft, OpenVlaOftConfig
 
 

@@ -14,9 +14,8 @@ import torch
 
 from vla_rl.errors import CheckpointError
 from vla_rl.models.openvla import OpenVla
-from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
-from vla_rl.models.prismatic.config import PUBLIC_PIXELS
-from vla_rl.models.prismatic.preprocessor import PREPROCESSOR_FILE, read_pixel_scaling
+from vla_rl.models.prismatic.config import PUBLIC_PIXELS, TINY_TOKENIZER
+from vla_rl.models.prismatic.folder import PREPROCESSOR_FILE, read_pixel_scaling
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], "inplace": False}
 HALF = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5], "inplace": False}

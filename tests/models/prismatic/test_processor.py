@@ -3,6 +3,7 @@ not fit.
 """
 
 import io
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,15 +14,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from vla_rl.models.openvla_oft import (
-    OpenVlaOft,
-    OpenVlaOftConfig,
-    ProprioConfig,
-    make_tokenizer,
-)
-from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
-from vla_rl.models.prismatic.config import PUBLIC_PIXELS
-from vla_rl.models.prismatic.processor import PrismaticProcessor, prompt_of
+from vla_rl.models.openvla_oft import OpenVlaOft, OpenVlaOftConfig, ProprioConfig
+from vla_rl.models.prismatic.config import PUBLIC_PIXELS, TINY_TOKENIZER
+from vla_rl.models.prismatic.processor import PrismaticProcessor, format_prompt
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "make_tokenizer.py"
 
 MakeObservation = Callable[..., dict[str, Any]]
 
@@ -33,7 +30,7 @@ def tokenizer() -> Tokenizer:
 
 def test_the_prompt_is_openvlas_question_in_lower_case() -> None:
     assert (
-        prompt_of("Turn on the Stove") == "In: What action should the robot take to turn on "
+        format_prompt("Turn on the Stove") == "In: What action should the robot take to turn on "
         "the stove?\nOut: "
     )
 
@@ -60,7 +57,7 @@ def test_the_shipped_tokenizer_is_what_its_script_makes(
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # no threads that stay
     monkeypatch.setattr(sys, "argv", ["make_tokenizer", str(made)])
     monkeypatch.setattr(sys, "stdin", io.StringIO(instructions))
-    make_tokenizer.main()
+    runpy.run_path(str(SCRIPT), run_name="__main__")
     assert made.read_text() == TINY_TOKENIZER.read_text()
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from libero_bounds import LIBERO_BOUNDS
 from tokenizers import AddedToken, Tokenizer, models, normalizers, processors
 
 from vla_rl.errors import ConfigError
-from vla_rl.models.openvla_oft import LIBERO_BOUNDS, OpenVlaOftConfig
-from vla_rl.models.prismatic.processor import PrismaticProcessor
-from vla_rl.models.prismatic.saving import read_tokenizer
+from vla_rl.models.openvla_oft import OpenVlaOftConfig
+from vla_rl.models.prismatic.processor import PrismaticProcessor, read_tokenizer
 
 EXCERPT = Path(__file__).parent / "data" / "llama_vocabulary_excerpt.json"
 """Of Llama 2's 32,000 pieces and 61,249 merges those that the two prompts below consist of: ids,

@@ -18,8 +18,8 @@ import torch
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft
-from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
 from vla_rl.models.prismatic import weights
+from vla_rl.models.prismatic.config import TINY_TOKENIZER
 from vla_rl.util.atomic_folder import MANIFEST
 
 HUB_ID, REVISION = "somebody/openvla-7b-tiny", "0123456789abcdef0123456789abcdef01234567"

@@ -24,14 +24,9 @@ from vla_rl.engines.cuda_graphs import (
     pad_num_rows,
 )
 from vla_rl.errors import ConfigError
-from vla_rl.models.openvla import OpenVla, OpenVlaConfig
-from vla_rl.models.openvla_oft import (
-    ContinuousOpenVlaOft,
-    OpenVlaOft,
-    OpenVlaOftConfig,
-    continuous,
-)
-from vla_rl.models.prismatic.config import LoraConfig
+from vla_rl.models.openvla import OpenVla
+from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, OpenVlaOftConfig, policy
+from vla_rl.models.prismatic.config import LoraConfig, OpenVlaConfig
 from vla_rl.types import Sampling
 
 MakeObservation = Callable[..., dict[str, Any]]
@@ -52,7 +47,7 @@ def any_policy(
     request: pytest.FixtureRequest, config: OpenVlaOftConfig, monkeypatch: pytest.MonkeyPatch
 ) -> Policy:
     # each step of denoising is the same call: three instead of fifty of them
-    monkeypatch.setattr(continuous, "NUM_DENOISING_STEPS", 3)
+    monkeypatch.setattr(policy, "NUM_DENOISING_STEPS", 3)
     config = shallow(config)
     if request.param == "openvla":
         shared = {

@@ -12,10 +12,10 @@ from vla_rl.models.prismatic.statistics import (
     STATISTICS_FILE,
     Range,
     Statistics,
-    bounds_of,
     choose_key,
-    gripper_of,
-    proprio_of,
+    get_action_bounds,
+    get_gripper,
+    get_proprio,
     read_statistics,
 )
 
@@ -80,8 +80,8 @@ BOTH_ENDS = Statistics(
 
 
 def test_bounds_are_percentiles_or_ends() -> None:
-    percentiles = bounds_of(BOTH_ENDS, "bounds_q99", gripper="openvla", epsilon=0.0)
-    ends = bounds_of(BOTH_ENDS, "bounds", gripper="openvla", epsilon=0.0)
+    percentiles = get_action_bounds(BOTH_ENDS, "bounds_q99", gripper="openvla", epsilon=0.0)
+    ends = get_action_bounds(BOTH_ENDS, "bounds", gripper="openvla", epsilon=0.0)
     assert (percentiles.low, percentiles.high) == ((-1.0, 0.0), (1.0, 1.0))
     assert (ends.low, ends.high) == ((-2.0, 0.0), (2.0, 1.0))
     assert percentiles.is_scaled == (True, True)
@@ -92,7 +92,7 @@ def test_bounds_are_percentiles_or_ends() -> None:
 )
 def test_bounds_without_their_numbers_are_refused(ends: Range) -> None:
     with pytest.raises(CheckpointError, match="the action statistics have no q01 and q99"):
-        bounds_of(Statistics(action=ends), "bounds_q99", gripper="openvla", epsilon=0.0)
+        get_action_bounds(Statistics(action=ends), "bounds_q99", gripper="openvla", epsilon=0.0)
 
 
 @pytest.mark.parametrize(
@@ -107,20 +107,20 @@ def test_bounds_without_their_numbers_are_refused(ends: Range) -> None:
 def test_the_gripper_is_read_from_what_is_not_scaled(
     mask: tuple[bool, ...] | None, expected: str
 ) -> None:
-    assert gripper_of(Statistics(action=Range(mask=mask)), Extension()) == expected
+    assert get_gripper(Statistics(action=Range(mask=mask)), Extension()) == expected
 
 
 def test_the_checkpoints_own_setting_counts_before_its_statistics() -> None:
     scaled = Statistics(action=Range(mask=(True, True)))
-    assert gripper_of(scaled, Extension(gripper="openvla")) == "openvla"
+    assert get_gripper(scaled, Extension(gripper="openvla")) == "openvla"
 
 
 def test_proprioception_is_scaled_whole_or_refused() -> None:
-    assert proprio_of(BOTH_ENDS, "bounds_q99", "state", "zero") is None
+    assert get_proprio(BOTH_ENDS, "bounds_q99", "state", "zero") is None
     whole = Range(q01=(0.0,), q99=(2.0,), mask=(True,))
-    found = proprio_of(Statistics(action=Range(), proprio=whole), "bounds_q99", "state", "zero")
+    found = get_proprio(Statistics(action=Range(), proprio=whole), "bounds_q99", "state", "zero")
     assert found is not None
     assert (found.key, found.low, found.high) == ("state", (0.0,), (2.0,))
     part = Range(q01=(0.0,), q99=(2.0,), mask=(False,))
     with pytest.raises(CheckpointError, match="expected one that scales every dimension"):
-        proprio_of(Statistics(action=Range(), proprio=part), "bounds_q99", "state", "zero")
+        get_proprio(Statistics(action=Range(), proprio=part), "bounds_q99", "state", "zero")

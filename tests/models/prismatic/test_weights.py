@@ -19,16 +19,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from vla_rl.errors import CheckpointError, ConfigError
-from vla_rl.models.openvla import OpenVla
-from vla_rl.models.openvla.network import OpenVlaNetwork
-from vla_rl.models.openvla.policy import config_of
+from vla_rl.models.openvla import OpenVla, OpenVlaNetwork, read_config
 from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.models.openvla_oft.config import TINY_TOKENIZER, tiny
-from vla_rl.models.prismatic.checkpoint_format import CheckpointFormat
-from vla_rl.models.prismatic.config import LlmConfig
+from vla_rl.models.prismatic.config import TINY_TOKENIZER, LlmConfig, tiny
+from vla_rl.models.prismatic.conventions import CheckpointFormat
 from vla_rl.models.prismatic.folder import open_folder
 from vla_rl.models.prismatic.public_config import public_name
-from vla_rl.models.prismatic.trunk import build_trunk, refuse_causal
+from vla_rl.models.prismatic.trunk import build_trunk, require_bidirectional
 
 SHARD = "model-00002-of-00002.safetensors"
 
@@ -253,7 +250,7 @@ def test_a_causal_trunk_is_refused_at_the_first_decision(is_masked: bool) -> Non
 def test_a_trunk_that_looks_both_ways_passes() -> None:
     network = OpenVlaOft.create(tiny(image_size=28), seed=0).network
     weight = network.language_model.lm_head.weight
-    refuse_causal(network.hidden_states, weight.shape[1], weight)
+    require_bidirectional(network.hidden_states, weight.shape[1], weight)
 
 
 def test_loading_holds_the_file_about_once(public: Path, folder: Path) -> None:
@@ -269,7 +266,7 @@ def test_loading_holds_the_file_about_once(public: Path, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     for path in folder.glob("model*"):
         path.unlink()
-    large = config_of(open_folder(folder), CheckpointFormat(norm_key="libero_goal"))
+    large = read_config(open_folder(folder), CheckpointFormat(norm_key="libero_goal"))
     with torch.device("meta"):
         state = OpenVlaNetwork(large).state_dict()
     tensors = {public_name(name): torch.zeros(tensor.shape) for name, tensor in state.items()}

@@ -41,9 +41,9 @@ def checkpoint_that_acts(patient: Patient) -> Iterable[Finding]:
     yield from heads
     if heads:
         return
-    from vla_rl.models.loading import weight_bytes
+    from vla_rl.models.loading import count_weight_bytes
 
-    size = weight_bytes(folder)
+    size = count_weight_bytes(folder)
     if size > patient.load_gib * 2**30:
         yield Finding(
             f"{folder.path} has {size / 2**30:.1f} GiB of weights, and was not loaded",
@@ -57,11 +57,11 @@ def checkpoint_that_acts(patient: Patient) -> Iterable[Finding]:
 
 def _trained_for_numbers(folder: "PublicFolder", patient: Patient) -> Iterable[Finding]:
     """Find a folder that would be read as tokens although it was trained for numbers."""
-    from vla_rl.models.loading import action_head_of, family_of
+    from vla_rl.models.loading import find_action_head, read_family
 
-    head = action_head_of(folder)
+    head = find_action_head(folder)
     try:
-        family = family_of(folder) if patient.policy_family == "auto" else patient.policy_family
+        family = read_family(folder) if patient.policy_family == "auto" else patient.policy_family
     except ConfigError as error:
         yield _unreadable(str(folder.path), error)
         return
@@ -78,7 +78,7 @@ def _trained_for_numbers(folder: "PublicFolder", patient: Patient) -> Iterable[F
 
 def _asked_for_actions(folder: "PublicFolder", patient: Patient) -> Iterable[Finding]:
     from vla_rl.models.loading import load_policy
-    from vla_rl.models.prismatic.checkpoint_format import CheckpointFormat
+    from vla_rl.models.prismatic.conventions import CheckpointFormat
 
     format = CheckpointFormat(policy_family=patient.policy_family, norm_key=patient.norm_key)
     try:
@@ -105,7 +105,7 @@ def entropy_share(policy: "VlaPolicy") -> float:
     import numpy as np
     import torch
 
-    from vla_rl.models.example_rows import example_observation
+    from vla_rl.models.example_inputs import example_observation
 
     config = policy.config
     seen = [example_observation(policy, seed) for seed in range(NUM_LOOKS)]

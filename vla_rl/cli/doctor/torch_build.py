@@ -48,9 +48,9 @@ def look_both_ways() -> None:
 
     import torch
 
-    from vla_rl.models.openvla_oft.config import tiny
     from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
-    from vla_rl.models.prismatic.trunk import refuse_causal
+    from vla_rl.models.prismatic.config import tiny
+    from vla_rl.models.prismatic.trunk import require_bidirectional
 
     config = tiny()
     network = OpenVlaOftNetwork(config).eval()
@@ -60,7 +60,7 @@ def look_both_ways() -> None:
     if not bool(patches.isfinite().all()):
         raise ArithmeticError("its patches are not finite")
     weight = network.language_model.lm_head.weight
-    refuse_causal(network.hidden_states, weight.shape[1], weight)
+    require_bidirectional(network.hidden_states, weight.shape[1], weight)
 
 
 def vllm_that_fits(patient: Patient) -> Iterable[Finding]:

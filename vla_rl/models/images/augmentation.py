@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from vla_rl.engines.device_lane import to_device
-from vla_rl.models.images.config import AugmentationConfig
+from vla_rl.models.images import CROPPING, AugmentationConfig, ImagePipelineName
 from vla_rl.models.images.jpeg import jpeg_round_trip
-from vla_rl.models.images.names import CROPPING, ImagePipelineName
-from vla_rl.models.images.pipeline import ImagePipeline, image_pipeline
-from vla_rl.models.images.resampling import lanczos3, to_uint8
+from vla_rl.models.images.pipeline import ImagePipeline, image_pipeline, lanczos3, to_uint8
 
 
-class Draws(msgspec.Struct, frozen=True):
+class AugmentationDraws(msgspec.Struct, frozen=True):
     """Random draws for B frames, float32 [B] each."""
 
     top: Tensor
@@ -34,13 +32,15 @@ class Draws(msgspec.Struct, frozen=True):
     hue: Tensor
 
 
-def draw(config: AugmentationConfig, num_frames: int, generator: torch.Generator) -> Draws:
+def draw_augmentation(
+    config: AugmentationConfig, num_frames: int, generator: torch.Generator
+) -> AugmentationDraws:
     """Draw independently for each frame, from a generator on the CPU."""
 
     def uniform(low: float, high: float) -> Tensor:
         return low + (high - low) * torch.rand(num_frames, generator=generator)
 
-    return Draws(
+    return AugmentationDraws(
         top=uniform(0.0, 1.0),
         left=uniform(0.0, 1.0),
         brightness=uniform(-config.brightness, config.brightness),
@@ -50,7 +50,7 @@ def draw(config: AugmentationConfig, num_frames: int, generator: torch.Generator
     )
 
 
-def augment(images: Tensor, draws: Draws, crop_area: float | None) -> Tensor:
+def augment(images: Tensor, draws: AugmentationDraws, crop_area: float | None) -> Tensor:
     """Augment uint8 [B, 3, S, S] with these draws; return uint8 of the same shape.
 
     `crop_area` None leaves the crop out.
@@ -58,9 +58,9 @@ def augment(images: Tensor, draws: Draws, crop_area: float | None) -> Tensor:
     values = images.float() / 255.0
     if crop_area is not None:
         values = _cropped(values, draws, crop_area).clamp(0.0, 1.0)
-    values = (values + _of_each(draws.brightness, values)).clamp(0.0, 1.0)
+    values = (values + _per_frame(draws.brightness, values)).clamp(0.0, 1.0)
     mean = values.mean(dim=(2, 3), keepdim=True)
-    values = ((values - mean) * _of_each(draws.contrast, values) + mean).clamp(0.0, 1.0)
+    values = ((values - mean) * _per_frame(draws.contrast, values) + mean).clamp(0.0, 1.0)
     hue, saturation, value = _to_hsv(values)
     saturation = (saturation * to_device(draws.saturation, values.device)[:, None, None]).clamp(
         0.0, 1.0
@@ -82,20 +82,22 @@ def training_pipeline(
 
     def cropped(images: Tensor, size: int) -> Tensor:
         resized = lanczos3(jpeg_round_trip(images) if name == "exact" else images, size)
-        return augment(resized, draw(config, len(resized), generator), config.crop_area)
+        return augment(
+            resized, draw_augmentation(config, len(resized), generator), config.crop_area
+        )
 
     def uncropped(images: Tensor, size: int) -> Tensor:
         resized = image_pipeline(name)(images, size)
-        return augment(resized, draw(config, len(resized), generator), None)
+        return augment(resized, draw_augmentation(config, len(resized), generator), None)
 
     return cropped if name in CROPPING else uncropped
 
 
-def _of_each(draws: Tensor, values: Tensor) -> Tensor:
+def _per_frame(draws: Tensor, values: Tensor) -> Tensor:
     return to_device(draws, values.device)[:, None, None, None]
 
 
-def _cropped(values: Tensor, draws: Draws, area: float) -> Tensor:
+def _cropped(values: Tensor, draws: AugmentationDraws, area: float) -> Tensor:
     """Crop boxes of `area` and scale them back bilinearly.
 
     Corner-aligned, as `tf.image.crop_and_resize`.

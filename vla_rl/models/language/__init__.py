@@ -17,9 +17,11 @@ from vla_rl.models.language.tiny import TinyConfig as TinyConfig, tiny as tiny
 from vla_rl.util.imports import lazy_names
 
 if TYPE_CHECKING:
-    from vla_rl.models.language.loading import load_language_model as load_language_model
     from vla_rl.models.language.policy import CausalLanguageModel as CausalLanguageModel
-    from vla_rl.models.language.vision_policy import VisionLanguageModel as VisionLanguageModel
+    from vla_rl.models.language.vision_policy import (
+        VisionLanguageModel as VisionLanguageModel,
+        load_language_model as load_language_model,
+    )
 
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -18,10 +18,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from vla_rl.errors import CheckpointError
-from vla_rl.models.companion_files import companion_files
-from vla_rl.models.prismatic.hub import HUB_ID, downloaded
-from vla_rl.models.two_sources import require_agreement
-from vla_rl.models.weight_files import ADAPTER_CONFIG, check_weights, holds_weights
+from vla_rl.models.small_files import companion_files, require_agreement
+from vla_rl.models.tensor_reading import HUB_ID, download, holds_weights
+from vla_rl.models.weight_files import ADAPTER_CONFIG, check_weights
 from vla_rl.util.finiteness import require_finite
 
 TENSOR_FILE: Final = "model.safetensors"
@@ -141,7 +140,7 @@ def _require_text(folder: Path, files: Mapping[str, bytes]) -> None:
             ) from error
 
 
-def stop_tokens_of(network: Any, tokenizer: Any) -> frozenset[int]:
+def get_stop_tokens(network: Any, tokenizer: Any) -> frozenset[int]:
     """Return the tokens that end a reply: those of the generation configuration, or else of the
     model's, and the tokenizer's end of text.
 
@@ -220,4 +219,4 @@ def local_folder(source: str | Path) -> Path:
         raise CheckpointError(
             f"{source} is not a folder; expected one, or a hub id such as Qwen/Qwen3-0.6B."
         )
-    return downloaded(source, without=("*.pt",))
+    return download(source, without=("*.pt",))

@@ -27,15 +27,17 @@ from vla_rl.engines.policy_model import NO_TOKEN, LanguageModel
 from vla_rl.engines.sampling import Vocabulary
 from vla_rl.learner.plan import TensorPlan, no_tensor_plan_error
 from vla_rl.models.attention import use_given_masks
-from vla_rl.models.decoder_plan import decoder_plan
+from vla_rl.models.blocks import decoder_plan
 from vla_rl.models.language import checkpoint
 from vla_rl.models.language.chat_format import ChatFormat, parse_reply
-from vla_rl.models.language.grammar_masks import tokens_forbidden_in
-from vla_rl.models.language.key_values import SlotKeyValues, bytes_of_token
-from vla_rl.models.language.prompts import Prompts
-from vla_rl.models.language.reply_grammar import reply_grammar
-from vla_rl.models.language.row_reading import read_rows
-from vla_rl.models.language.token_scores import score_tokens
+from vla_rl.models.language.grammars import mask_forbidden_tokens, reply_grammar
+from vla_rl.models.language.rows import (
+    Prompts,
+    SlotKeyValues,
+    count_token_bytes,
+    read_rows,
+    score_tokens,
+)
 from vla_rl.types import Message, Observation, ReplyOptions, ToolSpec
 from vla_rl.util.atomic_folder import writing_folder
 
@@ -64,7 +66,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
     def __init__(self, network: Any, tokenizer: Any, files: Mapping[str, bytes]) -> None:
         self._network, self._tokenizer, self._files = network.eval(), tokenizer, dict(files)
         self._text_config = network.config.get_text_config()
-        self._stop_tokens = checkpoint.stop_tokens_of(network, tokenizer)
+        self._stop_tokens = checkpoint.get_stop_tokens(network, tokenizer)
         self._format = self._chat_format()
         checkpoint.require_full_attention(network)
         use_given_masks(network)
@@ -200,7 +202,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
             hidden[to_device(places.flatten(), self._device)],
             to_device(tokens.clamp(min=0).flatten(), self._device),
             to_device(temperatures, self._device).repeat_interleave(width),
-            tokens_forbidden_in(
+            mask_forbidden_tokens(
                 replies, batch.grammars, self.vocabulary, width=width, device=self._device
             ),
             vocab_size=int(self._text_config.vocab_size),
@@ -225,7 +227,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
     def key_value_bytes(self) -> int:
         """Return the bytes that the keys and values of one token take, in all layers."""
         each = next(self._network.parameters()).element_size()
-        return bytes_of_token(self._text_config, each)
+        return count_token_bytes(self._text_config, each)
 
     def features(self, batch: Prompts) -> Tensor:
         """Return the hidden state of each prompt's last token, [B, feature_size]."""

@@ -135,7 +135,7 @@ def write_tokenizer(folder: Path, config: TinyConfig, texts: Iterable[str]) -> d
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    from vla_rl.models.companion_files import companion_files
+    from vla_rl.models.small_files import companion_files
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

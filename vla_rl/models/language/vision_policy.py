@@ -6,12 +6,14 @@
 Embeddings and rotary positions are made here and handed to the trunk, so rows may be padded, packed
 or continued in a slot like those of text. A batch without images reads a blank one and ignores it:
 learner ranks that share the tower's weights have to make the same collectives.
+`load_language_model` loads a policy of either kind, as its checkpoint says.
 """
 
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,11 +23,14 @@ from torch import Tensor, nn
 from vla_rl.engines.chat_interface import ImagePrompt
 from vla_rl.engines.device_lane import to_device
 from vla_rl.models.language import checkpoint
-from vla_rl.models.language.image_format import ImageChatFormat
-from vla_rl.models.language.key_values import SlotKeyValues
+from vla_rl.models.language.images import (
+    ImageChatFormat,
+    ImageReader,
+    PreparedImages,
+    PreparedPrompt,
+)
 from vla_rl.models.language.policy import CausalLanguageModel
-from vla_rl.models.language.prompts import Prompts
-from vla_rl.models.language.vision import ImageReader, SeenTokens, ShownImages
+from vla_rl.models.language.rows import Prompts, SlotKeyValues
 from vla_rl.types import Observation, images_of
 
 PUBLIC_PREFIXES = {"model.language_model.": "model.", "model.visual.": "visual."}
@@ -40,7 +45,7 @@ class PromptsWithImages(Prompts):
         images: for each prompt the images that it and the turns after it show, or None.
     """
 
-    images: tuple[ShownImages | None, ...] = ()
+    images: tuple[PreparedImages | None, ...] = ()
 
 
 class VisionLanguageModel(CausalLanguageModel):
@@ -83,7 +88,7 @@ class VisionLanguageModel(CausalLanguageModel):
         """The token that stands for a part of an image."""
         return self._reader.image_token
 
-    def see(self, tokens: np.ndarray, images: Sequence[np.ndarray]) -> SeenTokens:
+    def see(self, tokens: np.ndarray, images: Sequence[np.ndarray]) -> PreparedPrompt:
         """Prepare a rendered conversation with images.
 
         Raises: ValueError if the tokens are not those of a conversation with these images.
@@ -152,7 +157,7 @@ class VisionLanguageModel(CausalLanguageModel):
         features = self._reader.embed(self._tower, shown or [self._reader.blank])
         embedded = self._embedded(lines)
         if shown:
-            embedded = with_features(embedded, torch.cat(places), features)
+            embedded = insert_features(embedded, torch.cat(places), features)
         else:
             embedded = embedded + 0.0 * features.sum()
         return {
@@ -174,8 +179,8 @@ class VisionLanguageModel(CausalLanguageModel):
         for line, (prompt, start, length) in enumerate(zip(seen, starts, lengths, strict=True)):
             if prompt is None:
                 continue
-            assert isinstance(prompt, SeenTokens)
-            rotary[:, line] = continued(prompt.positions, positions[line])
+            assert isinstance(prompt, PreparedPrompt)
+            rotary[:, line] = continue_positions(prompt.positions, positions[line])
             own = self._reader.places(prompt.images)
             is_read = (own >= start) & (own < start + length)
             if is_read.any():
@@ -187,10 +192,10 @@ class VisionLanguageModel(CausalLanguageModel):
         if shown:
             features = self._reader.embed(self._tower, shown)
             chosen = features[to_device(torch.cat(kept), self._device)]
-            embedded = with_features(embedded, torch.cat(places), chosen)
+            embedded = insert_features(embedded, torch.cat(places), chosen)
         return {"inputs_embeds": embedded, "position_ids": to_device(rotary, self._device)}
 
-    def _shown(self, observation: Observation) -> ShownImages | None:
+    def _shown(self, observation: Observation) -> PreparedImages | None:
         images = images_of(observation)
         if not images:
             return None
@@ -209,7 +214,7 @@ def public_name(name: str) -> str:
     return name
 
 
-def continued(prompt: Tensor, places: Tensor) -> Tensor:
+def continue_positions(prompt: Tensor, places: Tensor) -> Tensor:
     """Return rotary positions int64 [3, W] of places in a conversation: those of its prompt, int64
     [3, P], and after it on from the largest.
     """
@@ -218,8 +223,21 @@ def continued(prompt: Tensor, places: Tensor) -> Tensor:
     return torch.where(places < length, prompt[:, places.clamp(max=length - 1)], after)
 
 
-def with_features(embedded: Tensor, places: Tensor, features: Tensor) -> Tensor:
+def insert_features(embedded: Tensor, places: Tensor, features: Tensor) -> Tensor:
     """Return embeddings [B, W, D] with features [M, D] at flattened places int64 [M]."""
     flat = embedded.flatten(0, 1)
     at = to_device(places, embedded.device)
     return flat.index_copy(0, at, features.to(embedded.dtype)).view_as(embedded)
+
+
+def load_language_model(
+    source: str | Path, *, dtype: torch.dtype = torch.float32
+) -> CausalLanguageModel:
+    """Load a checkpoint from a local folder, or from the hub by its id, as the kind that its
+    `config.json` names; safetensors only, and none of its code is run.
+
+    Raises: CheckpointError naming what is missing or does not fit.
+    """
+    folder = checkpoint.local_folder(source)
+    kind = VisionLanguageModel if checkpoint.has_vision(folder) else CausalLanguageModel
+    return kind.load(folder, dtype=dtype)

@@ -7,9 +7,7 @@ used.
 
 from typing import TYPE_CHECKING
 
-from vla_rl.models.openvla_oft.config import OpenVlaOftConfig as OpenVlaOftConfig, tiny as tiny
 from vla_rl.models.prismatic.action_tokens import (
-    LIBERO_BOUNDS as LIBERO_BOUNDS,
     ActionBounds as ActionBounds,
     ActionTokenizer as ActionTokenizer,
     unit_bounds as unit_bounds,
@@ -17,15 +15,19 @@ from vla_rl.models.prismatic.action_tokens import (
 from vla_rl.models.prismatic.config import (
     LIBERO_PROPRIO as LIBERO_PROPRIO,
     LlmConfig as LlmConfig,
+    OpenVlaOftConfig as OpenVlaOftConfig,
     ProprioConfig as ProprioConfig,
     VisionTowerConfig as VisionTowerConfig,
+    tiny as tiny,
 )
-from vla_rl.models.prismatic.dialects import DIALECTS as DIALECTS
+from vla_rl.models.prismatic.conventions import CONVENTIONS as CONVENTIONS
 from vla_rl.util.imports import lazy_names
 
 if TYPE_CHECKING:
-    from vla_rl.models.openvla_oft.continuous import ContinuousOpenVlaOft as ContinuousOpenVlaOft
-    from vla_rl.models.openvla_oft.policy import OpenVlaOft as OpenVlaOft
+    from vla_rl.models.openvla_oft.policy import (
+        ContinuousOpenVlaOft as ContinuousOpenVlaOft,
+        OpenVlaOft as OpenVlaOft,
+    )
 
 
 __getattr__, __dir__ = lazy_names(__name__)

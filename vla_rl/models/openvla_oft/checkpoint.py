@@ -11,39 +11,51 @@ import torch
 from tokenizers import Tokenizer
 
 from vla_rl.errors import CheckpointError, ConfigError
-from vla_rl.models.openvla_oft.config import Head, NewPart, OpenVlaOftConfig
-from vla_rl.models.openvla_oft.film_part import FILMED_TOWERS, TOWER_PREFIX
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
-from vla_rl.models.openvla_oft.new_parts import begin_anew, require_known, require_new
 from vla_rl.models.openvla_oft.parts import (
     FILM_TOWERS,
+    FILMED_TOWERS,
+    TOWER_PREFIX,
     find_parts,
+    initialize_new_parts,
     read_parts,
+    require_known_parts,
+    require_new_parts,
     require_whole_towers,
 )
-from vla_rl.models.prismatic.checkpoint_format import CheckpointFormat, Family, refuse_unused
-from vla_rl.models.prismatic.config import LlmConfig, Normalization, ProprioConfig
-from vla_rl.models.prismatic.dialects import conventions_of
+from vla_rl.models.prismatic.config import (
+    Head,
+    LlmConfig,
+    NewPart,
+    Normalization,
+    OpenVlaOftConfig,
+    ProprioConfig,
+)
+from vla_rl.models.prismatic.conventions import (
+    CheckpointFormat,
+    Family,
+    refuse_unused,
+    resolve_conventions,
+)
 from vla_rl.models.prismatic.folder import PublicFolder
-from vla_rl.models.prismatic.loading import load_folder, with_adapter
+from vla_rl.models.prismatic.policy import checkpoint_files
 from vla_rl.models.prismatic.public_config import (
     Extension,
-    agreed,
-    known_conventions,
     public_name,
     require_family,
+    resolve_setting,
     shared_config,
+    stored_conventions,
 )
-from vla_rl.models.prismatic.saving import checkpoint_files
 from vla_rl.models.prismatic.statistics import (
-    bounds_of,
     choose_key,
-    constant_proprio_of,
-    gripper_of,
-    proprio_of,
+    get_action_bounds,
+    get_constant_proprio,
+    get_gripper,
+    get_proprio,
 )
-from vla_rl.models.prismatic.weights import NORM
-from vla_rl.models.weight_files import stored_dtype, tensor_files
+from vla_rl.models.prismatic.weights import NORM, load_folder, with_adapter
+from vla_rl.models.tensor_reading import stored_dtype, tensor_files
 
 EPSILON: Final = 1e-8
 """Value that OpenVLA-OFT's code adds to the range of the statistics; OpenVLA's does not."""
@@ -52,7 +64,7 @@ LIBERO_ACTION_DIM: Final = 7
 LIBERO_CHUNK: Final = 8
 
 
-def config_of(
+def read_config(
     folder: PublicFolder,
     head: Head | None,
     format: CheckpointFormat,
@@ -69,11 +81,11 @@ def config_of(
     refuse_unused(family, vocabulary=format.vocabulary)
     extension = folder.extension
     require_family(folder.path, extension, "openvla_oft")
-    require_known(new_parts)
+    require_known_parts(new_parts)
     beside = find_parts(folder.folders)
-    kind = _head_of(folder, head, beside, new_parts)
+    kind = _resolve_head(folder, head, beside, new_parts)
     key = choose_key(folder.statistics, format.norm_key or extension.norm_key, folder.path)
-    scale: Normalization = agreed(
+    scale: Normalization = resolve_setting(
         folder.path, "normalization", extension.normalization, format.normalization, "bounds_q99"
     )
     has_proprio = folder.public.use_proprio or _has_part(
@@ -81,27 +93,30 @@ def config_of(
     )
     shared = shared_config(folder.public, extension, folder.tokenizer_file, folder.pixels)
     llm: LlmConfig = shared.pop("llm")
-    bounds = bounds_of(
+    bounds = get_action_bounds(
         folder.statistics[key],
         scale,
-        gripper=gripper_of(folder.statistics[key], extension),
-        epsilon=_epsilon_of(extension),
+        gripper=get_gripper(folder.statistics[key], extension),
+        epsilon=_resolve_epsilon(extension),
     )
-    conventions = conventions_of(
-        folder.path, known_conventions(extension), format.dialect, without=("vocabulary", "epsilon")
+    conventions = resolve_conventions(
+        folder.path,
+        stored_conventions(extension),
+        format.dialect,
+        without=("vocabulary", "epsilon"),
     )
     config = OpenVlaOftConfig(
         **shared,
         llm=msgspec.structs.replace(llm, rope_inv_freq_dtype=conventions.rope_inv_freq_dtype),
         images=conventions.images,
-        cameras=_cameras_of(
+        cameras=_resolve_cameras(
             folder, format.cameras, ("image",) if kind == "tokens" else ("image", "wrist_image")
         ),
         action_bounds=bounds,
         norm_key=key,
         normalization=scale,
-        proprio=_proprio_of(folder, key, scale) if has_proprio else None,
-        chunk_size=_chunk_of(folder, bounds.action_dim, format.chunk_size),
+        proprio=_read_proprio(folder, key, scale) if has_proprio else None,
+        chunk_size=_resolve_chunk_size(folder, bounds.action_dim, format.chunk_size),
         head=kind,
         has_film=extension.has_film or FILM_TOWERS in beside or "film" in new_parts,
         has_stop_token=conventions.has_stop_token,
@@ -131,8 +146,8 @@ def load_network(
     main = tensor_files(folder.path)
     dtype_beside = dtype or stored_dtype(folder.path, NORM)
     beside = read_parts(folder.folders, dtype_beside)
-    require_new(new_parts, network, [*main, *beside], folder.path)
-    begin_anew(new_parts, network, seed, dtype_beside, device)
+    require_new_parts(new_parts, network, [*main, *beside], folder.path)
+    initialize_new_parts(new_parts, network, seed, dtype_beside, device)
     require_whole_towers(beside, {public_name(name) for name in network.state_dict()}, folder.path)
     twice = sorted(
         name for name in main.keys() & beside.keys() if not name.startswith(TOWER_PREFIX)
@@ -153,7 +168,7 @@ def load_network(
     return network
 
 
-def files_of(
+def list_files(
     config: OpenVlaOftConfig, tokenizer: Tokenizer, origin: PublicFolder | None
 ) -> dict[str, bytes]:
     """Return the small files of a checkpoint."""
@@ -180,7 +195,7 @@ def files_of(
     return checkpoint_files(config, extension, tokenizer, origin, config.proprio)
 
 
-def _head_of(
+def _resolve_head(
     folder: PublicFolder,
     asked: Head | None,
     beside: Mapping[str, Path],
@@ -200,7 +215,7 @@ def _head_of(
             f"{folder.path} has the head 'tokens'; load it with OpenVlaOft (policy_family "
             "openvla_oft)."
         )
-    head: Head = agreed(folder.path, "head", known, asked, "l1")
+    head: Head = resolve_setting(folder.path, "head", known, asked, "l1")
     if head != "tokens" and not _has_part(folder.path, "action_head", beside, new_parts):
         raise CheckpointError(
             f"{folder.path} has no action head, neither action_head--*_checkpoint.pt nor one "
@@ -210,11 +225,11 @@ def _head_of(
     return head
 
 
-def _proprio_of(folder: PublicFolder, key: str, scale: Normalization) -> ProprioConfig:
+def _read_proprio(folder: PublicFolder, key: str, scale: Normalization) -> ProprioConfig:
     """Return how the state is normalised for a policy that reads it."""
     extension = folder.extension
-    constant = constant_proprio_of(extension)
-    proprio = proprio_of(folder.statistics[key], scale, extension.proprio_key, constant)
+    constant = get_constant_proprio(extension)
+    proprio = get_proprio(folder.statistics[key], scale, extension.proprio_key, constant)
     if proprio is None:
         raise CheckpointError(
             f"{folder.path} has a proprio projector, but the statistics {key!r} have no proprio."
@@ -222,7 +237,7 @@ def _proprio_of(folder: PublicFolder, key: str, scale: Normalization) -> Proprio
     return proprio
 
 
-def _chunk_of(folder: PublicFolder, action_dim: int, asked: int | None) -> int:
+def _resolve_chunk_size(folder: PublicFolder, action_dim: int, asked: int | None) -> int:
     """Return the control steps in a chunk: 8 for public LIBERO folders.
 
     Any other has to be given.
@@ -232,14 +247,16 @@ def _chunk_of(folder: PublicFolder, action_dim: int, asked: int | None) -> int:
         or asked is not None
         or action_dim == LIBERO_ACTION_DIM
     ):
-        return agreed(folder.path, "chunk_size", folder.extension.chunk_size, asked, LIBERO_CHUNK)
+        return resolve_setting(
+            folder.path, "chunk_size", folder.extension.chunk_size, asked, LIBERO_CHUNK
+        )
     raise CheckpointError(
         f"{folder.path} does not say how many control steps a chunk has, and its actions of "
         f"{action_dim} numbers are not LIBERO's; set chunk_size (25 for ALOHA's)."
     )
 
 
-def _cameras_of(
+def _resolve_cameras(
     folder: PublicFolder, asked: tuple[str, ...] | None, default: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Return the observation keys: an environment may name the same cameras differently, but their
@@ -258,7 +275,7 @@ def _cameras_of(
     return asked or known or default
 
 
-def _epsilon_of(extension: Extension) -> float:
+def _resolve_epsilon(extension: Extension) -> float:
     """Return the stored epsilon; for folders saved before it was stored, 0 if the policy was made
     here (`signed`).
     """

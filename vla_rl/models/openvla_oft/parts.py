@@ -1,4 +1,4 @@
-"""Weights that OpenVLA-OFT's code stores in PyTorch files beside the main ones.
+"""Parts of an OpenVLA-OFT checkpoint beside its main weights.
 
     action_head--*_checkpoint.pt                L1 or diffusion head
     proprio_projector--*_checkpoint.pt          unless it stands among the main weights, as in SimpleVLA-RL's
@@ -6,19 +6,34 @@
     vision_backbone--*_checkpoint.pt            towers with FiLM, instead of those among the main weights
 
 They are read without executing any pickled code, and written so that OpenVLA-OFT's code finds and
-loads them.
+loads them. Towers with FiLM have other names there:
+
+    [vision_backbone.]vision_backbone.<tower>.blocks.7.block.<layer>     a tower's block, one level further in
+    [vision_backbone.]vision_backbone.<tower>.blocks.7.{scale,shift}.*   the block's FiLM layers
+    <layer>.base_layer.*, <layer>.lora_{A,B}.<adapter>.weight            a layer and the adapter it was trained with
+
+That code puts adapters into the towers (on every linear layer, and on the convolution that cuts the
+patches), FiLM around them, and then loads the file strictly, so a file written for it needs the
+adapters too. Here they are merged into the layers when a file is read, and written in their initial
+state (A noise, B zeros), so that they add nothing and can be trained.
+
+Fine-tuning turns OpenVLA into OpenVLA-OFT by new parts beside pretrained weights (Kim et al. 2025,
+section IV). They have to be requested by name, so that a part that is missing by mistake remains an
+error.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vla_rl.errors import CheckpointError
-from vla_rl.models.openvla_oft.film_part import FILM_PREFIX, TOWER_PREFIX, read_film, written_film
-from vla_rl.models.prismatic.weights import find_part, load_part
+from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.models.prismatic.adapters import collect_adapters
+from vla_rl.models.prismatic.config import NewPart
+from vla_rl.models.tensor_reading import find_part, load_part
 
 MODULES: Final = ("action_head", "proprio_projector", "noisy_action_projector")
 """Modules beside the trunk; each part has the name of its module."""
@@ -104,22 +119,184 @@ def require_whole_towers(beside: Mapping[str, Tensor], expected: set[str], folde
         )
 
 
-def split(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+def split_parts(
+    tensors: Mapping[str, Tensor],
+) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
     """Split a network's tensors by public name: the main ones, and the parts beside them by file
     name.
     """
-    parts = {part: _inside(tensors, part) for part in MODULES}
+    parts = {part: _select_module(tensors, part) for part in MODULES}
     if any(name.startswith(FILM_PREFIX) for name in tensors):
-        parts[FILM_TOWERS] = written_film(tensors)
+        parts[FILM_TOWERS] = film_file_tensors(tensors)
     beside = (FILM_PREFIX, *(f"{part}." for part in MODULES))
     main = {name: tensor for name, tensor in tensors.items() if not name.startswith(beside)}
     return main, {f"{part}--latest_checkpoint.pt": held for part, held in parts.items() if held}
 
 
-def _inside(tensors: Mapping[str, Tensor], module: str) -> dict[str, Tensor]:
+def _select_module(tensors: Mapping[str, Tensor], module: str) -> dict[str, Tensor]:
     prefix = f"{module}."
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
         if name.startswith(prefix)
     }
+
+
+TOWERS: Final = ("featurizer", "fused_featurizer")
+TOWER_PREFIX: Final = "vision_backbone."
+FILM_PREFIX: Final = "film."
+
+FILMED_TOWERS: Final = "vision_backbone.vision_backbone."
+"""Prefix of the towers' layers in an adapter that peft saved while FiLM wrapped the towers."""
+
+WRITTEN_RANK: Final = 32
+"""Rank of the adapters that are written: OpenVLA-OFT's own default (`lora_rank`)."""
+
+LARGEST_ALPHA: Final = 16
+"""OpenVLA-OFT's adapters have alpha = min(rank, 16)."""
+
+_TOWER_NAME = re.compile(rf"(?:vision_backbone\.){{1,2}}({'|'.join(TOWERS)})\.(.+)")
+_FILM_NAME = re.compile(r"blocks\.(\d+)\.((?:scale|shift)\.(?:weight|bias))")
+_BLOCK_NAME = re.compile(r"blocks\.(\d+)\.block\.(.+)")
+
+
+def read_film(part: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Return both towers and their FiLM layers under the names of our network, with adapters
+    merged.
+
+    Args:
+        part: the file's tensors.
+        path: the file, for errors.
+
+    Raises: CheckpointError for names that do not belong to a tower with FiLM, and for adapters that
+    do not fit.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in _merge_adapters(part, path).items():
+        inside = _TOWER_NAME.fullmatch(name)
+        if inside is None:
+            raise CheckpointError(
+                f"{path} holds {name}; expected the towers {' and '.join(TOWERS)} with FiLM."
+            )
+        tower, rest = inside.groups()
+        if film := _FILM_NAME.fullmatch(rest):
+            ours = f"{FILM_PREFIX}{tower}.{film[1]}.{film[2]}"
+        else:
+            ours = f"{TOWER_PREFIX}{tower}." + _BLOCK_NAME.sub(r"blocks.\1.\2", rest)
+        if ours in found:
+            raise CheckpointError(f"{path} holds {ours} twice, as {name} too.")
+        found[ours] = tensor
+    return found
+
+
+def film_file_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the file's content for towers and FiLM layers under the names of our network.
+
+    Views, except the adapters.
+    """
+    part: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(FILM_PREFIX):
+            tower, index, rest = name.removeprefix(FILM_PREFIX).split(".", 2)
+            part[f"{TOWER_PREFIX}{tower}.blocks.{index}.{rest}"] = tensor
+        elif name.startswith(TOWER_PREFIX):
+            theirs = re.sub(r"\.blocks\.(\d+)\.", r".blocks.\1.block.", name)
+            part |= (
+                _add_new_adapter(theirs, tensor) if _is_adapted(name, tensors) else {theirs: tensor}
+            )
+    return part
+
+
+def _merge_adapters(part: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Add adapters to their layers: W + alpha / rank * B A in float32, rounded to W's dtype."""
+    adapters = collect_adapters(part, path, lambda rank: min(rank, LARGEST_ALPHA) / rank)
+    merged: dict[str, Tensor] = {}
+    for name, tensor in part.items():
+        if ".lora_" in name:
+            continue
+        owner, is_wrapped, leaf = name.rpartition(".base_layer.")
+        if is_wrapped and leaf == "weight" and owner in adapters:
+            adapter = adapters.pop(owner)
+            if adapter.weight_shape != list(tensor.shape):
+                raise CheckpointError(
+                    f"{path} has an adapter of another shape than {name} {list(tensor.shape)}."
+                )
+            tensor = adapter.merged(tensor)
+        merged[f"{owner}.{leaf}" if is_wrapped else name] = tensor
+    if adapters:
+        raise CheckpointError(f"{path} has an adapter for {min(adapters)}, which it does not hold.")
+    return merged
+
+
+def _add_new_adapter(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """Return a layer's weight with an adapter that adds nothing, or its bias, which has none."""
+    owner, _, leaf = name.rpartition(".")
+    adapted = {f"{owner}.base_layer.{leaf}": tensor}
+    if leaf == "weight":
+        size_out, *size_in = tensor.shape
+        noise = (
+            torch.randn(WRITTEN_RANK, *size_in, generator=torch.Generator().manual_seed(0))
+            / WRITTEN_RANK
+        )
+        adapted[f"{owner}.lora_A.default.weight"] = noise.to(tensor)
+        adapted[f"{owner}.lora_B.default.weight"] = tensor.new_zeros(
+            size_out, WRITTEN_RANK, *(1 for _ in size_in[1:])
+        )
+    return adapted
+
+
+def _is_adapted(name: str, tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether a tensor belongs to a linear layer or to the patches' convolution: only their
+    weights have several axes.
+    """
+    weight = tensors.get(name.rpartition(".")[0] + ".weight")
+    return weight is not None and weight.ndim >= 2
+
+
+def require_known_parts(parts: Collection[NewPart]) -> None:
+    """Raise ConfigError if a name is not a known part."""
+    known = get_args(NewPart)
+    if isinstance(parts, str) or any(part not in known for part in parts):
+        raise ConfigError(f"new_parts is {parts!r}, expected some of {', '.join(known)}")
+
+
+def require_new_parts(
+    parts: Collection[NewPart], network: nn.Module, held: Iterable[str], folder: Path
+) -> None:
+    """Raise CheckpointError unless the network has these parts and the checkpoint has none of their
+    tensors (`held`).
+    """
+    for part in parts:
+        if getattr(network, part) is None:
+            raise CheckpointError(
+                f"a policy with this head has no {part}; leave it out of the new parts of {folder}."
+            )
+        found = next((name for name in held if name.startswith(f"{part}.")), None)
+        if found is not None:
+            raise CheckpointError(
+                f"{folder} has {found}, so its {part} is not new; leave it out of the new parts."
+            )
+
+
+def initialize_new_parts(
+    parts: Collection[NewPart],
+    network: nn.Module,
+    seed: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> None:
+    """Initialise parts of a network that is on the meta device.
+
+    The global random state is left unchanged.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for part in parts:
+            module: nn.Module = getattr(network, part)
+            module.to_empty(device="cpu")
+            # an outer module may override the values of its inner ones
+            for inner in reversed(list(module.modules())):
+                reset: Any = getattr(inner, "reset_parameters", None)
+                if reset is not None:
+                    reset()
+            module.to(device=device, dtype=dtype)

@@ -1,27 +1,22 @@
-"""A checkpoint folder in the public layout: found, read, and later saved with all of its files.
+"""`preprocessor_config.json` of a checkpoint: how its own processor converts a picture to numbers.
 
-It is one folder, or two if its weights are a base and a peft adapter: then parts and small files
-beside the adapter take precedence over the base's. Python files beside the weights are copied as
-bytes and never imported. Nothing is written into the folder; a trained policy is saved to a new
-one.
+Its colour means and deviations are used. Size, interpolation and crop are compared with the image
+pipelines here; a checkpoint with other values is rejected, because it would see pictures that it
+was not trained on.
 """
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
+
+import msgspec
 
 from vla_rl.errors import CheckpointError
-from vla_rl.models.companion_files import companion_files
-from vla_rl.models.prismatic.config import PixelScaling
-from vla_rl.models.prismatic.hub import HUB_ID, downloaded
-from vla_rl.models.prismatic.peft_adapter import (
-    LORA_FOLDER,
-    PeftAdapter,
-    find_adapter,
-)
-from vla_rl.models.prismatic.preprocessor import read_pixel_scaling
+from vla_rl.models.prismatic.adapters import LORA_FOLDER, PeftAdapter, find_adapter
+from vla_rl.models.prismatic.config import PUBLIC_PIXELS, PixelScaling
 from vla_rl.models.prismatic.public_config import (
     CONFIG_FILE,
     EXTENSION_FILE,
@@ -32,14 +27,129 @@ from vla_rl.models.prismatic.public_config import (
     read_public_config,
 )
 from vla_rl.models.prismatic.statistics import StatisticsSets, read_statistics
-from vla_rl.models.two_sources import require_same_tokens_and_images
-from vla_rl.models.weight_files import (
-    ADAPTER_CONFIG,
-    INDEX_FILE,
-    MAIN_WEIGHTS,
-    holds_weights,
-    refuse_adapter_beside,
-)
+from vla_rl.models.small_files import companion_files, require_same_tokens_and_images
+from vla_rl.models.tensor_reading import HUB_ID, INDEX_FILE, download, holds_weights
+from vla_rl.models.weight_files import ADAPTER_CONFIG, MAIN_WEIGHTS, refuse_adapter_beside
+from vla_rl.util.values import excerpt
+
+PREPROCESSOR_FILE: Final = "preprocessor_config.json"
+NUM_TOWERS: Final = 2
+
+BICUBIC: Final = (3, "bicubic")
+"""Pillow's number for the filter, and timm's name for it."""
+
+
+KNOWN_FIELDS: Final = frozenset({
+    "_auto_class", "_processor_class", "_valid_processor_keys", "auto_map", "feature_extractor_type",
+    "image_processor_type", "image_resize_strategy", "input_sizes", "interpolations", "means", "processor_class",
+    "stds", "transformers_version", "tvf_crop_params", "tvf_do_letterbox", "tvf_letterbox_fill",
+    "tvf_normalize_params", "tvf_resize_params", "use_fused_vision_backbone",
+})  # fmt: skip
+"""Fields that are compared or used, or that change no pixel."""
+
+USUAL_VALUES: Final[Mapping[str, Any]] = {
+    "do_convert_rgb": True, "do_normalize": True, "do_rescale": True, "do_resize": True, "resample": 3,
+    "rescale_factor": 1 / 255,
+}  # fmt: skip
+"""Values of transformers' own fields that say what is done here anyway."""
+
+
+def read_pixel_scaling(folders: Sequence[Path], image_size: int) -> PixelScaling:
+    """Read the colour constants of both towers from the first folder that has the file; without
+    one, the public ones.
+
+    Args:
+        folders: the checkpoint's folders.
+        image_size: side in pixels that its `config.json` names.
+
+    Raises: CheckpointError naming the field that differs from the pipelines here, with both values.
+    """
+    path = next(
+        (path for folder in folders if (path := folder / PREPROCESSOR_FILE).is_file()), None
+    )
+    if path is None:
+        return PUBLIC_PIXELS
+    try:
+        fields = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        _require_known_values(fields, image_size, path)
+        _require_no_other_fields(fields, path)
+        return _pixel_scaling(fields)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as the settings of an image processor: {error}"
+        ) from error
+
+
+def _require_known_values(fields: dict[str, Any], size: int, path: Path) -> None:
+    for name, found, known in _compared_fields(fields, size):
+        if found not in known:
+            raise CheckpointError(
+                f"{path}: {name} is {found!r}, expected {known[0]!r}: the towers would see other "
+                "pictures than they were trained with."
+            )
+
+
+def _require_no_other_fields(fields: dict[str, Any], path: Path) -> None:
+    """Raise CheckpointError if a field that is not known here sets something."""
+    for name, value in fields.items():
+        is_plain = value in (None, USUAL_VALUES[name]) if name in USUAL_VALUES else not value
+        if name not in KNOWN_FIELDS and not is_plain:
+            raise CheckpointError(
+                f"{path}: {name} is {excerpt(value)}, which is not read here; expected it to be "
+                "absent, because the towers may see other pictures than they were trained with. "
+                "Remove it if it changes no pixel."
+            )
+
+
+def _compared_fields(
+    fields: dict[str, Any], size: int
+) -> Iterable[tuple[str, Any, tuple[Any, ...]]]:
+    """Return (name, value, supported values) of each field that the file has."""
+    square, towers = [size, size], range(NUM_TOWERS)
+    whole: dict[str, tuple[Any, ...]] = {
+        "use_fused_vision_backbone": (True,),
+        "image_resize_strategy": ("resize-naive",),
+        "tvf_do_letterbox": (False,),
+        "input_sizes": ([[3, *square]] * NUM_TOWERS,),
+        "interpolations": (["bicubic"] * NUM_TOWERS,),
+    }
+    of_a_tower: dict[str, dict[str, tuple[Any, ...]]] = {
+        "tvf_resize_params": {
+            "size": (square,),
+            "interpolation": BICUBIC,
+            "antialias": (True,),
+            "max_size": (None,),
+        },
+        "tvf_crop_params": {"output_size": (square, size)},
+    }
+    yield from ((name, fields[name], known) for name, known in whole.items() if name in fields)
+    for name, inner in of_a_tower.items():
+        if name not in fields:
+            continue
+        yield f"the length of {name}", len(fields[name]), (NUM_TOWERS,)
+        for tower in towers:
+            held = fields[name][tower]
+            yield from (
+                (f"{name}[{tower}].{field}", held[field], known)
+                for field, known in inner.items()
+                if field in held
+            )
+
+
+def _pixel_scaling(fields: dict[str, Any]) -> PixelScaling:
+    """Return the constants that the checkpoint's own processor applies: those of
+    `tvf_normalize_params`, if it has any.
+    """
+    if "tvf_normalize_params" in fields:
+        means, stds = (
+            [tower[kind] for tower in fields["tvf_normalize_params"]] for kind in ("mean", "std")
+        )
+    elif "means" in fields and "stds" in fields:
+        means, stds = fields["means"], fields["stds"]
+    else:
+        return PUBLIC_PIXELS
+    return msgspec.convert({"means": means, "stds": stds}, PixelScaling)
+
 
 _SNAPSHOT = re.compile(r".*/models--([\w.-]+?)--([\w.-]+)/snapshots/\w+/?")
 """Path under which the hub's client stores a repository. OpenVLA-OFT's training notes such a path
@@ -83,7 +193,7 @@ class PublicFolder:
     @property
     def tokenizer_file(self) -> Path:
         """The tokenizer's file."""
-        return _folder_of_file(TOKENIZER_FILE, self.folders) / TOKENIZER_FILE
+        return _find_folder(TOKENIZER_FILE, self.folders) / TOKENIZER_FILE
 
     @property
     def all_files(self) -> tuple[Path, ...]:
@@ -113,9 +223,9 @@ def open_folder(
                 "name it when it is read."
             )
         return checkpoint
-    path = _located(checkpoint, without=(f"{LORA_FOLDER}/*",))
+    path = _locate(checkpoint, without=(f"{LORA_FOLDER}/*",))
     if adapter is not None:
-        return _read_adapted(path, _located(adapter, without=(MAIN_WEIGHTS,)))
+        return _read_adapted(path, _locate(adapter, without=(MAIN_WEIGHTS,)))
     if holds_weights(path):
         if (path / LORA_FOLDER / ADAPTER_CONFIG).is_file():
             _log.info(
@@ -123,10 +233,12 @@ def open_folder(
                 path,
                 LORA_FOLDER,
             )
-        return _read(path, None, None)
-    path = _located(checkpoint)
+        return _read_folder(path, None, None)
+    path = _locate(checkpoint)
     found = find_adapter(path)
-    return _read(path, None, None) if found is None else _read_adapted(_base_of(found), path)
+    return (
+        _read_folder(path, None, None) if found is None else _read_adapted(_find_base(found), path)
+    )
 
 
 def _read_adapted(base: Path, folder: Path) -> PublicFolder:
@@ -143,21 +255,21 @@ def _read_adapted(base: Path, folder: Path) -> PublicFolder:
             "OpenVLA-OFT saves them; leave the adapter out, or name it together with the "
             "checkpoint that it was trained on."
         )
-    return _read(base, adapter, beside)
+    return _read_folder(base, adapter, beside)
 
 
-def _read(path: Path, adapter: PeftAdapter | None, beside: Path | None) -> PublicFolder:
+def _read_folder(path: Path, adapter: PeftAdapter | None, beside: Path | None) -> PublicFolder:
     refuse_adapter_beside(path)
     require_same_tokens_and_images(path)
     folders = (path,) if beside is None else (beside, path)
     files: dict[str, bytes] = {}
     for folder in reversed(folders):
         files |= _small_files(folder, adapter)
-    config = _folder_of_file(CONFIG_FILE, folders) / CONFIG_FILE
+    config = _find_folder(CONFIG_FILE, folders) / CONFIG_FILE
     public = read_public_config(config.parent)
     if TOKENIZER_FILE not in files:
         raise CheckpointError(f"{path} has no {TOKENIZER_FILE}; expected one beside {CONFIG_FILE}.")
-    extension = read_extension(_folder_of_file(EXTENSION_FILE, folders))
+    extension = read_extension(_find_folder(EXTENSION_FILE, folders))
     if adapter is not None and extension.lora is not None:
         raise CheckpointError(
             f"{path} was saved here with adapters of its own; merge them before adding another one."
@@ -187,11 +299,11 @@ def _small_files(folder: Path, adapter: PeftAdapter | None) -> dict[str, bytes]:
     return companion_files(folder, frozenset(without))
 
 
-def _folder_of_file(name: str, folders: Sequence[Path]) -> Path:
+def _find_folder(name: str, folders: Sequence[Path]) -> Path:
     return next((folder for folder in folders if (folder / name).is_file()), folders[-1])
 
 
-def _base_of(adapter: PeftAdapter) -> Path:
+def _find_base(adapter: PeftAdapter) -> Path:
     """Return the checkpoint that an adapter was trained on.
 
     Raises: CheckpointError if it cannot be found or fetched.
@@ -202,7 +314,7 @@ def _base_of(adapter: PeftAdapter) -> Path:
         f"{snapshot[1]}/{snapshot[2]}" if snapshot is not None and not Path(base).is_dir() else base
     )
     try:
-        return _located(wanted, without=(f"{LORA_FOLDER}/*",))
+        return _locate(wanted, without=(f"{LORA_FOLDER}/*",))
     except CheckpointError as error:
         raise CheckpointError(
             f"{adapter.path} is an adapter that was trained on {base!r}, which cannot be found "
@@ -211,12 +323,12 @@ def _base_of(adapter: PeftAdapter) -> Path:
         ) from error
 
 
-def _located(checkpoint: Path | str, without: Sequence[str] = ()) -> Path:
+def _locate(checkpoint: Path | str, without: Sequence[str] = ()) -> Path:
     path = Path(checkpoint).expanduser()
     if str(checkpoint) and path.is_dir():
         return path.resolve()
     if isinstance(checkpoint, str) and HUB_ID.fullmatch(checkpoint):
-        return downloaded(checkpoint, without=without)
+        return download(checkpoint, without=without)
     raise CheckpointError(
         f"{checkpoint} is neither a folder nor a hub id such as openvla/openvla-7b."
     )

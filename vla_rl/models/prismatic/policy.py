@@ -13,7 +13,7 @@ import abc
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,18 +24,27 @@ from torch import Tensor
 from vla_rl.engines.cuda_graphs import Compute, CudaRecorder, Record, ReplayedCall, Tensors
 from vla_rl.engines.policy_model import PolicyModel
 from vla_rl.learner.plan import TensorPlan
-from vla_rl.models.decoder_plan import decoder_plan
-from vla_rl.models.prismatic.compiled_blocks import CompiledBlock, compile_blocks
+from vla_rl.models.blocks import CompiledBlock, compile_blocks, decoder_plan, recompute_in_backward
+from vla_rl.models.prismatic.adapters import build_with_weights, merged_tensors
 from vla_rl.models.prismatic.config import LoraConfig, PrismaticConfig, ProprioConfig
 from vla_rl.models.prismatic.folder import PublicFolder
-from vla_rl.models.prismatic.lora import merged_tensors, with_weights
 from vla_rl.models.prismatic.network import PrismaticNetwork
-from vla_rl.models.prismatic.processor import PrismaticBatch, PrismaticProcessor
-from vla_rl.models.prismatic.public_config import inner_name, public_name
-from vla_rl.models.prismatic.recompute import recompute_in_backward
-from vla_rl.models.prismatic.saving import read_tokenizer
-from vla_rl.models.prismatic.weights import check_names
-from vla_rl.models.prismatic.writing import write_weights
+from vla_rl.models.prismatic.processor import (
+    PrismaticBatch,
+    PrismaticProcessor,
+    read_tokenizer,
+)
+from vla_rl.models.prismatic.public_config import (
+    CONFIG_FILE,
+    EXTENSION_FILE,
+    TOKENIZER_FILE,
+    Extension,
+    encode_json,
+    public_config,
+    public_name,
+    timm_name,
+)
+from vla_rl.models.prismatic.weights import check_names, write_weights
 from vla_rl.types import Observation
 
 ConfigT = TypeVar("ConfigT", bound=PrismaticConfig)
@@ -188,9 +197,7 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
     def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy tensors with public names into the network; every name and shape has to match."""
         check_names(self.checkpoint_tensors(), tensors)
-        self._network.load_state_dict(
-            {inner_name(name): tensor for name, tensor in tensors.items()}
-        )
+        self._network.load_state_dict({timm_name(name): tensor for name, tensor in tensors.items()})
 
     def _files_of(
         self, tensors: Mapping[str, Tensor]
@@ -228,7 +235,7 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
 
     def _rebuilt(self, lora: LoraConfig | None, tensors: Mapping[str, Tensor], seed: int) -> Self:
         config = msgspec.structs.replace(self.config, lora=lora)
-        network = with_weights(lambda: self.build_network(config), tensors, seed)
+        network = build_with_weights(lambda: self.build_network(config), tensors, seed)
         return type(self)(config, network, self._tokenizer, self._origin)
 
 
@@ -238,3 +245,41 @@ def require_chunks(actions: np.ndarray, chunk_size: int, action_dim: int) -> Non
         raise ValueError(
             f"actions are {list(actions.shape)}, expected [B, {chunk_size}, {action_dim}]."
         )
+
+
+def checkpoint_files(
+    config: PrismaticConfig,
+    extension: Extension,
+    tokenizer: Tokenizer,
+    origin: PublicFolder | None,
+    proprio: ProprioConfig | None = None,
+) -> dict[str, bytes]:
+    """Return the files beside the weights.
+
+    Args:
+        config: the policy's configuration.
+        extension: settings that the public `config.json` lacks.
+        tokenizer: written if the loaded folder had none.
+        origin: folder that the policy was loaded from; None for one that was made here.
+        proprio: scaling of proprioception, for a policy that was made here.
+    """
+    files = {} if origin is None else dict(origin.files)
+    if TOKENIZER_FILE not in files:
+        files[TOKENIZER_FILE] = tokenizer.to_str(pretty=True).encode()
+    if CONFIG_FILE not in files:
+        files[CONFIG_FILE] = encode_json(
+            public_config(config, _describe_statistics(config, proprio), proprio)
+        )
+    if extension != Extension():
+        files[EXTENSION_FILE] = encode_json(extension)
+    return files
+
+
+def _describe_statistics(config: PrismaticConfig, proprio: ProprioConfig | None) -> dict[str, Any]:
+    bounds = config.action_bounds
+    statistics: dict[str, Any] = {
+        "action": {"q01": bounds.low, "q99": bounds.high, "mask": bounds.is_scaled}
+    }
+    if proprio is not None:
+        statistics["proprio"] = {"q01": proprio.low, "q99": proprio.high}
+    return {config.norm_key: statistics}

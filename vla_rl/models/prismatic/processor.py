@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
+from typing import Final
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from vla_rl.engines.device_lane import to_device
+from vla_rl.errors import ConfigError
 from vla_rl.models.images.pipeline import ImagePipeline, image_pipeline
 from vla_rl.models.prismatic.config import PrismaticConfig, ProprioConfig
 from vla_rl.types import Observation
@@ -80,7 +82,7 @@ class PrismaticBatch:
         return replace(self, prompts=prompts, is_padded=True)
 
 
-def distinct(
+def deduplicate(
     observations: Sequence[Observation], keys: Sequence[str]
 ) -> tuple[list[Observation], list[int]]:
     """Return the observations that differ in a key, and the index of each one's among them."""
@@ -100,7 +102,7 @@ def distinct(
     return chosen, rows
 
 
-def prompt_of(instruction: str) -> str:
+def format_prompt(instruction: str) -> str:
     """Return OpenVLA's question.
 
     The space at its end is the token that the first action is read from.
@@ -153,7 +155,7 @@ class PrismaticProcessor:
         )
 
     def _encode_prompt(self, instruction: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(prompt_of(instruction)).ids)
+        return tuple(self._tokenizer.encode(format_prompt(instruction)).ids)
 
     def _images(self, observations: Sequence[Observation], device: torch.device) -> Tensor:
         cameras = [self._camera(observations, key, device) for key in self._config.cameras]
@@ -171,7 +173,7 @@ class PrismaticProcessor:
     def _process(self, frames: np.ndarray, device: torch.device) -> Tensor:
         # a view with channels second, laid out channels last: the fast path of the resize on CPUs
         if min(frames.shape[1:3]) < self._config.image_size:
-            _say_enlarged(frames.shape[1], frames.shape[2], self._config.image_size)
+            _warn_enlarged(frames.shape[1], frames.shape[2], self._config.image_size)
         images = to_device(torch.from_numpy(frames), device).permute(0, 3, 1, 2)
         return self._pipeline(images, self._config.image_size)
 
@@ -190,7 +192,7 @@ class PrismaticProcessor:
 
 
 @cache
-def _say_enlarged(height: int, width: int, wanted: int) -> None:
+def _warn_enlarged(height: int, width: int, wanted: int) -> None:
     """Warn about enlarged frames, once for each size."""
     _log.warning(
         "frames of %d x %d pixels are enlarged to %d x %d, so the policy sees blurred pictures; "
@@ -221,7 +223,7 @@ def _frame(observation: Observation, key: str) -> np.ndarray:
     ):
         return frame
     raise ValueError(
-        f"observation[{key!r}] is {_described(frame)}, expected uint8 [H, W, 3] (RGB, channels "
+        f"observation[{key!r}] is {_describe(frame)}, expected uint8 [H, W, 3] (RGB, channels "
         "last); "
         f"the observation's keys are {sorted(observation)}, and `cameras` in the policy's config "
         "names the images."
@@ -232,15 +234,49 @@ def _vector(observation: Observation, key: str, width: int) -> np.ndarray:
     vector = observation.get(key)
     if not isinstance(vector, np.ndarray) or vector.shape != (width,):
         raise ValueError(
-            f"observation[{key!r}] is {_described(vector)}, expected float32 [{width}]; "
+            f"observation[{key!r}] is {_describe(vector)}, expected float32 [{width}]; "
             f"`proprio` in the policy's config sets the key and the number of dimensions."
         )
     return vector
 
 
-def _described(value: object) -> str:
+def _describe(value: object) -> str:
     return (
         f"{value.dtype} {list(value.shape)}"
         if isinstance(value, np.ndarray)
         else type(value).__name__
     )
+
+
+BOS_ID: Final = 1
+"""First token of every prompt."""
+
+
+def read_tokenizer(config: PrismaticConfig) -> Tokenizer:
+    """Read a policy's tokenizer.
+
+    Raises: ConfigError if its file is not a tokenizer, or does not fit the policy's tokens.
+    """
+    file, llm = config.tokenizer_file, config.llm
+    try:
+        tokenizer = Tokenizer.from_file(file)
+    except Exception as error:  # the tokenizers library has no narrower exception
+        raise ConfigError(
+            f"tokenizer_file is {file!r}, expected a tokenizer.json: {error}"
+        ) from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    # the public ones hold the padding token too, the first id after the vocabulary
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+    if largest > llm.pad_token_id:
+        raise ConfigError(
+            f"tokenizer_file is {file!r}, which has ids up to {largest}, expected none beyond "
+            f"{llm.pad_token_id}: {llm.vocab_size} tokens, of which the last are actions, and one "
+            "for padding. It belongs to another policy."
+        )
+    if tokenizer.encode("").ids[:1] != [BOS_ID]:
+        raise ConfigError(
+            f"tokenizer_file is {file!r}, whose prompts do not begin with <s> (id {BOS_ID}), "
+            "expected one that adds it."
+        )
+    return tokenizer

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from vla_rl.errors import CheckpointError
-from vla_rl.models.images.names import ImagePipelineName
+from vla_rl.models.images import ImagePipelineName
 from vla_rl.models.prismatic.action_tokens import Gripper
 from vla_rl.models.prismatic.config import (
     ConstantProprio,
@@ -22,10 +22,11 @@ from vla_rl.models.prismatic.config import (
     PixelScaling,
     PrismaticConfig,
     ProprioConfig,
-    TaughtPictures,
+    TrainingImages,
     VisionTowerConfig,
+    Vocabulary,
 )
-from vla_rl.models.prismatic.dialects import Conventions, Vocabulary
+from vla_rl.models.prismatic.conventions import Conventions
 from vla_rl.util.values import excerpt
 
 CONFIG_FILE: Final = "config.json"
@@ -34,7 +35,7 @@ EXTENSION_FILE: Final = "vla_rl.json"
 ARCHITECTURE: Final = "no-align+fused-gelu-mlp"
 
 
-UNUSED: Final = frozenset({
+UNUSED_FIELDS: Final = frozenset({
     "attention_dropout", "bos_token_id", "dtype", "eos_token_id", "initializer_range", "max_position_embeddings",
     "pretraining_tp", "torch_dtype", "transformers_version", "use_cache",
 })  # fmt: skip
@@ -79,7 +80,7 @@ class Extension(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown
     vocabulary: Vocabulary = "all"
     rope_inv_freq_dtype: Literal["float32", "bfloat16"] = "float32"
     lora: LoraConfig | None = None
-    pictures: TaughtPictures | None = None
+    pictures: TrainingImages | None = None
     featurizer_overrides: dict[str, int | float] = {}
     fused_featurizer_overrides: dict[str, int | float] = {}
 
@@ -131,7 +132,9 @@ def _require_plain_llama(public: PublicConfig, fields: dict[str, Any], path: Pat
     """
     text = public.text_config
     head_dim = text.hidden_size // text.num_attention_heads
-    unread = {name: fields[name] for name in fields.keys() - {*text.__struct_fields__, *UNUSED}}
+    unread = {
+        name: fields[name] for name in fields.keys() - {*text.__struct_fields__, *UNUSED_FIELDS}
+    }
     others = [
         name for name, value in unread.items() if value and (name, value) != ("head_dim", head_dim)
     ]
@@ -249,7 +252,7 @@ def require_family(folder: Path, extension: Extension, family: str) -> None:
         )
 
 
-def known_conventions(extension: Extension) -> Conventions | None:
+def stored_conventions(extension: Extension) -> Conventions | None:
     """Return the conventions that a checkpoint was saved with here.
 
     None for a public one, which does not say.
@@ -265,12 +268,12 @@ def known_conventions(extension: Extension) -> Conventions | None:
     )
 
 
-SaidT = TypeVar("SaidT")
+SettingT = TypeVar("SettingT")
 
 
-def agreed(
-    folder: Path, name: str, known: SaidT | None, asked: SaidT | None, default: SaidT
-) -> SaidT:
+def resolve_setting(
+    folder: Path, name: str, known: SettingT | None, asked: SettingT | None, default: SettingT
+) -> SettingT:
     """Return the checkpoint's own value, else the requested one, else the default.
 
     Raises: CheckpointError if the requested value differs from the checkpoint's own.
@@ -297,7 +300,7 @@ def read_extension(folder: Path) -> Extension:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
-def as_text(value: PublicConfig | Extension) -> bytes:
+def encode_json(value: PublicConfig | Extension) -> bytes:
     """Encode a value as the text of a new file."""
     return msgspec.json.format(msgspec.json.encode(value), indent=2)
 
@@ -311,7 +314,7 @@ def public_name(name: str) -> str:
     )
 
 
-def inner_name(name: str) -> str:
+def timm_name(name: str) -> str:
     """Return timm's own name; the inverse of `public_name`."""
     return name.replace(".ls1.scale_factor", ".ls1.gamma").replace(
         ".ls2.scale_factor", ".ls2.gamma"

@@ -153,19 +153,19 @@ def choose_key(statistics: Mapping[str, Statistics], asked: str | None, folder: 
     )
 
 
-def bounds_of(
+def get_action_bounds(
     statistics: Statistics, normalization: Normalization, *, gripper: Gripper, epsilon: float
 ) -> ActionBounds:
     """Return the bounds of the action tokens.
 
     Raises: CheckpointError if the requested statistics do not exist.
     """
-    low, high = _ends(statistics.action, normalization, "action")
+    low, high = _get_range(statistics.action, normalization, "action")
     mask = statistics.action.mask or (True,) * len(low)
     return ActionBounds(low=low, high=high, is_scaled=mask, gripper=gripper, epsilon=epsilon)
 
 
-def gripper_of(statistics: Statistics, extension: Extension) -> Gripper:
+def get_gripper(statistics: Statistics, extension: Extension) -> Gripper:
     """Return the meaning of an action's last number: the checkpoint's own setting, else inferred
     from its statistics' mask.
 
@@ -182,7 +182,7 @@ def gripper_of(statistics: Statistics, extension: Extension) -> Gripper:
     return "openvla" if all(others) and not last else "signed"
 
 
-def proprio_of(
+def get_proprio(
     statistics: Statistics, normalization: Normalization, key: str, constant: ConstantProprio
 ) -> ProprioConfig | None:
     """Return proprioception's scaling; None without statistics.
@@ -196,11 +196,11 @@ def proprio_of(
             f"the proprio statistics have the mask {statistics.proprio.mask}; expected one that "
             "scales every dimension."
         )
-    low, high = _ends(statistics.proprio, normalization, "proprio")
+    low, high = _get_range(statistics.proprio, normalization, "proprio")
     return ProprioConfig(key=key, low=low, high=high, constant=constant)
 
 
-def constant_proprio_of(extension: Extension) -> ConstantProprio:
+def get_constant_proprio(extension: Extension) -> ConstantProprio:
     """Return a checkpoint's scaling of constant dimensions; the default is that of the public
     checkpoints' evaluation.
 
@@ -211,7 +211,7 @@ def constant_proprio_of(extension: Extension) -> ConstantProprio:
     return "ends" if extension.family is None else "zero"
 
 
-def _ends(
+def _get_range(
     ends: Range, normalization: Normalization, name: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     names = ("q01", "q99") if normalization == "bounds_q99" else ("min", "max")

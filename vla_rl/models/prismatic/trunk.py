@@ -2,7 +2,16 @@
 
 Two faults ruin a policy without an error: a causal mask in OpenVLA-OFT (tens of points), and rotary
 frequencies rounded by a cast to bfloat16 (a phase error of 0.4 rad at position 300). The first is
-checked by `refuse_causal`; the second cannot happen to `ExactRotary`.
+checked by `require_bidirectional`; the second cannot happen to `ExactRotary`.
+
+Rows of different lengths make one batch: each has the same positions as it would have alone, tokens
+first, padding last. The last layer is computed only where its output is read:
+
+    all layers before it       all positions: the next one needs keys and values of each
+    the last layer             keys and values of all positions; the rest only of those that are read
+
+An action is read at a few positions after hundreds of patches. The results equal those of the whole
+layer, because no position needs another's output of the same layer.
 """
 
 from collections.abc import Callable
@@ -11,13 +20,118 @@ from typing import Any, Self, TypeAlias
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import (
+    LlamaDecoderLayer,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
 
 from vla_rl.errors import ConfigError
-from vla_rl.models.attention import use_given_masks
-from vla_rl.models.prismatic.compiled_blocks import Uncompiled
+from vla_rl.models.attention import is_causal, use_given_masks
+from vla_rl.models.blocks import Uncompiled
 from vla_rl.models.prismatic.config import LlmConfig
-from vla_rl.models.prismatic.last_layer import make_last_layer_selective
+
+
+def token_mask(lengths: Tensor, num_positions: int) -> Tensor:
+    """Return bool [B, L]: True for the first `lengths` int64 [B] positions of each row."""
+    return torch.arange(num_positions, device=lengths.device) < lengths[:, None]
+
+
+def bidirectional_mask(lengths: Tensor, num_positions: int) -> Tensor:
+    """Return the bool [B, 1, 1, L] attention mask: every position sees every token of its row,
+    before it or after.
+    """
+    # one line for all queries: kernels of a GPU add masks as numbers, and a square would be written
+    # out for that in each layer
+    return token_mask(lengths, num_positions)[:, None, None, :]
+
+
+def insert_tail(rows: Tensor, lengths: Tensor, tail: Tensor, fill: int) -> Tensor:
+    """Insert ids `tail` int64 [B, T] right after the first `lengths` ids of `rows` int64 [B, P]:
+    int64 [B, P + T].
+    """
+    width, num_tail = rows.shape[1], tail.shape[1]
+    place = torch.arange(width + num_tail, device=rows.device) - lengths[:, None]
+    padded = torch.nn.functional.pad(rows, (0, num_tail), value=fill).masked_fill(place >= 0, fill)
+    if num_tail == 0:
+        return padded
+    in_tail = (place >= 0) & (place < num_tail)
+    return torch.where(in_tail, tail.gather(1, place.clamp(0, num_tail - 1)), padded)
+
+
+def consecutive_positions(first: Tensor, num: int) -> Tensor:
+    """Return int64 [B, num]: consecutive positions in each row, starting at `first` int64 [B]."""
+    return first[:, None] + torch.arange(num, device=first.device)
+
+
+def gather_rows(rows: Tensor, read: Tensor) -> Tensor:
+    """Return [B, T, D]: the entries of `rows` [B, L, D] at the positions `read` int64 [B, T]."""
+    return rows.gather(1, read[..., None].expand(-1, -1, rows.shape[2]))
+
+
+class LastLayer(LlamaDecoderLayer):
+    """A decoder layer that takes `read` int64 [B, T], positions by row, and then returns [B, T, D];
+    without it, all positions.
+    """
+
+    def forward(self, hidden_states: Tensor, *, read: Tensor | None = None, **given: Any) -> Tensor:  # type: ignore[override]
+        """Run the layer.
+
+        Args: hidden_states [B, L, D], and the keyword arguments of every decoder layer.
+        """
+        if read is None:
+            whole: Tensor = super().forward(hidden_states, **given)
+            return whole
+        residual = gather_rows(hidden_states, read)
+        seen = self.input_layernorm(hidden_states)
+        residual = residual + self._attend(
+            seen, read, given["attention_mask"], *given["position_embeddings"]
+        )
+        output: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
+        return output
+
+    def _attend(
+        self, seen: Tensor, read: Tensor, mask: Tensor | None, cos: Tensor, sin: Tensor
+    ) -> Tensor:
+        attention = self.self_attn
+        queries, keys, values = (
+            project(rows).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+            for project, rows in (
+                (attention.q_proj, gather_rows(seen, read)),
+                (attention.k_proj, seen),
+                (attention.v_proj, seen),
+            )
+        )
+        cos, sin = (table.expand(len(seen), -1, -1) for table in (cos, sin))
+        queries, _ = apply_rotary_pos_emb(
+            queries, queries, gather_rows(cos, read), gather_rows(sin, read)
+        )
+        keys, _ = apply_rotary_pos_emb(keys, keys, cos, sin)
+        mask = self._seen_from(read, seen.shape[1], mask)
+        found = nn.functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, scale=attention.scaling
+        )
+        attended: Tensor = attention.o_proj(found.transpose(1, 2).flatten(2))
+        return attended
+
+    def _seen_from(self, read: Tensor, num_positions: int, mask: Tensor | None) -> Tensor | None:
+        """Return the mask of the positions that are read; None if they see all others."""
+        if mask is None:
+            if not is_causal(self.self_attn.config):
+                return None
+            return torch.arange(num_positions, device=read.device) <= read[:, None, :, None]
+        if mask.shape[2] == 1:  # the same for every position
+            return mask
+        return mask.gather(2, read[:, None, :, None].expand(-1, -1, -1, mask.shape[3]))
+
+
+def make_last_layer_selective(trunk: LlamaForCausalLM) -> None:
+    """Let the last layer of `trunk` take `read`; its parameters keep their names and places."""
+    layers = trunk.model.layers
+    with torch.device("meta"):
+        last = LastLayer(trunk.config, len(layers) - 1)
+    last.load_state_dict(layers[-1].state_dict(), assign=True)
+    layers[-1] = last
 
 
 class ExactRotary(LlamaRotaryEmbedding):
@@ -75,11 +189,11 @@ def build_trunk(config: LlmConfig, *, is_causal: bool) -> LlamaForCausalLM:
     return trunk
 
 
-Attend: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
+RunTrunk: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
 """(embedded tokens [B, L, D], lengths [B], or None if nothing is padding) -> hidden states [B, L, D]."""
 
 
-def refuse_causal(attend: Attend, width: int, like: Tensor) -> None:
+def require_bidirectional(attend: RunTrunk, width: int, like: Tensor) -> None:
     """Raise ConfigError unless the first of three tokens sees the last one, with a mask and without.
 
     Args:

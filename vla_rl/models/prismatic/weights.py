@@ -1,34 +1,47 @@
-"""Weights of a public checkpoint, read from safetensors files directly into a network on the meta
-device.
+"""Weights in the public layout, between a checkpoint folder and a network.
 
     folder checked (`weight_files`) ─► names checked ─► memory checked ─► each tensor: read, cast, assigned
 
 The network is built on the meta device, so that host memory holds the weights only once. Names are
-strict both ways: missing and unknown tensors are listed before any is read.
+strict both ways: missing and unknown tensors are listed before any is read. An adapter is merged
+into the weights, or kept for training. What is written is one file of weights, or shards and their
+index, with small files beside them.
 """
 
-import pickle
-import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
+import msgspec
 import psutil
 import torch
 from torch import Tensor, nn
 
 from vla_rl.errors import CheckpointError
-from vla_rl.models.prismatic.hub import verify_download
-from vla_rl.models.prismatic.lora import Adapter
-from vla_rl.models.weight_files import (
-    check_weights,
-    refuse_pointer,
-    some,
+from vla_rl.models.prismatic.adapters import (
+    ADAPTER_NAME,
+    Adapter,
+    describe_targets,
+    freeze_all_but_adapters,
+)
+from vla_rl.models.prismatic.config import AdapterUse, LoraConfig, PrismaticConfig
+from vla_rl.models.prismatic.folder import PublicFolder
+from vla_rl.models.prismatic.public_config import timm_name
+from vla_rl.models.prismatic.trunk import materialise
+from vla_rl.models.tensor_reading import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    Index,
+    IndexMetadata,
+    iterate_tensors,
+    list_some,
+    stored_dtype,
     tensor_files,
     tensor_shapes,
-    tensors_of,
 )
+from vla_rl.models.weight_files import check_weights
+from vla_rl.util.atomic_folder import writing_folder
 from vla_rl.util.finiteness import require_finite
 
 NORM: Final = "language_model.model.norm.weight"
@@ -51,7 +64,7 @@ def load_weights(
     Args:
         network: its parameters' names and shapes are the expected ones.
         folder: a checkpoint in the public layout.
-        inner_name: maps a public name to the network's.
+        timm_name: maps a public name to the network's.
         beside: tensors of separate files, by public name; they replace the folder's.
         adapters: adapters by layer; each is merged into its layer's weight.
         missing: prefixes of the network's names that the folder does not have; those are left
@@ -126,59 +139,12 @@ def _refuse_others(expected: Mapping[str, list[int]], found: Mapping[str, list[i
         ("unknown", sorted(found.keys() - expected.keys())),
         ("of another shape", misshapen),
     )
-    complaints = [f"{len(names)} {kind}: {some(names)}" for kind, names in kinds if names]
+    complaints = [f"{len(names)} {kind}: {list_some(names)}" for kind, names in kinds if names]
     if complaints:
         raise CheckpointError(
             f"the checkpoint's tensors do not fit the network of its config ({len(expected)} "
             "expected): " + "; ".join(complaints)
         )
-
-
-def load_part(path: Path) -> dict[str, Tensor]:
-    """Read a `.pt` part of the reference code, such as an action head: tensors by name, without
-    DDP's prefix; no pickled code is run.
-    """
-    refuse_pointer(path)
-    verify_download(path)
-    if not zipfile.is_zipfile(path):
-        raise CheckpointError(
-            f"{path} is not a whole PyTorch file ({path.stat().st_size} bytes); download it again."
-        )
-    try:
-        part = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path} holds more than tensors by name; expected a state dict. Other objects could "
-            "run code."
-        ) from error
-    except (OSError, RuntimeError, ValueError, EOFError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; download it again.") from error
-    if not isinstance(part, dict) or not all(
-        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in part.items()
-    ):
-        raise CheckpointError(f"{path} holds no tensors by name; expected a state dict.")
-    return {name.removeprefix("module."): tensor for name, tensor in part.items()}
-
-
-def find_part(folders: Sequence[Path], name: str) -> Path | None:
-    """Return the one file `*<name>*checkpoint*` of the first folder that has any.
-
-    Raises: CheckpointError for several.
-    """
-    for folder in folders:
-        found = sorted(
-            path
-            for path in folder.glob(f"*{name}*")
-            if "checkpoint" in path.name and path.is_file()
-        )
-        if len(found) > 1:
-            raise CheckpointError(
-                f"{folder} holds {some([path.name for path in found])}; expected one file for "
-                f"{name}."
-            )
-        if found:
-            return found[0]
-    return None
 
 
 def _check_room(needed: int, device: torch.device) -> None:
@@ -198,7 +164,7 @@ def _all_tensors(
     folder: Path, files: Mapping[str, str], beside: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
     for file in dict.fromkeys(files.values()):
-        yield from tensors_of(folder / file, [name for name in files if files[name] == file])
+        yield from iterate_tensors(folder / file, [name for name in files if files[name] == file])
     yield from beside.items()
 
 
@@ -211,3 +177,175 @@ def _assign(network: nn.Module, name: str, tensor: Tensor) -> None:
         )
     else:
         owner.register_buffer(leaf, tensor)
+
+
+ConfigT = TypeVar("ConfigT", bound=PrismaticConfig)
+
+
+def with_adapter(
+    config: ConfigT, folder: PublicFolder, use: AdapterUse, build: Callable[[ConfigT], nn.Module]
+) -> ConfigT:
+    """Return the configuration with the checkpoint's adapter if it is to be trained; else
+    unchanged.
+
+    Args:
+        config: the checkpoint's configuration, without its adapter.
+        folder: the checkpoint.
+        use: whether the adapter is merged or trained.
+        build: builds a network from the configuration.
+
+    Raises: CheckpointError if there is no adapter to train.
+    """
+    if use == "merge" or config.lora is not None:
+        return config
+    if folder.adapter is None:
+        raise CheckpointError(
+            f"{folder.path} has no adapter to train (adapter_use 'train'); name one (adapter), or "
+            "add new ones "
+            "(lora_rank, or `adapted`)."
+        )
+    with torch.device("meta"):
+        network = build(config)
+    adapter = folder.adapter
+    targets = describe_targets(network, adapter.tensors().layers)
+    return msgspec.structs.replace(
+        config, lora=LoraConfig(rank=adapter.rank, alpha=adapter.alpha, targets=targets)
+    )
+
+
+def load_folder(
+    network: nn.Module,
+    folder: PublicFolder,
+    *,
+    beside: Mapping[str, Tensor] = MappingProxyType({}),
+    missing: tuple[str, ...] = (),
+    without: tuple[str, ...] = (),
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+) -> None:
+    """Fill a network that was built on the meta device.
+
+    Args:
+        network: the network, with adapters if the checkpoint's are to be kept.
+        folder: the checkpoint.
+        beside: tensors of its parts, by public name.
+        missing: prefixes of names that the checkpoint does not have; those tensors are left
+            unchanged.
+        without: prefixes of the adapter's layers that a part already holds merged.
+        dtype: data type of the parameters; None keeps the files'.
+        device: device of the parameters.
+
+    Raises: CheckpointError.
+    """
+    adapters = {}
+    wrapped = {
+        name.replace(".base_layer.", "."): name
+        for name in network.state_dict()
+        if ".base_layer." in name
+    }
+    if folder.adapter is not None:
+        held = folder.adapter.tensors()
+        dtype_beside = dtype or stored_dtype(folder.path, NORM)
+        beside = {**beside, **held.whole}
+        adapters = {
+            layer: adapter
+            for layer, adapter in held.layers.items()
+            if not layer.startswith(without)
+        }
+        if wrapped:
+            for layer, adapter in adapters.items():
+                halves = {"A": adapter.down, "B": adapter.up}
+                beside |= {
+                    f"{layer}.lora_{half}.{ADAPTER_NAME}.weight": x.to(dtype_beside)
+                    for half, x in halves.items()
+                }
+            adapters = {}
+    load_weights(
+        network,
+        folder.path,
+        inner_name=(lambda name: wrapped.get(timm_name(name), timm_name(name)))
+        if wrapped
+        else timm_name,
+        beside=beside,
+        adapters=adapters,
+        missing=missing,
+        dtype=dtype,
+        device=device,
+    )
+    materialise(network, device)
+    if wrapped:
+        freeze_all_but_adapters(network)
+
+
+SHARD_BYTES: Final = 5 * 10**9
+"""Size of the largest file that is written; public checkpoints have about this limit."""
+
+
+def write_weights(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    files: Mapping[str, bytes],
+    index: bytes | None = None,
+    parts: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({}),
+) -> None:
+    """Write a checkpoint folder, all of it or nothing: one file of weights, or shards and their
+    index if it is large.
+
+    Args:
+        folder: must not exist yet.
+        tensors: tensors by public name.
+        files: small files beside them.
+        index: index of the folder that the weights came from; its split is reused if it still fits.
+        parts: tensors of separate PyTorch files, by file name.
+    """
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    num_beside = sum(tensor.nbytes for part in parts.values() for tensor in part.values())
+    shards = _reuse_shards(index, tensors, num_bytes)
+    if shards is None:
+        shards, index = _split_into_shards(tensors), None
+    with writing_folder(folder, num_bytes + num_beside + sum(map(len, files.values()))) as writer:
+        for name, shard in shards.items():
+            writer.write_tensors(name, shard)
+        if len(shards) > 1 and index is None:
+            weight_map = {key: name for name, shard in shards.items() for key in shard}
+            index = msgspec.json.format(
+                msgspec.json.encode(Index(weight_map, IndexMetadata(num_bytes))), indent=2
+            )
+        if index is not None:
+            writer.write_bytes(INDEX_FILE, index)
+        for name, part in parts.items():
+            writer.write_torch(name, part)
+        for name, data in files.items():
+            writer.write_bytes(name, data)
+
+
+def _reuse_shards(
+    index: bytes | None, tensors: Mapping[str, Tensor], num_bytes: int
+) -> dict[str, dict[str, Tensor]] | None:
+    """Return the shards of a loaded index, or None if there was none, or it lists other tensors."""
+    loaded = msgspec.json.decode(index, type=Index) if index is not None else None
+    if loaded is None or loaded.weight_map.keys() != tensors.keys():
+        return None
+    if loaded.metadata is None or loaded.metadata.total_size != num_bytes:
+        return None
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, file in loaded.weight_map.items():
+        parts.setdefault(file, {})[name] = tensors[name]
+    return parts
+
+
+def _split_into_shards(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    parts: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if parts[-1] and size + tensor.nbytes > SHARD_BYTES:
+            parts.append({})
+            size = 0
+        parts[-1][name] = tensor
+        size += tensor.nbytes
+    if len(parts) == 1:
+        return {SINGLE_FILE: parts[0]}
+    return {
+        f"model-{number:05d}-of-{len(parts):05d}.safetensors": part
+        for number, part in enumerate(parts, start=1)
+    }

@@ -12,12 +12,12 @@ from vla_rl.errors import ConfigError, ContextOverflow
 from vla_rl.models.language import CausalLanguageModel
 from vla_rl.models.language.checkpoint import distinct_tensors
 from vla_rl.models.language.vision_policy import VisionLanguageModel
-from vla_rl.models.openvla.policy import OpenVla
+from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft.network import STOP_ID
 from vla_rl.models.openvla_oft.policy import OpenVlaOft
-from vla_rl.models.prismatic.lora import merged_tensors
+from vla_rl.models.prismatic.adapters import merged_tensors
 from vla_rl.models.prismatic.processor import PrismaticBatch
-from vla_rl.models.vllm.names import MODEL_TYPE, OPENVLA, OPENVLA_OFT
+from vla_rl.models.vllm.plugin import MODEL_TYPE, OPENVLA, OPENVLA_OFT
 from vla_rl.types import Observation
 
 MAX_PROMPT: Final = 256
@@ -106,7 +106,7 @@ class ServedPrismaticPolicy(ServedActions):
         )
 
     def _layout_of(self, num_tokens: int) -> EngineLayout:
-        from vla_rl.models.vllm.config import trunk_config
+        from vla_rl.models.vllm.plugin import trunk_config
 
         config = self._policy.config
         context_size = 1 + self._num_features + MAX_PROMPT + num_tokens + 1

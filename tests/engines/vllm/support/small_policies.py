@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny as tiny_speaker
-from vla_rl.models.openvla import OpenVla, OpenVlaConfig
+from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
+from vla_rl.models.prismatic.config import OpenVlaConfig
 from vla_rl.types import Observation
 
 TEXTS = (

@@ -1,24 +1,94 @@
 """How a checkpoint in the public layout is interpreted, where its files do not say.
 
-Recipes hand one `CheckpointFormat` to `load_policy`, which hands it to the policy's family; each
-setting is declared, explained and given its default here alone.
+Systems with OpenVLA's architecture differ in conventions: a checkpoint works only with those of its
+training, and its files do not name them. Recipes hand one `CheckpointFormat` to `load_policy`, which
+hands it to the policy's family; each setting is declared, explained and given its default here
+alone.
 """
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeAlias
 
 import msgspec
 
-from vla_rl.errors import ConfigError
-from vla_rl.models.prismatic.config import AdapterUse, Normalization
-from vla_rl.models.prismatic.dialects import Dialect, Vocabulary
+from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.models.images import ImagePipelineName
+from vla_rl.models.prismatic.config import AdapterUse, Normalization, Vocabulary
 from vla_rl.types import Config
 from vla_rl.util.arrays import torch_dtype
 
 if TYPE_CHECKING:
     import torch
 
-    from vla_rl.models.prismatic.folder import PublicFolder
+
+ConventionName: TypeAlias = Literal[
+    "openvla_oft", "simplevla", "simplevla_robotwin", "rlinf", "rlinf_official", "rlinf_robotwin"
+]
+"""Project, and simulator if that matters, whose conventions a checkpoint was trained with."""
+
+
+class Conventions(NamedTuple):
+    """Settings of a dialect.
+
+    A family without a stop token, or without a choice of vocabulary, ignores that setting.
+    """
+
+    images: ImagePipelineName
+    has_stop_token: bool
+    rope_inv_freq_dtype: Literal["float32", "bfloat16"]
+    vocabulary: Vocabulary
+    epsilon: float
+    """Number that OpenVLA's decoding adds to the range of the statistics; OpenVLA-OFT's adds 1e-8
+    in every dialect."""
+
+
+CONVENTIONS: Final[Mapping[ConventionName, Conventions]] = {
+    "openvla_oft": Conventions("exact", True, "float32", "all", 0.0),
+    "simplevla": Conventions("exact", True, "float32", "all", 0.0),
+    "simplevla_robotwin": Conventions("crop", True, "float32", "all", 0.0),
+    "rlinf": Conventions("bicubic_float", False, "bfloat16", "actions", 1e-8),
+    "rlinf_official": Conventions("bicubic_pillow", True, "bfloat16", "actions", 1e-8),
+    "rlinf_robotwin": Conventions("crop", True, "bfloat16", "actions", 1e-8),
+}
+"""Conventions of each dialect. `openvla_oft` is the authors' evaluation in LIBERO. SimpleVLA-RL,
+siiRL and SRPO (`simplevla`) agree with it there; in RoboTwin they only crop the simulator's frame,
+and so does RLinf with its version `official`.
+"""
+
+
+def resolve_conventions(
+    folder: Path,
+    known: Conventions | None,
+    asked: ConventionName | None,
+    *,
+    without: Collection[str],
+) -> Conventions:
+    """Return the conventions that a checkpoint was saved with here, else those of a dialect, else
+    OpenVLA's own.
+
+    Args:
+        folder: the checkpoint.
+        known: its own conventions, if it was saved here.
+        asked: name of the requested dialect, or None.
+        without: fields that a policy of this family does not have; they are not compared.
+
+    Raises: ConfigError for an unknown dialect; CheckpointError if the checkpoint was saved with
+    other conventions than those requested.
+    """
+    if asked is not None and asked not in CONVENTIONS:
+        raise ConfigError(f"dialect is {asked!r}, expected one of {', '.join(CONVENTIONS)}")
+    wanted = CONVENTIONS[asked or "openvla_oft"]
+    if known is None:
+        return wanted
+    known = known._replace(**{field: getattr(wanted, field) for field in without})
+    if asked is not None and known != wanted:
+        raise CheckpointError(
+            f"{folder} was saved with {known}, which differs from the dialect {asked!r}; leave the "
+            "dialect out, because the checkpoint stores its own."
+        )
+    return known
+
 
 Family: TypeAlias = Literal["openvla", "openvla_oft", "continuous"]
 
@@ -41,7 +111,7 @@ class CheckpointFormat(Config, frozen=True, kw_only=True):
     (ALOHA). none: the checkpoint's own setting, else the percentiles.
     """
 
-    dialect: Dialect | None = None
+    dialect: ConventionName | None = None
     """Project whose conventions the checkpoint was trained with: images, stop token, positions,
     vocabulary. none: the checkpoint's own, else those of OpenVLA's authors.
     """
@@ -93,14 +163,8 @@ class CheckpointFormat(Config, frozen=True, kw_only=True):
             fields["adapter"] = str(fields["adapter"])
         return msgspec.structs.replace(self, **fields)
 
-    def opened(self, checkpoint: "Path | str | PublicFolder") -> "PublicFolder":
-        """Read the checkpoint with its adapter, without the weights. Raises: CheckpointError."""
-        from vla_rl.models.prismatic.folder import open_folder
 
-        return open_folder(checkpoint, self.adapter)
-
-
-FILES_SAY: Final = CheckpointFormat()
+AS_STORED: Final = CheckpointFormat()
 """The format of a checkpoint whose files say everything."""
 
 

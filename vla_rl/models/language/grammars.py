@@ -1,19 +1,25 @@
-"""Convert the options of a reply to a grammar over its text, in llguidance's dialect of Lark.
+"""Grammars of replies, in llguidance's dialect of Lark.
 
     reply ::= tool calls, or text in the requested format
     call  ::= <tool_call> {"name": one of the tools, "arguments": what its schema allows} </tool_call>
 
 A grammar is made only if needed: a reply that may be any text, with calls of any kind, has none,
-and its distribution is the model's own.
+and its distribution is the model's own. The learner forbids the same tokens in recorded replies
+(`mask_forbidden_tokens`), so that training matches sampling.
 """
 
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import torch
 from llguidance import regex_to_lark
+from torch import Tensor
 
+from vla_rl.engines.device_lane import to_device
+from vla_rl.engines.sampling import Vocabulary, forbidden
 from vla_rl.models.language.chat_format import CLOSE_CALL, OPEN_CALL
+from vla_rl.models.language.rows import Forbidden
 from vla_rl.types import (
     ChoiceFormat,
     GrammarFormat,
@@ -170,3 +176,41 @@ def _closed(schema: Any) -> Any:
 
 def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
+
+
+def mask_forbidden_tokens(
+    replies: Sequence[Tensor],
+    grammars: Sequence[Sequence[tuple[int, int, str]]],
+    vocabulary: Vocabulary,
+    *,
+    width: int,
+    device: torch.device,
+) -> Forbidden:
+    """Return which tokens were forbidden at the flattened positions of [B, width] replies.
+
+    Args:
+        replies: tokens of each reply, int64 [T].
+        grammars: parts (start, stop, grammar) of each reply that were sampled under a grammar.
+        vocabulary: the tokenizer's tokens.
+        width: positions of a reply, padding included.
+        device: device of the masks.
+    """
+    ruled = [
+        (row * width + start, vocabulary.allowed_masks(grammar, replies[row][start:stop].tolist()))
+        for row, parts in enumerate(grammars)
+        for start, stop, grammar in parts
+    ]
+    num_logits = vocabulary.num_logits
+
+    def found(first: int, end: int) -> Tensor | None:
+        if not ruled:
+            return None
+        is_forbidden = torch.zeros((end - first, num_logits), dtype=torch.bool, device=device)
+        for start, masks in ruled:
+            low, high = max(first, start), min(end, start + len(masks))
+            if low < high:
+                part = to_device(masks[low - start : high - start], device)
+                is_forbidden[low - first : high - first] = forbidden(part, num_logits)
+        return is_forbidden
+
+    return found

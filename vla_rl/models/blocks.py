@@ -1,21 +1,26 @@
-"""Blocks compiled by torch.compile, which fuses what surrounds their matrix products: norms, rotary
-positions, layer scales, residuals.
+"""Ways to compute the blocks of a network: compiled, recomputed in the backward pass, or cut over
+ranks. None of them changes the names of parameters, so checkpoints stay compatible.
+
+Compiled: torch.compile fuses what surrounds the matrix products, such as norms, rotary positions,
+layer scales, residuals.
 
     a block is called ─► its hooks, as before: recomputation, FSDP2's gathering, traces
                       ─► `forward`: compiled once for each kind of block, mode and sort of shape
 
 One compilation serves all blocks of a stack (regional compilation, as in torchtitan). It is made
 anew for a gradient or none, and for one row or several; the number of several rows, and the length
-of the trunk's sequence, stay open in it. Names of parameters do not change, and copies of a compiled
-network are compiled.
+of the trunk's sequence, stay open in it. Copies of a compiled network are compiled. Uncompiled are
+calls under a mode that watches or replaces operations (`TorchDispatchMode`: counters of arithmetic,
+fake tensors, torch's memory tracker), and calls with a cache of keys and values, which would be
+compiled anew for each layer. A block's class is replaced by a subclass, as FSDP2 does, and not its
+`__call__`: hooks stay outside, where recomputation and sharding need them, and no block refers to
+itself, so that a network is freed with its last name.
 
-Uncompiled are calls under a mode that watches or replaces operations (`TorchDispatchMode`: counters
-of arithmetic, fake tensors, torch's memory tracker), and calls with a cache of keys and values,
-which would be compiled anew for each layer.
+Recomputed (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174):
+gradients are the same, and an update costs one more forward pass.
 
-A block's class is replaced by a subclass, as FSDP2 does, and not its `__call__`: hooks stay outside,
-where recomputation and sharding need them, and no block refers to itself, so that a network is freed
-with its last name.
+    kept for the backward pass   without: all activations of every block
+                                 with:    the input of each block, and all activations of one block at a time
 """
 
 import shutil
@@ -26,9 +31,11 @@ from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vla_rl.errors import ConfigError
+from vla_rl.learner.plan import TensorPlan
 
 Forward: TypeAlias = Callable[..., Tensor]
 
@@ -36,7 +43,7 @@ MOST_COMPILATIONS: Final = 64
 """Compilations of one `forward`. torch's own limit of 8 is below what both towers and all modes
 need, and beyond it torch computes uncompiled, with one warning."""
 
-COMPILING_TAKES: Final = (
+COMPILATION_NOTICE: Final = (
     "blocks are compiled in the first calls of each kind (one row or several, with a gradient or "
     "without), which takes about 10 s on a GPU and minutes on a CPU"
 )
@@ -172,3 +179,64 @@ def _open(tensor: Tensor, num_rows: int, length: int) -> None:
     for axis, size in enumerate(tensor.shape):
         if size > 1 and ((axis == 0 and size == num_rows) or size == length):
             torch._dynamo.maybe_mark_dynamic(tensor, axis)
+
+
+def recompute_in_backward(*stacks: Iterable[nn.Module]) -> None:
+    """Recompute each block of each stack in the backward pass. Call it once for each network."""
+    for stack in stacks:
+        for block in stack:
+            checkpoint(block, preserve_rng_state=False)  # nothing here is random
+
+
+BY_OUTPUTS: Final = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+)
+BY_INPUTS: Final = ("self_attn.o_proj", "mlp.down_proj")
+OF_HEADS: Final = ("self_attn.q_norm", "self_attn.k_norm")
+"""Norms of queries and keys, which Qwen3 has."""
+
+
+def decoder_plan(network: nn.Module, layers: str, config: Any) -> TensorPlan:
+    """Return the plan of the decoder layers of a network.
+
+    Args:
+        network: the whole network.
+        layers: name of its list of layers.
+        config: transformers' configuration of the trunk.
+
+    An adapter is cut as its layer is: beside outputs its second half, beside inputs its first.
+    """
+    names = [f"{layers}.{number}" for number in range(config.num_hidden_layers)]
+    return TensorPlan(
+        by_outputs=_linears(network, names, BY_OUTPUTS, "lora_B"),
+        by_inputs=_linears(network, names, BY_INPUTS, "lora_A"),
+        of_heads=tuple(
+            f"{name}.{norm}"
+            for name in names
+            for norm in OF_HEADS
+            if hasattr(network.get_submodule(name).self_attn, norm.rpartition(".")[2])
+        ),
+        counts={
+            "attention heads": config.num_attention_heads,
+            "heads of keys and values": config.num_key_value_heads,
+            "numbers in a feed-forward part": config.intermediate_size,
+        },
+    )
+
+
+def _linears(
+    network: nn.Module, layers: list[str], parts: tuple[str, ...], half: str
+) -> tuple[str, ...]:
+    found: list[str] = []
+    for name in (f"{layer}.{part}" for layer in layers for part in parts):
+        linear: Any = network.get_submodule(name)
+        if not hasattr(linear, "base_layer"):
+            found.append(name)
+            continue
+        found.append(f"{name}.base_layer")
+        found += [f"{name}.{half}.{adapter}" for adapter in getattr(linear, half)]
+    return tuple(found)

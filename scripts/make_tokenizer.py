@@ -1,6 +1,6 @@
 """Make a small byte-level BPE tokenizer from instructions, one a line on standard input.
 
-    python -m vla_rl.models.openvla_oft.make_tokenizer vla_rl/assets/tiny_tokenizer/tokenizer.json \\
+    python scripts/make_tokenizer.py vla_rl/assets/tiny_tokenizer/tokenizer.json \\
         < vla_rl/assets/tiny_tokenizer/instructions.txt
 
 Any text can be encoded, because every byte is a token of its own. Ids 0, 1 and 2 are `<unk>`, `<s>`
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from vla_rl.models.prismatic.processor import prompt_of
+from vla_rl.models.prismatic.processor import format_prompt
 
 
 def make_tokenizer(instructions: Sequence[str], size: int) -> Tokenizer:
@@ -31,7 +31,9 @@ def make_tokenizer(instructions: Sequence[str], size: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([prompt_of(instruction) for instruction in instructions], trainer)
+    tokenizer.train_from_iterator(
+        [format_prompt(instruction) for instruction in instructions], trainer
+    )
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 1)]
     )

@@ -1,5 +1,6 @@
 """Images of conversations for networks of the Qwen2.5-VL class.
 
+    Message(images=(a,), content="Which colour?") ─► <image>Which colour? ─► the image token, n times, then text
     uint8 [H, W, 3] ─► image processor ─► patches, grid ─► vision tower ─► one embedding for each image token
     tokens, grids ─► rotary positions in time, rows and columns, int64 [3, L]
 
@@ -13,12 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
 from vla_rl.engines.device_lane import to_device
+from vla_rl.errors import ConversationRejected
+from vla_rl.models.language.chat_format import ChatFormat
+from vla_rl.types import Message, ToolSpec
 
 Grid: TypeAlias = tuple[int, int]
 """Rows and columns of an image's patches."""
@@ -28,7 +33,7 @@ COMPARED_BITS: Final = 62
 
 
 @dataclass(frozen=True)
-class ShownImages:
+class PreparedImages:
     """The images of one conversation, as the network reads them."""
 
     starts: tuple[int, ...]
@@ -50,7 +55,7 @@ class ShownImages:
 
 
 @dataclass(frozen=True)
-class SeenTokens:
+class PreparedPrompt:
     """A prompt with images.
 
     Attributes:
@@ -59,7 +64,7 @@ class SeenTokens:
         compared: tokens int64 [P], with a negative number of its own for each image.
     """
 
-    images: ShownImages
+    images: PreparedImages
     positions: Tensor
     compared: np.ndarray
 
@@ -97,7 +102,7 @@ class ImageReader:
         num_patches = self._processor.get_number_of_image_patches(height, width)
         return int(num_patches) // self._merge**2
 
-    def shown(self, images: Sequence[np.ndarray], starts: Sequence[int]) -> ShownImages:
+    def shown(self, images: Sequence[np.ndarray], starts: Sequence[int]) -> PreparedImages:
         """Prepare the images of a conversation, given the place of each one's first token.
 
         Raises: ValueError for an array that is no image.
@@ -109,7 +114,7 @@ class ImageReader:
         )
         return self._of_patches(found["pixel_values"], found["image_grid_thw"], starts)
 
-    def seen(self, tokens: np.ndarray, images: Sequence[np.ndarray]) -> SeenTokens:
+    def seen(self, tokens: np.ndarray, images: Sequence[np.ndarray]) -> PreparedPrompt:
         """Prepare a rendered prompt with images. Raises: ValueError if they do not fit."""
         for image in images:
             require_image(image)
@@ -123,10 +128,10 @@ class ImageReader:
         ends = np.cumsum(lengths)
         shown = self.shown(images, places[ends - lengths].tolist())
         compared = tokens.copy()
-        compared[places] = np.repeat([-number_of(image) for image in images], lengths)
-        return SeenTokens(shown, self.positions(len(tokens), shown), compared)
+        compared[places] = np.repeat([-hash_image(image) for image in images], lengths)
+        return PreparedPrompt(shown, self.positions(len(tokens), shown), compared)
 
-    def places(self, images: ShownImages | None) -> Tensor:
+    def places(self, images: PreparedImages | None) -> Tensor:
         """Return the places of all image tokens in their conversation, int64 [M]."""
         parts = [torch.zeros(0, dtype=torch.long)]
         if images is not None:
@@ -134,7 +139,7 @@ class ImageReader:
                 parts.append(start + torch.arange(rows * columns // self._merge**2))
         return torch.cat(parts)
 
-    def positions(self, length: int, images: ShownImages | None) -> Tensor:
+    def positions(self, length: int, images: PreparedImages | None) -> Tensor:
         """Return rotary positions of a conversation, int64 [3, L]: those of text count on, in all
         three; an image counts by its larger side.
         """
@@ -152,7 +157,7 @@ class ImageReader:
         parts.append((position + torch.arange(length - end)).expand(3, -1))
         return torch.cat(parts, dim=1)
 
-    def embed(self, tower: Any, images: Sequence[ShownImages]) -> Tensor:
+    def embed(self, tower: Any, images: Sequence[PreparedImages]) -> Tensor:
         """Return the embeddings of all image tokens [M, D], with a gradient.
 
         Args:
@@ -178,12 +183,12 @@ class ImageReader:
         ).pooler_output
         return found
 
-    def _of_patches(self, patches: Tensor, grids: Tensor, starts: Sequence[int]) -> ShownImages:
+    def _of_patches(self, patches: Tensor, grids: Tensor, starts: Sequence[int]) -> PreparedImages:
         vision = self._vision
         order, windows = get_vision_window_index(
             grids, self._merge, vision.window_size, vision.patch_size
         )
-        return ShownImages(
+        return PreparedImages(
             starts=tuple(starts),
             grids=tuple((rows, columns) for _, rows, columns in grids.tolist()),
             patches=patches,
@@ -203,8 +208,104 @@ def require_image(image: Any) -> None:
         raise ValueError(f"an image is {what}, expected a NumPy array uint8 [H, W, 3]")
 
 
-def number_of(image: np.ndarray) -> int:
+def hash_image(image: np.ndarray) -> int:
     """Return a number above 0 that no other image has, up to chance."""
     digest = hashlib.blake2b(str(image.shape).encode(), digest_size=8)
     digest.update(np.ascontiguousarray(image).data)
     return (int.from_bytes(digest.digest(), "little") >> (64 - COMPARED_BITS)) + 1
+
+
+class ImageChatFormat(ChatFormat):
+    """The chat template of one processor.
+
+    Args:
+        processor: a transformers processor with tokenizer and chat template.
+        stop_tokens: tokens that end a reply.
+        reader: knows how many tokens an image has.
+
+    Raises: CheckpointError for a processor without a chat template.
+    """
+
+    def __init__(self, processor: Any, stop_tokens: frozenset[int], reader: ImageReader) -> None:
+        super().__init__(processor.tokenizer, stop_tokens, processor.chat_template)
+        self._reader = reader
+        self._image_mark: str = processor.image_token
+        self._marks = (processor.image_token, processor.video_token)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> np.ndarray:
+        """Render the prompt of the next reply, int64 [P].
+
+        Raises: ValueError if the template rejects the conversation.
+        """
+        return self._placed(messages, self.text_of(messages, tools, add_generation_prompt=True))
+
+    def render_whole(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
+    ) -> np.ndarray:
+        """Render a conversation up to the end of its last message, int64 [P]."""
+        return self._placed(messages, self.text_of(messages, tools, add_generation_prompt=False))
+
+    def text_of(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, add_generation_prompt: bool
+    ) -> str:
+        """Render a conversation as text, with one mark for each image.
+
+        Raises: ValueError if the template rejects it, or describes no tools although there are some.
+        """
+        if tools and "tools" not in (self._template_for(tools) or ""):
+            raise ValueError(
+                f"the conversation has {len(tools)} tools, but the chat template describes none to "
+                "the policy; put a chat_template.jinja with tools beside the checkpoint's files"
+            )
+        return super().text_of(messages, tools, add_generation_prompt=add_generation_prompt)
+
+    def tokenize(self, text: str) -> np.ndarray:
+        """Tokenize plain text, int64 [P]; marks of images in it are text too."""
+        return super().tokenize(self._harmless(text))
+
+    def _given(self, message: Message) -> dict[str, Any]:
+        given: dict[str, Any] = self._harmless(super()._given(message))
+        if message.images:
+            parts = [{"type": "image"} for _ in message.images]
+            given["content"] = [*parts, {"type": "text", "text": given["content"]}]
+        return given
+
+    def _harmless(self, value: Any) -> Any:
+        """Return plain values in which no text is a mark of an image."""
+        if isinstance(value, dict):
+            return {self._harmless(key): self._harmless(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [self._harmless(each) for each in value]
+        if isinstance(value, str):
+            for mark in self._marks:
+                # a policy may write the mark's letters in a reply, and each mark has to be an image
+                value = value.replace(mark, f"{mark[:1]} {mark[1:]}")
+        return value
+
+    def _placed(self, messages: Sequence[Message], text: str) -> np.ndarray:
+        """Tokenize a rendered conversation, with all tokens of its images.
+
+        Raises: ConversationRejected if it has other marks of images than one for each.
+        """
+        images = [image for message in messages for image in message.images]
+        for image in images:
+            require_image(image)
+        num_marks = text.count(self._image_mark)
+        if num_marks != len(images):
+            # a template that cuts thoughts out may join a mark of what was around them
+            bare = [msgspec.structs.replace(message, images=()) for message in messages]
+            said = self.text_of(bare, (), add_generation_prompt=False)
+            raise ConversationRejected(
+                f"the chat template rendered {num_marks} images of {len(images)}; expected one mark "
+                f"{self._image_mark!r} for each. Does it show images of this role?",
+                is_reply_at_fault=self._image_mark in said,
+            )
+        if not images:
+            return self._tokens(text)
+        # special tokens divide a text before anything else does, so its parts can be tokenized apart
+        first, *rest = (self._tokens(part) for part in text.split(self._image_mark))
+        parts = [first]
+        for image, after in zip(images, rest, strict=True):
+            num_tokens = self._reader.num_tokens(*image.shape[:2])
+            parts += [np.full(num_tokens, self._reader.image_token, np.int64), after]
+        return np.concatenate(parts)
