@@ -9,8 +9,8 @@ import zmq
 from sample_actors import LoopUser
 
 from vla_rl.actors import ChildProcess, Runtime, call_all
-from vla_rl.actors.actor_loop import ActorLoop
-from vla_rl.actors.wire import ENVELOPE, MAGIC, Frames, Kind, join_messages
+from vla_rl.actors.calls.running_calls import ActorLoop
+from vla_rl.actors.wire.envelope import ENVELOPE, MAGIC, Frames, Kind, join_messages
 
 
 def message(number: int) -> bytes:

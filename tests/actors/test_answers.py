@@ -12,15 +12,14 @@ import pytest
 from sample_actors import Counter
 
 import vla_rl.errors
-from vla_rl.actors.actor import table_of
-from vla_rl.actors.answers import Answers
-from vla_rl.actors.codec import Codec
-from vla_rl.actors.mailbox import Mailbox
-from vla_rl.actors.pending import PendingCall, PendingStream
-from vla_rl.actors.wire import OWN_CALL, Kind, MalformedMessage
+from vla_rl.actors.calls.actor import get_method_table
+from vla_rl.actors.calls.exchange import Answers
+from vla_rl.actors.calls.pending import Mailbox, PendingCall, PendingStream
+from vla_rl.actors.wire.codec import Codec
+from vla_rl.actors.wire.envelope import OWN_CALL, Kind, MalformedMessage
 from vla_rl.errors import ActorDied, RemoteError
 
-ADD = table_of(Counter).by_name["add"]
+ADD = get_method_table(Counter).by_name["add"]
 
 
 class Waiting:

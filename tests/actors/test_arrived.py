@@ -4,13 +4,13 @@ import asyncio
 
 from sample_actors import Streamer
 
-from vla_rl.actors.actor import table_of
-from vla_rl.actors.arrived import ArrivedCall
-from vla_rl.actors.in_flight import MOST_BYTES
+from vla_rl.actors.calls.actor import get_method_table
+from vla_rl.actors.calls.running_calls import InboundCall
+from vla_rl.actors.wire.sockets import MOST_BYTES
 
 
-def a_stream() -> ArrivedCall:
-    return ArrivedCall(table_of(Streamer).by_name["count"], 1, ())
+def a_stream() -> InboundCall:
+    return InboundCall(get_method_table(Streamer).by_name["count"], 1, ())
 
 
 def test_each_item_takes_one_credit() -> None:

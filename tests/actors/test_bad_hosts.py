@@ -16,17 +16,16 @@ from vla_rl.actors import (
     ForkServer,
     RemoteHost,
     Runtime,
-    hosted_client,
     make_keys,
     read_keys,
-    remote_channel,
     supervision,
 )
-from vla_rl.actors.direct_link import make_link_keys
 from vla_rl.actors.host import HostServer
-from vla_rl.actors.hosted_client import HostedClient
 from vla_rl.actors.placement import KeyPair, is_key
-from vla_rl.actors.wire import Kind
+from vla_rl.actors.remote import host_connection, hosted_clients
+from vla_rl.actors.remote.direct_link import make_link_keys
+from vla_rl.actors.remote.hosted_clients import HostedClient
+from vla_rl.actors.wire.envelope import Kind
 from vla_rl.errors import ActorDied, ConfigError
 
 KEY = make_link_keys().public
@@ -48,7 +47,7 @@ async def host(keys: Path) -> AsyncIterator[HostServer]:
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_channel, "_OTHER_END_WITHIN_S", 0.2)
+    monkeypatch.setattr(host_connection, "_OTHER_END_WITHIN_S", 0.2)
 
 
 def there(host: HostServer, keys: Path, process: ChildProcess | None = None) -> RemoteHost:
@@ -121,7 +120,7 @@ async def test_a_start_that_fails_with_a_name_that_is_no_text_is_reported(
     def fail(*_: object) -> None:
         raise FileNotFoundError("caf\udce9 is missing")
 
-    monkeypatch.setattr(hosted_client, "ChildChannel", fail)
+    monkeypatch.setattr(hosted_clients, "ChildChannel", fail)
     async with Runtime() as runtime:
         with pytest.raises(ActorDied, match=r"could not be started: caf\\udce9 is missing"):
             await runtime.spawn(Counter, placement=there(host, keys), start_timeout_s=20.0)

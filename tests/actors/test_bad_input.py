@@ -17,14 +17,14 @@ import zmq
 from sample_actors import Counter
 
 from vla_rl.actors import KeyPair, RemoteHost, Runtime, host as host_module, make_keys, read_keys
-from vla_rl.actors.actor import table_of
-from vla_rl.actors.client import ActorClient
-from vla_rl.actors.codec import Codec
+from vla_rl.actors.calls.actor import get_method_table
+from vla_rl.actors.calls.client import ActorClient
+from vla_rl.actors.calls.pending import ActorState
+from vla_rl.actors.calls.server import ActorServer
 from vla_rl.actors.host import HostServer
-from vla_rl.actors.host_connection import set_tcp_options
-from vla_rl.actors.life import State
-from vla_rl.actors.server import ActorServer
-from vla_rl.actors.wire import DeathNotice, Frames, Kind
+from vla_rl.actors.remote.direct_link import set_tcp_options
+from vla_rl.actors.wire.codec import Codec
+from vla_rl.actors.wire.envelope import ExitNotice, Frames, Kind
 from vla_rl.errors import ActorDied
 from vla_rl.util.stalls import LoopLag
 
@@ -93,7 +93,7 @@ async def test_a_hundred_thousand_broken_messages_do_not_disturb_an_actor(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     chance = random.Random(7)
-    codec, table, counter, lag = Codec(), table_of(Counter), Counter(), LoopLag()
+    codec, table, counter, lag = Codec(), get_method_table(Counter), Counter(), LoopLag()
     answers: list[Frames] = []
     server = ActorServer(
         counter, table, codec, 0, answers.append, mailbox=64, lag=lag, at_once=False
@@ -148,9 +148,9 @@ async def test_a_hundred_thousand_broken_answers_do_not_disturb_a_caller(
     channel = Loopback()
     client = ActorClient(
         "victim",
-        table_of(Counter),
+        get_method_table(Counter),
         mailbox=8,
-        deadlines_s=[None] * len(table_of(Counter).methods),
+        deadlines_s=[None] * len(get_method_table(Counter).methods),
     )
     client.connect(channel)
     good = [
@@ -165,7 +165,7 @@ async def test_a_hundred_thousand_broken_answers_do_not_disturb_a_caller(
         client.on_message(mutate(chance, good[number % len(good)]))
     assert client.num_rejected == 100_000  # nobody has called anything
     assert len(caplog.records) == 1
-    assert client.state is State.RUNNING
+    assert client.state is ActorState.RUNNING
 
 
 def resident_kib() -> int:
@@ -242,7 +242,7 @@ async def test_a_launch_that_another_version_sends_is_answered_with_the_remedy(
     async with asyncio.timeout(20):
         while not client.poll(0):  # noqa: ASYNC110
             await asyncio.sleep(0)
-    notice = Codec().decode(Codec().decoder(DeathNotice), client.recv_multipart())
+    notice = Codec().decode(Codec().decoder(ExitNotice), client.recv_multipart())
     assert "could not be started: LaunchRequest: " in notice.cause
     assert "Install the same version of vla_rl on both hosts" in notice.cause
     assert (host.num_rejected, host.num_actors) == (1, 0)

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from sample_actors import Counter, SlowToStart, Waiter
 
-from vla_rl.actors import ChildProcess, Runtime, begin
-from vla_rl.actors.begun import BegunCall
+from vla_rl.actors import ChildProcess, Runtime, begin_call
+from vla_rl.actors.calls.running_calls import EagerCall
 
 
 async def test_a_timeout_that_has_passed_before_the_first_wait_ends_that_wait() -> None:
@@ -47,10 +47,10 @@ async def test_calls_that_were_begun_leave_before_they_are_awaited() -> None:
             await runtime.spawn(Counter, start, placement=ChildProcess(), mailbox=1)
             for start in (10, 20)
         ]
-        answers = [begin(counter, Counter.add, 1) for counter in counters]
+        answers = [begin_call(counter, Counter.add, 1) for counter in counters]
         assert [runtime.info(counter).num_pending for counter in counters] == [1, 1]
         # the mailbox is full: it leaves when it is awaited
-        late = begin(counters[0], Counter.add, 1)
+        late = begin_call(counters[0], Counter.add, 1)
         assert [await answer for answer in answers] == [11, 21]
         assert await late == 12
 
@@ -83,7 +83,7 @@ async def test_a_cancellation_that_comes_before_the_call_is_awaited_cancels_what
             seen.append("cancelled")
 
     coroutine = running()
-    call = BegunCall(coroutine, coroutine.send(None))
+    call = EagerCall(coroutine, coroutine.send(None))
     call.cancellation = asyncio.CancelledError()
     await call
     assert gate.cancelled()
@@ -98,4 +98,4 @@ async def test_an_error_of_the_first_part_is_raised_where_the_rest_is_awaited() 
     with pytest.raises(SystemExit) as first:
         coroutine.send(None)
     with pytest.raises(SystemExit, match="3"):
-        await BegunCall(coroutine, error=first.value)
+        await EagerCall(coroutine, error=first.value)

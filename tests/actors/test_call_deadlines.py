@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from sample_actors import Counter
 
-from vla_rl.actors.actor import table_of
-from vla_rl.actors.call_deadlines import CallDeadlines
-from vla_rl.actors.pending import PendingCall, PendingStream
+from vla_rl.actors.calls.actor import get_method_table
+from vla_rl.actors.calls.deadlines import CallDeadlines
+from vla_rl.actors.calls.pending import PendingCall, PendingStream
 
-TABLE = table_of(Counter)
+TABLE = get_method_table(Counter)
 ADD = TABLE.by_name["add"]
 
 

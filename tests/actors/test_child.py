@@ -7,7 +7,7 @@ import pytest
 
 ENDING = """
 import atexit, sys, threading, time
-from vla_rl.actors.child import end_process
+from vla_rl.actors.processes.child import end_process
 
 class Freed:
     def __del__(self):

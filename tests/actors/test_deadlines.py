@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from vla_rl.actors import Actor, actor_method
-from vla_rl.actors.actor import table_of
-from vla_rl.actors.deadlines import DeadlineWatch, deadlines_of
+from vla_rl.actors.calls.actor import get_method_table
+from vla_rl.actors.calls.deadlines import DeadlineWatch, resolve_deadlines
 
 
 class Sim(Actor):
@@ -21,8 +21,8 @@ class Sim(Actor):
 
 
 def deadlines(actors: float | None = None, **by_name: float) -> dict[str, float | None]:
-    table = table_of(Sim)
-    found = deadlines_of(table, actors, by_name)
+    table = get_method_table(Sim)
+    found = resolve_deadlines(table, actors, by_name)
     return dict(zip(table.by_name, found, strict=True))
 
 

@@ -23,17 +23,15 @@ from vla_rl.actors import (
     PrepareHook,
     RemoteHost,
     Runtime,
-    listening as listening_module,
     make_keys,
     read_keys,
-    remote_channel,
 )
-from vla_rl.actors.codec import Codec
-from vla_rl.actors.direct_link import DirectLink, make_link_keys
 from vla_rl.actors.host import HostServer
-from vla_rl.actors.in_flight import MOST_BYTES
-from vla_rl.actors.listening import why_ports_stay_open
-from vla_rl.actors.wire import Frames, Kind
+from vla_rl.actors.remote import direct_link as listening_module, host_connection
+from vla_rl.actors.remote.direct_link import DirectLink, explain_open_ports, make_link_keys
+from vla_rl.actors.wire.codec import Codec
+from vla_rl.actors.wire.envelope import Frames, Kind
+from vla_rl.actors.wire.sockets import MOST_BYTES
 from vla_rl.errors import ActorDied, ConfigError
 from vla_rl.remote_rollout.peer_sockets import ServerSocket, open_link
 
@@ -137,7 +135,7 @@ async def test_a_consumer_of_large_items_that_does_not_read_pauses_the_stream(
 async def test_no_one_else_reaches_an_actor_once_its_client_has(
     host: HostServer, keys: Path, runtime: Runtime
 ) -> None:
-    if why := why_ports_stay_open():
+    if why := explain_open_ports():
         pytest.skip(f"this kernel refuses filters on sockets to this user: {why}")
     counter = await runtime.spawn(Counter, placement=there(host, keys))
     (port,) = listening_ports(await counter.pid())
@@ -193,7 +191,7 @@ async def test_a_listed_key_is_not_enough_for_the_actor_of_another_client(
     monitor = intruder.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
     client = read_keys(keys / "client.key")
 
-    class Late(remote_channel.DirectLink):
+    class Late(host_connection.DirectLink):
         """Comes after the intruder."""
 
         def __init__(self, context: object, address: str, public_key: str, *rest: object) -> None:
@@ -205,7 +203,7 @@ async def test_a_listed_key_is_not_enough_for_the_actor_of_another_client(
             assert monitor.poll(20_000)
             super().__init__(context, address, public_key, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(remote_channel, "DirectLink", Late)
+    monkeypatch.setattr(host_connection, "DirectLink", Late)
     async with asyncio.timeout(60), Runtime() as runtime:
         counter = await runtime.spawn(Counter, placement=there(host, keys))
         assert await counter.add(1) == 1
@@ -216,14 +214,14 @@ async def test_a_listed_key_is_not_enough_for_the_actor_of_another_client(
 async def test_an_actor_whose_port_cannot_be_reached_is_refused_with_the_remedy(
     host: HostServer, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Walled(remote_channel.DirectLink):
+    class Walled(host_connection.DirectLink):
         """Finds nothing at the actor's port."""
 
         def __init__(self, context: object, address: str, *rest: object) -> None:
             super().__init__(context, address.rpartition(":")[0] + ":9", *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(remote_channel, "DirectLink", Walled)
-    monkeypatch.setattr(remote_channel, "LINK_WITHIN_S", 0.3)
+    monkeypatch.setattr(host_connection, "DirectLink", Walled)
+    monkeypatch.setattr(host_connection, "LINK_WITHIN_S", 0.3)
     async with asyncio.timeout(60), Runtime() as runtime:
         with pytest.raises(ActorDied, match=r"does not answer within 0\.3 s.*--ports FIRST-LAST"):
             await runtime.spawn(Counter, placement=there(host, keys))
@@ -233,7 +231,7 @@ async def test_an_actor_whose_port_cannot_be_reached_is_refused_with_the_remedy(
 async def test_an_actor_whose_connection_breaks_is_killed_by_its_host(
     host: HostServer, keys: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_channel, "_OTHER_END_WITHIN_S", 0.1)
+    monkeypatch.setattr(host_connection, "_OTHER_END_WITHIN_S", 0.1)
     counter = await runtime.spawn(Counter, placement=there(host, keys))
     pid = await counter.pid()
     pending = asyncio.ensure_future(counter.wait_for_gate("nobody opens it"))

@@ -20,22 +20,15 @@ from pace import at_some_pace
 from processes import children_of
 from sample_actors import Counter, FailsToStart, Slow, Streamer
 
-from vla_rl.actors import (
-    Actor,
-    ChildProcess,
-    InLoop,
-    Placement,
-    RestartPolicy,
-    Runtime,
-    begin,
-    child_process as child_process_module,
-    lag_questions,
-)
-from vla_rl.actors.channel import Channel, OnEnd, OnMessage
-from vla_rl.actors.handle import client_of
-from vla_rl.actors.launchers import Launchers
-from vla_rl.actors.sockets import LoopSocket
-from vla_rl.actors.stderr_tail import StderrTail
+from vla_rl.actors import Actor, ChildProcess, InLoop, Placement, RestartPolicy, Runtime, begin_call
+from vla_rl.actors.calls import client
+from vla_rl.actors.calls.handles import get_client
+from vla_rl.actors.processes import channels as child_process_module
+from vla_rl.actors.processes.channels import Channel, OnEnd
+from vla_rl.actors.processes.started_process import StderrTail
+from vla_rl.actors.supervision import Launchers
+from vla_rl.actors.wire.envelope import OnMessage
+from vla_rl.actors.wire.sockets import LoopSocket
 from vla_rl.errors import ActorDied, ActorFrozen
 
 BOTH = pytest.mark.parametrize(
@@ -282,7 +275,9 @@ async def test_a_begun_call_that_is_awaited_inside_of_its_callers_stream_is_refu
         with pytest.raises(
             RuntimeError, match=r"serial_made was called during the iteration over a stream"
         ):
-            _ = [await begin(streamer, Streamer.serial_made) async for _ in streamer.count(1000)]
+            _ = [
+                await begin_call(streamer, Streamer.serial_made) async for _ in streamer.count(1000)
+            ]
         assert [number async for number in streamer.count(3)] == [0, 1, 2]
         assert await streamer.made() < 1000
 
@@ -296,7 +291,7 @@ async def test_a_call_begun_inside_of_a_slow_iteration_and_awaited_after_it_is_a
         items, begun = [], []
         async for item in streamer.count(60):
             items.append(item)
-            begun.append(begin(streamer, Streamer.serial_made))
+            begun.append(begin_call(streamer, Streamer.serial_made))
             if item == 20:
                 await asyncio.sleep(1.5 * scale)
         assert items == list(range(60))
@@ -422,7 +417,7 @@ async def test_nothing_is_yielded_behind_an_item_that_is_missing(placement: Plac
 async def test_a_stopped_process_that_is_asked_for_its_lag_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lag_questions, "_WITHIN_S", 0.2)
+    monkeypatch.setattr(client, "_WITHIN_S", 0.2)
     async with asyncio.timeout(20), Runtime() as runtime:
         counter = await runtime.spawn(Counter, placement=ChildProcess(), mailbox=1)
         pid = runtime.info(counter).pid
@@ -431,7 +426,7 @@ async def test_a_stopped_process_that_is_asked_for_its_lag_is_not_waited_for(
             TimeoutError, match=r"did not report its lag within 0\.2 s: its loop is blocked"
         ):
             await runtime.loop_lag(counter)
-        call = begin(counter, Counter.add, 1)
+        call = begin_call(counter, Counter.add, 1)
         assert runtime.info(counter).num_pending == 1  # the report holds no place
         # nor waits for one
         with pytest.raises(TimeoutError, match=r"did not report its lag within 0\.2 s"):
@@ -474,7 +469,7 @@ async def test_the_end_of_a_process_is_told_once_all_that_it_sent_was_read(
     monkeypatch.setattr(LoopSocket, "has_peer", property(lambda _: is_held_up))
     async with asyncio.timeout(60), Runtime() as runtime:
         counter = await runtime.spawn(Counter, placement=ChildProcess(), deadline_s=1.0)
-        channel = client_of(counter)._calls.channel
+        channel = get_client(counter)._calls.channel
         assert channel is not None
         call = asyncio.create_task(counter.total())
         await asyncio.sleep(0)
@@ -505,7 +500,7 @@ class LeavesProcess(Actor):
 async def test_the_end_of_a_process_is_told_though_another_holds_its_socket_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(child_process_module, "_LAST_WORDS_WITHIN_S", 0.5)
+    monkeypatch.setattr(child_process_module, "_LAST_MESSAGES_WITHIN_S", 0.5)
     async with asyncio.timeout(60), Runtime() as runtime:
         actor = await runtime.spawn(LeavesProcess, placement=ChildProcess())
         left = await actor.leave()

@@ -14,7 +14,7 @@ from processes import all_end, children_of, named_memory_of, those_left
 from sample_actors import Counter, CrashLoop, DiesAtBirth
 
 from vla_rl.actors import ChildProcess, RestartPolicy, Runtime
-from vla_rl.actors.handle import client_of
+from vla_rl.actors.calls.handles import get_client
 from vla_rl.errors import ActorDied, ActorFrozen
 
 PROGRAM = Path(__file__).parent / "support" / "parent_program.py"
@@ -95,7 +95,9 @@ async def test_a_caller_whose_own_loop_was_busy_does_not_call_the_actor_frozen()
         call = asyncio.create_task(counter.add(1))
         await asyncio.sleep(0)
         began = time.monotonic()
-        assert client_of(counter)._calls.channel._socket._socket.poll(20_000)  # the answer has come
+        assert get_client(counter)._calls.channel._socket._socket.poll(
+            20_000
+        )  # the answer has come
         time.sleep(max(0.0, began + 0.5 - time.monotonic()))  # noqa: ASYNC251  a long update on this loop
         assert await call == 1
 

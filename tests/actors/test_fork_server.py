@@ -23,8 +23,8 @@ from vla_rl.actors import (
     PrepareHook,
     RestartPolicy,
     Runtime,
-    fork_servers,
 )
+from vla_rl.actors.processes import fork_servers
 from vla_rl.errors import ActorDied, ActorFrozen
 
 PROGRAM = Path(__file__).parent / "support" / "forking_program.py"
@@ -429,6 +429,6 @@ def all_servers() -> list[int]:
     """Fork servers among our children."""
     found = []
     for pid in children_of(os.getpid()):
-        if b"vla_rl.actors.fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b"vla_rl.actors.processes.fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes():
             found.append(pid)
     return found

@@ -25,13 +25,12 @@ from vla_rl.actors import (
     RemoteHost,
     RestartPolicy,
     Runtime,
-    child_process,
     make_keys,
     read_keys,
 )
-from vla_rl.actors.heartbeat import ProcessState
 from vla_rl.actors.host import HostServer
-from vla_rl.actors.process_state import ProcessEye
+from vla_rl.actors.processes import channels
+from vla_rl.actors.processes.liveness import ProcessReader, ProcessState
 from vla_rl.errors import ActorDied, ActorFrozen
 
 PROGRAM = Path(__file__).parent / "support" / "standing_program.py"
@@ -86,7 +85,7 @@ async def test_a_process_that_is_stopped_while_idle_is_replaced(runtime: Runtime
 async def test_a_process_whose_native_code_waits_for_ever_with_the_interpreter_held_is_killed(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child_process, "_SILENT_TIMES", 2.0)
+    monkeypatch.setattr(channels, "_SILENT_TIMES", 2.0)
     heir = await runtime.spawn(Heir, placement=FORKED)
     with pytest.raises(
         ActorFrozen, match=r"it gave no sign of life for \d\.\d s and used no CPU time"
@@ -98,7 +97,7 @@ async def test_a_process_that_works_with_the_interpreter_held_is_left_alone(
     runtime: Runtime,
 ) -> None:
     heir = await runtime.spawn(Heir, placement=FORKED)
-    eye = ProcessEye(runtime.info(heir).pid)
+    eye = ProcessReader(runtime.info(heir).pid)
     computing = asyncio.create_task(heir.compute_with_the_interpreter_held(0.5))  # CPU seconds
     seen = [eye.look()]
     while not computing.done():
@@ -111,7 +110,7 @@ async def test_a_process_that_works_with_the_interpreter_held_is_left_alone(
 async def test_a_process_with_frozen_after_s_of_none_is_not_observed(runtime: Runtime) -> None:
     counter = await runtime.spawn(Counter, placement=ChildProcess(frozen_after_s=None))
     pid = runtime.info(counter).pid
-    eye = ProcessEye(pid)
+    eye = ProcessReader(pid)
     os.kill(pid, signal.SIGSTOP)
     while eye.look() is not ProcessState.STOPPED:  # noqa: ASYNC110
         await asyncio.sleep(0)
@@ -223,7 +222,7 @@ def running_program(environment: dict[str, str], *arguments: str) -> Iterator[Pr
 
 
 def until_stopped(pids: list[int]) -> None:
-    for eye in map(ProcessEye, pids):
+    for eye in map(ProcessReader, pids):
         while eye.look() is not ProcessState.STOPPED:
             time.sleep(0.01)
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import zmq
 
-from vla_rl.actors.codec import Codec
-from vla_rl.actors.direct_link import DirectLink, make_link_keys
-from vla_rl.actors.wire import Kind
+from vla_rl.actors.remote.direct_link import DirectLink, make_link_keys
+from vla_rl.actors.wire.codec import Codec
+from vla_rl.actors.wire.envelope import Kind
 
 ROUNDS = 300
 PIECE = np.zeros(2 << 20, np.uint8)

@@ -6,7 +6,7 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from vla_rl.actors.heartbeat import Heartbeat, ObservedTime, ProcessState, Verdict
+from vla_rl.actors.processes.liveness import FreezeDetector, ObservedTime, ProcessState, Verdict
 
 LOOK_EVERY_S = 0.5
 STOPPED_AFTER_S, SILENT_AFTER_S = 2.0, 10.0
@@ -17,8 +17,8 @@ quiet_states = st.sampled_from([ProcessState.STOPPED, ProcessState.ASLEEP])
 gaps = st.floats(0.0, 1e6)
 
 
-def heartbeat() -> Heartbeat:
-    return Heartbeat(
+def heartbeat() -> FreezeDetector:
+    return FreezeDetector(
         look_every_s=LOOK_EVERY_S, stopped_after_s=STOPPED_AFTER_S, silent_after_s=SILENT_AFTER_S
     )
 
@@ -45,7 +45,7 @@ def test_a_process_that_sleeps_without_a_beat_has_longer() -> None:
 
 
 def test_a_process_without_a_beat_of_its_own_is_frozen_only_where_it_is_stopped() -> None:
-    heart = Heartbeat(look_every_s=0.5, stopped_after_s=2.0)
+    heart = FreezeDetector(look_every_s=0.5, stopped_after_s=2.0)
     asleep = [heart.observe(number * 0.5, 0, ProcessState.ASLEEP) for number in range(1000)]
     assert not any(verdict.is_frozen for verdict in asleep)
     stopped = [heart.observe(500.0 + number * 0.5, 0, ProcessState.STOPPED) for number in range(4)]

@@ -7,13 +7,18 @@ from typing import cast
 import numpy as np
 from sample_actors import Counter, Streamer
 
-from vla_rl.actors.actor import table_of
-from vla_rl.actors.codec import Codec
-from vla_rl.actors.in_flight import ACKNOWLEDGED_BYTES, MOST_BYTES, MeteredSocket, array_bytes
-from vla_rl.actors.pending import PendingStream
-from vla_rl.actors.server import ActorServer
-from vla_rl.actors.sockets import MessageSocket
-from vla_rl.actors.wire import Frames, Kind
+from vla_rl.actors.calls.actor import get_method_table
+from vla_rl.actors.calls.pending import PendingStream
+from vla_rl.actors.calls.server import ActorServer
+from vla_rl.actors.wire.codec import Codec
+from vla_rl.actors.wire.envelope import Frames, Kind
+from vla_rl.actors.wire.sockets import (
+    ACKNOWLEDGED_BYTES,
+    MOST_BYTES,
+    BoundedSocket,
+    MessageSocket,
+    count_array_bytes,
+)
 from vla_rl.util.stalls import LoopLag
 
 LARGE = [bytes(18), bytes(ACKNOWLEDGED_BYTES)]
@@ -42,8 +47,8 @@ def pipes() -> tuple[Pipe, Pipe]:
     return one, two
 
 
-def metered(pipe: Pipe) -> MeteredSocket:
-    return MeteredSocket(cast(MessageSocket, pipe), lambda frames: None)
+def metered(pipe: Pipe) -> BoundedSocket:
+    return BoundedSocket(cast(MessageSocket, pipe), lambda frames: None)
 
 
 async def test_senders_wait_in_order_until_the_reader_has_taken_some() -> None:
@@ -51,7 +56,11 @@ async def test_senders_wait_in_order_until_the_reader_has_taken_some() -> None:
     sender, _ = metered(here), metered(there)
     while sender.has_room:
         sender.send(LARGE)
-    assert MOST_BYTES <= sum(map(array_bytes, there.queue)) < MOST_BYTES + array_bytes(LARGE)
+    assert (
+        MOST_BYTES
+        <= sum(map(count_array_bytes, there.queue))
+        < MOST_BYTES + count_array_bytes(LARGE)
+    )
     sent: list[str] = []
 
     async def send(name: str) -> None:
@@ -101,7 +110,7 @@ async def test_an_actor_begins_no_call_while_its_results_wait_for_the_caller() -
     here, there = pipes()
     outgoing, _ = metered(here), metered(there)
     counter, codec, lag = Counter(), Codec(), LoopLag()
-    table = table_of(Counter)
+    table = get_method_table(Counter)
     server = ActorServer(counter, table, codec, 0, outgoing.send, 64, lag, outgoing, at_once=True)
     outgoing.on_message = server.on_message
     serving = asyncio.create_task(server.serve())
@@ -114,15 +123,15 @@ async def test_an_actor_begins_no_call_while_its_results_wait_for_the_caller() -
         message = codec.encode(Kind.CALL, echo, 0, call, (pixels,), "echo")
         asyncio.get_running_loop().call_soon(here.on_message, message)
         await asyncio.sleep(0)
-    while sum(map(array_bytes, there.queue)) < MOST_BYTES:  # noqa: ASYNC110
+    while sum(map(count_array_bytes, there.queue)) < MOST_BYTES:  # noqa: ASYNC110
         await asyncio.sleep(0)
     for _ in range(100):
         await asyncio.sleep(0)
-    assert sum(map(array_bytes, there.queue)) < MOST_BYTES + 2 * ACKNOWLEDGED_BYTES
+    assert sum(map(count_array_bytes, there.queue)) < MOST_BYTES + 2 * ACKNOWLEDGED_BYTES
     num_answers = 0
     while num_answers < 20:
         if there.queue:
-            num_answers += array_bytes(there.queue[0]) > 0
+            num_answers += count_array_bytes(there.queue[0]) > 0
             there.deliver()
         while here.queue:
             here.deliver()
@@ -134,7 +143,7 @@ async def test_an_actor_begins_no_call_while_its_results_wait_for_the_caller() -
 
 
 async def test_a_consumer_of_large_items_grants_more_before_half_of_its_window() -> None:
-    method = table_of(Streamer).by_name["frames"]
+    method = get_method_table(Streamer).by_name["frames"]
     stream = PendingStream(
         asyncio.get_running_loop(), method, Codec().decoder(method.result_type), None
     )

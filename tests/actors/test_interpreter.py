@@ -14,7 +14,7 @@ import pytest
 
 import vla_rl
 from vla_rl.actors import ChildProcess, ForkServer, Runtime
-from vla_rl.actors.interpreter import RUNTIME_PACKAGES, check_interpreter
+from vla_rl.actors.processes.fork_servers import RUNTIME_PACKAGES, check_interpreter
 from vla_rl.errors import ConfigError
 
 MakePython = Callable[..., str]

@@ -11,9 +11,9 @@ import pytest_asyncio
 from sample_actors import Counter
 
 from vla_rl.actors import InLoop, RemoteHost, make_keys, read_keys, read_public_key
-from vla_rl.actors.actor import table_of
-from vla_rl.actors.channel import Channel, Death
-from vla_rl.actors.launchers import Launchers
+from vla_rl.actors.calls.actor import get_method_table
+from vla_rl.actors.processes.channels import ActorExit, Channel
+from vla_rl.actors.supervision import Launchers
 from vla_rl.util.stalls import LoopLag
 
 
@@ -33,10 +33,10 @@ async def launchers() -> AsyncIterator[Launchers]:
         yield launchers
 
 
-def launched(launchers: Launchers, placement: Any) -> tuple[Channel, "asyncio.Future[Death]"]:
+def launched(launchers: Launchers, placement: Any) -> tuple[Channel, "asyncio.Future[ActorExit]"]:
     """Open a channel to a counter, and give it with its death to come."""
-    death: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
-    launch = launchers.launcher("counter", table_of(Counter), (3,), placement, mailbox=4)
+    death: asyncio.Future[ActorExit] = asyncio.get_running_loop().create_future()
+    launch = launchers.launcher("counter", get_method_table(Counter), (3,), placement, mailbox=4)
     return launch(lambda frames: None, death.set_result), death
 
 

@@ -16,7 +16,7 @@ from sample_actors import Counter
 
 from vla_rl.actors import KeyPair, RemoteHost, Runtime, make_keys, read_keys, read_public_key
 from vla_rl.actors.host import HostServer
-from vla_rl.actors.host_connection import set_tcp_options
+from vla_rl.actors.remote.direct_link import set_tcp_options
 from vla_rl.errors import ActorDied
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from vla_rl.actors.mailbox import Mailbox
+from vla_rl.actors.calls.pending import Mailbox
 
 
 async def test_senders_get_places_in_the_order_of_asking() -> None:

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vla_rl.actors.heartbeat import ProcessState
-from vla_rl.actors.process_state import ProcessEye, find_stopped
+from vla_rl.actors.processes.liveness import ProcessReader, ProcessState, find_stopped
 
 PTRACE_ATTACH, PTRACE_DETACH = 16, 17
 
@@ -23,7 +22,7 @@ def sleeper() -> Iterator["subprocess.Popen[bytes]"]:
         process.kill()
 
 
-def until(eye: ProcessEye, state: ProcessState) -> None:
+def until(eye: ProcessReader, state: ProcessState) -> None:
     """Look until that is seen; the first looks may meet a process that is still starting."""
     for _ in range(3000):
         if eye.look() is state:
@@ -35,7 +34,7 @@ def until(eye: ProcessEye, state: ProcessState) -> None:
 def test_a_process_that_waits_is_asleep_and_one_that_a_signal_stopped_is_stopped(
     sleeper: "subprocess.Popen[bytes]",
 ) -> None:
-    eye = ProcessEye(sleeper.pid)
+    eye = ProcessReader(sleeper.pid)
     until(eye, ProcessState.ASLEEP)
     os.kill(sleeper.pid, signal.SIGSTOP)
     until(eye, ProcessState.STOPPED)
@@ -45,7 +44,7 @@ def test_a_process_that_waits_is_asleep_and_one_that_a_signal_stopped_is_stopped
 
 def test_a_process_that_computes_is_running_although_it_seldom_has_a_core() -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
-        eye = ProcessEye(process.pid)
+        eye = ProcessReader(process.pid)
         try:
             assert {eye.look() for _ in range(200)} == {ProcessState.RUNNING}
         finally:
@@ -60,7 +59,7 @@ def test_a_process_whose_second_thread_computes_is_running() -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        eye = ProcessEye(process.pid)
+        eye = ProcessReader(process.pid)
         try:
             assert {eye.look() for _ in range(100)} == {ProcessState.RUNNING}
         finally:
@@ -73,7 +72,7 @@ def test_a_process_that_a_debugger_holds_is_not_called_stopped(
     ptrace = ctypes.CDLL(None, use_errno=True).ptrace
     if ptrace(PTRACE_ATTACH, sleeper.pid, None, None) != 0:
         pytest.skip(f"no debugger may attach here: {os.strerror(ctypes.get_errno())}")
-    eye = ProcessEye(sleeper.pid)
+    eye = ProcessReader(sleeper.pid)
     until(eye, ProcessState.TRACED)
     os.waitpid(sleeper.pid, os.WUNTRACED)
     ptrace(PTRACE_DETACH, sleeper.pid, None, None)
@@ -81,7 +80,7 @@ def test_a_process_that_a_debugger_holds_is_not_called_stopped(
 
 
 def test_a_process_that_is_gone_is_not_called_frozen(sleeper: "subprocess.Popen[bytes]") -> None:
-    eye = ProcessEye(sleeper.pid)
+    eye = ProcessReader(sleeper.pid)
     until(eye, ProcessState.ASLEEP)
     sleeper.kill()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # ended, and not reaped yet

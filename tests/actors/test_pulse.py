@@ -6,17 +6,17 @@ import subprocess
 import sys
 import time
 
-from vla_rl.actors.pulse import Pulse
+from vla_rl.actors.processes.liveness import HeartbeatPage
 
 BEATS = """
 import sys
-from vla_rl.actors.pulse import begin_beating
-begin_beating(int(sys.argv[1]))
+from vla_rl.actors.processes.liveness import start_heartbeat
+start_heartbeat(int(sys.argv[1]))
 sys.stdin.read()
 """
 
 
-def until_above(pulse: Pulse, beats: int) -> int:
+def until_above(pulse: HeartbeatPage, beats: int) -> int:
     """Wait for a later beat; return its number."""
     deadline = time.monotonic() + 60
     while pulse.beats <= beats:
@@ -26,7 +26,7 @@ def until_above(pulse: Pulse, beats: int) -> int:
 
 
 def test_a_parent_counts_the_beats_of_its_child_until_the_child_is_stopped() -> None:
-    pulse = Pulse()
+    pulse = HeartbeatPage()
     assert pulse.beats == 0
     command = [sys.executable, "-c", BEATS, str(pulse.fd)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[pulse.fd]) as child:

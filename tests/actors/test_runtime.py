@@ -25,7 +25,7 @@ from vla_rl.actors import (
     read_keys,
     read_public_key,
 )
-from vla_rl.actors.handle import client_of
+from vla_rl.actors.calls.handles import get_client
 from vla_rl.actors.placement import Intensity
 
 SUPPORT = Path(__file__).parent / "support"
@@ -101,7 +101,7 @@ async def test_a_runtime_forgets_actors_that_ended_and_their_handles_do_not() ->
         counter = await runtime.spawn(Counter, name="old")
         await runtime.stop(counter)
         assert runtime.info(counter).state == "stopped"
-        client = weakref.ref(client_of(counter))
+        client = weakref.ref(get_client(counter))
         with pytest.raises(ValueError, match="actor 'old' belongs to another runtime than 'other'"):
             other.info(counter)
         del counter

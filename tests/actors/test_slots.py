@@ -9,10 +9,9 @@ import pytest
 from sample_actors import Counter
 
 from vla_rl.actors import ChildProcess, Runtime, release
-from vla_rl.actors.blocks import new_block
-from vla_rl.actors.codec import Codec
-from vla_rl.actors.slots import SlotReader, SlotWriter, create_arena
-from vla_rl.actors.wire import Kind, MalformedMessage
+from vla_rl.actors.wire.codec import Codec
+from vla_rl.actors.wire.envelope import Kind, MalformedMessage
+from vla_rl.actors.wire.slots import SlotReader, SlotWriter, create_arena, new_block
 
 FRAME = np.arange(150_000, dtype=np.uint8)  # one slot of 256 KiB, the next power of two
 

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import zmq
 
-from vla_rl.actors import sockets
-from vla_rl.actors.codec import Codec
-from vla_rl.actors.parts import PART_BYTES
-from vla_rl.actors.sockets import LoopSocket, lift_high_water_mark
-from vla_rl.actors.wire import (
+from vla_rl.actors.wire import sockets
+from vla_rl.actors.wire.codec import Codec
+from vla_rl.actors.wire.envelope import (
     ENVELOPE,
     MAGIC,
+    PART_BYTES,
     Frames,
     Kind,
     MalformedMessage,
     join_messages,
     split_messages,
 )
+from vla_rl.actors.wire.sockets import LoopSocket, lift_high_water_mark
 
 Pair = tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]"]
 

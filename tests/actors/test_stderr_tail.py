@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vla_rl.actors.stderr_tail import StderrTail
+from vla_rl.actors.processes.started_process import StderrTail
 
 
 @pytest.fixture

@@ -13,19 +13,22 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from vla_rl.actors import parts
-from vla_rl.actors.codec import Codec
-from vla_rl.actors.parts import PART_BYTES, in_parts, joined, num_parts
-from vla_rl.actors.wire import (
+from vla_rl.actors.wire import envelope
+from vla_rl.actors.wire.codec import Codec
+from vla_rl.actors.wire.envelope import (
     BATCHED_BELOW,
     ENVELOPE,
     ENVELOPE_SIZE,
     MAGIC,
     MOST_IN_BATCH,
+    PART_BYTES,
     Kind,
     MalformedMessage,
+    join_frames,
     join_messages,
     num_announced_frames,
+    num_parts,
+    split_frames,
     split_messages,
 )
 
@@ -88,24 +91,24 @@ def test_any_bytes_are_a_batch_or_refused(content: bytes) -> None:
 )
 def test_a_frame_comes_out_of_its_parts_as_it_went_in(num_bytes: int) -> None:
     frame = np.random.default_rng(0).bytes(num_bytes)
-    cut = in_parts([b"head", frame, b"tail"])
+    cut = split_frames([b"head", frame, b"tail"])
     assert len(cut) == 2 + num_parts(num_bytes)
     assert max(map(len, cut)) <= PART_BYTES
-    assert [bytes(each) for each in joined(cut)] == [b"head", frame, b"tail"]
+    assert [bytes(each) for each in join_frames(cut)] == [b"head", frame, b"tail"]
 
 
 def test_a_frame_without_its_last_part_is_refused() -> None:
     with pytest.raises(MalformedMessage, match="last part is missing, after 2 parts"):
-        joined([b"head", bytes(PART_BYTES), bytes(PART_BYTES)])
+        join_frames([b"head", bytes(PART_BYTES), bytes(PART_BYTES)])
 
 
 def test_more_parts_than_any_frame_has_are_refused_before_they_are_joined(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(parts, "MAX_MESSAGE_BYTES", 4 * PART_BYTES)
+    monkeypatch.setattr(envelope, "MAX_MESSAGE_BYTES", 4 * PART_BYTES)
     part = bytes(PART_BYTES)
     with pytest.raises(MalformedMessage, match="a frame of more than"):
-        joined([part] * 5 + [b""])
+        join_frames([part] * 5 + [b""])
 
 
 @pytest.mark.parametrize(
@@ -162,8 +165,8 @@ def test_an_array_that_is_larger_than_its_bytes_is_refused(
 def test_a_time_unit_that_divides_by_zero_inside_numpy_is_refused() -> None:
     # in a process of its own: an array of this type would end this one
     script = (
-        "import sys; from typing import Any; from vla_rl.actors.codec import Codec\n"
-        "from vla_rl.actors.wire import MalformedMessage\n"
+        "import sys; from typing import Any; from vla_rl.actors.wire.codec import Codec\n"
+        "from vla_rl.actors.wire.envelope import MalformedMessage\n"
         "codec = Codec()\n"
         "try:\n    codec.decode(codec.decoder(Any), [sys.stdin.buffer.read()])\n"
         "except MalformedMessage as error:\n    print(error)\n"

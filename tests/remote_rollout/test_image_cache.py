@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import pytest
 
-from vla_rl.actors.direct_link import make_link_keys
+from vla_rl.actors.remote.direct_link import make_link_keys
 from vla_rl.remote_rollout import image_cache
 from vla_rl.remote_rollout.image_cache import FetchedImages, ImageCache, ImageCaches
 from vla_rl.remote_rollout.image_links import (

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from vla_rl.actors.direct_link import make_link_keys
 from vla_rl.actors.placement import KeyPair
+from vla_rl.actors.remote.direct_link import make_link_keys
 from vla_rl.engines.weight_shards import (
     RowPart,
     ShardDigest,

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from torch import nn
 from weight_hosts import Host, Site
 
-from vla_rl.actors.listening import ListenPlace
+from vla_rl.actors.remote.direct_link import ListenAddress
 from vla_rl.errors import ActorDied, CheckpointError, HostNotReached, WeightsNotGiven
 from vla_rl.remote_rollout import peer_sockets, weight_links
 from vla_rl.remote_rollout.chain_broadcast import Hop, Reachability, machine_name, plan_hops
@@ -340,8 +340,8 @@ async def test_a_host_without_a_free_port_passes_nothing_on(
     site.open()
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        place = ListenPlace("127.0.0.1", (port, port))
-        monkeypatch.setattr(peer_sockets, "own_place", lambda: place)
+        place = ListenAddress("127.0.0.1", (port, port))
+        monkeypatch.setattr(peer_sockets, "get_own_address", lambda: place)
         with pytest.raises(OSError, match=r"no port from .* wider range with --ports"):
             hosts[0].shelf.give(hosts[1].shelf.new_link())
         await site.publish(1)

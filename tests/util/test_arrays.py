@@ -139,7 +139,7 @@ READERS = {
 ALLOWED = {
     "util/arrays.py": ["np.dtype(found[0])", "getattr(torch, name)"],
     # the lengths are compared before: at most 32 axes
-    "actors/codec.py": ["struct.unpack_from(f'<{ndim}Q', meta, _META.size + name_size)"],
+    "actors/wire/codec.py": ["struct.unpack_from(f'<{ndim}Q', meta, _META.size + name_size)"],
     # types of spaces and pictures that are there, not texts
     "env_workers/packing.py": [
         "np.dtype((space.dtype, (*rows, *(space.shape or ()))))",

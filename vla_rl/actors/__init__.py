@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING
 from vla_rl.util.imports import lazy_names
 
 if TYPE_CHECKING:
-    from vla_rl.actors.actor import Actor as Actor, actor_method as actor_method
-    from vla_rl.actors.call_limit import CallLimit as CallLimit
-    from vla_rl.actors.fanout import (
-        begin as begin,
+    from vla_rl.actors.calls.actor import Actor as Actor, actor_method as actor_method
+    from vla_rl.actors.calls.handles import (
+        begin_call as begin_call,
         call_all as call_all,
         call_any as call_any,
         call_as_completed as call_as_completed,
         tell as tell,
     )
-    from vla_rl.actors.fork_servers import LastingForkServers as LastingForkServers
+    from vla_rl.actors.calls.pending import CallLimit as CallLimit
     from vla_rl.actors.keys import (
         make_keys as make_keys,
         read_keys as read_keys,
@@ -37,8 +36,9 @@ if TYPE_CHECKING:
         RestartPolicy as RestartPolicy,
         Takeover as Takeover,
     )
+    from vla_rl.actors.processes.fork_servers import LastingForkServers as LastingForkServers
     from vla_rl.actors.runtime import ActorInfo as ActorInfo, Runtime as Runtime
-    from vla_rl.actors.slots import release as release
+    from vla_rl.actors.wire.slots import release as release
     from vla_rl.util.stalls import (
         LagReport as LagReport,
         Wait as Wait,

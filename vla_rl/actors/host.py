@@ -21,17 +21,20 @@ import msgspec
 import uvloop
 import zmq
 
-from vla_rl.actors.codec import Codec
-from vla_rl.actors.host_connection import set_tcp_options
-from vla_rl.actors.hosted_client import HostedClient
 from vla_rl.actors.keys import read_keys, read_public_key
-from vla_rl.actors.listening import HANDSHAKE_WITHIN_MS, why_ports_stay_open
-from vla_rl.actors.observer import ProcessObserver
 from vla_rl.actors.placement import HIGHEST_PORT, LOST_AFTER_S, KeyPair, require_silence
-from vla_rl.actors.sockets import LoopSocket
-from vla_rl.actors.waiting_processes import WaitingProcesses
-from vla_rl.actors.wire import (
-    DeathNotice,
+from vla_rl.actors.processes.liveness import ProcessObserver
+from vla_rl.actors.remote.direct_link import (
+    DOMAIN,
+    HANDSHAKE_WITHIN_MS,
+    CurveAuthenticator,
+    explain_open_ports,
+    set_tcp_options,
+)
+from vla_rl.actors.remote.hosted_clients import HostedClient, WaitingProcesses
+from vla_rl.actors.wire.codec import Codec
+from vla_rl.actors.wire.envelope import (
+    ExitNotice,
     Frames,
     Kind,
     LaunchRequest,
@@ -42,7 +45,7 @@ from vla_rl.actors.wire import (
     split_messages,
     unpack_envelope,
 )
-from vla_rl.actors.zap import DOMAIN, Gatekeeper
+from vla_rl.actors.wire.sockets import LoopSocket
 from vla_rl.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -92,7 +95,7 @@ class HostServer:
     async def __aenter__(self) -> Self:
         """Start serving. Raises: ConfigError if the address cannot be bound."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._gatekeeper = Gatekeeper(self._context, self._allowed)
+        self._gatekeeper = CurveAuthenticator(self._context, self._allowed)
         router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         set_tcp_options(router, self._lost_after_s)
         router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_WITHIN_MS)
@@ -111,7 +114,7 @@ class HostServer:
                 "expected tcp://interface:port of this host, with a free port, or 0 for any free "
                 "port."
             ) from error
-        if why := why_ports_stay_open():
+        if why := explain_open_ports():
             logger.warning(
                 "this kernel refuses filters on sockets to this user (%s): the ports of actors accept "
                 "connections after their client has come; without its key they get nothing.",
@@ -183,7 +186,7 @@ class HostServer:
                 launch = self._read(LaunchRequest, frames)
             except MalformedMessage as error:
                 cause = f"{error} Install the same version of vla_rl on both hosts"
-                notice = DeathNotice(0, f"could not be started: {cause}", ())
+                notice = ExitNotice(0, f"could not be started: {cause}", ())
                 answer = self._codec.encode(Kind.DIED, 0, actor, 0, notice, "death notice")
                 self._socket.send([identity, *answer])
                 raise

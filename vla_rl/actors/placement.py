@@ -94,7 +94,7 @@ class ChildProcess(msgspec.Struct, frozen=True, kw_only=True):
 
     frozen_after_s: float | None = FROZEN_AFTER_S
     """A process that a signal has stopped for this long (s, at least 1) is killed as frozen; so is
-    one that sleeps for five times as long without a due heartbeat (see `vla_rl.actors.heartbeat`).
+    one that sleeps for five times as long without a due heartbeat (see `vla_rl.actors.processes.liveness`).
     None leaves both cases to the calls' deadlines. A fork server is observed with the value of the
     placement that started it."""
 

@@ -10,17 +10,16 @@ from typing import Self, TypeVar, TypeVarTuple, cast
 
 import msgspec
 
-from vla_rl.actors.actor import Actor, MethodTable, table_of, target_of
-from vla_rl.actors.call_limit import CallLimit
-from vla_rl.actors.client import ActorClient
-from vla_rl.actors.codec import Codec
-from vla_rl.actors.deadlines import deadlines_of
-from vla_rl.actors.fork_servers import LastingForkServers
-from vla_rl.actors.handle import client_of, handle_class, record_of
-from vla_rl.actors.launchers import Launchers
+from vla_rl.actors.calls.actor import Actor, MethodTable, get_import_path, get_method_table
+from vla_rl.actors.calls.client import ActorClient
+from vla_rl.actors.calls.deadlines import resolve_deadlines
+from vla_rl.actors.calls.handles import get_client, get_record, handle_class
+from vla_rl.actors.calls.pending import CallLimit
 from vla_rl.actors.placement import ChildProcess, InLoop, Placement, RemoteHost, RestartPolicy
-from vla_rl.actors.supervision import Supervisor
-from vla_rl.actors.wire import SpawnRequest
+from vla_rl.actors.processes.fork_servers import LastingForkServers
+from vla_rl.actors.supervision import Launchers, Supervisor
+from vla_rl.actors.wire.codec import Codec
+from vla_rl.actors.wire.envelope import SpawnRequest
 from vla_rl.errors import ActorDied
 from vla_rl.util.error_reports import ErrorReport
 from vla_rl.util.stalls import LagReport, LoopLag, Wait, add_wait_source, remove_wait_source
@@ -176,15 +175,15 @@ class Runtime:
         if not start_timeout_s > 0:
             raise ValueError(f"start_timeout_s is {start_timeout_s}, expected more than 0 seconds.")
         kind = cast(type[Actor], actor_class)
-        table = table_of(kind)
+        table = get_method_table(kind)
         _check_annotations(table)
         name = name if name is not None else f"{kind.__name__}-{next(self._numbers)}"
         limits_by_index = {
             table.by_name[method].index: limit for method, limit in (limits or {}).items()
         }
-        deadlines = deadlines_of(table, deadline_s, deadlines_s or {})
+        deadlines = resolve_deadlines(table, deadline_s, deadlines_s or {})
         client = ActorClient(name, table, mailbox, deadlines, limits_by_index)
-        target = kind.__qualname__ if isinstance(placement, InLoop) else target_of(kind)
+        target = kind.__qualname__ if isinstance(placement, InLoop) else get_import_path(kind)
         request = SpawnRequest(target, table.fingerprint, mailbox)
         bound = table.constructor.bind(args, {})
         group, launchers = self._opened()
@@ -241,7 +240,7 @@ class Runtime:
         Without an actor, return it for our own loop.
         """
         if actor is not None:
-            return await client_of(actor).loop_lag()
+            return await get_client(actor).loop_lag()
         assert self._lag is not None, "the runtime is not open"
         return self._lag.report()
 
@@ -285,7 +284,7 @@ class Runtime:
                 self._living.discard(record)
 
     def _find(self, actor: Actor) -> "_Record":
-        client, record = client_of(actor), record_of(actor)
+        client, record = get_client(actor), get_record(actor)
         if not isinstance(record, _Record) or record.runtime is not self:
             raise ValueError(
                 f"actor {client.name!r} belongs to another runtime than {self.name!r}."

@@ -1,6 +1,8 @@
-"""Run one actor as its owner wants: launch, notice its end, restart within its policy, stop.
+"""Supervision of one actor: launch, notice its end, restart within its policy, stop.
 
-Invariant: while the runtime is open a supervisor has at most one incarnation, and none is left when
+`Launchers` opens the channel of an incarnation: in this loop, in a child process or on another host.
+
+Invariant: while the runtime is open a supervisor has at most one incarnation; none is left when
 `run` has ended.
 """
 
@@ -10,13 +12,27 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from vla_rl.actors.channel import Channel, Death, OnEnd, OnMessage
-from vla_rl.actors.client import ActorClient
-from vla_rl.actors.life import State
-from vla_rl.actors.placement import Intensity, RestartPolicy
-from vla_rl.actors.wire import Frames, Kind, SpawnRequest, unpack_envelope
+import zmq
+
+from vla_rl.actors.calls.actor import MethodTable
+from vla_rl.actors.calls.client import ActorClient
+from vla_rl.actors.calls.pending import ActorState
+from vla_rl.actors.placement import (
+    ChildProcess,
+    InLoop,
+    Intensity,
+    Placement,
+    RemoteHost,
+    RestartPolicy,
+)
+from vla_rl.actors.processes.channels import ActorExit, Channel, ChildChannel, InLoopChannel, OnEnd
+from vla_rl.actors.processes.fork_servers import ForkServers
+from vla_rl.actors.processes.liveness import ProcessObserver
+from vla_rl.actors.remote.host_connection import HostConnection
+from vla_rl.actors.wire.envelope import Frames, Kind, OnMessage, SpawnRequest, unpack_envelope
 from vla_rl.errors import ActorDied, ActorFrozen
 from vla_rl.util.error_reports import ErrorReport, restore_error
+from vla_rl.util.stalls import LoopLag, waiting
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +83,7 @@ class Supervisor:
     @property
     def is_over(self) -> bool:
         """Whether there is no incarnation and none will come."""
-        return self._channel is None and self.client.state in (State.DEAD, State.STOPPED)
+        return self._channel is None and self.client.state in (ActorState.DEAD, ActorState.STOPPED)
 
     @property
     def is_stopping(self) -> bool:
@@ -157,7 +173,7 @@ class Supervisor:
         limit = self.client.life.last_error(
             "it died more often than its restart policy allows", cause
         )
-        self.client.give_up(State.DEAD, limit)
+        self.client.give_up(ActorState.DEAD, limit)
         raise limit from cause
 
     async def stop(self, grace_s: float) -> None:
@@ -194,7 +210,7 @@ class Supervisor:
         if self._channel is not None:
             await self._kill(self._channel)
         self.client.give_up(
-            State.STOPPED, ActorDied(self.client.name, self.client.pid, "killed by its owner")
+            ActorState.STOPPED, ActorDied(self.client.name, self.client.pid, "killed by its owner")
         )
         self._ended.set()
 
@@ -216,7 +232,7 @@ class Supervisor:
                 pid,
                 cause,
             )
-            self._on_end(number, Death(pid, cause))
+            self._on_end(number, ActorExit(pid, cause))
             self._incarnation += 1
 
     def _on_first_words(self, frames: Frames) -> None:
@@ -253,7 +269,7 @@ class Supervisor:
         channel.send(request)
         channel.send(args)
 
-    def _on_end(self, number: int, death: Death) -> None:
+    def _on_end(self, number: int, death: ActorExit) -> None:
         if number != self._incarnation:
             return  # nothing waits for it any longer
         self._channel, self._last_words = None, death.last_words
@@ -263,11 +279,113 @@ class Supervisor:
             self._ready.set_exception(kind(self.client.name, death.pid, cause, death.last_words))
             return
         if self._stopping:
-            self.client.disconnect(Death(death.pid, "stopped by its owner"), State.STOPPED)
+            self.client.disconnect(ActorExit(death.pid, "stopped by its owner"), ActorState.STOPPED)
         elif self._ready.cancelled() or self._ready.exception() is not None:
             return  # `start` raises
         else:
             self.client.disconnect(
-                death, State.DEAD if self._intensity is None else State.RESTARTING
+                death, ActorState.DEAD if self._intensity is None else ActorState.RESTARTING
             )
         self._ended.set()
+
+
+_HOST_IO_THREADS = 4
+"""Threads that encrypt for other hosts: one of them does about 1 GB/s."""
+
+
+class Launchers:
+    """Owns what the actors of a runtime share: fork servers, sockets, connections to hosts.
+
+    Close it once all actors have ended: the fork servers first, then `close`.
+
+    Args:
+        name: name of the runtime, for errors and the wait graph.
+        lag: lag sampler of this loop, which actors in it report.
+        fork_servers: servers of the caller, which closes them; None for its own.
+    """
+
+    def __init__(self, name: str, lag: LoopLag, fork_servers: ForkServers | None = None) -> None:
+        self._name, self._lag = name, lag
+        self._observer = ProcessObserver(name)
+        self._owns_fork_servers = fork_servers is None
+        self._fork_servers = fork_servers or ForkServers(name, self._observer)
+        self._connections: dict[tuple[str, str, str, float], HostConnection] = {}
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._far_context: zmq.Context[zmq.Socket[bytes]] | None = None
+
+    async def prepare(self, placement: Placement, start_timeout_s: float) -> None:
+        """Check the interpreter and start the fork server of a placement, if it needs any.
+
+        Raises: what `Runtime.prepare` raises.
+        """
+        if isinstance(placement, ChildProcess) and placement.needs_preparation:
+            with waiting(f"runtime {self._name!r}", on="its fork server"):
+                await self._fork_servers.prepare(placement)
+        elif isinstance(placement, RemoteHost) and placement.process.needs_preparation:
+            with waiting(f"runtime {self._name!r}", on=f"the fork server of {placement.address}"):
+                connection = self._connection(placement)
+                await connection.prepare(placement.launched_process, start_timeout_s)
+
+    def launcher(
+        self,
+        name: str,
+        table: MethodTable,
+        args: tuple[Any, ...],
+        placement: Placement,
+        mailbox: int,
+    ) -> Launcher:
+        """Return the function that opens a channel to a new incarnation of an actor."""
+
+        def in_loop(on_message: OnMessage, on_end: OnEnd) -> Channel:
+            constructor, actor_class = table.constructor, table.actor_class
+            return InLoopChannel(
+                name,
+                table,
+                lambda: constructor.apply(actor_class, args),
+                mailbox,
+                self._lag,
+                on_message,
+                on_end,
+            )
+
+        def in_child(on_message: OnMessage, on_end: OnEnd) -> Channel:
+            assert isinstance(placement, ChildProcess)
+            start = self._fork_servers.starter(placement)
+            return ChildChannel(
+                name, placement, self._context, on_message, on_end, self._observer, start=start
+            )
+
+        def elsewhere(on_message: OnMessage, on_end: OnEnd) -> Channel:
+            assert isinstance(placement, RemoteHost)
+            return self._connection(placement).launch(name, placement, on_message, on_end)
+
+        if isinstance(placement, InLoop):
+            return in_loop
+        if isinstance(placement, ChildProcess):
+            return in_child
+        if isinstance(placement, RemoteHost):
+            return elsewhere
+        raise TypeError(f"placement is {placement!r}, expected InLoop, ChildProcess or RemoteHost.")
+
+    async def close_fork_servers(self) -> None:
+        """End the fork servers, except those of the caller."""
+        if self._owns_fork_servers:
+            await self._fork_servers.close()
+
+    def close(self) -> None:
+        """Close the connections and all sockets."""
+        self._observer.close()
+        for connection in self._connections.values():
+            connection.close()
+        self._context.destroy(linger=0)
+        if self._far_context is not None:
+            self._far_context.destroy(linger=0)
+
+    def _connection(self, host: RemoteHost) -> HostConnection:
+        if self._far_context is None:
+            self._far_context = zmq.Context(io_threads=_HOST_IO_THREADS)
+        key = (host.address, host.server_public_key, host.client_keys.public, host.lost_after_s)
+        connection = self._connections.get(key)
+        if connection is None or connection.is_lost:
+            connection = self._connections[key] = HostConnection(self._far_context, host)
+        return connection

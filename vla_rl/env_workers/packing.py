@@ -15,8 +15,7 @@ from typing import Any, Protocol, TypeAlias, cast
 import numpy as np
 from gymnasium import spaces
 
-from vla_rl.actors.blocks import PlainBlock, new_block
-from vla_rl.actors.slots import SharedBlock
+from vla_rl.actors.wire.slots import PlainBlock, SharedBlock, new_block
 from vla_rl.env_workers.spaces import describe_value
 
 _ALIGNMENT = 64

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from vla_rl.actors import Runtime
-from vla_rl.actors.interpreter import check_interpreter
+from vla_rl.actors.processes.fork_servers import check_interpreter
 from vla_rl.env_workers.checked_env import EnvDescription
 from vla_rl.env_workers.config import LearnedTimeouts, Leniency, SimulatorConfig
 from vla_rl.env_workers.worker import EnvWorker

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from gymnasium import spaces
 
-from vla_rl.actors import Runtime, begin
+from vla_rl.actors import Runtime, begin_call
 from vla_rl.env_workers.checked_env import EnvDescription
 from vla_rl.env_workers.config import SimulatorConfig
 from vla_rl.env_workers.packing import NUM_BATCHES, ObservationLayout, Others
@@ -194,7 +194,7 @@ class RowGroup:
 
     def begin_steps(self, actions: list[Any]) -> Awaitable[list[PackedStep]]:
         """Send one control step for all rows in one message; `end_steps` awaits the answer."""
-        return begin(self.process.worker, EnvWorker.step_all, actions, self._batch.current)
+        return begin_call(self.process.worker, EnvWorker.step_all, actions, self._batch.current)
 
     async def end_steps(self, call: Awaitable[list[PackedStep]]) -> list[Answer]:
         """Await the steps that `begin_steps` sent; return the answers."""

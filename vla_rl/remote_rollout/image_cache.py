@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from vla_rl.actors import Actor, ChildProcess, KeyPair, Runtime, actor_method
-from vla_rl.actors.direct_link import make_link_keys
+from vla_rl.actors.remote.direct_link import make_link_keys
 from vla_rl.errors import ActorDied, RankFailed
 from vla_rl.remote_rollout.image_links import (
     ArrayLayout,

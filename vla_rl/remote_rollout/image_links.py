@@ -17,10 +17,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from vla_rl.actors.codec import Codec
 from vla_rl.actors.placement import KeyPair
-from vla_rl.actors.remote_channel import LINK_WITHIN_S
-from vla_rl.actors.wire import Frames, Kind, MalformedMessage, unpack_envelope
+from vla_rl.actors.remote.host_connection import LINK_WITHIN_S
+from vla_rl.actors.wire.codec import Codec
+from vla_rl.actors.wire.envelope import Frames, Kind, MalformedMessage, unpack_envelope
 from vla_rl.remote_rollout.peer_sockets import ServerSocket, SocketAddress, open_link
 from vla_rl.types.shelved import KEY_BYTES
 

@@ -6,15 +6,15 @@ from contextlib import contextmanager
 import msgspec
 import zmq
 
-from vla_rl.actors.channel import OnMessage
-from vla_rl.actors.direct_link import DirectLink
-from vla_rl.actors.fork_protocol import ListenSettings
-from vla_rl.actors.in_flight import MeteredSocket
-from vla_rl.actors.listening import Listening, own_place
 from vla_rl.actors.placement import KeyPair
-from vla_rl.actors.sockets import HALF_SENT_MS, LoopSocket
-from vla_rl.actors.wire import Frames
-from vla_rl.actors.zap import Gatekeeper
+from vla_rl.actors.remote.direct_link import (
+    CurveAuthenticator,
+    DirectLink,
+    ListeningSocket,
+    get_own_address,
+)
+from vla_rl.actors.wire.envelope import Frames, ListenSettings, OnMessage
+from vla_rl.actors.wire.sockets import HALF_SENT_MS, BoundedSocket, LoopSocket
 
 
 class SocketAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class ServerContext:
 
     def __init__(self, num_threads: int = 1) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=num_threads)
-        self.gatekeeper = Gatekeeper(self.context, [])
+        self.gatekeeper = CurveAuthenticator(self.context, [])
 
     def close(self) -> None:
         """End the threads. Close all doors before."""
@@ -62,15 +62,15 @@ class ServerSocket:
         self._own = ServerContext() if entrance is None else None
         shared = entrance or self._own
         assert shared is not None
-        settings = ListenSettings(*own_place(), taker_key)
+        settings = ListenSettings(*get_own_address(), taker_key)
         try:
-            self._listening = Listening(shared.context, settings, shared.gatekeeper)
+            self._listening = ListeningSocket(shared.context, settings, shared.gatekeeper)
         except BaseException:
             if self._own is not None:
                 self._own.close()
             raise
         self._socket = LoopSocket(self._listening.socket, self._take, in_place=True)
-        self._metered = MeteredSocket(self._socket, self._take)
+        self._metered = BoundedSocket(self._socket, self._take)
         self.door = SocketAddress(port=self._listening.port, public_key=self._listening.public_key)
         """Place at which the neighbour connects."""
 

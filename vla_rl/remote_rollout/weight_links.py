@@ -17,11 +17,11 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from vla_rl.actors.codec import Codec
-from vla_rl.actors.direct_link import DirectLink
 from vla_rl.actors.placement import KeyPair
-from vla_rl.actors.remote_channel import LINK_WITHIN_S
-from vla_rl.actors.wire import Frames, Kind, MalformedMessage, unpack_envelope
+from vla_rl.actors.remote.direct_link import DirectLink
+from vla_rl.actors.remote.host_connection import LINK_WITHIN_S
+from vla_rl.actors.wire.codec import Codec
+from vla_rl.actors.wire.envelope import Frames, Kind, MalformedMessage, unpack_envelope
 from vla_rl.engines.weight_shards import ShardDigest, ShardPiece, WeightShard
 from vla_rl.errors import CheckpointError, WeightsNotGiven
 from vla_rl.remote_rollout.flat_weights import WEIGHT_PIECE_BYTES, IncomingWeights

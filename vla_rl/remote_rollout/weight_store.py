@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from torch import nn
 
-from vla_rl.actors.direct_link import make_link_keys
 from vla_rl.actors.placement import KeyPair
+from vla_rl.actors.remote.direct_link import make_link_keys
 from vla_rl.engines.vllm.staging import HostMemory
 from vla_rl.engines.weight_shards import WeightShard
 from vla_rl.remote_rollout.flat_weights import IncomingWeights, OpenedWeights, WeightHeading

@@ -9,7 +9,7 @@ from types import FrameType
 
 import msgspec
 
-from vla_rl.actors.process_state import describe_process
+from vla_rl.actors.processes.liveness import describe_process
 from vla_rl.util.stalls import (
     count_progress,
     format_thread_stack,

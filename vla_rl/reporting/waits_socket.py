@@ -22,7 +22,7 @@ from typing import Self
 
 import msgspec
 
-from vla_rl.actors.process_state import describe_process
+from vla_rl.actors.processes.liveness import describe_process
 from vla_rl.errors import VlaRlError
 from vla_rl.reporting.run_directory import RunDirectory
 from vla_rl.reporting.run_waits import RunWaits, waits_of

@@ -14,8 +14,7 @@ from typing import Final, Self
 
 import msgspec
 
-from vla_rl.actors.heartbeat import Heartbeat, ProcessState
-from vla_rl.actors.process_state import find_stopped
+from vla_rl.actors.processes.liveness import FreezeDetector, ProcessState, find_stopped
 from vla_rl.sandbox.linux import kill_tree
 from vla_rl.sandbox.protocol import (
     Answer,
@@ -225,7 +224,7 @@ class CallRunnerProcess:
 
     async def _watch(self) -> None:
         """Kill the keeper if a signal stops it or its reaper."""
-        heartbeat = Heartbeat(look_every_s=LOOK_EVERY_S, stopped_after_s=STOPPED_AFTER_S)
+        heartbeat = FreezeDetector(look_every_s=LOOK_EVERY_S, stopped_after_s=STOPPED_AFTER_S)
         while not self._reading.done():
             await asyncio.sleep(LOOK_EVERY_S)
             pids = [self._process.pid, *(() if self.pid is None else (self.pid,))]

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from vla_rl.actors.process_state import find_stopped
+from vla_rl.actors.processes.liveness import find_stopped
 from vla_rl.engines.vllm.process import EngineThread, EngineWatch
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]

@@ -22,8 +22,12 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final, TypeVar
 
-from vla_rl.actors.heartbeat import Heartbeat, ObservedTime, ProcessState
-from vla_rl.actors.process_state import find_stopped
+from vla_rl.actors.processes.liveness import (
+    FreezeDetector,
+    ObservedTime,
+    ProcessState,
+    find_stopped,
+)
 from vla_rl.errors import ActorDied, ActorFrozen
 from vla_rl.util.tasks import run_in_thread
 
@@ -191,7 +195,7 @@ class EngineWatch:
     ) -> None:
         self._processes, self._on_frozen = processes, on_frozen
         self._time = ObservedTime(LOOK_EVERY_S)
-        self._heartbeat = Heartbeat(look_every_s=LOOK_EVERY_S, stopped_after_s=STOPPED_AFTER_S)
+        self._heartbeat = FreezeDetector(look_every_s=LOOK_EVERY_S, stopped_after_s=STOPPED_AFTER_S)
         self._deadlines: dict[asyncio.Timeout, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._has_ended = False

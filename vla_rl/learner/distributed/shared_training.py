@@ -24,11 +24,11 @@ import torch
 import zmq
 from torch import Tensor, nn
 
-from vla_rl.actors.codec import Codec
-from vla_rl.actors.direct_link import DirectLink, make_link_keys
 from vla_rl.actors.placement import KeyPair
-from vla_rl.actors.remote_channel import LINK_WITHIN_S
-from vla_rl.actors.wire import Frames, Kind
+from vla_rl.actors.remote.direct_link import DirectLink, make_link_keys
+from vla_rl.actors.remote.host_connection import LINK_WITHIN_S
+from vla_rl.actors.wire.codec import Codec
+from vla_rl.actors.wire.envelope import Frames, Kind
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.weight_shards import (
     SHARD_PIECES_AHEAD,

@@ -1,0 +1,348 @@
+"""The caller's end: it sends the calls of one actor, whose incarnations it outlives.
+
+    call, begin, tell, stream ─► OutgoingCalls ─► Channel ─► actor ─► Answers
+                                 CallDeadlines watch the calls, ActorLifecycle holds the actor's state
+
+Each call that was sent is answered, or fails as the incarnation ends: no future outlives its peer.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+
+from vla_rl.actors.calls.actor import ActorMethod, MethodTable
+from vla_rl.actors.calls.exchange import Answers, OutgoingCalls
+from vla_rl.actors.calls.pending import (
+    ActorLifecycle,
+    ActorState,
+    CallLimit,
+    Mailbox,
+    PendingBegunCall,
+    PendingCall,
+    PendingStream,
+)
+from vla_rl.actors.processes.channels import ActorExit, Channel
+from vla_rl.actors.wire.envelope import Kind
+from vla_rl.errors import ActorDied, ActorFrozen
+from vla_rl.util.stalls import LagReport, Wait, record_exit
+
+_WITHIN_S = 10.0
+
+_LOOP_LAG: Final = ActorMethod(
+    index=0,
+    name="loop_lag",
+    label="loop_lag",
+    signature=inspect.Signature(),
+    args_type=Any,
+    result_type=LagReport,
+    is_stream=False,
+    concurrent=True,
+    deadline_s=None,
+    keyword_only=(),
+    num_plain_args=0,
+)
+
+
+class LagQuestions:
+    """Asks one actor for the timer delays of its loop.
+
+    Args:
+        name: the actor's name.
+        life: the actor's state; questions wait for a running incarnation.
+        channel: returns the channel to the current incarnation, if there is one.
+        ids: numbers of calls, shared with the actor's other calls.
+
+    Attributes:
+        unanswered: questions by number.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        life: ActorLifecycle,
+        channel: Callable[[], Channel | None],
+        ids: Iterator[int],
+    ) -> None:
+        self._name, self._life, self._channel, self._ids = name, life, channel, ids
+        self.unanswered: dict[int, PendingCall] = {}
+
+    async def ask(self) -> LagReport:
+        """Return the timer delays of the actor's loop.
+
+        Raises: TimeoutError if the actor does not report them; ActorDied.
+        """
+        try:
+            # no deadline of a call: a blocked loop is what one asks about, and must not be killed
+            async with asyncio.timeout(_WITHIN_S):
+                await self._life.until_running()
+                report: LagReport = await self._send()
+        except TimeoutError:
+            channel = self._channel()
+            why = (
+                "it is restarting"
+                if self._life.state is ActorState.RESTARTING
+                else "its loop is blocked, or its process is stopped"
+            )
+            raise TimeoutError(
+                f"actor {self._name!r} (pid {0 if channel is None else channel.pid}) did not "
+                f"report its lag within {_WITHIN_S:g} s: {why}."
+            ) from None
+        return report
+
+    def fail(self) -> None:
+        """Fail all questions, as the incarnation has ended."""
+        questions = [*self.unanswered.values()]
+        self.unanswered.clear()
+        for question in questions:
+            question.fail(self._life.death())
+
+    def _send(self) -> asyncio.Future[Any]:
+        channel = self._channel()
+        assert channel is not None
+        decoder = channel.codec.decoder(LagReport)
+        pending = PendingCall(
+            asyncio.get_running_loop(), _LOOP_LAG, decoder, asyncio.current_task()
+        )
+        call = next(self._ids)
+        self.unanswered[call] = pending
+        channel.send(channel.codec.encode(Kind.LAG, 0, channel.actor_id, call, None, self._name))
+        return pending.future
+
+
+logger = logging.getLogger(__name__)
+
+STREAM_WINDOW = 16
+"""Items of a stream that may be sent before the consumer has taken one."""
+
+
+class ActorClient:
+    """Calls one actor.
+
+    Each call begins in `call`, `begin`, `tell` or `stream`; each message back arrives in
+    `on_message`.
+
+    Args:
+        name: the actor's name.
+        mailbox: largest number of unanswered calls; further senders wait.
+        deadlines_s: for each method, the longest time the actor may work on one call before it
+            counts as frozen and is killed; None for ever. If a call waits behind another, its time
+            starts when that one is answered.
+        limits: by index of a method: shortens the deadline of each of its calls.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        table: MethodTable,
+        mailbox: int,
+        deadlines_s: Sequence[float | None],
+        limits: Mapping[int, CallLimit] = MappingProxyType({}),
+    ) -> None:
+        self.name, self.table, self.mailbox = name, table, Mailbox(mailbox)
+        self._loop = asyncio.get_running_loop()
+        self.life = ActorLifecycle(name)
+        self._decoders: list[msgspec.msgpack.Decoder[Any]] = []
+        calls = self._calls = OutgoingCalls(
+            name, table, self.life, self.mailbox, deadlines_s, limits, self._freeze
+        )
+        self._lag = LagQuestions(name, self.life, lambda: calls.channel, calls.ids)
+        self._answers = Answers(
+            name,
+            calls.unanswered,
+            self._lag.unanswered,
+            self.mailbox,
+            calls.deadlines,
+            calls.cancel,
+        )
+        self.on_message = self._answers.on_message  # without a call of ours in between
+
+    @property
+    def state(self) -> ActorState:
+        """State of the actor."""
+        return self.life.state
+
+    @property
+    def pid(self) -> int:
+        """Process id of the current incarnation; 0 in this loop, or if there is none."""
+        channel = self._calls.channel
+        return channel.pid if channel is not None else 0
+
+    @property
+    def end(self) -> ActorDied | None:
+        """Error that ended the last incarnation; None while one is alive."""
+        return self.life.error
+
+    @property
+    def num_rejected(self) -> int:
+        """Number of messages of the actor that could not be read."""
+        return self._answers.num_rejected
+
+    @property
+    def num_pending(self) -> int:
+        """Number of calls that wait for an answer."""
+        return len(self._calls.unanswered)
+
+    @property
+    def num_slots_taken(self) -> int:
+        """Number of our shared-memory slots that the actor still reads."""
+        channel = self._calls.channel
+        return channel.codec.num_slots_taken if channel is not None else 0
+
+    def waits(self) -> Iterator[Wait]:
+        """Yield the tasks that wait for an answer of this actor.
+
+        Called on the watchdog's thread.
+        """
+        for pending in (*self._calls.unanswered.values(), *self._lag.unanswered.values()):
+            if pending.task is not None and not pending.future.done():
+                yield Wait(
+                    pending.task.get_name(), f"{self.name}.{pending.method_name}", pending.since
+                )
+
+    # ---- calls
+
+    async def call(self, method: ActorMethod, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Send a call and wait for its answer; a cancellation is passed on to the actor."""
+        if kwargs or len(args) != method.num_plain_args:
+            args = method.bind(args, kwargs)
+        if not self._calls.try_enter():
+            await self._calls.enter()
+        pending = PendingCall(
+            self._loop, method, self._decoders[method.index], asyncio.current_task(self._loop)
+        )
+        call = self._calls.send(method, args, pending)
+        try:
+            return await pending.future
+        except asyncio.CancelledError:
+            self._calls.cancel(call)
+            raise
+
+    def begin(
+        self, method: ActorMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Awaitable[Any]:
+        """Send a call now; await the result for its answer.
+
+        If it cannot be sent now, it is sent when awaited.
+        """
+        bound = method.bind(args, kwargs)
+        if not self._calls.try_enter():
+            return self.call(method, args, kwargs)
+        pending = PendingBegunCall(
+            self._loop, method, self._decoders[method.index], asyncio.current_task(self._loop)
+        )
+        self._calls.send(method, bound, pending)
+        return pending.future
+
+    async def tell(
+        self, method: ActorMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Send a call without an answer; waits only for a place in the mailbox.
+
+        An error is logged.
+        """
+        args = method.bind(args, kwargs)
+        if not self._calls.try_enter():
+            await self._calls.enter()
+        pending = PendingCall(self._loop, method, self._decoders[method.index], None)
+        self._calls.send(method, args, pending)
+        pending.future.add_done_callback(self._log_untold_error)
+
+    async def stream(
+        self, method: ActorMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AsyncIterator[Any]:
+        """Iterate over a streaming method. Leaving the iteration stops the remote generator."""
+        args = method.bind(args, kwargs)
+        if not self._calls.try_enter():
+            await self._calls.enter()
+        pending = PendingStream(
+            self._loop, method, self._decoders[method.index], asyncio.current_task()
+        )
+        call = self._calls.send(method, args, pending)
+        try:
+            self._calls.grant(call, pending, STREAM_WINDOW)
+            while await pending.has_item():
+                yield pending.items.popleft()
+                if num_read := pending.count_read(STREAM_WINDOW // 2):
+                    self._calls.grant(call, pending, num_read)
+        except GeneratorExit:
+            self._calls.cancel(call)
+            await asyncio.wait([pending.future])
+            raise
+        finally:
+            if not pending.future.done():
+                self._calls.cancel(call)
+            if not pending.future.cancel() and not pending.future.cancelled():
+                pending.future.exception()  # retrieved, or asyncio would log it
+
+    def forgive(self, lost_s: float) -> None:
+        """Exclude the last `lost_s` seconds, in which our loop did not run, from each deadline."""
+        self._calls.deadlines.forgive(lost_s)
+
+    async def loop_lag(self) -> LagReport:
+        """Return the timer delays of the actor's loop.
+
+        Raises: TimeoutError if it does not report them; ActorDied.
+
+        Takes no place in the mailbox: the actor answers while its calls run.
+        """
+        return await self._lag.ask()
+
+    # ---- incarnations
+
+    def connect(self, channel: Channel) -> None:
+        """Send calls to a new incarnation from now on.
+
+        Raises: TypeError for an annotation that cannot be decoded.
+        """
+        self._decoders = [channel.codec.decoder(entry.result_type) for entry in self.table.methods]
+        self._answers.connect(channel)
+        self._calls.channel = channel
+        self._calls.deadlines.start()
+        self.life.settle(ActorState.RUNNING, None)
+
+    def disconnect(self, death: ActorExit, state: ActorState) -> None:
+        """Fail each pending call, as the incarnation has ended.
+
+        Later calls wait (RESTARTING) or raise (DEAD, STOPPED).
+        """
+        # it was frozen, and its process has ended only now
+        if self._calls.channel is None and self.life.error is not None:
+            self.life.settle(state, self.life.error)
+            return
+        kind = ActorFrozen if death.frozen else ActorDied
+        self._calls.channel = None
+        self._answers.disconnect()
+        # settled before a call fails: its caller may call again at once, and has to wait then
+        error = kind(self.name, death.pid, death.cause, death.last_words)
+        if state is not ActorState.STOPPED:
+            record_exit(str(error))
+        self.life.settle(state, error)
+        self._calls.fail()
+        self._lag.fail()
+
+    def give_up(self, state: ActorState, error: ActorDied) -> None:
+        """Raise `error` in calls that wait for an incarnation, and in later ones."""
+        self.life.settle(state, error)
+
+    def ask_to_stop(self) -> None:
+        """Have the actor end after the calls that it has; later calls raise."""
+        self._calls.ask_to_stop()
+        self.give_up(ActorState.STOPPED, ActorDied(self.name, self.pid, "stopped by its owner"))
+
+    # ---- inside
+
+    def _log_untold_error(self, future: asyncio.Future[Any]) -> None:
+        if not future.cancelled() and (error := future.exception()) is not None:
+            logger.error("%s: a call sent with tell() failed.", self.name, exc_info=error)
+
+    def _freeze(self, cause: str) -> None:
+        """Treat the actor as frozen: fail its calls, and end its process."""
+        channel = self._calls.channel
+        assert channel is not None
+        self.disconnect(ActorExit(channel.pid, cause, frozen=True), ActorState.RESTARTING)
+        channel.kill()

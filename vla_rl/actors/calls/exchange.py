@@ -1,0 +1,347 @@
+"""The messages of one actor's calls, on their way out or back.
+
+    try_enter, or enter ─► send ─► the table of unanswered calls
+                            grant, cancel: later messages about a call that has no answer yet
+    each message that comes back ends a call, or adds an item to a stream
+
+Invariant: each call that was sent leaves `unanswered` by an answer or by the end of the
+incarnation. A place in the mailbox is held for exactly that long, also by a call whose caller was
+cancelled.
+"""
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from vla_rl.actors.calls.actor import ActorMethod, MethodTable
+from vla_rl.actors.calls.deadlines import CallDeadlines
+from vla_rl.actors.calls.pending import (
+    ActorLifecycle,
+    ActorState,
+    CallLimit,
+    Mailbox,
+    PendingCall,
+    PendingStream,
+)
+from vla_rl.actors.processes.channels import Channel
+from vla_rl.actors.wire.envelope import (
+    ENVELOPE,
+    ENVELOPE_SIZE,
+    MAGIC,
+    OWN_CALL,
+    Frames,
+    Kind,
+    MalformedMessage,
+)
+from vla_rl.actors.wire.sockets import count_array_bytes
+from vla_rl.errors import ActorDied
+from vla_rl.util.error_reports import ErrorReport, restore_error
+
+# plain numbers: access to an enum member costs a dictionary lookup for each message
+_CALL = int(Kind.CALL)
+_RUNNING = ActorState.RUNNING
+
+
+class OutgoingCalls:
+    """Sends calls to the current incarnation of an actor.
+
+    Args:
+        name: the actor's name.
+        table: its methods.
+        life: its state; calls wait for a running incarnation.
+        mailbox: places for unanswered calls.
+        deadlines_s, limits: see `ActorClient`.
+        freeze: called with the cause if the actor counts as frozen.
+
+    Attributes:
+        channel: channel to the current incarnation; None between two, and after the last.
+        unanswered: calls that have no answer yet, by number, in the order in which they were sent.
+        ids: numbers of calls, shared with all other questions to the actor.
+        deadlines: deadlines of the unanswered calls.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        table: MethodTable,
+        life: ActorLifecycle,
+        mailbox: Mailbox,
+        deadlines_s: Sequence[float | None],
+        limits: Mapping[int, CallLimit],
+        freeze: Callable[[str], None],
+    ) -> None:
+        self._name, self._life, self._mailbox = name, life, mailbox
+        self._labels = [f"{name}.{entry.name}" for entry in table.methods]
+        self.channel: Channel | None = None
+        self.unanswered: dict[int, PendingCall] = {}
+        self.ids = itertools.count(OWN_CALL + 1)
+        self.deadlines = CallDeadlines(
+            name,
+            self.unanswered,
+            lambda: self.channel,
+            deadlines_s,
+            limits,
+            freeze=freeze,
+            cancel=self.cancel,
+        )
+
+    def try_enter(self) -> bool:
+        """Take a place in the mailbox if a call may be sent now; return whether it may."""
+        if self._life.state is not _RUNNING or not self._mailbox.try_enter():
+            return False
+        if self.channel is None or self.channel.has_room:
+            return True
+        self._mailbox.leave()
+        return False
+
+    async def enter(self) -> None:
+        """Wait for a place in the mailbox of a running incarnation, and for room on the way to it.
+
+        Raises: ActorDied if there will be none.
+        """
+        await self._mailbox.enter()
+        try:
+            await self._life.until_running()
+            channel = None
+            while channel is not self.channel:  # another incarnation, if it died meanwhile
+                channel = self.channel
+                assert channel is not None
+                await channel.until_room()
+                await self._life.until_running()
+        except BaseException:
+            self._mailbox.leave()
+            raise
+
+    def send(self, method: ActorMethod, args: tuple[Any, ...], pending: PendingCall) -> int:
+        """Send a call that has its place in the mailbox; return its number.
+
+        Raises: TypeError for arguments that no message can hold; the place is free again then.
+        """
+        channel = self.channel
+        assert channel is not None
+        call = next(self.ids)
+        try:
+            frames = channel.codec.encode(
+                _CALL, method.index, channel.actor_id, call, args, self._labels[method.index]
+            )
+        except TypeError:
+            self._mailbox.leave()
+            raise
+        self.unanswered[call] = pending
+        channel.send(frames)
+        self.deadlines.note_sent(pending, args)
+        return call
+
+    def grant(self, call: int, pending: PendingStream, items: int) -> None:
+        """Allow the actor to send more items of a stream."""
+        if call in self.unanswered and self.channel is not None:
+            pending.num_granted += items
+            pending.since = time.monotonic()
+            self.deadlines.note_turn(pending)
+            self._tell(self.channel, Kind.CREDIT, items, call)
+
+    def cancel(self, call: int) -> None:
+        """Ask the actor to stop working on a call.
+
+        The call stays unanswered until the actor has answered.
+        """
+        pending, channel = self.unanswered.get(call), self.channel
+        if pending is not None and channel is not None:
+            if isinstance(pending, PendingStream):
+                pending.cancel()
+                self.deadlines.note_turn(pending)
+            self._tell(channel, Kind.CANCEL, 0, call)
+
+    def fail(self) -> None:
+        """Fail each unanswered call with the actor's death, as the incarnation has ended."""
+        calls = [*self.unanswered.values()]
+        self.unanswered.clear()
+        for call in calls:
+            call.fail(self._life.death())
+            self._mailbox.leave()
+        self.deadlines.stop()
+
+    def ask_to_stop(self) -> None:
+        """Have the actor end after the calls that it has."""
+        if self.channel is not None:
+            self._tell(self.channel, Kind.STOP, 0, 0)
+
+    def _tell(self, channel: Channel, kind: Kind, index: int, call: int) -> None:
+        channel.send(channel.codec.encode(kind, index, channel.actor_id, call, None, self._name))
+
+
+logger = logging.getLogger(__name__)
+
+# plain numbers: access to an enum member costs a dictionary lookup for each message
+_RESULT, _ERROR, _ITEM = int(Kind.RESULT), int(Kind.ERROR), int(Kind.ITEM)
+_unpack = ENVELOPE.unpack_from
+
+
+class Answers:
+    """Hands the messages of an actor to the calls that wait for them.
+
+    No message can break it: what cannot be read is counted, and its call fails.
+
+    Args:
+        name: the actor's name.
+        calls: the table of unanswered calls; an answered one leaves it here.
+        lag_reports: unanswered questions for the lag of the actor's loop.
+        mailbox: its places; an answer frees one.
+        deadlines: deadlines of the calls.
+        cancel: asks the actor to stop working on a call.
+
+    Attributes:
+        num_rejected: number of messages that could not be read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        calls: dict[int, PendingCall],
+        lag_reports: dict[int, PendingCall],
+        mailbox: Mailbox,
+        deadlines: CallDeadlines,
+        cancel: Callable[[int], None],
+    ) -> None:
+        self._name, self._calls, self._lag_reports = name, calls, lag_reports
+        self._mailbox, self._deadlines, self._cancel = mailbox, deadlines, cancel
+        self._channel: Channel | None = None
+        self._error_decoder: msgspec.msgpack.Decoder[Any] | None = None
+        self.num_rejected = 0
+
+    def connect(self, channel: Channel) -> None:
+        """Take the messages of a new incarnation from now on."""
+        self._error_decoder = channel.codec.decoder(ErrorReport)
+        self._channel = channel
+
+    def disconnect(self) -> None:
+        """Reject all messages until the next incarnation."""
+        self._channel = None
+
+    def on_message(self, frames: Frames) -> None:
+        """Take one message from the channel; never raises."""
+        head = frames[0]
+        try:
+            if len(head) < ENVELOPE_SIZE:
+                raise MalformedMessage(
+                    f"message of {len(head)} bytes, expected at least {ENVELOPE_SIZE}."
+                )
+            magic, kind, _, _, _, call = _unpack(head)
+            pending = self._calls.get(call)
+            channel = self._channel
+            if magic != MAGIC or channel is None:
+                raise MalformedMessage("bytes that are not a message of a living actor.")
+            if pending is None:
+                self._take_unasked(channel, kind, call, frames)
+            elif kind == _ITEM:
+                self._take_item(channel, call, pending, frames)
+            else:
+                try:
+                    self._take_answer(channel, kind, pending, frames)
+                finally:
+                    del self._calls[call]
+                    self._mailbox.leave()
+                    self._deadlines.note_answered(pending)
+        except MalformedMessage as error:
+            self.num_rejected += 1
+            if self.num_rejected == 1:
+                logger.warning(
+                    "%s: rejected a message: %s Later ones are only counted.", self._name, error
+                )
+
+    def _take_unasked(self, channel: Channel, kind: int, call: int, frames: Frames) -> None:
+        """Take a report of the loop's lag, or of the actor's own end."""
+        if kind == _RESULT and call in self._lag_reports:
+            try:
+                self._take_answer(channel, kind, self._lag_reports[call], frames)
+            finally:
+                del self._lag_reports[call]
+        elif kind == _ERROR and call == OWN_CALL:
+            self._log_failed_end(channel, frames)
+        else:
+            raise MalformedMessage(f"answer to call {call}, which is not pending.")
+
+    def _take_item(self, channel: Channel, call: int, pending: PendingCall, frames: Frames) -> None:
+        if not isinstance(pending, PendingStream) or pending.num_granted == 0:
+            raise MalformedMessage(f"an unexpected stream item from {pending.method_name}.")
+        if pending.future.done():  # it failed: an item is missing, so later ones are dropped
+            channel.codec.discard(frames)
+            return
+        num_bytes = count_array_bytes(
+            frames
+        )  # counted first: large frames are gone once they are read
+        try:
+            item = channel.codec.decode(pending.decoder, frames)
+        except msgspec.ValidationError as error:
+            pending.fail(
+                TypeError(
+                    f"{self._name}.{pending.method_name} yielded another type than it "
+                    f"declares: {error}"
+                )
+            )
+            self._cancel(call)
+            return
+        except MalformedMessage as error:
+            pending.fail(error)
+            self._cancel(call)
+            raise
+        pending.add(item, num_bytes)
+
+    def _take_answer(
+        self, channel: Channel, kind: int, pending: PendingCall, frames: Frames
+    ) -> None:
+        codec = channel.codec
+        if pending.future.done():
+            # nobody reads it, but its arrays hold slots of shared memory until they are released
+            codec.discard(frames)
+            return
+        try:
+            if kind == _RESULT:
+                pending.future.set_result(codec.decode(pending.decoder, frames))
+                pending.notify()
+            elif kind == Kind.END:
+                pending.succeed(None)
+            elif kind == Kind.ERROR:
+                assert self._error_decoder is not None
+                report = codec.decode(self._error_decoder, frames)
+                pending.fail(restore_error(report, self._name, channel.pid))
+            elif kind == Kind.CANCELLED:
+                # cancelled by the actor: if the caller did it, the future is done
+                pending.fail(
+                    ActorDied(self._name, channel.pid, "stopped while this call was running")
+                )
+            else:
+                raise MalformedMessage(f"answer of kind {kind}.")
+        except msgspec.ValidationError as error:
+            pending.fail(
+                TypeError(
+                    f"{self._name}.{pending.method_name} returned another type than it "
+                    f"declares: {error}"
+                )
+            )
+        except MalformedMessage as error:
+            pending.fail(error)
+            raise
+        except Exception as error:  # whatever the message does, its call ends
+            problem = MalformedMessage(f"its answer cannot be read: {error!r}")
+            pending.fail(problem)
+            raise problem from error
+
+    def _log_failed_end(self, channel: Channel, frames: Frames) -> None:
+        """Log the error that an actor reports about its own end. Raises: MalformedMessage."""
+        assert self._error_decoder is not None
+        try:
+            report = channel.codec.decode(self._error_decoder, frames)
+        except msgspec.ValidationError as problem:
+            raise MalformedMessage(f"its last message cannot be read: {problem}.") from None
+        error = restore_error(report, self._name, channel.pid)
+        logger.error(
+            "actor %r (pid %d) failed while it ended, usually in its on_stop; it has ended anyway.",
+            self._name,
+            channel.pid,
+            exc_info=error,
+        )

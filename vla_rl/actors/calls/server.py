@@ -1,0 +1,321 @@
+"""The actor's end of a channel: takes messages, runs methods, answers.
+
+It is the same in all placements.
+
+One task works through the mailbox, so that a call needs no task of its own; concurrent methods
+get a task each, in a task group. In a process of its own an idle actor begins a call as its message
+arrives, without a turn of the loop in between; if the call has to wait for something, the mailbox
+task continues it. No message can end the loop of this task: unreadable bytes are counted; wrong
+argument types and exceptions of the actor's own code are answered.
+"""
+
+import asyncio
+import contextvars
+import logging
+import os
+import time
+from asyncio.tasks import _enter_task, _leave_task  # public by asyncio's chapter on extending it
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from vla_rl.actors.calls.actor import Actor, MethodTable
+from vla_rl.actors.calls.running_calls import CallRunner, EagerCall, InboundCall
+from vla_rl.actors.wire.codec import Codec
+from vla_rl.actors.wire.envelope import (
+    ENVELOPE,
+    ENVELOPE_SIZE,
+    MAGIC,
+    OWN_CALL,
+    Frames,
+    Kind,
+    MalformedMessage,
+    ProcessStart,
+)
+from vla_rl.actors.wire.sockets import BoundedSocket
+from vla_rl.util.stalls import LoopLag
+
+logger = logging.getLogger(__name__)
+
+# plain numbers: access to an enum member costs a dictionary lookup for each message
+_CALL, _CREDIT, _CANCEL, _STOP, _LAG = map(
+    int, (Kind.CALL, Kind.CREDIT, Kind.CANCEL, Kind.STOP, Kind.LAG)
+)
+_RESULT = int(Kind.RESULT)
+_unpack = ENVELOPE.unpack_from
+
+_LONGEST_TURN_S = 0.001
+"""After this long without a pause the loop may read its sockets, where the cancellation of a call
+may be waiting."""
+_PAUSE_S = 20e-6
+"""Calls closer together than this count as queued behind one another."""
+
+
+class ActorServer:
+    """Runs one actor for one caller.
+
+    Args:
+        actor, table: the instance and its methods.
+        send: queues frames for the caller.
+        mailbox: largest number of unanswered calls; a caller of ours never sends more, so further
+            ones are rejected.
+        lag: lag sampler of this loop, reported on request.
+        outgoing: bounds the bytes on the way to the caller; no call and no item of a stream is
+            begun while it has no room. None if nothing has to be bounded.
+        at_once: whether `on_message`, called by the loop outside any task, begins calls itself
+            while the actor is idle.
+    """
+
+    def __init__(
+        self,
+        actor: Actor,
+        table: MethodTable,
+        codec: Codec,
+        actor_id: int,
+        send: Callable[[Frames], Any],
+        mailbox: int,
+        lag: LoopLag,
+        outgoing: BoundedSocket | None = None,
+        *,
+        at_once: bool,
+    ) -> None:
+        self._actor, self._table, self._codec, self._actor_id, self._send = (
+            actor,
+            table,
+            codec,
+            actor_id,
+            send,
+        )
+        self._lag, self._most_calls, self._outgoing = lag, mailbox, outgoing
+        self._works: dict[int, InboundCall] = {}
+        self._runner = CallRunner(
+            actor, table, codec, actor_id, send, outgoing, self._works, self.reject
+        )
+        self._functions, self._args = self._runner.functions, self._runner.decoders
+        self._labels = [entry.label for entry in table.methods]
+        self._short = frozenset(
+            entry.index for entry in table.methods if at_once and entry.is_plain
+        )
+        self._mailbox: deque[InboundCall | None] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self._group: asyncio.TaskGroup | None = None
+        self._loop = asyncio.get_running_loop()
+        self._context: contextvars.Context | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_idle, self._worked_s, self._ended = False, 0.0, 0.0
+        self._begun: tuple[InboundCall, EagerCall] | None = None
+        self.num_rejected, self._is_abandoned = 0, False
+        self.is_killed = False
+        """Whether its task was cancelled for good. Its owner sets this, since a call may mistake
+        the cancellation for its own."""
+
+    async def serve(self, *, is_started: bool = False) -> bool:
+        """Start the actor, work until STOP, stop the actor; return True.
+
+        With `is_started` it has been served to another caller before. If the caller is lost
+        meanwhile (`abandon`), the actor is not stopped, and False is returned.
+
+        Raises: what `on_start` or `on_stop` raises.
+        """
+        if not is_started:
+            await self._actor.on_start()
+        self._runner.answer(Kind.READY, OWN_CALL, ProcessStart(os.getpid()))
+        self._context = contextvars.copy_context()
+        async with asyncio.TaskGroup() as self._group:
+            self._task = self._group.create_task(
+                self._work_through_mailbox(), name="mailbox", context=self._context
+            )
+            await self._task
+            for work in list(self._works.values()):
+                self._cancel(work)
+        self._group = None
+        if self._is_abandoned:
+            return False
+        await self._actor.on_stop()
+        return True
+
+    def abandon(self) -> None:
+        """Cancel all calls and end `serve`, because the caller is lost; the actor lives on."""
+        self._is_abandoned, self._is_idle = True, False
+        for work in list(self._works.values()):
+            self._cancel(work)
+        self._mailbox.appendleft(None)
+        self._wake_up()
+
+    def on_message(self, frames: Frames) -> None:
+        """Take one message from the channel; never raises."""
+        head = frames[0]
+        try:
+            if len(head) < ENVELOPE_SIZE:
+                raise MalformedMessage(
+                    f"message of {len(head)} bytes, expected at least {ENVELOPE_SIZE}."
+                )
+            magic, kind, index, _, _, call = _unpack(head)
+            if magic != MAGIC:
+                raise MalformedMessage(f"message begins with {magic:#x}, expected {MAGIC:#x}.")
+            if kind == _CALL:
+                if (
+                    self._is_idle
+                    and index in self._short
+                    and call not in self._works
+                    and (self._outgoing is None or self._outgoing.has_room)
+                ):
+                    self._begin(index, call, frames)
+                else:
+                    self._take_call(index, call, frames)
+            elif kind == _CREDIT:
+                self._take_credit(call, index)
+            elif kind == _CANCEL:
+                self._take_cancel(call)
+            elif kind == _STOP:
+                self._is_idle = False
+                self._mailbox.append(None)
+                self._wake_up()
+            elif kind == _LAG:
+                self._runner.answer(Kind.RESULT, call, self._lag.report())
+            else:
+                raise MalformedMessage(f"message of kind {kind} is not for an actor.")
+        except MalformedMessage as error:
+            self.reject(error)
+
+    def reject(self, error: MalformedMessage) -> None:
+        """Count unreadable bytes; only the first case is logged."""
+        self.num_rejected += 1
+        if self.num_rejected == 1:
+            logger.warning(
+                "%s rejected a message: %s Later ones are only counted.",
+                type(self._actor).__name__,
+                error,
+            )
+
+    def _take_call(self, index: int, call: int, frames: Frames) -> None:
+        if (
+            index >= len(self._table.methods)
+            or call in self._works
+            or len(self._works) >= self._most_calls
+        ):
+            self._codec.discard(frames)
+            raise MalformedMessage(
+                f"call {call} of method {index} is unknown, already here, or exceeds the mailbox."
+            )
+        method = self._table.methods[index]
+        work = self._works[call] = InboundCall(method, call, frames)
+        if method.concurrent and self._group is not None:
+            work.task = self._group.create_task(self._runner.run(work), name=method.label)
+        else:
+            self._is_idle = False
+            self._mailbox.append(work)
+            if len(self._mailbox) == 1:
+                self._wake_up()
+
+    def _take_credit(self, call: int, items: int) -> None:
+        work = self._works.get(call)
+        if work is not None:
+            work.grant(items)
+
+    def _take_cancel(self, call: int) -> None:
+        work = self._works.get(call)
+        if work is not None:
+            self._cancel(work)
+
+    def _cancel(self, work: InboundCall) -> None:
+        if not work.cancelled:
+            work.cancelled = True
+            if work.task is not None:
+                work.task.cancel()
+
+    def _wake_up(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    def _begin(self, index: int, call: int, frames: Frames) -> None:
+        """Run a call to its answer.
+
+        If it waits or fails, the mailbox task, in whose name it runs, continues it.
+        """
+        task, loop, context = self._task, self._loop, self._context
+        assert task is not None
+        assert context is not None
+        running: Coroutine[Any, Any, Any] | None = None
+        waits_for: Any = None
+        error: BaseException | None = None
+        self._is_idle = False
+        began = time.perf_counter()
+        _enter_task(loop, task)
+        try:
+            running = self._functions[index](*self._codec.decode(self._args[index], frames))
+            waits_for = context.run(running.send, None)
+        except StopIteration as done:
+            try:
+                self._send(
+                    self._codec.encode(
+                        _RESULT, 0, self._actor_id, call, done.value, self._labels[index]
+                    )
+                )
+            except TypeError as failure:
+                error = failure
+            else:
+                ended = time.perf_counter()
+                self._worked_s = (
+                    ended - began + (self._worked_s if began - self._ended < _PAUSE_S else 0.0)
+                )
+                self._ended = ended
+                self._is_idle = self._worked_s < _LONGEST_TURN_S
+                if not self._is_idle:
+                    self._wake_up()  # the loop takes a turn; what comes until then is queued
+                return
+        except BaseException as failure:
+            # includes e.g. SystemExit: raised again in the mailbox task
+            error = failure
+        finally:
+            _leave_task(loop, task)
+        work = self._works[call] = InboundCall(self._table.methods[index], call, ())
+        work.task = task
+        self._begun = work, EagerCall(running, waits_for, error)
+        error = None  # its traceback refers to this frame
+        self._wake_up()
+
+    async def _work_through_mailbox(self) -> None:
+        mailbox = self._mailbox
+        task = asyncio.current_task()
+        assert task is not None
+        turn_began = time.perf_counter()
+        while not self.is_killed:
+            while not mailbox and self._begun is None:
+                await self._until_woken()
+                turn_began = time.perf_counter()
+            if self._begun is not None:
+                (work, begun), self._begun = self._begun, None
+                await self._runner.run(work, begun)
+                if work.cancelled:
+                    task.uncancel()
+                continue
+            waiting = mailbox.popleft()
+            if waiting is None:
+                return
+            work = waiting
+            # it came before the task group existed
+            if work.method.concurrent and self._group is not None:
+                work.task = self._group.create_task(self._runner.run(work), name=work.method.label)
+                continue
+            work.task = task
+            await self._runner.run(work)
+            if work.cancelled:
+                task.uncancel()
+            if mailbox and time.perf_counter() - turn_began > _LONGEST_TURN_S:
+                await asyncio.sleep(0)
+                turn_began = time.perf_counter()
+        raise asyncio.CancelledError
+
+    async def _until_woken(self) -> None:
+        """Wait for work. A cancellation meant for a call begun meanwhile is passed to that call."""
+        self._wake = self._loop.create_future()
+        self._is_idle, self._worked_s = True, 0.0  # the mailbox is empty
+        try:
+            await self._wake
+        except asyncio.CancelledError as cancellation:
+            if self._begun is None:
+                raise
+            self._begun[1].cancellation = cancellation
+        finally:
+            self._is_idle = False

@@ -1,0 +1,6 @@
+"""Actors on other hosts: connections, keys of peers, processes that clients start here.
+
+host_connection    a caller's connection to a host server
+direct_link        the encrypted connection to one process there
+hosted_clients     what a host server holds for its clients
+"""
