@@ -72,7 +72,7 @@ async def pool_of(
         yield pool
 
 
-async def played(pool: VerifiersPool, row: int, policy: Any) -> Trajectory:
+async def run_row(pool: VerifiersPool, row: int, policy: Any) -> Trajectory:
     start = pool.starts()[row]
     episode = EpisodeSpec(
         episode_id=row,
@@ -98,15 +98,15 @@ async def test_a_classic_environment_is_played_with_its_tool_and_judged_by_its_r
             role="assistant",
             tool_calls=(ToolCall(id="c0", name="add", arguments='{"left":3,"right":3}'),),
         )
-        right = await played(pool, 2, Says(add, "6"))
+        right = await run_row(pool, 2, Says(add, "6"))
         assert (right.is_success, [step.rewards.tolist() for step in right.steps]) == (
             True,
             [[0.0], [1.0]],
         )
         first, second = right.steps
-        spoken = np.concatenate([first.observation["prompt_tokens"], first.chunk.tokens])
-        assert len(second.observation["prompt_tokens"]) > len(spoken)
-        wrong = await played(pool, 0, Says("3"))
+        known_tokens = np.concatenate([first.observation["prompt_tokens"], first.chunk.tokens])
+        assert len(second.observation["prompt_tokens"]) > len(known_tokens)
+        wrong = await run_row(pool, 0, Says("3"))
         assert (wrong.is_success, wrong.undiscounted_return) == (False, 0.0)
 
 
@@ -116,7 +116,9 @@ async def test_a_v1_environment_is_played_by_its_harness_and_judged_by_its_task(
     arguments = {**V1, "taskset": {"num_rows": 4}}
     async with pool_of("vf_sums_v1", monkeypatch, arguments=arguments, max_rows=3) as pool:
         assert len(pool.starts()) == 3
-        right, wrong = await asyncio.gather(played(pool, 1, Says("4")), played(pool, 2, Says("5")))
+        right, wrong = await asyncio.gather(
+            run_row(pool, 1, Says("4")), run_row(pool, 2, Says("5"))
+        )
         assert (right.is_success, right.undiscounted_return, right.info["metrics"]) == (
             True,
             1.0,
@@ -140,7 +142,7 @@ async def test_a_v1_environment_with_a_tool_server_is_played(
             role="assistant",
             tool_calls=(ToolCall(id="c", name="math_double", arguments='{"number": 21}'),),
         )
-        trajectory = await played(pool, 1, Says(call, "It is 42."))
+        trajectory = await run_row(pool, 1, Says(call, "It is 42."))
         assert (trajectory.is_success, trajectory.info["num_turns"]) == (True, 2)
 
 
@@ -149,7 +151,7 @@ async def test_two_agents_of_a_v1_environment_earn_their_own_rewards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with pool_of("vf_duel_v1", monkeypatch) as pool:
-        trajectory = await played(pool, 0, {"left": Says("3"), "right": Says("4")})
+        trajectory = await run_row(pool, 0, {"left": Says("3"), "right": Says("4")})
         assert trajectory.returns_by_agent == {"left": -1.0, "right": 1.0}
 
 

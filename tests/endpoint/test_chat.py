@@ -78,15 +78,15 @@ async def test_a_conversation_with_tools_goes_there_and_back(endpoint: Endpoint)
             ]
             second = await client.chat.completions.create(model="m", messages=history, max_tokens=1)
     assert second.choices[0].finish_reason == "length"
-    assert [(tool.name, tool.is_strict) for tool in policy.heard[0][1]] == [
+    assert [(tool.name, tool.is_strict) for tool in policy.requests[0][1]] == [
         ("add", False),
         ("mul", True),
     ]
-    heard, tools, max_tokens = policy.heard[1]
-    assert [message.role for message in heard] == ["system", "user", "assistant", "tool"]
-    assert heard[0].content == "be brief"
-    assert heard[2].tool_calls[0].name == "add"
-    assert heard[3].tool_call_id == heard[2].tool_calls[0].id
+    messages, tools, max_tokens = policy.requests[1]
+    assert [message.role for message in messages] == ["system", "user", "assistant", "tool"]
+    assert messages[0].content == "be brief"
+    assert messages[2].tool_calls[0].name == "add"
+    assert messages[3].tool_call_id == messages[2].tool_calls[0].id
     assert (tools, max_tokens) == ((), 1)
 
 
@@ -190,7 +190,7 @@ async def test_a_choice_of_tools_becomes_a_rule(
 ) -> None:
     policy, _ = await asked_by(endpoint, tools=[TOOL, STRICT], **fields)
     assert policy.options == [ReplyOptions(tools=rule)]
-    assert len(policy.heard[0][1]) == (0 if rule.mode == "none" else 2)
+    assert len(policy.requests[0][1]) == (0 if rule.mode == "none" else 2)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ async def test_a_text_is_continued_as_it_is(endpoint: Endpoint) -> None:
     )
     assert [(choice.text, choice.finish_reason) for choice in answer.choices] == [("one", "stop")]
     assert bytes(session.calls[0].completion.prompt_tokens.tolist()) == b"1+"
-    assert policy.heard[0][2] == 16  # the limit that this API has if none is given
+    assert policy.requests[0][2] == 16  # the limit that this API has if none is given
     assert policy.options == [ReplyOptions(stop=("\n",), format=RegexFormat(pattern="a"))]
 
 

@@ -32,7 +32,7 @@ async def test_an_agent_of_the_real_client_is_played_with_two_changed_lines(page
     policy = BytePolicy("hmm", str(problem.value))
     trajectory = await importlib.import_module("play").play(episode, policy)
     assert trajectory.stop_reason is StopReason.SUCCESS
-    assert policy.heard[0][0][0].content == f"Think first. {problem.text}=?"
+    assert policy.requests[0][0][0].content == f"Think first. {problem.text}=?"
     assert (len(trajectory.steps), trajectory.info["num_threads"]) == (2, 1)
     assert trajectory.undiscounted_return == 1.0
 

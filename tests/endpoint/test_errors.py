@@ -2,7 +2,7 @@
 
 import pytest
 
-from vla_rl.endpoint.errors import RequestError, anthropic_error, openai_error
+from vla_rl.endpoint.http import RequestError, anthropic_error, openai_error
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from byte_policy import AskOnce, BytePolicy, as_tokens
 from openai import AsyncOpenAI
 
-from vla_rl.endpoint import Endpoint, ExternalTask, RecordedCall, external_agent, threads_of
+from vla_rl.endpoint import Endpoint, ExternalTask, RecordedCall, external_agent, find_threads
 from vla_rl.errors import ActorFrozen, ContextOverflow, ConversationRejected, EnvError
 from vla_rl.types import Completion, Message, Prompt, StopReason, Trajectory
 
@@ -65,8 +65,8 @@ async def test_a_coroutine_answers_and_the_environment_judges(endpoint: Endpoint
     assert [step.rewards.tolist() for step in trajectory.steps] == [[0.0], [1.0]]
     assert trajectory.info["num_threads"] == 1
     first, second = trajectory.steps
-    spoken = np.concatenate([first.observation["prompt_tokens"], first.chunk.tokens])
-    assert np.array_equal(second.observation["prompt_tokens"][: len(spoken)], spoken)
+    known_tokens = np.concatenate([first.observation["prompt_tokens"], first.chunk.tokens])
+    assert np.array_equal(second.observation["prompt_tokens"][: len(known_tokens)], known_tokens)
     assert first.chunk.weight_version == 7
     assert first.chunk.weight_versions is not None
     assert trajectory.newest_version == 7 + 2
@@ -100,8 +100,8 @@ async def test_an_unchanged_program_plays_with_two_environment_variables(
     endpoint: Endpoint, tmp_path: Path
 ) -> None:
     (tmp_path / "agent.py").write_text(PROGRAM)
-    play = external_agent([sys.executable, str(tmp_path / "agent.py")], endpoint)
-    trajectory = await play(AskOnce(), BytePolicy("42"))
+    agent = external_agent([sys.executable, str(tmp_path / "agent.py")], endpoint)
+    trajectory = await agent(AskOnce(), BytePolicy("42"))
     assert trajectory.is_success
     assert np.array_equal(
         trajectory.steps[0].observation["prompt_tokens"], as_tokens("<user>6x7?\n<assistant>")
@@ -109,20 +109,20 @@ async def test_an_unchanged_program_plays_with_two_environment_variables(
 
 
 async def test_a_program_that_fails_is_told_with_its_last_words(endpoint: Endpoint) -> None:
-    play = external_agent([sys.executable, "-c", "raise SystemExit('no such file')"], endpoint)
+    agent = external_agent([sys.executable, "-c", "raise SystemExit('no such file')"], endpoint)
     with pytest.raises(
         EnvError, match=r"ended with exit code 1; its last words:\n    no such file"
     ):
-        await play(AskOnce(), BytePolicy("42"))
+        await agent(AskOnce(), BytePolicy("42"))
 
 
 async def test_a_program_that_never_answers_is_ended_with_what_it_started(
     endpoint: Endpoint,
 ) -> None:
     program = "import subprocess; subprocess.run(['sleep', '8765.5'])"
-    play = external_agent([sys.executable, "-c", program], endpoint, timeout_s=1.0)
+    agent = external_agent([sys.executable, "-c", program], endpoint, timeout_s=1.0)
     with pytest.raises(ActorFrozen, match="it made no call within timeout_s=1"):
-        await play(AskOnce(), BytePolicy("42"))
+        await agent(AskOnce(), BytePolicy("42"))
     while is_running("8765.5"):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
@@ -136,17 +136,17 @@ async def test_a_program_that_is_given_up_while_it_starts_is_ended_with_what_it_
         process = await create(*args, **kwargs)
         while not is_running("8764.5"):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        playing.cancel()
+        running.cancel()
         await asyncio.sleep(0)
         return process
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", create_slowly)
-    play = external_agent(
+    agent = external_agent(
         [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '8764.5'])"], endpoint
     )
-    playing = asyncio.ensure_future(play(AskOnce(), BytePolicy("42")))
+    running = asyncio.ensure_future(agent(AskOnce(), BytePolicy("42")))
     with pytest.raises(asyncio.CancelledError):
-        await playing
+        await running
     while is_running("8764.5"):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
@@ -262,13 +262,13 @@ def call(prompt: str, reply: str, agent: str = "policy") -> RecordedCall:
 
 
 def test_turns_are_one_conversation_only_where_one_begins_with_exactly_the_other() -> None:
-    assert threads_of([call("a", "b"), call("abc", "d"), call("abcde", "f")]) == [[0, 1, 2]]
+    assert find_threads([call("a", "b"), call("abc", "d"), call("abcde", "f")]) == [[0, 1, 2]]
     # the past was written in another way
-    assert threads_of([call("a", "b"), call("aBc", "d")]) == [[0], [1]]
-    assert threads_of([call("a", "b"), call("x", "y"), call("abc", "d"), call("xyz", "w")]) == [
+    assert find_threads([call("a", "b"), call("aBc", "d")]) == [[0], [1]]
+    assert find_threads([call("a", "b"), call("x", "y"), call("abc", "d"), call("xyz", "w")]) == [
         [0, 2],
         [1, 3],
     ]
     # a branch
-    assert threads_of([call("a", "b"), call("abc", "d"), call("abc", "e")]) == [[0, 1], [2]]
-    assert threads_of([call("a", "b", "solver"), call("abc", "d", "checker")]) == [[0], [1]]
+    assert find_threads([call("a", "b"), call("abc", "d"), call("abc", "e")]) == [[0, 1], [2]]
+    assert find_threads([call("a", "b", "solver"), call("abc", "d", "checker")]) == [[0], [1]]

@@ -113,12 +113,12 @@ async def test_structured_outputs_satisfy_their_schemas_and_the_learner_finds_th
         assert [token.logprob for token in tokens] == pytest.approx(reply.log_probs[:-1].tolist())
     seeds = {tuple(reply.tokens.tolist()) for reply in recorded[3:6]}
     assert len(seeds) > 1  # each choice is drawn from noise of its own
-    played = session.trajectory(EPISODE, 1.0, StopReason.TERMINATED)
-    assert len(played.steps) == 7
+    trajectory = session.trajectory(EPISODE, 1.0, StopReason.TERMINATED)
+    assert len(trajectory.steps) == 7
     learner = Learner(
         model, lane, LearnerConfig(optimizer=OptimizerConfig(warmup_steps=0), max_mismatch=1e-4)
     )
-    report = await learner.update([played], [1.0])
+    report = await learner.update([trajectory], [1.0])
     assert report.metrics["update/log_prob_gap_max"] < 1e-4
     assert np.isfinite(report.metrics["update/loss"])
 

@@ -17,8 +17,7 @@ from byte_policy import BytePolicy
 from clients import ASK, client_of
 
 from vla_rl.endpoint import Endpoint, EndpointConfig
-from vla_rl.endpoint.bodies import INLINE_BYTES, decoded
-from vla_rl.endpoint.listener import Listener
+from vla_rl.endpoint.http import INLINE_BYTES, ConnectionListener, decode_body
 
 SUPPORT = Path(__file__).parent / "support"
 
@@ -174,7 +173,7 @@ async def test_a_connection_is_not_kept_open_where_half_of_the_room_is_taken() -
 async def test_connections_are_lowered_to_half_of_the_free_descriptors_and_one_line_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    listener = Listener(asyncio.Protocol, max_connections=100)
+    listener = ConnectionListener(asyncio.Protocol, max_connections=100)
     with few_descriptors(41):
         await listener.bind("127.0.0.1", 0)
         listener.close()
@@ -189,8 +188,8 @@ async def test_a_large_body_is_decoded_beside_the_loop() -> None:
     def decode(body: bytes) -> int:
         return threading.get_ident()
 
-    assert await decoded(b"x" * INLINE_BYTES, decode) == threading.get_ident()
-    assert await decoded(b"x" * (INLINE_BYTES + 1), decode) != threading.get_ident()
+    assert await decode_body(b"x" * INLINE_BYTES, decode) == threading.get_ident()
+    assert await decode_body(b"x" * (INLINE_BYTES + 1), decode) != threading.get_ident()
 
 
 async def test_a_large_conversation_is_answered() -> None:
@@ -200,4 +199,4 @@ async def test_a_large_conversation_is_answered() -> None:
         with endpoint.session(policy) as session:
             async with client_of(session) as client:
                 await client.chat.completions.create(model="m", messages=messages)
-    assert len(policy.heard[0][0]) == 1000
+    assert len(policy.requests[0][0]) == 1000

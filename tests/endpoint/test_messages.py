@@ -54,8 +54,8 @@ async def test_a_message_is_answered_with_blocks(endpoint: Endpoint) -> None:
     assert (body["type"], body["role"], body["stop_reason"], body["stop_sequence"]) == (
         "message", "assistant", "tool_use", None,
     )  # fmt: skip
-    heard, tools, max_tokens = policy.heard[0]
-    assert [(message.role, message.content) for message in heard] == [
+    messages, tools, max_tokens = policy.requests[0]
+    assert [(message.role, message.content) for message in messages] == [
         ("system", "be brief"),
         ("user", "hello"),
     ]
@@ -87,7 +87,7 @@ async def test_results_of_tools_are_messages_of_their_own(endpoint: Endpoint) ->
     ]
     _, body = await asked_by(endpoint, policy, messages=messages, max_tokens=1)
     assert body["stop_reason"] == "max_tokens"
-    user, assistant, tool, more = policy.heard[0][0]
+    user, assistant, tool, more = policy.requests[0][0]
     assert (user.content, assistant.content, tool.content, more.content) == (
         "1+2?",
         "So.",

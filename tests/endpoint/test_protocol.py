@@ -11,7 +11,7 @@ from byte_policy import BytePolicy
 from clients import request
 
 from vla_rl.endpoint import Endpoint, Session
-from vla_rl.endpoint.apis.api import encoded
+from vla_rl.endpoint.api import encode_body
 from vla_rl.types import Message, ToolCall
 
 SAID: Any = [{"role": "user", "content": "x"}]
@@ -261,12 +261,12 @@ async def test_half_a_surrogate_pair_of_a_page_is_replaced(endpoint: Endpoint) -
     with endpoint.session(policy) as session:
         status, _ = await request(endpoint, "POST", "/chat/completions", session.api_key, body)
     assert status == 200
-    assert policy.heard[0][0][0].content == "half: \ufffd, whole: \U0001d400"
+    assert policy.requests[0][0][0].content == "half: \ufffd, whole: \U0001d400"
 
 
 def test_half_a_surrogate_pair_of_a_policy_is_replaced() -> None:
-    assert json.loads(encoded({"text": "caf\udce9"})) == {"text": "caf\ufffd"}
-    assert encoded({"text": "a"}) == b'{"text":"a"}'
+    assert json.loads(encode_body({"text": "caf\udce9"})) == {"text": "caf\ufffd"}
+    assert encode_body({"text": "a"}) == b'{"text":"a"}'
 
 
 async def test_an_answer_that_cannot_be_written_is_not_trained_on(endpoint: Endpoint) -> None:

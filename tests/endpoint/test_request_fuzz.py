@@ -2,7 +2,6 @@
 
 import json
 import random
-from types import ModuleType
 from typing import Any
 
 import aiohttp
@@ -11,7 +10,9 @@ import numpy as np
 import pytest
 
 from vla_rl.endpoint import Endpoint
-from vla_rl.endpoint.apis import chat, completions, messages, responses
+from vla_rl.endpoint.completions import ChatFields, CompletionFields
+from vla_rl.endpoint.messages import MessagesFields
+from vla_rl.endpoint.responses import ResponseFields
 from vla_rl.engines.chat_interface import Sampled, make_completion, make_question
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.types import ANY_REPLY, Completion, Prompt, ReplyOptions, ToolSpec
@@ -20,17 +21,17 @@ SHAPE = TinyConfig(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 TOOL = {"name": "look", "description": "Look.", "parameters": SCHEMA}
 SAID: Any = [{"role": "user", "content": "x"}]
-APIS: dict[str, tuple[ModuleType, dict[str, Any]]] = {
+APIS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/chat/completions": (
-        chat,
+        ChatFields,
         {"messages": SAID, "tools": [{"type": "function", "function": TOOL}]},
     ),
-    "/completions": (completions, {"prompt": "x"}),
+    "/completions": (CompletionFields, {"prompt": "x"}),
     "/messages": (
-        messages,
+        MessagesFields,
         {"messages": SAID, "max_tokens": 5, "tools": [{"name": "look", "input_schema": SCHEMA}]},
     ),
-    "/responses": (responses, {"input": "x", "tools": [{"type": "function", **TOOL}]}),
+    "/responses": (ResponseFields, {"input": "x", "tools": [{"type": "function", **TOOL}]}),
 }
 """Each API, and a request that it answers."""
 
@@ -97,13 +98,13 @@ def places_in(value: Any) -> list[tuple[Any, Any]]:
 
 def draw_request(rng: random.Random) -> tuple[str, bytes]:
     path = rng.choice(list(APIS))
-    module, asked = APIS[path]
+    kind, asked = APIS[path]
     body = json.loads(json.dumps(asked))
     for _ in range(rng.randint(0, 2)):
         if places := places_in(body):
             container, key = rng.choice(places)
             container[key] = draw_value(rng)
-    fields = [field.encode_name for field in msgspec.structs.fields(module._Fields)]
+    fields = [field.encode_name for field in msgspec.structs.fields(kind)]
     for _ in range(rng.randint(0, 3)):
         body[rng.choice(fields)] = draw_value(rng)
     return path, json.dumps(body).encode()

@@ -61,11 +61,11 @@ async def test_a_text_is_answered_and_recorded(endpoint: Endpoint) -> None:
                 metadata={"a": "b"},
             )
     assert (answer.output_text, answer.status, answer.model) == ("hi", "completed", "m")
-    assert [(message.role, message.content) for message in policy.heard[0][0]] == [
+    assert [(message.role, message.content) for message in policy.requests[0][0]] == [
         ("system", "be brief"),
         ("user", "hello"),
     ]
-    assert policy.heard[0][2] == 9
+    assert policy.requests[0][2] == 9
     assert (answer.instructions, answer.metadata, answer.temperature) == (
         "be brief",
         {"a": "b"},
@@ -109,12 +109,15 @@ async def test_calls_and_their_outputs_are_one_message_of_the_assistant_and_one_
                 )
             second = await client.responses.create(model="m", input=history, tools=tools)
     assert second.output_text == "3"
-    user, assistant, *answers = policy.heard[1][0]
+    user, assistant, *answers = policy.requests[1][0]
     assert (user.content, assistant.content) == ("1+2?", "Let me see.")
     assert [call.arguments for call in assistant.tool_calls] == ['{"a": 1}', '{"a": 2}']
     assert [answer.tool_call_id for answer in answers] == [call.id for call in assistant.tool_calls]
     assert [answer.content for answer in answers] == ['{"a": 1}', '{"a": 2}']
-    assert (policy.heard[0][1][0].is_strict, policy.heard[0][1][0].parameters) == (True, SCHEMA)
+    assert (policy.requests[0][1][0].is_strict, policy.requests[0][1][0].parameters) == (
+        True,
+        SCHEMA,
+    )
 
 
 async def test_an_answer_is_continued_by_its_id_without_its_instructions(
@@ -144,8 +147,13 @@ async def test_an_answer_is_continued_by_its_id_without_its_instructions(
         "previous_response_not_found",
         "previous_response_id",
     )
-    assert [message.role for message in policy.heard[1][0]] == ["user", "assistant", "tool", "tool"]
-    _, assistant, *answers = policy.heard[1][0]
+    assert [message.role for message in policy.requests[1][0]] == [
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+    ]
+    _, assistant, *answers = policy.requests[1][0]
     assert [call.id for call in assistant.tool_calls] == [answer.tool_call_id for answer in answers]
 
 

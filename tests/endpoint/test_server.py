@@ -83,7 +83,7 @@ async def test_a_wrong_key_is_refused_at_once_and_reaches_no_policy(endpoint: En
             endpoint, "POST", "/chat/completions", f"{session.api_key}x", b"{}"
         )
         assert status == 401
-    assert policy.heard == []
+    assert policy.requests == []
     assert endpoint.counts["401"] == 3
 
 
@@ -225,8 +225,8 @@ async def test_one_of_several_replies_that_fails_ends_the_others_and_nothing_is_
 ) -> None:
     class Failing(BytePolicy):
         async def generate(self, *args: Any, **kwargs: Any) -> Any:
-            self.is_stuck = not self.heard  # the first waits for ever
-            if len(self.heard) == 1:
+            self.is_stuck = not self.requests  # the first waits for ever
+            if len(self.requests) == 1:
                 self.fails_with = LookupError("second")
             return await super().generate(*args, **kwargs)
 

@@ -8,10 +8,9 @@ Session          records the calls under the key, and makes a `Trajectory` of th
 external_agent   any coroutine or program that talks to OpenAI's API, as an agent of the scheduler
 """
 
-from vla_rl.endpoint.config import EndpointConfig
 from vla_rl.endpoint.external import ExternalAgent, ExternalTask, external_agent
-from vla_rl.endpoint.server import Endpoint
-from vla_rl.endpoint.session import RecordedCall, Session, threads_of
+from vla_rl.endpoint.server import Endpoint, EndpointConfig
+from vla_rl.endpoint.session import RecordedCall, Session, find_threads
 
 __all__ = [
     "Endpoint",
@@ -21,5 +20,5 @@ __all__ = [
     "RecordedCall",
     "Session",
     "external_agent",
-    "threads_of",
+    "find_threads",
 ]

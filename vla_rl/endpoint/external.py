@@ -80,10 +80,10 @@ def external_agent(
     """
     agent = run if callable(run) else _Program(tuple(run))
 
-    async def play(env: TextEnv, policy: LanguagePolicies) -> Trajectory:
+    async def run_episode(env: TextEnv, policy: LanguagePolicies) -> Trajectory:
         start = await env.reset()
         with endpoint.session(policy) as session:
-            answer = await _answer_of(agent, session, start, timeout_s)
+            answer = await _get_answer(agent, session, start, timeout_s)
         if isinstance(answer, StopReason):
             return session.trajectory(env.episode, 0.0, answer)
         if not session.calls:
@@ -110,10 +110,10 @@ def external_agent(
         reason = stop_reason(outcome.terminated, outcome.info)
         return session.trajectory(env.episode, outcome.reward, reason, outcome.info)
 
-    return play
+    return run_episode
 
 
-async def _answer_of(
+async def _get_answer(
     agent: ExternalAgent, session: Session, start: TextStart, timeout_s: float
 ) -> str | float | StopReason:
     """Return the agent's answer, or the reason why it was cut off after its first call."""
@@ -164,13 +164,13 @@ class _Program:
                 assert process.stdout is not None
                 assert process.stderr is not None
                 out = group.create_task(
-                    _bounded(process.stdout), name="output of an external agent"
+                    _read_bounded(process.stdout), name="output of an external agent"
                 )
                 err = group.create_task(
-                    _bounded(process.stderr), name="errors of an external agent"
+                    _read_bounded(process.stderr), name="errors of an external agent"
                 )
                 group.create_task(
-                    _give(process.stdin, task.prompt), name="input of an external agent"
+                    _write_prompt(process.stdin, task.prompt), name="input of an external agent"
                 )
                 code = await process.wait()
                 # another process that holds its output would keep us reading
@@ -219,7 +219,7 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-async def _give(stdin: asyncio.StreamWriter, text: str) -> None:
+async def _write_prompt(stdin: asyncio.StreamWriter, text: str) -> None:
     """Write the prompt; a program may close its input without reading it."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         stdin.write(text.encode(errors="replace"))
@@ -227,7 +227,7 @@ async def _give(stdin: asyncio.StreamWriter, text: str) -> None:
     stdin.close()
 
 
-async def _bounded(stream: asyncio.StreamReader) -> str:
+async def _read_bounded(stream: asyncio.StreamReader) -> str:
     """Return the first MiB of a program's output; the rest is read and dropped."""
     kept = bytearray()
     while data := await stream.read(1 << 16):

@@ -9,6 +9,7 @@ on this machine only. Every error is a JSON body in the format of the requested 
 
 import asyncio
 import hashlib
+import ipaddress
 import itertools
 import logging
 from collections import Counter
@@ -20,19 +21,82 @@ from typing import Any, Final, Self
 
 from aiohttp import web
 
-from vla_rl.endpoint.apis import APIS, Answer, Api
-from vla_rl.endpoint.apis.api import encoded
-from vla_rl.endpoint.apis.messages import MessagesApi
-from vla_rl.endpoint.bodies import decoded, read_body
-from vla_rl.endpoint.config import EndpointConfig
-from vla_rl.endpoint.errors import RequestError, anthropic_error, openai_error
-from vla_rl.endpoint.generation import generate_replies
-from vla_rl.endpoint.listener import Connection, Listener
-from vla_rl.endpoint.protocol import JsonErrors
-from vla_rl.endpoint.session import Session, new_key
-from vla_rl.types import LanguagePolicies
+from vla_rl.endpoint.api import Answer, Api, encode_body
+from vla_rl.endpoint.completions import ChatApi, CompletionApi
+from vla_rl.endpoint.http import (
+    Connection,
+    ConnectionListener,
+    JsonErrors,
+    RequestError,
+    anthropic_error,
+    decode_body,
+    openai_error,
+    read_body,
+)
+from vla_rl.endpoint.messages import MessagesApi
+from vla_rl.endpoint.responses import ResponseApi
+from vla_rl.endpoint.session import Session, generate_replies, new_key
+from vla_rl.types import Config, LanguagePolicies
 from vla_rl.util.task_groups import leave
 from vla_rl.util.values import excerpt
+
+
+class EndpointConfig(Config, frozen=True, kw_only=True):
+    """An OpenAI-compatible endpoint in front of policies."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+
+    port: int = 0
+    """Port to listen on; 0: any free port."""
+
+    allow_remote: bool = False
+    """Allow a `host` that other machines can reach. Requests are neither encrypted nor limited in
+    rate: use it only in a network that you trust."""
+
+    model: str = "policy"
+    """Name that `/v1/models` lists if there is one policy. Requests may name any model."""
+
+    max_request_kb: int = 8192
+    """Largest request body, in KiB; larger ones are rejected with status 413."""
+
+    max_connections: int = 512
+    """Most open connections; further clients wait until one closes. Lowered, with a warning, to
+    half of the process's free file descriptors, so that the rest of the runtime keeps the other
+    half."""
+
+    idle_timeout_s: float = 30.0
+    """Most seconds until a connection has sent the headers of its next request; then it is
+    closed."""
+
+    body_timeout_s: float = 30.0
+    """Most seconds until a request's body has arrived; then it is rejected with status 408."""
+
+    def __post_init__(self) -> None:
+        self.require(0 <= self.port < 1 << 16, "port", "0 to 65535")
+        self.require(self.max_request_kb >= 1, "max_request_kb", ">= 1")
+        self.require(self.max_connections >= 1, "max_connections", ">= 1")
+        self.require(self.idle_timeout_s > 0, "idle_timeout_s", "> 0 seconds")
+        self.require(self.body_timeout_s > 0, "body_timeout_s", "> 0 seconds")
+        self.require(bool(self.model), "model", "a name")
+        self.require(
+            self.allow_remote or _is_local(self.host),
+            "host",
+            "an address of this machine alone, unless allow_remote is set",
+        )
+
+
+def _is_local(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+APIS: Final[tuple[Api, ...]] = (ChatApi(), ResponseApi(), CompletionApi(), MessagesApi())
+
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +119,7 @@ class Endpoint:
         self._sessions: dict[bytes, Session] = {}
         self._numbers = itertools.count()
         self._runner: web.AppRunner | None = None
-        self._listener: Listener | None = None
+        self._listener: ConnectionListener | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._accepting: asyncio.Task[None] | None = None
         self.counts: Counter[str] = Counter()
@@ -82,7 +146,7 @@ class Endpoint:
             keepalive_timeout=self._config.idle_timeout_s,  # counts from the start of a connection
             lingering_time=_LINGER_S,
         )
-        self._listener = Listener(protocol, self._config.max_connections)
+        self._listener = ConnectionListener(protocol, self._config.max_connections)
         try:
             await self._listener.bind(self._config.host, self._config.port)
         except OSError:
@@ -91,7 +155,7 @@ class Endpoint:
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         self._accepting = self._tasks.create_task(
-            self._listener.run(), name="connections of the endpoint"
+            self._listener.accept_connections(), name="connections of the endpoint"
         )
         return self
 
@@ -102,7 +166,7 @@ class Endpoint:
         trace: TracebackType | None,
     ) -> None:
         for session in self._sessions.values():
-            session.end()
+            session.cancel_requests()
         self._sessions.clear()
         assert self._tasks is not None
         assert self._accepting is not None
@@ -147,34 +211,34 @@ class Endpoint:
             yield session
         finally:
             self._sessions.pop(digest, None)
-            session.end()
+            session.cancel_requests()
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        names = self._session_of(request).models or (self._config.model,)
+        names = self._find_session(request).models or (self._config.model,)
         listed = {"object": "list", "data": [_model(name) for name in names]}
-        return self._answer(encoded(listed), 200)
+        return self._answer(encode_body(listed), 200)
 
     async def _model(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["model"]
-        names = self._session_of(request).models
+        names = self._find_session(request).models
         if names is not None and name not in names:
             raise _unknown_model(name, names)
-        return self._answer(encoded(_model(name)), 200)
+        return self._answer(encode_body(_model(name)), 200)
 
     async def _generate(self, api: Api, request: web.Request) -> web.StreamResponse:
-        session = self._session_of(request)
+        session = self._find_session(request)
         task = asyncio.current_task()
         assert task is not None
-        session.begin(task)
+        session.register_request(task)
         body = await read_body(
             request, self._config.max_request_kb * 1024, self._config.body_timeout_s
         )
         try:
-            read = await decoded(body, lambda data: api.read(data, session))
+            read = await decode_body(body, lambda data: api.read_request(data, session))
         except RecursionError as error:
             raise RequestError("the body is nested too deeply", code="invalid_json") from error
         try:
-            agent, policy = session.policy_of(read.asked.model)
+            agent, policy = session.find_policy(read.asked.model)
         except KeyError as error:
             raise _unknown_model(read.asked.model, session.models or ()) from error
         replies = await generate_replies(read.asked, policy, session)
@@ -183,13 +247,15 @@ class Endpoint:
         headers = {"x-vla-rl-ignored": ", ".join(read.asked.ignored)} if read.asked.ignored else {}
         try:
             written = (
-                list(read.events(answer)) if read.asked.stream else [encoded(read.whole(answer))]
+                list(read.stream_events(answer))
+                if read.asked.stream
+                else [encode_body(read.write_body(answer))]
             )
         except Exception as error:  # as if the policy had failed: the episode raises it
             session.failure = error
             raise RequestError(f"the answer cannot be written: {error}", status=500) from error
         for reply in replies:  # only now, because a request that fails has no reply to train on
-            session.record(agent, reply)
+            session.record_call(agent, reply)
         if read.asked.stream:
             return await self._stream(request, written, headers)
         return self._answer(written[0], 200, headers)
@@ -231,12 +297,12 @@ class Endpoint:
             error = RequestError(f"the endpoint failed: {type(found).__name__}", status=500)
         is_anthropics = request.path.startswith(MessagesApi.path)
         body = (anthropic_error if is_anthropics else openai_error)(error)
-        response = self._answer(encoded(body), error.status)
+        response = self._answer(encode_body(body), error.status)
         if not request.content.is_eof():
             response.force_close()
         return response
 
-    def _session_of(self, request: web.Request) -> Session:
+    def _find_session(self, request: web.Request) -> Session:
         """Return the session of a request's key. Raises: RequestError if there is none."""
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
         shown = key if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")

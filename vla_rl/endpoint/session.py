@@ -1,13 +1,15 @@
-"""One key and its record: the calls of one episode, and the trajectory made of them."""
+"""A session: the replies under one key, and the trajectory made of them."""
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from vla_rl.endpoint.api import Asked
+from vla_rl.endpoint.http import RequestError
 from vla_rl.errors import ContextOverflow, ConversationRejected
 from vla_rl.rollout.chat_agent import make_reply_step
 from vla_rl.types import (
@@ -67,7 +69,7 @@ class Session:
         """Names of models that requests may use; None: any name."""
         return None if self._roster.acts_for_all else self._roster.names
 
-    def policy_of(self, model: str) -> tuple[str, LanguagePolicy]:
+    def find_policy(self, model: str) -> tuple[str, LanguagePolicy]:
         """Return the agent of a request and its policy.
 
         Raises: KeyError for a name that no agent has.
@@ -83,16 +85,16 @@ class Session:
         """Store a conversation for requests that continue from its last answer."""
         self._conversations[answer_id] = tuple(conversation)
 
-    def record(self, agent: str, completion: Completion) -> None:
+    def record_call(self, agent: str, completion: Completion) -> None:
         """Record one answer."""
         self.calls.append(RecordedCall(agent=agent, completion=completion))
 
-    def begin(self, task: "asyncio.Task[Any]") -> None:
+    def register_request(self, task: "asyncio.Task[Any]") -> None:
         """Register a request that is being answered; the end of the session cancels it."""
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    def end(self) -> None:
+    def cancel_requests(self) -> None:
         """Cancel the requests that are still being answered. The record stays."""
         for task in self._running:
             task.cancel()
@@ -112,7 +114,7 @@ class Session:
             raise ValueError(
                 "no call was made with this session's key; give the agent its base_url and api_key"
             )
-        found = threads_of(self.calls)
+        found = find_threads(self.calls)
         ordered = [self.calls[number] for thread in found for number in thread]
         steps = tuple(
             make_reply_step(call.completion, call.agent, reward if call is ordered[-1] else 0.0)
@@ -134,7 +136,7 @@ class Session:
         )
 
 
-def threads_of(calls: Sequence[RecordedCall]) -> list[list[int]]:
+def find_threads(calls: Sequence[RecordedCall]) -> list[list[int]]:
     """Return lists of the numbers of calls that continue one another.
 
     They do by exact token prefix; lists are in order of their first calls.
@@ -143,22 +145,76 @@ def threads_of(calls: Sequence[RecordedCall]) -> list[list[int]]:
     call continues yet; a prompt that renders the past in any other way starts a new thread.
     """
     threads: list[list[int]] = []
-    spoken: list[np.ndarray] = []
+    thread_tokens: list[np.ndarray] = []
     """All tokens of each thread so far."""
     for number, call in enumerate(calls):
         prompt = call.completion.prompt_tokens
         best, best_length = None, 0
-        for place, heard in enumerate(spoken):
-            length = len(heard)
+        for place, known_tokens in enumerate(thread_tokens):
+            length = len(known_tokens)
             # its last token first: an agent that asks a thousand times may have as many threads
-            if best_length < length <= len(prompt) and prompt[length - 1] == heard[-1]:
+            if best_length < length <= len(prompt) and prompt[length - 1] == known_tokens[-1]:
                 is_of_agent = calls[threads[place][-1]].agent == call.agent
-                if is_of_agent and np.array_equal(prompt[:length], heard):
+                if is_of_agent and np.array_equal(prompt[:length], known_tokens):
                     best, best_length = place, length
         if best is None:
             best = len(threads)
             threads.append([])
-            spoken.append(prompt)
+            thread_tokens.append(prompt)
         threads[best].append(number)
-        spoken[best] = np.concatenate([prompt, call.completion.tokens])
+        thread_tokens[best] = np.concatenate([prompt, call.completion.tokens])
     return threads
+
+
+async def generate_replies(
+    asked: Asked, policy: LanguagePolicy, session: Session
+) -> tuple[Completion, ...]:
+    """Return `num_choices` replies to each prompt, in order.
+
+    All are sampled together, each with a seed of its own.
+
+    Raises: RequestError, which tells the client what to do; a failure of the policy is also stored
+    in the session.
+    """
+    one_each = [
+        policy.generate(
+            prompt, tools=asked.tools, max_tokens=asked.max_tokens, options=asked.options
+        )
+        for prompt in asked.prompts
+        for _ in range(asked.num_choices)
+    ]
+    try:
+        replies = await _together(one_each)
+    except ContextOverflow as error:
+        session.overflow = error
+        raise RequestError(str(error), code="context_length_exceeded") from error
+    except ConversationRejected as error:
+        if error.is_reply_at_fault:
+            session.rejection = error
+        raise RequestError(str(error), code="conversation_rejected") from error
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a prompt or options that the model does not accept
+        raise RequestError(str(error)) from error
+    except Exception as error:  # the episode raises it; the client cannot know what to do about it
+        session.failure = error
+        raise RequestError(f"the policy failed: {type(error).__name__}", status=500) from error
+    if any(reply.finish_reason == "aborted" for reply in replies):
+        raise RequestError("the generation was aborted; ask again.", status=503)
+    return replies
+
+
+async def _together(calls: list[Coroutine[Any, Any, Completion]]) -> tuple[Completion, ...]:
+    """Return all results in order.
+
+    The first error cancels the other calls and is raised unchanged.
+    """
+    if len(calls) == 1:
+        return (await calls[0],)
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call, name="one of several replies") for call in calls]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+    return tuple(task.result() for task in tasks)

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from vla_rl.endpoint.apis.fields import MOST_NAMED, read_fields, refuse
-from vla_rl.endpoint.errors import RequestError
+from vla_rl.endpoint.api import MAX_NAMED, read_fields, reject_value
+from vla_rl.endpoint.http import RequestError
 
 
 class Message(msgspec.Struct):
@@ -41,7 +41,7 @@ def test_names_of_unread_fields_fit_a_header() -> None:
     names = {"x" * 100: 1, "zei\nle": 1, "größe": 1} | {f"f{number}": 1 for number in range(50)}
     _, unread = read({"model": "m"} | names)
     assert unread[:3] == ("x" * 64, "zei\\nle", "gr\\xf6\\xdfe")
-    assert len(unread) == MOST_NAMED
+    assert len(unread) == MAX_NAMED
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,6 @@ def test_text_that_is_no_utf8_and_lists_in_lists_are_errors_of_their_field() -> 
 
 
 def test_a_refused_value_is_shown_and_cut_off() -> None:
-    error = refuse("stop", "x" * 500, "at most 16 texts")
+    error = reject_value("stop", "x" * 500, "at most 16 texts")
     assert str(error) == f"stop is '{'x' * 116}..., expected at most 16 texts"
     assert (error.param, error.code) == ("stop", "unsupported_value")

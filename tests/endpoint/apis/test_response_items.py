@@ -5,21 +5,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from vla_rl.endpoint.apis.response_items import Item, messages_of
-from vla_rl.endpoint.errors import RequestError
+from vla_rl.endpoint.http import RequestError
+from vla_rl.endpoint.responses import Item, read_messages
 from vla_rl.types import Message, ToolCall
 
 
 def converted(*items: dict[str, Any]) -> list[Message]:
-    return messages_of(msgspec.convert(list(items), list[Item]))
+    return read_messages(msgspec.convert(list(items), list[Item]))
 
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a": 1}'}
 
 
 def test_a_text_alone_is_what_the_user_says() -> None:
-    assert messages_of("hello") == [Message(role="user", content="hello")]
-    assert messages_of("") == []
+    assert read_messages("hello") == [Message(role="user", content="hello")]
+    assert read_messages("") == []
 
 
 def test_roles_are_those_of_a_conversation_and_a_developer_is_the_system() -> None:

@@ -4,17 +4,17 @@ from typing import Any
 
 import pytest
 
-from vla_rl.endpoint.apis.rules import (
-    MOST_STOPS,
+from vla_rl.endpoint.api import (
+    MAX_STOPS,
     Function,
     JsonSchema,
     StructuredOutputs,
+    read_stop_texts,
+    read_text_format,
+    read_tool_rule,
     require_range,
-    stop_texts,
-    text_format,
-    tool_rule,
 )
-from vla_rl.endpoint.errors import RequestError
+from vla_rl.endpoint.http import RequestError
 from vla_rl.types import (
     ChoiceFormat,
     GrammarFormat,
@@ -56,7 +56,7 @@ ADD = {"type": "function", "name": "add"}
 def test_a_choice_of_tools_is_read_in_every_form(
     choice: Any, parallel: bool | None, expected: ToolRule
 ) -> None:
-    assert tool_rule("tool_choice", choice, parallel, TOOLS) == expected
+    assert read_tool_rule("tool_choice", choice, parallel, TOOLS) == expected
 
 
 @pytest.mark.parametrize(
@@ -78,11 +78,11 @@ def test_a_choice_that_is_not_supported_is_refused(
     choice: Any, tools: tuple[ToolSpec, ...], message: str
 ) -> None:
     with pytest.raises(RequestError, match=message):
-        tool_rule("tool_choice", choice, None, tools)
+        read_tool_rule("tool_choice", choice, None, tools)
 
 
 def test_without_tools_no_number_of_calls_is_bounded() -> None:
-    assert tool_rule("tool_choice", None, False, ()) == ToolRule()
+    assert read_tool_rule("tool_choice", None, False, ()) == ToolRule()
 
 
 def test_a_function_without_words_or_parameters_is_a_tool_too() -> None:
@@ -93,15 +93,15 @@ def test_a_function_without_words_or_parameters_is_a_tool_too() -> None:
 
 def test_a_text_has_any_format_json_or_that_of_a_schema() -> None:
     schema = JsonSchema(schema={"type": "object"}, strict=True)
-    assert text_format("response_format", "text", None) is None
-    assert text_format("response_format", "json_object", None) == JsonFormat()
-    assert text_format("response_format", "json_schema", schema) == JsonFormat(
+    assert read_text_format("response_format", "text", None) is None
+    assert read_text_format("response_format", "json_object", None) == JsonFormat()
+    assert read_text_format("response_format", "json_schema", schema) == JsonFormat(
         schema={"type": "object"}, is_strict=True
     )
     with pytest.raises(RequestError, match=r"response_format.json_schema is missing"):
-        text_format("response_format", "json_schema", None)
+        read_text_format("response_format", "json_schema", None)
     with pytest.raises(RequestError, match=r"response_format.type is 'xml', expected 'text'"):
-        text_format("response_format", "xml", None)
+        read_text_format("response_format", "xml", None)
 
 
 @pytest.mark.parametrize(
@@ -124,14 +124,14 @@ def test_structured_outputs_of_no_form_or_of_two_are_refused(fields: dict[str, A
 
 
 def test_stop_texts_are_one_or_some_and_none_is_empty() -> None:
-    assert stop_texts(None) == ()
-    assert stop_texts("END") == ("END",)
-    assert stop_texts(["a", "b"]) == ("a", "b")
+    assert read_stop_texts(None) == ()
+    assert read_stop_texts("END") == ("END",)
+    assert read_stop_texts(["a", "b"]) == ("a", "b")
     for empty in ("", ["a", ""]):
         with pytest.raises(RequestError, match="expected texts of at least one character"):
-            stop_texts(empty)
+            read_stop_texts(empty)
     with pytest.raises(RequestError, match="stop is 17, expected at most 16 texts"):
-        stop_texts(["x"] * (MOST_STOPS + 1))
+        read_stop_texts(["x"] * (MAX_STOPS + 1))
 
 
 def test_a_number_is_in_its_range_or_not_given() -> None:

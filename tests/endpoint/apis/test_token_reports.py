@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vla_rl.endpoint.apis.token_reports import chat_log_probs, listed_log_probs, reported_tokens
+from vla_rl.endpoint.answers import get_reported_tokens, write_chat_log_probs, write_log_probs
 from vla_rl.types import Completion, Message
 from vla_rl.types.language import TokenReport
 
@@ -26,16 +26,16 @@ def reply(finish: str = "stop", **others) -> Completion:
 
 
 def test_the_token_that_ends_a_reply_is_not_listed() -> None:
-    assert [token.text for token, _ in reported_tokens(reply())] == [b"h", "é".encode()]
+    assert [token.text for token, _ in get_reported_tokens(reply())] == [b"h", "é".encode()]
 
 
 @pytest.mark.parametrize("others", [{"finish": "length"}, {"stopped_by": "END"}])
 def test_a_reply_that_ended_without_such_a_token_is_listed_whole(others: dict[str, str]) -> None:
-    assert len(reported_tokens(reply(**others))) == 3
+    assert len(get_reported_tokens(reply(**others))) == 3
 
 
 def test_each_entry_has_its_bytes_and_the_likeliest_others() -> None:
-    first, second = listed_log_probs(reply())
+    first, second = write_log_probs(reply())
     assert first == {
         "token": "h",
         "logprob": -0.5,
@@ -51,9 +51,9 @@ def test_each_entry_has_its_bytes_and_the_likeliest_others() -> None:
 def test_a_token_that_ends_inside_a_character_keeps_its_bytes() -> None:
     report = (TokenReport(text=b"\xc3"),)
     half = reply("length", report=report, log_probs=np.array([-1.0]))
-    (entry,) = listed_log_probs(half)
+    (entry,) = write_log_probs(half)
     assert (entry["token"], entry["bytes"]) == ("\ufffd", [0xC3])
 
 
 def test_a_policy_that_reports_nothing_has_an_empty_list() -> None:
-    assert chat_log_probs(reply(report=None)) == {"content": [], "refusal": None}
+    assert write_chat_log_probs(reply(report=None)) == {"content": [], "refusal": None}

@@ -41,7 +41,7 @@ class BytePolicy:
             for said in says
         ]
         self._context_size, self._version = context_size, version
-        self.heard: list[tuple[tuple[Message, ...], tuple[ToolSpec, ...], int | None]] = []
+        self.requests: list[tuple[tuple[Message, ...], tuple[ToolSpec, ...], int | None]] = []
         self.options: list[ReplyOptions] = []
         self.is_stuck = False
         self.fails_with: Exception | None = None
@@ -57,7 +57,7 @@ class BytePolicy:
         max_tokens: int | None = None,
         options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
-        self.heard.append(
+        self.requests.append(
             (tuple(prompt) if isinstance(prompt, list | tuple) else (), tuple(tools), max_tokens)
         )
         self.options.append(options)

@@ -10,9 +10,14 @@ from pathlib import Path
 import pytest
 
 from vla_rl.actors import Runtime
-from vla_rl.endpoint.verifiers import Played, VerifiersConfig, VerifiersEpisode, VerifiersPool
+from vla_rl.endpoint.verifiers import (
+    RolloutResult,
+    VerifiersConfig,
+    VerifiersEpisode,
+    VerifiersPool,
+)
 from vla_rl.endpoint.verifiers.episode import Relay
-from vla_rl.endpoint.verifiers.players import player_of
+from vla_rl.endpoint.verifiers.rollouts import find_environment
 from vla_rl.errors import ActorDied, ConfigError, EnvError
 from vla_rl.types import EnvSpec, EpisodeSpec, JsonFormat, Message, ReplyOptions
 
@@ -76,7 +81,7 @@ def test_a_missing_dependency_is_told_with_its_cause(
     (import_folder / "needs_much.py").write_text("import no_such_library_of_the_environment")
     (import_folder / "no_taskset.py").write_text("x = 1")
     with pytest.raises(ConfigError) as error:
-        player_of(env, {}, None)
+        find_environment(env, {}, None)
     assert told in str(error.value)
     # what verifiers itself lacks is told too, though its own words hide it
     assert (
@@ -90,25 +95,27 @@ class Rollout:
 
     def __init__(self, relay: Relay, *conversations: list[Message]) -> None:
         self._relay, self._conversations = relay, conversations
-        self.heard: list[str] = []
+        self.requests: list[str] = []
 
-    async def __call__(self) -> Played:
+    async def __call__(self) -> RolloutResult:
         for conversation in self._conversations:
             completion = await self._relay.generate(conversation)
-            self.heard.append(completion.message.content)
-        return Played(reward=0.5, is_truncated=False, stop_condition="done", metrics={"turns": 2.0})
+            self.requests.append(completion.message.content)
+        return RolloutResult(
+            reward=0.5, is_truncated=False, stop_condition="done", metrics={"turns": 2.0}
+        )
 
 
 async def test_agents_with_roles_have_their_names_and_earn_the_rewards_of_their_roles() -> None:
     relay = Relay()
     solver, checker = relay.for_role("solver"), relay.for_role("checker")
 
-    async def plays() -> Played:
+    async def plays() -> RolloutResult:
         await solver.generate([user("a")])
         await checker.generate([user("a")])
         await solver.generate([user("a"), said("b"), user("c")])
         await checker.generate([user("other")])
-        return Played(
+        return RolloutResult(
             reward=0.0,
             is_truncated=False,
             stop_condition="done",
@@ -127,22 +134,22 @@ async def test_agents_with_roles_have_their_names_and_earn_the_rewards_of_their_
         -1.0,
         {"solver": 1.0, "checker": -1.0},
     )
-    await env.end()
+    await env.cancel_rollout()
 
 
 async def test_rules_for_a_reply_reach_the_policy() -> None:
     relay = Relay()
     rules = [ReplyOptions(stop=("\n",)), ReplyOptions(format=JsonFormat())]
 
-    async def plays() -> Played:
+    async def plays() -> RolloutResult:
         for rule in rules:
             await relay.generate([user("a")], options=rule)
-        return Played(reward=1.0, is_truncated=False, stop_condition="done", metrics={})
+        return RolloutResult(reward=1.0, is_truncated=False, stop_condition="done", metrics={})
 
     env = VerifiersEpisode(episode(0), relay, plays, success_at=1.0)
     assert (await env.reset()).options == rules[0]
     assert (await env.step(said("b"))).options == rules[1]
-    await env.end()
+    await env.cancel_rollout()
 
 
 def user(text: str) -> Message:
@@ -184,14 +191,14 @@ async def test_a_call_that_continues_no_conversation_begins_another_one() -> Non
         True,
         "done",
     )
-    assert rollout.heard == ["b", "short", "d", "e"]
-    await env.end()
+    assert rollout.requests == ["b", "short", "d", "e"]
+    await env.cancel_rollout()
 
 
 async def test_a_worker_that_dies_while_the_policy_speaks_is_what_the_episode_is_told() -> None:
     relay, speaks = Relay(), asyncio.Event()
 
-    async def dies() -> Played:
+    async def dies() -> RolloutResult:
         call = asyncio.ensure_future(relay.generate([user("a")]))
         await speaks.wait()
         call.cancel()  # as the server does where the connection is gone
@@ -205,7 +212,7 @@ async def test_a_worker_that_dies_while_the_policy_speaks_is_what_the_episode_is
         await asyncio.sleep(0)
     with pytest.raises(ActorDied, match="SIGKILL"):
         await env.step(said("too late"))
-    await env.end()
+    await env.cancel_rollout()
 
 
 async def test_a_rollout_that_fails_or_calls_nobody_is_told_and_one_that_is_left_ends() -> None:
@@ -214,14 +221,14 @@ async def test_a_rollout_that_fails_or_calls_nobody_is_told_and_one_that_is_left
     with pytest.raises(EnvError, match="ended without calling the model once"):
         await silent.reset()
 
-    async def fails() -> Played:
+    async def fails() -> RolloutResult:
         raise EnvError("the rubric failed")
 
     with pytest.raises(EnvError, match="the rubric failed"):
         await VerifiersEpisode(episode(0), relay, fails, success_at=1.0).reset()
     ended = asyncio.Event()
 
-    async def waits() -> Played:
+    async def waits() -> RolloutResult:
         try:
             return await Rollout(relay, [user("a")])()
         finally:
@@ -229,5 +236,5 @@ async def test_a_rollout_that_fails_or_calls_nobody_is_told_and_one_that_is_left
 
     env = VerifiersEpisode(episode(0), relay, waits, success_at=1.0)
     await env.reset()
-    await env.end()
+    await env.cancel_rollout()
     assert ended.is_set()

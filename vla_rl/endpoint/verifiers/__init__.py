@@ -4,8 +4,13 @@ Not imported by `vla_rl.endpoint`; verifiers itself is imported in the environme
 """
 
 from vla_rl.endpoint.verifiers.episode import VerifiersEpisode
-from vla_rl.endpoint.verifiers.played import Played
-from vla_rl.endpoint.verifiers.pool import VerifiersConfig, VerifiersPool
-from vla_rl.endpoint.verifiers.worker import VerifiersWorker
+from vla_rl.endpoint.verifiers.pool import VerifiersConfig, VerifiersPool, VerifiersWorker
+from vla_rl.endpoint.verifiers.rollouts import RolloutResult
 
-__all__ = ["Played", "VerifiersConfig", "VerifiersEpisode", "VerifiersPool", "VerifiersWorker"]
+__all__ = [
+    "RolloutResult",
+    "VerifiersConfig",
+    "VerifiersEpisode",
+    "VerifiersPool",
+    "VerifiersWorker",
+]

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from vla_rl.endpoint.verifiers.played import Played
+from vla_rl.endpoint.verifiers.rollouts import RolloutResult
 from vla_rl.errors import EnvError
 from vla_rl.types import (
     ANY_REPLY,
@@ -30,7 +30,7 @@ from vla_rl.types import (
 )
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ModelCall(msgspec.Struct, frozen=True):
     """A model call that waits for its answer."""
 
     messages: tuple[Message, ...]
@@ -49,10 +49,10 @@ class Relay:
     """
 
     def __init__(
-        self, role: str = DEFAULT_AGENT, asked: "asyncio.Queue[Asked] | None" = None
+        self, role: str = DEFAULT_AGENT, asked: "asyncio.Queue[ModelCall] | None" = None
     ) -> None:
         self._role = role
-        self.asked: asyncio.Queue[Asked] = asyncio.Queue(maxsize=1) if asked is None else asked
+        self.asked: asyncio.Queue[ModelCall] = asyncio.Queue(maxsize=1) if asked is None else asked
 
     def for_role(self, role: str) -> "Relay":
         """Return a relay for another role of the same rollout."""
@@ -77,7 +77,7 @@ class Relay:
                 "a chat completion"
             )
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        await self.asked.put(Asked(tuple(prompt), self._role, tuple(tools), options, answer))
+        await self.asked.put(ModelCall(tuple(prompt), self._role, tuple(tools), options, answer))
         nothing = np.zeros(0, np.int64)
         return Completion(
             message=await answer,
@@ -108,14 +108,19 @@ class VerifiersEpisode:
         self,
         episode: EpisodeSpec,
         relay: Relay,
-        play: Callable[[], Coroutine[Any, Any, Played]],
+        run_rollout: Callable[[], Coroutine[Any, Any, RolloutResult]],
         success_at: float,
     ) -> None:
-        self._episode, self._relay, self._play, self._success_at = episode, relay, play, success_at
-        self._playing: asyncio.Task[Played] | None = None
-        self._pending: Asked | None = None
+        self._episode, self._relay, self._run_rollout, self._success_at = (
+            episode,
+            relay,
+            run_rollout,
+            success_at,
+        )
+        self._rollout: asyncio.Task[RolloutResult] | None = None
+        self._pending: ModelCall | None = None
         self._agent = DEFAULT_AGENT
-        self._heard: dict[str, list[Message]] = {}
+        self._conversations: dict[str, list[Message]] = {}
         self._roles: dict[str, str] = {}
         self._tools: dict[str, tuple[ToolSpec, ...]] = {}
 
@@ -129,18 +134,18 @@ class VerifiersEpisode:
 
         Raises: EnvError if it ends without one.
         """
-        if self._playing is not None:
+        if self._rollout is not None:
             raise RuntimeError("an episode is reset once; lease the next one.")
-        self._playing = asyncio.get_running_loop().create_task(
-            self._play(), name="verifiers rollout"
+        self._rollout = asyncio.get_running_loop().create_task(
+            self._run_rollout(), name="verifiers rollout"
         )
-        played = await self._next()
-        if played is not None:
+        result = await self._next()
+        if result is not None:
             raise EnvError(
                 f"the verifiers rollout of {self._episode.task} ended without calling "
                 "the model once"
             )
-        messages, tools = self._hear()
+        messages, tools = self._accept_call()
         return TextStart(
             messages=messages, tools=tools, agent=self._agent, options=self._pending_options()
         )
@@ -155,14 +160,14 @@ class VerifiersEpisode:
                 "no call waits for an answer: begin with reset(), and stop at an outcome that is "
                 "terminated."
             )
-        self._heard[self._agent].append(message)
+        self._conversations[self._agent].append(message)
         if (
             not self._pending.answer.done()
         ):  # else the caller is gone, and the next call or the end of the rollout reports why
             self._pending.answer.set_result(message)
-        played = await self._next()
-        if played is None:
-            messages, tools = self._hear()
+        result = await self._next()
+        if result is None:
+            messages, tools = self._accept_call()
             return TextOutcome(
                 messages=messages,
                 reward=0.0,
@@ -173,42 +178,42 @@ class VerifiersEpisode:
                 tools=tools,
                 options=self._pending_options(),
             )
-        earned = {name: played.rewards.get(role, 0.0) for name, role in self._roles.items()}
+        earned = {name: result.rewards.get(role, 0.0) for name, role in self._roles.items()}
         own = earned.pop(self._agent)
-        has_roles = any(role in played.rewards for role in self._roles.values())
+        has_roles = any(role in result.rewards for role in self._roles.values())
         return TextOutcome(
             messages=(),
-            reward=own if has_roles else played.reward,
+            reward=own if has_roles else result.reward,
             credits=earned if has_roles else {},
-            terminated=not played.is_truncated,
-            truncated=played.is_truncated,
+            terminated=not result.is_truncated,
+            truncated=result.is_truncated,
             info={
-                "is_success": played.reward >= self._success_at,
-                "stop": played.stop_condition or "finished",
-                "metrics": played.metrics,
+                "is_success": result.reward >= self._success_at,
+                "stop": result.stop_condition or "finished",
+                "metrics": result.metrics,
             },
             agent=self._agent,
         )
 
-    async def end(self) -> None:
+    async def cancel_rollout(self) -> None:
         """Cancel the rollout if it still runs, and wait for its end."""
-        if self._playing is not None:
-            self._playing.cancel()
-            await asyncio.gather(self._playing, return_exceptions=True)
+        if self._rollout is not None:
+            self._rollout.cancel()
+            await asyncio.gather(self._rollout, return_exceptions=True)
 
-    async def _next(self) -> Played | None:
+    async def _next(self) -> RolloutResult | None:
         """Return the outcome of the rollout, or None if it calls the model again."""
-        assert self._playing is not None
+        assert self._rollout is not None
         self._pending = None
         asking = asyncio.get_running_loop().create_task(
             self._relay.asked.get(), name="call of a verifiers rollout"
         )
         try:
-            await asyncio.wait({asking, self._playing}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({asking, self._rollout}, return_when=asyncio.FIRST_COMPLETED)
             if asking.done():
                 self._pending = asking.result()
                 return None
-            return self._playing.result()
+            return self._rollout.result()
         finally:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
@@ -218,46 +223,46 @@ class VerifiersEpisode:
         assert self._pending is not None
         return self._pending.options
 
-    def _hear(self) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
+    def _accept_call(self) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
         """Find the conversation that the call continues, and return its new messages and tools."""
         assert self._pending is not None
         asked = self._pending.messages
         best = max(
             (
                 name
-                for name, heard in self._heard.items()
-                if self._roles[name] == self._pending.role and _continues(asked, heard)
+                for name, conversation in self._conversations.items()
+                if self._roles[name] == self._pending.role and _continues(asked, conversation)
             ),
-            key=lambda name: len(self._heard[name]),
+            key=lambda name: len(self._conversations[name]),
             default=None,
         )
         if best is None:
             role = self._pending.role
             num_before = sum(other == role for other in self._roles.values())
             best = role if not num_before else f"{role}-{num_before + 1}"
-            self._heard[best], self._roles[best] = [], role
-        heard = self._heard[best]
-        names = _names_of_calls(asked, heard)
+            self._conversations[best], self._roles[best] = [], role
+        conversation = self._conversations[best]
+        names = _map_call_ids(asked, conversation)
         new = tuple(
             msgspec.structs.replace(
                 message, tool_call_id=names.get(message.tool_call_id or "", message.tool_call_id)
             )
-            for message in asked[len(heard) :]
+            for message in asked[len(conversation) :]
         )
-        heard += new
+        conversation += new
         self._agent = best
         changed = self._tools.get(best) != self._pending.tools
         self._tools[best] = self._pending.tools
         return new, self._pending.tools if changed else ()
 
 
-def _continues(asked: Sequence[Message], heard: Sequence[Message]) -> bool:
-    return len(asked) >= len(heard) and all(
-        _says_the_same(*pair) for pair in zip(asked, heard, strict=False)
+def _continues(asked: Sequence[Message], conversation: Sequence[Message]) -> bool:
+    return len(asked) >= len(conversation) and all(
+        _is_same_message(*pair) for pair in zip(asked, conversation, strict=False)
     )
 
 
-def _says_the_same(left: Message, right: Message) -> bool:
+def _is_same_message(left: Message, right: Message) -> bool:
     """Return whether two messages differ only in ids and outer spaces.
 
     Another program may have changed those.
@@ -273,10 +278,10 @@ def _says_the_same(left: Message, right: Message) -> bool:
     )
 
 
-def _names_of_calls(asked: Sequence[Message], heard: Sequence[Message]) -> dict[str, str]:
+def _map_call_ids(asked: Sequence[Message], conversation: Sequence[Message]) -> dict[str, str]:
     """Return the policy's own ids of its tool calls, by the ids that came back."""
     return {
         theirs.id: ours.id
-        for told, said in zip(asked, heard, strict=False)
+        for told, said in zip(asked, conversation, strict=False)
         for theirs, ours in zip(told.tool_calls, said.tool_calls, strict=True)
     }

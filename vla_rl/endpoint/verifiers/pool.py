@@ -1,10 +1,10 @@
-"""A verifiers environment as a pool of text environments.
+"""A verifiers environment as a pool of text environments, with a process of its own.
 
 `chat_agent`, groups and schedulers run them like any other.
 
-config = VerifiersConfig(env="gsm8k", python="/venvs/verifiers/bin/python")
-async with Runtime() as runtime, VerifiersPool(runtime, config) as pool:
-    ...  # `pool.starts()`: one start for each row of its data set
+    config = VerifiersConfig(env="gsm8k", python="/venvs/verifiers/bin/python")
+    async with Runtime() as runtime, VerifiersPool(runtime, config) as pool:
+        ...  # `pool.starts()`: one start for each row of its data set
 """
 
 import asyncio
@@ -15,15 +15,86 @@ from typing import Any, Self
 
 import msgspec
 
-from vla_rl.actors import ChildProcess, RestartPolicy, Runtime
+from vla_rl.actors import Actor, ChildProcess, RestartPolicy, Runtime, actor_method
 from vla_rl.endpoint.server import Endpoint
 from vla_rl.endpoint.session import new_key
 from vla_rl.endpoint.verifiers.episode import Relay, VerifiersEpisode
-from vla_rl.endpoint.verifiers.worker import VerifiersWorker
-from vla_rl.errors import DataError
+from vla_rl.endpoint.verifiers.rollouts import (
+    RolloutResult,
+    VerifiersEnvironment,
+    describe_causes,
+    find_environment,
+)
+from vla_rl.errors import ConfigError, DataError, EnvError
 from vla_rl.rollout import TaskStart
 from vla_rl.types import Config, EnvSpec, EpisodeSpec
 from vla_rl.util.stalls import waiting
+
+
+class VerifiersWorker(Actor):
+    """Loads an environment once, and runs any number of its rows at a time.
+
+    Args:
+        env_id: name of the environment in verifiers.
+        arguments: arguments of the environment, as plain values.
+        max_rows: rows of the data set that are used; None: all.
+    """
+
+    def __init__(self, env_id: str, arguments: dict[str, Any], max_rows: int | None) -> None:
+        self._env_id, self._arguments, self._max_rows = env_id, arguments, max_rows
+        self._environment: VerifiersEnvironment | None = None
+
+    async def on_start(self) -> None:
+        """Load the environment.
+
+        Raises: ConfigError, with the cause, if verifiers or the environment cannot be loaded.
+        """
+        try:
+            environment = find_environment(self._env_id, self._arguments, self._max_rows)
+            await environment.open_environment()
+        except ConfigError:
+            raise
+        except Exception as error:  # an environment's own code may raise any error
+            raise ConfigError(
+                f"verifiers cannot load {self._env_id!r}: {describe_causes(error)}"
+            ) from error
+        self._environment = environment
+
+    async def on_stop(self) -> None:
+        """Close the environment."""
+        if self._environment is not None:
+            await self._environment.close()
+
+    async def num_rows(self) -> int:
+        """Return the number of rows of the data set."""
+        assert self._environment is not None
+        return (
+            self._environment.num_rows
+            if self._max_rows is None
+            else min(self._environment.num_rows, self._max_rows)
+        )
+
+    async def roles(self) -> tuple[str, ...]:
+        """Return the names of the agents, which are the models that they request.
+
+        Empty if there is one agent.
+        """
+        assert self._environment is not None
+        return self._environment.roles
+
+    @actor_method(concurrent=True)
+    async def run_rollout(self, row: int, base_url: str, api_key: str) -> RolloutResult:
+        """Run one rollout, whose model is at `base_url`.
+
+        Raises: EnvError if the environment itself fails.
+        """
+        assert self._environment is not None
+        try:
+            return await self._environment.run_rollout(row, base_url, api_key)
+        except Exception as error:  # an environment's own code may raise any error
+            raise EnvError(
+                f"the verifiers environment {self._env_id!r} failed at row {row}: {describe_causes(error)}"
+            ) from error
 
 
 class VerifiersConfig(Config, frozen=True, kw_only=True):
@@ -149,13 +220,13 @@ class VerifiersPool:
             policy: Any = {role: relay.for_role(role) for role in self._roles} or relay
             with self._endpoint.session(policy, api_key=key) as session:
 
-                async def play() -> Any:
-                    return await worker.play(row, session.base_url, session.api_key)
+                async def run_rollout() -> Any:
+                    return await worker.run_rollout(row, session.base_url, session.api_key)
 
-                env = VerifiersEpisode(episode, relay, play, self._config.success_at)
+                env = VerifiersEpisode(episode, relay, run_rollout, self._config.success_at)
                 try:
                     yield env
                 finally:
-                    await env.end()
+                    await env.cancel_rollout()
         finally:
             self._keys.put_nowait(key)

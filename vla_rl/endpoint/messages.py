@@ -1,7 +1,4 @@
-"""`/v1/messages`: conversations in the format of Anthropic's API.
-
-For agents that support no other.
-"""
+"""`/v1/messages`: conversations in the format of Anthropic's API, for agents that support no other."""
 
 import json
 from collections.abc import Iterator
@@ -9,10 +6,19 @@ from typing import Any, Literal
 
 import msgspec
 
-from vla_rl.endpoint.apis.api import Answer, Asked, Memory, encoded, named_event
-from vla_rl.endpoint.apis.fields import read_fields, refuse
-from vla_rl.endpoint.apis.rules import JsonSchema, require_range, stop_texts, text_format
-from vla_rl.endpoint.errors import RequestError, anthropic_error
+from vla_rl.endpoint.api import (
+    Answer,
+    Asked,
+    JsonSchema,
+    Memory,
+    encode_body,
+    make_named_event,
+    read_fields,
+    read_stop_texts,
+    read_text_format,
+    reject_value,
+    require_range,
+)
 from vla_rl.types import Message, ReplyFormat, ReplyOptions, ToolCall, ToolRule, ToolSpec
 from vla_rl.util.values import excerpt
 
@@ -54,7 +60,7 @@ class _OutputConfig(msgspec.Struct):
     format: _OutputFormat | None = None
 
 
-class _Fields(msgspec.Struct):
+class MessagesFields(msgspec.Struct):
     """The fields of a request that are read."""
 
     messages: list[_Message]
@@ -71,28 +77,28 @@ class _Fields(msgspec.Struct):
 class MessagesRequest:
     """A request for a message."""
 
-    def __init__(self, fields: _Fields, ignored: tuple[str, ...]) -> None:
+    def __init__(self, fields: MessagesFields, ignored: tuple[str, ...]) -> None:
         require_range("max_tokens", fields.max_tokens, 1)
         if not fields.messages:
-            raise refuse("messages", [], "at least one message")
-        system = _text("system", fields.system)
+            raise reject_value("messages", [], "at least one message")
+        system = _read_text("system", fields.system)
         messages = [Message(role="system", content=system)] if system else []
         for number, message in enumerate(fields.messages):
-            messages += _messages(f"messages[{number}]", message)
-        rule = _tool_rule(fields)
+            messages += _read_message(f"messages[{number}]", message)
+        rule = _read_tool_rule(fields)
         self.asked = Asked(
             prompts=(tuple(messages),),
             model=fields.model,
-            tools=() if rule.mode == "none" else tuple(_spec(tool) for tool in fields.tools),
+            tools=() if rule.mode == "none" else tuple(_read_tool(tool) for tool in fields.tools),
             options=ReplyOptions(
-                format=_format(fields), stop=stop_texts(fields.stop_sequences), tools=rule
+                format=_read_format(fields), stop=read_stop_texts(fields.stop_sequences), tools=rule
             ),
             max_tokens=fields.max_tokens,
             stream=fields.stream,
             ignored=ignored,
         )
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
+    def write_body(self, answer: Answer) -> dict[str, Any]:
         """Return a `message`."""
         (reply,) = answer.replies
         blocks: list[dict[str, Any]] = []
@@ -105,7 +111,7 @@ class MessagesRequest:
                     "type": "tool_use",
                     "id": call_id,
                     "name": call.name,
-                    "input": _object(call.arguments),
+                    "input": _read_arguments(call.arguments),
                 }
             )
         reason = "end_turn"
@@ -126,26 +132,26 @@ class MessagesRequest:
             "usage": {"input_tokens": len(reply.prompt_tokens), "output_tokens": len(reply.tokens)},
         }
 
-    def events(self, answer: Answer) -> Iterator[bytes]:
+    def stream_events(self, answer: Answer) -> Iterator[bytes]:
         """Yield the same, block by block."""
-        body = self.whole(answer)
+        body = self.write_body(answer)
         begun = {**body, "content": [], "stop_reason": None, "stop_sequence": None}
-        yield named_event({"type": "message_start", "message": begun})
+        yield make_named_event({"type": "message_start", "message": begun})
         for index, block in enumerate(body["content"]):
             if block["type"] == "text":
                 empty, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
             else:
                 empty = {**block, "input": {}}
-                written = encoded(block["input"]).decode()
+                written = encode_body(block["input"]).decode()
                 delta = {"type": "input_json_delta", "partial_json": written}
-            yield named_event(
+            yield make_named_event(
                 {"type": "content_block_start", "index": index, "content_block": empty}
             )
-            yield named_event({"type": "content_block_delta", "index": index, "delta": delta})
-            yield named_event({"type": "content_block_stop", "index": index})
+            yield make_named_event({"type": "content_block_delta", "index": index, "delta": delta})
+            yield make_named_event({"type": "content_block_stop", "index": index})
         ended = {"stop_reason": body["stop_reason"], "stop_sequence": body["stop_sequence"]}
-        yield named_event({"type": "message_delta", "delta": ended, "usage": body["usage"]})
-        yield named_event({"type": "message_stop"})
+        yield make_named_event({"type": "message_delta", "delta": ended, "usage": body["usage"]})
+        yield make_named_event({"type": "message_stop"})
 
 
 class MessagesApi:
@@ -153,16 +159,12 @@ class MessagesApi:
 
     path = "/v1/messages"
 
-    def read(self, body: bytes, memory: Memory) -> MessagesRequest:
+    def read_request(self, body: bytes, memory: Memory) -> MessagesRequest:
         """Read a request. Raises: RequestError."""
-        return MessagesRequest(*read_fields(body, _Fields))
-
-    def error(self, error: RequestError) -> dict[str, Any]:
-        """Return an error in Anthropic's format."""
-        return anthropic_error(error)
+        return MessagesRequest(*read_fields(body, MessagesFields))
 
 
-def _messages(name: str, message: _Message) -> list[Message]:
+def _read_message(name: str, message: _Message) -> list[Message]:
     """Convert a message of the API into ours, with a separate one for each tool result."""
     if isinstance(message.content, str):
         return [Message(role=message.role, content=message.content)]
@@ -176,25 +178,27 @@ def _messages(name: str, message: _Message) -> list[Message]:
         elif block.type == "tool_use":
             calls.append(ToolCall(id=block.id, name=block.name, arguments=json.dumps(block.input)))
         elif block.type == "tool_result":
-            content = _text(f"{place}.content", block.content)
+            content = _read_text(f"{place}.content", block.content)
             results.append(Message(role="tool", content=content, tool_call_id=block.tool_use_id))
         elif block.type not in ("thinking", "redacted_thinking"):  # of another model: ignored
-            raise refuse(f"{place}.type", block.type, "text, tool_use or tool_result")
+            raise reject_value(f"{place}.type", block.type, "text, tool_use or tool_result")
     if texts or calls or not results:
         results.append(Message(role=message.role, content="".join(texts), tool_calls=tuple(calls)))
     return results
 
 
-def _text(name: str, content: str | list[_Block]) -> str:
+def _read_text(name: str, content: str | list[_Block]) -> str:
     if isinstance(content, str):
         return content
     for number, block in enumerate(content):
         if block.type != "text":
-            raise refuse(f"{name}[{number}].type", block.type, "text: the policy sees nothing else")
+            raise reject_value(
+                f"{name}[{number}].type", block.type, "text: the policy sees nothing else"
+            )
     return "".join(block.text for block in content)
 
 
-def _spec(tool: _Tool) -> ToolSpec:
+def _read_tool(tool: _Tool) -> ToolSpec:
     return ToolSpec(
         name=tool.name,
         description=tool.description,
@@ -203,16 +207,16 @@ def _spec(tool: _Tool) -> ToolSpec:
     )
 
 
-def _tool_rule(fields: _Fields) -> ToolRule:
+def _read_tool_rule(fields: MessagesFields) -> ToolRule:
     choice, names = fields.tool_choice or _ToolChoice(), [tool.name for tool in fields.tools]
     max_calls = 1 if choice.disable_parallel_tool_use and names else None
     if choice.type == "any" and not names:
-        raise refuse(
+        raise reject_value(
             "tool_choice.type", "any", "'auto' or 'none' without tools; give at least one tool"
         )
     if choice.type == "tool":
         if choice.name not in names:
-            raise refuse(
+            raise reject_value(
                 "tool_choice.name",
                 choice.name,
                 f"the name of a tool of this request, which are {excerpt(names)}",
@@ -226,12 +230,12 @@ def _tool_rule(fields: _Fields) -> ToolRule:
     return ToolRule(mode=modes[choice.type], max_calls=max_calls)
 
 
-def _format(fields: _Fields) -> ReplyFormat | None:
+def _read_format(fields: MessagesFields) -> ReplyFormat | None:
     wanted = None if fields.output_config is None else fields.output_config.format
-    return None if wanted is None else text_format("output_config.format", wanted.type, wanted)
+    return None if wanted is None else read_text_format("output_config.format", wanted.type, wanted)
 
 
-def _object(arguments: str) -> dict[str, Any]:
+def _read_arguments(arguments: str) -> dict[str, Any]:
     """Return arguments as the object that this API requires.
 
     Anything else that the policy wrote is put under `value`.

@@ -1,10 +1,14 @@
-"""A listening socket that limits the number of open connections.
+"""HTTP connections of the endpoint: limited in number, size and time, with errors in JSON.
 
     kernel's backlog ─► accept one ─► is there room? ─► Connection ─► aiohttp's protocol
                                           └── if not: the oldest stranger is closed, or it waits for one to close
 
 A stranger is a connection that has not shown a valid key for a while. One new connection at a time
 is accepted; the others wait in the backlog, where they use no file descriptor.
+
+A bad request line, a bad header, an unknown expectation: aiohttp answers them in plain text, which a
+client of OpenAI's API cannot read. Here every error has a status and a JSON body, which the client's
+library turns into an exception.
 """
 
 import asyncio
@@ -14,9 +18,169 @@ import os
 import resource
 import socket
 from collections.abc import Callable
-from typing import Any, Final
+from http import HTTPStatus
+from typing import Any, Final, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from vla_rl.util.foreign_data import repair_unicode
+
+MAX_MESSAGE_CHARS: Final = 600
+"""Characters of an error's message; it may repeat what a client sent, whose begin and end are kept."""
+
+_TYPES: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class RequestError(Exception):
+    """A request that is rejected.
+
+    Args:
+        message: what was wrong and what was expected.
+        status: HTTP status.
+        code: OpenAI's error code, if there is one.
+        param: the field of the request that is wrong.
+    """
+
+    def __init__(
+        self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None
+    ) -> None:
+        self.message, self.status, self.code = _shorten(message), status, code
+        self.param = None if param is None else _shorten(param)
+        super().__init__(self.message)
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's `type` of the error."""
+        return _TYPES.get(
+            self.status, "invalid_request_error" if self.status < 500 else "server_error"
+        )
+
+
+def openai_error(error: RequestError) -> dict[str, Any]:
+    """Return the body of an error in OpenAI's format."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.kind,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+def anthropic_error(error: RequestError) -> dict[str, Any]:
+    """Return the body of an error in Anthropic's format."""
+    kind = "api_error" if error.status >= 500 else error.kind
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def _shorten(text: str) -> str:
+    """Return a text of at most `MOST_WORDS` characters that UTF-8 can hold."""
+    if len(text) > MAX_MESSAGE_CHARS:
+        half = MAX_MESSAGE_CHARS // 2 - 3
+        text = f"{text[:half]} ... {text[-half:]}"
+    return repair_unicode(text)
+
+
+INLINE_BYTES: Final = 1 << 16
+"""Most bytes of a body that is decoded in the event loop, in a fraction of a millisecond; larger
+ones take a thread."""
+
+T = TypeVar("T")
+
+
+async def read_body(request: web.BaseRequest, max_bytes: int, timeout_s: float) -> bytes:
+    """Return the whole body.
+
+    Raises: RequestError if it is too large, does not arrive in time, or is not encoded as its
+    headers say.
+    """
+    if request.content_length is not None and request.content_length > max_bytes:
+        raise _make_too_large_error(max_bytes)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for part in request.content.iter_any():
+                body += part
+                if len(body) > max_bytes:
+                    raise _make_too_large_error(max_bytes)
+    except TimeoutError as error:
+        raise RequestError(
+            f"the body did not arrive within body_timeout_s={timeout_s:g} s; {len(body)} bytes of "
+            "it did.",
+            status=408,
+        ) from error
+    except web.RequestPayloadError as error:
+        encoding = request.headers.get("Content-Encoding", "identity")
+        raise RequestError(
+            f"the body is not what its headers say (Content-Encoding: {encoding[:40]}): "
+            f"{type(error.__cause__ or error).__name__}; expected JSON, plain or compressed so."
+        ) from error
+    return bytes(body)
+
+
+async def decode_body(body: bytes, decode: Callable[[bytes], T]) -> T:
+    """Return `decode(body)`, computed in a thread if the body is large."""
+    return decode(body) if len(body) <= INLINE_BYTES else await asyncio.to_thread(decode, body)
+
+
+def _make_too_large_error(max_bytes: int) -> RequestError:
+    return RequestError(
+        f"the request is larger than max_request_kb={max_bytes // 1024} KiB.", status=413
+    )
+
 
 logger = logging.getLogger(__name__)
+
+
+class JsonErrors(web.RequestHandler):
+    """aiohttp's protocol of one connection, with JSON for errors."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Return the answer to what is no request; close the connection.
+
+        Raises: ConnectionError if an answer has begun already.
+        """
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun, so no error can be sent") from exc
+        if status >= 500:
+            logger.error("the endpoint could not answer %s", request.path, exc_info=exc)
+        words = " ".join((message or HTTPStatus(status).phrase).split())
+        response = json_error(RequestError(words, status=status))
+        response.force_close()
+        return response
+
+    def log_exception(self, *args: Any, **kwargs: Any) -> None:
+        """Log what a client did wrong for debugging only; it is in the answer."""
+        logger.debug(*args, **kwargs)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer; an error that is no JSON yet, such as an unknown `Expect`, becomes it."""
+        if isinstance(resp, web.HTTPException):
+            resp = json_error(RequestError(resp.text or resp.reason, status=resp.status))
+            resp.force_close()
+        return await super().finish_response(request, resp, start_time)
+
+
+def json_error(error: RequestError) -> web.Response:
+    """Return the answer for an error of a request whose API is not known."""
+    return web.Response(
+        body=msgspec.json.encode(openai_error(error)),
+        status=error.status,
+        content_type="application/json",
+    )
+
 
 _BACKLOG: Final = 1024
 _PAUSE_S: Final = 0.1
@@ -26,7 +190,7 @@ _GRACE_S: Final = 1.0
 _OUT_OF_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class Listener:
+class ConnectionListener:
     """Accepts connections for a protocol.
 
     Args:
@@ -67,9 +231,9 @@ class Listener:
         family, *_, address = found[0]
         self._socket = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
         self._socket.setblocking(False)
-        self._max = _affordable(self._max)
+        self._max = _limit_connections(self._max)
 
-    async def run(self) -> None:
+    async def accept_connections(self) -> None:
         """Accept connections until cancelled."""
         loop = asyncio.get_running_loop()
         assert self._socket is not None
@@ -136,7 +300,7 @@ class Listener:
 class Connection(asyncio.Protocol):
     """Forwards everything to its protocol, and reports start and end to the listener."""
 
-    def __init__(self, inner: asyncio.Protocol, listener: Listener) -> None:
+    def __init__(self, inner: asyncio.Protocol, listener: ConnectionListener) -> None:
         self._inner, self.listener = inner, listener
         self._transport: Any = None
         self.made_at = asyncio.get_running_loop().time()
@@ -168,7 +332,7 @@ class Connection(asyncio.Protocol):
         self._inner.connection_lost(exc)
 
 
-def _affordable(wanted: int) -> int:
+def _limit_connections(wanted: int) -> int:
     """Lower a number of connections so that half of the free descriptors remain.
 
     The rest of the process needs them.
