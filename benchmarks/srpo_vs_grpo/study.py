@@ -21,8 +21,7 @@ from vla_rl.evaluation.first_results import POLICY_DIGEST
 from vla_rl.evaluation.held_out import conditions_path, read_held_out, results_path
 from vla_rl.models.loading import BASE_POLICY, CheckpointConfig, compute_digest
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
-from vla_rl.recipes.libero_training import LiberoConfig
-from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
+from vla_rl.recipes.srpo_libero import LiberoConfig, SrpoLiberoConfig
 from vla_rl.reporting import RunDirectory
 
 ARMS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(

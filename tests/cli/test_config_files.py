@@ -18,10 +18,10 @@ from vla_rl.cli.command_line import Launch, TrainingLaunch, explain, parse_comma
 from vla_rl.cli.config_files import read_config
 from vla_rl.errors import CheckpointError, ConfigError, EnvError, GraphError
 from vla_rl.pipelines.config import TrainingConfig
-from vla_rl.recipes.driving_training import DrivingConfig
+from vla_rl.recipes.grpo_driving import DrivingConfig
 from vla_rl.recipes.grpo_text import GrpoTextConfig
-from vla_rl.recipes.libero_training import LiberoConfig, SuiteTrainingConfig
 from vla_rl.recipes.sft_libero import SftLiberoConfig
+from vla_rl.recipes.srpo_libero import LiberoConfig, SuiteTrainingConfig
 from vla_rl.recipes.srpo_toy import SrpoToyConfig
 from vla_rl.recipes.train_toy import TrainToyConfig
 from vla_rl.types import Config

@@ -24,7 +24,7 @@ from vla_rl.envs.experts import Demonstration
 from vla_rl.errors import CheckpointError, ConfigError, DataError, EnvError, VlaRlError
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.recipes import record_demonstrations, sft_libero, srpo_toy, watch_libero
-from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
+from vla_rl.recipes.srpo_toy import SrpoToyConfig, new_policy, training_starts
 from vla_rl.reporting import RunDirectory
 from vla_rl.rollout import TaskStart
 from vla_rl.run.train import train
@@ -103,7 +103,7 @@ async def test_what_the_run_would_refuse_a_dry_run_refuses_too(
             await srpo_toy.main(Command(TrainingLaunch(dry_run=True), config))
         assert snapshot_of(tmp_path) == before
         with pytest.raises(error) as by_run:
-            await train(config, starts_of(config), policy_of(config))
+            await train(config, training_starts(config), new_policy(config))
     assert message in str(by_dry_run.value)
     assert message in str(by_run.value)
 
@@ -135,7 +135,7 @@ async def test_an_environment_that_cannot_be_opened_fails_a_dry_run_with_the_err
 async def test_a_dry_run_looks_at_the_checkpoint_that_would_be_resumed_from(tmp_path: Path) -> None:
     config = changed(small_run(tmp_path), updates=1)
     async with asyncio.timeout(100):
-        run = (await train(config, starts_of(config), policy_of(config))).run
+        run = (await train(config, training_starts(config), new_policy(config))).run
         before = snapshot_of(tmp_path)
         await srpo_toy.main(Command(TrainingLaunch(dry_run=True, resume=run.path), config))
         assert snapshot_of(tmp_path) == before

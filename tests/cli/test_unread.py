@@ -22,7 +22,7 @@ from vla_rl.recipes.grpo_text import GrpoTextConfig
 from vla_rl.recipes.sft_libero import SftLiberoConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.recipes.srpo_toy import SrpoToyConfig
-from vla_rl.recipes.train_toy import REACH, TrainToyConfig, policy_of, starts_of
+from vla_rl.recipes.train_toy import REACH, TrainToyConfig, new_policy, training_starts
 from vla_rl.recipes.watch_libero import WatchConfig
 from vla_rl.reporting import RunDirectory
 from vla_rl.run.train import TrainingRun
@@ -147,7 +147,7 @@ def test_a_pipeline_reads_the_options_that_it_declares_and_no_others(
     """`overlong` and `critic` are also read by every run, and `reward` by SRPO, to refuse them."""
     toy = TrainToyConfig(env_id=REACH if pipeline.startswith("embodied") else "Pendulum-v1")
     config = with_pipeline(toy, pipeline)
-    starts, policy, seen = starts_of(config), policy_of(config), set[str]()
+    starts, policy, seen = training_starts(config), new_policy(config), set[str]()
     read = LearningConfig.__getattribute__
 
     def record(self: LearningConfig, name: str) -> Any:

@@ -14,7 +14,7 @@ from toy_runs import small_run
 from vla_rl.cli import main
 from vla_rl.cli.why import names_in, tree_of
 from vla_rl.env_workers import SimulatorConfig
-from vla_rl.recipes.srpo_toy import policy_of, starts_of
+from vla_rl.recipes.srpo_toy import new_policy, training_starts
 from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.run_waits import ListedDeath, ListedTask, ListedWait, RunWaits
 from vla_rl.reporting.waits_socket import NoAnswer, ask_run
@@ -101,7 +101,7 @@ async def test_a_run_that_a_stopped_simulator_holds_up_says_so(
             os.kill(stopped[0], signal.SIGSTOP)
         return await embodied_agent(env, policy)
 
-    training = TrainingRun(config, starts_of(config), policy_of(config), agent=agent)
+    training = TrainingRun(config, training_starts(config), new_policy(config), agent=agent)
     run = RunDirectory.create(tmp_path, "held-up", config)
     task = asyncio.create_task(training.execute(run))
     try:

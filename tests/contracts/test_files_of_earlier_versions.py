@@ -33,13 +33,7 @@ from vla_rl.envs.libero.assets import STAND_INS, find_assets
 from vla_rl.evaluation.parity import compare, read_trace
 from vla_rl.models.loading import CheckpointConfig, load_policy
 from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.recipes import (
-    driving_training,
-    grpo_pair,
-    sft_libero,
-    srpo_toy,
-    train_toy,
-)
+from vla_rl.recipes import driving_training, grpo_pair, sft_libero, srpo_toy, train_toy
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
@@ -118,7 +112,7 @@ async def test_a_run_resumes_by_one_update_and_reports(
     done = len(lines_in(run / "metrics.jsonl"))
     if module is srpo_toy:  # the recipe's own policy is wider than those of the files
         small = OpenVlaOft.load(checkpoint / "policy")
-        monkeypatch.setattr(srpo_toy, "policy_of", lambda _: small)
+        monkeypatch.setattr(srpo_toy, "new_policy", lambda _: small)
     resume = ["--resume", str(run), "--run.updates", str(done + 1)]
     if name == "ranks_toy":  # the checkpoint of two ranks is one for any number of them
         resume += ["--learner.ranks", "1"]

@@ -9,7 +9,7 @@ import pytest
 from vla_rl.recipes.driving_training import HeldOutScenesConfig
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.recipes.grpo_text import GrpoTextConfig
-from vla_rl.recipes.libero_training import HeldOutConfig, LiberoConfig
+from vla_rl.recipes.srpo_libero import HeldOutConfig, LiberoConfig
 from vla_rl.recipes.train_toy import HeldOutSeeds, TrainToyConfig
 from vla_rl.types import EnvSpec
 

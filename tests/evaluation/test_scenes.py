@@ -10,10 +10,10 @@ from vla_rl.cli.command_help import field_docs
 from vla_rl.evaluation.scenes import LiberoScene, MetaworldScene, Scene
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.recipes.eval_metaworld import EvalMetaworldConfig
-from vla_rl.recipes.libero_training import HeldOutConfig, LiberoConfig
-from vla_rl.recipes.metaworld_training import MetaworldConfig
 from vla_rl.recipes.parity import ParityConfig, Way
 from vla_rl.recipes.record_demonstrations import RecordConfig
+from vla_rl.recipes.srpo_libero import HeldOutConfig, LiberoConfig
+from vla_rl.recipes.srpo_metaworld import MetaworldConfig
 from vla_rl.recipes.watch_libero import WatchConfig
 from vla_rl.types import Config, EnvSpec
 

@@ -36,7 +36,7 @@ from vla_rl.pipelines.config import FilterConfig, RunConfig, TrainingConfig
 from vla_rl.pipelines.embodied_srpo import reward_by_progress
 from vla_rl.pipelines.nodes.rewards import GroupReward, RewardConfig
 from vla_rl.pipelines.registry import PIPELINES, merge_tables, pipeline_settings, with_pipeline
-from vla_rl.recipes.train_toy import REACH, TrainToyConfig, policy_of, starts_of
+from vla_rl.recipes.train_toy import REACH, TrainToyConfig, new_policy, training_starts
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.run.train import TrainingRun, train
@@ -70,15 +70,15 @@ def small(pipeline: str, root: Path, **changes: Any) -> TrainToyConfig:
 
 
 def run_of(config: TrainToyConfig, **options: Any) -> TrainingRun:
-    return TrainingRun(config, starts_of(config), policy_of(config), **options)
+    return TrainingRun(config, training_starts(config), new_policy(config), **options)
 
 
 async def trained(
     config: TrainToyConfig, **options: Any
 ) -> tuple[list[dict[str, float]], MlpPolicy, RunDirectory]:
-    policy = policy_of(config)
+    policy = new_policy(config)
     async with asyncio.timeout(110):
-        outcome = await train(config, starts_of(config), policy, **options)
+        outcome = await train(config, training_starts(config), policy, **options)
     return list(read_metrics(outcome.run.metrics)), policy, outcome.run
 
 
@@ -99,7 +99,7 @@ async def test_every_pipeline_makes_updates_that_begin_at_ratio_one(
     assert all(line["update/log_prob_gap_max"] < 1e-4 for line in taught)
     assert all(line["update/staleness_max"] == 0.0 for line in metrics)
     # groups of the sparse task may have no success at all, and then there is nothing to learn
-    assert bool(taught) == (not torch.equal(weights(policy), weights(policy_of(config))))
+    assert bool(taught) == (not torch.equal(weights(policy), weights(new_policy(config))))
     assert taught or pipeline in NEEDS_IMAGES
     # Pendulum never reports success, the reaching task does
     assert ("rollout/success_rate" in metrics[0]) == (pipeline in NEEDS_IMAGES)
@@ -207,7 +207,7 @@ def test_srpo_is_refused_where_nothing_says_how_videos_are_embedded(tmp_path: Pa
         simulators=toy.simulators,
     )
     with pytest.raises(ConfigError, match="expected an EmbodiedConfig"):
-        TrainingRun(plain, starts_of(toy), policy_of(toy))
+        TrainingRun(plain, training_starts(toy), new_policy(toy))
 
 
 def test_a_loss_without_a_trust_region_is_refused_where_it_would_see_data_of_older_weights(
@@ -343,7 +343,7 @@ async def test_where_every_episode_was_cut_off_and_those_are_masked_nothing_move
     config = with_entropy_bonus(config)
     metrics, policy, _ = await trained(config)
     assert [line["update/taught"] for line in metrics] == [0.0, 0.0]
-    assert torch.equal(weights(policy), weights(policy_of(config)))
+    assert torch.equal(weights(policy), weights(new_policy(config)))
 
 
 async def test_a_critic_is_warmed_up_before_the_policy_moves(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ async def test_a_critic_is_warmed_up_before_the_policy_moves(tmp_path: Path) -> 
         config, critic=msgspec.structs.replace(config.critic, warmup_updates=2)
     )
     metrics, policy, run = await trained(waiting)
-    assert torch.equal(weights(policy), weights(policy_of(config)))
+    assert torch.equal(weights(policy), weights(new_policy(config)))
     assert [line["update/taught"] for line in metrics] == [0.0, 0.0]
     assert metrics[0]["critic/grad_norm"] > 0.0
     assert (run.checkpoints / "update-000002" / "critic.safetensors").exists()
@@ -417,7 +417,7 @@ def config_of(pipeline: str) -> TrainToyConfig:
 @pytest.mark.parametrize("pipeline", sorted(PIPELINES))
 def test_every_pipeline_has_a_page_with_the_drawing_of_its_graph(pipeline: str) -> None:
     config = config_of(pipeline)
-    graph = TrainingRun(config, starts_of(config), policy_of(config)).graph
+    graph = TrainingRun(config, training_starts(config), new_policy(config)).graph
     (drawing,) = re.findall(
         r"```mermaid\n(.*?)```", (PAGES / f"{pipeline}.md").read_text(), re.DOTALL
     )
@@ -434,7 +434,7 @@ def test_the_reward_and_the_pipeline_that_the_page_shows_can_be_named(import_fol
         (import_folder / name).write_text(text)
     GroupReward(RewardConfig(function="my_rewards:short", manager="my_rewards:best_of_group"))
     config = config_of("my_pipelines:watched")
-    graph = TrainingRun(config, starts_of(config), policy_of(config)).graph
+    graph = TrainingRun(config, training_starts(config), new_policy(config)).graph
     assert "look" in graph.nodes
     assert (config.advantage.name, config.learner.epochs) == ("rloo", 2)
 

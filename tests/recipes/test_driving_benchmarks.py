@@ -228,4 +228,4 @@ async def test_what_does_not_fit_is_named_before_anything_runs(
     with pytest.raises(ConfigError, match="reward_of is 'speed'"):
         GrpoNavsimConfig(reward_of="speed")
     with pytest.raises(ConfigError, match="has no scene files"):
-        driving_training.starts_of(GrpoNavsimConfig(folder=str(tmp_path / "none")))
+        driving_training.training_starts(GrpoNavsimConfig(folder=str(tmp_path / "none")))

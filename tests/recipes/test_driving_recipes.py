@@ -26,7 +26,7 @@ from vla_rl.recipes.driving_training import (
     FORMAT,
     HeldOutScenesConfig,
     load_driver,
-    starts_of,
+    training_starts,
 )
 from vla_rl.recipes.eval_bench2drive import EvalBench2DriveConfig
 from vla_rl.recipes.grpo_bench2drive import GrpoBench2DriveConfig
@@ -309,7 +309,7 @@ async def test_thirty_updates_of_srpo_raise_the_driving_score_of_the_shipped_pol
 
 def test_srpo_drives_each_layout_in_turn_and_refuses_unknown_ones() -> None:
     config = SrpoDrivingLoopConfig(scenes=2)
-    starts = srpo_driving_loop.starts_of(config)
+    starts = srpo_driving_loop.training_starts(config)
     assert [start.task for start in starts[:6]] == list(srpo_driving_loop.KINDS)
     assert len(starts) == 12
     episodes = srpo_driving_loop.held_out_episodes(config)
@@ -323,8 +323,10 @@ def test_every_recipe_hands_the_meaning_of_the_rows_to_its_environment() -> None
         GrpoDrivingConfig(action="profiles").env_of("train"),
         GrpoDrivingConfig(action="profiles").env_of("held_out"),
         GrpoNavsimConfig(action="profiles").env_of("train"),
-        srpo_driving_loop.starts_of(SrpoDrivingLoopConfig(action="profiles", scenes=1))[0].env,
-        grpo_bench2drive.starts_of(GrpoBench2DriveConfig(action="profiles"))[0].env,
+        srpo_driving_loop.training_starts(SrpoDrivingLoopConfig(action="profiles", scenes=1))[
+            0
+        ].env,
+        grpo_bench2drive.training_starts(GrpoBench2DriveConfig(action="profiles"))[0].env,
     ]
     assert [env.kwargs["action"] for env in envs] == ["profiles"] * 5
     assert GrpoDrivingConfig().env_of("train").kwargs["action"] == "along_route"
@@ -334,8 +336,8 @@ def test_every_recipe_with_a_route_hands_the_number_of_its_points_to_its_environ
     envs = [
         GrpoDrivingConfig(route_points=3).env_of("train"),
         GrpoDrivingConfig(route_points=3).env_of("held_out"),
-        srpo_driving_loop.starts_of(SrpoDrivingLoopConfig(route_points=3, scenes=1))[0].env,
-        grpo_bench2drive.starts_of(GrpoBench2DriveConfig(route_points=3))[0].env,
+        srpo_driving_loop.training_starts(SrpoDrivingLoopConfig(route_points=3, scenes=1))[0].env,
+        grpo_bench2drive.training_starts(GrpoBench2DriveConfig(route_points=3))[0].env,
     ]
     assert [env.kwargs["route_points"] for env in envs] == [3] * 4
     assert "route_points" not in GrpoNavsimConfig().env_of("train").kwargs
@@ -343,13 +345,13 @@ def test_every_recipe_with_a_route_hands_the_number_of_its_points_to_its_environ
 
 def test_training_scenes_and_held_out_scenes_are_of_other_splits() -> None:
     config = GrpoDrivingConfig(scenes=3)
-    assert {start.env.kwargs["split"] for start in starts_of(config)} == {"train"}
+    assert {start.env.kwargs["split"] for start in training_starts(config)} == {"train"}
     held_out = driving_training.held_out_episodes(config)
     assert {episode.env.kwargs["split"] for episode in held_out} == {"held_out"}
     assert len(held_out) == 500
     assert all(each.sampling.greedy and each.sampling.by_mean for each in held_out)
     control = msgspec.structs.replace(config, reward_of="ego_progress")
-    assert starts_of(control)[0].env.kwargs["reward"] == "ego_progress"
+    assert training_starts(control)[0].env.kwargs["reward"] == "ego_progress"
 
 
 def test_the_table_has_a_row_for_each_score_and_a_column_for_each_version() -> None:

@@ -38,20 +38,20 @@ from vla_rl.recipes import (
     side_by_side,
     srpo_toy,
 )
-from vla_rl.recipes.grpo_pair import AGENTS, GrpoPairConfig, policies_of
+from vla_rl.recipes.grpo_pair import AGENTS, GrpoPairConfig, load_policies
 from vla_rl.recipes.grpo_prompts import (
     GrpoPromptsConfig,
     check_prompts,
     main,
+    row_starts,
     split_rows,
-    starts_of,
 )
 from vla_rl.recipes.grpo_squares import (
     GrpoSquaresConfig,
-    footprint_of,
+    episode_footprint,
+    load_vision_policy,
     main as squares_main,
-    policy_of,
-    starts_of as squares_starts,
+    split_starts as squares_starts,
 )
 from vla_rl.recipes.grpo_text import ARITHMETIC_BASE
 from vla_rl.reporting import read_metrics
@@ -137,7 +137,7 @@ def test_held_out_rows_are_never_trained_on_and_the_seed_chooses_them(tmp_path: 
     assert (len(trained), len(held_out)) == (5, 3)
     assert sorted(trained + held_out) == list(range(8))
     assert split_rows(config) == (trained, held_out)
-    assert [start.options for start in starts_of(config, held_out)] == [
+    assert [start.options for start in row_starts(config, held_out)] == [
         {"row": number} for number in held_out
     ]
 
@@ -191,7 +191,7 @@ def test_too_few_rows_and_unknown_scorers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="8 rows and num_validation=8 of them are held out"):
         split_rows(msgspec.structs.replace(config_of(prompts, **fields), num_validation=8))
     with pytest.raises(ConfigError, match=r"scorer 'mat' is unknown; did you mean 'math'\?"):
-        starts_of(config_of(prompts, scorer="mat", **fields), [0])
+        row_starts(config_of(prompts, scorer="mat", **fields), [0])
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_the_plan_counts_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         run=RunConfig(name="x", root=str(tmp_path)), size=SIZE, learner=LearnerConfig(micro_batch=2)
     )
     model = tiny_vision(num_layers=1, depth=DEPTH)
-    footprint, team = footprint_of(config, model), Team.of(model)
+    footprint, team = episode_footprint(config, model), Team.of(model)
     with_images = estimate_run(config, team, footprint.heard_tokens, footprint.heard_images)
     without = estimate_run(config, team, footprint.heard_tokens)
     assert with_images is not None
@@ -347,7 +347,7 @@ def test_the_plan_counts_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_policy_that_reads_text_alone_is_refused_and_a_frozen_tower_stays() -> None:
     config = GrpoSquaresConfig(policy=str(ARITHMETIC_BASE), freeze_vision=True)
     with pytest.raises(ConfigError, match="CausalLanguageModel that reads text alone"):
-        policy_of(config)
+        load_vision_policy(config)
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "language.md").read_text()
@@ -394,7 +394,7 @@ def test_the_commands_for_a_pair_differ_in_who_learns_when(tmp_path: Path) -> No
                 str(tmp_path / word) if word == "pair_base" else word for word in shlex.split(rest)
             ]
             config = parse_command(TrainingLaunch, GrpoPairConfig, "", words).config
-            team = policies_of(config)
+            team = load_policies(config)
             found.append((config.advantage.name, list(team.members), team.updates_per_turn))
     assert found == [
         ("grpo", [SOLE_MEMBER], None),
@@ -420,7 +420,7 @@ async def test_two_kinds_of_policies_train_as_shown(
         context_size=512,
     )
     tiny(shape, ["What is 1+1?"], seed=0).save(tmp_path / "language")
-    srpo_toy.policy_of(srpo_toy.SrpoToyConfig()).save(tmp_path / "robot")
+    srpo_toy.new_policy(srpo_toy.SrpoToyConfig()).save(tmp_path / "robot")
     outcome = await names["train_both"](str(tmp_path / "robot"), str(tmp_path / "language"))
     assert outcome.progress.update == 2
     assert outcome.progress.tasks.keys() == {"reach", "sums"}

@@ -26,10 +26,14 @@ from vla_rl.models.prismatic.config import OpenVlaConfig
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes import srpo_libero
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
-from vla_rl.recipes.libero_training import HeldOutConfig, LiberoConfig, with_decay_over_run
 from vla_rl.recipes.ppo_libero import PpoLiberoConfig
-from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
-from vla_rl.recipes.suite_training import held_out_episodes, starting_policy, starts_of
+from vla_rl.recipes.srpo_libero import (
+    HeldOutConfig,
+    LiberoConfig,
+    SrpoLiberoConfig,
+    with_decay_over_run,
+)
+from vla_rl.recipes.suite_training import held_out_episodes, starting_policy, training_starts
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.run.train import TrainingRun, train
@@ -56,7 +60,7 @@ async def test_srpo_updates_a_policy_from_episodes_of_real_libero(
     policy = OpenVlaOft.create(tiny(), seed=0)
     judge = HeldOutJudge(held_out_episodes(config), film=write_strip)
     async with asyncio.timeout(280):
-        outcome = await train(config, starts_of(config), policy, judge=judge)
+        outcome = await train(config, training_starts(config), policy, judge=judge)
     (metrics,) = read_metrics(outcome.run.metrics)
     assert outcome.progress.num_episodes == 2
     assert outcome.progress.env_steps == 32
@@ -220,8 +224,8 @@ def test_each_recipe_trains_by_its_pipeline_in_the_fast_simulator(
     config = parse_command(TrainingLaunch, recipe, "RL on LIBERO.", []).config
     assert (config.pipeline, config.reward.function) == (pipeline, reward)
     assert (config.learner.loss.clip_low, config.learner.loss.clip_high) == (0.2, 0.28)
-    assert {start.env.kwargs["physics"] for start in starts_of(config)} == {"fast"}
-    graph = TrainingRun(config, starts_of(config), OpenVlaOft.create(tiny(), seed=0)).graph
+    assert {start.env.kwargs["physics"] for start in training_starts(config)} == {"fast"}
+    graph = TrainingRun(config, training_starts(config), OpenVlaOft.create(tiny(), seed=0)).graph
     assert graph.id == pipeline
     assert "videos" in graph.nodes
 
@@ -233,8 +237,8 @@ def test_pictures_are_as_the_policy_was_taught_them_unless_said_otherwise(tmp_pa
         (SrpoLiberoConfig(quality="exact", image_size=96), "exact", 96),
         (SrpoLiberoConfig(policy=str(tmp_path), quality="fast"), "fast", 256),
     ]:
-        assert {start.env.kwargs["quality"] for start in starts_of(config)} == {quality}
-        assert {start.env.kwargs["image_size"] for start in starts_of(config)} == {size}
+        assert {start.env.kwargs["quality"] for start in training_starts(config)} == {quality}
+        assert {start.env.kwargs["image_size"] for start in training_starts(config)} == {size}
         assert {episode.env.kwargs["image_size"] for episode in held_out_episodes(config)} == {size}
         assert {episode.env.kwargs["quality"] for episode in held_out_episodes(config)} == {quality}
 
@@ -248,7 +252,7 @@ def test_training_episodes_are_cut_short_for_the_policy_that_ships_and_judged_on
         (SrpoLiberoConfig(policy=str(tmp_path)), None),
         (SrpoLiberoConfig(policy=str(tmp_path), step_limit=50), 50),
     ]:
-        assert {start.env.kwargs["step_limit"] for start in starts_of(config)} == {limit}
+        assert {start.env.kwargs["step_limit"] for start in training_starts(config)} == {limit}
         assert {episode.env.kwargs["step_limit"] for episode in held_out_episodes(config)} == {None}
 
 
@@ -292,7 +296,7 @@ def test_held_out_starts_are_not_those_of_training() -> None:
 
 
 def test_groups_of_a_task_start_from_the_training_states_only() -> None:
-    starts = starts_of(
+    starts = training_starts(
         SrpoLiberoConfig(tasks=("libero_object/1", "libero_goal/4"), train_init_states=2)
     )
     assert [(start.env.id, start.env.kwargs["task_id"], start.options["init_state_id"]) for start in starts] == [

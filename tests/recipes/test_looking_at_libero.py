@@ -92,7 +92,7 @@ async def test_the_loop_goes_on_while_an_expert_plays(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         watch_libero, "LiberoEnv", lambda *_, **__: SimpleNamespace(close=lambda: None)
     )
-    monkeypatch.setattr(watch_libero, "play_expert", waits_for_the_loop)
+    monkeypatch.setattr(watch_libero, "run_expert", waits_for_the_loop)
     config = WatchConfig(task_ids=(3,), assets="stand-ins")
     async with asyncio.timeout(30):
         assert await main(Command(Launch(), config)) == 0
@@ -103,7 +103,7 @@ async def test_random_actions_are_watched_as_evaluations_play_a_policy(
 ) -> None:
     import cv2
 
-    whole = watch_libero._episode_spec
+    whole = watch_libero._episode
 
     def short(*args: Any) -> EpisodeSpec:
         """An episode of 20 control steps: the suite's own limit is 280."""
@@ -111,7 +111,7 @@ async def test_random_actions_are_watched_as_evaluations_play_a_policy(
         env = EnvSpec(id=spec.env.id, kwargs={**spec.env.kwargs, "step_limit": 20})
         return msgspec.structs.replace(spec, env=env)
 
-    monkeypatch.setattr(watch_libero, "_episode_spec", short)
+    monkeypatch.setattr(watch_libero, "_episode", short)
     config = WatchConfig(
         task_ids=(3,), policy="random", assets="stand-ins", physics="fast", quality="fast", image_size=64,
         init_states=(4,), video=tmp_path / "out.mp4",

@@ -27,7 +27,7 @@ from vla_rl.recipes.record_demonstrations import RecordConfig, record_task
 from vla_rl.recipes.sft_metaworld import SftMetaworldConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.recipes.srpo_metaworld import SrpoMetaworldConfig
-from vla_rl.recipes.suite_training import HeldOutStarts, held_out_episodes, starts_of
+from vla_rl.recipes.suite_training import HeldOutStarts, held_out_episodes, training_starts
 from vla_rl.rollout import SchedulerConfig
 
 DRAWER_CLOSE = 5
@@ -144,7 +144,7 @@ async def test_a_run_trains_on_it_and_judges_held_out_starts(policy: Path, tmp_p
 
 def test_starts_of_training_and_held_out_starts_have_no_number_in_common() -> None:
     config = GrpoMetaworldConfig(policy="base")
-    trained = {(start.task, start.options["init_state_id"]) for start in starts_of(config)}
+    trained = {(start.task, start.options["init_state_id"]) for start in training_starts(config)}
     held_out = {
         (episode.task, episode.options["init_state_id"]) for episode in held_out_episodes(config)
     }

@@ -29,8 +29,7 @@ from vla_rl.errors import ConfigError, PolicyError
 from vla_rl.learner import Demonstration, ImitationConfig, Imitator
 from vla_rl.models.prismatic.config import TINY_TOKENIZER
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
-from vla_rl.recipes.libero_training import LiberoConfig, main
-from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
+from vla_rl.recipes.srpo_libero import LiberoConfig, SrpoLiberoConfig, main
 from vla_rl.team.members import Member
 from vla_rl.types import EnvSpec, Sampling
 

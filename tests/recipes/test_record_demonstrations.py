@@ -12,7 +12,7 @@ from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.assets import Assets
 from vla_rl.errors import ConfigError, EnvError
 from vla_rl.recipes import record_demonstrations
-from vla_rl.recipes.record_demonstrations import RecordConfig, folder_of, note_settings
+from vla_rl.recipes.record_demonstrations import RecordConfig, task_folder, write_settings
 
 
 @pytest.mark.parametrize(
@@ -41,24 +41,24 @@ def test_a_configuration_that_cannot_be_recorded_is_refused(
 def test_a_folder_of_demonstrations_is_gone_on_with_only_as_it_was_recorded(tmp_path: Path) -> None:
     assets = Assets(tmp_path / "assets", "configured")
     config = RecordConfig(out=str(tmp_path / "demos"))
-    note_settings(config, assets)
-    note_settings(msgspec.structs.replace(config, num=40, workers=2, task_ids=(1, 2)), assets)
+    write_settings(config, assets)
+    write_settings(msgspec.structs.replace(config, num=40, workers=2, task_ids=(1, 2)), assets)
     with pytest.raises(ConfigError, match=r"noise is 0\.0 now, but .*1\.settings\.json says 0\.25"):
-        note_settings(msgspec.structs.replace(config, noise=0.0), assets)
+        write_settings(msgspec.structs.replace(config, noise=0.0), assets)
     with pytest.raises(ConfigError, match=r"assets is .*others"):
-        note_settings(config, Assets(tmp_path / "others", "configured"))
+        write_settings(config, Assets(tmp_path / "others", "configured"))
 
 
 def test_demonstrations_of_unknown_settings_are_left_alone(tmp_path: Path) -> None:
     config = RecordConfig(out=str(tmp_path))
-    folder = folder_of(config, 1)
+    folder = task_folder(config, 1)
     folder.mkdir(parents=True)
     (folder / "0000.npz").write_bytes(b"")
     with pytest.raises(
         ConfigError,
         match=r"holds demonstrations, but .*1\.settings\.json, their settings, is missing",
     ):
-        note_settings(config, Assets(tmp_path, "configured"))
+        write_settings(config, Assets(tmp_path, "configured"))
 
 
 def test_an_environments_own_error_ends_it_in_one_line(

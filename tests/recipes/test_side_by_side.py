@@ -24,8 +24,8 @@ from vla_rl.pipelines.nodes.rewards import RewardConfig
 from vla_rl.recipes import (
     driving_training,
     grpo_bench2drive,
-    libero_training,
     srpo_driving_loop,
+    srpo_libero,
     srpo_toy,
     suite_training,
 )
@@ -34,11 +34,11 @@ from vla_rl.recipes.grpo_bench2drive import GrpoBench2DriveConfig
 from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
 from vla_rl.recipes.side_by_side import (
     SideBySideConfig,
-    mixed,
-    play_either,
+    make_team,
+    mix_starts,
+    mixed_agent,
+    mixed_starts,
     solved_or_scored,
-    starts_of,
-    team_of,
 )
 from vla_rl.recipes.srpo_driving_loop import SrpoDrivingLoopConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
@@ -82,7 +82,7 @@ def text_starts(task: str) -> list[TaskStart]:
 
 
 def robot_starts(config: SideBySideConfig) -> list[TaskStart]:
-    return srpo_toy.starts_of(srpo_toy.SrpoToyConfig(run=config.run))
+    return srpo_toy.training_starts(srpo_toy.SrpoToyConfig(run=config.run))
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -99,7 +99,7 @@ class Watching:
     """
 
     def __init__(self, config: SideBySideConfig) -> None:
-        self._play = play_either(config.chat)
+        self._play = mixed_agent(config.chat)
         self.playing: Counter[str] = Counter()
         self.were_both = False
         self.updates: list[list[Group]] = []
@@ -124,14 +124,14 @@ class Watching:
 
 
 async def run(config: SideBySideConfig, task: str, team: Team, watching: Watching) -> Outcome:
-    starts = mixed(robot_starts(config), text_starts(task), 0.5, config.num_starts)
+    starts = mix_starts(robot_starts(config), text_starts(task), 0.5, config.num_starts)
     return await train(config, starts, team, agent=watching.agent, customise=watching.into)
 
 
 async def test_both_play_at_once_and_each_learns_from_its_own_groups(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     tiny(SHAPE, ["go on"], seed=0).save(tmp_path / "base")
-    team, watching = team_of(config), Watching(config)
+    team, watching = make_team(config), Watching(config)
     team.members["robot"].model.save(tmp_path / "robot")  # type: ignore[union-attr]
     outcome = await run(config, "Checksum", team, watching)
     assert outcome.progress.num_episodes >= 16
@@ -160,7 +160,7 @@ async def test_both_play_at_once_and_each_learns_from_its_own_groups(tmp_path: P
 @pytest.mark.proof
 async def test_several_language_agents_may_play_beside_a_robot(tmp_path: Path) -> None:
     config = config_of(tmp_path)
-    robot = srpo_toy.policy_of(srpo_toy.SrpoToyConfig(run=config.run))
+    robot = srpo_toy.new_policy(srpo_toy.SrpoToyConfig(run=config.run))
     names = ("left", "right")
     speakers = {name: Member(tiny(SHAPE, ["go on"], seed=seed)) for seed, name in enumerate(names)}
     outcome = await run(
@@ -186,10 +186,10 @@ def test_starts_are_mixed_in_the_asked_proportion_and_repeat_where_there_are_few
 ) -> None:
     config = config_of(tmp_path)
     robot, language = robot_starts(config), text_starts("Checksum")
-    made = mixed(robot, language, 0.75, 8)
+    made = mix_starts(robot, language, 0.75, 8)
     assert [start.task for start in made] == ["toy_reach/0"] * 6 + ["text"] * 2
     assert made[4] == made[0]
-    assert [start.task for start in mixed(robot, language, 0.01, 3)] == [
+    assert [start.task for start in mix_starts(robot, language, 0.01, 3)] == [
         "toy_reach/0",
         "text",
         "text",
@@ -203,7 +203,7 @@ async def test_three_kinds_play_in_one_run_and_each_policy_learns_from_its_own(
     config = msgspec.structs.replace(
         config_of(tmp_path), robot_share=0.4, driving_share=0.3, num_starts=9
     )
-    starts = starts_of(config)
+    starts = mixed_starts(config)
     assert Counter(start.task for start in starts) == {
         "toy_reach/0": 4,
         "driving": 3,
@@ -220,8 +220,8 @@ async def test_three_kinds_play_in_one_run_and_each_policy_learns_from_its_own(
     outcome = await train(
         msgspec.structs.replace(config, scheduler=scheduler, run=run),
         turns,
-        team_of(config),
-        agent=play_either(config.chat),
+        make_team(config),
+        agent=mixed_agent(config.chat),
     )
     (line,) = read_metrics(outcome.run.metrics)
     assert all(line[f"{name}/update/decisions"] > 0 for name in ("robot", "language", "driver"))
@@ -243,9 +243,9 @@ def test_a_drive_earns_its_score_and_a_task_its_success() -> None:
 def test_the_robot_may_play_libero(tmp_path: Path) -> None:
     tiny(SHAPE, ["go on"], seed=0).save(tmp_path / "base")
     config = msgspec.structs.replace(config_of(tmp_path), robot="libero", robot_share=0.5)
-    tasks = {start.task for start in starts_of(config)}
+    tasks = {start.task for start in mixed_starts(config)}
     assert tasks == {"libero_object/1", "text/arithmetic"}
-    assert team_of(config).members["robot"].model.config.chunk_size == 8
+    assert make_team(config).members["robot"].model.config.chunk_size == 8
 
 
 def test_shares_that_leave_no_sums_are_refused(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_shares_that_leave_no_sums_are_refused(tmp_path: Path) -> None:
 
 def test_the_recipe_plays_reaching_and_sums(tmp_path: Path) -> None:
     config = msgspec.structs.replace(config_of(tmp_path), robot_share=0.25)
-    tasks = [start.task for start in starts_of(config)]
+    tasks = [start.task for start in mixed_starts(config)]
     assert tasks == ["toy_reach/0"] * 2 + ["text/arithmetic"] * 6
 
 
@@ -264,7 +264,7 @@ def test_a_recording_of_the_robot_does_not_keep_the_sums_away(tmp_path: Path) ->
     recorded = msgspec.structs.replace(
         config, run=msgspec.structs.replace(config.run, record_to=str(tmp_path / "data"))
     )
-    assert starts_of(recorded) == starts_of(config)
+    assert mixed_starts(recorded) == mixed_starts(config)
 
 
 def test_a_run_of_one_kind_only_is_another_recipe(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_a_run_of_one_kind_only_is_another_recipe(tmp_path: Path) -> None:
 
 def test_a_policy_that_has_to_be_looked_at_cannot_be_two(tmp_path: Path) -> None:
     config = config_of(tmp_path)
-    robot = srpo_toy.policy_of(srpo_toy.SrpoToyConfig(run=config.run))
+    robot = srpo_toy.new_policy(srpo_toy.SrpoToyConfig(run=config.run))
     team = Team({"robot": Member(robot), "language": Member(tiny(SHAPE, ["go"], seed=0))})
     parts = TrainingParts(
         config, robot_starts(config) + text_starts("Checksum"), team, agent=embodied_agent
@@ -291,7 +291,7 @@ CPU = RunConfig(name="hosts", device="cpu")
 @pytest.mark.parametrize(
     ("main", "launches", "config"),
     [
-        (libero_training.main, suite_training, SrpoLiberoConfig(run=CPU, assets="stand-ins")),
+        (srpo_libero.main, suite_training, SrpoLiberoConfig(run=CPU, assets="stand-ins")),
         (driving_training.main, driving_training, GrpoDrivingConfig(run=CPU)),
         (srpo_driving_loop.main, driving_training, SrpoDrivingLoopConfig(run=CPU)),
         (grpo_bench2drive.main, grpo_bench2drive, GrpoBench2DriveConfig(run=CPU)),

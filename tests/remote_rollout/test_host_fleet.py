@@ -26,7 +26,7 @@ from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.text import TextPoolConfig
 from vla_rl.errors import ActorDied, ConfigError
 from vla_rl.pipelines.config import EmbodiedConfig, MixedTrainingConfig, TextTrainingConfig
-from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
+from vla_rl.recipes.srpo_toy import SrpoToyConfig, new_policy, training_starts
 from vla_rl.remote_rollout.host_control import RESTARTS, HostRestarter
 from vla_rl.remote_rollout.host_fleet import HostFleet
 from vla_rl.remote_rollout.host_recipe import (
@@ -61,7 +61,9 @@ def listed(root: Path) -> Path:
 
 def test_hosts_get_plain_settings_and_names(tmp_path: Path) -> None:
     config = config_with(tmp_path)
-    recipe = make_host_recipe(config, starts_of(config), Team.of(policy_of(config)), hesitant_agent)
+    recipe = make_host_recipe(
+        config, training_starts(config), Team.of(new_policy(config)), hesitant_agent
+    )
     assert recipe.config_class == "vla_rl.pipelines.config:EmbodiedConfig"
     decoded = msgspec.json.decode(recipe.config, type=EmbodiedConfig)
     assert (decoded.simulators, decoded.engine) == (config.simulators, config.engine)
@@ -73,7 +75,7 @@ def test_hosts_get_plain_settings_and_names(tmp_path: Path) -> None:
 
 def test_an_agent_that_hosts_cannot_import_is_refused(tmp_path: Path) -> None:
     config = config_with(tmp_path)
-    arguments = config, starts_of(config), Team.of(policy_of(config))
+    arguments = config, training_starts(config), Team.of(new_policy(config))
     for agent in (partial(embodied_agent, frames_every=[2].pop), lambda env, policy: None):
         with pytest.raises(ConfigError, match=r"cluster\.hosts needs parts that other hosts can"):
             make_host_recipe(*arguments, agent)  # type: ignore[arg-type]
@@ -84,8 +86,8 @@ async def test_a_dry_run_refuses_the_agent_that_the_run_would(tmp_path: Path) ->
     with pytest.raises(ConfigError, match=r"cluster\.hosts needs parts that other hosts can"):
         await rehearse_training(
             config,
-            starts_of(config),
-            policy_of(config),
+            training_starts(config),
+            new_policy(config),
             agent=lambda env, policy: None,  # type: ignore[arg-type, return-value]
         )
 
@@ -95,7 +97,9 @@ def test_recording_is_refused_with_hosts(tmp_path: Path) -> None:
     run = msgspec.structs.replace(config.run, record_to=str(tmp_path / "data"))
     config = msgspec.structs.replace(config, run=run)
     with pytest.raises(ConfigError, match="record_to is"):
-        make_host_recipe(config, starts_of(config), Team.of(policy_of(config)), embodied_agent)
+        make_host_recipe(
+            config, training_starts(config), Team.of(new_policy(config)), embodied_agent
+        )
 
 
 def test_the_files_of_a_folder_come_in_pieces(tmp_path: Path) -> None:
@@ -122,8 +126,8 @@ async def test_a_run_without_any_host_ends_with_an_error_that_says_what_to_do(
     tmp_path: Path,
 ) -> None:
     config = config_with(tmp_path, hosts="hosts.toml", alone_s=0.05)
-    team = Team.of(policy_of(config))
-    recipe = make_host_recipe(config, starts_of(config), team, embodied_agent)
+    team = Team.of(new_policy(config))
+    recipe = make_host_recipe(config, training_starts(config), team, embodied_agent)
     with pytest.raises(
         ConfigError, match=r"cluster\.alone_s=0\.05 s; start one with `vla-rl host`"
     ):
@@ -153,7 +157,7 @@ async def test_a_dry_run_shows_the_layout_as_declared_if_hosts_do_not_answer(
     path = listed(tmp_path)
     path.write_text(path.read_text() + 'gpus = "0-1"\n')
     config = config_with(tmp_path, hosts=str(path))
-    team = Team.of(policy_of(config))
+    team = Team.of(new_policy(config))
     footprint = EpisodeFootprint(
         what_runs="toys", simulator_mb=1, server_mb=1, chunk_bytes=1, num_chunks=1
     )
@@ -197,7 +201,7 @@ async def test_a_dry_run_shows_engines_that_share_simulators_and_conversations(
         group_size=2,
         scheduler=SchedulerConfig(groups_per_update=20),
     )
-    team = Team.of(policy_of(config_with(tmp_path)))
+    team = Team.of(new_policy(config_with(tmp_path)))
     footprint = EpisodeFootprint(
         what_runs="toys", simulator_mb=1, server_mb=1, chunk_bytes=1, num_chunks=1
     )
@@ -213,10 +217,10 @@ def test_the_machine_that_learns_has_engines_only_if_something_asks_them(tmp_pat
 
     def has_engines(plays_here: bool, evaluates_here: bool) -> bool:
         config = config_with(tmp_path, hosts=path, plays_here=plays_here)
-        team = Team.of(policy_of(config))
+        team = Team.of(new_policy(config))
         parts = TrainingParts(
             config,
-            starts_of(config),
+            training_starts(config),
             team,
             agent=embodied_agent,
             evaluates_here=evaluates_here,

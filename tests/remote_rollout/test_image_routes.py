@@ -30,10 +30,10 @@ from vla_rl.pipelines.registry import PIPELINES, with_pipeline
 from vla_rl.recipes import train_toy
 from vla_rl.recipes.srpo_toy import (
     SrpoToyConfig,
-    policy_of as reach_policy,
-    starts_of as reach_starts,
+    new_policy as reach_policy,
+    training_starts as reach_starts,
 )
-from vla_rl.recipes.train_toy import REACH, TrainToyConfig, policy_of, starts_of
+from vla_rl.recipes.train_toy import REACH, TrainToyConfig, new_policy, training_starts
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import TaskStart
 from vla_rl.run.training_run import TrainingRun
@@ -68,7 +68,9 @@ def way_of(
     config = with_pipeline(config, pipeline)
     learner = msgspec.structs.replace(config.learner, ranks=num_ranks)
     config = msgspec.structs.replace(config, learner=learner, **changes)
-    return way(TrainingRun(config, starts_of(config), policy_of(config), customise=customise))
+    return way(
+        TrainingRun(config, training_starts(config), new_policy(config), customise=customise)
+    )
 
 
 def way(training: TrainingRun) -> str:

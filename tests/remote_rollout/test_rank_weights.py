@@ -36,7 +36,7 @@ from vla_rl.learner.distributed import ShardedLearner
 from vla_rl.learner.distributed.rank_hosts import RankAssignment, RankAssignments
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.models.prismatic.config import LoraConfig
-from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
+from vla_rl.recipes.train_toy import TrainToyConfig, new_policy, training_starts
 from vla_rl.remote_rollout import weight_links
 from vla_rl.remote_rollout.flat_weights import flatten_weights, weights_digest
 from vla_rl.remote_rollout.weight_sources import MemberWeightSink, WeightHost
@@ -420,8 +420,8 @@ async def learnt(config: TrainToyConfig) -> list[torch.Tensor]:
     members = {}
     for seed, name in enumerate(("left", "right")):
         run = msgspec.structs.replace(config.run, seed=seed)
-        members[name] = Member(policy_of(msgspec.structs.replace(config, run=run)))
-    await train(config, starts_of(config), Team(members, updates_per_turn=1), agent=AGENT)
+        members[name] = Member(new_policy(msgspec.structs.replace(config, run=run)))
+    await train(config, training_starts(config), Team(members, updates_per_turn=1), agent=AGENT)
     return [
         weight.clone()
         for member in members.values()

@@ -24,7 +24,7 @@ from vla_rl.models.language import TinyConfig, tiny
 from vla_rl.models.trajectory_encoders import trajectory_encoder
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.pipelines.embodied_srpo import embed_group
-from vla_rl.recipes.srpo_toy import policy_of, starts_of
+from vla_rl.recipes.srpo_toy import new_policy, training_starts
 from vla_rl.remote_rollout.episode_store import observed_bytes
 from vla_rl.remote_rollout.host_control import RolloutHostRunner
 from vla_rl.remote_rollout.host_recipe import (
@@ -106,14 +106,14 @@ async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that
     tmp_path: Path,
 ) -> None:
     config = deterministic(small_run(tmp_path), num_envs=1)
-    model, newer, starts = policy_of(config), policy_of(config), starts_of(config)
+    model, newer, starts = new_policy(config), new_policy(config), training_starts(config)
     for parameter in newer.network.parameters():
         parameter.data.mul_(1.1)
     model.save(tmp_path / "policies" / SOLE_MEMBER)
     episode = GroupSource(starts, 1, seed=0).next_group().episodes[0]
     recipe = make_host_recipe(config, starts, Team.of(model), embodied_agent)
     # the run began with another tower than the policy's files have
-    began_with = policy_of(config)
+    began_with = new_policy(config)
     for parameter in began_with.network.parameters():
         parameter.data.mul_(0.9)
     embedding = EmbeddingConfig(encoder="policy", num_frames=3)

@@ -29,7 +29,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation import HeldOutJudge, read_held_out
 from vla_rl.learner import load_checkpoint
 from vla_rl.pipelines.config import RunConfig
-from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
+from vla_rl.recipes.train_toy import TrainToyConfig, new_policy, training_starts
 from vla_rl.remote_rollout.host_control import HostRestarter, HostStarter
 from vla_rl.remote_rollout.host_fleet import HostFleet
 from vla_rl.remote_rollout.host_recipe import fixed_digest, make_host_recipe, run_key
@@ -90,14 +90,14 @@ class Site:
     ) -> HostFleet:
         """Return the control side of a run, or of its resume, which restored weights 3."""
         config = config or self.config
-        model = policy_of(config)
+        model = new_policy(config)
         placement = RemoteHost(
             address=self._address,
             server_public_key=self._server_keys.public,
             client_keys=self._client_keys,
             lost_after_s=20.0,
         )
-        recipe = make_host_recipe(config, starts_of(config), Team.of(model), embodied_agent)
+        recipe = make_host_recipe(config, training_starts(config), Team.of(model), embodied_agent)
         rollout = HostFleet(
             OneHost(placement, self.num_gpus),
             config,
@@ -156,13 +156,13 @@ def site(tmp_path: Path) -> Site:
 
 
 async def played(site: Site, rollout: HostFleet, number: int) -> Trajectory:
-    episode = GroupSource(starts_of(site.config), 4, seed=0).next_group().episodes[number]
+    episode = GroupSource(training_starts(site.config), 4, seed=0).next_group().episodes[number]
     return await rollout.players.play(episode)
 
 
 def held_out_of(site: Site) -> tuple[EpisodeSpec, ...]:
     """Greedy episodes from two starts."""
-    source = GroupSource(starts_of(site.config), 1, seed=7, num_greedy=1)
+    source = GroupSource(training_starts(site.config), 1, seed=7, num_greedy=1)
     return tuple(source.next_group().episodes[0] for _ in range(2))
 
 
@@ -226,7 +226,7 @@ async def test_each_gpu_of_a_host_has_an_engine_with_its_share_of_the_environmen
             assert sorted(rollout.players.hosts) == ["far:0", "far:1"]
             slots = [rollout.metrics()[f"hosts/far:{number}/slots"] for number in (0, 1)]
             assert slots == [2.0, 1.0]
-            episodes = GroupSource(starts_of(config), 3, seed=0).next_group().episodes
+            episodes = GroupSource(training_starts(config), 3, seed=0).next_group().episodes
             await asyncio.gather(*map(rollout.players.play, episodes))
             assert server.num_actors == 2
 
@@ -269,7 +269,7 @@ def test_a_run_has_one_key_for_ever(tmp_path: Path) -> None:
 
 
 def test_only_what_no_publication_changes_tells_two_policies_apart(site: Site) -> None:
-    model, other = policy_of(site.config), policy_of(site.config)
+    model, other = new_policy(site.config), new_policy(site.config)
     for parameter in other.network.parameters():
         parameter.data.mul_(1.1)
     assert fixed_digest(model) == fixed_digest(other)

@@ -20,7 +20,7 @@ from vla_rl.evaluation.held_out_book import HeldOutRow
 from vla_rl.evaluation.held_out_curve import read_curve
 from vla_rl.evaluation.held_out_results import SUCCESSES, results_path
 from vla_rl.learner.checkpoint.folders import best_checkpoint, find_checkpoint
-from vla_rl.recipes.train_toy import TrainToyConfig, held_out_episodes, main, starts_of
+from vla_rl.recipes.train_toy import TrainToyConfig, held_out_episodes, main, training_starts
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.run import background_evaluation
 
@@ -168,7 +168,7 @@ def test_a_run_without_gain_stops_in_order_and_is_reported(
 
 def test_held_out_seeds_are_not_those_of_training() -> None:
     config = command_of("--held-out.starts", "50").config
-    assert not {start.seed for start in starts_of(config)} & {
+    assert not {start.seed for start in training_starts(config)} & {
         episode.seed for episode in held_out_episodes(config)
     }
     with pytest.raises(ConfigError, match="starts is 5, expected 0, or --success-return beside it"):

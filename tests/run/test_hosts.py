@@ -37,13 +37,13 @@ from vla_rl.graph import Node, NodeOutput
 from vla_rl.models.language import TinyConfig, tiny
 from vla_rl.pipelines.config import MixedTrainingConfig, RunConfig
 from vla_rl.pipelines.nodes.rewards import RewardConfig
-from vla_rl.recipes.side_by_side import LANGUAGE, REWARD, ROBOT, play_either
+from vla_rl.recipes.side_by_side import LANGUAGE, REWARD, ROBOT, mixed_agent
 from vla_rl.recipes.srpo_toy import (
     SrpoToyConfig,
-    policy_of as reach_policy,
-    starts_of as reach_starts,
+    new_policy as reach_policy,
+    training_starts as reach_starts,
 )
-from vla_rl.recipes.train_toy import REACH, TrainToyConfig, env_of, policy_of, starts_of
+from vla_rl.recipes.train_toy import REACH, TrainToyConfig, env_spec, new_policy, training_starts
 from vla_rl.remote_rollout.host_control import RolloutHostRunner
 from vla_rl.remote_rollout.host_recipe import make_host_recipe, read_pieces
 from vla_rl.remote_rollout.rollout_host import RolloutHost
@@ -97,11 +97,11 @@ def weights_after(
     config: TrainToyConfig, strikes: "Strikes | None" = None, agent: Agent = hesitant_agent
 ) -> dict[str, torch.Tensor]:
     """Run it, with what happens meanwhile; return what it has learnt."""
-    model = policy_of(config)
+    model = new_policy(config)
     hold = Strikes.never if strikes is None else strikes.hold
     training = TrainingRun(
         config,
-        starts_of(config),
+        training_starts(config),
         model,
         agent=agent,
         customise=lambda pipeline: pipeline.insert_after(
@@ -251,8 +251,8 @@ def with_seed(config: TrainToyConfig, name: str) -> TrainToyConfig:
 
 async def learnt(config: TrainToyConfig) -> list[torch.Tensor]:
     """Train a pair, of which one learns in each update; return the weights of both."""
-    members = {name: Member(policy_of(with_seed(config, name))) for name in ("left", "right")}
-    await train(config, starts_of(config), Team(members, updates_per_turn=1), agent=AGENT)
+    members = {name: Member(new_policy(with_seed(config, name))) for name in ("left", "right")}
+    await train(config, training_starts(config), Team(members, updates_per_turn=1), agent=AGENT)
     return [
         weight.clone()
         for member in members.values()
@@ -297,15 +297,15 @@ async def test_a_host_asks_the_policy_of_each_kind_of_episode(tmp_path: Path) ->
     )
     team = Team(
         {
-            ROBOT: Member(policy_of(toy)),
+            ROBOT: Member(new_policy(toy)),
             LANGUAGE: Member(tiny(SMALL, ["go on"], seed=0), engine=config.engine),
         }
     )
     starts = [
-        TaskStart(env=env_of(toy), task="reach", options={"init_state_id": 1}),
+        TaskStart(env=env_spec(toy), task="reach", options={"init_state_id": 1}),
         TaskStart(env=EnvSpec(id="digits_task:Digits"), task="digits", seed=3),
     ]
-    agent = play_either(config.chat)
+    agent = mixed_agent(config.chat)
     episodes = [GroupSource([start], 1, seed=0).next_group().episodes[0] for start in starts]
     async with asyncio.timeout(200), AsyncExitStack() as stack:
         runtime = await stack.enter_async_context(Runtime())
@@ -344,16 +344,16 @@ async def learnt_of_both_kinds(root: Path, hosts: Path | None) -> list[torch.Ten
         engine=EngineConfig(is_deterministic=True, max_reply=6),
         cluster=ClusterConfig(hosts=None if hosts is None else str(hosts)),
     )
-    members = {ROBOT: Member(policy_of(toy)), LANGUAGE: Member(tiny(SMALL, ["go on"], seed=0))}
+    members = {ROBOT: Member(new_policy(toy)), LANGUAGE: Member(tiny(SMALL, ["go on"], seed=0))}
     starts = [
         start
         for number in range(4)
         for start in (
-            TaskStart(env=env_of(toy), task="reach", options={"init_state_id": number}),
+            TaskStart(env=env_spec(toy), task="reach", options={"init_state_id": number}),
             TaskStart(env=EnvSpec(id="digits_task:Digits"), task="digits", seed=number),
         )
     ]
-    await train(config, starts, Team(members), agent=play_either(config.chat))
+    await train(config, starts, Team(members), agent=mixed_agent(config.chat))
     return [
         weight.clone()
         for member in members.values()

@@ -24,8 +24,8 @@ from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import CheckpointError
 from vla_rl.graph import Node, NodeFailed, Pipeline
 from vla_rl.learner import latest_checkpoint, list_checkpoints
-from vla_rl.recipes.srpo_toy import policy_of as reach_policy, starts_of as reach_starts
-from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
+from vla_rl.recipes.srpo_toy import new_policy as reach_policy, training_starts as reach_starts
+from vla_rl.recipes.train_toy import TrainToyConfig, new_policy, training_starts
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.reporting.run_directory import RunDirectoryGone
 from vla_rl.rollout import embodied_agent
@@ -38,7 +38,11 @@ pytestmark = SHARES_SERVERS
 async def train_toy(config: TrainToyConfig, **options: Any) -> Outcome:
     async with asyncio.timeout(100):
         return await train(
-            config, starts_of(config), policy_of(config), fork_servers=servers_of_file(), **options
+            config,
+            training_starts(config),
+            new_policy(config),
+            fork_servers=servers_of_file(),
+            **options,
         )
 
 
@@ -199,7 +203,7 @@ async def test_after_a_failure_of_the_learner_itself_nothing_is_saved_and_the_ne
 ) -> None:
     config = of_updates(tmp_path, 3, checkpoint_every=1)
     training = TrainingRun(
-        config, starts_of(config), policy_of(config), fork_servers=servers_of_file()
+        config, training_starts(config), new_policy(config), fork_servers=servers_of_file()
     )
     learner = training._parts.learner
     update = learner.update
@@ -265,7 +269,7 @@ KILLED = """
     from vla_rl.learner import latest_checkpoint
     from vla_rl.graph import appended_file
     # its policy imports no transformers
-    from vla_rl.recipes.train_toy import policy_of, starts_of
+    from vla_rl.recipes.train_toy import new_policy, training_starts
     from vla_rl.run.train import train
 
     write = appended_file._write
@@ -293,14 +297,14 @@ KILLED = """
 
     async def run(config):
         async with asyncio.timeout(60):
-            await train(config, starts_of(config), policy_of(config))
+            await train(config, training_starts(config), new_policy(config))
 
     points = {"half a line": half_a_line, "at the rename": at_rename, "after the rename": after_rename}
     configs = {
         point: of_updates(Path(sys.argv[1]) / point, 4, checkpoint_every=1) for point in points
     }
     # no forked run has to import again what the policy, the optimizer and the metrics import
-    policy_of(configs["half a line"])
+    new_policy(configs["half a line"])
     import tensorboard.compat.proto.event_pb2, torch._dynamo
     for point, fault in points.items():
         pid = os.fork()

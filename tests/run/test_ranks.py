@@ -41,7 +41,7 @@ from vla_rl.pipelines.config import RunConfig
 from vla_rl.pipelines.registry import with_pipeline
 from vla_rl.recipes import srpo_toy, train_toy
 from vla_rl.recipes.srpo_toy import SrpoToyConfig
-from vla_rl.recipes.train_toy import REACH, TrainToyConfig, policy_of, starts_of
+from vla_rl.recipes.train_toy import REACH, TrainToyConfig, new_policy, training_starts
 from vla_rl.reporting import RunDirectory
 from vla_rl.rollout import SchedulerConfig, SchedulerState
 from vla_rl.run.resuming import Restarts
@@ -151,10 +151,10 @@ async def test_a_run_whose_rank_is_killed_and_later_left_out_is_that_of_one_proc
     }.items():
         (told_by / name).write_text(lines_of_file)
     config = with_ranks(mlp_run(tmp_path / "shared"), 2, updates=3)
-    plain = train_toy.policy_of(config)
+    plain = train_toy.new_policy(config)
     policy = StartsAsTheFileSays(plain.config, plain.network)
     async with asyncio.timeout(250):
-        starts = train_toy.starts_of(config)
+        starts = train_toy.training_starts(config)
         shared = (await train(config, starts, policy, fork_servers=servers)).run
     out = capsys.readouterr().out
     assert "2 learner ranks share the update and the critic and the reference" in out
@@ -238,10 +238,10 @@ async def test_policies_of_a_team_with_different_numbers_of_ranks_are_refused(
 ) -> None:
     config = with_ranks(small_run(tmp_path), 2, updates=1, pipeline="embodied_ppo")
     alone = msgspec.structs.replace(config.learner, ranks=1)
-    other = Member(srpo_toy.policy_of(config), learner=alone)
-    team = Team({"policy": Member(srpo_toy.policy_of(config)), "other": other})
+    other = Member(srpo_toy.new_policy(config), learner=alone)
+    team = Team({"policy": Member(srpo_toy.new_policy(config)), "other": other})
     with pytest.raises(ConfigError, match="ranks is 1, expected 2, as for the other policies"):
-        await train(config, srpo_toy.starts_of(config), team)
+        await train(config, srpo_toy.training_starts(config), team)
 
 
 async def test_a_dry_run_prints_the_memory_of_each_rank(tmp_path: Path) -> None:
@@ -279,10 +279,10 @@ def failing_ranks(root: Path, num_ranks: int) -> TrainToyConfig:
 
 
 async def train_failing(config: TrainToyConfig) -> RunDirectory:
-    plain = policy_of(config)
+    plain = new_policy(config)
     policy = StartsAsTheFileSays(plain.config, plain.network)
     async with asyncio.timeout(250):
-        return (await train(config, starts_of(config), policy)).run
+        return (await train(config, training_starts(config), policy)).run
 
 
 async def require_same(found: RunDirectory, expected: RunDirectory) -> None:
@@ -463,10 +463,10 @@ def test_gpus_of_a_lost_host_are_left_out_and_ranks_on_cpus_move() -> None:
     )
     restarts.count(RankNotStarted("rank 1 failed", 1), 0)
     assert restarts.lost_places == (("here", 0), ("here", 1))
-    left, _ = restarts.remaining(config, policy_of(config))
+    left, _ = restarts.remaining(config, new_policy(config))
     assert (left.learner.ranks, left.cluster.learners) == (4, cluster.learners)
     restarts.count(LearnerHostLost("the host 'b' is away", "b"), 0)
-    left, _ = restarts.remaining(config, policy_of(config))
+    left, _ = restarts.remaining(config, new_policy(config))
     assert (left.learner.ranks, left.cluster.learners) == (2, ("here", "a:0,1"))
     moved = Restarts(9, num_ranks=6)
     moved.sit(
@@ -475,11 +475,11 @@ def test_gpus_of_a_lost_host_are_left_out_and_ranks_on_cpus_move() -> None:
         )
     )
     moved.count(LearnerHostLost("the host 'a' is away", "a"), 0)
-    left, _ = moved.remaining(config, policy_of(config))
+    left, _ = moved.remaining(config, new_policy(config))
     assert (left.learner.ranks, left.cluster.learners) == (6, ("here", "b"))
     only = msgspec.structs.replace(config, cluster=ClusterConfig(hosts="h", learners=("a",)))
     with pytest.raises(ConfigError, match=r"all hosts of cluster.learners 'a' are gone"):
-        moved.remaining(only, policy_of(config))
+        moved.remaining(only, new_policy(config))
 
 
 def test_ranks_on_several_hosts_need_a_network_that_is_declared_as_trusted() -> None:
@@ -500,4 +500,4 @@ def test_hosts_that_learn_need_several_ranks(tmp_path: Path) -> None:
     cluster = ClusterConfig(hosts=str(tmp_path / "hosts.toml"), learners=("a",))
     config = ranked_run(tmp_path, 1, updates=3, cluster=cluster)
     with pytest.raises(ConfigError, match=r"learners is .* expected none with learner.ranks = 1"):
-        TrainingRun(config, starts_of(config), policy_of(config))
+        TrainingRun(config, training_starts(config), new_policy(config))

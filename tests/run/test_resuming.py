@@ -27,7 +27,7 @@ from vla_rl.evaluation.validation import Validation, ValidationResult, read_vali
 from vla_rl.graph import Node, Pipeline
 from vla_rl.learner import list_checkpoints, verify_checkpoint
 from vla_rl.learner.checkpoint.folders import set_best
-from vla_rl.recipes.train_toy import TrainToyConfig, main, policy_of, starts_of
+from vla_rl.recipes.train_toy import TrainToyConfig, main, new_policy, training_starts
 from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.waits_socket import ask_run
 from vla_rl.rollout import chat_agent
@@ -49,7 +49,11 @@ def of_updates(updates: int, root: Path) -> TrainToyConfig:
 async def train_toy(config: TrainToyConfig, **options: Any) -> Outcome:
     async with asyncio.timeout(100):
         return await train(
-            config, starts_of(config), policy_of(config), fork_servers=servers_of_file(), **options
+            config,
+            training_starts(config),
+            new_policy(config),
+            fork_servers=servers_of_file(),
+            **options,
         )
 
 
@@ -59,7 +63,9 @@ async def run_of_two_updates(
 ) -> Path:
     config = of_updates(2, tmp_path_factory.mktemp("runs"))
     async with asyncio.timeout(100):
-        done = await train(config, starts_of(config), policy_of(config), fork_servers=servers)
+        done = await train(
+            config, training_starts(config), new_policy(config), fork_servers=servers
+        )
     return done.run.path
 
 

@@ -20,7 +20,7 @@ from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.pipelines.registry import with_pipeline
-from vla_rl.recipes.grpo_pair import AgentsConfig, GrpoPairConfig, policies_of
+from vla_rl.recipes.grpo_pair import AgentsConfig, GrpoPairConfig, load_policies
 from vla_rl.recipes.grpo_text import training_starts
 from vla_rl.reporting import RunDirectory
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
@@ -316,7 +316,7 @@ async def test_the_recipe_plays_a_pair_with_weights_of_their_own(tmp_path: Path)
         chat=ChatLimits(max_turns=3, max_reply=4),
         policy=str(tmp_path / "base"),
     )
-    team = policies_of(config)
+    team = load_policies(config)
     assert list(team.members) == ["solver", "checker"]
     assert team.updates_per_turn == 2
     assert team.members["solver"].model is not team.members["checker"].model

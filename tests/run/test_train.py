@@ -32,10 +32,10 @@ from vla_rl.pipelines.registry import customise_pipeline, refuse_unused_settings
 from vla_rl.recipes import srpo_toy
 from vla_rl.recipes.srpo_toy import (
     SrpoToyConfig,
-    policy_of as reach_policy,
-    starts_of as reach_starts,
+    new_policy as reach_policy,
+    training_starts as reach_starts,
 )
-from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
+from vla_rl.recipes.train_toy import TrainToyConfig, new_policy, training_starts
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import TaskStart, embodied_agent
 from vla_rl.run.parts import TrainingParts, group_filter
@@ -56,7 +56,11 @@ def small_run(root: Path) -> TrainToyConfig:
 async def train_toy(config: TrainToyConfig, **options: Any) -> Outcome:
     async with asyncio.timeout(100):
         return await train(
-            config, starts_of(config), policy_of(config), fork_servers=servers_of_file(), **options
+            config,
+            training_starts(config),
+            new_policy(config),
+            fork_servers=servers_of_file(),
+            **options,
         )
 
 
@@ -80,7 +84,9 @@ async def whole(tmp_path_factory: pytest.TempPathFactory, servers: LastingForkSe
     root = tmp_path_factory.mktemp("whole")
     config = deterministic(small_run(root), num_envs=2)
     async with asyncio.timeout(100):
-        return await train(config, starts_of(config), policy_of(config), fork_servers=servers)
+        return await train(
+            config, training_starts(config), new_policy(config), fork_servers=servers
+        )
 
 
 def test_a_run_leaves_everything_that_the_readme_lists(whole: Outcome) -> None:
@@ -123,7 +129,7 @@ async def test_a_deterministic_run_does_not_depend_on_the_number_of_simulators(
     three = await train_toy(deterministic(small_run(tmp_path / "three"), num_envs=3))
     weights, others = weights_of(whole.run), weights_of(three.run)
     assert all(torch.equal(weights[name], others[name]) for name in weights)
-    untrained = policy_of(small_run(tmp_path)).checkpoint_tensors()
+    untrained = new_policy(small_run(tmp_path)).checkpoint_tensors()
     assert any(not torch.equal(weights[name], untrained[name]) for name in weights)
 
 
@@ -153,8 +159,8 @@ async def test_a_simulator_that_is_killed_changes_nothing_but_one_counter(tmp_pa
     run.append(
         TrainingRun(
             config,
-            starts_of(config),
-            policy_of(config),
+            training_starts(config),
+            new_policy(config),
             agent=agent,
             fork_servers=servers_of_file(),
         )
@@ -206,8 +212,8 @@ async def test_a_mistake_in_an_agent_ends_train_with_the_frames_of_the_agent_alo
 
 
 async def test_what_train_is_given_is_looked_at_before_anything_starts(tmp_path: Path) -> None:
-    config, policy = small_run(tmp_path), policy_of(small_run(tmp_path))
-    starts = starts_of(config)
+    config, policy = small_run(tmp_path), new_policy(small_run(tmp_path))
+    starts = training_starts(config)
     for arguments, options, message in (
         ((starts, config, policy), {}, "config is of type list, expected a TrainingConfig"),
         ((config, [], policy), {}, "starts is empty"),
@@ -294,7 +300,7 @@ async def test_srpo_teaches_the_toy_task(tmp_path: Path) -> None:
         run=RunConfig(name="learns", root=str(tmp_path), updates=12, checkpoint_every=12)
     )
     async with asyncio.timeout(600):
-        outcome = await train(config, srpo_toy.starts_of(config), srpo_toy.policy_of(config))
+        outcome = await train(config, srpo_toy.training_starts(config), srpo_toy.new_policy(config))
     rates = [
         metrics["reward/success_rate"] for _, metrics in sorted(metrics_of(outcome.run).items())
     ]
@@ -306,7 +312,7 @@ def test_a_run_in_a_thread_trains_as_any_other(tmp_path: Path) -> None:
     found: list[Outcome] = []
 
     def main() -> None:
-        found.append(asyncio.run(train(config, starts_of(config), policy_of(config))))
+        found.append(asyncio.run(train(config, training_starts(config), new_policy(config))))
 
     thread = threading.Thread(target=main)
     thread.start()

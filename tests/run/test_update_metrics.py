@@ -29,7 +29,7 @@ from vla_rl.models.example_inputs import ConversationSizes
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.recipes.srpo_toy import SrpoToyConfig
-from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
+from vla_rl.recipes.train_toy import TrainToyConfig, new_policy, training_starts
 from vla_rl.rollout import ChatLimits, SchedulerConfig
 from vla_rl.run.estimates import (
     RunEstimate,
@@ -177,7 +177,7 @@ class Planned(NamedTuple):
 @pytest.fixture(scope="module")
 def planned() -> Planned:
     config = with_run(Path("runs"), device="cpu")
-    team = Team.of(policy_of(config))
+    team = Team.of(new_policy(config))
     estimate = estimate_run(config, team)
     assert estimate is not None
     return Planned(config, team, estimate)
@@ -196,7 +196,7 @@ async def test_a_run_with_a_known_peak_is_profiled_and_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = with_run(tmp_path, updates=4, peak_tflops=1e-6, profile_updates="1-2")
-    run = (await train(config, starts_of(config), policy_of(config))).run
+    run = (await train(config, training_starts(config), new_policy(config))).run
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     for line in lines:
         assert 0.0 < line["device/mfu"] < line["device/mfu_update"]
@@ -232,7 +232,7 @@ async def test_a_run_with_a_known_peak_is_profiled_and_measured(
 
 async def test_a_run_on_a_device_without_a_known_peak_counts_nothing(tmp_path: Path) -> None:
     config = with_run(tmp_path, updates=1)
-    run = (await train(config, starts_of(config), policy_of(config))).run
+    run = (await train(config, training_starts(config), new_policy(config))).run
     assert "device/mfu" not in run.metrics.read_text()
     assert not list(run.path.glob("profile-*"))
 
@@ -286,7 +286,7 @@ def test_copies_of_weights_count(planned: Planned) -> None:
     assert twice is not None
     assert twice.memory.tensors - once.memory.tensors == once.size.weight_bytes
     assert "weights that act" in twice.memory.terms
-    models = {name: Member(policy_of(config)) for name in ("one", "two")}
+    models = {name: Member(new_policy(config)) for name in ("one", "two")}
     assert estimate_run(config, Team(models)) is None
 
 
@@ -388,7 +388,7 @@ def test_a_peak_is_that_of_the_option_before_that_of_the_data_sheet() -> None:
 
 def test_a_small_policy_on_a_machine_without_a_gpu_is_not_estimated(tmp_path: Path) -> None:
     config = with_run(tmp_path, device="cpu")
-    team = Team.of(policy_of(config))
+    team = Team.of(new_policy(config))
     assert not concerns_gpus(config, team)
     assert concerns_gpus(with_run(tmp_path, device="cpu", peak_tflops=1.0), team)
 

@@ -12,7 +12,7 @@ from vla_rl.env_workers import SimulatorConfig
 from vla_rl.graph import Node, NodeOutput, Pipeline
 from vla_rl.learner import LearnerConfig, OptimizerConfig, load_checkpoint
 from vla_rl.pipelines.config import RunConfig
-from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
+from vla_rl.recipes.train_toy import TrainToyConfig, new_policy, training_starts
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import SchedulerConfig, SchedulerState
 from vla_rl.run.train import train
@@ -79,8 +79,8 @@ async def trained(
     async with asyncio.timeout(250):
         outcome = await train(
             config,
-            starts_of(config),
-            policy_of(config),
+            training_starts(config),
+            new_policy(config),
             customise=customise,
             fork_servers=fork_servers,
         )

@@ -7,7 +7,7 @@ import sys
 from typing import NoReturn
 
 from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
-from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
+from vla_rl.recipes.train_toy import TrainToyConfig, new_policy, training_starts
 from vla_rl.rollout import embodied_agent
 from vla_rl.run.train import train
 from vla_rl.types import Env, Policy, Trajectory
@@ -48,7 +48,7 @@ async def agent(env: Env, policy: Policy) -> Trajectory:
 
 async def main(command: Command[TrainingLaunch, TrainToyConfig]) -> int:
     config = command.config
-    outcome = await train(config, starts_of(config), policy_of(config), agent=agent)
+    outcome = await train(config, training_starts(config), new_policy(config), agent=agent)
     return 0 if outcome.stopped_by is None else 128 + outcome.stopped_by
 
 

@@ -8,7 +8,7 @@ and held-out scenes, training.
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from vla_rl.algorithms import AdvantageConfig
 from vla_rl.cli.command_line import Command, TrainingLaunch
@@ -44,9 +44,10 @@ from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
 if TYPE_CHECKING:
     from vla_rl.models.loading import VlaPolicy
 
+
 ConfigT = TypeVar("ConfigT", bound=EmbodiedConfig)
 
-TAUGHT: Final[Mapping[str, PlanAction]] = {
+ROWS_BY_STATISTICS: Final[Mapping[str, PlanAction]] = {
     "default": "moves",
     "profiles": "profiles",
     "along_route": "along_route",
@@ -59,7 +60,7 @@ difference of 0.01 between good trajectories weigh as much as one between good a
 the mean score of sampled trajectories fell."""
 
 
-def settings_of_scores(pipeline: str) -> Mapping[str, Any]:
+def score_settings(pipeline: str) -> Mapping[str, Any]:
     """Return what tasks with a score as the reward need of a pipeline."""
     by_group_mean = {"advantage": {"name": BY_GROUP_MEAN.name}}
     if pipeline == "embodied_srpo":
@@ -180,7 +181,7 @@ class SceneTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     @classmethod
     def task_settings(cls, pipeline: str) -> Mapping[str, Any]:
         """Return what the task needs of this pipeline."""
-        return settings_of_scores(pipeline)
+        return score_settings(pipeline)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -205,50 +206,7 @@ class SceneTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
         raise NotImplementedError
 
 
-class DrivingConfig(SceneTrainingConfig, frozen=True, kw_only=True):
-    """Reinforcement learning on the driving world."""
-
-    scenes: int = 10_000
-    """Training scenes, from number 0 on."""
-
-    route_points: int = 0
-    """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10, as
-    it was taught."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.scenes >= 1, "scenes", "at least 1")
-        self.require(
-            0 <= self.route_points <= ROUTE_POINTS, "route_points", f"0 to {ROUTE_POINTS} points"
-        )
-
-    @property
-    def task(self) -> str:
-        """Name of the scenes in metrics and results."""
-        return "driving"
-
-    def env_of(self, split: str) -> EnvSpec:
-        """Return the environment over `train` or `held_out`."""
-        kwargs = {
-            "split": split,
-            "version": self.version,
-            "reward": self.reward_of,
-            "action": self.action,
-            "image_size": IMAGE_SIZE,
-            "crop": CROP,
-            "route_points": self.route_points,
-        }
-        if split == "held_out":
-            kwargs["also"] = [each for each in get_args(Version) if each != self.version]
-        return EnvSpec(id=DRIVING, kwargs=kwargs)
-
-    def num_scenes(self, split: str) -> int:
-        """Return the number of scenes of `train` or `held_out` that are used."""
-        wanted = self.held_out
-        return self.scenes if split == "train" else wanted.scenes + wanted.num_choosing
-
-
-def starts_of(config: SceneTrainingConfig) -> list[TaskStart]:
+def training_starts(config: SceneTrainingConfig) -> list[TaskStart]:
     """Return the training scenes."""
     env = config.env_of("train")
     return [
@@ -281,7 +239,7 @@ def held_out_episodes(config: SceneTrainingConfig) -> list[EpisodeSpec]:
 async def main(command: Command[TrainingLaunch, SceneTrainingConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
-    episodes, starts = held_out_episodes(config), starts_of(config)
+    episodes, starts = held_out_episodes(config), training_starts(config)
     about = {"scenes": f"train 0-{len(starts) - 1}", "score": config.version}
     film = write_drive_strip if starts[0].env.id == DRIVING else None
     about[POLICY_DIGEST] = await asyncio.to_thread(compute_digest_as_read, config.policy, FORMAT)
@@ -340,7 +298,7 @@ def load_driver(
     reads = None if isinstance(model.config, OpenVlaConfig) else model.config.proprio
     if reads is not None:
         refuse_other_route(checkpoint, len(reads.low), route_points)
-    taught = TAUGHT.get(model.config.norm_key, action)
+    taught = ROWS_BY_STATISTICS.get(model.config.norm_key, action)
     if taught != action:
         raise ConfigError(
             f"action is {action!r}, but the policy in {checkpoint} was taught {taught!r}: its numbers "

@@ -135,10 +135,10 @@ async def main(command: Command[Launch, EvalBench2DriveConfig]) -> int:
     config.require_source()
     try:
         if config.policy is None:
-            graded = await asyncio.to_thread(graded_in, config)
-            print(text_of(graded))
+            graded = await asyncio.to_thread(grade_results, config)
+            print(format_table(graded))
             if config.out is not None and not command.launch.dry_run:
-                await asyncio.to_thread(Path(config.out).write_bytes, json_of(graded))
+                await asyncio.to_thread(Path(config.out).write_bytes, encode_table(graded))
             return 0
         cameras = cameras_of(config.cameras)
     except ValueError as error:
@@ -191,7 +191,7 @@ class Graded:
     smoothness: Smoothness | None
 
 
-def graded_in(config: EvalBench2DriveConfig) -> Graded:
+def grade_results(config: EvalBench2DriveConfig) -> Graded:
     """Grade the results. Raises: ValueError if a file is damaged or of another route set."""
     assert config.routes is not None
     routes = Path(config.routes)
@@ -208,14 +208,14 @@ def graded_in(config: EvalBench2DriveConfig) -> Graded:
     return Graded(table, abilities, smoothness)
 
 
-def json_of(graded: Graded) -> bytes:
+def encode_table(graded: Graded) -> bytes:
     """Return the table as JSON, with the parts that were computed beside it."""
     more = {"abilities": graded.abilities, "smoothness": graded.smoothness}
     computed = {name: part for name, part in more.items() if part is not None}
     return msgspec.json.encode({**asdict(graded.table), **computed})
 
 
-def text_of(graded: Graded) -> str:
+def format_table(graded: Graded) -> str:
     """Return the table as text."""
     table = graded.table
     efficiency = "-" if table.efficiency is None else f"{table.efficiency:.2f}"
@@ -235,12 +235,12 @@ def text_of(graded: Graded) -> str:
         lines.append(f"multi-ability; {left_out} routes that were not driven are left out")
         for name, ability in graded.abilities.abilities.items():
             counts = f"{ability.num_successes} of {ability.num_routes} routes"
-            lines.append(f"  {name:<15}{_percent(ability.success_ratio)}   {counts}")
-        lines.append(f"  {'mean':<15}{_percent(graded.abilities.mean)}")
+            lines.append(f"  {name:<15}{_format_percent(ability.success_ratio)}   {counts}")
+        lines.append(f"  {'mean':<15}{_format_percent(graded.abilities.mean)}")
     return "\n".join(lines)
 
 
-def _percent(ratio: float | None) -> str:
+def _format_percent(ratio: float | None) -> str:
     return f"{'-':>8}  " if ratio is None else f"{100 * ratio:8.2f} %"
 
 

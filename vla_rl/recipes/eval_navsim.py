@@ -104,7 +104,7 @@ async def main(command: Command[Launch, EvalNavsimConfig]) -> int:
         if config.plans is not None:
             plans = await asyncio.to_thread(read_plans, Path(config.plans))
         else:
-            plans = await _planned(config, files)
+            plans = await _make_plans(config, files)
         table = await asyncio.to_thread(graded_table, config, files, plans)
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -137,7 +137,7 @@ def graded_table(
     return table_of(graded, config.version, read_two_stages(Path(config.scenes)))
 
 
-async def _planned(config: EvalNavsimConfig, files: list[Path]) -> "dict[str, Floats]":
+async def _make_plans(config: EvalNavsimConfig, files: list[Path]) -> "dict[str, Floats]":
     """Return the policy's greedy trajectory in each scene."""
     assert config.policy is not None
     model = await asyncio.to_thread(

@@ -31,7 +31,7 @@ from vla_rl.recipes.driving_training import (
     FORMAT,
     IMAGE_SIZE,
     load_driver,
-    settings_of_scores,
+    score_settings,
 )
 from vla_rl.rollout import SchedulerConfig, TaskStart
 from vla_rl.types import EnvSpec
@@ -80,7 +80,7 @@ class GrpoBench2DriveConfig(EmbodiedConfig, frozen=True, kw_only=True):
     @classmethod
     def task_settings(cls, pipeline: str) -> Mapping[str, Any]:
         """Return what the task needs of this pipeline."""
-        return settings_of_scores(pipeline)
+        return score_settings(pipeline)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,7 +91,7 @@ class GrpoBench2DriveConfig(EmbodiedConfig, frozen=True, kw_only=True):
         )
 
 
-def starts_of(config: GrpoBench2DriveConfig) -> list[TaskStart]:
+def training_starts(config: GrpoBench2DriveConfig) -> list[TaskStart]:
     """Return one start for each route."""
     env = EnvSpec(
         id="vla_rl/bench2drive-v0",
@@ -128,7 +128,7 @@ async def main(command: Command[TrainingLaunch, GrpoBench2DriveConfig]) -> int:
     print(f"starting from the policy in {config.policy}; {describe_policy(model)}", flush=True)
     return await launch(
         command,
-        starts_of(config),
+        training_starts(config),
         model,
         EpisodeFootprint(
             what_runs="routes of Bench2Drive",

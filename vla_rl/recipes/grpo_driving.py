@@ -9,6 +9,7 @@ printed.
 """
 
 import sys
+from typing import TYPE_CHECKING, get_args
 
 from vla_rl.algorithms import AdvantageConfig
 from vla_rl.cli.command_line import TrainingLaunch, run_recipe
@@ -19,12 +20,62 @@ from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.driving_training import (
     BY_GROUP_MEAN,
+    CROP,
+    DRIVING,
+    IMAGE_SIZE,
     ROUTE_BASE,
-    DrivingConfig,
     HeldOutScenesConfig,
+    SceneTrainingConfig,
     main,
 )
 from vla_rl.rollout import SchedulerConfig
+from vla_rl.types import EnvSpec
+
+if TYPE_CHECKING:
+    pass
+
+
+class DrivingConfig(SceneTrainingConfig, frozen=True, kw_only=True):
+    """Reinforcement learning on the driving world."""
+
+    scenes: int = 10_000
+    """Training scenes, from number 0 on."""
+
+    route_points: int = 0
+    """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10, as
+    it was taught."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.scenes >= 1, "scenes", "at least 1")
+        self.require(
+            0 <= self.route_points <= ROUTE_POINTS, "route_points", f"0 to {ROUTE_POINTS} points"
+        )
+
+    @property
+    def task(self) -> str:
+        """Name of the scenes in metrics and results."""
+        return "driving"
+
+    def env_of(self, split: str) -> EnvSpec:
+        """Return the environment over `train` or `held_out`."""
+        kwargs = {
+            "split": split,
+            "version": self.version,
+            "reward": self.reward_of,
+            "action": self.action,
+            "image_size": IMAGE_SIZE,
+            "crop": CROP,
+            "route_points": self.route_points,
+        }
+        if split == "held_out":
+            kwargs["also"] = [each for each in get_args(Version) if each != self.version]
+        return EnvSpec(id=DRIVING, kwargs=kwargs)
+
+    def num_scenes(self, split: str) -> int:
+        """Return the number of scenes of `train` or `held_out` that are used."""
+        wanted = self.held_out
+        return self.scenes if split == "train" else wanted.scenes + wanted.num_choosing
 
 
 class GrpoDrivingConfig(DrivingConfig, frozen=True, kw_only=True):

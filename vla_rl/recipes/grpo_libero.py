@@ -9,7 +9,7 @@ import sys
 
 from vla_rl.cli.command_line import TrainingLaunch, run_recipe
 from vla_rl.pipelines.config import FilterConfig, RunConfig
-from vla_rl.recipes.libero_training import LiberoConfig, main
+from vla_rl.recipes.srpo_libero import LiberoConfig, main
 
 
 class GrpoLiberoConfig(LiberoConfig, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ import sys
 
 from vla_rl.cli.command_line import TrainingLaunch, run_recipe
 from vla_rl.pipelines.config import FilterConfig, RunConfig
-from vla_rl.recipes.metaworld_training import MetaworldConfig
+from vla_rl.recipes.srpo_metaworld import MetaworldConfig
 from vla_rl.recipes.suite_training import main
 
 

@@ -30,6 +30,7 @@ from vla_rl.types import Config, EnvSpec
 if TYPE_CHECKING:
     from vla_rl.team.members import Team
 
+
 ENV_ID = "text/arithmetic_pair"
 AGENTS = ("solver", "checker")
 
@@ -104,7 +105,7 @@ class GrpoPairConfig(GrpoTextConfig, frozen=True, kw_only=True):
         return EnvSpec(id=ENV_ID, kwargs=kwargs)
 
 
-def policies_of(config: GrpoPairConfig) -> "Team":
+def load_policies(config: GrpoPairConfig) -> "Team":
     """Load one policy for both agents, or one for each."""
     if config.agents.weights == "shared":
         return vla_rl.Team.of(language.load_language_model(config.policy))
@@ -120,7 +121,7 @@ def policies_of(config: GrpoPairConfig) -> "Team":
 
 async def main(command: Command[TrainingLaunch, GrpoPairConfig]) -> int:
     """Plan, draw or train, as the command line says."""
-    return await launch_text(command, policies_of(command.config))
+    return await launch_text(command, load_policies(command.config))
 
 
 def cli() -> int:

@@ -36,6 +36,7 @@ from vla_rl.util.values import excerpt
 if TYPE_CHECKING:
     from vla_rl.engines import LanguageModel
 
+
 ENV_ID = "text/question"
 
 
@@ -113,7 +114,7 @@ def split_rows(config: GrpoPromptsConfig) -> tuple[list[int], list[int]]:
     return sorted(rows[config.num_validation :]), sorted(rows[: config.num_validation])
 
 
-def starts_of(config: GrpoPromptsConfig, numbers: Sequence[int]) -> list[TaskStart]:
+def row_starts(config: GrpoPromptsConfig, numbers: Sequence[int]) -> list[TaskStart]:
     """Return one start for each row. Raises: ConfigError if there is no such scorer."""
     kwargs = {
         "data": config.prompts,
@@ -151,7 +152,7 @@ def check_prompts(config: GrpoPromptsConfig, model: "LanguageModel[Any]") -> int
                 model.render(first_messages(row[config.prompt_field], config.system, label))
             )
         except ValueError as error:
-            if config.system and _takes(model, asked):
+            if config.system and _accepts_messages(model, asked):
                 raise ConfigError(
                     f"system={excerpt(config.system)}: {error}. The template takes {label} without "
                     "it; write what it says into the questions, or use a template that takes it"
@@ -175,7 +176,7 @@ def check_prompts(config: GrpoPromptsConfig, model: "LanguageModel[Any]") -> int
     return longest
 
 
-def _takes(model: "LanguageModel[Any]", messages: Sequence[Message]) -> bool:
+def _accepts_messages(model: "LanguageModel[Any]", messages: Sequence[Message]) -> bool:
     try:
         model.render(messages)
     except ValueError:
@@ -187,7 +188,7 @@ async def main(command: Command[TrainingLaunch, GrpoPromptsConfig]) -> int:
     """Check the rows; plan, draw or train, as the command line says."""
     config = command.config
     trained, held_out = await asyncio.to_thread(split_rows, config)
-    starts = starts_of(config, trained)
+    starts = row_starts(config, trained)
     model = await asyncio.to_thread(language.load_language_model, config.policy)
     longest = await asyncio.to_thread(check_prompts, config, model)
     print(
@@ -207,7 +208,7 @@ async def main(command: Command[TrainingLaunch, GrpoPromptsConfig]) -> int:
     if held_out:
         agent = partial(chat_agent, limits=config.chat)
         sampling = Sampling(temperature=config.temperature)
-        judge = Validation(starts_of(config, held_out), config.num_tries, agent, sampling)
+        judge = Validation(row_starts(config, held_out), config.num_tries, agent, sampling)
     return await launch(command, starts, model, footprint, judge=judge)
 
 

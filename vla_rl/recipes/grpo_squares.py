@@ -30,6 +30,7 @@ from vla_rl.types import EnvSpec, Message, Sampling, derive_seed
 if TYPE_CHECKING:
     from vla_rl.models.language import VisionLanguageModel
 
+
 ENV_ID = "text/square"
 
 
@@ -91,11 +92,11 @@ class GrpoSquaresConfig(TextTrainingConfig, frozen=True, kw_only=True):
         return min(self.engine.max_reply, self.chat.max_reply or self.engine.max_reply)
 
 
-def starts_of(config: GrpoSquaresConfig) -> tuple[list[TaskStart], list[TaskStart]]:
+def split_starts(config: GrpoSquaresConfig) -> tuple[list[TaskStart], list[TaskStart]]:
     """Return the images to train on, and those of validation, drawn by the run's seed."""
     seeds = _different_seeds(config)
-    held_out = [_start(config, seed) for seed in islice(seeds, config.num_validation)]
-    return [_start(config, seed) for seed in islice(seeds, config.num_starts)], held_out
+    held_out = [_make_start(config, seed) for seed in islice(seeds, config.num_validation)]
+    return [_make_start(config, seed) for seed in islice(seeds, config.num_starts)], held_out
 
 
 def _different_seeds(config: GrpoSquaresConfig) -> Iterator[int]:
@@ -108,11 +109,11 @@ def _different_seeds(config: GrpoSquaresConfig) -> Iterator[int]:
         number += 1
 
 
-def _start(config: GrpoSquaresConfig, seed: int) -> TaskStart:
+def _make_start(config: GrpoSquaresConfig, seed: int) -> TaskStart:
     return TaskStart(env=config.env, task=f"{ENV_ID} {config.question}", seed=seed)
 
 
-def policy_of(config: GrpoSquaresConfig) -> "VisionLanguageModel":
+def load_vision_policy(config: GrpoSquaresConfig) -> "VisionLanguageModel":
     """Load the policy. Raises: ConfigError if it reads text alone; CheckpointError."""
     model = language.load_language_model(config.policy)
     if not isinstance(model, language.VisionLanguageModel):
@@ -125,7 +126,7 @@ def policy_of(config: GrpoSquaresConfig) -> "VisionLanguageModel":
     return model
 
 
-def footprint_of(config: GrpoSquaresConfig, model: "VisionLanguageModel") -> EpisodeFootprint:
+def episode_footprint(config: GrpoSquaresConfig, model: "VisionLanguageModel") -> EpisodeFootprint:
     """Return what an episode needs: one image, its question, and a reply."""
     image, _, _ = draw_square(0, config.size)
     asked = Message(role="user", images=(image,), content=QUESTIONS[config.question])
@@ -145,14 +146,14 @@ async def main(command: Command[TrainingLaunch, GrpoSquaresConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
     make_text_task(config.env)
-    trained, held_out = starts_of(config)
-    model = await asyncio.to_thread(policy_of, config)
+    trained, held_out = split_starts(config)
+    model = await asyncio.to_thread(load_vision_policy, config)
     judge = None
     if held_out:
         agent = partial(chat_agent, limits=config.chat)
         sampling = Sampling(temperature=config.temperature)
         judge = Validation(held_out, config.num_tries, agent, sampling)
-    return await launch(command, trained, model, footprint_of(config, model), judge=judge)
+    return await launch(command, trained, model, episode_footprint(config, model), judge=judge)
 
 
 def cli() -> int:

@@ -30,9 +30,10 @@ from vla_rl.types import EnvSpec, Sampling, derive_seed
 if TYPE_CHECKING:
     from vla_rl.team.members import Trainable
 
+
 ENV_ID = "text/arithmetic"
 OPERATORS: Final = "+-"
-MOST_DRAWS: Final = 100
+MAX_DRAWS: Final = 100
 """Draws for each wanted sum; if they do not find it, there are too few different sums."""
 
 ARITHMETIC_BASE: Final = Path(vla_rl.__file__).parent / "assets" / "arithmetic_base"
@@ -102,13 +103,13 @@ def training_starts(config: GrpoTextConfig) -> list[TaskStart]:
 
     Raises: ConfigError if too few are left.
     """
-    held_out = {_sum_of(config, start.seed) for start in validation_starts(config)}
+    held_out = {_sum_text(config, start.seed) for start in validation_starts(config)}
     seeds: list[int] = []
-    for seed in _seeds_of(config, "train", MOST_DRAWS * config.num_starts):
-        if _sum_of(config, seed) not in held_out:
+    for seed in _derive_seeds(config, "train", MAX_DRAWS * config.num_starts):
+        if _sum_text(config, seed) not in held_out:
             seeds.append(seed)
         if len(seeds) == config.num_starts:
-            return _starts(config, seeds)
+            return _make_starts(config, seeds)
     raise ConfigError(
         f"num_validation is {config.num_validation}, which leaves too few sums to train on of "
         f"those with num_operators={config.num_operators} and num_digits={config.num_digits}; take "
@@ -119,8 +120,8 @@ def training_starts(config: GrpoTextConfig) -> list[TaskStart]:
 def validation_starts(config: GrpoTextConfig) -> list[TaskStart]:
     """Return different sums for validation. Raises: ConfigError if there are too few."""
     seeds: dict[str, int] = {}
-    for seed in _seeds_of(config, "validation", MOST_DRAWS * config.num_validation):
-        seeds.setdefault(_sum_of(config, seed), seed)
+    for seed in _derive_seeds(config, "validation", MAX_DRAWS * config.num_validation):
+        seeds.setdefault(_sum_text(config, seed), seed)
         if len(seeds) == config.num_validation:
             break
     if len(seeds) < config.num_validation:
@@ -129,26 +130,26 @@ def validation_starts(config: GrpoTextConfig) -> list[TaskStart]:
             f"found with num_operators={config.num_operators} and num_digits={config.num_digits}; "
             "take fewer, or larger sums"
         )
-    return _starts(config, list(seeds.values()))
+    return _make_starts(config, list(seeds.values()))
 
 
-def _seeds_of(config: GrpoTextConfig, kind: str, num: int) -> Iterator[int]:
+def _derive_seeds(config: GrpoTextConfig, kind: str, num: int) -> Iterator[int]:
     return (derive_seed(config.run.seed, kind, number) % 2**31 for number in range(num))
 
 
-def _sum_of(config: GrpoTextConfig, seed: int) -> str:
+def _sum_text(config: GrpoTextConfig, seed: int) -> str:
     """Return the text of the sum that the environment draws from a seed."""
     return draw_problem(
         seed, num_operators=config.num_operators, num_digits=config.num_digits, operators=OPERATORS
     ).text
 
 
-def _starts(config: GrpoTextConfig, seeds: Sequence[int]) -> list[TaskStart]:
+def _make_starts(config: GrpoTextConfig, seeds: Sequence[int]) -> list[TaskStart]:
     env = config.env
     return [TaskStart(env=env, task=env.id, seed=seed) for seed in seeds]
 
 
-def validation_of(config: GrpoTextConfig) -> Validation | None:
+def make_validation(config: GrpoTextConfig) -> Validation | None:
     """Return the validation of the run; None if `num_validation` is 0."""
     if config.num_validation == 0:
         return None
@@ -168,7 +169,7 @@ async def launch_text(command: Command[TrainingLaunch, Any], model: "Trainable")
         num_chunks=config.chat.max_turns,
     )
     return await launch(
-        command, training_starts(config), model, footprint, judge=validation_of(config)
+        command, training_starts(config), model, footprint, judge=make_validation(config)
     )
 
 

@@ -39,7 +39,8 @@ from vla_rl.util.values import plain_console
 if TYPE_CHECKING:
     from vla_rl.models.loading import VlaPolicy
 
-_SHORT: Final = {"exact": "physics=exact,quality=exact", "fast": "physics=fast,quality=fast"}
+
+_WAYS: Final = {"exact": "physics=exact,quality=exact", "fast": "physics=fast,quality=fast"}
 
 
 class Way(Config, frozen=True, kw_only=True):
@@ -122,9 +123,9 @@ async def main(command: Command[Launch, ParityConfig]) -> int:
             traces.append(await asyncio.to_thread(read_trace, Path(side)))
             continue
         if policy is None:
-            policy = await asyncio.to_thread(_loaded, config)
+            policy = await asyncio.to_thread(_load_checkpoint, config)
             print(describe_policy(policy), flush=True)
-        traces.append(await _recorded(config, policy, way, side))
+        traces.append(await _record_trace(config, policy, way, side))
     if config.save is not None:
         await asyncio.to_thread(config.save.mkdir, parents=True, exist_ok=True)
         for letter, trace in zip("ab", traces, strict=False):
@@ -141,7 +142,7 @@ async def main(command: Command[Launch, ParityConfig]) -> int:
 
 def parse_way(text: str) -> Way:
     """Read settings from text. Raises: ConfigError naming what is wrong."""
-    parts = _SHORT.get(text, text).split(",")
+    parts = _WAYS.get(text, text).split(",")
     pairs = [part.partition("=") for part in parts]
     known = Way.__struct_fields__
     if not all(equals and name in known for name, equals, _ in pairs):
@@ -203,14 +204,14 @@ def _first_decisions(trace: Trace, number: int | None) -> Trace:
     return msgspec.structs.replace(trace, entries=entries)
 
 
-def _loaded(config: ParityConfig) -> "VlaPolicy":
+def _load_checkpoint(config: ParityConfig) -> "VlaPolicy":
     folder = resolve_checkpoint(config.checkpoint, config.assets)
     policy = load_policy(folder, config, config.device)
     require_for_libero(policy, folder)
     return policy
 
 
-async def _recorded(config: ParityConfig, policy: "VlaPolicy", way: Way, side: str) -> Trace:
+async def _record_trace(config: ParityConfig, policy: "VlaPolicy", way: Way, side: str) -> Trace:
     # imports torch, which `--help` must not wait for
     from vla_rl.evaluation.parity.recording import trace_of
 

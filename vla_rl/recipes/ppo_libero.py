@@ -10,7 +10,7 @@ import sys
 from vla_rl.algorithms import AdvantageConfig
 from vla_rl.cli.command_line import TrainingLaunch, run_recipe
 from vla_rl.pipelines.config import RunConfig
-from vla_rl.recipes.libero_training import LiberoConfig, main
+from vla_rl.recipes.srpo_libero import LiberoConfig, main
 from vla_rl.rollout import SchedulerConfig
 
 

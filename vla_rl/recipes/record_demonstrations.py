@@ -41,7 +41,7 @@ from vla_rl.run.terminal import lasting_output
 from vla_rl.types import Config, EnvSpec, derive_seed
 from vla_rl.util.ownership import name_lock_file, sole_owner
 
-_OF_LIBERO: Final = MappingProxyType({"scene_seeds": (0,), "assets": None, "physics": "fast"})
+_LIBERO_OPTIONS: Final = MappingProxyType({"scene_seeds": (0,), "assets": None, "physics": "fast"})
 """Options that Meta-World's suites do not have, with their defaults."""
 
 
@@ -106,7 +106,7 @@ class RecordConfig(Config, frozen=True, kw_only=True):
         known = (*SUITES, *METAWORLD_SUITES)
         self.require(self.suite in known, "suite", f"one of {', '.join(known)}, which have experts")
         if self.suite in METAWORLD_SUITES:
-            for name, default in _OF_LIBERO.items():
+            for name, default in _LIBERO_OPTIONS.items():
                 self.require(
                     getattr(self, name) == default,
                     name,
@@ -143,14 +143,14 @@ class RecordConfig(Config, frozen=True, kw_only=True):
         )
 
 
-def folder_of(config: RecordConfig, task_id: int) -> Path:
+def task_folder(config: RecordConfig, task_id: int) -> Path:
     """Return the folder of a task's demonstrations."""
     return Path(config.out) / config.suite / str(task_id)
 
 
-def settings_file_of(config: RecordConfig, task_id: int) -> Path:
+def settings_path(config: RecordConfig, task_id: int) -> Path:
     """Return the file that holds the settings of a task's demonstrations."""
-    folder = folder_of(config, task_id)
+    folder = task_folder(config, task_id)
     return folder.with_name(f"{folder.name}.settings.json")
 
 
@@ -169,14 +169,14 @@ def check_settings(config: RecordConfig, assets: Assets | None) -> dict[str, Any
         "assets",
     }
     if assets is None:
-        names -= set(_OF_LIBERO)
+        names -= set(_LIBERO_OPTIONS)
     settings = {name: getattr(config, name) for name in sorted(names)}
     if assets is not None:
         settings["assets"] = str(assets.path)
     if len(config.scene_seeds) > 1:  # the number decides how many each seed gets
         settings["num"] = config.num
     for task_id in config.task_ids:
-        folder, record = folder_of(config, task_id), settings_file_of(config, task_id)
+        folder, record = task_folder(config, task_id), settings_path(config, task_id)
         if not record.exists() and any(folder.glob("*.npz")):
             raise ConfigError(
                 f"{folder} holds demonstrations, but {record}, their settings, is missing; choose "
@@ -186,12 +186,12 @@ def check_settings(config: RecordConfig, assets: Assets | None) -> dict[str, Any
     return settings
 
 
-def note_settings(config: RecordConfig, assets: Assets | None) -> None:
+def write_settings(config: RecordConfig, assets: Assets | None) -> None:
     """Write the settings of the recording beside each task's folder. Raises: ConfigError as
     `check_settings` does, or if they cannot be written."""
     settings = check_settings(config, assets)
     for task_id in config.task_ids:
-        folder, record = folder_of(config, task_id), settings_file_of(config, task_id)
+        folder, record = task_folder(config, task_id), settings_path(config, task_id)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             note_conditions(record, settings)
@@ -218,10 +218,10 @@ def record_task(config: RecordConfig, task_id: int) -> int:
                         f"only {num_recorded} of {num_played} episodes of {env.task.key} "
                         f"succeeded: {obstacle or 'lower noise, or choose other tasks'}."
                     )
-                demonstration = _play_one(config, env, task_id, num_played)
+                demonstration = _record_episode(config, env, task_id, num_played)
                 num_played += 1
                 if demonstration.is_success:
-                    demonstration.save(folder_of(config, task_id) / f"{num_recorded:04d}.npz")
+                    demonstration.save(task_folder(config, task_id) / f"{num_recorded:04d}.npz")
                     num_recorded += 1
                 obstacle = demonstration.obstacle
         finally:
@@ -236,14 +236,16 @@ def _make_env(config: RecordConfig, task_id: int, scene_seed: int) -> ImageEnv:
     return LiberoEnv(config.suite, task_id, scene_seed=scene_seed, **kwargs)
 
 
-def _env_of(config: RecordConfig, task_id: int) -> EnvSpec:
+def _env_spec(config: RecordConfig, task_id: int) -> EnvSpec:
     scene = config.scene
     if isinstance(scene, LiberoScene):
         return scene.env(config.suite, task_id, config.scene_seeds[0])
     return scene.env(config.suite, task_id)
 
 
-def _play_one(config: RecordConfig, env: ImageEnv, task_id: int, number: int) -> Demonstration:
+def _record_episode(
+    config: RecordConfig, env: ImageEnv, task_id: int, number: int
+) -> Demonstration:
     """Run the episode of this number; the number determines its start and its noise."""
     starts = config.init_state_ids or tuple(range(config.num_init_states))
     seed = derive_seed(config.seed, task_id, number)
@@ -261,21 +263,23 @@ def main(command: Command[Launch, RecordConfig]) -> int:
     if command.launch.dry_run:
         check_settings(config, assets)
         asyncio.run(
-            open_each([_env_of(config, task_id) for task_id in config.task_ids], SimulatorConfig())
+            open_each(
+                [_env_spec(config, task_id) for task_id in config.task_ids], SimulatorConfig()
+            )
         )
         print("everything that the command would read was found")
         return 0
     with contextlib.ExitStack() as stack:
         for task_id in config.task_ids:
-            folder = folder_of(config, task_id)
+            folder = task_folder(config, task_id)
             folder.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(sole_owner(name_lock_file(folder), f"the folder {folder}"))
-        note_settings(config, assets)
-        _record(config)
+        write_settings(config, assets)
+        _record_tasks(config)
     return 0
 
 
-def _record(config: RecordConfig) -> None:
+def _record_tasks(config: RecordConfig) -> None:
     spawned = multiprocessing.get_context("spawn")
     with (
         ProcessPoolExecutor(config.workers, mp_context=spawned) as processes,
@@ -291,7 +295,7 @@ def _record(config: RecordConfig) -> None:
                 processes.shutdown(wait=False, cancel_futures=True)
             task_id, num_played = jobs[job], job.result()
             progress.advance(bar)
-            files = sorted(folder_of(config, task_id).glob("*.npz"))[: config.num]
+            files = sorted(task_folder(config, task_id).glob("*.npz"))[: config.num]
             num_steps = sum(read_recording(file).num_steps for file in files)
             print(
                 f"{config.suite}/{task_id}: {config.num} of {num_played} episodes recorded, "

@@ -33,7 +33,7 @@ from vla_rl.learner import ImitationConfig, OptimizerConfig
 from vla_rl.models import openvla_oft
 from vla_rl.models.loading import Device, choose_device, require_new_folder
 from vla_rl.models.prismatic.config import ProprioConfig, tiny
-from vla_rl.recipes.driving_training import CROP, IMAGE_SIZE, TAUGHT
+from vla_rl.recipes.driving_training import CROP, IMAGE_SIZE, ROWS_BY_STATISTICS
 from vla_rl.run.supervised import intermediate_folder, train_supervised
 from vla_rl.types import Config, derive_seed
 
@@ -142,7 +142,7 @@ def new_policy(
         chunk_size=NUM_WAYPOINTS,
         action_dim=3,
     )
-    names = [name for name, taught in TAUGHT.items() if taught == action]
+    names = [name for name, taught in ROWS_BY_STATISTICS.items() if taught == action]
     return openvla_oft.OpenVlaOft.create(replace(small, norm_key=names[0], num_bins=bins), seed)
 
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from vla_rl.models.prismatic.config import TrainingImages
 
 
-_NOTHING_SAID: Final = CheckpointFormat()
+_DEFAULT_FORMAT: Final = CheckpointFormat()
 
 
 class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
@@ -143,7 +143,7 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
         )
         if self.checkpoint is None:
             for name in (*CheckpointFormat.__struct_fields__, "new_parts"):
-                given, default = getattr(self, name), getattr(_NOTHING_SAID, name, ())
+                given, default = getattr(self, name), getattr(_DEFAULT_FORMAT, name, ())
                 self.require(
                     given == default,
                     name,
@@ -191,7 +191,7 @@ def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) ->
     return policy.adapted(lora, seed=derive_seed(config.seed, "adapters"))
 
 
-def taught_pictures(config: SftLiberoConfig) -> "TrainingImages | None":
+def training_images(config: SftLiberoConfig) -> "TrainingImages | None":
     """Return what the demonstrations show; None for data sets that were not recorded here.
 
     Raises: ConfigError if they show pictures of several kinds.
@@ -223,7 +223,7 @@ def read_demonstrations(config: SftLiberoConfig) -> list[RecordedEpisode]:
         raise ConfigError(str(error)) from error
 
 
-def folders_of(config: SftLiberoConfig) -> dict[int, Path]:
+def save_folders(config: SftLiberoConfig) -> dict[int, Path]:
     """Return the folder of each save, by the number of updates before it."""
     on_the_way = (
         range(config.save_every, config.updates, config.save_every) if config.save_every else []
@@ -243,9 +243,9 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     from vla_rl.run.supervised import opened_imitator
 
     config = command.config
-    require_new_folder(*folders_of(config).values())
+    require_new_folder(*save_folders(config).values())
     episodes = await asyncio.to_thread(read_demonstrations, config)
-    pictures = await asyncio.to_thread(taught_pictures, config)
+    pictures = await asyncio.to_thread(training_images, config)
     policy = await asyncio.to_thread(starting_policy, config, episodes)
     policy.config = msgspec.structs.replace(policy.config, pictures=pictures)
     if config.recompute_activations:
@@ -302,7 +302,7 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
 
         async def save(folder: Path) -> None:
             await imitator.fetch()
-            await lane.run(_save, policy, folder, work="checkpoint")
+            await lane.run(_save_merged, policy, folder, work="checkpoint")
 
         status = await train_supervised(
             config.updates, batch, learn, save, Path(config.out), save_every=config.save_every
@@ -317,7 +317,7 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     return status
 
 
-def _save(policy: "VlaPolicy", folder: Path) -> None:
+def _save_merged(policy: "VlaPolicy", folder: Path) -> None:
     """Write a checkpoint in the public layout, with adapters merged into the weights."""
     (policy.merged() if policy.config.lora is not None else policy).save(folder)
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from vla_rl.learner import Demonstration
     from vla_rl.models.language import CausalLanguageModel
 
+
 NUM_TOKENIZER_TEXTS = 500
 
 
@@ -95,7 +96,7 @@ class SftTextConfig(Config, frozen=True, kw_only=True):
             self.require(getattr(self, field) >= 1, field, "at least 1")
 
 
-def conversation_of(config: SftTextConfig, number: int) -> tuple[Message, ...]:
+def make_conversation(config: SftTextConfig, number: int) -> tuple[Message, ...]:
     """Make the conversation of this number."""
     made = draw_pair_conversation if config.task == "arithmetic_pair" else draw_conversation
     return made(
@@ -107,17 +108,17 @@ def conversation_of(config: SftTextConfig, number: int) -> tuple[Message, ...]:
     )
 
 
-def untaught_policy(config: SftTextConfig) -> "CausalLanguageModel":
+def new_policy(config: SftTextConfig) -> "CausalLanguageModel":
     """Create a policy with random weights and a tokenizer that is trained on such conversations."""
     blank = tiny(config.shape, (), config.seed)
     texts = [
-        blank.text_of(conversation_of(config, number), TOOLS)
+        blank.text_of(make_conversation(config, number), TOOLS)
         for number in range(NUM_TOKENIZER_TEXTS)
     ]
     return tiny(config.shape, texts, config.seed)
 
 
-async def teach_policy(config: SftTextConfig, policy: "CausalLanguageModel") -> int:
+async def train_policy(config: SftTextConfig, policy: "CausalLanguageModel") -> int:
     """Make all updates and save the weights; return the exit status."""
     # torch takes seconds to import: `--help` and errors in options must not wait for it
     from vla_rl.run.supervised import opened_imitator
@@ -132,9 +133,9 @@ async def teach_policy(config: SftTextConfig, policy: "CausalLanguageModel") -> 
         async def batch(number: int) -> "list[Demonstration]":
             first = (number - 1) * config.batch
             chats = [
-                conversation_of(config, number) for number in range(first, first + config.batch)
+                make_conversation(config, number) for number in range(first, first + config.batch)
             ]
-            return await asyncio.to_thread(_lessons, policy, chats)
+            return await asyncio.to_thread(_make_batch, policy, chats)
 
         async def learn(number: int, lessons: "list[Demonstration]") -> None:
             loss = (await imitator.update(lessons)).metrics["imitation/loss"]
@@ -150,7 +151,7 @@ async def teach_policy(config: SftTextConfig, policy: "CausalLanguageModel") -> 
         )
 
 
-def _lessons(
+def _make_batch(
     policy: "CausalLanguageModel", chats: Sequence[Sequence[Message]]
 ) -> "list[Demonstration]":
     from vla_rl.models.language.demonstrations import chat_demonstration
@@ -162,9 +163,9 @@ async def main(command: Command[Launch, SftTextConfig]) -> int:
     """Train the policy and save it; return the exit status."""
     config = command.config
     require_new_folder(Path(config.out))
-    policy = untaught_policy(config)
+    policy = new_policy(config)
     num_parameters = sum(parameter.numel() for parameter in policy.network.parameters())
-    prompt = policy.render(conversation_of(config, 0)[:1], TOOLS)
+    prompt = policy.render(make_conversation(config, 0)[:1], TOOLS)
     print(
         f"{num_parameters} parameters, {len(prompt)} tokens per prompt; the policy will be saved "
         f"in {config.out}",
@@ -172,7 +173,7 @@ async def main(command: Command[Launch, SftTextConfig]) -> int:
     )
     if command.launch.dry_run:
         return 0
-    return await teach_policy(config, policy)
+    return await train_policy(config, policy)
 
 
 def cli() -> int:

@@ -34,14 +34,16 @@ from vla_rl.models.loading import CheckpointFormat, load_policy
 from vla_rl.pipelines.config import MixedTrainingConfig, RunConfig
 from vla_rl.pipelines.nodes.rewards import Reward, RewardConfig, environment, success
 from vla_rl.recipes import grpo_text, srpo_toy
-from vla_rl.recipes.driving_training import DRIVING, DrivingConfig, starts_of as driving_starts
+from vla_rl.recipes.driving_training import DRIVING, training_starts as driving_starts
+from vla_rl.recipes.grpo_driving import DrivingConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
-from vla_rl.recipes.suite_training import starting_policy, starts_of as libero_starts
+from vla_rl.recipes.suite_training import starting_policy, training_starts as libero_starts
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
 from vla_rl.types import DEFAULT_AGENT, Agent, Roster, Trajectory, by_member
 
 if TYPE_CHECKING:
     from vla_rl.team.members import Team
+
 
 ROBOT, LANGUAGE, DRIVER = "robot", "language", "driver"
 SIMULATOR_MB: Final = {"toy": 15, "libero": LIBERO.simulator_mb, "driving": 45, "text": 15}
@@ -132,7 +134,7 @@ def solved_or_scored(trajectory: Trajectory) -> Reward:
     return environment(trajectory) if is_drive else success(trajectory)
 
 
-def play_either(limits: ChatLimits) -> Agent:
+def mixed_agent(limits: ChatLimits) -> Agent:
     """Return an agent that acts in simulators with the policy "robot", on the road with "driver"
     and in text environments with "language".
 
@@ -144,7 +146,7 @@ def play_either(limits: ChatLimits) -> Agent:
 
 
 async def run_either(env: Any, policies: Any, *, limits: ChatLimits) -> Trajectory:
-    """Run one episode with the policy that it needs: see `play_either`."""
+    """Run one episode with the policy that it needs: see `mixed_agent`."""
     is_text = is_text_task(env.episode.env)
     acting = DRIVER if env.episode.env.id == DRIVING else ROBOT
     policies = by_member(policies)
@@ -175,7 +177,7 @@ def with_agent(trajectory: Trajectory, name: str) -> Trajectory:
     return msgspec.structs.replace(trajectory, steps=steps)
 
 
-def mixed(
+def mix_starts(
     robot: Sequence[TaskStart],
     language: Sequence[TaskStart],
     robot_share: float,
@@ -190,17 +192,17 @@ def mixed(
     num_driving = min(max(round(driving_share * num), 1), num - 2) if driving else 0
     num_robot = min(max(round(robot_share * num), 1), num - num_driving - 1)
     return [
-        *_repeated(robot, num_robot),
-        *_repeated(driving, num_driving),
-        *_repeated(language, num - num_robot - num_driving),
+        *_repeat(robot, num_robot),
+        *_repeat(driving, num_driving),
+        *_repeat(language, num - num_robot - num_driving),
     ]
 
 
-def _repeated(starts: Sequence[TaskStart], num: int) -> list[TaskStart]:
+def _repeat(starts: Sequence[TaskStart], num: int) -> list[TaskStart]:
     return [starts[number % len(starts)] for number in range(num)]
 
 
-def starts_of(config: SideBySideConfig) -> list[TaskStart]:
+def mixed_starts(config: SideBySideConfig) -> list[TaskStart]:
     """Return starts of all kinds."""
     sums = grpo_text.GrpoTextConfig(
         run=RunConfig(seed=config.run.seed),
@@ -211,49 +213,53 @@ def starts_of(config: SideBySideConfig) -> list[TaskStart]:
     )
     language = grpo_text.training_starts(sums)
     is_toy = config.robot == "toy"
-    robot = srpo_toy.starts_of(_toy(config)) if is_toy else libero_starts(_libero(config))
-    driving = driving_starts(_driving(config)) if config.driving_share else []
-    return mixed(
+    robot = (
+        srpo_toy.training_starts(_toy_config(config))
+        if is_toy
+        else libero_starts(_libero_config(config))
+    )
+    driving = driving_starts(_driving_config(config)) if config.driving_share else []
+    return mix_starts(
         robot, language, config.robot_share, config.num_starts, driving, config.driving_share
     )
 
 
-def team_of(config: SideBySideConfig) -> "Team":
+def make_team(config: SideBySideConfig) -> "Team":
     """Make the team of all policies; each learns in every update from its own groups."""
     if config.robot == "toy":
-        robot = vla_rl.Member(srpo_toy.policy_of(_toy(config)))
+        robot = vla_rl.Member(srpo_toy.new_policy(_toy_config(config)))
     else:
-        learner = _learner(config, config.libero_optimizer)
-        robot = vla_rl.Member(starting_policy(_libero(config)), learner=learner)
+        learner = _learner_config(config, config.libero_optimizer)
+        robot = vla_rl.Member(starting_policy(_libero_config(config)), learner=learner)
     speaker = vla_rl.Member(
         language.load_language_model(config.policy),
-        learner=_learner(config, config.language_optimizer, config.language_entropy_coef),
+        learner=_learner_config(config, config.language_optimizer, config.language_entropy_coef),
     )
     members = {ROBOT: robot, LANGUAGE: speaker}
     if config.driving_share:
         policy = load_policy(
-            _driving(config).policy, CheckpointFormat(cameras=("image",)), config.run.device
+            _driving_config(config).policy, CheckpointFormat(cameras=("image",)), config.run.device
         )
-        learner = _learner(config, config.driving_optimizer)
+        learner = _learner_config(config, config.driving_optimizer)
         members[DRIVER] = vla_rl.Member(policy, learner=learner)
     return vla_rl.Team(members)
 
 
-def _learner(
+def _learner_config(
     config: SideBySideConfig, optimizer: OptimizerConfig, entropy_coef: float = 0.0
 ) -> LearnerConfig:
     return msgspec.structs.replace(config.learner, optimizer=optimizer, entropy_coef=entropy_coef)
 
 
-def _libero(config: SideBySideConfig) -> SrpoLiberoConfig:
+def _libero_config(config: SideBySideConfig) -> SrpoLiberoConfig:
     return SrpoLiberoConfig(run=config.run)
 
 
-def _driving(config: SideBySideConfig) -> DrivingConfig:
+def _driving_config(config: SideBySideConfig) -> DrivingConfig:
     return DrivingConfig(run=config.run)
 
 
-def _toy(config: SideBySideConfig) -> srpo_toy.SrpoToyConfig:
+def _toy_config(config: SideBySideConfig) -> srpo_toy.SrpoToyConfig:
     return srpo_toy.SrpoToyConfig(run=config.run)
 
 
@@ -269,7 +275,7 @@ async def main(command: Command[TrainingLaunch, SideBySideConfig]) -> int:
         num_chunks=config.chat.max_turns,
     )
     return await launch(
-        command, starts_of(config), team_of(config), footprint, agent=play_either(config.chat)
+        command, mixed_starts(config), make_team(config), footprint, agent=mixed_agent(config.chat)
     )
 
 

@@ -18,13 +18,8 @@ from vla_rl.envs.driving.scores import Version
 from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.pipelines.nodes.rewards import RewardConfig
-from vla_rl.recipes.driving_training import (
-    BY_GROUP_MEAN,
-    ROUTE_BASE,
-    DrivingConfig,
-    HeldOutScenesConfig,
-    main,
-)
+from vla_rl.recipes.driving_training import BY_GROUP_MEAN, ROUTE_BASE, HeldOutScenesConfig, main
+from vla_rl.recipes.grpo_driving import DrivingConfig
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.types import EnvSpec
 

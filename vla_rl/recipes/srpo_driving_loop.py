@@ -99,7 +99,7 @@ class SrpoDrivingLoopConfig(EmbodiedConfig, frozen=True, kw_only=True):
         )
 
 
-def env_of(config: SrpoDrivingLoopConfig, kind: str, split: str) -> EnvSpec:
+def layout_env(config: SrpoDrivingLoopConfig, kind: str, split: str) -> EnvSpec:
     """Return the environment of one layout over one split."""
     kwargs = {
         "action": config.action,
@@ -114,10 +114,12 @@ def env_of(config: SrpoDrivingLoopConfig, kind: str, split: str) -> EnvSpec:
     return EnvSpec(id=CLOSED_LOOP, kwargs=kwargs)
 
 
-def starts_of(config: SrpoDrivingLoopConfig) -> list[TaskStart]:
+def training_starts(config: SrpoDrivingLoopConfig) -> list[TaskStart]:
     """Return the training scenes, the layouts in turn."""
     return [
-        TaskStart(env=env_of(config, kind, "train"), task=kind, options={"init_state_id": number})
+        TaskStart(
+            env=layout_env(config, kind, "train"), task=kind, options={"init_state_id": number}
+        )
         for number in range(config.scenes)
         for kind in config.kinds
     ]
@@ -133,7 +135,7 @@ def held_out_episodes(config: SrpoDrivingLoopConfig) -> list[EpisodeSpec]:
             episode_id=number,
             group_id=number,
             member=0,
-            env=env_of(config, config.kinds[number % len(config.kinds)], "held_out"),
+            env=layout_env(config, config.kinds[number % len(config.kinds)], "held_out"),
             task=config.kinds[number % len(config.kinds)],
             options={"init_state_id": number},
             sampling=config.held_out.sampling(config.temperature),
@@ -152,7 +154,7 @@ async def main(command: Command[TrainingLaunch, SrpoDrivingLoopConfig]) -> int:
     return await train_driver(
         command,
         config.policy,
-        starts_of(config),
+        training_starts(config),
         score_judge(episodes, config.held_out, write_drive_strip, digest),
         {
             "layouts": ", ".join(config.kinds),

@@ -2,14 +2,184 @@
 
 Runs LIBERO tasks in simulator processes with a small OpenVLA-OFT policy, rewards each failure by
 how near it came to the successes of the same update, and updates the policy. The run's folder holds
-metrics, checkpoints, videos and a trace.
+metrics, checkpoints, videos and a trace. `grpo_libero` and `ppo_libero` are this with other settings.
 """
 
+import dataclasses
 import sys
+from collections.abc import Sequence
+from typing import ClassVar, Final
 
-from vla_rl.cli.command_line import TrainingLaunch, run_recipe
+import msgspec
+
+from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.envs.libero.assets import Assets
+from vla_rl.evaluation import parse_numbers
+from vla_rl.evaluation.benchmark import LIBERO, Benchmark, SuiteTask
+from vla_rl.evaluation.scenes import LiberoScene, Physics
+from vla_rl.evaluation.shipped import assets_in_use, other_pictures, resolve_checkpoint
+from vla_rl.models.loading import SHIPPED, is_base_policy
 from vla_rl.pipelines.config import RunConfig
-from vla_rl.recipes.libero_training import LiberoConfig, main
+from vla_rl.recipes import suite_training
+from vla_rl.recipes.suite_training import (
+    HeldOutStarts,
+    SuiteTrainingConfig,
+    held_out_episodes,
+    starting_policy,
+    training_starts,
+)
+from vla_rl.types import EnvSpec
+
+__all__ = [
+    "HeldOutConfig",
+    "HeldOutStarts",
+    "LiberoConfig",
+    "SuiteTrainingConfig",
+    "held_out_episodes",
+    "main",
+    "starting_policy",
+    "training_starts",
+    "with_decay_over_run",
+]
+
+BASE_POLICY_STEP_LIMIT: Final = 160
+"""Control steps. Only 2 of 212 greedy successes of the trained base policy took longer:
+docs/pipelines/data/published_limits_judged.jsonl."""
+
+
+class HeldOutConfig(HeldOutStarts, frozen=True, kw_only=True):
+    """Greedy episodes on LIBERO before the first update and after the last, and beside training
+    every few updates if wanted, from starts that are never trained on.
+    """
+
+    scene_seeds: str = "0"
+    """Seeds of the positions of fixtures, such as 1-3. Every episode is run once for each seed."""
+
+    physics: Physics = "exact"
+    """exact gives robosuite's results bit for bit; fast is quicker and equals them up to rounding.
+    Evaluations use exact."""
+
+
+class LiberoConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
+    """Reinforcement learning on LIBERO's tasks; the defaults are for the small shipped policy."""
+
+    benchmark: ClassVar[Benchmark] = LIBERO
+
+    tasks: tuple[str, ...] = ("libero_object/1,6", "libero_goal/7")
+    """Suites, such as libero_goal, or some of a suite's tasks by LIBERO's numbers, such as
+    libero_goal/0-3,7."""
+
+    physics: Physics = "fast"
+    """exact gives robosuite's results bit for bit; fast is quicker and equals them up to rounding.
+    Training uses fast, for several times as many control steps per second."""
+
+    assets: str | None = None
+    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
+    is not set, LIBERO's own, or stand-ins if those are not installed."""
+
+    policy: str = SHIPPED
+    """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from. shipped: the base
+    policy of this package that was half trained on the assets in use, on the default tasks."""
+
+    held_out: HeldOutConfig = HeldOutConfig()
+
+    @property
+    def policy_folder(self) -> str:
+        """Folder or hub id of the checkpoint that `policy` names."""
+        return resolve_checkpoint(self.policy, self.assets)
+
+    @property
+    def num_optimizer_steps(self) -> int:
+        """Number of optimizer steps of the whole run."""
+        episodes = self.scheduler.groups_per_update * self.group_size
+        return self.run.updates * self.learner.num_steps(episodes)
+
+    @property
+    def decays_over_run(self) -> bool:
+        """Whether the learning rate decays over the whole run: with the shipped policy, unless its
+        decay is set or the run is shorter than the warm-up.
+        """
+        optimizer = self.learner.optimizer
+        is_unset = optimizer.decay_steps is None
+        is_long = self.num_optimizer_steps > optimizer.warmup_steps
+        return is_base_policy(self.policy) and is_unset and is_long
+
+    @property
+    def scene(self) -> LiberoScene:
+        """Conditions of the training episodes."""
+        shipped = BASE_POLICY_STEP_LIMIT if is_base_policy(self.policy) else None
+        return LiberoScene.for_policy(
+            self.policy,
+            image_size=self.image_size,
+            quality=self.quality,
+            assets=self.assets,
+            physics=self.physics,
+            step_limit=self.step_limit or shipped,
+        )
+
+    @property
+    def held_out_scene(self) -> LiberoScene:
+        """Conditions of the held-out episodes: those of an evaluation, with the same images."""
+        wanted = self.held_out
+        return msgspec.structs.replace(
+            self.scene, physics=wanted.physics, step_limit=wanted.step_limit
+        )
+
+    @property
+    def split_in_words(self) -> str:
+        """How held-out episodes differ from those of training, besides their starts."""
+        return f", scene seeds {self.held_out.scene_seeds}, {self.held_out.physics} physics"
+
+    def held_out_envs(self, task: SuiteTask) -> Sequence[EnvSpec]:
+        """Return the environment of a task with each of the held-out scene seeds."""
+        scene = self.held_out_scene
+        return [
+            scene.env(task.suite, task.task_id, scene_seed)
+            for scene_seed in parse_numbers(
+                self.held_out.scene_seeds, 1 << 31, "held_out.scene_seeds"
+            )
+        ]
+
+
+async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
+    """Plan, draw or train, as the command line says."""
+    config = command.config
+    if config.decays_over_run:
+        config = with_decay_over_run(config)
+        print(
+            "the learning rate decays over the run's "
+            f"{config.learner.optimizer.decay_steps} optimizer steps, as is best for the shipped "
+            "policy; --learner.optimizer.decay-steps sets another number",
+            flush=True,
+        )
+    facts: dict[str, str] = {"physics": config.physics}
+    if not command.launch.draw:
+        assets = assets_in_use(config.scene.assets)
+        print(f"LIBERO's assets: {assets.path} ({assets.source})", flush=True)
+        _warn_of_other_images(config, assets)
+        facts |= {"assets": assets.source, "assets_path": str(assets.path)}
+    return await suite_training.main(dataclasses.replace(command, config=config), facts)
+
+
+def with_decay_over_run(config: LiberoConfig) -> LiberoConfig:
+    """Return the configuration with a learning rate that decays until the run's last step.
+
+    With a constant one, and steps of four episodes instead of eight, a task that was nearly solved
+    lost a quarter of its held-out starts in the last updates (docs/results.md).
+    """
+    optimizer = msgspec.structs.replace(
+        config.learner.optimizer, decay_steps=config.num_optimizer_steps
+    )
+    learner = msgspec.structs.replace(config.learner, optimizer=optimizer)
+    return msgspec.structs.replace(config, learner=learner)
+
+
+def _warn_of_other_images(config: LiberoConfig, assets: Assets) -> None:
+    warning = other_pictures(
+        config.policy_folder, assets.source, config.scene.image_size, config.scene.quality
+    )
+    if warning is not None:
+        print(warning, flush=True)
 
 
 class SrpoLiberoConfig(LiberoConfig, frozen=True, kw_only=True):

@@ -32,6 +32,7 @@ from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
 if TYPE_CHECKING:
     from vla_rl.models.openvla_oft import OpenVlaOft
 
+
 ACTION_DIM = 2
 NUM_BINS = 16
 """Values of each action dimension. They are few and coarse, so that a random policy reaches a
@@ -99,7 +100,7 @@ class SrpoToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
         choosing_episodes(self)
 
 
-def env_of(config: SrpoToyConfig, task_id: int) -> EnvSpec:
+def colour_env(config: SrpoToyConfig, task_id: int) -> EnvSpec:
     """Return the specification of the environment that asks for one colour."""
     return EnvSpec(
         id="vla_rl/toy_reach-v0",
@@ -112,11 +113,11 @@ def env_of(config: SrpoToyConfig, task_id: int) -> EnvSpec:
     )
 
 
-def starts_of(config: SrpoToyConfig) -> list[TaskStart]:
+def training_starts(config: SrpoToyConfig) -> list[TaskStart]:
     """Return every colour from every start."""
     return [
         TaskStart(
-            env=env_of(config, task_id),
+            env=colour_env(config, task_id),
             task=f"toy_reach/{task_id}",
             options={"init_state_id": state},
         )
@@ -130,7 +131,7 @@ def held_out_episodes(config: SrpoToyConfig) -> list[EpisodeSpec]:
 
     Raises: ConfigError if a start is trained on or does not exist.
     """
-    return _greedy_episodes(config, _reported(config))
+    return _greedy_episodes(config, _report_numbers(config))
 
 
 def choosing_episodes(config: SrpoToyConfig) -> list[EpisodeSpec]:
@@ -139,7 +140,7 @@ def choosing_episodes(config: SrpoToyConfig) -> list[EpisodeSpec]:
 
     Raises: ConfigError if a start is reported, trained on or does not exist.
     """
-    reported = _reported(config)
+    reported = _report_numbers(config)
     if config.held_out.every is None or not reported:
         return []
     text = config.held_out.choose_init_states
@@ -148,7 +149,7 @@ def choosing_episodes(config: SrpoToyConfig) -> list[EpisodeSpec]:
     )
 
 
-def _reported(config: SrpoToyConfig) -> tuple[int, ...]:
+def _report_numbers(config: SrpoToyConfig) -> tuple[int, ...]:
     wanted = config.held_out.init_states
     if wanted is None:
         return ()
@@ -168,7 +169,7 @@ def _greedy_episodes(config: SrpoToyConfig, states: Sequence[int]) -> list[Episo
             episode_id=number,
             group_id=number,
             member=0,
-            env=env_of(config, task_id),
+            env=colour_env(config, task_id),
             task=f"toy_reach/{task_id}",
             seed=0,
             policy_seed=derive_seed(config.run.seed, "held out", number),
@@ -179,7 +180,7 @@ def _greedy_episodes(config: SrpoToyConfig, states: Sequence[int]) -> list[Episo
     ]
 
 
-def policy_of(config: SrpoToyConfig) -> "OpenVlaOft":
+def new_policy(config: SrpoToyConfig) -> "OpenVlaOft":
     """Create a small OpenVLA-OFT with random weights and one camera."""
     shape = tiny(
         image_size=28,
@@ -195,10 +196,10 @@ def policy_of(config: SrpoToyConfig) -> "OpenVlaOft":
 async def main(command: Command[TrainingLaunch, SrpoToyConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
-    model, held_out = policy_of(config), held_out_episodes(config)
+    model, held_out = new_policy(config), held_out_episodes(config)
     return await launch(
         command,
-        starts_of(config),
+        training_starts(config),
         model,
         EpisodeFootprint(
             what_runs="vla_rl/toy_reach-v0",

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from vla_rl.models.loading import VlaPolicy
 
 
-MOST_TRAINED: Final = 100_000
+MAX_TRAINED: Final = 100_000
 """Maximum of `train_init_states`; a larger number is probably a typing mistake."""
 
 
@@ -168,9 +168,9 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
                 f"tasks of {expected_of(self.benchmark, task.suite)}",
             )
         self.require(
-            0 < self.train_init_states <= MOST_TRAINED,
+            0 < self.train_init_states <= MAX_TRAINED,
             "train_init_states",
-            f"1 to {MOST_TRAINED} starts",
+            f"1 to {MAX_TRAINED} starts",
         )
         for part in (self, self.held_out):
             least = part.step_limit is None or part.step_limit >= 1
@@ -218,7 +218,7 @@ def held_out_episodes(config: SuiteTrainingConfig) -> list[EpisodeSpec]:
 
     Raises: ConfigError if a start is trained on or does not exist.
     """
-    return _greedy_episodes(config, {task: _reported(config, task) for task in config.played})
+    return _greedy_episodes(config, {task: _report_numbers(config, task) for task in config.played})
 
 
 def choosing_episodes(config: SuiteTrainingConfig) -> list[EpisodeSpec]:
@@ -229,10 +229,10 @@ def choosing_episodes(config: SuiteTrainingConfig) -> list[EpisodeSpec]:
     """
     if config.held_out.every is None:
         return []
-    return _greedy_episodes(config, {task: _choosing(config, task) for task in config.played})
+    return _greedy_episodes(config, {task: _choose_numbers(config, task) for task in config.played})
 
 
-def _reported(config: SuiteTrainingConfig, task: SuiteTask) -> tuple[int, ...]:
+def _report_numbers(config: SuiteTrainingConfig, task: SuiteTask) -> tuple[int, ...]:
     wanted = config.held_out.init_states
     if wanted is None:
         return ()
@@ -245,8 +245,8 @@ def _reported(config: SuiteTrainingConfig, task: SuiteTask) -> tuple[int, ...]:
     return states
 
 
-def _choosing(config: SuiteTrainingConfig, task: SuiteTask) -> tuple[int, ...]:
-    reported = _reported(config, task)
+def _choose_numbers(config: SuiteTrainingConfig, task: SuiteTask) -> tuple[int, ...]:
+    reported = _report_numbers(config, task)
     if not reported:
         return ()
     return choosing_numbers(
@@ -275,7 +275,7 @@ def _greedy_episodes(
     ]
 
 
-def starts_of(config: SuiteTrainingConfig) -> list[TaskStart]:
+def training_starts(config: SuiteTrainingConfig) -> list[TaskStart]:
     """Return every task from every initial state that is trained on."""
     starts = []
     for task in config.played:
@@ -330,7 +330,7 @@ async def main(
     config = command.config
     about = {"tasks": " ".join(config.tasks), "quality": config.scene.quality, **scene_facts}
     held_out = held_out_episodes(config)
-    print(_split_of(config), flush=True)
+    print(_describe_split(config), flush=True)
     model = await asyncio.to_thread(starting_policy, config)
     about[POLICY_DIGEST] = await asyncio.to_thread(
         compute_digest_as_read, config.policy_folder, config.policy_format
@@ -342,7 +342,7 @@ async def main(
     print(describe_policy(model), flush=True)
     return await launch(
         command,
-        starts_of(config),
+        training_starts(config),
         model,
         EpisodeFootprint(
             what_runs=" ".join(config.tasks),
@@ -377,26 +377,26 @@ def _longest_episode(config: SuiteTrainingConfig) -> int:
     )
 
 
-def _split_of(config: SuiteTrainingConfig) -> str:
+def _describe_split(config: SuiteTrainingConfig) -> str:
     wanted = config.held_out
     trained = (
         f"training starts from numbers 0-{config.train_init_states - 1} of each task, up to "
-        f"{_limit_in_words(config.scene.step_limit)}"
+        f"{_describe_limit(config.scene.step_limit)}"
     )
     if wanted.init_states is None:
         return f"{trained}; no held-out episodes (--held-out.init-states 40-49 adds some)"
     return (
         f"{trained}; held out are {wanted.init_states}{config.split_in_words}, up to "
-        f"{_limit_in_words(wanted.step_limit)}{_choosing_in_words(config)}"
+        f"{_describe_limit(wanted.step_limit)}{_describe_choosing(config)}"
     )
 
 
-def _choosing_in_words(config: SuiteTrainingConfig) -> str:
+def _describe_choosing(config: SuiteTrainingConfig) -> str:
     if config.held_out.every is None:
         return ""
-    texts = dict.fromkeys(number_ranges(_choosing(config, task)) for task in config.played)
+    texts = dict.fromkeys(number_ranges(_choose_numbers(config, task)) for task in config.played)
     return f"; the best checkpoint is chosen by {' and '.join(texts)}"
 
 
-def _limit_in_words(step_limit: int | None) -> str:
+def _describe_limit(step_limit: int | None) -> str:
     return "the suites' limits" if step_limit is None else f"{step_limit} control steps"

@@ -31,6 +31,7 @@ from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
 if TYPE_CHECKING:
     from vla_rl.models.mlp import MlpPolicy
 
+
 REACH = "vla_rl/toy_reach-v0"
 CONTROL = "vla_rl/control-v0"
 
@@ -122,7 +123,7 @@ class TrainToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
         self.require(self.num_bins >= 2, "num_bins", "at least 2")
 
 
-def env_of(config: TrainToyConfig) -> EnvSpec:
+def env_spec(config: TrainToyConfig) -> EnvSpec:
     """Return the specification of the environment: its id and plain arguments."""
     if config.env_id == REACH:
         return EnvSpec(
@@ -143,12 +144,12 @@ def env_of(config: TrainToyConfig) -> EnvSpec:
     return EnvSpec(id=CONTROL, kwargs=kwargs)
 
 
-def starts_of(config: TrainToyConfig) -> list[TaskStart]:
+def training_starts(config: TrainToyConfig) -> list[TaskStart]:
     """Return one start of the environment for each seed."""
     seeds = [
         derive_seed(config.run.seed, "start", number) % 2**31 for number in range(config.num_starts)
     ]
-    return [TaskStart(env=env_of(config), task=config.env_id, seed=seed) for seed in seeds]
+    return [TaskStart(env=env_spec(config), task=config.env_id, seed=seed) for seed in seeds]
 
 
 def held_out_episodes(config: TrainToyConfig) -> list[EpisodeSpec]:
@@ -164,7 +165,7 @@ def choosing_episodes(config: TrainToyConfig) -> list[EpisodeSpec]:
 
 def _greedy_episodes(config: TrainToyConfig, first: int, num: int) -> list[EpisodeSpec]:
     """Return `num` episodes from different held-out seeds, without the `first` of them."""
-    used = {start.seed for start in starts_of(config)}
+    used = {start.seed for start in training_starts(config)}
     drawn = (
         derive_seed(config.run.seed, "held out", number) % 2**31 for number in itertools.count()
     )
@@ -179,7 +180,7 @@ def _greedy_episodes(config: TrainToyConfig, first: int, num: int) -> list[Episo
             episode_id=number,
             group_id=number,
             member=0,
-            env=env_of(config),
+            env=env_spec(config),
             task=config.env_id,
             seed=seed,
             policy_seed=seed,
@@ -189,12 +190,12 @@ def _greedy_episodes(config: TrainToyConfig, first: int, num: int) -> list[Episo
     ]
 
 
-def policy_of(config: TrainToyConfig) -> "MlpPolicy":
+def new_policy(config: TrainToyConfig) -> "MlpPolicy":
     """Create an MLP with random weights that fits the environment.
 
     Raises: ConfigError if gymnasium cannot make it.
     """
-    spec = env_of(config)
+    spec = env_spec(config)
     try:
         env = gymnasium.make(spec.id, **spec.kwargs)
     except (gymnasium.error.Error, ImportError, ValueError) as error:
@@ -223,7 +224,7 @@ def policy_of(config: TrainToyConfig) -> "MlpPolicy":
 async def main(command: Command[TrainingLaunch, TrainToyConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
-    model = policy_of(config)
+    model = new_policy(config)
     footprint = EpisodeFootprint(
         what_runs=config.env_id,
         simulator_mb=15,
@@ -233,7 +234,7 @@ async def main(command: Command[TrainingLaunch, TrainToyConfig]) -> int:
     )
     held_out, chosen_by = held_out_episodes(config), choosing_episodes(config)
     judge = HeldOutJudge(held_out, choose=chosen_by, schedule=config.held_out) if held_out else None
-    return await launch(command, starts_of(config), model, footprint, judge=judge)
+    return await launch(command, training_starts(config), model, footprint, judge=judge)
 
 
 def cli() -> int:

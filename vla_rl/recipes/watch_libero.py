@@ -45,7 +45,7 @@ from vla_rl.rollout import ActionEngine, embodied_agent
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation, Sampling, Trajectory, derive_seed
 from vla_rl.util.values import plain_console
 
-WATCHED_PICTURES = 224
+WATCHED_IMAGES = 224
 """Side in pixels of images that only people look at."""
 
 
@@ -129,7 +129,7 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
                 physics=self.physics,
             )
         return LiberoScene(
-            image_size=self.image_size or WATCHED_PICTURES,
+            image_size=self.image_size or WATCHED_IMAGES,
             quality=self.quality or "exact",
             assets=self.assets,
             physics=self.physics,
@@ -150,7 +150,7 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
         )
 
 
-def play_expert(env: LiberoEnv, init_state_id: int, has_frames: bool) -> Episode:
+def run_expert(env: LiberoEnv, init_state_id: int, has_frames: bool) -> Episode:
     """Run one episode with the scripted expert.
 
     It reads the hidden state, so the simulator is in this process.
@@ -195,7 +195,7 @@ class RandomActions:
         )
 
 
-async def _engine(config: WatchConfig, stack: AsyncExitStack) -> ActionEngine:
+async def _open_engine(config: WatchConfig, stack: AsyncExitStack) -> ActionEngine:
     """Return the engine that acts; what it needs is opened on `stack`."""
     if config.policy == "random":
         return RandomActions()
@@ -223,9 +223,9 @@ async def main(command: Command[Launch, WatchConfig]) -> int:
         return 0
     await asyncio.to_thread(assets_in_use, config.scene.assets)
     if config.policy == "expert":
-        episodes = await _play_expert(config, console)
+        episodes = await _run_expert_episodes(config, console)
     else:
-        episodes = await _play_policy(config, console)
+        episodes = await _run_policy(config, console)
     console.print(table_of(episodes, f"{config.suite}, {config.policy}"))
     num_successes = sum(episode.is_success for episode in episodes)
     source = assets_in_use(config.scene.assets).source
@@ -240,10 +240,10 @@ async def main(command: Command[Launch, WatchConfig]) -> int:
     return 0
 
 
-async def _play_policy(config: WatchConfig, console: Console) -> list[Episode]:
+async def _run_policy(config: WatchConfig, console: Console) -> list[Episode]:
     """Run the episodes as an evaluation does, in a simulator process, one after the other."""
     specs = [
-        _episode_spec(config, task_id, number)
+        _episode(config, task_id, number)
         for task_id in config.tasks
         for number in range(config.episodes)
     ]
@@ -274,7 +274,7 @@ async def _play_policy(config: WatchConfig, console: Console) -> list[Episode]:
         console.print(episodes[-1].in_words)
 
     async with AsyncExitStack() as stack:
-        engine = await _engine(config, stack)
+        engine = await _open_engine(config, stack)
         runtime = await stack.enter_async_context(Runtime("watch"))
         envs = list({spec.task: spec.env for spec in specs}.values())
         pool = await stack.enter_async_context(
@@ -292,11 +292,11 @@ async def _rehearse(config: WatchConfig) -> None:
             await asyncio.to_thread(load_policy, config.checkpoint_folder, config, config.device),
             config.checkpoint_folder,
         )
-    specs = [_episode_spec(config, task_id, 0) for task_id in config.tasks]
+    specs = [_episode(config, task_id, 0) for task_id in config.tasks]
     await open_each(distinct(spec.env for spec in specs), SimulatorConfig())
 
 
-def _episode_spec(config: WatchConfig, task_id: int, number: int) -> EpisodeSpec:
+def _episode(config: WatchConfig, task_id: int, number: int) -> EpisodeSpec:
     env = config.scene.env(config.suite, task_id, scene_seed=0)
     state = config.init_states[number % len(config.init_states)]
     sampling = Sampling(greedy=config.is_greedy)
@@ -311,7 +311,7 @@ def _episode_spec(config: WatchConfig, task_id: int, number: int) -> EpisodeSpec
     )
 
 
-async def _play_expert(config: WatchConfig, console: Console) -> list[Episode]:
+async def _run_expert_episodes(config: WatchConfig, console: Console) -> list[Episode]:
     """Run the episodes in one thread of this process, because an environment renders in the thread
     that made it.
 
@@ -320,13 +320,13 @@ async def _play_expert(config: WatchConfig, console: Console) -> list[Episode]:
     loop, episodes = asyncio.get_running_loop(), list[Episode]()
     with ThreadPoolExecutor(1, thread_name_prefix="expert") as thread:
         for task_id in config.tasks:
-            env = await loop.run_in_executor(thread, _env_of, config, task_id)
+            env = await loop.run_in_executor(thread, _make_env, config, task_id)
             try:
                 for number in range(config.episodes):
                     state = config.init_states[number % len(config.init_states)]
                     has_frames = config.video is not None
                     episodes.append(
-                        await loop.run_in_executor(thread, play_expert, env, state, has_frames)
+                        await loop.run_in_executor(thread, run_expert, env, state, has_frames)
                     )
                     console.print(episodes[-1].in_words)
             finally:
@@ -334,7 +334,7 @@ async def _play_expert(config: WatchConfig, console: Console) -> list[Episode]:
     return episodes
 
 
-def _env_of(config: WatchConfig, task_id: int) -> LiberoEnv:
+def _make_env(config: WatchConfig, task_id: int) -> LiberoEnv:
     """Make the environment of a task. Raises: ConfigError naming an asset that is missing."""
     try:
         return LiberoEnv(config.suite, task_id, **config.scene.kwargs)

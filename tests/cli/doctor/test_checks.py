@@ -22,7 +22,7 @@ from vla_rl.cli.doctor.trial import try_apart
 from vla_rl.cli.launching import launch
 from vla_rl.cli.plan import EpisodeFootprint
 from vla_rl.models.loading import BASE_POLICY
-from vla_rl.recipes.srpo_toy import policy_of, starts_of
+from vla_rl.recipes.srpo_toy import new_policy, training_starts
 
 PROGRAM = [sys.executable, "-m", "vla_rl.cli.main", "doctor"]
 
@@ -46,7 +46,10 @@ async def test_a_recipe_prints_what_is_found_at_its_start(
     )
     with pytest.raises(Stopped):
         await launch(
-            Command(TrainingLaunch(), config), starts_of(config), policy_of(config), footprint
+            Command(TrainingLaunch(), config),
+            training_starts(config),
+            new_policy(config),
+            footprint,
         )
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: GPU 0 (NVIDIA H100 80GB HBM3) has 40.6 of 79.6 GiB in use")

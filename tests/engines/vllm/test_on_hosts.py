@@ -21,7 +21,7 @@ from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.learner.distributed.messages import pack_observations, unpack_observations
 from vla_rl.models.trajectory_encoders import trajectory_encoder
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
-from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
+from vla_rl.recipes.srpo_toy import SrpoToyConfig, new_policy, training_starts
 from vla_rl.remote_rollout.episode_store import observed_bytes
 from vla_rl.remote_rollout.host_control import RolloutHostRunner
 from vla_rl.remote_rollout.host_recipe import make_host_recipe, read_pieces, save_encoder
@@ -97,7 +97,7 @@ def with_pictures(trajectory: Trajectory) -> Trajectory:
 @pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning")
 async def test_a_host_embeds_what_it_hands_over_beside_its_engine_process(tmp_path: Path) -> None:
     config = robot_run(tmp_path, simulators=SimulatorConfig(num_envs=1))
-    model, starts = policy_of(config), starts_of(config)
+    model, starts = new_policy(config), training_starts(config)
     episode = GroupSource(starts, 1, seed=0).next_group().episodes[0]
     recipe = make_host_recipe(config, starts, Team.of(model), embodied_agent)
     files = tmp_path / "policies"
@@ -132,7 +132,7 @@ async def test_pictures_of_engine_processes_go_to_the_ranks_past_the_control_pro
         config = robot_run(tmp_path / "runs", cluster=ClusterConfig(hosts=str(listed)))
         learner = msgspec.structs.replace(config.learner, ranks=2)
         config = msgspec.structs.replace(config, learner=learner)
-        outcome = await train(config, starts_of(config), policy_of(config))
+        outcome = await train(config, training_starts(config), new_policy(config))
     assert "pictures go from the hosts to the learner ranks directly" in capsys.readouterr().out
     lines = read_metrics(outcome.run.metrics)
     assert [line["update"] for line in lines] == [1, 2]

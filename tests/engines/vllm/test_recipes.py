@@ -9,7 +9,7 @@ from _pytest.capture import CaptureFixture
 from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.engines import EngineConfig
 from vla_rl.engines.vllm import VllmConfig
-from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
+from vla_rl.recipes.srpo_toy import SrpoToyConfig, new_policy, training_starts
 from vla_rl.run.train import train
 
 pytestmark = [
@@ -48,7 +48,7 @@ async def test_a_recipe_trains_with_engine_processes(tmp_path: Path) -> None:
     ]
     arguments += ["--group-size", "4", "--scheduler.groups-per-update", "1"]
     config = parse_command(TrainingLaunch, SrpoToyConfig, "", arguments).config
-    outcome = await train(config, starts_of(config), policy_of(config))
+    outcome = await train(config, training_starts(config), new_policy(config))
     assert not outcome.was_stopped
     rows = [
         json.loads(line) for line in (outcome.run.path / "metrics.jsonl").read_text().splitlines()

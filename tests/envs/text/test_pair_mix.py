@@ -6,7 +6,7 @@ import itertools
 
 from vla_rl.envs.text.tasks.arithmetic import calculate
 from vla_rl.envs.text.tasks.arithmetic_conversations import draw_pair_conversation
-from vla_rl.recipes.sft_text import SftTextConfig, conversation_of
+from vla_rl.recipes.sft_text import SftTextConfig, make_conversation
 from vla_rl.types import Message
 
 SUMS = {"num_operators": 1, "num_digits": 2, "operators": "+-"}
@@ -73,9 +73,9 @@ def test_the_checker_sees_right_and_wrong_proposals_and_the_solver_hears_no() ->
 
 
 def test_the_supervised_recipe_teaches_either_task_and_the_single_agents_by_default() -> None:
-    alone = {conversation_of(SftTextConfig(), number)[0].content[-2:] for number in range(20)}
+    alone = {make_conversation(SftTextConfig(), number)[0].content[-2:] for number in range(20)}
     assert alone == {"=?"}
     pair = SftTextConfig(task="arithmetic_pair", num_operators=1)
-    asked = [conversation_of(pair, number)[0].content for number in range(40)]
+    asked = [make_conversation(pair, number)[0].content for number in range(40)]
     assert any(text.endswith("=?") for text in asked)
     assert any(not text.endswith("=?") for text in asked)
