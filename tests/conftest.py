@@ -54,7 +54,7 @@ LONGEST = (
     "tests/recipes/test_eval_libero.py",
     "tests/learner",
     "tests/sandbox",
-    "tests/cli/test_recipe_processes.py",
+    "tests/cli/test_launch.py",
     "tests/recipes",
     "tests/scoring",
     "tests/pipelines",

@@ -69,8 +69,7 @@ def require_gpu() -> None:
     """Raise ConfigError unless torch can compute on a GPU."""
     import torch
 
-    from vla_rl.cli.doctor.finding import Patient
-    from vla_rl.cli.doctor.gpu import gpus
+    from vla_rl.cli.doctor.machine import Machine, gpus
     from vla_rl.errors import ConfigError
 
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -78,7 +77,7 @@ def require_gpu() -> None:
         expected = ".".join(map(str, OLDEST_TORCH))
         raise ConfigError(f"torch is {torch.__version__}, expected {expected} or newer")
     if not torch.cuda.is_available():
-        reasons = "; ".join(f"{each.what}. {each.remedy}" for each in gpus(Patient()))
+        reasons = "; ".join(f"{each.what}. {each.remedy}" for each in gpus(Machine()))
         raise ConfigError(
             f"the campaign needs a CUDA GPU: {reasons or 'torch sees none'}; --tiny runs its "
             "stages on the CPU"

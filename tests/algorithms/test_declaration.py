@@ -24,7 +24,7 @@ from vla_rl.algorithms.losses import (
     declare_loss,
 )
 from vla_rl.algorithms.losses.declaration import ClipLow, declared_losses
-from vla_rl.cli.command_help import field_docs
+from vla_rl.cli.help import field_docs
 from vla_rl.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -155,7 +155,7 @@ def test_the_loss_of_the_contributing_page_is_added_with_one_file(tmp_path: Path
 USE_OF_THE_NEW_LOSS = """
 import sys
 from vla_rl.algorithms import PolicyLossConfig, policy_loss, safe_policy_loss
-from vla_rl.cli.command_help import field_docs
+from vla_rl.cli.help import field_docs
 from vla_rl.errors import ConfigError
 
 config = PolicyLossConfig(name="tempered", temper=0.5)

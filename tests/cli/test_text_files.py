@@ -14,7 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from vla_rl.cli.config_files import read_config
+from vla_rl.cli.command_line import read_config
 from vla_rl.cli.report import write_report
 from vla_rl.datasets import LeRobotWriter, RecordedEpisode, read_lerobot
 from vla_rl.datasets.prompts import read_prompts

@@ -23,9 +23,8 @@ import pytest
 from safetensors.torch import load_file
 
 from vla_rl.actors.keys import read_keys
-from vla_rl.cli.command_line import Command, Launch, TrainingLaunch, parse_command
-from vla_rl.cli.config_files import read_config
-from vla_rl.cli.evaluating import EvalLaunch, main as evaluate
+from vla_rl.cli.command_line import Command, Launch, TrainingLaunch, parse_command, read_config
+from vla_rl.cli.evaluate import EvalLaunch, main as evaluate
 from vla_rl.cli.main import main as vla_rl_command
 from vla_rl.cluster.host_file import read_host_file
 from vla_rl.datasets import DatasetOptions, open_dataset

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 import vla_rl.evaluation
-from vla_rl.cli.command_help import field_docs
+from vla_rl.cli.help import field_docs
 from vla_rl.evaluation.scenes import LiberoScene, MetaworldScene, Scene
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.recipes.eval_metaworld import EvalMetaworldConfig

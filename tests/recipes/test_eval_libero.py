@@ -20,17 +20,16 @@ import numpy as np
 import pytest
 
 from vla_rl.actors import LastingForkServers, Runtime
-from vla_rl.cli import evaluating, opening
+from vla_rl.cli import dry_run, evaluate
 from vla_rl.cli.command_line import Command, parse_command
-from vla_rl.cli.evaluating import EvalLaunch, main
+from vla_rl.cli.evaluate import EvalLaunch, ResultRecorder, main
 from vla_rl.datasets import open_dataset
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.libero.packages import installed_packages
 from vla_rl.envs.libero.tasks import Task, find_task, list_tasks
 from vla_rl.errors import ConfigError, VlaRlError
-from vla_rl.evaluation import EpisodeResult, ResultFile, keeping, result_of, result_table
+from vla_rl.evaluation import EpisodeResult, ResultFile, result_of, result_table
 from vla_rl.evaluation.eval_config import conditions_of
-from vla_rl.evaluation.keeping import ResultKeeper
 from vla_rl.evaluation.plan import (
     conditions_in_words,
     one_of_each_kind,
@@ -72,7 +71,7 @@ def opened_without_simulators(monkeypatch: pytest.MonkeyPatch) -> list[EnvSpec]:
     async def note(envs: Sequence[EnvSpec], _: SimulatorConfig) -> None:
         opened.extend(envs)
 
-    monkeypatch.setattr(evaluating, "open_each", note)
+    monkeypatch.setattr(evaluate, "open_each", note)
     return opened
 
 
@@ -112,14 +111,12 @@ def interrupt(plan: list[str], root: Path, runner: asyncio.Runner) -> None:
     """Cancel it in this process after its first episode, and leave half a line, as a kill may."""
 
     async def evaluate() -> None:
-        evaluating = asyncio.create_task(
-            main(parse_command(EvalLaunch, EvalLiberoConfig, "", plan))
-        )
+        evaluate = asyncio.create_task(main(parse_command(EvalLaunch, EvalLiberoConfig, "", plan)))
         while not has_an_episode(root):
-            assert not evaluating.done()
+            assert not evaluate.done()
             await asyncio.sleep(0.02)
-        evaluating.cancel()
-        await asyncio.wait([evaluating])
+        evaluate.cancel()
+        await asyncio.wait([evaluate])
 
     runner.run(evaluate())
     (lines,) = root.glob("eval-*/episodes.jsonl")
@@ -149,7 +146,7 @@ def test_an_evaluation_that_was_ended_goes_on_with_what_is_missing_and_keeps_its
         *QUICK,
     ]
     plan += ["--record-to", str(tmp_path / "data"), "--root", str(tmp_path)]
-    monkeypatch.setattr(evaluating, "Runtime", partial(Runtime, fork_servers=servers))
+    monkeypatch.setattr(evaluate, "Runtime", partial(Runtime, fork_servers=servers))
     end(plan, tmp_path, runner)
     capsys.readouterr()
     (folder,) = tmp_path.glob("eval-*")
@@ -208,7 +205,7 @@ def test_a_dry_run_shows_episodes_and_memory_and_plays_nothing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(opening, "Runtime", partial(Runtime, fork_servers=servers))
+    monkeypatch.setattr(dry_run, "Runtime", partial(Runtime, fork_servers=servers))
     config = EvalLiberoConfig(
         tasks="1", init_states="40-49", step_limit=8, root=str(tmp_path / "runs"), **LIGHT
     )
@@ -233,7 +230,7 @@ async def test_a_dry_run_of_very_many_environments_opens_one_of_each_suite(
     printed = capsys.readouterr().out
     assert "300 each, 3000 in all" in printed
     assert "520 each, 5200 in all" in printed
-    monkeypatch.setattr(evaluating, "MOST_PREPARED", 19)
+    monkeypatch.setattr(evaluate, "MOST_PREPARED", 19)
     assert await main(Command(EvalLaunch(dry_run=True), few)) == 0
     assert [env.id for env in opened] == ["vla_rl/libero_goal-v0", "vla_rl/libero_10-v0"]
     told = "20 environments: one of each suite and kind of change is opened (2)"
@@ -470,9 +467,9 @@ async def test_a_video_that_cannot_be_written_costs_no_result(
     def full_disk(*_: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(keeping, "write_video", full_disk)
+    monkeypatch.setattr(evaluate, "write_video", full_disk)
     with ResultFile(tmp_path / "episodes.jsonl") as file:
-        keeper = ResultKeeper(EvalLiberoConfig(), file, tmp_path)
+        keeper = ResultRecorder(EvalLiberoConfig(), file, tmp_path)
         for state in (3, 4):
             await keeper.keep(ended(state).trajectory)
     with ResultFile(tmp_path / "episodes.jsonl") as file:

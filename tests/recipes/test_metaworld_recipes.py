@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from vla_rl.actors import LastingForkServers, Runtime
-from vla_rl.cli import evaluating, opening
+from vla_rl.cli import dry_run, evaluate
 from vla_rl.cli.command_line import Command, Launch, TrainingLaunch
-from vla_rl.cli.evaluating import EvalLaunch
+from vla_rl.cli.evaluate import EvalLaunch
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.metaworld import MetaWorldEnv
 from vla_rl.envs.metaworld.scene import load_metaworld
@@ -100,14 +100,14 @@ async def test_an_evaluation_runs_each_start_once_as_its_dry_run_says(
     )
     # the dry run and the evaluation fork their simulators from one server, which imports once
     async with asyncio.timeout(100), LastingForkServers("tests") as servers:
-        for module in (opening, evaluating):
+        for module in (dry_run, evaluate):
             monkeypatch.setattr(module, "Runtime", partial(Runtime, fork_servers=servers))
-        assert await evaluating.main(Command(EvalLaunch(dry_run=True), config)) == 0
+        assert await evaluate.main(Command(EvalLaunch(dry_run=True), config)) == 0
         planned = " ".join(capsys.readouterr().out.split())
         assert "4 episodes, greedily" in planned
         assert "everything that the evaluation would read was found" in planned
         assert not os.listdir(tmp_path)
-        assert await evaluating.main(Command(EvalLaunch(), config)) == 0
+        assert await evaluate.main(Command(EvalLaunch(), config)) == 0
     assert "at most 8 control steps" in " ".join(capsys.readouterr().out.split())
     folder = only_folder_in(tmp_path)
     results = json.loads((folder / "results.json").read_text())
@@ -119,7 +119,7 @@ async def test_an_evaluation_runs_each_start_once_as_its_dry_run_says(
     assert (conditions["quality"], conditions["image_size"]) == ("fast", PICTURE)
     assert not {"assets", "scenes", "physics"} & set(conditions)
     async with asyncio.timeout(100):  # nothing is missing
-        assert await evaluating.main(Command(EvalLaunch(resume=folder), config)) == 0
+        assert await evaluate.main(Command(EvalLaunch(resume=folder), config)) == 0
 
 
 async def test_a_run_trains_on_it_and_judges_held_out_starts(policy: Path, tmp_path: Path) -> None:

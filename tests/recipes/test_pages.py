@@ -18,10 +18,9 @@ import pytest
 import torch
 from torch import nn
 
-from vla_rl.cli import rehearsal
-from vla_rl.cli.command_line import Command, TrainingLaunch, parse_command
-from vla_rl.cli.config_files import SHIPPED, found_config
-from vla_rl.cli.opening import open_each
+from vla_rl.cli import dry_run
+from vla_rl.cli.command_line import SHIPPED, Command, TrainingLaunch, found_config, parse_command
+from vla_rl.cli.dry_run import open_each
 from vla_rl.datasets import LeRobotWriter, RecordedEpisode
 from vla_rl.engines import DeviceLane, EngineConfig, PolicyModel, TorchActionEngine
 from vla_rl.env_workers import SimulatorConfig
@@ -77,7 +76,7 @@ def opening_once(opened: set[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
         await open_each([env for env in envs if msgspec.json.encode(env) not in opened], config)
         opened.update(msgspec.json.encode(env) for env in envs)
 
-    monkeypatch.setattr(rehearsal, "open_each", open_others)
+    monkeypatch.setattr(dry_run, "open_each", open_others)
 
 
 def test_each_suite_has_a_configuration_for_each_method() -> None:

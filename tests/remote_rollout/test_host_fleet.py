@@ -14,11 +14,10 @@ import pytest
 from slow_agents import hesitant_agent
 from toy_runs import small_run
 
-import vla_rl.cli.layout_plan
+import vla_rl.cli.dry_run
 from vla_rl.actors import make_keys
-from vla_rl.cli.layout_plan import layout_plan
-from vla_rl.cli.plan import EpisodeFootprint, print_plan
-from vla_rl.cli.rehearsal import rehearse_training
+from vla_rl.cli.dry_run import plan_layout, print_plan, rehearse_training
+from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.cluster import Host, HostChange, HostResources, ThisHost
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.engines import DeviceLane
@@ -153,7 +152,7 @@ def test_a_dry_run_lists_the_hosts(tmp_path: Path, capsys: pytest.CaptureFixture
 async def test_a_dry_run_shows_the_layout_as_declared_if_hosts_do_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vla_rl.cli.layout_plan, "ANSWER_WITHIN_S", 0.05)
+    monkeypatch.setattr(vla_rl.cli.dry_run, "ANSWER_WITHIN_S", 0.05)
     path = listed(tmp_path)
     path.write_text(path.read_text() + 'gpus = "0-1"\n')
     config = config_with(tmp_path, hosts=str(path))
@@ -161,16 +160,16 @@ async def test_a_dry_run_shows_the_layout_as_declared_if_hosts_do_not_answer(
     footprint = EpisodeFootprint(
         what_runs="toys", simulator_mb=1, server_mb=1, chunk_bytes=1, num_chunks=1
     )
-    _, shown = await layout_plan(config, footprint, team)
+    _, shown = await plan_layout(config, footprint, team)
     assert "layout apart: 1 learner rank, 3 engines, 4 simulators on 3 hosts" in shown
     assert "  far        0-1   -       engines 1-2  2" in shown
     assert f"not every host answered, so this is what {path} declares:" in shown
     many = msgspec.structs.replace(config.simulators, num_envs=4)
     with pytest.raises(ConfigError, match=r"= 4 < num_envs = 8: 4 environments would never be"):
-        await layout_plan(msgspec.structs.replace(config, simulators=many), footprint, team)
+        await plan_layout(msgspec.structs.replace(config, simulators=many), footprint, team)
     path.write_text(path.read_text().replace("0-1", "0-7"))
     with pytest.raises(ConfigError, match=r"num_envs=2 < 8 engines on host 'far'"):
-        await layout_plan(config, footprint, team)
+        await plan_layout(config, footprint, team)
 
 
 def test_an_engine_of_several_gets_its_share_of_each_kind_of_environment() -> None:
@@ -191,7 +190,7 @@ def test_an_engine_of_several_gets_its_share_of_each_kind_of_environment() -> No
 async def test_a_dry_run_shows_engines_that_share_simulators_and_conversations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vla_rl.cli.layout_plan, "ANSWER_WITHIN_S", 0.05)
+    monkeypatch.setattr(vla_rl.cli.dry_run, "ANSWER_WITHIN_S", 0.05)
     path = listed(tmp_path)
     path.write_text(path.read_text() + 'gpus = "0-3"\n')
     config = MixedTrainingConfig(
@@ -205,11 +204,11 @@ async def test_a_dry_run_shows_engines_that_share_simulators_and_conversations(
     footprint = EpisodeFootprint(
         what_runs="toys", simulator_mb=1, server_mb=1, chunk_bytes=1, num_chunks=1
     )
-    _, shown = await layout_plan(config, footprint, team)
+    _, shown = await plan_layout(config, footprint, team)
     assert "  far        0-3   -       engines 1-4  10" in shown
     few = msgspec.structs.replace(config, text=TextPoolConfig(num_envs=3))
     with pytest.raises(ConfigError, match=r"text\.num_envs=3 < 4 engines on host 'far'"):
-        await layout_plan(few, footprint, team)
+        await plan_layout(few, footprint, team)
 
 
 def test_the_machine_that_learns_has_engines_only_if_something_asks_them(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from turn_agents import by_turns
 
 from benchmarks.hosts.namespaces import NamespaceHost, NamespacesRefused, network_namespaces
 from vla_rl.actors import InLoop, Runtime
-from vla_rl.cli.layout_plan import layout_plan
-from vla_rl.cli.plan import EpisodeFootprint, print_plan
+from vla_rl.cli.dry_run import plan_layout, print_plan
+from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.cluster.ray_config import RayConfig
 from vla_rl.engines import DeviceLane, EngineConfig
@@ -465,7 +465,7 @@ async def test_a_dry_run_places_ranks_on_named_nodes(tmp_path: Path) -> None:
         learner=msgspec.structs.replace(config.learner, ranks=2),
         run=msgspec.structs.replace(config.run, device="cuda"),
     )
-    _, shown = await layout_plan(config, footprint, Team.of(reach_policy(config)))
+    _, shown = await plan_layout(config, footprint, Team.of(reach_policy(config)))
     assert re.search(r"10\.0\.0\.2 +0-1 +ranks 0-1 +- ", shown), shown
     assert re.search(r"node 0 +0-1 +- +engines 0-1", shown)
 
@@ -478,7 +478,7 @@ async def test_a_dry_run_shows_what_is_reserved_and_joins_nothing(
         what_runs="toys", simulator_mb=1, server_mb=1, chunk_bytes=1, num_chunks=1
     )
     config = run_on_ray(tmp_path, address="10.0.0.1:6379", num_hosts=2)
-    _, shown = await layout_plan(config, footprint, Team.of(reach_policy(config)))
+    _, shown = await plan_layout(config, footprint, Team.of(reach_policy(config)))
     assert "layout apart: 1 learner rank, 2 engines, 4 simulators on 3 hosts" in shown
     assert "the cluster itself is asked when the run starts" in shown
     print_plan(config, footprint, 0, 0)

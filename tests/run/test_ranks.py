@@ -28,7 +28,8 @@ from benchmarks.hosts.namespaces import NamespacesRefused, network_namespaces
 from vla_rl.actors import LastingForkServers, Runtime, make_keys
 from vla_rl.algorithms import PolicyLossConfig
 from vla_rl.algorithms.losses import KlLossConfig
-from vla_rl.cli.plan import EpisodeFootprint, print_plan
+from vla_rl.cli.dry_run import print_plan
+from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError, LearnerHostLost, RankFailed, RankNotStarted

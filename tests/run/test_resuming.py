@@ -19,7 +19,7 @@ from toy_runs import COMMAND, SMALL, of_updates as pole_run, small_mlp_run
 
 from vla_rl.actors import LastingForkServers
 from vla_rl.cli.command_line import Command, TrainingLaunch, parse_command
-from vla_rl.cli.report.page import write_report
+from vla_rl.cli.report import write_report
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.evaluation.held_out import HeldOutJudge, HeldOutResult, read_held_out, results_path
 from vla_rl.evaluation.results import EpisodeResult
@@ -444,14 +444,14 @@ OWNERS = {
     "run/train.py": ["LeRobotWriter", "RunDirectory"],
     "run/recording.py": ["LeRobotWriter"],
     "run/supervised.py": ["checkpoint"],
-    "cli/evaluating.py": ["LeRobotWriter", "RunDirectory"],
+    "cli/evaluate.py": ["LeRobotWriter", "RunDirectory"],
     "recipes/record_demonstrations.py": ["demonstrations"],
     "reporting/run_directory.py": ["RunDirectory"],
 }
 """Modules that own what they write, and what it is."""
 
 WITHOUT = {
-    "cli/launching.py": "resumes for `train`, which owns",
+    "cli/launch.py": "resumes for `train`, which owns",
 }
 """Modules that open what may be continued without owning it, and why."""
 

@@ -21,7 +21,7 @@ from toy_runs import deterministic, of_updates, small_mlp_run, small_run as smal
 
 import vla_rl
 from vla_rl.actors import LastingForkServers
-from vla_rl.cli.config_files import read_config
+from vla_rl.cli.command_line import read_config
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import CheckpointError, ConfigError, EnvError
 from vla_rl.graph import Pipeline

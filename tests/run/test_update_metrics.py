@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from rich.console import Console
 from toy_runs import small_run
 
-from vla_rl.cli.plan import EpisodeFootprint, print_plan
+from vla_rl.cli.dry_run import print_plan
+from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.text import TextPoolConfig

@@ -6,7 +6,8 @@ import signal
 import sys
 from typing import NoReturn
 
-from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.cli.command_line import Command, TrainingLaunch
+from vla_rl.cli.launch import run_recipe
 from vla_rl.recipes.train_toy import TrainToyConfig, new_policy, training_starts
 from vla_rl.rollout import embodied_agent
 from vla_rl.run.train import train

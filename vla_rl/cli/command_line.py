@@ -4,39 +4,37 @@ vla-rl srpo_libero --help                                 the common options, ex
 vla-rl srpo_libero --help-all                             every option that the recipe reads
 vla-rl srpo_libero --config my.toml --run.updates 20      a file; the command line overrides it
 vla-rl srpo_libero --dry-run                              the configuration and the plan
+
+A configuration file is TOML or JSON; an unknown key in it is an error that names the nearest known one.
 """
 
 import argparse
-import asyncio
 import contextlib
 import dataclasses
+import difflib
 import functools
 import io
 import itertools
-import signal
+import os
+import shlex
 import sys
+import types
 import typing
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 import tyro
-import uvloop
 from tyro.constructors import ConstructorRegistry
 
-from vla_rl.cli.absent import refuse_absent
-from vla_rl.cli.command_help import HELP_ALL, option_registry, print_help, program_name
-from vla_rl.cli.config_files import convert, found_config, read_table
-from vla_rl.cli.following_defaults import follow
-from vla_rl.cli.unread import refuse_unread
+from vla_rl.cli.help import HELP_ALL, option_registry, print_help, program_name
+from vla_rl.cli.option_rules import follow, refuse_missing_options, refuse_unused_options
 from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.pipelines.registry import merge_tables, pipeline_settings
-from vla_rl.reporting.run_directory import RunDirectory
-from vla_rl.rollout.episode_tasks import END_WITHIN_S, keep_for_ever
-from vla_rl.run.terminal import explain, lasting_output
+from vla_rl.reporting.run_directory import RunDirectory, require_digest
 from vla_rl.types import Config
 from vla_rl.util.values import shorten_middle
 
@@ -76,7 +74,7 @@ class TrainingLaunch(Launch):
     Newer ones are renamed."""
 
 
-COMMAND: Final = "RecipeCommand"
+_COMMAND: Final = "RecipeCommand"
 """Name of the class that holds a recipe's launch options and its configuration."""
 
 LaunchT = TypeVar("LaunchT", bound=Launch)
@@ -107,8 +105,10 @@ def parse_command(
     `--resume`), then the settings of the pipeline (if there is one), then the recipe's defaults.
     Raises: `ConfigError` if the file or the combination of values is invalid.
     """
-    arguments = [_spelt_out(argument) for argument in (sys.argv[1:] if argv is None else argv)]
-    refuse_absent(arguments)
+    arguments = [
+        _expand_engine_option(argument) for argument in (sys.argv[1:] if argv is None else argv)
+    ]
+    refuse_missing_options(arguments)
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--config", type=found_config)
     early.add_argument("--resume", type=Path)
@@ -136,7 +136,7 @@ def parse_command(
         ("launch", Annotated[launch_type, tyro.conf.arg(name="")], launch_type()),
         ("config", Annotated[config_type, tyro.conf.arg(name="")], default),
     ]
-    command_type = dataclasses.make_dataclass(COMMAND, fields, frozen=True)
+    command_type = dataclasses.make_dataclass(_COMMAND, fields, frozen=True)
     parse = functools.partial(tyro.cli, command_type, prog=program_name())
     if not {HELP_ALL, "-h", "--help"}.isdisjoint(arguments):
         _show_help(parse, arguments, default, description)
@@ -146,8 +146,8 @@ def parse_command(
     # A file is checked by itself, so that `--embedding.encoder pixels` may leave the settings of the
     # file's own encoder unread; a resumed run keeps what its configuration says.
     if known.config is not None:
-        refuse_unread(default, _unset_values(config_type, default))
-    refuse_unread(parsed.config, msgspec.to_builtins(default, enc_hook=str))
+        refuse_unused_options(default, _unset_values(config_type, default))
+    refuse_unused_options(parsed.config, msgspec.to_builtins(default, enc_hook=str))
     return Command(parsed.launch, parsed.config)
 
 
@@ -176,7 +176,7 @@ def _flags_in(kind: Any, prefix: str = "") -> set[str]:
     """Return the options of a class's fields that are flags, without their dashes."""
     flags = set[str]()
     for name, hint in typing.get_type_hints(kind).items():
-        inner = "" if kind.__name__ == COMMAND else f"{prefix}{name.replace('_', '-')}."
+        inner = "" if kind.__name__ == _COMMAND else f"{prefix}{name.replace('_', '-')}."
         if hint is bool:
             flags.add(f"{prefix}{name.replace('_', '-')}")
         elif isinstance(hint, type) and (
@@ -214,7 +214,7 @@ def _require_run_to_resume(launch: Launch) -> None:
         )
 
 
-def _spelt_out(argument: str) -> str:
+def _expand_engine_option(argument: str) -> str:
     """Spell out `--engine vllm` as the option for the engine's kind.
 
     `engine` is a table of settings.
@@ -266,88 +266,101 @@ def _unset_values(config_type: type[ConfigT], given: ConfigT) -> dict[str, Any]:
     return values
 
 
-def run_recipe(
-    launch_type: type[LaunchT],
-    config_type: type[ConfigT],
-    main: Callable[[Command[LaunchT, ConfigT]], Coroutine[Any, Any, int]],
-    description: str,
-) -> int:
-    """Run a recipe from the command line on uvloop; return the exit status.
+SHIPPED: Final = Path(__file__).parents[1] / "recipes" / "configs"
+"""Configurations of published experiments, by name."""
 
-    Errors are printed as `explain` describes.
+
+def found_config(name: str) -> Path:
+    """Return the file at this path, or the shipped configuration of this name."""
+    shipped = SHIPPED / f"{name}.toml"
+    # os.path: pathlib raises for a name that is too long
+    return shipped if os.path.exists(shipped) and not os.path.exists(name) else Path(name)
+
+
+def read_config(path: Path, config_type: type[ConfigT]) -> ConfigT:
+    """Read `path` (.toml or .json) as `config_type`; fields that the file leaves out keep their
+    defaults.
+
+    Raises: `ConfigError` naming the file and the key if the file cannot be read, is not TOML or
+    JSON, does not match the digest beside it, or holds an unknown key, a value of another type or
+    one that the configuration rejects.
     """
-    with lasting_output():
-        return _run_recipe(launch_type, config_type, main, description)
+    return convert(read_table(path, config_type), config_type, str(path))
 
 
-def _run_recipe(
-    launch_type: type[LaunchT],
-    config_type: type[ConfigT],
-    main: Callable[[Command[LaunchT, ConfigT]], Coroutine[Any, Any, int]],
-    description: str,
-) -> int:
-    try:
-        command = parse_command(launch_type, config_type, description)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            try:
-                return _run_through(runner, main(command))
-            finally:
-                _leave_tasks(runner.get_loop())
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 128 + signal.SIGINT
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (GeneratorExit, SystemExit):  # of the parser: help, or a mistake that it has reported
-        raise
-    except BaseException as error:  # reported here, because no caller can handle it
-        print(explain(error), file=sys.stderr)
-        return 1
+def read_table(path: Path, config_type: type[Config]) -> dict[str, Any]:
+    """Read `path` (.toml or .json) as nested tables with keys that `config_type` has.
 
-
-def _run_through(runner: asyncio.Runner, main: Coroutine[Any, Any, int]) -> int:
-    """Run `main` to its end, also if a task of the user's code raises SystemExit.
-
-    asyncio raises that out of the loop at once. The code that awaits the task gets it too, so that
-    the run ends in order.
+    Raises: `ConfigError`.
     """
-    task = runner.get_loop().create_task(main)
-
-    async def end() -> None:
-        try:
-            await asyncio.wait((task,))
-        finally:  # an interrupt cancels this
-            task.cancel()
-            await asyncio.wait((task,))
-
-    while True:
-        try:
-            runner.run(end())
-            return task.result()
-        except SystemExit as error:
-            if task.done():
-                raise RuntimeError(
-                    f"a task raised SystemExit: {error}, expected an Exception, such as "
-                    "RuntimeError"
-                ) from error
-
-
-def _leave_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel the tasks that are left, and leave those that do not end: the loop would wait for them."""
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
-    if not tasks:
-        return
-    _, pending = loop.run_until_complete(asyncio.wait(tasks, timeout=END_WITHIN_S))
-    for task in pending:
-        asyncio.tasks._unregister_task(task)
-        keep_for_ever(task)
-    if pending:
-        names = ", ".join(sorted(task.get_name() for task in pending))
-        print(
-            f"{len(pending)} tasks did not end within {END_WITHIN_S:g} s after they were cancelled, "
-            f"and are left: {names}",
-            file=sys.stderr,
+    decoders: dict[str, Callable[[bytes], Any]] = {
+        ".toml": msgspec.toml.decode,
+        ".json": msgspec.json.decode,
+    }
+    if os.path.isdir(path):
+        raise ConfigError(
+            f"{shorten_middle(path)} is a folder, expected a .toml or .json file; --resume continues the "
+            f"run in a folder, and --config {shlex.quote(str(path / 'config.json'))} takes its "
+            "settings alone"
         )
+    if path.suffix not in decoders:
+        shipped = difflib.get_close_matches(path.name, [each.stem for each in SHIPPED.iterdir()], 1)
+        nearest = f"; did you mean the shipped {shipped[0]!r}?" if shipped else ""
+        raise ConfigError(
+            f"{shorten_middle(path)} ends in {path.suffix!r}, expected a file in one of "
+            f"{', '.join(decoders)}{nearest}"
+        )
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"the configuration {shorten_middle(path)} cannot be read: {error.strerror}"
+        ) from error
+    require_digest(path, content)
+    try:
+        data = decoders[path.suffix](content)
+    except (ValueError, RecursionError) as error:  # invalid TOML, JSON or UTF-8
+        raise ConfigError(f"{path} is not {path.suffix[1:].upper()} in UTF-8: {error}") from error
+    refuse_unknown_keys(data, config_type, where=str(path))
+    table: dict[str, Any] = data
+    return table
+
+
+def convert(table: dict[str, Any], config_type: type[ConfigT], where: str) -> ConfigT:
+    """Convert nested tables to `config_type`; `where` begins the error's message.
+
+    Raises: `ConfigError` for a value of another type.
+    """
+    try:
+        return msgspec.convert(table, config_type)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def refuse_unknown_keys(data: Any, config_type: Any, where: str) -> None:
+    """Raise `ConfigError` for the first key of nested `data` that `config_type` lacks."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where}: got {data!r}, expected a table of {config_type.__name__}")
+    hints = typing.get_type_hints(config_type)
+    for key, value in data.items():
+        if key not in hints:
+            near = difflib.get_close_matches(key, hints, n=1)
+            advice = (
+                f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(hints))}"
+            )
+            raise ConfigError(f"{where}: unknown key {key!r} of {config_type.__name__}; {advice}")
+        nested = _nested_config(hints[key])
+        if nested is not None and value is not None:
+            refuse_unknown_keys(value, nested, where=f"{where}: {key}")
+
+
+def _nested_config(hint: Any) -> type[Config] | None:
+    candidates = (
+        typing.get_args(hint)
+        if typing.get_origin(hint) in (typing.Union, types.UnionType)
+        else (hint,)
+    )
+    for candidate in candidates:
+        if isinstance(candidate, type) and issubclass(candidate, Config):
+            return candidate
+    return None

@@ -5,6 +5,7 @@ The first start makes keys in ~/.vla_rl/keys. Then it prints the lines for the l
 """
 
 import argparse
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,6 @@ import uvloop
 from vla_rl.actors.host import port_range, serve
 from vla_rl.actors.keys import make_keys, read_keys
 from vla_rl.actors.placement import LOST_AFTER_S
-from vla_rl.cli.own_address import own_address
 from vla_rl.cluster.host_file import KEYS, public_key_of
 from vla_rl.errors import ConfigError
 from vla_rl.run.terminal import lasting_output
@@ -108,3 +108,16 @@ def _print_lines(bind: str, public_key: str) -> None:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def own_address() -> str:
+    """Return the address of the interface that leads outside; the machine's name if there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # chooses an interface and sends nothing: a datagram socket only notes the address,
+            # which is one that RFC 5737 keeps for documentation
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return socket.gethostname()
+        address: str = probe.getsockname()[0]
+        return address

@@ -25,8 +25,8 @@ from vla_rl.util.installing import INSTALLABLE, how_to_use, install_command
 
 RECIPES: Final = Path(__file__).parents[1] / "recipes"
 COMMANDS: Final = {
-    "report": "vla_rl.cli.report.__main__",
-    "doctor": "vla_rl.cli.doctor",
+    "report": "vla_rl.cli.report",
+    "doctor": "vla_rl.cli.doctor.checks",
     "host": "vla_rl.cli.host",
     "why": "vla_rl.cli.why",
 }

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from vla_rl.algorithms import AdvantageConfig
 from vla_rl.cli.command_line import Command, TrainingLaunch
-from vla_rl.cli.launching import launch
-from vla_rl.cli.plan import EpisodeFootprint
+from vla_rl.cli.launch import launch
+from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.driving.observing import ROUTE_POINTS, STATE_SIZE
 from vla_rl.envs.driving.plan_actions import PlanAction

@@ -17,7 +17,8 @@ import msgspec
 import numpy as np
 
 from vla_rl import engines
-from vla_rl.cli.command_line import Command, Launch, run_recipe
+from vla_rl.cli.command_line import Command, Launch
+from vla_rl.cli.launch import run_recipe
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.bench2drive.policy_host import PolicyHost, cameras_of
 from vla_rl.envs.driving.observing import ROUTE_POINTS

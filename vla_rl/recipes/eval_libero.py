@@ -25,8 +25,8 @@ from typing import ClassVar
 
 import tyro
 
-from vla_rl.cli.command_line import run_recipe
-from vla_rl.cli.evaluating import EvalLaunch, main
+from vla_rl.cli.evaluate import EvalLaunch, main
+from vla_rl.cli.launch import run_recipe
 from vla_rl.envs.libero.packages import other_libero
 from vla_rl.evaluation.benchmark import LIBERO, Benchmark, SuiteTask
 from vla_rl.evaluation.eval_config import EvalConfig

@@ -14,8 +14,8 @@ from typing import ClassVar
 
 import tyro
 
-from vla_rl.cli.command_line import run_recipe
-from vla_rl.cli.evaluating import EvalLaunch, main
+from vla_rl.cli.evaluate import EvalLaunch, main
+from vla_rl.cli.launch import run_recipe
 from vla_rl.evaluation.benchmark import METAWORLD, Benchmark
 from vla_rl.evaluation.eval_config import EvalConfig
 from vla_rl.evaluation.scenes import MetaworldScene, Quality

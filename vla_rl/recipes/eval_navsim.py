@@ -20,8 +20,9 @@ from rich.progress import track
 
 from vla_rl import engines
 from vla_rl.actors import Runtime
-from vla_rl.cli.command_line import Command, Launch, run_recipe
-from vla_rl.cli.opening import open_each
+from vla_rl.cli.command_line import Command, Launch
+from vla_rl.cli.dry_run import open_each
+from vla_rl.cli.launch import run_recipe
 from vla_rl.engines import EngineConfig
 from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.envs.driving.plan_actions import PlanAction, waypoints_of_plan

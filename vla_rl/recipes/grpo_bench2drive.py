@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from vla_rl.algorithms import AdvantageConfig
-from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
-from vla_rl.cli.launching import launch
-from vla_rl.cli.plan import EpisodeFootprint
+from vla_rl.cli.command_line import Command, TrainingLaunch
+from vla_rl.cli.launch import launch, run_recipe
+from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.driving.observing import ROUTE_POINTS
 from vla_rl.envs.driving.plan_actions import PlanAction

@@ -12,7 +12,8 @@ import sys
 from typing import TYPE_CHECKING, get_args
 
 from vla_rl.algorithms import AdvantageConfig
-from vla_rl.cli.command_line import TrainingLaunch, run_recipe
+from vla_rl.cli.command_line import TrainingLaunch
+from vla_rl.cli.launch import run_recipe
 from vla_rl.envs.driving.observing import ROUTE_POINTS
 from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.envs.driving.scores import Version

@@ -7,7 +7,8 @@ continues.
 
 import sys
 
-from vla_rl.cli.command_line import TrainingLaunch, run_recipe
+from vla_rl.cli.command_line import TrainingLaunch
+from vla_rl.cli.launch import run_recipe
 from vla_rl.pipelines.config import FilterConfig, RunConfig
 from vla_rl.recipes.srpo_metaworld import MetaworldConfig
 from vla_rl.recipes.suite_training import main

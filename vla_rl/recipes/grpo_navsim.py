@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from vla_rl.algorithms import AdvantageConfig
-from vla_rl.cli.command_line import TrainingLaunch, run_recipe
+from vla_rl.cli.command_line import TrainingLaunch
+from vla_rl.cli.launch import run_recipe
 from vla_rl.envs.driving.scores.recorded import recorded_scenes
 from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import RunConfig

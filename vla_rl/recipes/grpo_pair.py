@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 import vla_rl
-from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.cli.command_line import Command, TrainingLaunch
+from vla_rl.cli.launch import run_recipe
 from vla_rl.engines import EngineConfig
 from vla_rl.models import language
 from vla_rl.pipelines.config import RunConfig

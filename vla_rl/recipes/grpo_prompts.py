@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
-from vla_rl.cli.launching import launch
-from vla_rl.cli.plan import EpisodeFootprint
+from vla_rl.cli.command_line import Command, TrainingLaunch
+from vla_rl.cli.launch import launch, run_recipe
+from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.datasets.prompt_messages import first_messages, prompt_messages
 from vla_rl.datasets.prompts import read_prompts
 from vla_rl.engines import EngineConfig

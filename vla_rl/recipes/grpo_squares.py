@@ -13,9 +13,9 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
-from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
-from vla_rl.cli.launching import launch
-from vla_rl.cli.plan import EpisodeFootprint
+from vla_rl.cli.command_line import Command, TrainingLaunch
+from vla_rl.cli.launch import launch, run_recipe
+from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig, make_text_task
 from vla_rl.envs.text.tasks.questions import QUESTIONS, draw_square

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import vla_rl
-from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
-from vla_rl.cli.launching import launch
-from vla_rl.cli.plan import EpisodeFootprint
+from vla_rl.cli.command_line import Command, TrainingLaunch
+from vla_rl.cli.launch import launch, run_recipe
+from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig
 from vla_rl.envs.text.tasks.arithmetic import draw_problem

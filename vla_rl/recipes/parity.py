@@ -23,7 +23,8 @@ from rich.table import Table
 
 from vla_rl import engines
 from vla_rl.actors import Runtime
-from vla_rl.cli.command_line import Command, Launch, run_recipe
+from vla_rl.cli.command_line import Command, Launch
+from vla_rl.cli.launch import run_recipe
 from vla_rl.engines import EngineConfig
 from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.errors import ConfigError

@@ -8,7 +8,8 @@ learning signal.
 import sys
 
 from vla_rl.algorithms import AdvantageConfig
-from vla_rl.cli.command_line import TrainingLaunch, run_recipe
+from vla_rl.cli.command_line import TrainingLaunch
+from vla_rl.cli.launch import run_recipe
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.srpo_libero import LiberoConfig, main
 from vla_rl.rollout import SchedulerConfig

@@ -23,7 +23,7 @@ import numpy as np
 from rich.progress import Progress
 
 from vla_rl.cli.command_line import Command, Launch, parse_command
-from vla_rl.cli.opening import open_each
+from vla_rl.cli.dry_run import open_each
 from vla_rl.datasets import read_recording
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs import METAWORLD_SUITES

@@ -25,7 +25,8 @@ import msgspec
 import tyro
 
 from vla_rl import engines
-from vla_rl.cli.command_line import Command, Launch, run_recipe
+from vla_rl.cli.command_line import Command, Launch
+from vla_rl.cli.launch import run_recipe
 from vla_rl.datasets import DatasetOptions, RecordedEpisode, open_dataset, statistics_of
 from vla_rl.datasets.recordings import settings_of_pictures
 from vla_rl.envs.libero.assets import STAND_INS, are_stand_ins

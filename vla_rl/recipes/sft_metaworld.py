@@ -8,7 +8,8 @@ numbers, and the last number is an effort between -1 and 1, not a command to ope
 import sys
 from typing import Literal
 
-from vla_rl.cli.command_line import Launch, run_recipe
+from vla_rl.cli.command_line import Launch
+from vla_rl.cli.launch import run_recipe
 from vla_rl.datasets import DatasetOptions
 from vla_rl.recipes.sft_libero import SftLiberoConfig, main
 

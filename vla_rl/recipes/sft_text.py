@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from vla_rl import engines
-from vla_rl.cli.command_line import Command, Launch, run_recipe
+from vla_rl.cli.command_line import Command, Launch
+from vla_rl.cli.launch import run_recipe
 from vla_rl.envs.text.tasks.arithmetic_conversations import (
     TOOLS,
     draw_conversation,

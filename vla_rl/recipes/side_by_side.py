@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 import vla_rl
-from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
-from vla_rl.cli.launching import launch
-from vla_rl.cli.plan import EpisodeFootprint
+from vla_rl.cli.command_line import Command, TrainingLaunch
+from vla_rl.cli.launch import launch, run_recipe
+from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.engines import EngineConfig
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.text import TextPoolConfig, is_text_task

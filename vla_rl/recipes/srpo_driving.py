@@ -11,7 +11,8 @@ import sys
 from collections.abc import Mapping
 
 from vla_rl.algorithms import AdvantageConfig, EmbeddingConfig, SrpoConfig
-from vla_rl.cli.command_line import TrainingLaunch, run_recipe
+from vla_rl.cli.command_line import TrainingLaunch
+from vla_rl.cli.launch import run_recipe
 from vla_rl.envs.driving.observing import ROUTE_POINTS
 from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.envs.driving.scores import Version

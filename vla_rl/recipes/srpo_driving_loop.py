@@ -13,7 +13,8 @@ import sys
 from typing import Final
 
 from vla_rl.algorithms import EmbeddingConfig
-from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.cli.command_line import Command, TrainingLaunch
+from vla_rl.cli.launch import run_recipe
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.driving.closed_loop import STEP_LIMITS
 from vla_rl.envs.driving.layouts import LAYOUTS

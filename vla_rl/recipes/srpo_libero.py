@@ -12,7 +12,8 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.cli.command_line import Command, TrainingLaunch
+from vla_rl.cli.launch import run_recipe
 from vla_rl.envs.libero.assets import Assets
 from vla_rl.evaluation import parse_numbers
 from vla_rl.evaluation.benchmark import LIBERO, Benchmark, SuiteTask

@@ -10,7 +10,8 @@ from typing import ClassVar
 
 import msgspec
 
-from vla_rl.cli.command_line import TrainingLaunch, run_recipe
+from vla_rl.cli.command_line import TrainingLaunch
+from vla_rl.cli.launch import run_recipe
 from vla_rl.evaluation.benchmark import METAWORLD, Benchmark
 from vla_rl.evaluation.scenes import MetaworldScene, Quality
 from vla_rl.learner import LearnerConfig, OptimizerConfig

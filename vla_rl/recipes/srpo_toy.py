@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from vla_rl.algorithms import EmbeddingConfig
-from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
-from vla_rl.cli.launching import launch
-from vla_rl.cli.plan import EpisodeFootprint
+from vla_rl.cli.command_line import Command, TrainingLaunch
+from vla_rl.cli.launch import launch, run_recipe
+from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.envs.toy import NUM_INIT_STATES
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import HeldOutJudge, parse_numbers

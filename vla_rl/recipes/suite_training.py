@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 from vla_rl.cli.command_line import Command, TrainingLaunch
-from vla_rl.cli.launching import launch
-from vla_rl.cli.plan import EpisodeFootprint
+from vla_rl.cli.launch import launch
+from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.image_env import NUM_STARTS
 from vla_rl.errors import ConfigError

@@ -17,9 +17,9 @@ import numpy as np
 from gymnasium import spaces
 
 import vla_rl.envs  # noqa: F401  # registers ours
-from vla_rl.cli.command_line import Command, TrainingLaunch, run_recipe
-from vla_rl.cli.launching import launch
-from vla_rl.cli.plan import EpisodeFootprint
+from vla_rl.cli.command_line import Command, TrainingLaunch
+from vla_rl.cli.launch import launch, run_recipe
+from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import HeldOutJudge
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule

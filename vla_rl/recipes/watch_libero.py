@@ -21,8 +21,9 @@ from rich.syntax import Syntax
 
 from vla_rl import engines
 from vla_rl.actors import Runtime
-from vla_rl.cli.command_line import Command, Launch, run_recipe
-from vla_rl.cli.opening import distinct, open_each
+from vla_rl.cli.command_line import Command, Launch
+from vla_rl.cli.dry_run import distinct_envs, open_each
+from vla_rl.cli.launch import run_recipe
 from vla_rl.engines import EngineConfig
 from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.envs.libero import LiberoEnv
@@ -293,7 +294,7 @@ async def _rehearse(config: WatchConfig) -> None:
             config.checkpoint_folder,
         )
     specs = [_episode(config, task_id, 0) for task_id in config.tasks]
-    await open_each(distinct(spec.env for spec in specs), SimulatorConfig())
+    await open_each(distinct_envs(spec.env for spec in specs), SimulatorConfig())
 
 
 def _episode(config: WatchConfig, task_id: int, number: int) -> EpisodeSpec:

@@ -11,8 +11,7 @@ from typing import Final
 import torch
 
 from benchmarks.gpu.campaign.target import Target
-from vla_rl.cli.doctor.finding import Patient
-from vla_rl.cli.doctor.gpu import gpus_in_use
+from vla_rl.cli.doctor.machine import Machine, gpus_in_use
 from vla_rl.engines.device_lane import to_device
 from vla_rl.learner.estimates.device import GIB
 from vla_rl.learner.flops import TERA, find_device_peak
@@ -30,7 +29,7 @@ def measure(target: Target) -> Iterator[tuple[str, object]]:
         yield "memory_gib", about.total_memory / GIB
         yield "capability", f"{about.major}.{about.minor}"
         # this process has allocated nothing yet but its context
-        yield "warnings", [str(finding) for finding in gpus_in_use(Patient())]
+        yield "warnings", [str(finding) for finding in gpus_in_use(Machine())]
     peak = find_device_peak(device_name(target))
     yield "peak_tflops", None if peak is None else peak.flops / TERA
     yield "product_tflops", product_rate(target) / TERA

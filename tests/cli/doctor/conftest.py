@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.cli.doctor import torch_build
-from vla_rl.cli.doctor.trial import Trial
+from vla_rl.cli.doctor import libraries
+from vla_rl.cli.doctor.libraries import Probe
 from vla_rl.models.loading import BASE_POLICY
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
@@ -29,16 +29,16 @@ def first_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def trials_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials of torch in this process, which has imported it: a new one does so for two seconds."""
 
-    def tried(arguments: Sequence[str], seconds: float) -> Trial:
+    def tried(arguments: Sequence[str], seconds: float) -> Probe:
         with monkeypatch.context() as patch:
             patch.setattr(sys, "argv", list(arguments[::2]))
             try:
                 exec(arguments[1], {})
             except Exception as error:
-                return Trial(False, f"{type(error).__name__}: {error}")
-        return Trial(True, "")
+                return Probe(False, f"{type(error).__name__}: {error}")
+        return Probe(True, "")
 
-    monkeypatch.setattr(torch_build, "try_apart", tried)
+    monkeypatch.setattr(libraries, "run_probe", tried)
 
 
 @pytest.fixture

@@ -7,21 +7,21 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 from faults import words
 from toy_runs import small_run
 
 from vla_rl.cli.command_line import Command, TrainingLaunch
-from vla_rl.cli.doctor import (
-    CHECKS,
-    Finding,
-    Patient,
-    examine,
-)
-from vla_rl.cli.doctor.trial import try_apart
-from vla_rl.cli.launching import launch
-from vla_rl.cli.plan import EpisodeFootprint
+from vla_rl.cli.doctor import CHECKS, CheckResult, Machine, run_checks
+from vla_rl.cli.doctor.libraries import run_probe
+from vla_rl.cli.doctor.policy import checkpoint_that_acts, entropy_share
+from vla_rl.cli.launch import launch
+from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.models.loading import BASE_POLICY
+from vla_rl.models.openvla_oft import OpenVlaOft
+from vla_rl.models.prismatic.config import tiny
 from vla_rl.recipes.srpo_toy import new_policy, training_starts
 
 PROGRAM = [sys.executable, "-m", "vla_rl.cli.main", "doctor"]
@@ -56,16 +56,16 @@ async def test_a_recipe_prints_what_is_found_at_its_start(
 
 
 def test_a_check_that_fails_or_hangs_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(patient: Patient) -> Iterable[Finding]:
+    def broken(patient: Machine) -> Iterable[CheckResult]:
         raise OSError("no such thing")
 
-    def endless(patient: Patient) -> Iterable[Finding]:
-        try_apart(["-c", "import time; time.sleep(600)"], 600.0)
+    def endless(patient: Machine) -> Iterable[CheckResult]:
+        run_probe(["-c", "import time; time.sleep(600)"], 600.0)
         return ()
 
     checks = {"broken": broken, "endless": endless, "fine": lambda patient: ()}
     monkeypatch.setattr("vla_rl.cli.doctor.checks.CHECKS", checks)
-    found = examine(Patient(seconds=1.0))
+    found = run_checks(Machine(seconds=1.0))
     assert "broken failed (OSError: no such thing)" in words(found["broken"])
     assert "was not finished within 1 s" in words(found["endless"])
     assert not found["fine"]
@@ -76,7 +76,7 @@ def test_the_program_prints_each_check_and_its_findings_and_ends_with_their_stat
 ) -> None:
     soonest = ["descriptors", "shared memory", "disk"]
     code = (
-        "import sys; from vla_rl.cli.doctor import main; from vla_rl.cli.doctor import checks\n"
+        "import sys; from vla_rl.cli.doctor.checks import main; from vla_rl.cli.doctor import checks\n"
         f"checks.CHECKS = {{name: checks.CHECKS[name] for name in {soonest}}}; sys.exit(main())"
     )
     arguments = ["--root", str(tmp_path), "--shared-mib", "0"]
@@ -109,3 +109,41 @@ def test_the_program_looks_at_everything_in_its_time(tmp_path: Path) -> None:
     assert "the policy: in order" in done.stdout
     assert re.search(r"\d+ errors, [\d.]+ s\n$", done.stdout)
     assert done.returncode == (0 if "\n0 errors" in done.stdout else 1)
+
+
+def test_a_head_that_was_never_trained_for_tokens_is_named(tmp_path: Path) -> None:
+    untrained = OpenVlaOft.create(tiny(), seed=0)
+    untrained.save(tmp_path / "new")
+    found = words(checkpoint_that_acts(Machine(checkpoint=str(tmp_path / "new"))))
+    assert "almost at random" in found
+    assert "token RL on it scores 0 %" in found
+
+
+def test_the_shipped_policy_is_in_order() -> None:
+    assert not words(checkpoint_that_acts(Machine(checkpoint=str(BASE_POLICY))))
+    assert entropy_share(OpenVlaOft.load(BASE_POLICY)) < 0.7
+
+
+def test_a_folder_trained_for_numbers_that_is_read_as_tokens_is_named(policy_copy: Path) -> None:
+    (policy_copy / "action_head--50000_checkpoint.pt").write_bytes(b"weights of an L1 head")
+    patient = Machine(checkpoint=str(policy_copy), policy_family="openvla_oft")
+    found = words(checkpoint_that_acts(patient))
+    assert "action_head--50000_checkpoint.pt lies beside it" in found
+    assert "--policy-family continuous" in found
+
+
+def test_statistics_of_another_robot_are_named(policy_copy: Path) -> None:
+    config = msgspec.json.decode((policy_copy / "config.json").read_bytes())
+    action = config["norm_stats"]["default"]["action"]
+    for end in ("q01", "q99"):
+        action[end] = (np.array(action[end]) * 0.03).tolist()
+    (policy_copy / "config.json").write_bytes(msgspec.json.encode(config))
+    found = words(checkpoint_that_acts(Machine(checkpoint=str(policy_copy))))
+    assert "scale displacements to at most 0.030" in found
+
+
+def test_statistics_that_are_asked_for_and_missing_are_named(policy_copy: Path) -> None:
+    patient = Machine(checkpoint=str(policy_copy), norm_key="libero_goal")
+    found = words(checkpoint_that_acts(patient))
+    assert "no 'libero_goal'" in found
+    assert "--norm-key" in found

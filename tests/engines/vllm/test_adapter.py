@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import vla_rl
-from vla_rl.cli.doctor.torch_build import choose_library
+from vla_rl.cli.doctor.libraries import choose_library
 from vla_rl.engines.vllm import VllmConfig, adapter, launch
 from vla_rl.errors import ConfigError
 from vla_rl.util.processes import inherited_environment

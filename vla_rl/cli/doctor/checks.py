@@ -1,19 +1,43 @@
-"""All checks, and how they are made: side by side, within one time limit."""
+"""Print what would go wrong on this machine: `vla-rl doctor [--checkpoint FOLDER]`.
 
+Each result says what it is, why it matters and what to do. The exit status is 1 if one of them is
+an error, else 0. All checks are made side by side, within one time limit.
+"""
+
+import os
+import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import MappingProxyType
 from typing import Final
 
-from vla_rl.cli.doctor.finding import Check, Finding, Patient, not_finished
-from vla_rl.cli.doctor.gpu import gpus, gpus_in_use
-from vla_rl.cli.doctor.graphics import opengl_that_draws
-from vla_rl.cli.doctor.limits import descriptors, disk, shared_memory
-from vla_rl.cli.doctor.physics import assets_with_digests, bowl_that_settles
+import tyro
+
+from vla_rl.cli.doctor.libraries import (
+    assets_with_digests,
+    bowl_that_settles,
+    kill_probes,
+    opengl_that_draws,
+    torch_that_computes,
+    vllm_that_fits,
+)
+from vla_rl.cli.doctor.machine import (
+    Check,
+    CheckResult,
+    Machine,
+    descriptors,
+    disk,
+    gpus,
+    gpus_in_use,
+    not_finished,
+    shared_memory,
+)
 from vla_rl.cli.doctor.policy import checkpoint_that_acts
-from vla_rl.cli.doctor.torch_build import torch_that_computes, vllm_that_fits
-from vla_rl.cli.doctor.trial import end_trials
+from vla_rl.cli.help import option_registry
+from vla_rl.errors import ConfigError
+from vla_rl.run.terminal import lasting_output
 
 CHECKS: Final[Mapping[str, Check]] = MappingProxyType(
     {
@@ -38,34 +62,34 @@ AT_START: Final[Sequence[Check]] = (shared_memory, disk, gpus_in_use)
 THREADS: Final = "doctor"
 """First word of the names of the threads in which checks run."""
 
-SIDE_BY_SIDE: Final = 4
+NUM_THREADS: Final = 4
 """Trials at a time: most import torch or MuJoCo, which keeps a core busy for a second or two."""
 
 
-def examine(patient: Patient) -> dict[str, Sequence[Finding]]:
+def run_checks(patient: Machine) -> dict[str, Sequence[CheckResult]]:
     """Make every check; one that does not end in time is a finding itself."""
     until = time.monotonic() + patient.seconds
-    pool = ThreadPoolExecutor(SIDE_BY_SIDE, THREADS)
+    pool = ThreadPoolExecutor(NUM_THREADS, THREADS)
     try:
-        asked = {name: pool.submit(_made, check, patient) for name, check in CHECKS.items()}
+        asked = {name: pool.submit(_run_check, check, patient) for name, check in CHECKS.items()}
         wait(asked.values(), timeout=max(until - time.monotonic(), 0.0))
-        return {name: _found(future, patient) for name, future in asked.items()}
+        return {name: _check_results(future, patient) for name, future in asked.items()}
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        end_trials()
+        kill_probes()
 
 
-def findings_at_start(patient: Patient) -> list[Finding]:
+def check_at_start(patient: Machine) -> list[CheckResult]:
     """Make the checks that take milliseconds."""
-    return [finding for check in AT_START for finding in _made(check, patient)]
+    return [finding for check in AT_START for finding in _run_check(check, patient)]
 
 
-def _made(check: Check, patient: Patient) -> list[Finding]:
+def _run_check(check: Check, patient: Machine) -> list[CheckResult]:
     try:
         return list(check(patient))
     except Exception as error:  # a check that fails is a fault of this machine or of the check
         return [
-            Finding(
+            CheckResult(
                 f"{check.__name__} failed ({type(error).__name__}: {error})",
                 "Whether it would go wrong is not known",
                 "Report it with the output of `pip list`, if it cannot be explained",
@@ -74,7 +98,29 @@ def _made(check: Check, patient: Patient) -> list[Finding]:
         ]
 
 
-def _found(future: Future[list[Finding]], patient: Patient) -> list[Finding]:
+def _check_results(future: Future[list[CheckResult]], patient: Machine) -> list[CheckResult]:
     if future.done() and not future.cancelled():
         return future.result()
     return [not_finished("the check", patient.seconds)]
+
+
+@lasting_output()
+def main() -> int:
+    """Make every check and print the findings; return the exit status."""
+    try:
+        patient = tyro.cli(Machine, description=__doc__, registry=option_registry())
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    began = time.perf_counter()
+    num_errors = 0
+    for name, findings in run_checks(patient).items():
+        print(f"{name}: in order" if not findings else f"{name}:")
+        for each in findings:
+            num_errors += each.severity == "error"
+            print(f"  {each.severity}: {each.what}.\n    {each.why}.\n    {each.remedy}.")
+    print(f"{num_errors} errors, {time.perf_counter() - began:.1f} s", flush=True)
+    status = 1 if num_errors else 0
+    if any(thread.name.startswith(THREADS) for thread in threading.enumerate()):
+        os._exit(status)  # a check that loads a policy or hangs in a library cannot be ended
+    return status

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from vla_rl.cli.doctor.finding import Finding, Patient
+from vla_rl.cli.doctor.machine import CheckResult, Machine
 from vla_rl.errors import ConfigError, VlaRlError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ LIBERO_REACH: Final = 0.5
 each of its data sets. Robots whose actions are metres have a few hundredths."""
 
 
-def checkpoint_that_acts(patient: Patient) -> Iterable[Finding]:
+def checkpoint_that_acts(patient: Machine) -> Iterable[CheckResult]:
     """Check a policy's statistics, and that its tokens were trained."""
     if patient.checkpoint is None:
         return
@@ -45,7 +45,7 @@ def checkpoint_that_acts(patient: Patient) -> Iterable[Finding]:
 
     size = count_weight_bytes(folder)
     if size > patient.load_gib * 2**30:
-        yield Finding(
+        yield CheckResult(
             f"{folder.path} has {size / 2**30:.1f} GiB of weights, and was not loaded",
             "Whether its head was ever trained for tokens was not checked",
             f"Add `--load-gib {math.ceil(size / 2**30)}`, which loads it and asks it for actions",
@@ -55,7 +55,7 @@ def checkpoint_that_acts(patient: Patient) -> Iterable[Finding]:
     yield from _asked_for_actions(folder, patient)
 
 
-def _trained_for_numbers(folder: "PublicFolder", patient: Patient) -> Iterable[Finding]:
+def _trained_for_numbers(folder: "PublicFolder", patient: Machine) -> Iterable[CheckResult]:
     """Find a folder that would be read as tokens although it was trained for numbers."""
     from vla_rl.models.loading import find_action_head, read_family
 
@@ -68,7 +68,7 @@ def _trained_for_numbers(folder: "PublicFolder", patient: Patient) -> Iterable[F
     was_l1 = head is not None or folder.extension.head in ("l1", "diffusion")
     if family != "continuous" and was_l1:
         named = "its vla_rl.json says so" if head is None else f"{head.name} lies beside it"
-        yield Finding(
+        yield CheckResult(
             f"{folder.path} was trained with an L1 or diffusion head ({named}), and is read as "
             f"{family}, which chooses tokens",
             "Its head for tokens was never trained: token RL on it scores 0 % for as long as it runs",
@@ -76,7 +76,7 @@ def _trained_for_numbers(folder: "PublicFolder", patient: Patient) -> Iterable[F
         )
 
 
-def _asked_for_actions(folder: "PublicFolder", patient: Patient) -> Iterable[Finding]:
+def _asked_for_actions(folder: "PublicFolder", patient: Machine) -> Iterable[CheckResult]:
     from vla_rl.models.loading import load_policy
     from vla_rl.models.prismatic.conventions import CheckpointFormat
 
@@ -90,7 +90,7 @@ def _asked_for_actions(folder: "PublicFolder", patient: Patient) -> Iterable[Fin
         return
     share = entropy_share(policy)
     if share > UNTRAINED_SHARE:
-        yield Finding(
+        yield CheckResult(
             f"{folder.path} chooses action tokens almost at random: their entropy is "
             f"{share:.2f} of a uniform choice's",
             "Its head was never trained for tokens: token RL on it scores 0 % for as long as it runs",
@@ -118,7 +118,7 @@ def entropy_share(policy: "VlaPolicy") -> float:
     return float(entropies.mean()) / math.log(config.num_bins)
 
 
-def _statistics(folder: "PublicFolder", patient: Patient) -> Iterable[Finding]:
+def _statistics(folder: "PublicFolder", patient: Machine) -> Iterable[CheckResult]:
     from vla_rl.models.prismatic.statistics import choose_key, read_statistics
 
     try:
@@ -127,7 +127,7 @@ def _statistics(folder: "PublicFolder", patient: Patient) -> Iterable[Finding]:
         )
         chosen = folder.statistics[key].action
     except VlaRlError as error:
-        yield Finding(
+        yield CheckResult(
             str(error).rstrip("."),
             "The policy cannot be loaded: with another set its actions would be scaled for another "
             "robot, without an error",
@@ -136,7 +136,7 @@ def _statistics(folder: "PublicFolder", patient: Patient) -> Iterable[Finding]:
         return
     in_config = read_statistics((Path("/nonexistent"),), folder.public.norm_stats).get(key)
     if in_config is not None and in_config.action != chosen:
-        yield Finding(
+        yield CheckResult(
             f"the statistics {key!r} of dataset_statistics.json and config.json differ in "
             f"{folder.path}",
             "Only the former are used; if they are not those of its training, every action is "
@@ -151,13 +151,13 @@ def _statistics(folder: "PublicFolder", patient: Patient) -> Iterable[Finding]:
         max(abs(a), abs(b)) for a, b, is_scaled in zip(low, high, scaled, strict=False) if is_scaled
     ]
     if any(a >= b for a, b, is_scaled in zip(low, high, scaled, strict=False) if is_scaled):
-        yield Finding(
+        yield CheckResult(
             f"the statistics {key!r} have a dimension without range (q01 >= q99) in {folder.path}",
             "The policy cannot move in it",
             "Use the statistics of the policy's own training set",
         )
     elif reach and max(reach[:3]) < LIBERO_REACH:
-        yield Finding(
+        yield CheckResult(
             f"the statistics {key!r} scale displacements to at most {max(reach[:3]):.3f}, and "
             f"LIBERO's reach 1, in {folder.path}",
             "On LIBERO the arm would hardly move: they are those of another robot",
@@ -165,8 +165,8 @@ def _statistics(folder: "PublicFolder", patient: Patient) -> Iterable[Finding]:
         )
 
 
-def _unreadable(checkpoint: str, error: VlaRlError) -> Finding:
-    return Finding(
+def _unreadable(checkpoint: str, error: VlaRlError) -> CheckResult:
+    return CheckResult(
         f"{checkpoint} cannot be used: {str(error).rstrip('.')}",
         "Recipes that start from it are refused",
         "Follow the error's remedy",

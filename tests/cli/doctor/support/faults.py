@@ -3,15 +3,12 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from vla_rl.cli.doctor import (
-    Finding,
-    Patient,
-)
+from vla_rl.cli.doctor import CheckResult, Machine
 
-PATIENT = Patient(seconds=150.0)  # a busy machine takes its time; nothing waits for it
+PATIENT = Machine(seconds=150.0)  # a busy machine takes its time; nothing waits for it
 
 
-def words(findings: Iterable[Finding]) -> str:
+def words(findings: Iterable[CheckResult]) -> str:
     return "\n".join(str(finding) for finding in findings)
 
 

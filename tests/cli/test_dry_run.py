@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,9 +18,12 @@ import pytest
 from toy_runs import small_run
 
 from vla_rl.algorithms import EmbeddingConfig, VJepa2Config
+from vla_rl.cli import dry_run
 from vla_rl.cli.command_line import Command, Launch, TrainingLaunch
-from vla_rl.cli.rehearsal import rehearse_training
+from vla_rl.cli.dry_run import distinct_envs, open_each, rehearse_training
+from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.datasets import LeRobotWriter, RecordedEpisode
+from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.experts import Demonstration
 from vla_rl.errors import CheckpointError, ConfigError, DataError, EnvError, VlaRlError
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
@@ -209,3 +213,36 @@ def test_a_run_directory_that_cannot_be_written_is_found_before_it_is_made(tmp_p
     with pytest.raises(ConfigError, match=r"file/runs cannot be written \(.*file is not a folder"):
         require_writable(tmp_path / "file" / "runs")
     assert RunDirectory(tmp_path).is_there() is False
+
+
+def test_environments_that_are_equal_are_one_whatever_the_order_of_their_arguments() -> None:
+    first = EnvSpec(id="a", kwargs={"x": 1, "y": 2})
+    same = EnvSpec(id="a", kwargs={"y": 2, "x": 1})
+    other = EnvSpec(id="a", kwargs={"x": 2})
+    assert distinct_envs([first, other, same]) == [first, other]
+
+
+async def test_text_tasks_are_opened_without_a_simulator(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    await open_each([EnvSpec(id="text/arithmetic")], SimulatorConfig(num_envs=8))
+    assert capsys.readouterr().out == ""
+    wrong = EnvSpec(id="text/arithmetic", kwargs={"num_digts": 2})
+    with pytest.raises(ConfigError, match="num_digts"):
+        await open_each([wrong], SimulatorConfig(num_envs=8))
+
+
+def test_a_plan_names_the_gpu_only_where_it_is_used(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(dry_run, "gpu_memory", lambda: [SimpleNamespace(name="H100")])
+    config = small_run(tmp_path)
+    footprint = EpisodeFootprint(
+        what_runs="toys", simulator_mb=1, server_mb=1, chunk_bytes=1, num_chunks=1
+    )
+    for device, computes in (("cpu", "(CPU)"), ("auto", "(H100)")):
+        on_device = msgspec.structs.replace(
+            config, run=msgspec.structs.replace(config.run, device=device)
+        )
+        dry_run.print_plan(on_device, footprint, 1, 1)
+        assert computes in capsys.readouterr().out

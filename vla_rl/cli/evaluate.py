@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 from rich.console import Console
@@ -19,17 +19,15 @@ from rich.syntax import Syntax
 
 from vla_rl import engines
 from vla_rl.actors import Runtime
-from vla_rl.cli.command_line import Command, Launch
-from vla_rl.cli.config_files import convert, read_table
-from vla_rl.cli.opening import distinct, open_each
+from vla_rl.cli.command_line import Command, Launch, convert, read_table
+from vla_rl.cli.dry_run import distinct_envs, open_each
 from vla_rl.engines import EngineConfig
 from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation import EpisodeResult, ResultFile, play_each, within_range
+from vla_rl.evaluation import play_each, within_range
 from vla_rl.evaluation.benchmark import LIBERO, require_fitting
 from vla_rl.evaluation.conditions import note_conditions, refuse_other_conditions
 from vla_rl.evaluation.eval_config import EvalConfig, conditions_of, refuse_other_config
-from vla_rl.evaluation.keeping import ResultKeeper
 from vla_rl.evaluation.libero import key_of
 from vla_rl.evaluation.plan import (
     conditions_in_words,
@@ -38,19 +36,82 @@ from vla_rl.evaluation.plan import (
     print_plan,
     require_goal_files,
 )
+from vla_rl.evaluation.results import EpisodeResult, ResultFile, result_of
 from vla_rl.evaluation.results_file import print_tables, title_of, write_results
 from vla_rl.evaluation.shipped import other_pictures
 from vla_rl.models.loading import count_weight_bytes, describe_policy, load_policy
 from vla_rl.reporting import RunDirectory
+from vla_rl.reporting.outlet import FailureStreak
 from vla_rl.reporting.run_directory import require_writable
+from vla_rl.reporting.videos import write_video
 from vla_rl.rollout import embodied_agent
 from vla_rl.run.recording import check_recording, owned_recording, record_agent, run_digest
 from vla_rl.run.terminal import StopSignal
 from vla_rl.types import EpisodeSpec, Trajectory
+from vla_rl.util.tasks import run_in_thread
 from vla_rl.util.values import plain_console
 
 if TYPE_CHECKING:
     from vla_rl.models.loading import VlaPolicy
+
+
+VIDEO_FRAMES_PER_S: Final = 5.0
+"""One frame for each decision."""
+
+
+class ResultRecorder:
+    """Stores the result of each episode, then makes a video if one is wanted.
+
+    One episode at a time.
+    """
+
+    def __init__(self, config: EvalConfig, file: ResultFile, videos: Path) -> None:
+        self._config, self._file, self._videos = config, file, videos
+        self._turn = asyncio.Lock()
+        self._failures = FailureStreak(f"writing videos to {videos}", "that episode has none")
+
+    @property
+    def num_failed_videos(self) -> int:
+        """Videos that could not be written."""
+        return self._failures.num_failed
+
+    async def keep(self, trajectory: Trajectory) -> None:
+        """Store a result on disk, then make its video.
+
+        A video that cannot be made is reported and counted.
+        """
+        result = result_of(trajectory)
+        async with self._turn:
+            await run_in_thread(self._file.add, result)
+            try:
+                await run_in_thread(
+                    _write_wanted_video, self._config, trajectory, result, self._videos
+                )
+            except (OSError, ValueError) as error:
+                self._failures.failed(str(result.key), error)
+            else:
+                self._failures.worked()
+
+
+def _write_wanted_video(
+    config: EvalConfig, trajectory: Trajectory, result: EpisodeResult, folder: Path
+) -> None:
+    """Make a video if one is wanted and the task has too few of them."""
+    outcome = "success" if result.is_success else "failure"
+    wanted = {
+        "none": (),
+        "failures": ("failure",),
+        "successes": ("success",),
+        "both": ("failure", "success"),
+    }
+    kind = f"{result.suite}-{result.task_id}_{outcome}"
+    if (
+        outcome in wanted[config.videos]
+        and len(list(folder.glob(f"{kind}_init-*.mp4"))) < config.videos_per_task
+    ):
+        path = folder / f"{kind}_init-{result.init_state_id}_scene-{result.scene_seed}.mp4"
+        write_video(path, trajectory, "image", VIDEO_FRAMES_PER_S)
+
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +136,7 @@ async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
     config, console = command.config, plain_console()
     folder = command.launch.resume
     if folder is not None:
-        refuse_other_config(config, _config_of(folder, type(config)), folder)
+        refuse_other_config(config, _read_config(folder, type(config)), folder)
     episodes = planned_episodes(config)
     if command.launch.dry_run:
         await _show_plan(config, episodes, folder, console)
@@ -124,7 +185,7 @@ async def _evaluate(
             player = await asyncio.to_thread(_load, config) if model is None else model
             print(describe_policy(player), flush=True)
             await stop.unless_asked(
-                _play(player, config, conditions, missing, file, run, len(episodes))
+                _run_episodes(player, config, conditions, missing, file, run, len(episodes))
             )
         results, num_waiting = list(file.results.values()), file.num_waiting
         num_missing = sum(key_of(episode) not in file.results for episode in episodes)
@@ -134,7 +195,7 @@ async def _evaluate(
         title = title_of(config.checkpoint_folder, conditions, **sizes)
         print_tables(results, title, conditions_in_words(config), console)
         is_written &= await asyncio.to_thread(
-            _write_results_or_say, run.path / "results.json", conditions, results, sizes
+            _try_to_write_results, run.path / "results.json", conditions, results, sizes
         )
     print(f"everything of this evaluation is in {run.path}")
     if stop.is_asked or not is_written:
@@ -149,7 +210,7 @@ async def _show_plan(
     console.print(
         Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json")
     )
-    done = _results_of(folder)
+    done = _read_results(folder)
     num_done = sum(key_of(episode) in done for episode in episodes)
     weights = count_weight_bytes(config.open(config.checkpoint_folder))
     print_plan(config, episodes, num_done, config.num_envs, weights, console)
@@ -164,7 +225,7 @@ async def _rehearse(config: EvalConfig, episodes: list[EpisodeSpec], folder: Pat
         require_writable(Path(config.root))
     else:
         refuse_other_conditions(folder / "conditions.json", conditions)
-    envs = distinct(episode.env for episode in episodes)
+    envs = distinct_envs(episode.env for episode in episodes)
     await asyncio.to_thread(check_recording, config.record_to, envs)
     await asyncio.to_thread(_load, config)
     opened = envs
@@ -190,7 +251,7 @@ def _note_conditions(run: RunDirectory, conditions: dict[str, Any]) -> None:
         ) from error
 
 
-def _write_results_or_say(
+def _try_to_write_results(
     path: Path, conditions: dict[str, Any], results: list[EpisodeResult], sizes: dict[str, int]
 ) -> bool:
     """Write `results.json`; if that fails, log a warning and return False.
@@ -211,7 +272,7 @@ def _load(config: EvalConfig) -> "VlaPolicy":
     return model
 
 
-async def _play(
+async def _run_episodes(
     model: "VlaPolicy",
     config: EvalConfig,
     conditions: dict[str, Any],
@@ -230,7 +291,7 @@ async def _play(
         bar = progress.add_task(
             "evaluating", total=num_planned, completed=num_planned - len(missing)
         )
-        keeper = ResultKeeper(config, file, run.videos)
+        keeper = ResultRecorder(config, file, run.videos)
 
         async def done(trajectory: Trajectory) -> None:
             await keeper.keep(trajectory)
@@ -248,14 +309,14 @@ async def _play(
             await play_each(pool, engine, agent, missing, done)
 
 
-def _results_of(folder: Path | None) -> dict[tuple[str, int, int], EpisodeResult]:
+def _read_results(folder: Path | None) -> dict[tuple[str, int, int], EpisodeResult]:
     if folder is None:
         return {}
     with ResultFile(folder / "episodes.jsonl") as file:
         return file.results
 
 
-def _config_of(folder: Path, config_type: type[EvalConfig]) -> EvalConfig:
+def _read_config(folder: Path, config_type: type[EvalConfig]) -> EvalConfig:
     """Read the configuration of an evaluation, with the values of fields that are younger."""
     path = folder / "config.json"
     younger = {

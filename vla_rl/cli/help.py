@@ -24,7 +24,7 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from vla_rl.cli.unread import unread_options
+from vla_rl.cli.option_rules import unused_options
 from vla_rl.types import Config
 
 HELP_ALL: Final = "--help-all"
@@ -58,7 +58,7 @@ COMMON: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 """Options that `--help` shows, by the class of their table. It shows all of a recipe's own options,
 and none of a table that is not listed here. Neither `--help` nor `--help-all` shows what nothing
-reads (`unread_options`)."""
+reads (`unused_options`)."""
 
 PACKAGE: Final = Path(__file__).parents[1]
 
@@ -96,7 +96,7 @@ def option_registry(
             return None
         config: type[Config] = kept
         fields = []
-        for name, hint in _hints_of(config).items():
+        for name, hint in _field_hints(config).items():
             default, help_text = getattr(info.default, name), field_docs(config).get(name)
             kind: Any = hint
             if not is_shown(info.default, name):
@@ -146,7 +146,7 @@ def print_help(
         description: description of the recipe, in paragraphs.
         wants_all: show every option that is read, not only the common ones.
     """
-    unread = unread_options(given)
+    unread = unused_options(given)
     hidden = {id(table): names for table, names in _selected_tables(default, unread)}
 
     def is_read(table: Config, name: str) -> bool:
@@ -158,14 +158,14 @@ def print_help(
     is_shown = is_read if wants_all else is_common
     shown = _Captured(sys.stdout)
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-        parse(option_registry(is_shown), _PLACE)
-    before, _, after = shown.getvalue().partition(_PLACE)
-    print(before + filled(description) + after.rstrip("\n"))
+        parse(option_registry(is_shown), _DESCRIPTION)
+    before, _, after = shown.getvalue().partition(_DESCRIPTION)
+    print(before + fill_paragraphs(description) + after.rstrip("\n"))
     num_more = num_options(default, is_read) - num_options(default, is_shown)
     if num_more:
         print(f"{num_more} more options: {program_name()} {HELP_ALL}")
     if wants_all and unread:
-        print(_unread_in_words(unread))
+        print(_list_unused_options(unread))
     raise SystemExit(0)
 
 
@@ -182,18 +182,18 @@ def _selected_tables(
             yield from _selected_tables(table, paths, f"{prefix}{name}.")
 
 
-def _unread_in_words(unread: Mapping[str, str]) -> str:
+def _list_unused_options(unread: Mapping[str, str]) -> str:
     """List the options that other values would make readable, by the reason."""
     by_reason: dict[str, list[str]] = {}
     for path, why in unread.items():
         by_reason.setdefault(why, []).append(path)
     rows = [f"{why}: {', '.join(paths)}" for why, paths in by_reason.items()]
-    return filled("Not shown, because nothing would read them:") + "".join(
+    return fill_paragraphs("Not shown, because nothing would read them:") + "".join(
         f"\n  {row}" for row in rows
     )
 
 
-_PLACE: Final = "DESCRIPTION"
+_DESCRIPTION: Final = "DESCRIPTION"
 """Placeholder for the description in the help, because tyro would join its paragraphs into one
 line."""
 
@@ -216,7 +216,7 @@ class _Captured(io.StringIO):
         return self._true_one.isatty()
 
 
-def filled(text: str) -> str:
+def fill_paragraphs(text: str) -> str:
     """Fill the paragraphs of a docstring to the terminal's width.
 
     Indented ones (commands, drawings) stay as they are.
@@ -265,7 +265,7 @@ def _class_tree(kind: type) -> ast.ClassDef | None:
     """Return the syntax tree of a class; None if its source is not known."""
     try:
         whole = inspect.getsource(sys.modules[kind.__module__])
-        if kind.__qualname__ in (classes := _classes_in(whole)):
+        if kind.__qualname__ in (classes := _class_nodes(whole)):
             return classes[kind.__qualname__]
     except (KeyError, OSError, TypeError, SyntaxError):  # a module without a source file
         pass
@@ -278,13 +278,13 @@ def _class_tree(kind: type) -> ast.ClassDef | None:
 
 
 @functools.cache
-def _classes_in(source: str) -> Mapping[str, ast.ClassDef]:
+def _class_nodes(source: str) -> Mapping[str, ast.ClassDef]:
     """Return the classes of a module: `inspect.getsource` would parse the module for each of them."""
     return {each.name: each for each in ast.parse(source).body if isinstance(each, ast.ClassDef)}
 
 
 @functools.cache
-def _hints_of(config: type[Config]) -> Mapping[str, Any]:
+def _field_hints(config: type[Config]) -> Mapping[str, Any]:
     hints = get_type_hints(config, include_extras=True)
     return {name: hints[name] for name in config.__struct_fields__}
 
@@ -296,7 +296,7 @@ def _is_table(hint: Any) -> bool:
 def _is_common(config: type[Config], name: str, recipe: type[Config]) -> bool:
     if config is not recipe:
         return name in COMMON.get(config.__name__, ())
-    hint = _hints_of(config)[name]
+    hint = _field_hints(config)[name]
     return not _is_table(hint) or hint.__name__ in COMMON
 
 

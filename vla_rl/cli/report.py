@@ -1,9 +1,16 @@
-"""The report's page: the template, filled from a run's folder."""
+"""The report of a run, one page: training writes it at its end, `vla-rl report RUN` writes it again.
 
+config, versions, about ─┐
+metrics.jsonl ───────────┼─► charts (SVG) ─► report.html.jinja ─► report.html, which needs no other file
+held_out.jsonl, strips/ ─┘
+"""
+
+import argparse
 import base64
 import itertools
 import logging
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +19,7 @@ from typing import Any
 import jinja2
 import msgspec
 
-from vla_rl.cli.report.charts import (
+from vla_rl.cli.report_charts import (
     Rows,
     failure_reward_chart,
     held_out_chart,
@@ -21,6 +28,7 @@ from vla_rl.cli.report.charts import (
     success_chart,
     time_chart,
 )
+from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.evaluation.driving_strips import drive_pairs
 from vla_rl.evaluation.held_out import HeldOutResult, by_version, read_held_out, results_path
 from vla_rl.evaluation.held_out_curve import Curve, read_curve
@@ -30,10 +38,11 @@ from vla_rl.evaluation.strips import strip_path
 from vla_rl.evaluation.validation import ValidationResult, read_validation, validation_path
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.reporting.whole_file import write_whole
+from vla_rl.run.terminal import lasting_output
 
 logger = logging.getLogger(__name__)
 
-MAX_STRIPS = 3
+MAX_PAIRS = 3
 """Maximum number of pairs of film strips, before and after training, that are shown."""
 
 
@@ -50,7 +59,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class StripPair:
+class SheetPair:
     """Film strips of one start by the first weights and by the last."""
 
     title: str
@@ -82,27 +91,27 @@ def write_report(run: RunDirectory) -> Path:
     held_out = read_held_out(results_path(run))
     curve = read_curve(run) or Curve("success_rate")
     validation = read_validation(validation_path(run))
-    versions = _json(run.path / "versions.json")
+    versions = _read_json(run.path / "versions.json")
     best = None if curve.has_one_set or curve.best is None else curve.best.weights
     template = jinja2.Environment(
-        loader=jinja2.PackageLoader("vla_rl.cli.report", "."),
+        loader=jinja2.PackageLoader("vla_rl.cli", "."),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-    ).get_template("page.html.jinja")
+    ).get_template("report.html.jinja")
     text = template.render(
         name=run.path.name,
-        about=_json(run.path / "about.json"),
+        about=_read_json(run.path / "about.json"),
         command=_command(versions),
         versions={
             name: value for name, value in versions.items() if name not in ("command", "packages")
         },
         packages=versions.get("packages", {}),
-        config=_text(run.config),
+        config=_read_text(run.config),
         num_updates=len(rows),
         is_success_known=not rows or any("rollout/success_rate" in row for row in rows),
-        minutes=minutes_of(rows),
+        minutes=running_minutes(rows),
         charts=[
-            ("Success", success_chart(rows, _points(held_out, curve))),
+            ("Success", success_chart(rows, _curve_or_first_and_last(held_out, curve))),
             ("Held-out starts: report and choice", held_out_chart(curve)),
             ("Return", return_chart(rows)),
             ("What failures earned", failure_reward_chart(rows)),
@@ -112,20 +121,20 @@ def write_report(run: RunDirectory) -> Path:
         comparisons=comparisons(held_out, best),
         curve=curve,
         best=best,
-        num_left_out=num_left_out(held_out),
+        num_left_out=count_left_out(held_out),
         scores=score_rows(read_scores(run.path / SCORES.file), best),
         validation=validation_rows(validation),
-        how_to_evaluate=how_to_evaluate(_json(run.config)),
-        strips=_strips(run, held_out),
-        drives=_drives(run),
-        graph=_text(run.path / "graph.txt"),
+        how_to_evaluate=how_to_evaluate(_read_json(run.config)),
+        strips=_sheet_pairs(run, held_out),
+        drives=_drive_pairs(run),
+        graph=_read_text(run.path / "graph.txt"),
     )
     path = run.path / "report.html"
     write_whole(path, text.encode())
     return path
 
 
-def minutes_of(rows: Rows) -> float:
+def running_minutes(rows: Rows) -> float:
     """Return the minutes from the first update to the last, without pauses between a stop and a
     resume.
     """
@@ -139,7 +148,7 @@ def comparisons(held_out: list[HeldOutResult], best: int | None = None) -> list[
     all, or none. Those of the best weights stand beside them, if they ran all of these.
     """
     first, last = _first_and_last(held_out)
-    chosen = _of_best(held_out, best, last)
+    chosen = _best_results(held_out, best, last)
     rows = [
         _comparison(
             task,
@@ -150,7 +159,7 @@ def comparisons(held_out: list[HeldOutResult], best: int | None = None) -> list[
     return [*rows, _comparison("all", first, last, chosen)] if rows else []
 
 
-def _of_best(
+def _best_results(
     held_out: list[HeldOutResult], best: int | None, last: list[EpisodeResult]
 ) -> list[EpisodeResult]:
     """Return the results of the best weights for the episodes of `last`; empty if they lack some,
@@ -220,7 +229,7 @@ def how_to_evaluate(config: Mapping[str, Any]) -> str:
     return "train(..., judge=...) in Python"
 
 
-def num_left_out(held_out: list[HeldOutResult]) -> int:
+def count_left_out(held_out: list[HeldOutResult]) -> int:
     """Count the episodes that the first weights ran and the last did not, because their evaluation
     was stopped.
     """
@@ -252,7 +261,9 @@ def _rate(results: list[EpisodeResult]) -> str:
     )
 
 
-def _points(held_out: list[HeldOutResult], curve: Curve) -> list[tuple[int, float, float, float]]:
+def _curve_or_first_and_last(
+    held_out: list[HeldOutResult], curve: Curve
+) -> list[tuple[int, float, float, float]]:
     """Return the points of the curve on the starts that are reported; without one, those of the
     first and the last weights.
     """
@@ -264,7 +275,7 @@ def _points(held_out: list[HeldOutResult], curve: Curve) -> list[tuple[int, floa
     return [(version, each["success_rate"], *each["wilson_95"]) for version, each in found.items()]
 
 
-def _strips(run: RunDirectory, held_out: list[HeldOutResult]) -> list[StripPair]:
+def _sheet_pairs(run: RunDirectory, held_out: list[HeldOutResult]) -> list[SheetPair]:
     versions = by_version(held_out)
     if len(versions) < 2:
         return []
@@ -278,13 +289,13 @@ def _strips(run: RunDirectory, held_out: list[HeldOutResult]) -> list[StripPair]
         if all(image.exists() for image in images):
             start = f"initial state {result.init_state_id}, scene seed {result.scene_seed}"
             title = f"{result.instruction} ({result.task}, {start})"
-            pairs.append(StripPair(title, *(_data_url(image) for image in images)))
-    return pairs[:MAX_STRIPS]
+            pairs.append(SheetPair(title, *(_data_url(image) for image in images)))
+    return pairs[:MAX_PAIRS]
 
 
-def _drives(run: RunDirectory) -> list[StripPair]:
+def _drive_pairs(run: RunDirectory) -> list[SheetPair]:
     return [
-        StripPair(
+        SheetPair(
             f"{pair.kind}, held-out scene {pair.scene}: weights {pair.versions[0]} above, "
             f"{pair.versions[1]} below",
             _data_url(pair.before),
@@ -306,7 +317,7 @@ def _command(versions: dict[str, Any]) -> str:
     )
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file; an empty dict, and a warning, if it is damaged."""
     if not path.exists():
         return {}
@@ -317,10 +328,38 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     """Read a text file; bytes that are not UTF-8 become replacement characters, with a warning."""
     data = path.read_bytes() if path.exists() else b""
     text = data.decode(errors="replace")
     if text.encode() != data:
         logger.warning("%s is not valid UTF-8; the report shows what can be read", path)
     return text
+
+
+@lasting_output()
+def main() -> int:
+    """Write the report and print its path.
+
+    Return the exit status: 1, with one line, if it cannot be written.
+    """
+    parser = argparse.ArgumentParser(
+        description="Write the report of a finished or running training run again."
+    )
+    parser.add_argument("run", type=Path, help="the folder of a training run")
+    folder: Path = parser.parse_args().run
+    try:
+        run = RunDirectory.existing(folder)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    try:
+        print(write_report(run))
+    except (VlaRlError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

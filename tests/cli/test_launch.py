@@ -1,4 +1,4 @@
-"""A recipe as a process: its command line, Ctrl-C, and what it leaves behind when it is killed."""
+"""A recipe as a process: its command line, Ctrl-C, its errors, and what it leaves behind when it is killed."""
 
 import fcntl
 import functools
@@ -15,9 +15,11 @@ import pytest
 from processes import named_memory_of, processes_of_session, those_left
 from toy_runs import COMMAND, SMALL, run_here, start_recipe
 
+from vla_rl.errors import CheckpointError, ConfigError, EnvError, GraphError
 from vla_rl.learner import latest_checkpoint
 from vla_rl.recipes import train_toy
 from vla_rl.reporting import read_metrics
+from vla_rl.run.terminal import explain
 
 PATIENCE_S = 150.0
 """Seconds for a run to stop in order: up to a minute on a busy machine, and hangs are for ever."""
@@ -180,3 +182,67 @@ def test_a_mistake_on_the_command_line_is_one_message_without_a_traceback(
     assert "num_envs = 99" in shown
     assert "Traceback" not in shown
     assert not list(tmp_path.iterdir())
+
+
+def test_a_mistake_in_a_node_is_explained_with_its_own_traceback() -> None:
+    try:
+        try:
+            raise ZeroDivisionError("a mistake")
+        except ZeroDivisionError as mistake:
+            raise GraphError("node 'reward' failed in update 3") from mistake
+    except GraphError as error:
+        text = explain(error)
+    assert text.startswith("error: GraphError: node 'reward' failed in update 3")
+    assert "Traceback" in text
+    assert "ZeroDivisionError: a mistake" in text
+
+
+def test_a_damaged_file_is_explained_in_two_lines() -> None:
+    error = CheckpointError("model.safetensors is damaged")
+    error.__cause__ = ValueError("header too short")
+    assert explain(error).splitlines() == [
+        "error: CheckpointError: model.safetensors is damaged",
+        "because of: ValueError: header too short",
+    ]
+
+
+def test_one_error_of_many_tasks_is_explained_once() -> None:
+    group = ExceptionGroup(
+        "tasks", [ExceptionGroup("more", [EnvError("no room")]), EnvError("no room")]
+    )
+    group.add_note("while starting")
+    assert explain(group).splitlines() == [
+        "error: EnvError: no room",
+        "while starting",
+        "1 more task failed in the same way",
+    ]
+
+
+def test_different_errors_of_several_tasks_are_explained_one_after_the_other() -> None:
+    text = explain(ExceptionGroup("tasks", [EnvError("no room"), ConfigError("no seed")]))
+    assert text.splitlines() == [
+        "2 errors:",
+        "error: EnvError: no room",
+        "error: ConfigError: no seed",
+    ]
+
+
+def test_what_a_node_reports_of_its_cause_is_not_repeated() -> None:
+    failed, cause = GraphError("node 'reward' failed: EnvError: no success"), EnvError("no success")
+    cause.add_note("while playing episode 7")
+    failed.__cause__ = cause
+    assert explain(failed).splitlines() == [
+        "error: GraphError: node 'reward' failed: EnvError: no success",
+        "while playing episode 7",
+    ]
+
+
+def test_a_deliberate_error_is_explained_without_a_traceback_but_with_its_notes() -> None:
+    failed, cause = GraphError("node 'rollout' failed in update 0"), EnvError("my/env: step raised")
+    cause.add_note("while playing episode 7")
+    failed.__cause__ = cause
+    assert explain(failed).splitlines() == [
+        "error: GraphError: node 'rollout' failed in update 0",
+        "because of EnvError: my/env: step raised",
+        "while playing episode 7",
+    ]

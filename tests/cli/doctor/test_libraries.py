@@ -1,17 +1,45 @@
-"""Builds of torch and vLLM that do not fit are named: each test makes one fault happen."""
+"""Libraries that do not draw, compute or load are named: each test makes one fault happen."""
 
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from faults import PATIENT, words, write_module
 
-from vla_rl.cli.doctor.torch_build import choose_library, torch_that_computes, vllm_that_fits
-from vla_rl.cli.doctor.trial import try_apart
+from vla_rl.cli.doctor import Machine, libraries
+from vla_rl.cli.doctor.libraries import (
+    choose_library,
+    opengl_that_draws,
+    run_probe,
+    torch_that_computes,
+    vllm_that_fits,
+)
 from vla_rl.engines.vllm import adapter
 from vla_rl.models.openvla_oft import network
+
+
+def test_a_driver_that_cannot_draw_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", "63")
+    found = words(opengl_that_draws(PATIENT))
+    assert re.search(r"no picture can be drawn \(.*63", found)
+    assert "apt-get install" in found
+
+
+def test_opengl_that_every_python_opens_at_its_start_is_named(
+    first_on_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not words(opengl_that_draws(PATIENT)), "a fork of this machine draws"
+    # drawn and closed: the driver's threads stay, and a fork lacks them
+    write_module(
+        first_on_path, "sitecustomize", "from vla_rl.cli.doctor.drawing import draw\ndraw()\n"
+    )
+    found = words(opengl_that_draws(PATIENT))
+    assert "a forked process cannot draw" in found
+    assert "sitecustomize.py" in found
 
 
 def test_a_torchvision_that_fails_to_load_is_named(first_on_path: Path) -> None:
@@ -113,6 +141,61 @@ def test_a_cpu_that_lacks_the_instructions_of_vllm_is_told_so(
 
 
 def test_a_trial_that_is_killed_for_its_instructions_says_so() -> None:
-    tried = try_apart(["-c", "import os; os.kill(os.getpid(), 4)"], 60.0)
+    tried = run_probe(["-c", "import os; os.kill(os.getpid(), 4)"], 60.0)
     assert tried.lacks_instructions
-    assert not try_apart(["-c", "import os; os.kill(os.getpid(), 11)"], 60.0).lacks_instructions
+    assert not run_probe(["-c", "import os; os.kill(os.getpid(), 11)"], 60.0).lacks_instructions
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("libero") is None, reason="needs LIBERO")
+def test_physics_in_which_the_bowl_does_not_rest_is_named(first_on_path: Path) -> None:
+    # gravity that pulls aside as well: the bowl slides off
+    changed = (
+        "from vla_rl.envs.libero.scene import Scene\n"
+        "begin = Scene.begin\n"
+        "def aside(scene, *args):\n"
+        "    begin(scene, *args)\n"
+        "    scene.model.opt.gravity[0] = 9.0\n"
+        "Scene.begin = aside\n"
+    )
+    write_module(first_on_path, "sitecustomize", changed)
+    found = words(libraries.bowl_that_settles(Machine(seconds=200.0)))
+    assert "does not rest on the ramekin" in found
+    assert "mujoco>=3.3.0,<3.3.3" in found
+
+
+def test_a_shipped_policy_with_one_wrong_byte_is_named(
+    tmp_path: Path, policy_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libraries, "SHIPPED", tmp_path)
+    monkeypatch.setattr(libraries, "WHEELS", ())
+    assert "damaged" not in words(libraries.assets_with_digests(PATIENT))
+    weights = policy_copy / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert "model.safetensors" in words(libraries.assets_with_digests(PATIENT))
+
+
+@pytest.mark.skipif(find_spec("libero") is None, reason="needs LIBERO")
+def test_a_folder_of_assets_that_lacks_some_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scenes").mkdir()
+    monkeypatch.setattr(libraries, "WHEELS", ())
+    monkeypatch.setenv("VLA_RL_LIBERO_ASSETS", str(tmp_path))
+    assert "no textures/ in it" in words(libraries.assets_with_digests(PATIENT))
+    found = words(libraries.bowl_that_settles(Machine(seconds=200.0)))
+    assert "no textures/ in it" in found
+    assert "mujoco" not in found  # the physics is not at fault
+
+
+def test_a_damaged_file_of_an_installed_package_is_named(first_on_path: Path) -> None:
+    folder = first_on_path / "meshes-1.0.dist-info"
+    folder.mkdir()
+    (first_on_path / "bowl.obj").write_text("flat")
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: meshes\nVersion: 1.0\n")
+    digest = "47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU"  # of no bytes at all
+    (folder / "RECORD").write_text(f"bowl.obj,sha256={digest},4\n")
+    code = "from vla_rl.cli.doctor.libraries import damaged_in_wheel as d; print(d('meshes'), d('none'))"
+    assert run_probe(["-c", code], 60.0).words == "bowl.obj None"

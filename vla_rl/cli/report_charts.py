@@ -33,7 +33,7 @@ def success_chart(rows: Rows, held_out: Sequence[HeldOutPoint]) -> str | None:
         return None
     figure, axes = _axes("update", "success rate")
     _plot_training(axes, rows, SUCCESS_RATE, SUCCESS)
-    for agent in agents_of(rows):
+    for agent in list_agents(rows):
         curve = _smoothed(rows, f"reward/{agent}/success_rate")
         axes.plot(*curve, linewidth=1.5, linestyle="--", label=f"of {agent}")
     _plot_tasks(axes, rows, SUCCESS_RATE)
@@ -147,13 +147,13 @@ def time_chart(rows: Rows) -> str | None:
     return _svg(figure, axes)
 
 
-def agents_of(rows: Rows) -> list[str]:
+def list_agents(rows: Rows) -> list[str]:
     """List the agents that have a success metric of their own."""
     names = [name.split("/") for row in rows for name in row if name.startswith("reward/")]
     return sorted({name[1] for name in names if len(name) == 3 and name[2] == "success_rate"})
 
 
-def tasks_of(rows: Rows, metric: str) -> list[str]:
+def list_tasks(rows: Rows, metric: str) -> list[str]:
     """List the tasks that have their own value of `metric`; a run of one task has none."""
     return sorted(
         {
@@ -187,7 +187,7 @@ def _plot_training(axes: Axes, rows: Rows, metric: str, color: str) -> None:
 
 
 def _plot_tasks(axes: Axes, rows: Rows, metric: str) -> None:
-    for task in tasks_of(rows, metric):
+    for task in list_tasks(rows, metric):
         axes.plot(*_smoothed(rows, f"{metric}/{task}"), linewidth=1.2, linestyle=":", label=task)
 
 

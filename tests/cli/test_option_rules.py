@@ -1,13 +1,19 @@
-"""Options that nothing would read are left out of the help and refused on the command line."""
+"""Rules between options: defaults follow, options that nothing reads or that do not exist are refused."""
 
+import contextlib
+import importlib
+import io
+import pkgutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+import vla_rl.recipes
 from vla_rl.cli.command_line import Launch, TrainingLaunch, parse_command
-from vla_rl.cli.unread import unread_options
+from vla_rl.cli.option_rules import FOLLOWING, follow, unused_options
 from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import LearningConfig, RunConfig
 from vla_rl.pipelines.registry import (
@@ -18,6 +24,7 @@ from vla_rl.pipelines.registry import (
     with_pipeline,
 )
 from vla_rl.recipes.grpo_pair import GrpoPairConfig
+from vla_rl.recipes.grpo_prompts import GrpoPromptsConfig
 from vla_rl.recipes.grpo_text import GrpoTextConfig
 from vla_rl.recipes.sft_libero import SftLiberoConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
@@ -27,6 +34,120 @@ from vla_rl.recipes.watch_libero import WatchConfig
 from vla_rl.reporting import RunDirectory
 from vla_rl.run.train import TrainingRun
 from vla_rl.types import Config
+
+SWEPT = {
+    "group-size": (2, 3),
+    "scheduler.groups-per-update": (1, 3),
+    "scheduler.max-staleness": (0,),
+    "scheduler.max-outstanding-groups": (1, 2),
+    "simulators.num-envs": (1, 3),
+    "simulators.envs-per-process": (2,),
+    "text.num-envs": (1, 3),
+    "learner.ranks": (2, 3),
+    "learner.tensor-parallel": (2,),
+    "learner.minibatch-trajectories": (1, 3),
+    "learner.micro-batch": (1, 3),
+    "learner.epochs": (2,),
+    "learner.optimizer.warmup-steps": (0, 1000),
+    "learner.optimizer.decay-steps": (1, 10),
+    "critic.minibatch-trajectories": (1,),
+    "critic.optimizer.decay-steps": (1,),
+    "engine.max-batch": (1, 4),
+    "run.updates": (1,),
+    "run.checkpoint-every": (1,),
+    "held-out.every": (1,),
+}
+"""Options, and small values of each."""
+
+PAIRS = (
+    ("--group-size", "8", "--scheduler.groups-per-update", "2"),
+    ("--group-size", "2", "--scheduler.groups-per-update", "1", "--scheduler.max-staleness", "0"),
+)
+
+
+def recipes() -> Iterator[Any]:
+    """The configuration of each recipe that trains by reinforcement learning."""
+    for found in pkgutil.iter_modules(vla_rl.recipes.__path__):
+        module = importlib.import_module(f"vla_rl.recipes.{found.name}")
+        name = f"{found.name.replace('_', '')}config"
+        for kind in list(vars(module).values()):
+            if (
+                isinstance(kind, type)
+                and issubclass(kind, LearningConfig)
+                and kind.__module__ == module.__name__
+                and kind.__name__.lower() == name
+                and not found.name.endswith("_training")
+            ):
+                yield kind
+
+
+def parse_options(kind: Any, *arguments: str) -> Any:
+    return parse_command(TrainingLaunch, kind, "", list(arguments)).config
+
+
+def refusal(kind: Any, *arguments: str) -> str:
+    """The error of a command line; empty if there is none."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(io.StringIO()):
+            parse_options(kind, *arguments)
+    except ConfigError as error:
+        return str(error)
+    except SystemExit:
+        return " ".join(printed.getvalue().split())
+    return ""
+
+
+@pytest.mark.parametrize("kind", [*recipes()], ids=lambda kind: kind.__name__)
+def test_no_setting_is_refused_because_of_an_option_that_the_user_did_not_set(kind: Any) -> None:
+    lines = [(f"--{name}", str(value)) for name, values in SWEPT.items() for value in values]
+    found = {line: refusal(kind, *line) for line in (*lines, *PAIRS)}
+    # an option that the recipe has not, or does not read, is the user's own
+    refused = {
+        line: words
+        for line, words in found.items()
+        if words and "nothing would read it" not in words and "nrecognized" not in words
+    }
+    assert refused == {}
+
+
+def test_the_number_of_conversations_follows_the_size_of_an_update() -> None:
+    arguments = ("--group-size", "8", "--scheduler.groups-per-update", "2")
+    assert parse_options(GrpoPromptsConfig, *arguments).text.num_envs == 32
+    assert parse_options(GrpoPromptsConfig, "--group-size=16").text.num_envs == 64
+    assert parse_options(GrpoPromptsConfig).text.num_envs == 64
+
+
+def test_a_command_without_any_option_takes_the_recipe_s_defaults() -> None:
+    assert parse_options(GrpoPromptsConfig) == GrpoPromptsConfig()
+
+
+def test_what_the_user_set_himself_is_refused() -> None:
+    arguments = ("--group-size", "8", "--scheduler.groups-per-update", "2", "--text.num-envs", "64")
+    assert "32 < num_envs = 64: 32 environments would never be used" in refusal(
+        GrpoPromptsConfig, *arguments
+    )
+
+
+def test_a_default_follows_a_file_and_what_the_file_sets_is_the_user_s(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("group_size = 4\n[scheduler]\ngroups_per_update = 2\n")
+    assert parse_options(GrpoPromptsConfig, "--config", str(file)).text.num_envs == 16
+    file.write_text("group_size = 4\n[scheduler]\ngroups_per_update = 2\n[text]\nnum_envs = 64\n")
+    assert "16 < num_envs = 64" in refusal(GrpoPromptsConfig, "--config", str(file))
+
+
+def test_each_default_that_follows_is_listed_once_and_keeps_what_fits() -> None:
+    assert len({each.option for each in FOLLOWING}) == len(FOLLOWING)
+    options: dict[str, Any] = {
+        "group_size": 8,
+        "scheduler": {"groups_per_update": 4, "max_staleness": 1},
+    }
+    options |= {"simulators": {"num_envs": 16}}
+    options["scheduler"]["max_outstanding_groups"] = None
+    assert follow(options, {}, ["--group-size", "4"]) == {"simulators": {"num_envs": 16}}
+    assert follow(options, {}, ["--group-size", "1"]) == {"simulators": {"num_envs": 8}}
+    assert follow(options, {}, ["--run.updates", "4"]) == {}
 
 
 def parse(config: type[Config], *arguments: str, launch: type[Launch] = TrainingLaunch) -> Config:
@@ -132,7 +253,7 @@ def test_a_run_is_resumed_with_what_its_own_configuration_says(tmp_path: Path) -
 @pytest.mark.parametrize("config", [SrpoLiberoConfig, GrpoTextConfig, SftLiberoConfig, WatchConfig])
 def test_the_unread_options_are_options(config: type[Config]) -> None:
     made = config()
-    for path in unread_options(made):
+    for path in unused_options(made):
         if path in OPTIONAL and isinstance(made, LearningConfig):
             continue  # of pipelines, for every kind of configuration
         table: Any = made
@@ -164,3 +285,11 @@ def test_a_pipeline_reads_the_options_that_it_declares_and_no_others(
     assert (seen & set(OPTIONAL)) - to_refuse == declared - to_refuse
     assert ("overlong" in run.graph.nodes) == ("overlong" in declared)
     assert pipeline_settings(pipeline)
+
+
+@pytest.mark.parametrize("what", ["pipeline", "context"])
+@pytest.mark.parametrize("spelling", ["--learner.{}-parallel", "--learner.{}_parallel=2"])
+def test_other_kinds_of_parallelism_are_refused_by_name(what: str, spelling: str) -> None:
+    option = f"--learner.{what}-parallel"
+    with pytest.raises(ConfigError, match=rf"{option} does not exist: .*{what} parallelism"):
+        parse_command(TrainingLaunch, TrainToyConfig, "", [spelling.format(what), "2"])

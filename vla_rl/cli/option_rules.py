@@ -1,11 +1,23 @@
-"""Defaults that follow what the user set: a default is never the reason why a setting is refused.
+"""Rules between the options of a command line.
 
-A recipe's defaults fit each other. If the user sets one of two options that depend on each other, the
-default of the other one follows; if both are set and do not fit, that is refused.
+A default is never the reason why a setting is refused: a recipe's defaults fit each other, and if the
+user sets one of two options that depend on each other, the default of the other one follows. If both
+are set and do not fit, that is refused.
+
+An option that nothing reads under the other values is left out of the help and refused if it is set:
+each configuration names its own in `Config.unread`, and pipelines name what they read in `READS`.
+Options that users of other trainers look for, and that do not exist, are refused by name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from vla_rl.errors import ConfigError
+from vla_rl.pipelines.config import LearningConfig
+from vla_rl.pipelines.registry import unused_by_pipeline
+from vla_rl.types import Config
 
 Options = dict[str, Any]
 """Values by dotted name, such as `scheduler.groups_per_update`."""
@@ -175,3 +187,71 @@ def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
             inside = inside.setdefault(part, {})
         inside[last] = value
     return table
+
+
+def unused_options(config: Config) -> dict[str, str]:
+    """Return unread options of a configuration and its tables, by dotted path, with reasons."""
+    found = dict(config.unread())
+    if isinstance(config, LearningConfig):
+        found = {**unused_by_pipeline(config.pipeline), **found}
+    for name in config.__struct_fields__:
+        table = getattr(config, name)
+        if isinstance(table, Config) and name not in found:
+            found |= {f"{name}.{path}": why for path, why in unused_options(table).items()}
+    return found
+
+
+def refuse_unused_options(config: Config, defaults: Mapping[str, Any]) -> None:
+    """Raise ConfigError for the first option that was set though nothing reads it.
+
+    Args:
+        config: configuration with the values of the command line.
+        defaults: nested values of the options that were not set.
+    """
+    values = msgspec.to_builtins(config, enc_hook=str)
+    for path, why in unused_options(config).items():
+        table, default = values, dict(defaults)
+        *parents, name = path.split(".")
+        for parent in parents:
+            table, default = table.get(parent, {}), default.get(parent, {})
+        if name not in table or name not in default:
+            continue
+        changed = _first_difference(path, table[name], default[name])
+        if changed is not None:
+            option, value = changed
+            raise ConfigError(
+                f"{option} is {value!r}, but nothing would read it: {why}; leave it out"
+            )
+
+
+def _first_difference(path: str, value: Any, default: Any) -> tuple[str, Any] | None:
+    """Return the path and value of the first leaf of `value` that differs from the default."""
+    if not (isinstance(value, dict) and isinstance(default, dict)):
+        return None if value == default else (path, value)
+    for key, inner in value.items():
+        if key in default and (found := _first_difference(f"{path}.{key}", inner, default[key])):
+            return found
+    return None
+
+
+SHARDS: Final = (
+    "ranks share rows and, with --learner.shard weights, all weights and the optimizer's state; "
+    "take more --learner.ranks"
+)
+
+MISSING_OPTIONS: Final = {
+    "--learner.pipeline-parallel": f"the learner has no pipeline parallelism: {SHARDS}",
+    "--learner.context-parallel": (
+        "the learner has no context parallelism: a row is read whole by one rank; set "
+        "--learner.micro-batch 1 and --recompute-activations if one does not fit"
+    ),
+}
+"""Option and the reason, with what to do instead."""
+
+
+def refuse_missing_options(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for an option that does not exist, with what to use instead."""
+    for argument in arguments:
+        name = argument.partition("=")[0].replace("_", "-")
+        if name in MISSING_OPTIONS:
+            raise ConfigError(f"{name} does not exist: {MISSING_OPTIONS[name]}")

@@ -1,27 +1,127 @@
-"""Launch a training recipe: print the plan, draw the graph, or train."""
+"""The launch of a recipe: on an event loop, with errors in one line, to plan, to draw or to train."""
 
 import asyncio
 import shlex
+import signal
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from vla_rl.cli.command_line import Command, TrainingLaunch
-from vla_rl.cli.plan import EpisodeFootprint, print_plan
+import uvloop
+
+from vla_rl.cli.command_line import (
+    Command,
+    ConfigT,
+    LaunchT,
+    TrainingLaunch,
+    parse_command,
+)
+from vla_rl.cli.memory_plan import EpisodeFootprint
+from vla_rl.errors import ConfigError
 from vla_rl.evaluation.held_out import Judge
 from vla_rl.pipelines.config import LearningConfig
-from vla_rl.reporting import RunDirectory
+from vla_rl.reporting.run_directory import RunDirectory
 from vla_rl.rollout import TaskStart
+from vla_rl.rollout.episode_tasks import END_WITHIN_S, keep_for_ever
+from vla_rl.run.terminal import explain, lasting_output
 from vla_rl.types import Agent
 
 if TYPE_CHECKING:
     from vla_rl.team.members import Trainable
 
-ConfigT = TypeVar("ConfigT", bound=LearningConfig)
+
+def run_recipe(
+    launch_type: type[LaunchT],
+    config_type: type[ConfigT],
+    main: Callable[[Command[LaunchT, ConfigT]], Coroutine[Any, Any, int]],
+    description: str,
+) -> int:
+    """Run a recipe from the command line on uvloop; return the exit status.
+
+    Errors are printed as `explain` describes.
+    """
+    with lasting_output():
+        return _run_recipe(launch_type, config_type, main, description)
+
+
+def _run_recipe(
+    launch_type: type[LaunchT],
+    config_type: type[ConfigT],
+    main: Callable[[Command[LaunchT, ConfigT]], Coroutine[Any, Any, int]],
+    description: str,
+) -> int:
+    try:
+        command = parse_command(launch_type, config_type, description)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            try:
+                return _run_through(runner, main(command))
+            finally:
+                _leave_tasks(runner.get_loop())
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (GeneratorExit, SystemExit):  # of the parser: help, or a mistake that it has reported
+        raise
+    except BaseException as error:  # reported here, because no caller can handle it
+        print(explain(error), file=sys.stderr)
+        return 1
+
+
+def _run_through(runner: asyncio.Runner, main: Coroutine[Any, Any, int]) -> int:
+    """Run `main` to its end, also if a task of the user's code raises SystemExit.
+
+    asyncio raises that out of the loop at once. The code that awaits the task gets it too, so that
+    the run ends in order.
+    """
+    task = runner.get_loop().create_task(main)
+
+    async def end() -> None:
+        try:
+            await asyncio.wait((task,))
+        finally:  # an interrupt cancels this
+            task.cancel()
+            await asyncio.wait((task,))
+
+    while True:
+        try:
+            runner.run(end())
+            return task.result()
+        except SystemExit as error:
+            if task.done():
+                raise RuntimeError(
+                    f"a task raised SystemExit: {error}, expected an Exception, such as "
+                    "RuntimeError"
+                ) from error
+
+
+def _leave_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel the tasks that are left, and leave those that do not end: the loop would wait for them."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if not tasks:
+        return
+    _, pending = loop.run_until_complete(asyncio.wait(tasks, timeout=END_WITHIN_S))
+    for task in pending:
+        asyncio.tasks._unregister_task(task)
+        keep_for_ever(task)
+    if pending:
+        names = ", ".join(sorted(task.get_name() for task in pending))
+        print(
+            f"{len(pending)} tasks did not end within {END_WITHIN_S:g} s after they were cancelled, "
+            f"and are left: {names}",
+            file=sys.stderr,
+        )
+
+
+LearningConfigT = TypeVar("LearningConfigT", bound=LearningConfig)
 
 
 async def launch(
-    command: Command[TrainingLaunch, ConfigT],
+    command: Command[TrainingLaunch, LearningConfigT],
     starts: Sequence[TaskStart],
     model: "Trainable",
     footprint: EpisodeFootprint,
@@ -37,7 +137,7 @@ async def launch(
     `judge` as in `train`; `agent` defaults to that of `default_agent`.
     """
     # torch takes 2 s to import and matplotlib half a second: `--help` and errors must not wait
-    from vla_rl.cli.doctor import Patient, findings_at_start
+    from vla_rl.cli.doctor import Machine, check_at_start
     from vla_rl.run.train import TrainingRun, train
     from vla_rl.team.members import Team
 
@@ -52,13 +152,13 @@ async def launch(
         return 0
     weights, others = Team.of(model).num_bytes
     shares = config.learner.ranks > 1 or config.engine.kind == "vllm"
-    patient = Patient(
+    patient = Machine(
         root=config.run.root,
         keep_checkpoints=config.run.keep_checkpoints,
         checkpoint_bytes=weights + others,  # gradients too, which are not saved: an upper bound
-        shared_mib=Patient().shared_mib if shares else 0,
+        shared_mib=Machine().shared_mib if shares else 0,
     )
-    for finding in await asyncio.to_thread(findings_at_start, patient):
+    for finding in await asyncio.to_thread(check_at_start, patient):
         print(finding, file=sys.stderr, flush=True)
     resume = RunDirectory.resume(wanted.resume) if wanted.resume is not None else None
     outcome = await train(
@@ -71,7 +171,7 @@ async def launch(
         about=about,
         judge=judge,
     )
-    await _report(outcome.run)
+    await _write_report(outcome.run)
     print(f"everything of this run is in {outcome.run.path}")
     if outcome.was_stopped:
         print(f"continue with --resume {shlex.quote(str(outcome.run.path))}")
@@ -88,7 +188,7 @@ async def _plan_and_rehearse(
     judge: Judge | None,
 ) -> None:
     """Print what a run would do, and find everything that it would read."""
-    from vla_rl.cli.rehearsal import rehearse_training
+    from vla_rl.cli.dry_run import plan_layout, print_plan, rehearse_training
     from vla_rl.learner.estimates.rank_memory import measure_policy
     from vla_rl.learner.plan import require_tensor_plan
     from vla_rl.run.estimates import concerns_gpus, estimate_run
@@ -106,10 +206,7 @@ async def _plan_and_rehearse(
         estimate = await asyncio.to_thread(estimate_run, config, team, footprint.heard_tokens)
     layout = None
     if config.cluster.has_hosts:
-        # a run on one host imports nothing of several
-        from vla_rl.cli.layout_plan import layout_plan
-
-        layout, table = await layout_plan(config, footprint, team)
+        layout, table = await plan_layout(config, footprint, team)
     print_plan(
         config,
         footprint,
@@ -133,7 +230,7 @@ async def _plan_and_rehearse(
     print("everything that the run would read was found")
 
 
-async def _report(run: RunDirectory) -> None:
+async def _write_report(run: RunDirectory) -> None:
     """Write the report.
 
     A failure is printed as one line and not raised, because the run itself succeeded.

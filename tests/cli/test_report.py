@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 from vla_rl.cli.command_line import TrainingLaunch, parse_command
-from vla_rl.cli.report import write_report
-from vla_rl.cli.report.__main__ import main
-from vla_rl.cli.report.charts import node_seconds, success_chart, tasks_of
-from vla_rl.cli.report.page import comparisons, minutes_of
+from vla_rl.cli.report import comparisons, main, running_minutes, write_report
+from vla_rl.cli.report_charts import list_tasks, node_seconds, success_chart
 from vla_rl.evaluation.held_out import HeldOutResult, results_path
 from vla_rl.evaluation.held_out_curve import make_curve, points_of, write_curve
 from vla_rl.evaluation.held_out_results import SUCCESSES
@@ -24,7 +22,9 @@ from vla_rl.reporting import RunDirectory
 from vla_rl.types import Config
 
 
-def judged(version: int, task_id: int, init_state_id: int, is_success: bool) -> HeldOutResult:
+def held_out_result(
+    version: int, task_id: int, init_state_id: int, is_success: bool
+) -> HeldOutResult:
     result = EpisodeResult(
         suite="libero_object",
         task_id=task_id,
@@ -46,16 +46,16 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def test_before_and_after_are_compared_by_task_and_in_all() -> None:
     results = [
-        judged(0, 1, 40, False),
-        judged(0, 1, 41, False),
-        judged(0, 2, 40, True),
-        judged(0, 2, 41, True),
+        held_out_result(0, 1, 40, False),
+        held_out_result(0, 1, 41, False),
+        held_out_result(0, 2, 40, True),
+        held_out_result(0, 2, 41, True),
     ]
     results += [
-        judged(9, 1, 40, True),
-        judged(9, 1, 41, False),
-        judged(9, 2, 40, True),
-        judged(9, 2, 41, True),
+        held_out_result(9, 1, 40, True),
+        held_out_result(9, 1, 41, False),
+        held_out_result(9, 2, 40, True),
+        held_out_result(9, 2, 41, True),
     ]
     rows = comparisons(results)
     assert [(row.name, row.gain) for row in rows] == [
@@ -70,8 +70,12 @@ def test_before_and_after_are_compared_by_task_and_in_all() -> None:
 def test_where_judging_was_stopped_the_episodes_of_both_are_compared_and_the_rest_is_counted(
     run: RunDirectory,
 ) -> None:
-    before = [judged(0, 1, 40, True), judged(0, 1, 41, False), judged(0, 2, 40, False)]
-    results = [*before, judged(9, 1, 41, True)]
+    before = [
+        held_out_result(0, 1, 40, True),
+        held_out_result(0, 1, 41, False),
+        held_out_result(0, 2, 40, False),
+    ]
+    results = [*before, held_out_result(9, 1, 41, True)]
     assert [(row.name, row.before[:6], row.gain) for row in comparisons(results)] == [
         ("libero_object/1", "0 of 1", "+100 points"),
         ("all", "0 of 1", "+100 points"),
@@ -85,8 +89,8 @@ def test_the_minutes_of_a_run_leave_out_the_pause_before_a_resume() -> None:
     rows = [
         {"wall_time_s": wall_time_s, "time/update_s": update_s} for wall_time_s, update_s in times
     ]
-    assert minutes_of(rows) == 3.0
-    assert minutes_of(rows[:1]) == 0.0
+    assert running_minutes(rows) == 3.0
+    assert running_minutes(rows[:1]) == 0.0
 
 
 def test_strips_of_the_same_start_in_two_scenes_are_two_pictures(run: RunDirectory) -> None:
@@ -96,7 +100,7 @@ def test_strips_of_the_same_start_in_two_scenes_are_two_pictures(run: RunDirecto
 
 
 def test_weights_that_were_judged_alone_are_compared_with_nothing() -> None:
-    assert comparisons([judged(0, 1, 40, False)]) == []
+    assert comparisons([held_out_result(0, 1, 40, False)]) == []
 
 
 def test_each_task_has_a_curve_where_several_are_played() -> None:
@@ -105,7 +109,7 @@ def test_each_task_has_a_curve_where_several_are_played() -> None:
         {"update": 1.0, **rates, "rollout/success_rate/libero_object/1": 0.0},
         {"update": 2.0, **rates},
     ]
-    assert tasks_of(rows, "rollout/success_rate") == ["libero_object/1", "libero_object/6"]
+    assert list_tasks(rows, "rollout/success_rate") == ["libero_object/1", "libero_object/6"]
     chart = success_chart(rows, [])
     assert chart is not None
     assert "libero_object/1" in chart
@@ -128,10 +132,10 @@ def test_the_page_of_a_run_whose_success_is_unknown_shows_returns_instead(
 
 def test_the_page_shows_a_start_that_failed_before_and_was_solved_after(run: RunDirectory) -> None:
     lines = [
-        judged(0, 1, 40, False),
-        judged(0, 1, 41, False),
-        judged(3, 1, 40, True),
-        judged(3, 1, 41, False),
+        held_out_result(0, 1, 40, False),
+        held_out_result(0, 1, 41, False),
+        held_out_result(3, 1, 40, True),
+        held_out_result(3, 1, 41, False),
     ]
     results_path(run).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     (run.path / "strips").mkdir()
@@ -149,12 +153,12 @@ def test_the_curve_has_a_point_for_each_weights_that_ran_all_starts_and_none_for
     run: RunDirectory,
 ) -> None:
     lines = [
-        judged(version, task, 40 + start, (version, task, start) != (0, 1, 0))
+        held_out_result(version, task, 40 + start, (version, task, start) != (0, 1, 0))
         for version in (0, 4)
         for task in (1, 2)
         for start in (0, 1)
     ]
-    lines.append(judged(8, 1, 40, True))  # the first episode to end; the others still run
+    lines.append(held_out_result(8, 1, 40, True))  # the first episode to end; the others still run
     data = [msgspec.json.encode(line) for line in lines]
     results_path(run).write_bytes(b"".join(line + b"\n" for line in data))
     rows = [SUCCESSES.row_in(line) for line in data]
@@ -179,7 +183,9 @@ def test_the_curve_has_a_point_for_each_weights_that_ran_all_starts_and_none_for
 
 def test_the_best_weights_stand_beside_the_first_and_the_last(run: RunDirectory) -> None:
     lines = [
-        judged(version, 1, start, start < version) for version in (0, 2, 4) for start in range(4)
+        held_out_result(version, 1, start, start < version)
+        for version in (0, 2, 4)
+        for start in range(4)
     ]
     data = [msgspec.json.encode(line) for line in lines]
     results_path(run).write_bytes(b"".join(line + b"\n" for line in data))

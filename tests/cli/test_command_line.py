@@ -1,4 +1,4 @@
-"""Whatever is on a command line, it is parsed or refused by a sentence: no traceback."""
+"""A configuration comes from a file and the command line; what is wrong in either is refused by a sentence."""
 
 import contextlib
 import io
@@ -10,12 +10,115 @@ from pathlib import Path
 import pytest
 
 from vla_rl.cli import main
-from vla_rl.cli.command_line import Launch, TrainingLaunch, parse_command
+from vla_rl.cli.command_line import Launch, TrainingLaunch, parse_command, read_config
 from vla_rl.errors import ConfigError
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.recipes.train_toy import TrainToyConfig
 from vla_rl.types import Config
+
+
+class RolloutSettings(Config):
+    """How episodes are played."""
+
+    num_envs: int = 4
+    """Environments played at the same time."""
+
+    def __post_init__(self) -> None:
+        self.require(self.num_envs > 0, "num_envs", "at least 1 environment")
+
+
+class RunSettings(Config):
+    """A run."""
+
+    updates: int = 10
+    """Updates to make."""
+
+    tasks: tuple[int, ...] = (0,)
+    """Tasks to train on."""
+
+    rollout: RolloutSettings = RolloutSettings()
+
+
+def test_a_file_sets_what_it_names_and_leaves_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("tasks = [1, 2]\n[rollout]\nnum_envs = 2\n")
+    assert read_config(path, RunSettings) == RunSettings(
+        tasks=(1, 2), rollout=RolloutSettings(num_envs=2)
+    )
+
+
+def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("updates = 3\n[rollout]\nnum_envs = 2\n")
+    command = parse_command(
+        TrainingLaunch,
+        RunSettings,
+        "A run.",
+        ["--config", str(path), "--updates", "5", "--dry-run"],
+    )
+    assert command.config == RunSettings(updates=5, rollout=RolloutSettings(num_envs=2))
+    assert command.launch.dry_run
+
+
+def test_a_file_and_a_run_to_go_on_with_are_refused_together(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"--config my\.toml and --resume runs/one were both given, expected one of them",
+    ):
+        parse_command(
+            TrainingLaunch, RunSettings, "A run.", ["--config", "my.toml", "--resume", "runs/one"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("updats = 3", "unknown key 'updats' of RunSettings; did you mean 'updates'"),
+        (
+            "[rollout]\nnum_env = 3",
+            "unknown key 'num_env' of RolloutSettings; did you mean 'num_envs'",
+        ),
+        ("zzz = 3", "known keys: rollout, tasks, updates"),
+        ("updates = 'three'", "Expected `int`, got `str`"),
+        ("rollout = 3", "got 3, expected a table of RolloutSettings"),
+        (
+            "[rollout]\nnum_envs = 0",
+            "RolloutSettings.num_envs is 0, expected at least 1 environment",
+        ),
+        ("updates = ", "is not TOML"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_file_and_the_key(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_config(path, RunSettings)
+    assert message in str(caught.value)
+    assert "run.toml" in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml cannot be read: No such file"):
+        read_config(tmp_path / "none.toml", RunSettings)
+
+
+def test_an_unknown_option_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        parse_command(TrainingLaunch, RunSettings, "A run.", ["--updats", "3"])
+    assert done.value.code == 2
+    assert "--updates" in capsys.readouterr().err
+
+
+def test_a_recipe_without_a_graph_has_no_option_to_draw_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        parse_command(Launch, RunSettings, "A run.", ["--draw", "graph.svg"])
+    assert "--draw" in capsys.readouterr().err
+
 
 NUM = int(os.environ.get("MUTATIONS", "40"))
 LONG = "a" * 300

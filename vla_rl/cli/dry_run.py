@@ -1,0 +1,381 @@
+"""The dry run of a training run: the printed plan, then everything that the run would read.
+
+The plan has the resolved configuration, the processes with their tasks, and for several hosts who does
+what on which GPU. Then all files are read, and what the run would raise is raised. Each environment is
+opened once, in a simulator process that ends again. Nothing is trained, and nothing is written.
+"""
+
+import asyncio
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec.structs import replace
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+
+from vla_rl.actors import KeyPair, RemoteHost, Runtime
+from vla_rl.cli.memory_plan import (
+    MIB,
+    EpisodeFootprint,
+    evaluator_items,
+    gpu_tables,
+    has_reference,
+    learner_items,
+    rank_table,
+    simulator_items,
+    weight_copies,
+)
+from vla_rl.cluster import Gpu, Host, HostResources, Needs, layout_table
+from vla_rl.cluster.config import ClusterConfig
+from vla_rl.cluster.gpus import gpus_of_this_host
+from vla_rl.cluster.host_file import HERE, read_host_file
+from vla_rl.cluster.hosts import resources_of_this_host
+from vla_rl.cluster.layout import Layout
+from vla_rl.cluster.listed import ListedHosts
+from vla_rl.cluster.rank_places import learner_ranges
+from vla_rl.cluster.run_layout import layout_of_run
+from vla_rl.env_workers import SimulatorConfig, SimulatorPool
+from vla_rl.envs.text import is_text_task, make_text_task
+from vla_rl.errors import ConfigError
+from vla_rl.evaluation.early_stopping import describe_noise, trend_window
+from vla_rl.evaluation.held_out import HeldOutJudge, Judge
+from vla_rl.pipelines.config import LearningConfig, MixedTrainingConfig, RunConfig, TrainingConfig
+from vla_rl.reporting import MemoryItem, available_bytes, gpu_memory, memory_table
+from vla_rl.reporting.run_directory import RunDirectory, require_writable
+from vla_rl.reporting.sinks import import_wandb
+from vla_rl.rollout import TaskStart
+from vla_rl.team.pools import describe_environments
+from vla_rl.types import Agent, EnvSpec, EpisodeSpec
+from vla_rl.util.values import plain_console
+
+if TYPE_CHECKING:
+    from vla_rl.learner.estimates.rank_memory import PolicySize, RankMemory
+    from vla_rl.run.estimates import RunEstimate
+    from vla_rl.team.members import Team, Trainable
+
+
+def print_plan(
+    config: LearningConfig,
+    footprint: EpisodeFootprint,
+    weight_bytes: int,
+    training_bytes: int,
+    console: Console | None = None,
+    size: "PolicySize | None" = None,
+    judge: Judge | None = None,
+    estimate: "RunEstimate | None" = None,
+    ranks_here: int | None = None,
+) -> None:
+    """Print the plan of a run.
+
+    Args:
+        config: configuration of the run.
+        footprint: memory that its episodes need.
+        weight_bytes: size of the policy's weights. A critic is not counted, because its size is
+            unknown before it is built.
+        training_bytes: further bytes that the learner needs.
+        console: console to print on; None for standard output.
+        size: numbers of the policy, needed if several ranks share the learner's work.
+        judge: what evaluates the policy; its evaluations beside training have a process and
+            simulators of their own.
+        estimate: memory and arithmetic of the policy's update; None if they are not known.
+        ranks_here: learner ranks on this host, if others have some; None: all.
+    """
+    out = console if console is not None else plain_console()
+    ranks = None
+    if size is not None:
+        # imports torch, which `--help` must not wait for
+        from vla_rl.learner.estimates.rank_memory import rank_memory
+
+        ranks = rank_memory(
+            size,
+            config.learner,
+            has_reference=has_reference(config),
+            critic=config.critic if config.advantage.needs_values else None,
+        )
+    beside = judge if isinstance(judge, HeldOutJudge) and judge.schedule.every is not None else None
+    out.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
+    out.print(_process_table(config, footprint, ranks, beside))
+    out.print(_describe_episodes(config))
+    items = [
+        MemoryItem("Python, torch and the rest of this process", 700 * MIB),
+        *learner_items(config, weight_bytes, training_bytes, ranks, ranks_here),
+        *weight_copies(config, weight_bytes),
+    ]
+    plays_here = not config.cluster.has_hosts or config.cluster.plays_here
+    if isinstance(config, TrainingConfig) and plays_here:
+        items += simulator_items(config.simulators, footprint)
+    longest = footprint.num_chunks * footprint.chunk_bytes
+    num_episodes = _most_outstanding(config)
+    items.append(MemoryItem("outstanding episodes, at their longest", longest, num_episodes))
+    if beside is not None:
+        out.print(_describe_evaluations(config.run.updates, beside))
+        items += evaluator_items(beside, footprint, weight_bytes)
+    title = "Memory estimate" + (" of this host" if config.cluster.has_hosts else "")
+    out.print(memory_table(title, items, available_bytes()))
+    if size is not None and ranks is not None:
+        out.print(rank_table(config.learner, size, ranks))
+    if estimate is not None:
+        for table in gpu_tables(config, estimate, footprint.num_chunks, footprint.decision_s):
+            out.print(table)
+
+
+def _process_table(
+    config: LearningConfig,
+    footprint: EpisodeFootprint,
+    ranks: "RankMemory | None",
+    beside: HeldOutJudge | None,
+) -> Table:
+    table = Table("process", "count", "what it does", title="Processes")
+    threads = config.run.torch_threads
+    this = f"event loop, policy and learner ({_device_name(config.run)}), {threads} threads"
+    table.add_row("this one", "1", this)
+    if config.engine.kind == "vllm":
+        num_engines = str(config.engine.vllm.num_engines)
+        table.add_row("vLLM engines", num_engines, "a copy of the policy in each")
+    if config.engine.kind == "remote":
+        remote = config.engine.remote
+        table.add_row("model servers", str(len(remote.urls)), ", ".join(remote.urls))
+    if ranks is not None:
+        shares = f"a share of each update; shard {config.learner.shard}"
+        table.add_row("learner ranks", str(config.learner.ranks), shares)
+    num_processes, what = _environment_processes(config, footprint)
+    if not config.cluster.has_hosts:
+        table.add_row(describe_environments(config), num_processes, what)
+    else:
+        _add_hosts(table, config, f"{num_processes} processes of {what}; engines")
+    if beside is not None:
+        table.add_row(
+            "held-out evaluator",
+            "1",
+            f"a checkpoint's policy and {beside.schedule.simulators} simulators of its own, at "
+            f"niceness {beside.schedule.niceness}, while one is evaluated",
+        )
+    return table
+
+
+def _add_hosts(table: Table, config: LearningConfig, what: str) -> None:
+    """Add a row for each host that runs episodes.
+
+    Raises: ConfigError for a list of hosts that is wrong.
+    """
+    # imported here: a run on one host does without
+    from vla_rl.cluster.host_file import read_host_file
+
+    ray = config.cluster.ray
+    if ray.address is not None:
+        table.add_row("hosts of Ray", str(ray.num_hosts), f"{ray.address}: {what}")
+    listed = () if config.cluster.hosts is None else read_host_file(Path(config.cluster.hosts))
+    for known in listed:
+        table.add_row(f"host {known.listed.name}", "1", f"{known.listed.address}: {what}")
+    if config.cluster.plays_here:
+        table.add_row("this host", "1", what)
+
+
+def _most_outstanding(config: LearningConfig) -> int:
+    return config.scheduler.group_capacity * config.episodes_per_group
+
+
+def _describe_episodes(config: LearningConfig) -> str:
+    """Return the episodes of the run in words."""
+    scheduler, per_group = config.scheduler, config.episodes_per_group
+    num_groups = config.run.updates * scheduler.groups_per_update
+    return (
+        f"{config.run.updates} updates of {scheduler.groups_per_update} groups of {per_group} "
+        f"episodes = {num_groups * per_group} episodes; at most {_most_outstanding(config)} "
+        f"episodes outstanding at a time, trained at most {scheduler.max_staleness} updates after "
+        "their dispatch"
+    )
+
+
+def _describe_evaluations(num_updates: int, judge: HeldOutJudge) -> str:
+    """Return the evaluations beside training in words."""
+    every, report, choose = judge.schedule.every, len(judge.episodes), len(judge.choose)
+    assert every is not None
+    num = num_updates // every + 1 + (num_updates % every > 0)
+    text = (
+        f"held out: {report} starts are reported, for weights 0, the best and the last; {choose} "
+        f"others choose the best checkpoint: {num} evaluations at most, of weights 0 and of every "
+        f"{every} updates beside training, of the last weights after it; at most "
+        f"{num * choose + 3 * report} greedy episodes; "
+        "up to 4 checkpoints more than run.keep_checkpoints are on disk: the one that is "
+        "evaluated, the next one, the best, and that of weights 0 until it is reported"
+    )
+    if judge.schedule.stop_after is None:
+        return text
+    patience = judge.schedule.stop_after
+    num_needed = trend_window(choose, patience) - 1
+    line = f"the run stops early after about {num_needed} evaluations without gain"
+    return f"{text}\n{describe_noise(choose, patience) or line}"
+
+
+def _environment_processes(config: LearningConfig, footprint: EpisodeFootprint) -> tuple[str, str]:
+    """Return the number of processes, and what runs in them."""
+    if not isinstance(config, TrainingConfig):
+        return str(config.num_envs), f"{footprint.what_runs}, coroutines of this process"
+    in_each = config.simulators.envs_of_processes(config.simulators.num_envs)
+    how_many = "one environment" if max(in_each) == 1 else f"up to {max(in_each)} environments"
+    beside = (
+        f"; {config.text.num_envs} conversations beside them"
+        if isinstance(config, MixedTrainingConfig)
+        else ""
+    )
+    return str(len(in_each)), f"{footprint.what_runs}, {how_many} in each{beside}"
+
+
+def _device_name(config: RunConfig) -> str:
+    if config.device == "cpu":
+        return "CPU"
+    gpus = gpu_memory()
+    return gpus[0].name if gpus else "CPU, because there is no GPU"
+
+
+ANSWER_WITHIN_S: Final = 5.0
+"""Time in which hosts must answer a dry run; then it takes what the file declares."""
+
+
+async def plan_layout(
+    config: LearningConfig, footprint: EpisodeFootprint, team: "Team"
+) -> tuple[Layout, str]:
+    """Return the layout, and as a table.
+
+    Args:
+        config: configuration of a run with other hosts.
+        footprint: memory that its episodes need.
+        team: the policies, whose weights each host holds.
+
+    Raises: ConfigError with the inequality if the run cannot be placed.
+    """
+    # torch takes 2 s to import: the help of recipes that open environments must not wait
+    from vla_rl.remote_rollout.host_recipe import run_shape
+
+    here = Host(
+        name="this host", resources=replace(resources_of_this_host(), gpus=gpus_of_this_host())
+    )
+    others, note = await _other_hosts(config.cluster)
+    needs = Needs(acting_bytes=team.num_bytes[0], simulator_bytes=footprint.simulator_mb * MIB)
+    layout = layout_of_run([here, *others], run_shape(config, team), needs)
+    num_envs = sum(place.num_simulators for place in layout.simulators)
+    config.scheduler.require_feasible(num_envs=num_envs, group_size=config.episodes_per_group)
+    return layout, layout_table(layout) + note
+
+
+async def _other_hosts(config: ClusterConfig) -> tuple[list[Host], str]:
+    """Return the other hosts, and a note if they are not as they say themselves."""
+    if config.hosts is None:
+        return _ray_hosts(config), "\nas reserved; the cluster itself is asked when the run starts"
+    path = Path(config.hosts)
+    try:
+        async with ListedHosts(path, answer_within_s=ANSWER_WITHIN_S) as listed:
+            return [host for host in listed.hosts() if host.placement is not None], ""
+    except ConfigError as error:
+        note = f"\nnot every host answered, so this is what {path} declares:\n{error}"
+        return _declared_hosts(path), note
+
+
+def _ray_hosts(cluster: ClusterConfig) -> list[Host]:
+    """Return the nodes that are reserved; of their names, those that learn are known."""
+    config = cluster.ray
+    named = [part.host for part in learner_ranges(cluster.learners) if part.host != HERE]
+    names = [*named, *(f"node {number}" for number in range(config.num_hosts))]
+    gpus = tuple(Gpu(name="a GPU", memory_bytes=sys.maxsize) for _ in range(config.gpus_per_host))
+    resources = HostResources(num_cores=config.cores_per_host, memory_bytes=sys.maxsize, gpus=gpus)
+    nobody = KeyPair(public="", secret="")
+    placement = RemoteHost(address="tcp://", server_public_key="", client_keys=nobody)
+    return [
+        Host(name=name, resources=resources, placement=placement)
+        for name in names[: config.num_hosts]
+    ]
+
+
+def _declared_hosts(path: Path) -> list[Host]:
+    """Return the hosts as the file alone knows them; what it leaves out counts as enough."""
+    unknown = HostResources(num_cores=1, memory_bytes=sys.maxsize)
+    return [
+        Host(
+            name=known.listed.name,
+            resources=known.listed.declared(unknown),
+            placement=known.placement,
+        )
+        for known in read_host_file(path)
+    ]
+
+
+async def rehearse_training(
+    config: LearningConfig,
+    starts: Sequence[TaskStart],
+    model: "Trainable",
+    *,
+    agent: Agent | None = None,
+    judge: Judge | None = None,
+    resume: Path | None = None,
+    resume_from: str | None = None,
+) -> None:
+    """Read everything that `train` would read.
+
+    Raises: what `train` would raise before its first update.
+    """
+    # torch takes 2 s to import: the help of recipes that open environments must not wait
+    from vla_rl.run.recording import check_recording
+    from vla_rl.run.resuming import checkpoint_to_resume, verify_resumable
+    from vla_rl.run.train import TrainingRun, default_agent
+
+    envs = distinct_envs(start.env for start in starts)
+    if config.run.wandb_project is not None:
+        await asyncio.to_thread(import_wandb, config.run.wandb_project)
+    await asyncio.to_thread(check_recording, config.run.record_to, envs)
+    first_update = 0
+    if resume is None:
+        require_writable(Path(config.run.root))
+    else:
+        run = RunDirectory.existing(resume)
+        require_writable(resume)
+        found = await checkpoint_to_resume(run, resume_from, verify_resumable)
+        first_update = 0 if found is None else found[1]
+        if judge is not None:
+            judge.check(run)
+    acting = agent or default_agent(config)
+    TrainingRun(config, starts, model, agent=acting, judge=judge, first_update=first_update)
+    simulators = config.simulators if isinstance(config, TrainingConfig) else SimulatorConfig()
+    await open_each(envs, simulators)
+
+
+async def open_each(envs: Sequence[EnvSpec], config: SimulatorConfig) -> None:
+    """Open every environment once, as a run would.
+
+    Raises: EnvError, ConfigError if one cannot be opened.
+    """
+    simulated = [env for env in envs if not is_text_task(env)]
+    for env in envs:
+        if is_text_task(env):
+            make_text_task(env)
+    if not simulated:
+        return
+    print(
+        f"opening {len(simulated)} environments once, to check that they can be opened", flush=True
+    )
+    alone = msgspec.structs.replace(config, num_envs=1)
+    async with (
+        Runtime("dry run") as runtime,
+        SimulatorPool(runtime, alone, specs=simulated) as pool,
+    ):
+        for number, env in enumerate(simulated):
+            episode = EpisodeSpec(
+                episode_id=number,
+                group_id=number,
+                member=0,
+                env=env,
+                task=env.id,
+                seed=0,
+                policy_seed=0,
+            )
+            async with pool.lease(episode):
+                pass
+
+
+def distinct_envs(envs: Iterable[EnvSpec]) -> list[EnvSpec]:
+    """Return each environment once, in order."""
+    return list({msgspec.json.encode(env, order="deterministic"): env for env in envs}.values())
