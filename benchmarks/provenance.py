@@ -5,7 +5,7 @@ import platform
 from pathlib import Path
 from typing import Final
 
-from vla_rl.reporting.versions import git_commit
+from vla_rl.reporting.machine import git_commit
 
 PACKAGES: Final = ("torch", "numpy", "mujoco", "robosuite", "hf-libero", "transformers")
 """Packages that the result of a run depends on most."""

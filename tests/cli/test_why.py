@@ -16,8 +16,7 @@ from vla_rl.cli.why import names_in, tree_of
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.recipes.srpo_toy import new_policy, training_starts
 from vla_rl.reporting import RunDirectory
-from vla_rl.reporting.run_waits import ListedDeath, ListedTask, ListedWait, RunWaits
-from vla_rl.reporting.waits_socket import NoAnswer, ask_run
+from vla_rl.reporting.waits import ListedDeath, ListedTask, ListedWait, NoAnswer, RunWaits, ask_run
 from vla_rl.rollout import embodied_agent
 from vla_rl.run.train import TrainingRun
 from vla_rl.types import Env, Policy, Trajectory

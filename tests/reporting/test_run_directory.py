@@ -2,7 +2,6 @@
 where unwritable.
 """
 
-import importlib.metadata
 import json
 import re
 import shutil
@@ -15,7 +14,6 @@ import pytest
 from vla_rl.errors import ConfigError
 from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.run_directory import require_digest
-from vla_rl.reporting.versions import git_commit, versions
 from vla_rl.types import Config
 
 
@@ -41,14 +39,6 @@ def test_a_new_run_holds_its_config_and_versions(tmp_path) -> None:
     assert run.tensorboard.is_dir()
     assert run.checkpoints.is_dir()
     assert run.videos.is_dir()
-
-
-def test_a_second_run_of_a_process_does_not_read_150_descriptions_of_packages_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    first = versions()["packages"]
-    monkeypatch.delattr(importlib.metadata, "distributions")
-    assert versions()["packages"] == first
 
 
 def test_runs_of_one_name_in_one_second_get_folders_of_their_own(tmp_path) -> None:
@@ -165,24 +155,3 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path) -> None:
 def test_a_name_that_cannot_be_a_folder_is_refused(tmp_path, name) -> None:
     with pytest.raises(ConfigError, match="run name"):
         RunDirectory.create(tmp_path, name, ExampleConfig())
-
-
-def test_the_commit_is_marked_where_files_differ_from_it(tmp_path) -> None:
-    assert git_commit(tmp_path) is None
-
-    def git(*arguments: str) -> None:
-        identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
-        subprocess.run(
-            ["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True
-        )
-
-    git("init")
-    (tmp_path / "code.py").write_text("one")
-    git("add", "code.py")
-    git("commit", "-m", "one")
-    git("tag", "v1")
-    clean = git_commit(tmp_path)
-    assert clean is not None
-    assert len(clean) == 40
-    (tmp_path / "code.py").write_text("two")
-    assert git_commit(tmp_path) == f"{clean}-dirty"

@@ -12,8 +12,7 @@ import pytest
 from processes import all_end, children_of
 
 from vla_rl.reporting import VideoChoice, VideoRecorder, video_name, write_video
-from vla_rl.reporting.captions import with_caption
-from vla_rl.reporting.mp4 import encode_mp4
+from vla_rl.reporting.videos import add_caption, encode_mp4
 
 
 def frames_of(path) -> np.ndarray:
@@ -121,7 +120,7 @@ def test_where_there_was_no_room_for_the_first_of_its_kind_a_later_one_is_writte
 @pytest.mark.parametrize("size", [(33, 51), (224, 224), (256, 301), (500, 400)])
 def test_any_size_becomes_even_and_the_picture_stays_as_it_is(size) -> None:
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
-    captioned = with_caption(
+    captioned = add_caption(
         image, "open the drawer and put the wine bottle on top of the cabinet", "naïve"
     )
     height, width, _ = captioned.shape
@@ -162,6 +161,6 @@ def test_a_wrong_frame_is_what_is_told_when_ffmpeg_is_gone_as_well(tmp_path) -> 
 def test_captions_of_any_length_keep_the_size() -> None:
     image = np.zeros((64, 64, 3), np.uint8)
     assert (
-        len({with_caption(image, title, "x" * 99).shape for title in ("", "short", "long " * 99)})
+        len({add_caption(image, title, "x" * 99).shape for title in ("", "short", "long " * 99)})
         == 1
     )

@@ -29,7 +29,7 @@ from vla_rl.learner import list_checkpoints, verify_checkpoint
 from vla_rl.learner.checkpoint.folders import set_best
 from vla_rl.recipes.train_toy import TrainToyConfig, main, new_policy, training_starts
 from vla_rl.reporting import RunDirectory
-from vla_rl.reporting.waits_socket import ask_run
+from vla_rl.reporting.waits import ask_run
 from vla_rl.rollout import chat_agent
 from vla_rl.run.recording import owned_recording
 from vla_rl.run.resuming import checkpoint_to_resume, load_resumable, verify_resumable

@@ -17,9 +17,9 @@ import vla_rl.recipes.train_toy  # noqa: F401 - they bring nearly all configurat
 from vla_rl.env_workers.make_env import prepare_hook
 from vla_rl.errors import CheckpointError, ConfigError, DataError
 from vla_rl.pipelines.config import RunConfig
+from vla_rl.reporting.console import _task_table
 from vla_rl.reporting.progress import TaskTally
 from vla_rl.reporting.run_directory import require_plain
-from vla_rl.reporting.summary import _task_table
 from vla_rl.rollout import TaskStart
 from vla_rl.types import Config, EnvSpec, EpisodeSpec, Sampling, WrapperSpec
 from vla_rl.util.values import (

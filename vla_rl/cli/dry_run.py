@@ -45,8 +45,8 @@ from vla_rl.evaluation.early_stopping import describe_noise, trend_window
 from vla_rl.evaluation.held_out import HeldOutJudge, Judge
 from vla_rl.pipelines.config import LearningConfig, MixedTrainingConfig, RunConfig, TrainingConfig
 from vla_rl.reporting import MemoryItem, available_bytes, gpu_memory, memory_table
+from vla_rl.reporting.metrics import import_wandb
 from vla_rl.reporting.run_directory import RunDirectory, require_writable
-from vla_rl.reporting.sinks import import_wandb
 from vla_rl.rollout import TaskStart
 from vla_rl.team.pools import describe_environments
 from vla_rl.types import Agent, EnvSpec, EpisodeSpec

@@ -41,7 +41,7 @@ from vla_rl.evaluation.results_file import print_tables, title_of, write_results
 from vla_rl.evaluation.shipped import other_pictures
 from vla_rl.models.loading import count_weight_bytes, describe_policy, load_policy
 from vla_rl.reporting import RunDirectory
-from vla_rl.reporting.outlet import FailureStreak
+from vla_rl.reporting.record_files import FailureReporter
 from vla_rl.reporting.run_directory import require_writable
 from vla_rl.reporting.videos import write_video
 from vla_rl.rollout import embodied_agent
@@ -68,7 +68,7 @@ class ResultRecorder:
     def __init__(self, config: EvalConfig, file: ResultFile, videos: Path) -> None:
         self._config, self._file, self._videos = config, file, videos
         self._turn = asyncio.Lock()
-        self._failures = FailureStreak(f"writing videos to {videos}", "that episode has none")
+        self._failures = FailureReporter(f"writing videos to {videos}", "that episode has none")
 
     @property
     def num_failed_videos(self) -> int:

@@ -37,7 +37,7 @@ from vla_rl.evaluation.scored import SCORES, Line, read_scores, score_means
 from vla_rl.evaluation.strips import strip_path
 from vla_rl.evaluation.validation import ValidationResult, read_validation, validation_path
 from vla_rl.reporting import RunDirectory, read_metrics
-from vla_rl.reporting.whole_file import write_whole
+from vla_rl.reporting.record_files import write_whole
 from vla_rl.run.terminal import lasting_output
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,7 @@ from rich.tree import Tree
 
 from vla_rl.errors import ConfigError
 from vla_rl.reporting import RunDirectory
-from vla_rl.reporting.run_waits import ListedTask, ListedWait, RunWaits
-from vla_rl.reporting.waits_socket import NoAnswer, ask_run
+from vla_rl.reporting.waits import ListedTask, ListedWait, NoAnswer, RunWaits, ask_run
 from vla_rl.run.terminal import lasting_output
 from vla_rl.util.values import plain_console
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from vla_rl.errors import ConfigError
-from vla_rl.reporting.whole_file import write_whole
+from vla_rl.reporting.record_files import write_whole
 from vla_rl.types import EpisodeSpec
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.errors import ActorDied, ConfigError
 from vla_rl.evaluation.playing import embodied_agent_within_range, play_each
 from vla_rl.reporting import RunDirectory
-from vla_rl.reporting.outlet import FailureStreak
+from vla_rl.reporting.record_files import FailureReporter
 from vla_rl.types import EpisodeSpec, Trajectory
 from vla_rl.util.imports import import_path
 
@@ -61,7 +61,7 @@ class Evaluator(Actor):
 
     def __init__(self, settings: EvaluatorSettings) -> None:
         self._settings = settings
-        self._film_failures = FailureStreak(
+        self._film_failures = FailureReporter(
             "film strips of held-out episodes", "that episode has none"
         )
 

@@ -32,8 +32,7 @@ from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.held_out_sets import refuse_shared_starts, split_in_two
 from vla_rl.evaluation.playing import embodied_agent_within_range, play_each, play_each_elsewhere
 from vla_rl.reporting import RunDirectory
-from vla_rl.reporting.outlet import FailureStreak
-from vla_rl.reporting.whole_file import write_whole
+from vla_rl.reporting.record_files import FailureReporter, write_whole
 from vla_rl.rollout import ActionEngine, EpisodeRunner
 from vla_rl.types import EnvPool, EpisodeSpec, Trajectory
 from vla_rl.util.stalls import note_progress
@@ -137,7 +136,7 @@ class HeldOutJudge:
                 ),
             }
         self._books: dict[Path, HeldOutBook] = {}
-        self._film_failures = FailureStreak(
+        self._film_failures = FailureReporter(
             "film strips of held-out episodes", "that episode has none"
         )
 

@@ -13,7 +13,7 @@ from rich.console import RenderableType
 
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.results import Key, line_outlet, whole_lines
-from vla_rl.reporting.undone_lines import set_aside_lines
+from vla_rl.reporting.record_files import set_aside_lines
 from vla_rl.types import EpisodeSpec, Trajectory
 
 

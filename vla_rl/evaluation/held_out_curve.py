@@ -18,7 +18,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation.held_out_book import HeldOutRow, RowFormat
 from vla_rl.evaluation.results import Z_95, Key, wilson_interval
 from vla_rl.reporting import RunDirectory
-from vla_rl.reporting.whole_file import write_whole
+from vla_rl.reporting.record_files import write_whole
 
 CURVE_FILE: Final = "held_out_curve.json"
 

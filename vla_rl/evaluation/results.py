@@ -14,7 +14,7 @@ from rich.table import Table
 
 from vla_rl.errors import ConfigError
 from vla_rl.graph import AppendedFile
-from vla_rl.reporting.outlet import Outlet
+from vla_rl.reporting.record_files import RetryingWriter
 from vla_rl.types import EpisodeSpec, Trajectory
 
 MOST_RESULTS: Final = 1_000_000
@@ -140,12 +140,12 @@ class ResultFile:
         self.results[result.key] = result
 
 
-def line_outlet(path: Path) -> Outlet[bytes]:
+def line_outlet(path: Path) -> RetryingWriter[bytes]:
     """Return an outlet that appends lines to a file.
 
     Each is on disk when `put` returns, or waits for room.
     """
-    return Outlet(str(path), partial(_append, path), most_waiting=MOST_RESULTS)
+    return RetryingWriter(str(path), partial(_append, path), most_waiting=MOST_RESULTS)
 
 
 def _append(path: Path, line: bytes) -> None:

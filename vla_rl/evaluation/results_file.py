@@ -15,8 +15,8 @@ from vla_rl.evaluation.results import (
     summary_of,
 )
 from vla_rl.evaluation.robustness import robustness_table
-from vla_rl.reporting.versions import versions
-from vla_rl.reporting.whole_file import write_whole
+from vla_rl.reporting.machine import versions
+from vla_rl.reporting.record_files import write_whole
 
 
 def print_tables(

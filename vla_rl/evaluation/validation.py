@@ -21,8 +21,7 @@ from vla_rl.evaluation.conditions import note_conditions_if_possible, refuse_oth
 from vla_rl.evaluation.playing import play_each
 from vla_rl.evaluation.results import line_outlet, whole_lines
 from vla_rl.reporting import RunDirectory
-from vla_rl.reporting.outlet import Outlet
-from vla_rl.reporting.undone_lines import set_aside_lines
+from vla_rl.reporting.record_files import RetryingWriter, set_aside_lines
 from vla_rl.rollout import AnyEngine, TaskStart
 from vla_rl.types import Agent, EnvPool, EpisodeSpec, Sampling, Trajectory, derive_seed
 from vla_rl.util.stalls import note_progress
@@ -57,7 +56,7 @@ class Validation:
         seed: int = 0,
     ) -> None:
         self._agent, self._num_problems = agent, len(starts)
-        self._outlet: Outlet[bytes] | None = None
+        self._outlet: RetryingWriter[bytes] | None = None
         problems = hashlib.sha256(
             msgspec.json.encode([(start.env, start.seed, start.options) for start in starts])
         )

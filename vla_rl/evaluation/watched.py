@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from rich.table import Table
 
-from vla_rl.reporting.captions import with_caption
+from vla_rl.reporting.videos import add_caption
 
 FRAMES_PER_S = 20.0
 """Frame rate of the video. It equals the control rate, so the video runs in real time."""
@@ -62,5 +62,5 @@ def captioned(episodes: Sequence[Episode]) -> Iterator[np.ndarray]:
                 f"{outcome if is_last else index}  {episode.task}  initial state "
                 f"{episode.init_state_id}"
             )
-            captioned = with_caption(frame, episode.instruction, status)
+            captioned = add_caption(frame, episode.instruction, status)
             yield from [captioned] * (int(FRAMES_PER_S) if is_last else 1)

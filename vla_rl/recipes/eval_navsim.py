@@ -34,7 +34,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation import embodied_agent_within_range, play_each
 from vla_rl.models.loading import CheckpointConfig, describe_policy
 from vla_rl.recipes.driving_training import IMAGE_SIZE, load_driver
-from vla_rl.reporting.whole_file import write_whole
+from vla_rl.reporting.record_files import write_whole
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, Trajectory
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality
 from vla_rl.evaluation.shipped import assets_in_use, other_pictures, resolve_checkpoint
 from vla_rl.evaluation.watched import FRAMES_PER_S, Episode, captioned, table_of
 from vla_rl.models.loading import SHIPPED, CheckpointConfig, CheckpointFormat, load_policy
-from vla_rl.reporting.mp4 import encode_mp4
+from vla_rl.reporting.videos import encode_mp4
 from vla_rl.rollout import ActionEngine, embodied_agent
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation, Sampling, Trajectory, derive_seed
 from vla_rl.util.values import plain_console

@@ -33,7 +33,7 @@ from vla_rl.pipelines.config import (
     TrainingConfig,
 )
 from vla_rl.remote_rollout.flat_weights import HeldVersion
-from vla_rl.reporting.whole_file import write_whole
+from vla_rl.reporting.record_files import write_whole
 from vla_rl.rollout import DecisionCounts, TaskStart
 from vla_rl.team.members import Member, RunModel, Team
 from vla_rl.types import Agent, EnvSpec, EpisodeSpec, Trajectory

@@ -188,14 +188,14 @@ class ImageCache(Actor):
     ) -> np.ndarray:
         """Make a video of pictures that are here; return its bytes, uint8 [bytes].
 
-        Args: those of `vla_rl.reporting.filmed`. Raises: OSError if they were dropped.
+        Args: those of `vla_rl.reporting.encode_video`. Raises: OSError if they were dropped.
         """
         # imported here, because few runs of a shelf make videos
-        from vla_rl.reporting import filmed
+        from vla_rl.reporting import encode_video
 
         # at once: they are dropped after their update
         read = [image.read() for image in images]
-        return await asyncio.to_thread(filmed, read, captions, frames_per_s)
+        return await asyncio.to_thread(encode_video, read, captions, frames_per_s)
 
     @actor_method(concurrent=True)
     async def stay(self) -> None:

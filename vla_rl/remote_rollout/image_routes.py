@@ -291,7 +291,7 @@ class ImageRoutes:
         captions: Sequence[tuple[str, str]],
         frames_per_s: float,
     ) -> "Future[np.ndarray]":
-        """Begin a video of pictures on a shelf: a `vla_rl.reporting.videos.Film`."""
+        """Begin a video of pictures on a shelf: a `vla_rl.reporting.videos.VideoMaker`."""
         film: Future[np.ndarray] = Future()
         making = self._shelves.ask(
             images[0].host, lambda shelf: shelf.film(list(images), list(captions), frames_per_s)

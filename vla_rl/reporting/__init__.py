@@ -1,21 +1,32 @@
 """The output of a run: directory, metrics, live view, videos, summary, memory estimate."""
 
-from vla_rl.reporting.live_view import LiveView, update_line
-from vla_rl.reporting.memory import (
+from vla_rl.reporting.console import LiveView, print_summary, summary_tables, update_line
+from vla_rl.reporting.machine import (
     GpuMemory,
     MemoryItem,
     available_bytes,
     gpu_memory,
     memory_table,
     resident_bytes,
+    versions,
 )
-from vla_rl.reporting.metrics import MetricLog, Sink, read_metrics
+from vla_rl.reporting.metrics import (
+    JsonlSink,
+    MetricLog,
+    Sink,
+    TensorBoardSink,
+    WandbSink,
+    read_metrics,
+)
 from vla_rl.reporting.progress import RunProgress, Snapshot, TaskTally
 from vla_rl.reporting.run_directory import RunDirectory
-from vla_rl.reporting.sinks import JsonlSink, TensorBoardSink, WandbSink
-from vla_rl.reporting.summary import print_summary, summary_tables
-from vla_rl.reporting.versions import versions
-from vla_rl.reporting.videos import VideoChoice, VideoRecorder, filmed, video_name, write_video
+from vla_rl.reporting.videos import (
+    VideoChoice,
+    VideoRecorder,
+    encode_video,
+    video_name,
+    write_video,
+)
 
 __all__ = [
     "GpuMemory",
@@ -33,7 +44,7 @@ __all__ = [
     "VideoRecorder",
     "WandbSink",
     "available_bytes",
-    "filmed",
+    "encode_video",
     "gpu_memory",
     "memory_table",
     "print_summary",

@@ -32,8 +32,8 @@ from typing import Any
 import msgspec
 
 from vla_rl.errors import ConfigError, VlaRlError
-from vla_rl.reporting.versions import versions
-from vla_rl.reporting.whole_file import write_whole
+from vla_rl.reporting.machine import versions
+from vla_rl.reporting.record_files import write_whole
 from vla_rl.util.ownership import sole_owner
 from vla_rl.util.values import excerpt, find_part_without_json, shorten_middle
 

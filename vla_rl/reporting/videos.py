@@ -1,12 +1,11 @@
-"""Videos of chosen episodes: the policy's frames, with the instruction and the outcome below them.
+"""Lines of text below a frame."""
 
-trajectories ─► VideoChoice: first success and first failure of a task every k updates ─► VideoRecorder's thread ─► mp4
-                                                            pictures on a shelf: Film there ─► its bytes ─┘
-"""
-
+import contextlib
 import os
 import re
+import subprocess
 import tempfile
+import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,10 +17,113 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_rl.reporting.captions import with_caption
-from vla_rl.reporting.mp4 import encode_mp4
-from vla_rl.reporting.outlet import FailureStreak
+from vla_rl.reporting.record_files import FailureReporter
 from vla_rl.types import Observation, ShelvedArray, Trajectory
+
+MIN_SIDE = 256
+"""Smaller images are enlarged by a whole factor to at least this height and width, so that text can
+be read."""
+
+TITLE_LINES = 2
+LINE_HEIGHT = 18
+CHARACTER_WIDTH = 7
+MARGIN = 4
+
+
+def add_caption(image: NDArray[np.uint8], title: str, status: str) -> NDArray[np.uint8]:
+    """Add text on black below an image: two lines of title and one of status.
+
+    Args:
+        image: uint8 [H, W, 3].
+        title: wrapped to the width and cut off after two lines; characters outside ASCII are shown
+            as '?'.
+        status: the last line, cut off at the width.
+
+    Returns: uint8 [H', W', 3] with even H' and W', as video codecs require; the size does not
+    depend on the text.
+    """
+    import cv2  # slow to import, needed only to write videos
+
+    factor = max(1, -(-MIN_SIDE // min(image.shape[:2])))
+    large = image.repeat(factor, axis=0).repeat(factor, axis=1)
+    height, width = large.shape[0], large.shape[1] - large.shape[1] % 2
+    columns = (width - 2 * MARGIN) // CHARACTER_WIDTH
+    lines = [*textwrap.wrap(_ascii(title), columns), "", ""][:TITLE_LINES]
+    lines.append(_ascii(status)[:columns])
+    bar = np.zeros((LINE_HEIGHT * len(lines) + 2 * MARGIN + height % 2, width, 3), dtype=np.uint8)
+    for number, line in enumerate(lines, start=1):
+        at = (MARGIN, number * LINE_HEIGHT)
+        cv2.putText(bar, line, at, cv2.FONT_HERSHEY_SIMPLEX, 0.4, (255, 255, 255), 1, cv2.LINE_AA)
+    return np.concatenate([large[:, :width], bar])
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "replace").decode()
+
+
+def encode_mp4(path: Path, frames: Iterator[NDArray[np.uint8]], frames_per_s: float) -> None:
+    """Encode frames as H.264, one at a time, with one thread; blocks until the file is written.
+
+    Args:
+        path: the file; overwritten.
+        frames: uint8 [H, W, 3], all of one size, H and W even; at least one.
+        frames_per_s: frame rate of the video.
+
+    Raises: ValueError for a frame of another size; OSError, with ffmpeg's output, if ffmpeg fails.
+    """
+    from imageio_ffmpeg import get_ffmpeg_exe  # needed only to write videos
+
+    first = next(frames)
+    height, width, _ = first.shape
+    source = [
+        "-f",
+        "rawvideo",
+        "-pix_fmt",
+        "rgb24",
+        "-s",
+        f"{width}x{height}",
+        "-r",
+        f"{frames_per_s}",
+        "-i",
+        "-",
+    ]
+    target = ["-c:v", "libx264", "-pix_fmt", "yuv420p", "-threads", "1", "-f", "mp4", str(path)]
+    command = [get_ffmpeg_exe(), "-loglevel", "error", "-y", *source, *target]
+    # its own session: Ctrl-C stops the run, which then lets its videos finish
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as ffmpeg:
+        try:
+            _feed_ffmpeg(ffmpeg, first, frames)
+            _, words = ffmpeg.communicate()
+        except BaseException:
+            ffmpeg.kill()
+            assert ffmpeg.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                # flushing to a dead reader fails, and would hide ffmpeg's own error
+                ffmpeg.stdin.close()
+            raise
+    if ffmpeg.returncode != 0:
+        raise OSError(
+            f"ffmpeg could not write {path} (exit code {ffmpeg.returncode}): "
+            f"{words.decode(errors='replace').strip()}"
+        )
+
+
+def _feed_ffmpeg(
+    ffmpeg: "subprocess.Popen[bytes]", first: NDArray[np.uint8], rest: Iterator[NDArray[np.uint8]]
+) -> None:
+    assert ffmpeg.stdin is not None
+    try:
+        ffmpeg.stdin.write(first.tobytes())
+        for index, frame in enumerate(rest, start=1):
+            if frame.shape != first.shape:
+                raise ValueError(
+                    f"frame {index} is {frame.shape}, expected {first.shape} like the first."
+                )
+            ffmpeg.stdin.write(frame.tobytes())
+    except BrokenPipeError:
+        return  # ffmpeg failed; its exit code and output tell why
 
 
 class VideoChoice:
@@ -55,7 +157,7 @@ class VideoChoice:
         self._taken.discard((trajectory.episode.task, trajectory.is_success))
 
 
-Film: TypeAlias = Callable[
+VideoMaker: TypeAlias = Callable[
     [Sequence[ShelvedArray], Sequence[tuple[str, str]], float], "Future[NDArray[np.uint8]]"
 ]
 """Begins a video where its pictures are, as `filmed` makes it. Called in the event loop."""
@@ -88,13 +190,13 @@ class VideoRecorder:
         image_key: str = "image",
         frames_per_s: float = 5.0,
         max_pending: int = 8,
-        film: Film | None = None,
+        film: VideoMaker | None = None,
     ) -> None:
         self._folder, self._image_key, self._frames_per_s = folder, image_key, frames_per_s
         self._choice, self._film = VideoChoice(every_updates), film
         self._room = threading.BoundedSemaphore(max_pending)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="videos")
-        self._failures = FailureStreak(
+        self._failures = FailureReporter(
             f"writing videos to {folder}", "a later episode is tried instead"
         )
         self.num_written = self.num_left_out = 0
@@ -131,15 +233,15 @@ class VideoRecorder:
                 write_video, path, trajectory, self._image_key, self._frames_per_s
             )
         try:
-            images = images_of_video(trajectory, self._image_key)
+            images = video_images(trajectory, self._image_key)
         except ValueError as error:
             failed: Future[None] = Future()
             failed.set_exception(error)
             return failed
         shelved = [image for image in images if isinstance(image, ShelvedArray)]
         # begun here and now: the pictures are dropped after the update
-        film = self._film(shelved, captions_of(trajectory), self._frames_per_s)
-        return self._thread.submit(_write_filmed, path, film)
+        film = self._film(shelved, video_captions(trajectory), self._frames_per_s)
+        return self._thread.submit(_write_encoded, path, film)
 
     def _done(self, name: str, trajectory: Trajectory, job: Future[None]) -> None:
         self._room.release()
@@ -173,32 +275,34 @@ def write_video(
     Raises: ValueError, naming the episode, if its observations have no images or change their size;
     OSError if ffmpeg cannot write.
     """
-    images = (_here(image) for image in images_of_video(trajectory, image_key))
-    with _appearing(path) as part:
-        encode_mp4(part, captioned(images, captions_of(trajectory), frames_per_s), frames_per_s)
+    images = (_require_array(image) for image in video_images(trajectory, image_key))
+    with _part_file(path) as part:
+        encode_mp4(
+            part, captioned_frames(images, video_captions(trajectory), frames_per_s), frames_per_s
+        )
 
 
-def filmed(
+def encode_video(
     images: Sequence[NDArray[np.uint8]], captions: Sequence[tuple[str, str]], frames_per_s: float
 ) -> NDArray[np.uint8]:
     """Return the bytes of a video as `write_video` writes it; blocks meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "video.mp4"
-        encode_mp4(path, captioned(images, captions, frames_per_s), frames_per_s)
+        encode_mp4(path, captioned_frames(images, captions, frames_per_s), frames_per_s)
         return np.fromfile(path, np.uint8)
 
 
-def captioned(
+def captioned_frames(
     images: Iterable[NDArray[np.uint8]], captions: Sequence[tuple[str, str]], frames_per_s: float
 ) -> Iterator[NDArray[np.uint8]]:
     """Yield each image as a frame with its two lines; the final one for a second more."""
     for number, (image, lines) in enumerate(zip(images, captions, strict=True), start=1):
-        frame = with_caption(image, *lines)
+        frame = add_caption(image, *lines)
         is_last = number == len(captions)
         yield from [frame] * (1 + max(1, round(frames_per_s)) if is_last else 1)
 
 
-def captions_of(trajectory: Trajectory) -> list[tuple[str, str]]:
+def video_captions(trajectory: Trajectory) -> list[tuple[str, str]]:
     """Return the two lines below each image of a video."""
     episode, num_steps = trajectory.episode, len(trajectory.steps)
     moments = [f"{number}/{num_steps}" for number in range(1, num_steps + 1)]
@@ -208,20 +312,18 @@ def captions_of(trajectory: Trajectory) -> list[tuple[str, str]]:
             f"{moment}  {episode.task}  episode {episode.episode_id}",
         )
         for observation, moment in zip(
-            _seen(trajectory), [*moments, trajectory.stop_reason.value], strict=True
+            _observations(trajectory), [*moments, trajectory.stop_reason.value], strict=True
         )
     ]
 
 
-def images_of_video(
-    trajectory: Trajectory, image_key: str
-) -> list[NDArray[np.uint8] | ShelvedArray]:
+def video_images(trajectory: Trajectory, image_key: str) -> list[NDArray[np.uint8] | ShelvedArray]:
     """Return the image of each observation, the final one included.
 
     Raises: ValueError, naming the episode, if one has none.
     """
     images: list[NDArray[np.uint8] | ShelvedArray] = []
-    for index, observation in enumerate(_seen(trajectory)):
+    for index, observation in enumerate(_observations(trajectory)):
         image = observation.get(image_key)
         if (
             not isinstance(image, np.ndarray | ShelvedArray)
@@ -236,17 +338,17 @@ def images_of_video(
     return images
 
 
-def _seen(trajectory: Trajectory) -> list[Observation]:
+def _observations(trajectory: Trajectory) -> list[Observation]:
     return [*(step.observation for step in trajectory.steps), trajectory.final_observation]
 
 
-def _here(image: NDArray[np.uint8] | ShelvedArray) -> NDArray[np.uint8]:
+def _require_array(image: NDArray[np.uint8] | ShelvedArray) -> NDArray[np.uint8]:
     assert isinstance(image, np.ndarray), "pictures on a shelf are filmed there"
     return image
 
 
 @contextmanager
-def _appearing(path: Path) -> Iterator[Path]:
+def _part_file(path: Path) -> Iterator[Path]:
     """Yield the path to write to; the file gets its name when it is complete."""
     part = path.with_suffix(".part.mp4")
     try:
@@ -256,6 +358,6 @@ def _appearing(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def _write_filmed(path: Path, film: Future[NDArray[np.uint8]]) -> None:
-    with _appearing(path) as part:
+def _write_encoded(path: Path, film: Future[NDArray[np.uint8]]) -> None:
+    with _part_file(path) as part:
         film.result().tofile(part)

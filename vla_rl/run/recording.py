@@ -21,7 +21,7 @@ import numpy as np
 from vla_rl.datasets import LeRobotWriter, RecordedEpisode
 from vla_rl.envs.text import is_text_task
 from vla_rl.errors import ConfigError
-from vla_rl.reporting.outlet import FailureStreak
+from vla_rl.reporting.record_files import FailureReporter
 from vla_rl.rollout import embodied_agent, owned_copy
 from vla_rl.types import (
     Agent,
@@ -172,7 +172,7 @@ class EpisodeRecorder:
         self._writer, self._run = writer, run
         self.num_left_out = 0
         """Number of episodes that the data set held already."""
-        self._failures = FailureStreak(
+        self._failures = FailureReporter(
             "recording episodes", "that episode is not in the data set, the next is tried"
         )
         self._turn = asyncio.Lock()

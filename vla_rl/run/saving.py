@@ -25,7 +25,7 @@ from vla_rl.learner import Checkpoint, PreparedCheckpoint, TeamState, prepare_ch
 from vla_rl.learner.checkpoint.folders import newest_name, prune
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.reporting import MetricLog, RunDirectory, read_metrics
-from vla_rl.reporting.outlet import Outlet
+from vla_rl.reporting.record_files import RetryingWriter
 from vla_rl.reporting.run_directory import RunDirectoryGone
 from vla_rl.util.tasks import run_in_thread
 
@@ -213,7 +213,7 @@ class RunRecord:
         if is_resumed:
             _print_missing(run, first)
         trace = TraceWriter(run.new_trace(first), graph)
-        self._trace = Outlet[tuple[Update, Facts, Slices]](
+        self._trace = RetryingWriter[tuple[Update, Facts, Slices]](
             f"the trace {trace.path.name}", lambda record: trace.write(*record), trace.close
         )
         try:

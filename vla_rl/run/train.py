@@ -19,8 +19,8 @@ from vla_rl.evaluation.held_out import Judge
 from vla_rl.learner import Checkpoint
 from vla_rl.pipelines.config import LearningConfig, RunConfig, TextTrainingConfig
 from vla_rl.reporting import RunDirectory
+from vla_rl.reporting.metrics import import_wandb
 from vla_rl.reporting.run_directory import require_plain
-from vla_rl.reporting.sinks import import_wandb
 from vla_rl.rollout import TaskStart, chat_agent, embodied_agent
 from vla_rl.run.recording import owned_recording, record_agent, run_digest
 from vla_rl.run.resuming import Restarts, checkpoint_to_resume, load_resumable, set_later_aside

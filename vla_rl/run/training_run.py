@@ -24,7 +24,7 @@ from vla_rl.learner.checkpoint.folders import BEST, newest_name
 from vla_rl.pipelines.config import LearningConfig, TrainingConfig
 from vla_rl.pipelines.registry import customise_pipeline, make_pipeline, refuse_unused_settings
 from vla_rl.reporting import LiveView, RunDirectory, Snapshot, print_summary
-from vla_rl.reporting.waits_socket import WaitsSocket
+from vla_rl.reporting.waits import WaitsSocket
 from vla_rl.rollout import TaskStart, embodied_agent
 from vla_rl.run.background_evaluation import (
     BackgroundEvaluation,

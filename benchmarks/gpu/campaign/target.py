@@ -17,7 +17,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.learner.estimates.device import GIB, CudaOverheads
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.prismatic.config import LoraConfig
-from vla_rl.reporting.memory import available_bytes
+from vla_rl.reporting.machine import available_bytes
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, Step, StopReason, Trajectory
 
 WEIGHT_BYTES: Final = 2 * 7_541_237_184

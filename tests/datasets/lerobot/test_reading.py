@@ -17,7 +17,7 @@ from made_datasets import FEATURES, TASKS, change_rows, columns_of, frames, publ
 from vla_rl.datasets import read_lerobot
 from vla_rl.datasets.lerobot.frames import encode_png
 from vla_rl.errors import DataError
-from vla_rl.reporting.mp4 import encode_mp4
+from vla_rl.reporting.videos import encode_mp4
 
 
 def test_a_published_data_set_is_read(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from vla_rl.reporting.memory import GpuMemory, gpu_memory
+from vla_rl.reporting.machine import GpuMemory, gpu_memory
 from vla_rl.types import Config
 from vla_rl.util.processes import make_memory_file
 from vla_rl.util.rlimits import DESCRIPTORS_OF_A_PROCESS, OTHER_DESCRIPTORS

@@ -1,4 +1,4 @@
-"""The live view of a run: a table in a terminal, one line an update anywhere else.
+"""What a person sees of a run on the console: a live table or a line for each update, then a summary.
 
 In a terminal a thread of rich's renders a few times a second; the loop only changes counters.
 Elsewhere `after_update` prints one line. If an environment never reports success, one more line
@@ -82,14 +82,14 @@ def update_line(snapshot: Snapshot) -> str:
     parts = [
         f"update {snapshot.update}/{snapshot.num_updates}",
         f"episodes {snapshot.num_episodes}",
-        f"success {share(snapshot.success_rate)}",
-        f"return {figure(snapshot.mean_return)}",
+        f"success {format_share(snapshot.success_rate)}",
+        f"return {format_number(snapshot.mean_return)}",
         f"env steps/s {snapshot.env_steps_per_s:,.1f}",
     ]
     if snapshot.policy_busy_share is not None:
-        parts.append(f"policy busy {share(snapshot.policy_busy_share)}")
+        parts.append(f"policy busy {format_share(snapshot.policy_busy_share)}")
     parts += [each for each in (snapshot.critical_path, snapshot.note) if each]
-    parts.append(f"eta {_duration(snapshot.eta_s)}")
+    parts.append(f"eta {_format_duration(snapshot.eta_s)}")
     return "  ".join(parts)
 
 
@@ -116,12 +116,16 @@ def live_table(snapshot: Snapshot, waits: Sequence[Wait], now_s: float) -> Group
     figures = Table.grid(padding=(0, 2))
     bar = ProgressBar(total=max(snapshot.num_updates, 1), completed=snapshot.update, width=40)
     figures.add_row("update", f"{snapshot.update}/{snapshot.num_updates}", bar)
-    figures.add_row("time", _duration(snapshot.elapsed_s), f"eta {_duration(snapshot.eta_s)}")
     figures.add_row(
-        "episodes", f"{snapshot.num_episodes:,}", f"success {share(snapshot.success_rate)} (recent)"
+        "time", _format_duration(snapshot.elapsed_s), f"eta {_format_duration(snapshot.eta_s)}"
     )
-    figures.add_row("return", figure(snapshot.mean_return), "(recent)")
-    busy = share(snapshot.policy_busy_share)
+    figures.add_row(
+        "episodes",
+        f"{snapshot.num_episodes:,}",
+        f"success {format_share(snapshot.success_rate)} (recent)",
+    )
+    figures.add_row("return", format_number(snapshot.mean_return), "(recent)")
+    busy = format_share(snapshot.policy_busy_share)
     figures.add_row("env steps/s", f"{snapshot.env_steps_per_s:,.1f}", f"policy busy {busy}")
     parts: list[Table | Text] = [figures]
     if snapshot.critical_path:
@@ -147,15 +151,87 @@ def _node_table(snapshot: Snapshot) -> Table:
     return table
 
 
-def share(value: float | None) -> str:
+def format_share(value: float | None) -> str:
     """Format a share in per cent; None is a dash."""
     return "-" if value is None else f"{value:.0%}"
 
 
-def figure(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """Format a number with four significant digits; None is a dash."""
     return "-" if value is None else f"{value:,.4g}"
 
 
-def _duration(seconds: float | None) -> str:
+def _format_duration(seconds: float | None) -> str:
     return "-" if seconds is None else str(datetime.timedelta(seconds=round(seconds)))
+
+
+def summary_tables(snapshot: Snapshot, num_filtered: int, dropped: Mapping[str, int]) -> Group:
+    """Return the tables of a run that has ended.
+
+    Args:
+        snapshot: the state of the run at its end.
+        num_filtered: episodes whose group was not kept.
+        dropped: dropped episodes, by cause.
+    """
+    return Group(
+        _run_table(snapshot, num_filtered, dropped),
+        _task_table(snapshot.tasks),
+        _time_table(snapshot),
+    )
+
+
+def print_summary(
+    snapshot: Snapshot,
+    num_filtered: int,
+    dropped: Mapping[str, int],
+    console: Console | None = None,
+) -> None:
+    """Print `summary_tables` to the console, or to standard output."""
+    (console if console is not None else plain_console()).print(
+        summary_tables(snapshot, num_filtered, dropped)
+    )
+
+
+def _run_table(snapshot: Snapshot, num_filtered: int, dropped: Mapping[str, int]) -> Table:
+    table = Table(title="Run", show_header=False)
+    table.add_row("updates", f"{snapshot.update}/{snapshot.num_updates}")
+    table.add_row("time", f"{snapshot.elapsed_s:,.1f} s")
+    table.add_row("episodes", f"{snapshot.num_episodes:,}")
+    table.add_row("  filtered", f"{num_filtered:,}")
+    for cause, count in sorted(dropped.items()):
+        table.add_row(f"  dropped ({cause})", f"{count:,}")
+    table.add_row("env steps", f"{snapshot.env_steps:,}")
+    per_s = snapshot.env_steps / snapshot.elapsed_s if snapshot.elapsed_s > 0.0 else 0.0
+    table.add_row("env steps/s", f"{per_s:,.1f}")
+    return table
+
+
+def _task_table(tasks: Mapping[str, TaskTally]) -> Table:
+    title = "Success and return by task"
+    columns = ("task", "episodes", "successes", "success rate", "mean return")
+    table = Table(*columns, title=title, show_footer=len(tasks) > 1)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for task, tally in sorted(tasks.items()):
+        table.add_row(task, str(tally.num_episodes), *_outcomes(tally, tally))
+    total = sum(tasks.values(), TaskTally())
+    with_success = sum((tally for tally in tasks.values() if tally.is_success_known), TaskTally())
+    footers = ("all", str(total.num_episodes), *_outcomes(with_success, total))
+    for column, footer in zip(table.columns, footers, strict=True):
+        column.footer = footer
+    return table
+
+
+def _outcomes(with_success: TaskTally, total: TaskTally) -> tuple[str, str, str]:
+    """Return the successes, their rate and the mean return; unknown ones as dashes."""
+    rate = with_success.success_rate
+    successes = ("-", "-") if rate is None else (str(with_success.num_successes), f"{rate:.1%}")
+    return *successes, format_number(total.mean_return)
+
+
+def _time_table(snapshot: Snapshot) -> Table:
+    table = Table("node", "seconds", "share of the run", title="Time by node (nodes overlap)")
+    for node, seconds in sorted(snapshot.total_node_seconds.items(), key=lambda item: -item[1]):
+        share = seconds / snapshot.elapsed_s if snapshot.elapsed_s > 0.0 else 0.0
+        table.add_row(node, f"{seconds:,.2f}", f"{share:.0%}")
+    return table

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from vla_rl.actors import waiting
-from vla_rl.reporting import RunDirectory, waits_socket
-from vla_rl.reporting.waits_socket import NoAnswer, RunningProcess, WaitsSocket, ask_run
+from vla_rl.reporting import RunDirectory, waits
+from vla_rl.reporting.waits import NoAnswer, RunningProcess, WaitsSocket, ask_run
 from vla_rl.types import Config
 from vla_rl.util.ownership import PREFIXES, OwnedFolder
 
@@ -48,7 +48,7 @@ async def test_a_run_lists_its_waits_and_the_place_of_each_task(run: RunDirector
     assert [wait.on for wait in waits.waits if wait.who == "episode 12"] == ["the referee"]
     (place,) = [task.at for task in waits.tasks if task.name == "episode 12"]
     assert place.startswith("Event.wait (")
-    assert "hold_on (tests/reporting/test_waits_socket.py:" in place
+    assert "hold_on (tests/reporting/test_waits.py:" in place
     assert waits.pid == os.getpid()
     assert waits.blocked_at is None
 
@@ -115,7 +115,7 @@ async def test_only_the_user_of_a_run_and_root_get_an_answer(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with WaitsSocket(run.path):
-        monkeypatch.setattr(waits_socket, "_uid_of_peer", lambda _: os.getuid() + 1)
+        monkeypatch.setattr(waits, "_peer_uid", lambda _: os.getuid() + 1)
         with pytest.raises(NoAnswer, match="answers only the user who started it and root"):
             await asyncio.to_thread(ask_run, run)
         monkeypatch.undo()
@@ -125,7 +125,7 @@ async def test_only_the_user_of_a_run_and_root_get_an_answer(
 KILLED = """
 import asyncio, sys
 from pathlib import Path
-from vla_rl.reporting.waits_socket import WaitsSocket
+from vla_rl.reporting.waits import WaitsSocket
 
 async def main():
     with WaitsSocket(Path(sys.argv[1])):

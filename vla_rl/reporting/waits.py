@@ -1,10 +1,11 @@
-"""Questions to a running run from the same machine: what does it wait for?
+"""What a running run waits for, asked from the same machine.
 
     run directory / process.json ─► machine, process, socket
     abstract socket  ◄── `ask_run`; a thread of the run answers its own user and root, not its loop
 
-An abstract socket has a name and no path: a kill leaves nothing behind, and the folder of temporary
-files may have any name. Messages are JSON, and the question is the connection itself.
+The answer has who waits, the tasks, dead processes, and whether the loop answers. An abstract socket
+has a name and no path: a kill leaves nothing behind, and the folder of temporary files may have any
+name. Messages are JSON, and the question is the connection itself.
 """
 
 import asyncio
@@ -15,26 +16,150 @@ import secrets
 import select
 import socket
 import struct
+import sys
 import threading
+import time
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Self
 
 import msgspec
 
 from vla_rl.actors.processes.liveness import describe_process
 from vla_rl.errors import VlaRlError
+from vla_rl.reporting.record_files import write_whole
 from vla_rl.reporting.run_directory import RunDirectory
-from vla_rl.reporting.run_waits import RunWaits, waits_of
-from vla_rl.reporting.whole_file import write_whole
 from vla_rl.util.ownership import remove_all_abandoned_folders
+from vla_rl.util.stalls import (
+    count_progress,
+    format_thread_stack,
+    list_awaiting_frames,
+    list_recent_exits,
+    list_tasks,
+    list_waits,
+    seconds_since_progress,
+)
+
+LOOP_ANSWERS_WITHIN_S = 0.5
+"""Time after which a loop counts as blocked. A step of it takes milliseconds."""
+
+
+class ListedWait(msgspec.Struct, frozen=True, kw_only=True):
+    """One task that waits."""
+
+    who: str
+    on: str
+    seconds: float
+    process: str = ""
+    """State of the process that has to answer, if it is one of this host."""
+
+
+class ListedTask(msgspec.Struct, frozen=True, kw_only=True):
+    """One task of the loop, and the line that it stands at."""
+
+    name: str
+    at: str
+
+
+class ListedDeath(msgspec.Struct, frozen=True, kw_only=True):
+    """One process that ended unexpectedly, with its last words."""
+
+    what: str
+    seconds: float
+
+
+class RunWaits(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a run says about its waiting."""
+
+    pid: int
+    quiet_s: float
+    """Seconds since the last progress."""
+
+    progress: dict[str, int]
+    blocked_at: str | None
+    """Stack of the loop's thread if the loop does not answer; None if it does."""
+
+    waits: tuple[ListedWait, ...]
+    """The longest first."""
+
+    tasks: tuple[ListedTask, ...]
+    threads: tuple[ListedTask, ...]
+    """Threads besides the loop's, and the line that each stands at."""
+
+    deaths: tuple[ListedDeath, ...]
+    """The newest last."""
+
+
+def collect_waits(loop: asyncio.AbstractEventLoop, loop_thread_id: int, pid: int) -> RunWaits:
+    """Return what a run waits for now; called on any thread but the loop's."""
+    answers = _loop_answers(loop)
+    now = time.monotonic()
+    states: dict[int, str] = {}
+    waits = list_waits()
+    for wait in waits:
+        if wait.pid and wait.pid not in states:
+            states[wait.pid] = f"pid {wait.pid} is {describe_process(wait.pid)}"
+    return RunWaits(
+        pid=pid,
+        quiet_s=seconds_since_progress(),
+        progress=count_progress(),
+        blocked_at=None if answers else format_thread_stack(loop_thread_id),
+        waits=tuple(
+            ListedWait(
+                who=wait.who, on=wait.on, seconds=now - wait.since, process=states.get(wait.pid, "")
+            )
+            for wait in waits
+        ),
+        tasks=tuple(
+            ListedTask(
+                name=task.get_name(), at=_describe_frames(list_awaiting_frames(task.get_coro()))
+            )
+            for task in list_tasks(loop)
+        ),
+        threads=_other_threads(loop_thread_id),
+        deaths=tuple(
+            ListedDeath(what=death.what, seconds=now - death.at) for death in list_recent_exits()
+        ),
+    )
+
+
+def _loop_answers(loop: asyncio.AbstractEventLoop) -> bool:
+    answered = threading.Event()
+    try:
+        loop.call_soon_threadsafe(answered.set)
+    except RuntimeError:  # it is closed
+        return False
+    return answered.wait(LOOP_ANSWERS_WITHIN_S)
+
+
+def _other_threads(loop_thread_id: int) -> tuple[ListedTask, ...]:
+    frames, left_out = sys._current_frames(), (loop_thread_id, threading.get_ident())
+    return tuple(
+        ListedTask(name=thread.name, at=_describe_frames([frames[thread.ident]]))
+        for thread in threading.enumerate()
+        if thread.ident not in left_out and thread.ident in frames
+    )
+
+
+def _describe_frames(frames: list[FrameType]) -> str:
+    """Return the innermost functions with their lines, then the outermost."""
+    # three, because the innermost is often asyncio's and the next an engine's or a pool's
+    innermost = [_describe_frame(frame) for frame in reversed(frames[-3:])]
+    outermost = [frames[0].f_code.co_qualname] if len(frames) > 3 else []
+    return " in ".join([*innermost, *outermost]) or "its end"
+
+
+def _describe_frame(frame: FrameType) -> str:
+    path = Path(*Path(frame.f_code.co_filename).parts[-3:])
+    return f"{frame.f_code.co_qualname} ({path}:{frame.f_lineno})"
+
 
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 3.0
 """Longest time for an answer."""
 
-_FILE = "process.json"
+_PROCESS_FILE = "process.json"
 _CREDENTIALS = struct.Struct("3i")  # of the kernel: pid, uid and gid
 
 
@@ -63,7 +188,7 @@ class WaitsSocket:
     """
 
     def __init__(self, run: Path) -> None:
-        self._file = run / _FILE
+        self._file = run / _PROCESS_FILE
         self._loop, self._loop_thread_id = asyncio.get_running_loop(), threading.get_ident()
         self._stop = threading.Event()
         self._open = contextlib.ExitStack()
@@ -100,7 +225,7 @@ class WaitsSocket:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         # random, so that nobody binds it first
         name = f"@vla_rl-waits-{os.getpid()}-{secrets.token_hex(16)}"
-        listener.bind(_address_of(name))
+        listener.bind(_socket_address(name))
         listener.listen()
         wakeup = os.eventfd(0)
         stack.callback(os.close, wakeup)
@@ -130,9 +255,9 @@ class WaitsSocket:
                 connection, _ = listener.accept()
                 with connection:
                     connection.settimeout(ANSWER_S)
-                    if _uid_of_peer(connection) not in (0, os.getuid()):
+                    if _peer_uid(connection) not in (0, os.getuid()):
                         continue
-                    waits = waits_of(self._loop, self._loop_thread_id, os.getpid())
+                    waits = collect_waits(self._loop, self._loop_thread_id, os.getpid())
                     connection.sendall(msgspec.json.encode(waits))
             except OSError:  # who asked has gone
                 continue
@@ -145,9 +270,9 @@ def ask_run(run: RunDirectory, *, within_s: float = ANSWER_S) -> RunWaits:
 
     Raises: NoAnswer if it has ended, runs elsewhere, or does not answer in time.
     """
-    process = _process_of(run)
+    process = _read_process(run)
     try:
-        data = _received(process.socket, within_s)
+        data = _receive(process.socket, within_s)
         if not data:
             raise NoAnswer(
                 f"{run.path} runs in process {process.pid}, which answers only the user who started it "
@@ -162,13 +287,13 @@ def ask_run(run: RunDirectory, *, within_s: float = ANSWER_S) -> RunWaits:
         ) from error
 
 
-def _process_of(run: RunDirectory) -> RunningProcess:
-    path = run.path / _FILE
+def _read_process(run: RunDirectory) -> RunningProcess:
+    path = run.path / _PROCESS_FILE
     try:
         process = msgspec.json.decode(path.read_bytes(), type=RunningProcess)
     except FileNotFoundError:
         raise NoAnswer(
-            f"{run.path} has ended, or has not started yet: it has no {_FILE}; expected a run "
+            f"{run.path} has ended, or has not started yet: it has no {_PROCESS_FILE}; expected a run "
             "that is going on"
         ) from None
     except (OSError, msgspec.DecodeError) as error:
@@ -190,21 +315,21 @@ def _process_of(run: RunDirectory) -> RunningProcess:
     return process
 
 
-def _address_of(name: str) -> str:
+def _socket_address(name: str) -> str:
     """Return the address of an abstract socket, whose first character stands for a zero byte."""
     return f"\0{name.removeprefix('@')}"
 
 
-def _uid_of_peer(connection: socket.socket) -> int:
+def _peer_uid(connection: socket.socket) -> int:
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(found)
     return int(uid)
 
 
-def _received(name: str, within_s: float) -> bytes:
+def _receive(name: str, within_s: float) -> bytes:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(within_s)
-        connection.connect(_address_of(name))
+        connection.connect(_socket_address(name))
         parts = []
         while part := connection.recv(1 << 20):
             parts.append(part)

@@ -1,10 +1,12 @@
-"""The memory estimate that a dry run prints."""
+"""The memory estimate that a dry run prints, and the versions that a run records."""
 
+import importlib.metadata
 import io
 import os
 import subprocess
 import sys
 
+import pytest
 from rich.console import Console
 
 from vla_rl.reporting import (
@@ -15,7 +17,7 @@ from vla_rl.reporting import (
     memory_table,
     resident_bytes,
 )
-from vla_rl.reporting.memory import parse_gpu_memory
+from vla_rl.reporting.machine import git_commit, parse_gpu_memory, versions
 
 GIB = 2**30
 
@@ -56,3 +58,32 @@ def test_nvidia_smi_lines_are_read_and_silent_gpus_left_out() -> None:
 def test_without_nvidia_smi_there_is_no_gpu(monkeypatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert gpu_memory() == []
+
+
+def test_a_second_run_of_a_process_does_not_read_150_descriptions_of_packages_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = versions()["packages"]
+    monkeypatch.delattr(importlib.metadata, "distributions")
+    assert versions()["packages"] == first
+
+
+def test_the_commit_is_marked_where_files_differ_from_it(tmp_path) -> None:
+    assert git_commit(tmp_path) is None
+
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+        subprocess.run(
+            ["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True
+        )
+
+    git("init")
+    (tmp_path / "code.py").write_text("one")
+    git("add", "code.py")
+    git("commit", "-m", "one")
+    git("tag", "v1")
+    clean = git_commit(tmp_path)
+    assert clean is not None
+    assert len(clean) == 40
+    (tmp_path / "code.py").write_text("two")
+    assert git_commit(tmp_path) == f"{clean}-dirty"

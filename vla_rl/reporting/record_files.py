@@ -1,29 +1,53 @@
-"""Outputs of a run that may fail without ending it.
+"""Files of records that a run adds to: a write that fails never ends the run.
 
-The first of several failures is reported, and so is their end.
-
-A full disk must never end a run. Records that an `Outlet` could not write wait in memory, in order,
-and are tried again with the next record. Things whose failure a `FailureStreak` reports are lost.
+A full disk must never end a run. Records that a `RetryingWriter` could not write wait in memory, in
+order, and are tried again with the next record. Things whose failure a `FailureReporter` reports are
+lost. The first of several failures is reported, and so is their end. Lines that a resumed run makes
+again move from their file to one beside it.
 """
 
 import logging
+import os
 import textwrap
 from collections import deque
-from collections.abc import Callable
-from typing import Final, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from vla_rl.graph import AppendedFile
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write `data` beside `path`, sync it, and rename it into place.
+
+    Raises: OSError; no part of the new file stays.
+    """
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
 
 logger = logging.getLogger(__name__)
 
 RecordT = TypeVar("RecordT")
 
-MOST_WORDS: Final = 600
+MOST_CHARACTERS: Final = 600
 """Most characters of a reason, such as ffmpeg's output, that are shown."""
 
 MOST_WAITING: Final = 1000
 """Most records that wait; of metrics, these are about 10 MB."""
 
 
-class FailureStreak:
+class FailureReporter:
     """Reports the first of several failures in a row, counts them, and reports their end.
 
     Args:
@@ -43,7 +67,7 @@ class FailureStreak:
         self._num_in_a_row += 1
         if self._num_in_a_row == 1:
             reason = str(error) if isinstance(error, OSError) and str(error) else repr(error)
-            reason = textwrap.shorten(reason, MOST_WORDS)
+            reason = textwrap.shorten(reason, MOST_CHARACTERS)
             logger.warning("%s failed at %s: %s; %s", self._what, which, reason, self._consequence)
 
     def worked(self) -> None:
@@ -53,7 +77,7 @@ class FailureStreak:
             self._num_in_a_row = 0
 
 
-class Outlet(Generic[RecordT]):
+class RetryingWriter(Generic[RecordT]):
     """Writes records in their order and never raises.
 
     A record that cannot be written (OSError) waits for the next one.
@@ -77,8 +101,10 @@ class Outlet(Generic[RecordT]):
     ) -> None:
         self._name, self._write, self._close, self._most_waiting = name, write, close, most_waiting
         self._waiting: deque[tuple[str, RecordT]] = deque()
-        self._late = FailureStreak(name, "it waits in memory and is tried again with the next one")
-        self._lost = FailureStreak(name, "it is left out")
+        self._late = FailureReporter(
+            name, "it waits in memory and is tried again with the next one"
+        )
+        self._lost = FailureReporter(name, "it is left out")
         self._is_overfull = False
 
     @property
@@ -142,3 +168,48 @@ class Outlet(Generic[RecordT]):
             logger.warning(
                 "%s failed to close, its last records may be lost: %r", self._name, error
             )
+
+
+_MOST_NAMED = 10
+
+
+def set_aside_lines(path: Path, is_kept: Callable[[bytes], bool]) -> None:
+    """Move the lines that are not kept to `<name>-undone<suffix>`; nothing is deleted.
+
+    A line that `is_kept` calls damaged, or a last one that a kill cut off, is moved too, and one
+    printed line says so.
+
+    Args:
+        path: a file of one object a line.
+        is_kept: returns whether a line stays; raises ValueError for a damaged one that moves.
+
+    Raises: OSError; the file is then unchanged.
+    """
+    kept, undone, damaged = list[bytes](), list[bytes](), list[int]()
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        whole = line if line.endswith(b"\n") else line + b"\n"
+        try:
+            if whole is not line:  # a kill may have cut it off anywhere
+                msgspec.json.decode(line, type=dict[str, Any])
+            (kept if is_kept(line) else undone).append(whole)
+        except (ValueError, RecursionError):  # not JSON, no object, not UTF-8, or another's
+            undone.append(whole)
+            damaged.append(number)
+    if not undone and b"".join(kept) == b"".join(lines):
+        return
+    aside = path.with_name(f"{path.stem}-undone{path.suffix}")
+    if undone:
+        appended = AppendedFile(aside, lines=True)
+        appended.write(b"".join(undone), sync=True)
+        appended.close()
+    write_whole(path, b"".join(kept))
+    if damaged:
+        print(f"{path}: {_describe_lines(damaged)} damaged, moved to {aside.name}", flush=True)
+
+
+def _describe_lines(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return f"line {numbers[0]} is"
+    more = f" and {len(numbers) - _MOST_NAMED} more" if len(numbers) > _MOST_NAMED else ""
+    return f"lines {', '.join(map(str, numbers[:_MOST_NAMED]))}{more} are"

@@ -1,4 +1,4 @@
-"""What a person sees: a table in a terminal, a line an update in a log."""
+"""What a person sees: a table in a terminal, a line an update in a log, a summary at the end."""
 
 import io
 import threading
@@ -7,10 +7,11 @@ from rich.console import Console
 
 from vla_rl.actors import Wait
 from vla_rl.reporting import LiveView, RunProgress, print_summary, update_line
-from vla_rl.reporting.live_view import live_table
+from vla_rl.reporting.console import live_table
+from vla_rl.reporting.progress import Snapshot, TaskTally
 
 
-def played(make_trajectory, **arguments) -> RunProgress:
+def progress_of_four_episodes(make_trajectory, **arguments) -> RunProgress:
     progress = RunProgress(4, clock=iter(range(10_000)).__next__, **arguments)
     for episode_id in range(4):
         progress.episode_done(
@@ -20,7 +21,7 @@ def played(make_trajectory, **arguments) -> RunProgress:
     return progress
 
 
-def shown(renderable: object) -> str:
+def render(renderable: object) -> str:
     console = Console(file=io.StringIO(), width=100)
     console.print(renderable)
     return console.file.getvalue()  # type: ignore[attr-defined]
@@ -28,7 +29,7 @@ def shown(renderable: object) -> str:
 
 def test_a_log_gets_one_plain_line_an_update(make_trajectory) -> None:
     file = io.StringIO()
-    progress = played(make_trajectory, policy_busy_share=lambda: 0.71)
+    progress = progress_of_four_episodes(make_trajectory, policy_busy_share=lambda: 0.71)
     with LiveView(progress, Console(file=file)) as view:
         view.after_update()
         view.after_update()
@@ -63,13 +64,15 @@ def test_a_run_whose_success_is_unknown_shows_its_return_and_says_so_once(make_t
         "no episode of mine/0, mine/1, mine/2 and "
         "2 more has had 'is_success' in its info" in notes[0]
     )
-    assert "success -" in shown(live_table(progress.snapshot(), [], now_s=0.0))
-    assert "1.99" in shown(live_table(progress.snapshot(), [], now_s=0.0))
+    assert "success -" in render(live_table(progress.snapshot(), [], now_s=0.0))
+    assert "1.99" in render(live_table(progress.snapshot(), [], now_s=0.0))
 
 
 def test_a_run_whose_success_is_known_gets_no_note(make_trajectory) -> None:
     file = io.StringIO()
-    with LiveView(played(make_trajectory), Console(file=file, width=100)) as view:
+    with LiveView(
+        progress_of_four_episodes(make_trajectory), Console(file=file, width=100)
+    ) as view:
         view.after_update()
     assert "is_success" not in file.getvalue()
 
@@ -78,7 +81,9 @@ def test_the_table_shows_nodes_and_the_longest_waits(make_trajectory) -> None:
     waits = [
         Wait(f"episode {number}", f"env-{number}", since=100.0 + number) for number in range(7)
     ]
-    text = shown(live_table(played(make_trajectory).snapshot(), waits, now_s=110.0))
+    text = render(
+        live_table(progress_of_four_episodes(make_trajectory).snapshot(), waits, now_s=110.0)
+    )
     assert "1/4" in text
     assert "success 25%" in text
     assert "bounded by rollout, 12.5 of 15.8 s" in text
@@ -100,7 +105,9 @@ def test_in_a_terminal_a_thread_renders_while_the_loop_is_busy_elsewhere(make_tr
 
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=100)
-    with LiveView(played(make_trajectory), console, refresh_hz=50.0, waits=waits) as view:
+    with LiveView(
+        progress_of_four_episodes(make_trajectory), console, refresh_hz=50.0, waits=waits
+    ) as view:
         assert rendered.wait(timeout=60)
         view.after_update()
     assert "update 2 waits for episodes" in file.getvalue()
@@ -112,7 +119,10 @@ def test_in_a_terminal_a_thread_renders_while_the_loop_is_busy_elsewhere(make_tr
 def test_the_summary_has_success_by_task_drops_by_cause_and_time_by_node(make_trajectory) -> None:
     console = Console(file=io.StringIO(), width=100)
     print_summary(
-        played(make_trajectory).snapshot(), num_filtered=8, dropped={"stale": 2}, console=console
+        progress_of_four_episodes(make_trajectory).snapshot(),
+        num_filtered=8,
+        dropped={"stale": 2},
+        console=console,
     )
     rows = [
         " ".join(line.replace("│", " ").split()) for line in console.file.getvalue().splitlines()
@@ -146,3 +156,63 @@ def test_the_summary_of_a_run_without_an_episode_is_printed_too() -> None:
     console = Console(file=io.StringIO(), width=100)
     print_summary(RunProgress(4).snapshot(), num_filtered=0, dropped={}, console=console)
     assert "0/4" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def words(snapshot: Snapshot, num_filtered: int = 0, dropped: dict[str, int] | None = None) -> str:
+    """Return the summary with single spaces and without lines of boxes."""
+    console = Console(file=io.StringIO(), width=120)
+    print_summary(snapshot, num_filtered, dropped or {}, console)
+    text = console.file.getvalue()
+    rows = (
+        "".join(" " if ord(each) > 0x2000 else each for each in row) for row in text.split("\n")
+    )
+    return "\n".join(" ".join(row.split()) for row in rows)
+
+
+def snapshot(elapsed_s: float = 10.0, **others) -> Snapshot:
+    fields = {
+        "num_updates": 5,
+        "update": 4,
+        "elapsed_s": elapsed_s,
+        "eta_s": None,
+        "num_episodes": 1200,
+        "success_rate": None,
+        "mean_return": None,
+        "env_steps": 5000,
+        "env_steps_per_s": 0.0,
+        "policy_busy_share": None,
+        "critical_path": "",
+    } | others
+    return Snapshot(**fields)
+
+
+def test_a_run_is_counted_by_outcome() -> None:
+    found = words(snapshot(), num_filtered=3, dropped={"stale": 2, "died": 1})
+    assert "updates 4/5" in found
+    assert "episodes 1,200" in found
+    assert found.index("filtered 3") < found.index("dropped (died) 1") < found.index("(stale) 2")
+    assert "env steps/s 500.0" in found
+
+
+def test_tasks_have_their_rates_and_one_line_together() -> None:
+    tasks = {"b": TaskTally(4, 1, 2.0, True), "a": TaskTally(4, 3, 6.0, True)}
+    found = words(snapshot(tasks=tasks))
+    assert found.index("a 4 3 75.0%") < found.index("b 4 1 25.0%") < found.index("all 8 4 50.0%")
+
+
+def test_a_task_of_unknown_success_does_not_count_in_the_rate_of_all() -> None:
+    tasks = {"a": TaskTally(4, 3, 6.0, True), "silent": TaskTally(4, 0, 2.0, False)}
+    found = words(snapshot(tasks=tasks))
+    assert "silent 4 - -" in found
+    assert "all 8 3 75.0%" in found
+
+
+def test_nodes_stand_by_their_time() -> None:
+    found = words(snapshot(total_node_seconds={"update": 2.5, "rollout": 9.0}))
+    assert found.index("rollout 9.00 90%") < found.index("update 2.50 25%")
+
+
+def test_a_run_that_ended_at_once_divides_by_nothing() -> None:
+    found = words(snapshot(elapsed_s=0.0, total_node_seconds={"update": 0.0}))
+    assert "env steps/s 0.0" in found
+    assert "update 0.00 0%" in found
