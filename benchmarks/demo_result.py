@@ -38,16 +38,16 @@ from benchmarks.kept_runs import (
     report,
 )
 from benchmarks.pipeline_curves import lines_of
-from vla_rl.evaluation.held_out import (
+from vla_rl.evaluation.held_out import conditions_path
+from vla_rl.evaluation.held_out_curve import read_curve
+from vla_rl.evaluation.held_out_records import (
     HeldOutResult,
-    by_version,
-    conditions_path,
+    group_by_version,
     held_out_table,
     read_held_out,
     results_path,
 )
-from vla_rl.evaluation.held_out_curve import read_curve
-from vla_rl.evaluation.results import EpisodeResult, by_task, wilson_interval
+from vla_rl.evaluation.results import EpisodeResult, group_by_task, wilson_interval
 from vla_rl.reporting import RunDirectory
 
 PACKAGED: Final = ("package", "wheels")
@@ -64,7 +64,7 @@ def compared(
 
     Raises: ValueError if fewer than two versions were evaluated.
     """
-    versions = by_version(results)
+    versions = group_by_version(results)
     if len(versions) < 2:
         raise ValueError(
             f"{len(versions)} weight versions were evaluated, expected the first and the last: the "
@@ -137,7 +137,7 @@ def outcomes_by_task(results: Sequence[EpisodeResult]) -> dict[str, str]:
         task: "".join(
             str(int(result.is_success)) for result in sorted(found, key=lambda each: each.key)
         )
-        for task, found in by_task(results).items()
+        for task, found in group_by_task(results).items()
     }
 
 

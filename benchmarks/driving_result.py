@@ -35,7 +35,7 @@ from benchmarks.kept_runs import (
     report,
 )
 from vla_rl.envs.driving.world import draw_world
-from vla_rl.evaluation.scored import SCORES, read_scores
+from vla_rl.evaluation.held_out_records import SCORES, read_scores
 from vla_rl.reporting import RunDirectory
 
 TOTALS: Final = ("total", "pdms_v1", "epdms_v2")

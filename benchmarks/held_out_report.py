@@ -29,8 +29,14 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from benchmarks.interleaved import print_json_line, print_table
-from vla_rl.evaluation.early_stopping import has_stopped_gaining, trend_window
-from vla_rl.evaluation.held_out_curve import CurvePoint, Mean, choose, make_curve, mean_of
+from vla_rl.evaluation.held_out_curve import (
+    CurvePoint,
+    Mean,
+    choose,
+    make_curve,
+    mean_with_interval,
+)
+from vla_rl.evaluation.held_out_schedule import has_stopped_gaining, trend_window
 
 MEASURE: Final = "success_rate"
 TRUTH: Final = 0.8
@@ -60,7 +66,7 @@ class Reported(NamedTuple):
 def evaluation(version: int, rate: float, starts: int, draw: np.random.Generator) -> CurvePoint:
     """Return an evaluation of a policy that solves each start with this chance."""
     outcomes = (draw.random(starts) < rate).astype(float).tolist()
-    return CurvePoint(version, mean_of(outcomes, MEASURE), {})
+    return CurvePoint(version, mean_with_interval(outcomes, MEASURE), {})
 
 
 def report_of(num: int, starts: int, draw: np.random.Generator) -> Reported:

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.provenance import PACKAGES, machine
 from vla_rl.errors import VlaRlError
-from vla_rl.evaluation.results import whole_lines
+from vla_rl.evaluation.results import complete_lines
 from vla_rl.graph import AppendedFile
 from vla_rl.reporting import RunDirectory
 
@@ -89,7 +89,7 @@ def keep(path: Path, line: dict[str, Any], identity: Callable[[dict[str, Any]], 
 
 def kept_lines(path: Path) -> list[dict[str, Any]]:
     """Read the kept runs."""
-    return [json.loads(line) for line in whole_lines(path).splitlines()]
+    return [json.loads(line) for line in complete_lines(path).splitlines()]
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from vla_rl.envs.experts import CorrelatedNoise
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.env import IDLE_ACTION
 from vla_rl.envs.libero.experts import Expert
-from vla_rl.evaluation.shipped import resolve_checkpoint
+from vla_rl.evaluation.scenes import resolve_checkpoint
 from vla_rl.models.loading import SHIPPED
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.types import Observation, Sampling, derive_seed

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from vla_rl.evaluation.conditions import note_conditions, refuse_other_conditions
-from vla_rl.evaluation.results import whole_lines
+from vla_rl.evaluation.conditions import record_conditions, refuse_other_conditions
+from vla_rl.evaluation.results import complete_lines
 from vla_rl.graph import AppendedFile
 
 
@@ -82,7 +82,7 @@ def read_runs(data: Path) -> list[ArmRun]:
     conditions or their held-out starts.
     """
     runs: list[ArmRun] = []
-    for number, line in enumerate(whole_lines(data).splitlines(), start=1):
+    for number, line in enumerate(complete_lines(data).splitlines(), start=1):
         try:
             runs.append(_with_all_episodes(msgspec.json.decode(line, type=ArmRun)))
         except ValueError as error:
@@ -139,7 +139,7 @@ def note_study(data: Path, conditions: dict[str, Any]) -> None:
     """
     data.parent.mkdir(parents=True, exist_ok=True)
     refuse_other_conditions(conditions_path(data), conditions)
-    note_conditions(conditions_path(data), conditions)
+    record_conditions(conditions_path(data), conditions)
 
 
 def append_run(data: Path, run: ArmRun) -> None:

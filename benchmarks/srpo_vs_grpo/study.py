@@ -17,8 +17,9 @@ from benchmarks.provenance import machine, versions
 from benchmarks.srpo_vs_grpo.lines import ArmRun
 from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.envs.libero.assets import STAND_INS, find_assets
-from vla_rl.evaluation.first_results import POLICY_DIGEST
-from vla_rl.evaluation.held_out import conditions_path, read_held_out, results_path
+from vla_rl.evaluation.conditions import POLICY_DIGEST
+from vla_rl.evaluation.held_out import conditions_path
+from vla_rl.evaluation.held_out_records import read_held_out, results_path
 from vla_rl.models.loading import BASE_POLICY, CheckpointConfig, compute_digest
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
 from vla_rl.recipes.srpo_libero import LiberoConfig, SrpoLiberoConfig

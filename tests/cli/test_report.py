@@ -12,11 +12,10 @@ import pytest
 from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.cli.report import comparisons, main, running_minutes, write_report
 from vla_rl.cli.report_charts import list_tasks, node_seconds, success_chart
-from vla_rl.evaluation.held_out import HeldOutResult, results_path
-from vla_rl.evaluation.held_out_curve import make_curve, points_of, write_curve
-from vla_rl.evaluation.held_out_results import SUCCESSES
+from vla_rl.evaluation.contact_sheets import contact_sheet_path
+from vla_rl.evaluation.held_out_curve import curve_points, make_curve, write_curve
+from vla_rl.evaluation.held_out_records import SUCCESSES, HeldOutResult, results_path
 from vla_rl.evaluation.results import EpisodeResult
-from vla_rl.evaluation.strips import strip_path
 from vla_rl.evaluation.validation import ValidationResult, validation_path
 from vla_rl.reporting import RunDirectory
 from vla_rl.types import Config
@@ -94,7 +93,7 @@ def test_the_minutes_of_a_run_leave_out_the_pause_before_a_resume() -> None:
 
 
 def test_strips_of_the_same_start_in_two_scenes_are_two_pictures(run: RunDirectory) -> None:
-    assert strip_path(run, 3, ("libero_goal/7", 40, 0)) != strip_path(
+    assert contact_sheet_path(run, 3, ("libero_goal/7", 40, 0)) != contact_sheet_path(
         run, 3, ("libero_goal/7", 40, 1)
     )
 
@@ -140,7 +139,7 @@ def test_the_page_shows_a_start_that_failed_before_and_was_solved_after(run: Run
     results_path(run).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     (run.path / "strips").mkdir()
     for line in lines:
-        path = strip_path(run, line.weight_version, line.result.key)
+        path = contact_sheet_path(run, line.weight_version, line.result.key)
         imageio.imwrite(path, np.zeros((8, 8, 3), np.uint8))
     page = write_report(run).read_text()
     assert page.count("data:image/jpeg;base64,") == 2
@@ -163,7 +162,7 @@ def test_the_curve_has_a_point_for_each_weights_that_ran_all_starts_and_none_for
     results_path(run).write_bytes(b"".join(line + b"\n" for line in data))
     rows = [SUCCESSES.row_in(line) for line in data]
     keys = [row.key for row in rows if row.weight_version == 0]
-    points = points_of(rows, keys, SUCCESSES)
+    points = curve_points(rows, keys, SUCCESSES)
     # what chose differs from what is reported, and the report comes first
     chose = [points[1], msgspec.structs.replace(points[0], weights=6)]
     write_curve(run, make_curve("success_rate", chose, points, skipped=[2]))
@@ -189,7 +188,7 @@ def test_the_best_weights_stand_beside_the_first_and_the_last(run: RunDirectory)
     ]
     data = [msgspec.json.encode(line) for line in lines]
     results_path(run).write_bytes(b"".join(line + b"\n" for line in data))
-    points = points_of(
+    points = curve_points(
         [SUCCESSES.row_in(line) for line in data],
         [line.result.key for line in lines[:4]],
         SUCCESSES,

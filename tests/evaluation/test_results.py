@@ -1,17 +1,22 @@
-"""Check the results file, its counts and the intervals of its rates."""
+"""Results of episodes: their file, their counts, the intervals of their rates, their tables."""
 
+import io
+import json
 from pathlib import Path
 
 import pytest
 from disks import SmallDisk
+from rich.console import Console
 
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation import (
+from vla_rl.evaluation.results import (
     EpisodeResult,
     ResultFile,
+    group_by_task,
+    summarise_results,
     wilson_interval,
 )
-from vla_rl.evaluation.results import by_task, summary_of
+from vla_rl.evaluation.tables import robustness_table, table_title, write_results
 
 
 @pytest.mark.parametrize(
@@ -106,7 +111,104 @@ def test_a_summary_counts_by_task() -> None:
         result(2, 1, True, 120),
         result(2, 2, False, 300),
     ]
-    assert list(by_task(results)) == ["libero_goal/2", "libero_goal/10"]
-    found = summary_of(by_task(results)["libero_goal/2"])
+    assert list(group_by_task(results)) == ["libero_goal/2", "libero_goal/10"]
+    found = summarise_results(group_by_task(results)["libero_goal/2"])
     assert (found["successes"], found["episodes"], found["mean_steps_of_successes"]) == (2, 3, 100)
-    assert summary_of([result(1, 0, False)])["mean_steps_of_successes"] is None
+    assert summarise_results([result(1, 0, False)])["mean_steps_of_successes"] is None
+
+
+def result_in_suite(
+    suite: str, task_id: int, is_success: bool, perturbation: str = ""
+) -> EpisodeResult:
+    return EpisodeResult(
+        suite=suite,
+        task_id=task_id,
+        task=f"{suite}/{task_id}",
+        instruction="go",
+        init_state_id=0,
+        scene_seed=0,
+        is_success=is_success,
+        num_steps=5,
+        attempts=1,
+        perturbation=perturbation,
+    )
+
+
+RESULTS = [
+    result_in_suite("goal", 1, True),
+    result_in_suite("object", 0, False),
+    result_in_suite("goal", 0, False),
+    result_in_suite("goal", 1, False, "swap"),
+]
+
+
+def test_rates_are_by_suite_change_and_task(tmp_path: Path) -> None:
+    write_results(tmp_path / "results.json", {"seed": 0}, RESULTS, num_planned=6, num_missing=2)
+    found = json.loads((tmp_path / "results.json").read_bytes())
+    assert found["summary"]["success_rate"] == 0.25
+    assert {name: part["episodes"] for name, part in found["suites"].items()} == {
+        "goal": 3,
+        "object": 1,
+    }
+    assert found["perturbations"]["swap"]["episodes"] == 1
+    assert list(found["tasks"]) == ["goal/0", "goal/1", "object/0"]
+    assert found["tasks"]["goal/1"]["successes"] == 1
+    assert len(found["episodes"]) == 4
+    assert (found["planned_episodes"], found["missing_episodes"]) == (6, 2)
+    assert not found["is_complete"]
+    assert found["conditions"] == {"seed": 0}
+    assert found["versions"]
+
+
+def test_a_title_names_checkpoint_and_conditions() -> None:
+    conditions = {"assets": "stand-ins", "seed": 3, "libero": "plus"}
+    assert table_title("mine", conditions, num_planned=4, num_missing=0) == (
+        "mine, libero: plus, assets: stand-ins"
+    )
+
+
+def test_the_title_of_an_interrupted_evaluation_warns_of_its_rates() -> None:
+    title = table_title("mine", {}, num_planned=4, num_missing=1)
+    assert title.startswith("mine; incomplete: 3 of 4 episodes, those running were lost")
+
+
+def result_of_change(suite: str, perturbation: str, is_success: bool) -> EpisodeResult:
+    return EpisodeResult(
+        suite=suite,
+        task_id=0,
+        task=f"{suite}/0",
+        instruction="go",
+        init_state_id=0,
+        scene_seed=0,
+        is_success=is_success,
+        num_steps=5,
+        attempts=1,
+        perturbation=perturbation,
+    )
+
+
+def table_rows(*results: EpisodeResult) -> list[list[str]]:
+    """Return the cells of each row, with rates and no intervals."""
+    console = Console(file=io.StringIO(), width=200)
+    console.print(robustness_table(results, "policy"))
+    lines = [line for line in console.file.getvalue().splitlines() if line.startswith("│")]
+    return [[cell.partition(" (")[0].strip() for cell in line[1:-1].split("│")] for line in lines]
+
+
+def test_tasks_without_a_change_come_first() -> None:
+    assert table_rows(
+        result_of_change("libero_goal", "swap", False),
+        result_of_change("libero_goal", "", True),
+        result_of_change("libero_goal", "swap", True),
+    ) == [["none", "1/1 = 100.0 %"], ["swap", "1/2 = 50.0 %"]]
+
+
+def test_several_suites_have_a_column_each_and_one_together() -> None:
+    assert table_rows(
+        result_of_change("libero_goal", "", True),
+        result_of_change("libero_object", "swap", False),
+        result_of_change("libero_goal", "swap", True),
+    ) == [
+        ["none", "1/1 = 100.0 %", "-", "1/1 = 100.0 %"],
+        ["swap", "1/1 = 100.0 %", "0/1 = 0.0 %", "1/2 = 50.0 %"],
+    ]

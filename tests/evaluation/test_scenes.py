@@ -1,13 +1,25 @@
-"""Scenes: the environments that they make, and the options of the recipes behind them."""
+"""Scenes: the environments that they make, the options of the recipes behind them, and unknown images."""
 
+from pathlib import Path
 from typing import get_type_hints
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-import vla_rl.evaluation
 from vla_rl.cli.help import field_docs
-from vla_rl.evaluation.scenes import LiberoScene, MetaworldScene, Scene
+from vla_rl.envs.libero.assets import ASSETS_VARIABLE
+from vla_rl.errors import ConfigError
+from vla_rl.evaluation.scenes import (
+    LiberoScene,
+    MetaworldScene,
+    Scene,
+    describe_other_images,
+    resolve_checkpoint,
+)
+from vla_rl.models.loading import BASE_POLICY, SHIPPED, STAND_INS_BASE_POLICY
+from vla_rl.models.openvla_oft import OpenVlaOft
+from vla_rl.models.prismatic.config import TrainingImages, tiny
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.recipes.eval_metaworld import EvalMetaworldConfig
 from vla_rl.recipes.parity import ParityConfig, Way
@@ -43,15 +55,6 @@ def test_a_metaworld_scene_makes_environments_by_the_id_of_the_suite() -> None:
         id="vla_rl/metaworld_mt10-v0",
         kwargs={"task_id": 3, "image_size": 84, "step_limit": 200, "quality": "fast"},
     )
-
-
-def test_the_old_function_of_an_environment_is_kept_for_one_release() -> None:
-    with pytest.deprecated_call(match=r"libero_env is LiberoScene\(...\).env now"):
-        old = vla_rl.evaluation.libero_env(
-            "libero_goal", 2, assets=None, image_size=84, step_limit=None, physics="fast",
-            quality="exact",
-        )  # fmt: skip
-    assert old == SCENE.env("libero_goal", 2, scene_seed=0)
 
 
 @pytest.mark.parametrize(
@@ -119,3 +122,76 @@ def one_wording_and_type(recipe: type[Config], scene: type[Scene]) -> None:
         if name in own:
             assert own[name].startswith(words[name].partition(" None:")[0].rstrip(".")), name
         assert own_types[name] in (types[name], types[name] | None), name
+
+
+@pytest.fixture
+def own_assets(tmp_path: Path) -> str:
+    """A folder that looks like LIBERO's own assets."""
+    for name in ("scenes", "textures"):
+        (tmp_path / name).mkdir()
+    return str(tmp_path)
+
+
+def test_the_shipped_policy_that_acts_is_the_one_of_the_assets_in_use(
+    own_assets: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert resolve_checkpoint(SHIPPED, "stand-ins") == str(STAND_INS_BASE_POLICY)
+    assert resolve_checkpoint(SHIPPED, own_assets) == str(BASE_POLICY)
+    monkeypatch.setenv(ASSETS_VARIABLE, own_assets)
+    assert resolve_checkpoint(SHIPPED, None) == str(BASE_POLICY)
+    assert resolve_checkpoint(SHIPPED, "stand-ins") == str(STAND_INS_BASE_POLICY)
+
+
+def test_a_policy_that_was_asked_for_acts_on_any_assets(own_assets: str) -> None:
+    for asked in ("mine", str(STAND_INS_BASE_POLICY), "openvla/openvla-7b"):
+        assert resolve_checkpoint(asked, own_assets) == asked
+
+
+def test_assets_that_are_not_there_are_an_error_before_any_policy_is_chosen(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="LIBERO's assets were not found in"):
+        resolve_checkpoint(SHIPPED, str(tmp_path / "none"))
+
+
+def test_both_shipped_policies_are_there() -> None:
+    assert all(
+        (base / "model.safetensors").is_file() for base in (BASE_POLICY, STAND_INS_BASE_POLICY)
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "source", "size", "quality", "expected"),
+    [
+        (STAND_INS_BASE_POLICY, "wheels", 84, "fast", "on stand-ins, not on wheels"),
+        (BASE_POLICY, "stand-ins", 84, "fast", "on LIBERO's own assets, not on stand-ins"),
+        (BASE_POLICY, "package", 84, "exact", "in the quality fast, not exact"),
+        (BASE_POLICY, "package", 224, "fast", "at 84 pixels, not 224"),
+    ],
+)
+def test_one_line_says_that_a_shipped_policy_sees_other_images_than_it_was_taught(
+    policy: Path, source: str, size: int, quality: str, expected: str
+) -> None:
+    line = describe_other_images(str(policy), source, size, quality)  # type: ignore[arg-type]
+    assert line is not None
+    assert expected in line
+    assert "\n" not in line
+
+
+def test_one_line_says_it_of_a_policy_that_was_trained_here_too(tmp_path: Path) -> None:
+    shape = tiny(image_size=28, cameras=("image",), proprio=None, chunk_size=1, action_dim=7)
+    pictures = TrainingImages(image_size=84, quality="fast", assets="own")
+    OpenVlaOft.create(replace(shape, pictures=pictures), seed=0).save(tmp_path / "mine")
+    mine = str(tmp_path / "mine")
+    line = describe_other_images(mine, "stand-ins", 256, "exact")
+    assert line == (
+        f"{mine} was trained on LIBERO's own assets, not on stand-ins; in the quality fast, not exact; "
+        "at 84 pixels, not 256: it does worse on these images"
+    )
+    assert describe_other_images(mine, "wheels", 84, "fast") is None
+    OpenVlaOft.load(mine).save(tmp_path / "again")
+    assert describe_other_images(str(tmp_path / "again"), "wheels", 84, "exact") is not None
+
+
+def test_images_as_a_policy_was_taught_them_need_no_line() -> None:
+    assert describe_other_images(str(STAND_INS_BASE_POLICY), "stand-ins", 84, "fast") is None
+    assert describe_other_images(str(BASE_POLICY), "wheels", 84, "fast") is None
+    assert describe_other_images("openvla/openvla-7b", "wheels", 256, "exact") is None

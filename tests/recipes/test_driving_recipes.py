@@ -15,7 +15,7 @@ from vla_rl.envs.driving.observing import ROUTE_POINTS
 from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.envs.driving.world import draw_world
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.scored import score_table
+from vla_rl.evaluation.held_out_records import score_table
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.models.prismatic.config import LIBERO_PROPRIO
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig

@@ -28,16 +28,15 @@ from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.libero.packages import installed_packages
 from vla_rl.envs.libero.tasks import Task, find_task, list_tasks
 from vla_rl.errors import ConfigError, VlaRlError
-from vla_rl.evaluation import EpisodeResult, ResultFile, result_of, result_table
-from vla_rl.evaluation.eval_config import conditions_of
-from vla_rl.evaluation.plan import (
-    conditions_in_words,
+from vla_rl.evaluation import EpisodeResult, ResultFile, episode_result, result_table
+from vla_rl.evaluation.config import (
+    describe_conditions,
+    evaluation_conditions,
     one_of_each_kind,
     planned_episodes,
     require_goal_files,
 )
-from vla_rl.evaluation.results_file import title_of, write_results
-from vla_rl.evaluation.robustness import robustness_table
+from vla_rl.evaluation.tables import robustness_table, table_title, write_results
 from vla_rl.recipes import eval_libero
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.recipes.eval_metaworld import EvalMetaworldConfig
@@ -61,7 +60,7 @@ def ended(init_state_id: int = 0) -> SimpleNamespace:
         stop_reason=StopReason.TIME_LIMIT,
         info={"init_state_id": init_state_id, "scene_seed": 0},
     )
-    return SimpleNamespace(trajectory=trajectory, result=result_of(trajectory))
+    return SimpleNamespace(trajectory=trajectory, result=episode_result(trajectory))
 
 
 def opened_without_simulators(monkeypatch: pytest.MonkeyPatch) -> list[EnvSpec]:
@@ -369,7 +368,7 @@ def test_trials_have_the_fixtures_of_published_evaluations_unless_the_command_li
     published, same = (EvalLiberoConfig(**plan), EvalLiberoConfig(**plan, scenes="same"))
     assert [e.env.kwargs.get("scenes") for e in planned_episodes(published)] == ["published"] * 2
     assert [e.env.kwargs.get("scenes") for e in planned_episodes(same)] == [None] * 2
-    assert (conditions_of(published)["scenes"], conditions_of(same)["scenes"]) == (
+    assert (evaluation_conditions(published)["scenes"], evaluation_conditions(same)["scenes"]) == (
         "published",
         "same",
     )
@@ -382,7 +381,10 @@ async def test_an_evaluation_older_than_the_choice_of_scenes_goes_on_with_the_sa
     config = EvalLiberoConfig(
         suites=("libero_object",), tasks="1", init_states="0", scenes="same", assets="stand-ins"
     )
-    for name, record in (("config.json", config), ("conditions.json", conditions_of(config))):
+    for name, record in (
+        ("config.json", config),
+        ("conditions.json", evaluation_conditions(config)),
+    ):
         older = {
             key: value for key, value in msgspec.to_builtins(record).items() if key != "scenes"
         }
@@ -414,7 +416,7 @@ def test_a_suite_that_is_not_there_is_refused(suites: tuple[str, ...], message: 
 
 
 def test_an_interrupted_evaluation_says_that_it_is_incomplete(tmp_path: Path) -> None:
-    title = title_of(
+    title = table_title(
         "mine", {"assets": "stand-ins", "scenes": "same"}, num_planned=200, num_missing=197
     )
     assert title == (
@@ -422,7 +424,7 @@ def test_an_interrupted_evaluation_says_that_it_is_incomplete(tmp_path: Path) ->
         "lost, so rates favour "
         "short ones"
     )
-    whole = title_of(
+    whole = table_title(
         "mine", {"assets": "LIBERO", "scenes": "published"}, num_planned=3, num_missing=0
     )
     assert whole == "mine, assets: LIBERO, scenes: published"
@@ -435,12 +437,12 @@ def test_a_table_says_what_another_one_has_to_share_to_be_comparable() -> None:
     config = EvalLiberoConfig(
         checkpoint="mine", suites=("libero_goal", "libero_10"), init_states="40-49", temperature=0.5
     )
-    assert conditions_in_words(config) == (
+    assert describe_conditions(config) == (
         "physics exact, quality exact, pictures of 256 x 256 pixels; at most 300 (libero_goal), 520 "
         "(libero_10) control steps; actions: sampled at temperature 0.5; initial states: 40-49"
     )
     config = EvalMetaworldConfig(checkpoint="mine", suites=("metaworld_mt10",))
-    assert conditions_in_words(config) == (
+    assert describe_conditions(config) == (
         "quality fast, pictures of 84 x 84 pixels; at most 500 control steps; actions: "
         "greedy; initial states: all"
     )

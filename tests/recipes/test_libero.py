@@ -15,10 +15,16 @@ from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.cli.report import write_report
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation import EpisodeResult, HeldOutJudge, held_out, read_held_out, write_strip
-from vla_rl.evaluation.conditions import note_conditions
-from vla_rl.evaluation.held_out import HeldOutResult, results_path
-from vla_rl.evaluation.results import line_outlet
+from vla_rl.evaluation import (
+    EpisodeResult,
+    HeldOutEvaluator,
+    held_out,
+    read_held_out,
+    write_contact_sheet,
+)
+from vla_rl.evaluation.conditions import record_conditions
+from vla_rl.evaluation.held_out_records import HeldOutResult, results_path
+from vla_rl.evaluation.results import line_writer
 from vla_rl.learner import LearnerConfig, OptimizerConfig, latest_checkpoint
 from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny
@@ -58,7 +64,7 @@ async def test_srpo_updates_a_policy_from_episodes_of_real_libero(
         held_out=HeldOutConfig(init_states="48-49", step_limit=16, physics="fast"),
     )
     policy = OpenVlaOft.create(tiny(), seed=0)
-    judge = HeldOutJudge(held_out_episodes(config), film=write_strip)
+    judge = HeldOutEvaluator(held_out_episodes(config), film=write_contact_sheet)
     async with asyncio.timeout(280):
         outcome = await train(config, training_starts(config), policy, judge=judge)
     (metrics,) = read_metrics(outcome.run.metrics)
@@ -90,21 +96,21 @@ async def test_a_result_that_was_cut_off_by_a_kill_is_overwritten_by_the_next_on
     )  # fmt: skip
     whole = msgspec.json.encode(HeldOutResult(weight_version=0, result=result)) + b"\n"
     results_path(run).write_bytes(whole + whole[:30])
-    await HeldOutJudge([])(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=1))  # type: ignore[arg-type]
+    await HeldOutEvaluator([])(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=1))  # type: ignore[arg-type]
     assert len(read_held_out(results_path(run))) == 1
-    line_outlet(results_path(run)).put("the next one", whole)
+    line_writer(results_path(run)).put("the next one", whole)
     assert results_path(run).read_bytes() == whole + whole
 
 
 def test_a_run_is_not_judged_with_other_assets_than_it_was(tmp_path: Path) -> None:
     config = SrpoLiberoConfig(tasks=("libero_goal/7",), held_out=HeldOutConfig(init_states="48-49"))
     run, episodes = RunDirectory.create(tmp_path, "run", config), held_out_episodes(config)
-    note_conditions(
-        held_out.conditions_path(run), HeldOutJudge(episodes, assets="stand-ins").conditions
+    record_conditions(
+        held_out.conditions_path(run), HeldOutEvaluator(episodes, assets="stand-ins").conditions
     )
-    HeldOutJudge(episodes, assets="stand-ins").check(run)
+    HeldOutEvaluator(episodes, assets="stand-ins").check(run)
     with pytest.raises(ConfigError, match=r"assets is 'LIBERO' now, but .* says 'stand-ins'"):
-        HeldOutJudge(episodes, assets="LIBERO").check(run)
+        HeldOutEvaluator(episodes, assets="LIBERO").check(run)
 
 
 async def judged_by(run: RunDirectory, **changed: Any) -> None:
@@ -113,7 +119,7 @@ async def judged_by(run: RunDirectory, **changed: Any) -> None:
         tasks=("libero_goal/7",),
         held_out=HeldOutConfig(**{"init_states": "48-49", "step_limit": 16, **changed}),
     )
-    judge = HeldOutJudge(held_out_episodes(config))
+    judge = HeldOutEvaluator(held_out_episodes(config))
     judge.check(run)
     for state in (48, 49):
         result = EpisodeResult(
@@ -159,10 +165,10 @@ async def test_a_film_that_cannot_be_written_costs_no_result(
                 )
             )  # fmt: skip
 
-    monkeypatch.setattr(held_out, "play_each", played)
+    monkeypatch.setattr(held_out, "run_each", played)
     run = RunDirectory.create(tmp_path, "judged", Config())
     config = SrpoLiberoConfig(tasks=("libero_goal/7",), held_out=HeldOutConfig(init_states="48-49"))
-    judge = HeldOutJudge(held_out_episodes(config), film=full_disk)
+    judge = HeldOutEvaluator(held_out_episodes(config), film=full_disk)
     await judge(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=0))  # type: ignore[arg-type]
     assert [line.result.init_state_id for line in read_held_out(results_path(run))] == [48, 49]
     assert judge.num_failed_films == 2
@@ -186,10 +192,10 @@ async def test_held_out_results_wait_for_room_on_a_full_disk_and_never_end_the_r
                 )
             )  # fmt: skip
 
-    monkeypatch.setattr(held_out, "play_each", played)
+    monkeypatch.setattr(held_out, "run_each", played)
     run = RunDirectory.create(tmp_path, "judged", Config())
     config = SrpoLiberoConfig(tasks=("libero_goal/7",), held_out=HeldOutConfig(init_states="40-48"))
-    judge = HeldOutJudge(held_out_episodes(config))
+    judge = HeldOutEvaluator(held_out_episodes(config))
     await judge(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=0))  # type: ignore[arg-type]
     assert [line.result.init_state_id for line in read_held_out(results_path(run))] == list(
         range(40, 49)

@@ -17,7 +17,7 @@ from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.metaworld import MetaWorldEnv
 from vla_rl.envs.metaworld.scene import load_metaworld
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.plan import planned_episodes
+from vla_rl.evaluation.config import planned_episodes
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes import sft_libero, suite_training
 from vla_rl.recipes.eval_libero import EvalLiberoConfig

@@ -18,7 +18,7 @@ from vla_rl.cli.command_line import Command, Launch
 from vla_rl.datasets import LeRobotWriter, RecordedEpisode, statistics_of
 from vla_rl.envs.libero.assets import STAND_INS, find_assets
 from vla_rl.errors import CheckpointError, ConfigError, DataError
-from vla_rl.evaluation.libero import require_for_libero
+from vla_rl.evaluation.suites import require_for_libero
 from vla_rl.learner import ImitationConfig, OptimizerConfig
 from vla_rl.models.images.augmentation import AugmentationConfig
 from vla_rl.models.loading import (

@@ -26,7 +26,7 @@ from vla_rl.cluster.config import ClusterConfig
 from vla_rl.engines import DeviceLane
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation import HeldOutJudge, read_held_out
+from vla_rl.evaluation import HeldOutEvaluator, read_held_out
 from vla_rl.learner import load_checkpoint
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.train_toy import TrainToyConfig, new_policy, training_starts
@@ -201,7 +201,7 @@ async def test_the_resume_gets_the_simulators_the_engine_and_the_episodes_it_nee
             assert again.steps[0].chunk.weight_version == 3
             # held-out episodes run there too, and give the bits of an evaluation of the weights here
             episodes = held_out_of(site)
-            judge = HeldOutJudge(episodes)
+            judge = HeldOutEvaluator(episodes)
             await judge.elsewhere(RunDirectory(site.folder), resumed.evaluators)
             await lane.run(model_of(resumed).save, tmp_path / "policy")
         lines = (site.folder / "held_out.jsonl").read_bytes().splitlines()

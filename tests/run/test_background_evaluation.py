@@ -12,13 +12,18 @@ from uneven_world import policy_that_acts, starts
 from vla_rl.actors import Runtime
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import CheckpointError, ConfigError
-from vla_rl.evaluation import HeldOutJudge
-from vla_rl.evaluation.early_stopping import trend_window
-from vla_rl.evaluation.evaluator import settings_for
-from vla_rl.evaluation.held_out_book import HeldOutRow, choosing
-from vla_rl.evaluation.held_out_curve import Best, points_of, read_curve
-from vla_rl.evaluation.held_out_results import SUCCESSES, HeldOutResult, line_of, results_path
-from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
+from vla_rl.evaluation import HeldOutEvaluator
+from vla_rl.evaluation.checkpoint_evaluator import evaluator_settings
+from vla_rl.evaluation.held_out_curve import Best, curve_points, read_curve
+from vla_rl.evaluation.held_out_records import (
+    SUCCESSES,
+    HeldOutResult,
+    HeldOutRow,
+    choosing_format,
+    results_path,
+    success_line,
+)
+from vla_rl.evaluation.held_out_schedule import HeldOutSchedule, trend_window
 from vla_rl.evaluation.results import EpisodeResult
 from vla_rl.learner.checkpoint.folders import (
     best_checkpoint,
@@ -135,9 +140,9 @@ class Beside:
         self.all_noted: dict[int, asyncio.Event] = {}
 
     def open(self, first: int = 0) -> BackgroundEvaluation:
-        judge = HeldOutJudge(REPORT, choose=CHOOSE, schedule=self._schedule)
-        settings = settings_for(
-            policy_that_acts(0), line_of, None, SimulatorConfig(), torch_threads=1, niceness=1
+        judge = HeldOutEvaluator(REPORT, choose=CHOOSE, schedule=self._schedule)
+        settings = evaluator_settings(
+            policy_that_acts(0), success_line, None, SimulatorConfig(), torch_threads=1, niceness=1
         )
         return BackgroundEvaluation(
             judge,
@@ -237,7 +242,7 @@ async def test_the_starts_that_choose_a_checkpoint_do_not_report_it(
     assert world.noted_report == [(0, 0.25), (8, 0.75), (4, 0.5)]
     rows = [SUCCESSES.row_in(each) for each in results_path(run).read_bytes().splitlines()]
     assert {row.key for row in rows} == {SUCCESSES.key_of(each) for each in REPORT}
-    chose = (run.path / choosing(SUCCESSES).file).read_bytes().splitlines()
+    chose = (run.path / choosing_format(SUCCESSES).file).read_bytes().splitlines()
     assert {SUCCESSES.row_in(each).key for each in chose} == {
         SUCCESSES.key_of(each) for each in CHOOSE
     }
@@ -309,7 +314,7 @@ async def test_a_run_from_before_there_were_two_sets_goes_on_with_one(
     assert [(each.weights, each.all.mean) for each in curve.chose] == [(0, 0), (2, 1), (4, 0.75)]
     assert curve.best == Best(2, None, curve.chose[1].all)
     assert best_checkpoint(run.checkpoints) == run.checkpoints / "update-000002"
-    assert not (run.path / choosing(SUCCESSES).file).exists()
+    assert not (run.path / choosing_format(SUCCESSES).file).exists()
     said = capsys.readouterr().out
     assert said.count("was begun with one set of held-out starts") == 2
     print_curve(curve, run, 4)
@@ -350,7 +355,7 @@ async def test_a_resumed_run_finishes_what_ran_and_what_waited_and_runs_no_start
             await killed.evaluations.begins(0)
     # three starts of weights 0 had ended, and the line of the fourth was cut off
     ended = b"".join(line(0, episode, True) + b"\n" for episode in CHOOSE[:3])
-    path = run.path / choosing(SUCCESSES).file
+    path = run.path / choosing_format(SUCCESSES).file
     path.write_bytes(ended + line(0, CHOOSE[3], True)[:20])
     world = Beside(run, {0: 1, 4: 2}, monkeypatch)
     world.evaluations.let_end(0, 4)
@@ -403,9 +408,9 @@ def test_a_version_that_lacks_one_episode_has_no_point() -> None:
     keys = [SUCCESSES.key_of(episode) for episode in CHOOSE]
     # the three that ended first are successes, as short episodes are
     rows: list[HeldOutRow] = [SUCCESSES.row_in(line(8, episode, True)) for episode in CHOOSE[:3]]
-    assert points_of(rows, keys, SUCCESSES) == ()
+    assert curve_points(rows, keys, SUCCESSES) == ()
     rows.append(SUCCESSES.row_in(line(8, CHOOSE[3], False)))
-    (point,) = points_of(rows, keys, SUCCESSES)
+    (point,) = curve_points(rows, keys, SUCCESSES)
     assert (point.all.episodes, point.all.mean) == (4, 0.75)
 
 

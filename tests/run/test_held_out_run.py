@@ -16,9 +16,8 @@ from toy_runs import run_here, start_recipe
 from vla_rl.actors import LastingForkServers
 from vla_rl.cli.command_line import Command, TrainingLaunch, parse_command
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.held_out_book import HeldOutRow
 from vla_rl.evaluation.held_out_curve import read_curve
-from vla_rl.evaluation.held_out_results import SUCCESSES, results_path
+from vla_rl.evaluation.held_out_records import SUCCESSES, HeldOutRow, results_path
 from vla_rl.learner.checkpoint.folders import best_checkpoint, find_checkpoint
 from vla_rl.recipes.train_toy import TrainToyConfig, held_out_episodes, main, training_starts
 from vla_rl.reporting import RunDirectory, read_metrics

@@ -21,7 +21,8 @@ from vla_rl.actors import LastingForkServers
 from vla_rl.cli.command_line import Command, TrainingLaunch, parse_command
 from vla_rl.cli.report import write_report
 from vla_rl.errors import CheckpointError, ConfigError
-from vla_rl.evaluation.held_out import HeldOutJudge, HeldOutResult, read_held_out, results_path
+from vla_rl.evaluation.held_out import HeldOutEvaluator
+from vla_rl.evaluation.held_out_records import HeldOutResult, read_held_out, results_path
 from vla_rl.evaluation.results import EpisodeResult
 from vla_rl.evaluation.validation import Validation, ValidationResult, read_validation
 from vla_rl.graph import Node, Pipeline
@@ -283,7 +284,7 @@ def test_results_of_weights_that_are_made_anew_are_set_aside(tmp_path: Path) -> 
                 )
                 + b"\n"
             )
-    HeldOutJudge([]).leave_later(run, 12)
+    HeldOutEvaluator([]).leave_later(run, 12)
     Validation([], 1, chat_agent, Sampling()).leave_later(run, 12)
     assert [line.weight_version for line in read_held_out(results_path(run))] == [0]
     assert [line.weight_version for line in read_validation(validations)] == [0]

@@ -7,7 +7,7 @@ import numpy as np
 
 from vla_rl.actors import LastingForkServers, Runtime
 from vla_rl.env_workers import SimulatorConfig, SimulatorPool
-from vla_rl.evaluation import play_each
+from vla_rl.evaluation import run_each
 from vla_rl.recipes.watch_libero import RandomActions
 from vla_rl.types import (
     ActionChunk,
@@ -55,7 +55,7 @@ async def played(
         Runtime("test", fork_servers=servers) as runtime,
         SimulatorPool(runtime, SimulatorConfig(num_envs=num_envs)) as pool,
     ):
-        await play_each(pool, engine or RandomActions(), agent, episodes, done, **changed)
+        await run_each(pool, engine or RandomActions(), agent, episodes, done, **changed)
     return sorted(trajectories, key=lambda trajectory: trajectory.episode.episode_id)
 
 

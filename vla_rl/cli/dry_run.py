@@ -41,8 +41,8 @@ from vla_rl.cluster.run_layout import layout_of_run
 from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.envs.text import is_text_task, make_text_task
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.early_stopping import describe_noise, trend_window
-from vla_rl.evaluation.held_out import HeldOutJudge, Judge
+from vla_rl.evaluation.held_out import HeldOutEvaluator, PolicyEvaluator
+from vla_rl.evaluation.held_out_schedule import describe_noise, trend_window
 from vla_rl.pipelines.config import LearningConfig, MixedTrainingConfig, RunConfig, TrainingConfig
 from vla_rl.reporting import MemoryItem, available_bytes, gpu_memory, memory_table
 from vla_rl.reporting.metrics import import_wandb
@@ -65,7 +65,7 @@ def print_plan(
     training_bytes: int,
     console: Console | None = None,
     size: "PolicySize | None" = None,
-    judge: Judge | None = None,
+    judge: PolicyEvaluator | None = None,
     estimate: "RunEstimate | None" = None,
     ranks_here: int | None = None,
 ) -> None:
@@ -96,7 +96,9 @@ def print_plan(
             has_reference=has_reference(config),
             critic=config.critic if config.advantage.needs_values else None,
         )
-    beside = judge if isinstance(judge, HeldOutJudge) and judge.schedule.every is not None else None
+    beside = (
+        judge if isinstance(judge, HeldOutEvaluator) and judge.schedule.every is not None else None
+    )
     out.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
     out.print(_process_table(config, footprint, ranks, beside))
     out.print(_describe_episodes(config))
@@ -127,7 +129,7 @@ def _process_table(
     config: LearningConfig,
     footprint: EpisodeFootprint,
     ranks: "RankMemory | None",
-    beside: HeldOutJudge | None,
+    beside: HeldOutEvaluator | None,
 ) -> Table:
     table = Table("process", "count", "what it does", title="Processes")
     threads = config.run.torch_threads
@@ -191,7 +193,7 @@ def _describe_episodes(config: LearningConfig) -> str:
     )
 
 
-def _describe_evaluations(num_updates: int, judge: HeldOutJudge) -> str:
+def _describe_evaluations(num_updates: int, judge: HeldOutEvaluator) -> str:
     """Return the evaluations beside training in words."""
     every, report, choose = judge.schedule.every, len(judge.episodes), len(judge.choose)
     assert every is not None
@@ -310,7 +312,7 @@ async def rehearse_training(
     model: "Trainable",
     *,
     agent: Agent | None = None,
-    judge: Judge | None = None,
+    judge: PolicyEvaluator | None = None,
     resume: Path | None = None,
     resume_from: str | None = None,
 ) -> None:

@@ -24,21 +24,22 @@ from vla_rl.cli.dry_run import distinct_envs, open_each
 from vla_rl.engines import EngineConfig
 from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation import play_each, within_range
-from vla_rl.evaluation.benchmark import LIBERO, require_fitting
-from vla_rl.evaluation.conditions import note_conditions, refuse_other_conditions
-from vla_rl.evaluation.eval_config import EvalConfig, conditions_of, refuse_other_config
-from vla_rl.evaluation.libero import key_of
-from vla_rl.evaluation.plan import (
-    conditions_in_words,
+from vla_rl.evaluation import run_each, within_range
+from vla_rl.evaluation.conditions import record_conditions, refuse_other_conditions
+from vla_rl.evaluation.config import (
+    EvalConfig,
+    describe_conditions,
+    evaluation_conditions,
     one_of_each_kind,
     planned_episodes,
     print_plan,
+    refuse_other_config,
     require_goal_files,
 )
-from vla_rl.evaluation.results import EpisodeResult, ResultFile, result_of
-from vla_rl.evaluation.results_file import print_tables, title_of, write_results
-from vla_rl.evaluation.shipped import other_pictures
+from vla_rl.evaluation.results import EpisodeResult, ResultFile, episode_result
+from vla_rl.evaluation.scenes import describe_other_images
+from vla_rl.evaluation.suites import LIBERO, episode_key, require_fitting
+from vla_rl.evaluation.tables import print_tables, table_title, write_results
 from vla_rl.models.loading import count_weight_bytes, describe_policy, load_policy
 from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.record_files import FailureReporter
@@ -80,7 +81,7 @@ class ResultRecorder:
 
         A video that cannot be made is reported and counted.
         """
-        result = result_of(trajectory)
+        result = episode_result(trajectory)
         async with self._turn:
             await run_in_thread(self._file.add, result)
             try:
@@ -141,7 +142,7 @@ async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
     if command.launch.dry_run:
         await _show_plan(config, episodes, folder, console)
         return 0
-    conditions = conditions_of(config)
+    conditions = evaluation_conditions(config)
     model = None if folder else await asyncio.to_thread(_load, config)
     run = (
         RunDirectory.resume(folder)
@@ -168,7 +169,7 @@ async def _evaluate(
         f"evaluation {run.path}: {len(episodes)} episodes of {config.checkpoint_folder}{with_assets}",
         flush=True,
     )
-    warning = other_pictures(
+    warning = describe_other_images(
         config.checkpoint_folder,
         conditions.get("assets", ""),
         config.scene.image_size,
@@ -180,7 +181,7 @@ async def _evaluate(
         ResultFile(run.path / "episodes.jsonl") as file,
         StopSignal("losing the running episodes") as stop,
     ):
-        missing = [episode for episode in episodes if key_of(episode) not in file.results]
+        missing = [episode for episode in episodes if episode_key(episode) not in file.results]
         if missing:
             player = await asyncio.to_thread(_load, config) if model is None else model
             print(describe_policy(player), flush=True)
@@ -188,12 +189,12 @@ async def _evaluate(
                 _run_episodes(player, config, conditions, missing, file, run, len(episodes))
             )
         results, num_waiting = list(file.results.values()), file.num_waiting
-        num_missing = sum(key_of(episode) not in file.results for episode in episodes)
+        num_missing = sum(episode_key(episode) not in file.results for episode in episodes)
     is_written = num_waiting == 0
     if results:
         sizes = {"num_planned": len(episodes), "num_missing": num_missing}
-        title = title_of(config.checkpoint_folder, conditions, **sizes)
-        print_tables(results, title, conditions_in_words(config), console)
+        title = table_title(config.checkpoint_folder, conditions, **sizes)
+        print_tables(results, title, describe_conditions(config), console)
         is_written &= await asyncio.to_thread(
             _try_to_write_results, run.path / "results.json", conditions, results, sizes
         )
@@ -211,7 +212,7 @@ async def _show_plan(
         Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json")
     )
     done = _read_results(folder)
-    num_done = sum(key_of(episode) in done for episode in episodes)
+    num_done = sum(episode_key(episode) in done for episode in episodes)
     weights = count_weight_bytes(config.open(config.checkpoint_folder))
     print_plan(config, episodes, num_done, config.num_envs, weights, console)
     await _rehearse(config, episodes, folder)
@@ -220,7 +221,7 @@ async def _show_plan(
 
 async def _rehearse(config: EvalConfig, episodes: list[EpisodeSpec], folder: Path | None) -> None:
     """Read everything that the evaluation would read. Raises: what the evaluation would raise."""
-    conditions = conditions_of(config)
+    conditions = evaluation_conditions(config)
     if folder is None:
         require_writable(Path(config.root))
     else:
@@ -243,7 +244,7 @@ async def _rehearse(config: EvalConfig, episodes: list[EpisodeSpec], folder: Pat
 
 def _note_conditions(run: RunDirectory, conditions: dict[str, Any]) -> None:
     try:
-        note_conditions(run.path / "conditions.json", conditions)
+        record_conditions(run.path / "conditions.json", conditions)
     except OSError as error:
         raise ConfigError(
             f"the evaluation {run.path} cannot be written: {error}; make room, or choose another "
@@ -306,7 +307,7 @@ async def _run_episodes(
             SimulatorPool(runtime, simulators, specs=specs) as pool,
             engines.TorchActionEngine(model, lane, EngineConfig(max_batch=pool.num_envs)) as engine,
         ):
-            await play_each(pool, engine, agent, missing, done)
+            await run_each(pool, engine, agent, missing, done)
 
 
 def _read_results(folder: Path | None) -> dict[tuple[str, int, int], EpisodeResult]:

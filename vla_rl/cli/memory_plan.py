@@ -11,7 +11,7 @@ import msgspec
 from rich.table import Table
 
 from vla_rl.env_workers import SimulatorConfig
-from vla_rl.evaluation.held_out import HeldOutJudge
+from vla_rl.evaluation.held_out import HeldOutEvaluator
 from vla_rl.learner import LearnerConfig
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.reporting import MemoryItem, gpu_memory
@@ -78,7 +78,7 @@ def learner_items(
 
 
 def evaluator_items(
-    judge: HeldOutJudge, footprint: EpisodeFootprint, weights: int
+    judge: HeldOutEvaluator, footprint: EpisodeFootprint, weights: int
 ) -> list[MemoryItem]:
     return [
         MemoryItem("held-out evaluator: Python, torch and the weights", 700 * MIB + weights),

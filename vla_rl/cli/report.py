@@ -29,12 +29,19 @@ from vla_rl.cli.report_charts import (
     time_chart,
 )
 from vla_rl.errors import ConfigError, VlaRlError
-from vla_rl.evaluation.driving_strips import drive_pairs
-from vla_rl.evaluation.held_out import HeldOutResult, by_version, read_held_out, results_path
+from vla_rl.evaluation.contact_sheets import contact_sheet_path, drive_pairs
 from vla_rl.evaluation.held_out_curve import Curve, read_curve
-from vla_rl.evaluation.results import EpisodeResult, by_task, summary_of
-from vla_rl.evaluation.scored import SCORES, Line, read_scores, score_means
-from vla_rl.evaluation.strips import strip_path
+from vla_rl.evaluation.held_out_records import (
+    SCORES,
+    HeldOutResult,
+    ScoreLine,
+    group_by_version,
+    read_held_out,
+    read_scores,
+    results_path,
+    score_means,
+)
+from vla_rl.evaluation.results import EpisodeResult, group_by_task, summarise_results
 from vla_rl.evaluation.validation import ValidationResult, read_validation, validation_path
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.reporting.record_files import write_whole
@@ -154,7 +161,7 @@ def comparisons(held_out: list[HeldOutResult], best: int | None = None) -> list[
             task,
             *([each for each in found if each.task == task] for found in (first, last, chosen)),
         )
-        for task in by_task(first)
+        for task in group_by_task(first)
     ]
     return [*rows, _comparison("all", first, last, chosen)] if rows else []
 
@@ -165,7 +172,7 @@ def _best_results(
     """Return the results of the best weights for the episodes of `last`; empty if they lack some,
     or are the last weights themselves.
     """
-    versions = by_version(held_out)
+    versions = group_by_version(held_out)
     if best not in versions or best == max(versions):
         return []
     keys = {result.key for result in last}
@@ -177,7 +184,7 @@ def _first_and_last(
     held_out: list[HeldOutResult],
 ) -> tuple[list[EpisodeResult], list[EpisodeResult]]:
     """Return the results of the first and the last weights for the episodes that both have run."""
-    versions = by_version(held_out)
+    versions = group_by_version(held_out)
     if len(versions) < 2:
         return [], []
     first, *_, last = versions.values()
@@ -198,7 +205,7 @@ def validation_rows(results: Sequence[ValidationResult]) -> list[tuple[str, floa
     return [(name, first[name], last[name]) for name in first if name in last]
 
 
-def score_rows(lines: Sequence[Line], best: int | None = None) -> list[ScoreRow]:
+def score_rows(lines: Sequence[ScoreLine], best: int | None = None) -> list[ScoreRow]:
     """Return every part of the held-out score by the first, the best and the last weights, or
     nothing if only one version was evaluated.
     """
@@ -233,7 +240,7 @@ def count_left_out(held_out: list[HeldOutResult]) -> int:
     """Count the episodes that the first weights ran and the last did not, because their evaluation
     was stopped.
     """
-    played = by_version(held_out)
+    played = group_by_version(held_out)
     return (
         len(next(iter(played.values()))) - len(_first_and_last(held_out)[0])
         if len(played) > 1
@@ -247,13 +254,15 @@ def _comparison(
     after: list[EpisodeResult],
     chosen: list[EpisodeResult],
 ) -> Comparison:
-    gain = 100 * (summary_of(after)["success_rate"] - summary_of(before)["success_rate"])
+    gain = 100 * (
+        summarise_results(after)["success_rate"] - summarise_results(before)["success_rate"]
+    )
     best = _rate(chosen) if chosen else ""
     return Comparison(name, _rate(before), _rate(after), f"{gain:+.0f} points", best)
 
 
 def _rate(results: list[EpisodeResult]) -> str:
-    found = summary_of(results)
+    found = summarise_results(results)
     low, high = found["wilson_95"]
     return (
         f"{found['successes']} of {found['episodes']}: {100 * found['success_rate']:.0f} % "
@@ -271,12 +280,15 @@ def _curve_or_first_and_last(
         reported = curve.chose if curve.has_one_set else curve.report
         points = reported if curve.measure == "success_rate" else ()
         return [(each.weights, each.all.mean, each.all.low, each.all.high) for each in points]
-    found = {version: summary_of(results) for version, results in by_version(held_out).items()}
+    found = {
+        version: summarise_results(results)
+        for version, results in group_by_version(held_out).items()
+    }
     return [(version, each["success_rate"], *each["wilson_95"]) for version, each in found.items()]
 
 
 def _sheet_pairs(run: RunDirectory, held_out: list[HeldOutResult]) -> list[SheetPair]:
-    versions = by_version(held_out)
+    versions = group_by_version(held_out)
     if len(versions) < 2:
         return []
     first, last = min(versions), max(versions)
@@ -285,7 +297,7 @@ def _sheet_pairs(run: RunDirectory, held_out: list[HeldOutResult]) -> list[Sheet
     for result in versions[first]:
         if result.is_success or result.key not in solved:
             continue
-        images = [strip_path(run, version, result.key) for version in (first, last)]
+        images = [contact_sheet_path(run, version, result.key) for version in (first, last)]
         if all(image.exists() for image in images):
             start = f"initial state {result.init_state_id}, scene seed {result.scene_seed}"
             title = f"{result.instruction} ({result.task}, {start})"

@@ -1,6 +1,8 @@
-"""The conditions that results depend on, in a file beside them.
+"""The conditions that results depend on, in a file next to them.
 
-Results under other conditions are never added.
+Results under other conditions are never added. Greedy episodes of the same weights under the same
+conditions end alike, so runs that compare settings take the results of their first weights from one
+of them.
 """
 
 import logging
@@ -11,19 +13,21 @@ from typing import Any, Final
 import msgspec
 
 from vla_rl.errors import ConfigError
+from vla_rl.evaluation.held_out_records import HeldOutRecords, RowFormat
+from vla_rl.evaluation.results import Key
 from vla_rl.reporting.record_files import write_whole
 from vla_rl.types import EpisodeSpec
 
 logger = logging.getLogger(__name__)
 
-_OF_THE_EPISODE: Final = ("suite", "task_id", "scene_seed")
+_EPISODE_ARGUMENTS: Final = ("suite", "task_id", "scene_seed")
 """Arguments of an environment that identify the episode; they are not conditions."""
 
-_BEFORE_IT_WAS_RECORDED: Final = {"scenes": "same"}
+_OLD_CONDITIONS: Final = {"scenes": "same"}
 """Conditions that older records lack, and their values then."""
 
 
-def conditions_of_play(episodes: Sequence[EpisodeSpec]) -> dict[str, Any]:
+def episode_conditions(episodes: Sequence[EpisodeSpec]) -> dict[str, Any]:
     """Return how episodes are run: arguments of their environments, and the choice of actions.
 
     If episodes differ in one, it is the list of all values.
@@ -32,7 +36,9 @@ def conditions_of_play(episodes: Sequence[EpisodeSpec]) -> dict[str, Any]:
     for episode in episodes:
         sampling = episode.sampling
         kwargs = {
-            name: value for name, value in episode.env.kwargs.items() if name not in _OF_THE_EPISODE
+            name: value
+            for name, value in episode.env.kwargs.items()
+            if name not in _EPISODE_ARGUMENTS
         }
         for name, value in {
             **kwargs,
@@ -63,9 +69,7 @@ def refuse_other_conditions(path: Path, conditions: Mapping[str, Any]) -> None:
             "the same"
         ) from error
     now = msgspec.json.decode(msgspec.json.encode(conditions), type=dict[str, Any])
-    before = {
-        name: value for name, value in _BEFORE_IT_WAS_RECORDED.items() if name in now
-    } | before
+    before = {name: value for name, value in _OLD_CONDITIONS.items() if name in now} | before
     for name, value, recorded in differences(now, before):
         raise ConfigError(
             f"{name} is {value!r} now, but {path} says {recorded!r}, and one table cannot hold "
@@ -87,7 +91,9 @@ def differences(
             yield f"{within}{name}", value, recorded
 
 
-def note_conditions(path: Path, conditions: Mapping[str, Any], results: Path | None = None) -> None:
+def record_conditions(
+    path: Path, conditions: Mapping[str, Any], results: Path | None = None
+) -> None:
     """Write the conditions, or check them if they are written already.
 
     Warns if there are `results` without conditions.
@@ -105,13 +111,13 @@ def note_conditions(path: Path, conditions: Mapping[str, Any], results: Path | N
     write_whole(path, msgspec.json.format(msgspec.json.encode(conditions)) + b"\n")
 
 
-def note_conditions_if_possible(path: Path, conditions: Mapping[str, Any], results: Path) -> None:
-    """Do as `note_conditions`, but log a warning if the conditions cannot be written.
+def try_to_record_conditions(path: Path, conditions: Mapping[str, Any], results: Path) -> None:
+    """Do as `record_conditions`, but log a warning if the conditions cannot be written.
 
     Raises: ConfigError.
     """
     try:
-        note_conditions(path, conditions, results)
+        record_conditions(path, conditions, results)
     except OSError as error:
         logger.warning(
             "%s could not be written, so the conditions of the results beside it are not "
@@ -119,3 +125,80 @@ def note_conditions_if_possible(path: Path, conditions: Mapping[str, Any], resul
             path,
             error,
         )
+
+
+POLICY_DIGEST: Final = "policy_digest"
+"""Key of a run's about.json: the digest of the checkpoint that it started from."""
+
+
+def first_lines(
+    folder: Path,
+    format: RowFormat,
+    episodes: Sequence[EpisodeSpec],
+    conditions: Mapping[str, Any],
+    policy_digest: str,
+) -> list[bytes]:
+    """Return the lines of the first weights in the run `folder`, one for each of `episodes`.
+
+    Raises: ConfigError if that run started from another policy, ran under other conditions, or
+    lacks an episode.
+    """
+    if not policy_digest:
+        raise ConfigError(
+            f"held_out.first_results_of is {folder}, but this recipe makes its policy anew in each "
+            "run; leave the option out"
+        )
+    policy = _read_about(folder).get(POLICY_DIGEST)
+    if policy != policy_digest:
+        raise ConfigError(
+            f"held_out.first_results_of is {folder}, which started from the policy with the digest "
+            f"{policy}, expected {policy_digest}; name a run of the same policy, or leave the "
+            "option out"
+        )
+    recorded = folder / "held_out_conditions.json"
+    if not recorded.exists():
+        raise ConfigError(
+            f"{recorded} does not exist, expected the conditions of the results beside it; name "
+            "another run with --held-out.first-results-of, or leave the option out"
+        )
+    refuse_other_conditions(recorded, conditions)
+    found = _first_weights_lines(folder, format)
+    keys = [format.key_of(episode) for episode in episodes]
+    if missing := [key for key in keys if key not in found]:
+        raise ConfigError(
+            f"{folder / format.file} lacks {len(missing)} of {len(keys)} held-out episodes of the "
+            f"first weights, such as {missing[0]}; name a run with the same held-out starts, or "
+            "leave --held-out.first-results-of out"
+        )
+    return [found[key] for key in keys]
+
+
+def first_choosing_lines(
+    folder: Path, format: RowFormat, episodes: Sequence[EpisodeSpec]
+) -> list[bytes]:
+    """Return the lines that the first weights of the run `folder` have of `episodes`, which choose
+    the best checkpoint. A run without evaluations beside training has none.
+    """
+    found = _first_weights_lines(folder, format)
+    keys = [format.key_of(episode) for episode in episodes]
+    return [found[key] for key in keys if key in found]
+
+
+def _first_weights_lines(folder: Path, format: RowFormat) -> dict[Key, bytes]:
+    book = HeldOutRecords(folder / format.file, format)
+    return {
+        row.key: line
+        for row, line in zip(book.rows, book.lines, strict=True)
+        if row.weight_version == 0
+    }
+
+
+def _read_about(folder: Path) -> dict[str, Any]:
+    path = folder / "about.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"held_out.first_results_of is {folder}, but {path} cannot be read ({error}); expected "
+            "the folder of a run"
+        ) from error

@@ -13,24 +13,25 @@ from typing import Any, Protocol
 
 from rich.progress import Progress
 
+from vla_rl.errors import ConfigError
 from vla_rl.evaluation.conditions import (
-    conditions_of_play,
-    note_conditions_if_possible,
+    episode_conditions,
+    first_choosing_lines,
+    first_lines,
     refuse_other_conditions,
+    try_to_record_conditions,
 )
-from vla_rl.evaluation.first_results import first_choosing_lines, first_lines_of
-from vla_rl.evaluation.held_out_book import HeldOutBook, RowFormat, choosing, set_aside_rows
-from vla_rl.evaluation.held_out_results import (
+from vla_rl.evaluation.held_out_records import (
+    SCORES,
     SUCCESSES,
-    HeldOutResult,
-    by_version,
-    held_out_table,
-    read_held_out,
-    results_path,
+    HeldOutRecords,
+    RowFormat,
+    choosing_format,
+    read_scores,
+    set_aside_rows,
 )
-from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
-from vla_rl.evaluation.held_out_sets import refuse_shared_starts, split_in_two
-from vla_rl.evaluation.playing import embodied_agent_within_range, play_each, play_each_elsewhere
+from vla_rl.evaluation.held_out_schedule import HeldOutSchedule, refuse_shared_starts, split_in_two
+from vla_rl.evaluation.run_episodes import embodied_agent_within_range, run_each, run_each_on_hosts
 from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.record_files import FailureReporter, write_whole
 from vla_rl.rollout import ActionEngine, EpisodeRunner
@@ -38,18 +39,7 @@ from vla_rl.types import EnvPool, EpisodeSpec, Trajectory
 from vla_rl.util.stalls import note_progress
 from vla_rl.util.values import plain_console
 
-__all__ = [
-    "HeldOutJudge",
-    "HeldOutResult",
-    "Judge",
-    "by_version",
-    "conditions_path",
-    "held_out_table",
-    "read_held_out",
-    "results_path",
-]
-
-Film = Callable[[RunDirectory, int, Trajectory], Awaitable[None]]
+ContactSheetWriter = Callable[[RunDirectory, int, Trajectory], Awaitable[None]]
 """Makes a video of a trajectory of a weight version, in the order in which episodes end."""
 
 
@@ -57,7 +47,7 @@ Done = Callable[[Trajectory], Awaitable[None]]
 """Called with each trajectory that ends."""
 
 
-class Judge(Protocol):
+class PolicyEvaluator(Protocol):
     """Evaluates a policy in the middle of a run, while no other episode runs."""
 
     async def __call__(self, run: RunDirectory, pool: EnvPool, engine: Any) -> None:
@@ -80,7 +70,7 @@ class Judge(Protocol):
         ...
 
 
-class HeldOutJudge:
+class HeldOutEvaluator:
     """Runs the same episodes for each weight version that it evaluates, each once.
 
     Args:
@@ -102,7 +92,7 @@ class HeldOutJudge:
     def __init__(
         self,
         episodes: Sequence[EpisodeSpec],
-        film: Film | None = None,
+        film: ContactSheetWriter | None = None,
         *,
         choose: Sequence[EpisodeSpec] | None = None,
         assets: str = "",
@@ -118,9 +108,9 @@ class HeldOutJudge:
         elif choose is None:
             episodes, choose = split_in_two(episodes)
         self.episodes, self.choose, self.film = tuple(episodes), tuple(choose), film
-        self.format, self.choose_format = format, choosing(format)
+        self.format, self.choose_format = format, choosing_format(format)
         refuse_shared_starts(self.episodes, self.choose, format)
-        self.conditions = conditions_of_play([*self.one_set, *self.choose]) | (
+        self.conditions = episode_conditions([*self.one_set, *self.choose]) | (
             {"assets": assets} if assets else {}
         )
         """Conditions that the results depend on."""
@@ -128,14 +118,14 @@ class HeldOutJudge:
         if (source := self.schedule.first_results_of) is not None:
             folder = Path(source)
             self._first_lines = {
-                format.file: first_lines_of(
+                format.file: first_lines(
                     folder, format, self.episodes, self.conditions, policy_digest
                 ),
                 self.choose_format.file: first_choosing_lines(
                     folder, self.choose_format, self.choose
                 ),
             }
-        self._books: dict[Path, HeldOutBook] = {}
+        self._books: dict[Path, HeldOutRecords] = {}
         self._film_failures = FailureReporter(
             "film strips of held-out episodes", "that episode has none"
         )
@@ -158,7 +148,7 @@ class HeldOutJudge:
             set_aside_rows(run.path / format.file, format, version)
         self._books.clear()
 
-    def open(self, run: RunDirectory) -> HeldOutBook:
+    def open(self, run: RunDirectory) -> HeldOutRecords:
         """Return the results in `run` on the starts that are reported, after noting or checking
         their conditions.
 
@@ -167,13 +157,13 @@ class HeldOutJudge:
         """
         return self._open(run, self.format)
 
-    def open_choosing(self, run: RunDirectory) -> HeldOutBook:
+    def open_choosing(self, run: RunDirectory) -> HeldOutRecords:
         """Return the results in `run` on the starts that choose. Raises: as `open`."""
         return self._open(run, self.choose_format)
 
-    def _open(self, run: RunDirectory, format: RowFormat) -> HeldOutBook:
+    def _open(self, run: RunDirectory, format: RowFormat) -> HeldOutRecords:
         path = run.path / format.file
-        note_conditions_if_possible(conditions_path(run), self.conditions, path)
+        try_to_record_conditions(conditions_path(run), self.conditions, path)
         if path not in self._books:
             lines = self._first_lines.get(format.file)
             if lines and not path.exists():
@@ -184,7 +174,7 @@ class HeldOutJudge:
                     flush=True,
                 )
             # one book for all calls, so that a result that found no room is written by the next
-            self._books[path] = HeldOutBook(path, format)
+            self._books[path] = HeldOutRecords(path, format)
         return self._books[path]
 
     async def __call__(self, run: RunDirectory, pool: EnvPool, engine: ActionEngine) -> None:
@@ -197,7 +187,7 @@ class HeldOutJudge:
         """
 
         async def play(missing: Sequence[EpisodeSpec], done: Done) -> None:
-            await play_each(pool, engine, embodied_agent_within_range, missing, done)
+            await run_each(pool, engine, embodied_agent_within_range, missing, done)
 
         await self._evaluate(run, engine.weight_version, play)
 
@@ -205,7 +195,7 @@ class HeldOutJudge:
         """Do the same with the episodes on other hosts. Raises: as a call."""
 
         async def play(missing: Sequence[EpisodeSpec], done: Done) -> None:
-            await play_each_elsewhere(player, missing, done)
+            await run_each_on_hosts(player, missing, done)
 
         await self._evaluate(run, player.weight_version, play)
 
@@ -248,3 +238,50 @@ class HeldOutJudge:
 def conditions_path(run: RunDirectory) -> Path:
     """Return the file with the conditions of a run's held-out episodes."""
     return run.path / "held_out_conditions.json"
+
+
+class ScoreEvaluator(HeldOutEvaluator):
+    """A `HeldOutEvaluator` of episodes that are graded, with the mean of `total` as their measure.
+
+    Args:
+        episodes: episodes to run, told apart by their `init_state_id`.
+        schedule: evaluations during the run.
+        film: makes strips.
+        policy_digest, choose: as those of `HeldOutEvaluator`.
+    """
+
+    def __init__(
+        self,
+        episodes: Sequence[EpisodeSpec],
+        schedule: HeldOutSchedule | None = None,
+        film: ContactSheetWriter | None = None,
+        policy_digest: str = "",
+        choose: Sequence[EpisodeSpec] | None = None,
+    ) -> None:
+        super().__init__(
+            episodes,
+            film,
+            choose=choose,
+            schedule=schedule,
+            format=SCORES,
+            policy_digest=policy_digest,
+        )
+
+    def check(self, run: RunDirectory) -> None:
+        """Check that the results in `run` are of these episodes.
+
+        Raises: ConfigError if they are not.
+        """
+        super().check(run)
+        for format, episodes in (
+            (self.format, self.one_set),
+            (self.choose_format, self.choose),
+        ):
+            starts, path = {format.key_of(each)[1] for each in episodes}, run.path / format.file
+            strange = {int(line["start"]) for line in read_scores(path)} - starts
+            # without a schedule, the starts that chose before are left alone
+            if strange and episodes:
+                raise ConfigError(
+                    f"{path} has results of starts {sorted(strange)[:8]}, which are not held out in "
+                    "this configuration; resume with the first one's"
+                )

@@ -15,7 +15,7 @@ import msgspec
 from rich.table import Table
 
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.held_out_book import HeldOutRow, RowFormat
+from vla_rl.evaluation.held_out_records import HeldOutRow, RowFormat
 from vla_rl.evaluation.results import Z_95, Key, wilson_interval
 from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.record_files import write_whole
@@ -141,7 +141,7 @@ class Curve(msgspec.Struct, frozen=True):
         return f"{text}; best, by the starts that chose it: {best_text}"
 
 
-def points_of(
+def curve_points(
     rows: Iterable[HeldOutRow], keys: Sequence[Key], format: RowFormat
 ) -> tuple[CurvePoint, ...]:
     """Return the points of the starts `keys`, by weight version; rows of other starts do not count."""
@@ -262,13 +262,15 @@ def _point(version: int, values: dict[Key, float], format: RowFormat) -> CurvePo
     tasks: dict[str, list[float]] = {}
     for (task, _, _), value in values.items():
         tasks.setdefault(task, []).append(value)
-    by_task = {task: mean_of(found, format.measure) for task, found in tasks.items()}
+    by_task = {task: mean_with_interval(found, format.measure) for task, found in tasks.items()}
     return CurvePoint(
-        version, mean_of(list(values.values()), format.measure), by_task if len(tasks) > 1 else {}
+        version,
+        mean_with_interval(list(values.values()), format.measure),
+        by_task if len(tasks) > 1 else {},
     )
 
 
-def mean_of(values: Sequence[float], measure: str) -> Mean:
+def mean_with_interval(values: Sequence[float], measure: str) -> Mean:
     """Return the mean of the episodes of one evaluation, with the interval of its measure."""
     num, mean = len(values), statistics.fmean(values)
     if measure == "success_rate":

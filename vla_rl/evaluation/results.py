@@ -1,7 +1,6 @@
 """Results of evaluated episodes, as lines of JSON and as tables with confidence intervals."""
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from functools import partial
@@ -10,7 +9,6 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
 import msgspec
-from rich.table import Table
 
 from vla_rl.errors import ConfigError
 from vla_rl.graph import AppendedFile
@@ -20,9 +18,6 @@ from vla_rl.types import EpisodeSpec, Trajectory
 MOST_RESULTS: Final = 1_000_000
 """Maximum number of results that wait for room on a full disk; no evaluation has more, and all are
 in memory anyway."""
-
-MOST_ROWS: Final = 90
-"""Maximum number of tasks of a suite that a table lists: libero_90's."""
 
 Z_95 = 1.959963984540054
 """Quantile of the normal distribution for a 95 % interval."""
@@ -58,7 +53,7 @@ class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.task, self.init_state_id, self.scene_seed
 
 
-def result_of(trajectory: Trajectory) -> EpisodeResult:
+def episode_result(trajectory: Trajectory) -> EpisodeResult:
     """Return the result of an episode.
 
     A task without a number, such as `CartPole-v1`, is number 0 of its own suite; a start that the
@@ -67,7 +62,7 @@ def result_of(trajectory: Trajectory) -> EpisodeResult:
     episode = trajectory.episode
     suite, _, task_id = episode.task.rpartition("/")
     is_numbered = task_id.isdecimal()
-    start = trajectory.info.get("init_state_id", start_of(episode))
+    start = trajectory.info.get("init_state_id", start_number(episode))
     words = trajectory.final_observation.get("instruction")
     perturbed = trajectory.info.get("perturbation")
     return EpisodeResult(
@@ -84,7 +79,7 @@ def result_of(trajectory: Trajectory) -> EpisodeResult:
     )
 
 
-def start_of(episode: EpisodeSpec) -> int:
+def start_number(episode: EpisodeSpec) -> int:
     """Return the number of an episode's start, or its seed if its start has no number."""
     number: int = episode.options.get("init_state_id", episode.seed)
     return number
@@ -106,9 +101,9 @@ class ResultFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.results: dict[Key, EpisodeResult] = {}
-        for number, line in enumerate(whole_lines(path).splitlines(), start=1):
-            self._keep(_parsed(line, f"{path}, line {number}"))
-        self._outlet = line_outlet(path)
+        for number, line in enumerate(complete_lines(path).splitlines(), start=1):
+            self._keep(_parse_result(line, f"{path}, line {number}"))
+        self._outlet = line_writer(path)
 
     def __enter__(self) -> Self:
         return self
@@ -140,20 +135,20 @@ class ResultFile:
         self.results[result.key] = result
 
 
-def line_outlet(path: Path) -> RetryingWriter[bytes]:
+def line_writer(path: Path) -> RetryingWriter[bytes]:
     """Return an outlet that appends lines to a file.
 
     Each is on disk when `put` returns, or waits for room.
     """
-    return RetryingWriter(str(path), partial(_append, path), most_waiting=MOST_RESULTS)
+    return RetryingWriter(str(path), partial(_append_line, path), most_waiting=MOST_RESULTS)
 
 
-def _append(path: Path, line: bytes) -> None:
+def _append_line(path: Path, line: bytes) -> None:
     with closing(AppendedFile(path, lines=True)) as file:
         file.write(line, sync=True)
 
 
-def whole_lines(path: Path) -> bytes:
+def complete_lines(path: Path) -> bytes:
     """Read the lines of a file, without a last one that a kill cut off.
 
     Empty if there is no file.
@@ -184,7 +179,7 @@ def wilson_interval(num_successes: int, num: int, z: float = Z_95) -> tuple[floa
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def summary_of(results: Sequence[EpisodeResult]) -> dict[str, Any]:
+def summarise_results(results: Sequence[EpisodeResult]) -> dict[str, Any]:
     """Summarise at least one episode as plain values: success rate, interval and lengths."""
     num_successes = sum(result.is_success for result in results)
     low, high = wilson_interval(num_successes, len(results))
@@ -199,7 +194,7 @@ def summary_of(results: Sequence[EpisodeResult]) -> dict[str, Any]:
     }
 
 
-def by_task(results: Iterable[EpisodeResult]) -> dict[str, list[EpisodeResult]]:
+def group_by_task(results: Iterable[EpisodeResult]) -> dict[str, list[EpisodeResult]]:
     """Group results by task: suites in order of appearance, tasks in LIBERO's order."""
     results = list(results)
     suites = list(dict.fromkeys(result.suite for result in results))
@@ -209,7 +204,7 @@ def by_task(results: Iterable[EpisodeResult]) -> dict[str, list[EpisodeResult]]:
     return grouped
 
 
-def by_perturbation(results: Iterable[EpisodeResult]) -> dict[str, list[EpisodeResult]]:
+def group_by_perturbation(results: Iterable[EpisodeResult]) -> dict[str, list[EpisodeResult]]:
     """Group results by kind of perturbation, in order of appearance, without unperturbed tasks."""
     grouped: dict[str, list[EpisodeResult]] = {}
     for result in results:
@@ -218,44 +213,7 @@ def by_perturbation(results: Iterable[EpisodeResult]) -> dict[str, list[EpisodeR
     return grouped
 
 
-def result_table(results: Sequence[EpisodeResult], title: str) -> Table:
-    """Make a table with a row for each task, each suite of several, and all.
-
-    Steps are of successes. Suites of more than `MOST_ROWS` tasks, as LIBERO-plus's, have one row.
-    """
-    table = Table("task", "instruction", title=title)
-    table.columns[0].no_wrap = True
-    for name in ("solved", "rate", "95 %", "steps"):
-        table.add_column(name, justify="right", no_wrap=True)
-    groups = by_task(results)
-    sizes = Counter(of_task[0].suite for of_task in groups.values())
-    for task, of_task in groups.items():
-        if sizes[of_task[0].suite] <= MOST_ROWS:
-            table.add_row(task, of_task[0].instruction, *_cells(of_task))
-    for suite, size in sizes.items():
-        if size > 1:
-            of_suite = [result for result in results if result.suite == suite]
-            table.add_section()
-            table.add_row(suite, f"all of its {size} tasks", *_cells(of_suite))
-    if len(sizes) > 1:
-        table.add_section()
-        table.add_row("all", "", *_cells(results))
-    return table
-
-
-def _cells(results: Sequence[EpisodeResult]) -> list[str]:
-    found = summary_of(results)
-    low, high = found["wilson_95"]
-    steps = found["mean_steps_of_successes"]
-    return [
-        f"{found['successes']}/{found['episodes']}",
-        f"{100 * found['success_rate']:.1f} %",
-        f"{100 * low:.1f} to {100 * high:.1f}",
-        "-" if steps is None else f"{steps:.0f}",
-    ]
-
-
-def _parsed(line: bytes, where: str) -> EpisodeResult:
+def _parse_result(line: bytes, where: str) -> EpisodeResult:
     try:
         return msgspec.json.decode(line, type=EpisodeResult)
     except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8, or no result

@@ -1,16 +1,29 @@
-"""Conditions of a benchmark's environments besides task and start.
+"""Conditions of a benchmark's environments besides task and start, and the images that a policy expects.
 
 Recipes have options of these names and words; each makes a scene of them, and everything behind
 takes that. The defaults for LIBERO differ on purpose: results are compared under exact physics and
 the images that a policy was trained with, and training is paid by the control step (docs/libero.md).
+One line warns if a policy that ships, or that was trained here, sees other images.
 """
 
-import warnings
 from collections.abc import Mapping
-from typing import Any, Final, Literal, Self, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
 from vla_rl.envs import LIBERO_SUITES
+from vla_rl.envs.libero.assets import STAND_INS, Assets, find_assets
+from vla_rl.errors import ConfigError
+from vla_rl.models.loading import (
+    BASE_POLICY,
+    SHIPPED,
+    STAND_INS_BASE_POLICY,
+    is_base_policy,
+)
 from vla_rl.types import Config, EnvSpec
+
+if TYPE_CHECKING:
+    from vla_rl.models.prismatic.config import TrainingImages
+
 
 Physics: TypeAlias = Literal["exact", "fast"]
 Quality: TypeAlias = Literal["exact", "fast"]
@@ -138,11 +151,74 @@ class LiberoScene(Scene, frozen=True, kw_only=True):
         return EnvSpec(id="vla_rl/libero-v0", kwargs={"suite": suite, **kwargs})
 
 
-def libero_env(suite: str, task_id: int, *, scene_seed: int = 0, **conditions: Any) -> EnvSpec:
-    """Return `LiberoScene(**conditions).env(...)`, under its name until this release."""
-    warnings.warn(
-        "libero_env is LiberoScene(...).env now; the old name goes with the next release",
-        DeprecationWarning,
-        stacklevel=2,
+def resolve_checkpoint(checkpoint: str, assets: str | None) -> str:
+    """Return the folder or hub id that `checkpoint` names.
+
+    Args:
+        checkpoint: a folder, a hub id, or `shipped`: the base policy of this package that was
+            trained on the assets in use.
+        assets: the assets in use, as `find_assets` takes them.
+
+    Raises: ConfigError if there are no assets.
+    """
+    if checkpoint != SHIPPED:
+        return checkpoint
+    source = assets_in_use(assets).source
+    return str(STAND_INS_BASE_POLICY if source == STAND_INS else BASE_POLICY)
+
+
+def assets_in_use(assets: str | None) -> Assets:
+    """Return what `find_assets` finds. Raises: ConfigError if that is nothing, or only a part."""
+    try:
+        return find_assets(assets)
+    except FileNotFoundError as error:
+        raise ConfigError(str(error)) from error
+
+
+def describe_other_images(
+    checkpoint: str, source: str, image_size: int, quality: Quality
+) -> str | None:
+    """Return one line if a policy will see other images than it was trained on, else None.
+
+    It is None for a checkpoint that does not say what it was trained on, as public ones do not.
+
+    Args:
+        checkpoint: folder of the policy, or a hub id.
+        source: source of the assets in use (`Assets.source`); empty for a benchmark without.
+        image_size: side of the images, in pixels.
+        quality: quality of the images.
+
+    Raises: CheckpointError if the folder's settings cannot be read.
+    """
+    taught = _training_images(checkpoint)
+    if taught is None:
+        return None
+    differences = []
+    is_of_stand_ins = taught.assets == STAND_INS
+    if taught.assets and source and is_of_stand_ins != (source == STAND_INS):
+        trained_on = "stand-ins" if is_of_stand_ins else "LIBERO's own assets"
+        hint = f" (`{SHIPPED}` names the one that was)" if is_base_policy(checkpoint) else ""
+        differences.append(f"on {trained_on}, not on {source}{hint}")
+    if quality != taught.quality:
+        differences.append(f"in the quality {taught.quality}, not {quality}")
+    if image_size != taught.image_size:
+        differences.append(f"at {taught.image_size} pixels, not {image_size}")
+    if not differences:
+        return None
+    return f"{checkpoint} was trained {'; '.join(differences)}: it does worse on these images"
+
+
+def _training_images(checkpoint: str) -> "TrainingImages | None":
+    # the layouts of checkpoints come with it, which a plan of evaluations does without
+    from vla_rl.models.prismatic.config import TrainingImages
+    from vla_rl.models.prismatic.public_config import read_extension
+
+    folder = Path(checkpoint).expanduser()
+    if not is_base_policy(checkpoint):
+        return read_extension(folder).pictures
+    is_of_stand_ins = folder.resolve() == STAND_INS_BASE_POLICY.resolve()
+    return TrainingImages(
+        image_size=BASE_POLICY_IMAGES,
+        quality=BASE_POLICY_QUALITY,
+        assets=STAND_INS if is_of_stand_ins else "own",
     )
-    return LiberoScene(**conditions).env(suite, task_id, scene_seed)

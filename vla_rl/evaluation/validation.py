@@ -17,9 +17,9 @@ import numpy as np
 
 from vla_rl.algorithms.validation import validation_metrics
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.conditions import note_conditions_if_possible, refuse_other_conditions
-from vla_rl.evaluation.playing import play_each
-from vla_rl.evaluation.results import line_outlet, whole_lines
+from vla_rl.evaluation.conditions import refuse_other_conditions, try_to_record_conditions
+from vla_rl.evaluation.results import complete_lines, line_writer
+from vla_rl.evaluation.run_episodes import run_each
 from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.record_files import RetryingWriter, set_aside_lines
 from vla_rl.rollout import AnyEngine, TaskStart
@@ -107,7 +107,7 @@ class Validation:
         Raises: ConfigError if the problems or conditions of earlier results differ.
         """
         version, path = engine.weight_version, validation_path(run)
-        note_conditions_if_possible(_conditions_path(run), self._conditions, path)
+        try_to_record_conditions(_conditions_path(run), self._conditions, path)
         if version in [result.weight_version for result in read_validation(path)]:
             return
         metrics = await self.play(pool, engine)
@@ -115,7 +115,7 @@ class Validation:
             weight_version=version, num_problems=self._num_problems, metrics=metrics
         )
         if self._outlet is None:
-            self._outlet = line_outlet(path)
+            self._outlet = line_writer(path)
         self._outlet.put(f"weights {version}", msgspec.json.encode(result) + b"\n")
         shown = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
         print(
@@ -130,7 +130,7 @@ class Validation:
             tries[trajectory.episode.group_id][trajectory.episode.member] = trajectory
             note_progress("validation")
 
-        await play_each(pool, engine, self._agent, self._episodes, done)
+        await run_each(pool, engine, self._agent, self._episodes, done)
         played = [
             [of_problem[member] for member in sorted(of_problem)]
             for _, of_problem in sorted(tries.items())
@@ -168,7 +168,7 @@ def read_validation(path: Path) -> list[ValidationResult]:
     Raises: ConfigError for damaged lines.
     """
     results = []
-    for number, line in enumerate(whole_lines(path).splitlines(), start=1):
+    for number, line in enumerate(complete_lines(path).splitlines(), start=1):
         try:
             results.append(msgspec.json.decode(line, type=ValidationResult))
         except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8, or no result

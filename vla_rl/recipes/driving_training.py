@@ -21,11 +21,10 @@ from vla_rl.envs.driving.scores import Version
 from vla_rl.envs.driving.scores.rewards import reward_weights
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import embodied_agent_within_range
-from vla_rl.evaluation.driving_strips import write_drive_strip
-from vla_rl.evaluation.first_results import POLICY_DIGEST
-from vla_rl.evaluation.held_out import Film
+from vla_rl.evaluation.conditions import POLICY_DIGEST
+from vla_rl.evaluation.contact_sheets import write_drive_sheet
+from vla_rl.evaluation.held_out import ContactSheetWriter, ScoreEvaluator
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
-from vla_rl.evaluation.scored import ScoreJudge
 from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import (
     ASSETS,
@@ -241,7 +240,7 @@ async def main(command: Command[TrainingLaunch, SceneTrainingConfig]) -> int:
     config = command.config
     episodes, starts = held_out_episodes(config), training_starts(config)
     about = {"scenes": f"train 0-{len(starts) - 1}", "score": config.version}
-    film = write_drive_strip if starts[0].env.id == DRIVING else None
+    film = write_drive_sheet if starts[0].env.id == DRIVING else None
     about[POLICY_DIGEST] = await asyncio.to_thread(compute_digest_as_read, config.policy, FORMAT)
     judge = score_judge(episodes, config.held_out, film, about[POLICY_DIGEST])
     return await train_driver(command, config.policy, starts, judge, about)
@@ -250,9 +249,9 @@ async def main(command: Command[TrainingLaunch, SceneTrainingConfig]) -> int:
 def score_judge(
     episodes: Sequence[EpisodeSpec],
     held_out: HeldOutScenesConfig,
-    film: Film | None,
+    film: ContactSheetWriter | None,
     policy_digest: str,
-) -> ScoreJudge:
+) -> ScoreEvaluator:
     """Return the judge of held-out scenes: the first `held_out.scenes` of `episodes` are reported,
     and the others choose the best checkpoint.
 
@@ -269,7 +268,7 @@ def score_judge(
                 f"held_out.scenes is {held_out.scenes}, and only {len(episodes)} held-out scenes were "
                 "found, so none is left to choose the best checkpoint by; expected a smaller number"
             )
-    judge = ScoreJudge(report, held_out, film, policy_digest, choose)
+    judge = ScoreEvaluator(report, held_out, film, policy_digest, choose)
     if len(judge.choose) < held_out.num_choosing:
         print(
             f"{len(episodes)} held-out scenes were found: {len(judge.episodes)} are reported, and "
@@ -331,7 +330,7 @@ async def train_driver(
     command: Command[TrainingLaunch, ConfigT],
     policy: str,
     starts: Sequence[TaskStart],
-    judge: ScoreJudge,
+    judge: ScoreEvaluator,
     about: Mapping[str, str],
     num_chunks: int = 1,
 ) -> int:

@@ -28,12 +28,17 @@ import tyro
 from vla_rl.cli.evaluate import EvalLaunch, main
 from vla_rl.cli.launch import run_recipe
 from vla_rl.envs.libero.packages import other_libero
-from vla_rl.evaluation.benchmark import LIBERO, Benchmark, SuiteTask
-from vla_rl.evaluation.eval_config import EvalConfig
-from vla_rl.evaluation.libero import parse_numbers, parse_task_ids, tasks_of
-from vla_rl.evaluation.robustness import kind_of_change
-from vla_rl.evaluation.scenes import LiberoScene, Physics, Scenes
-from vla_rl.evaluation.shipped import assets_in_use, resolve_checkpoint
+from vla_rl.evaluation.config import EvalConfig
+from vla_rl.evaluation.scenes import LiberoScene, Physics, Scenes, assets_in_use, resolve_checkpoint
+from vla_rl.evaluation.suites import (
+    LIBERO,
+    Benchmark,
+    SuiteTask,
+    list_suite_tasks,
+    parse_numbers,
+    parse_task_ids,
+)
+from vla_rl.evaluation.tables import kind_of_change
 from vla_rl.models.loading import SHIPPED
 from vla_rl.types import EnvSpec
 
@@ -77,7 +82,7 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
         kinds = {
             kind_of_change(tasks[number])
             for suite in self.suites
-            for tasks in [tasks_of(suite, "suites")]
+            for tasks in [list_suite_tasks(suite, "suites")]
             for number in parse_task_ids(self.tasks, tasks, f"tasks of {suite}")
         }
         self.require(

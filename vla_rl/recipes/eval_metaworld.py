@@ -16,9 +16,9 @@ import tyro
 
 from vla_rl.cli.evaluate import EvalLaunch, main
 from vla_rl.cli.launch import run_recipe
-from vla_rl.evaluation.benchmark import METAWORLD, Benchmark
-from vla_rl.evaluation.eval_config import EvalConfig
+from vla_rl.evaluation.config import EvalConfig
 from vla_rl.evaluation.scenes import MetaworldScene, Quality
+from vla_rl.evaluation.suites import METAWORLD, Benchmark
 
 
 class EvalMetaworldConfig(EvalConfig, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ from vla_rl.envs.driving.scores.navsim_table import NavsimTable, grade, table_of
 from vla_rl.envs.driving.scores.plans import read_plans
 from vla_rl.envs.driving.scores.recorded import read_recorded, read_two_stages, recorded_scenes
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation import embodied_agent_within_range, play_each
+from vla_rl.evaluation import embodied_agent_within_range, run_each
 from vla_rl.models.loading import CheckpointConfig, describe_policy
 from vla_rl.recipes.driving_training import IMAGE_SIZE, load_driver
 from vla_rl.reporting.record_files import write_whole
@@ -160,7 +160,7 @@ async def _make_plans(config: EvalNavsimConfig, files: list[Path]) -> "dict[str,
         engines.TorchActionEngine(model, lane, EngineConfig(max_batch=pool.num_envs)) as engine,
     ):
         episodes = [_episode(config, number) for number in range(len(files))]
-        await play_each(pool, engine, embodied_agent_within_range, episodes, done)
+        await run_each(pool, engine, embodied_agent_within_range, episodes, done)
     return plans
 
 

@@ -28,11 +28,10 @@ from vla_rl.cli.launch import run_recipe
 from vla_rl.engines import EngineConfig
 from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation import embodied_agent_within_range, play_each
-from vla_rl.evaluation.libero import check_starts, libero_episode, require_for_libero
+from vla_rl.evaluation import embodied_agent_within_range, run_each
 from vla_rl.evaluation.parity import BOUNDARIES, Comparison, Trace, compare, read_trace, write_trace
-from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality, Scenes
-from vla_rl.evaluation.shipped import resolve_checkpoint
+from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality, Scenes, resolve_checkpoint
+from vla_rl.evaluation.suites import check_starts, libero_episode, require_for_libero
 from vla_rl.models.loading import SHIPPED, CheckpointConfig, describe_policy, load_policy
 from vla_rl.types import Config, Sampling, Trajectory
 from vla_rl.util.values import plain_console
@@ -214,7 +213,7 @@ def _load_checkpoint(config: ParityConfig) -> "VlaPolicy":
 
 async def _record_trace(config: ParityConfig, policy: "VlaPolicy", way: Way, side: str) -> Trace:
     # imports torch, which `--help` must not wait for
-    from vla_rl.evaluation.parity.recording import trace_of
+    from vla_rl.evaluation.parity.recording import record_trace
 
     scene = LiberoScene.for_policy(
         config.checkpoint,
@@ -241,8 +240,8 @@ async def _record_trace(config: ParityConfig, policy: "VlaPolicy", way: Way, sid
         SimulatorPool(runtime, simulator, specs=[env]) as pool,
         engines.TorchActionEngine(policy, lane, EngineConfig(max_batch=1)) as engine,
     ):
-        await play_each(pool, engine, embodied_agent_within_range, [episode], keep)
-    return await asyncio.to_thread(trace_of, played[0], policy, f"vla_rl, {side}")
+        await run_each(pool, engine, embodied_agent_within_range, [episode], keep)
+    return await asyncio.to_thread(record_trace, played[0], policy, f"vla_rl, {side}")
 
 
 def cli() -> int:

@@ -34,9 +34,9 @@ from vla_rl.envs.libero.assets import Assets, find_assets
 from vla_rl.envs.libero.tasks import SUITES
 from vla_rl.envs.metaworld import MetaWorldEnv
 from vla_rl.errors import ConfigError, VlaRlError
-from vla_rl.evaluation.conditions import note_conditions, refuse_other_conditions
-from vla_rl.evaluation.libero import check_starts
+from vla_rl.evaluation.conditions import record_conditions, refuse_other_conditions
 from vla_rl.evaluation.scenes import LiberoScene, MetaworldScene, Physics, Quality
+from vla_rl.evaluation.suites import check_starts
 from vla_rl.run.terminal import lasting_output
 from vla_rl.types import Config, EnvSpec, derive_seed
 from vla_rl.util.ownership import name_lock_file, sole_owner
@@ -194,7 +194,7 @@ def write_settings(config: RecordConfig, assets: Assets | None) -> None:
         folder, record = task_folder(config, task_id), settings_path(config, task_id)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            note_conditions(record, settings)
+            record_conditions(record, settings)
         except OSError as error:
             raise ConfigError(
                 f"{record} cannot be written: {error}; choose another folder (--out), or make room"

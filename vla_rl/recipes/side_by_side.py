@@ -26,8 +26,8 @@ from vla_rl.engines import EngineConfig
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.text import TextPoolConfig, is_text_task
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.benchmark import LIBERO
-from vla_rl.evaluation.playing import embodied_agent_within_range
+from vla_rl.evaluation.run_episodes import embodied_agent_within_range
+from vla_rl.evaluation.suites import LIBERO
 from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models import language
 from vla_rl.models.loading import CheckpointFormat, load_policy

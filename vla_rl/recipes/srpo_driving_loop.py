@@ -22,8 +22,8 @@ from vla_rl.envs.driving.moves import NUM_WAYPOINTS
 from vla_rl.envs.driving.observing import ROUTE_POINTS
 from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.envs.driving.scores import Version
-from vla_rl.evaluation.driving_strips import write_drive_strip
-from vla_rl.evaluation.first_results import POLICY_DIGEST
+from vla_rl.evaluation.conditions import POLICY_DIGEST
+from vla_rl.evaluation.contact_sheets import write_drive_sheet
 from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import compute_digest_as_read
 from vla_rl.pipelines.config import EmbodiedConfig, FilterConfig, RunConfig
@@ -156,7 +156,7 @@ async def main(command: Command[TrainingLaunch, SrpoDrivingLoopConfig]) -> int:
         command,
         config.policy,
         training_starts(config),
-        score_judge(episodes, config.held_out, write_drive_strip, digest),
+        score_judge(episodes, config.held_out, write_drive_sheet, digest),
         {
             "layouts": ", ".join(config.kinds),
             "score": "driving score",

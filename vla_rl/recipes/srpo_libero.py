@@ -16,9 +16,14 @@ from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.cli.launch import run_recipe
 from vla_rl.envs.libero.assets import Assets
 from vla_rl.evaluation import parse_numbers
-from vla_rl.evaluation.benchmark import LIBERO, Benchmark, SuiteTask
-from vla_rl.evaluation.scenes import LiberoScene, Physics
-from vla_rl.evaluation.shipped import assets_in_use, other_pictures, resolve_checkpoint
+from vla_rl.evaluation.scenes import (
+    LiberoScene,
+    Physics,
+    assets_in_use,
+    describe_other_images,
+    resolve_checkpoint,
+)
+from vla_rl.evaluation.suites import LIBERO, Benchmark, SuiteTask
 from vla_rl.models.loading import SHIPPED, is_base_policy
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes import suite_training
@@ -176,7 +181,7 @@ def with_decay_over_run(config: LiberoConfig) -> LiberoConfig:
 
 
 def _warn_of_other_images(config: LiberoConfig, assets: Assets) -> None:
-    warning = other_pictures(
+    warning = describe_other_images(
         config.policy_folder, assets.source, config.scene.image_size, config.scene.quality
     )
     if warning is not None:

@@ -12,8 +12,8 @@ import msgspec
 
 from vla_rl.cli.command_line import TrainingLaunch
 from vla_rl.cli.launch import run_recipe
-from vla_rl.evaluation.benchmark import METAWORLD, Benchmark
 from vla_rl.evaluation.scenes import MetaworldScene, Quality
+from vla_rl.evaluation.suites import METAWORLD, Benchmark
 from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.suite_training import HeldOutStarts, SuiteTrainingConfig, main

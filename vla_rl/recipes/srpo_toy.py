@@ -19,9 +19,8 @@ from vla_rl.cli.launch import launch, run_recipe
 from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.envs.toy import NUM_INIT_STATES
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation import HeldOutJudge, parse_numbers
-from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
-from vla_rl.evaluation.held_out_sets import choosing_numbers
+from vla_rl.evaluation import HeldOutEvaluator, parse_numbers
+from vla_rl.evaluation.held_out_schedule import HeldOutSchedule, choosing_numbers
 from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models import openvla_oft
 from vla_rl.models.openvla_oft import tiny
@@ -208,7 +207,7 @@ async def main(command: Command[TrainingLaunch, SrpoToyConfig]) -> int:
             chunk_bytes=3 * 32 * 32 + 512,
             num_chunks=-(-config.step_limit // config.chunk_size),
         ),
-        judge=HeldOutJudge(held_out, choose=choosing_episodes(config), schedule=config.held_out)
+        judge=HeldOutEvaluator(held_out, choose=choosing_episodes(config), schedule=config.held_out)
         if held_out
         else None,
     )

@@ -18,24 +18,23 @@ from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.image_env import NUM_STARTS
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import (
-    HeldOutJudge,
+    HeldOutEvaluator,
     embodied_agent_within_range,
     libero_episode,
     parse_numbers,
     parse_tasks,
-    write_strip,
+    write_contact_sheet,
 )
-from vla_rl.evaluation.benchmark import (
+from vla_rl.evaluation.conditions import POLICY_DIGEST
+from vla_rl.evaluation.held_out_schedule import HeldOutSchedule, choosing_numbers, number_ranges
+from vla_rl.evaluation.scenes import Quality, Scene
+from vla_rl.evaluation.suites import (
     Benchmark,
     SuiteTask,
-    benchmark_of,
-    expected_of,
+    describe_suites,
+    get_benchmark,
     require_fitting,
 )
-from vla_rl.evaluation.first_results import POLICY_DIGEST
-from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
-from vla_rl.evaluation.held_out_sets import choosing_numbers, number_ranges
-from vla_rl.evaluation.scenes import Quality, Scene
 from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import (
     CheckpointFormat,
@@ -163,9 +162,9 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
         self.require(len(self.played) > 0, "tasks", "at least one task")
         for task in self.played:
             self.require(
-                benchmark_of(task.suite) is self.benchmark,
+                get_benchmark(task.suite) is self.benchmark,
                 "tasks",
-                f"tasks of {expected_of(self.benchmark, task.suite)}",
+                f"tasks of {describe_suites(self.benchmark, task.suite)}",
             )
         self.require(
             0 < self.train_init_states <= MAX_TRAINED,
@@ -353,9 +352,9 @@ async def main(
             decision_s=model.config.chunk_size * config.benchmark.step_s,
         ),
         about,
-        HeldOutJudge(
+        HeldOutEvaluator(
             held_out,
-            film=write_strip,
+            film=write_contact_sheet,
             choose=choosing_episodes(config),
             assets=about.get("assets", ""),
             schedule=config.held_out,

@@ -21,7 +21,7 @@ from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.cli.launch import launch, run_recipe
 from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation import HeldOutJudge
+from vla_rl.evaluation import HeldOutEvaluator
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.learner import CriticConfig, LearnerConfig, OptimizerConfig
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
@@ -233,7 +233,9 @@ async def main(command: Command[TrainingLaunch, TrainToyConfig]) -> int:
         num_chunks=-(-config.step_limit // config.chunk_size),
     )
     held_out, chosen_by = held_out_episodes(config), choosing_episodes(config)
-    judge = HeldOutJudge(held_out, choose=chosen_by, schedule=config.held_out) if held_out else None
+    judge = (
+        HeldOutEvaluator(held_out, choose=chosen_by, schedule=config.held_out) if held_out else None
+    )
     return await launch(command, training_starts(config), model, footprint, judge=judge)
 
 

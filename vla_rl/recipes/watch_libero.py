@@ -29,17 +29,17 @@ from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.experts import Expert
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation import (
-    check_starts,
-    libero_episode,
-    play_each,
-    result_of,
-    within_range,
+from vla_rl.evaluation import check_starts, episode_result, libero_episode, run_each, within_range
+from vla_rl.evaluation.contact_sheets import FRAMES_PER_S, Episode, caption_episodes, watched_table
+from vla_rl.evaluation.scenes import (
+    LiberoScene,
+    Physics,
+    Quality,
+    assets_in_use,
+    describe_other_images,
+    resolve_checkpoint,
 )
-from vla_rl.evaluation.libero import Suite, require_for_libero, tasks_of
-from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality
-from vla_rl.evaluation.shipped import assets_in_use, other_pictures, resolve_checkpoint
-from vla_rl.evaluation.watched import FRAMES_PER_S, Episode, captioned, table_of
+from vla_rl.evaluation.suites import Suite, list_suite_tasks, require_for_libero
 from vla_rl.models.loading import SHIPPED, CheckpointConfig, CheckpointFormat, load_policy
 from vla_rl.reporting.videos import encode_mp4
 from vla_rl.rollout import ActionEngine, embodied_agent
@@ -147,7 +147,7 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
         return (
             self.task_ids
             if self.task_ids is not None
-            else tuple(range(len(tasks_of(self.suite, "suite"))))
+            else tuple(range(len(list_suite_tasks(self.suite, "suite"))))
         )
 
 
@@ -203,7 +203,7 @@ async def _open_engine(config: WatchConfig, stack: AsyncExitStack) -> ActionEngi
     lane = await stack.enter_async_context(engines.DeviceLane(1))
     folder, source = config.checkpoint_folder, assets_in_use(config.assets).source
     print(f"the policy in {folder} acts")
-    warning = other_pictures(folder, source, config.scene.image_size, config.scene.quality)
+    warning = describe_other_images(folder, source, config.scene.image_size, config.scene.quality)
     if warning is not None:
         print(warning)
     model = await asyncio.to_thread(load_policy, folder, config, config.device)
@@ -227,7 +227,7 @@ async def main(command: Command[Launch, WatchConfig]) -> int:
         episodes = await _run_expert_episodes(config, console)
     else:
         episodes = await _run_policy(config, console)
-    console.print(table_of(episodes, f"{config.suite}, {config.policy}"))
+    console.print(watched_table(episodes, f"{config.suite}, {config.policy}"))
     num_successes = sum(episode.is_success for episode in episodes)
     source = assets_in_use(config.scene.assets).source
     print(
@@ -236,7 +236,7 @@ async def main(command: Command[Launch, WatchConfig]) -> int:
     )
     if config.video is not None:
         config.video.parent.mkdir(parents=True, exist_ok=True)
-        await asyncio.to_thread(encode_mp4, config.video, captioned(episodes), FRAMES_PER_S)
+        await asyncio.to_thread(encode_mp4, config.video, caption_episodes(episodes), FRAMES_PER_S)
         print(f"video: {config.video}")
     return 0
 
@@ -252,7 +252,7 @@ async def _run_policy(config: WatchConfig, console: Console) -> list[Episode]:
     episodes: list[Episode] = []
 
     async def done(trajectory: Trajectory) -> None:
-        result = result_of(trajectory)
+        result = episode_result(trajectory)
         frames: list[np.ndarray] = []
         if config.video is not None:
             frames = [trajectory.steps[0].observation["image"]]
@@ -281,7 +281,7 @@ async def _run_policy(config: WatchConfig, console: Console) -> list[Episode]:
         pool = await stack.enter_async_context(
             SimulatorPool(runtime, SimulatorConfig(), specs=envs)
         )
-        await play_each(pool, engine, agent, specs, done)
+        await run_each(pool, engine, agent, specs, done)
     return episodes
 
 

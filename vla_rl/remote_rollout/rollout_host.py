@@ -25,7 +25,7 @@ from vla_rl.engines import DeviceLane
 from vla_rl.engines.vllm.staging import HostMemory
 from vla_rl.engines.weight_shards import WeightShard
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.playing import embodied_agent_within_range
+from vla_rl.evaluation.run_episodes import embodied_agent_within_range
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.remote_rollout.episode_store import EMBEDDING, EpisodeStore, without_observed
 from vla_rl.remote_rollout.flat_weights import (

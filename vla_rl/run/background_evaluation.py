@@ -24,18 +24,22 @@ import msgspec
 from vla_rl.actors import Runtime
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import CheckpointError
-from vla_rl.evaluation.early_stopping import describe_noise, has_stopped_gaining
-from vla_rl.evaluation.evaluator import EvaluatorSettings, evaluate_checkpoint, settings_for
-from vla_rl.evaluation.held_out import HeldOutJudge, Judge
-from vla_rl.evaluation.held_out_book import HeldOutBook, RowFormat
+from vla_rl.evaluation.checkpoint_evaluator import (
+    EvaluatorSettings,
+    evaluate_checkpoint,
+    evaluator_settings,
+)
+from vla_rl.evaluation.held_out import HeldOutEvaluator, PolicyEvaluator
 from vla_rl.evaluation.held_out_curve import (
     Curve,
     CurvePoint,
+    curve_points,
     make_curve,
-    points_of,
     read_curve,
     write_curve,
 )
+from vla_rl.evaluation.held_out_records import HeldOutRecords, RowFormat
+from vla_rl.evaluation.held_out_schedule import describe_noise, has_stopped_gaining
 from vla_rl.learner.checkpoint.folders import (
     find_checkpoint,
     list_checkpoints,
@@ -57,7 +61,7 @@ class _StartSet:
     """A set of starts and its results."""
 
     def __init__(
-        self, name: str, episodes: Sequence[EpisodeSpec], format: RowFormat, book: HeldOutBook
+        self, name: str, episodes: Sequence[EpisodeSpec], format: RowFormat, book: HeldOutRecords
     ) -> None:
         self.name, self.episodes, self.format, self.book = name, episodes, format, book
 
@@ -65,7 +69,7 @@ class _StartSet:
     def points(self) -> tuple[CurvePoint, ...]:
         """The results of all versions that have run all episodes."""
         keys = [self.format.key_of(episode) for episode in self.episodes]
-        return points_of(self.book.rows, keys, self.format)
+        return curve_points(self.book.rows, keys, self.format)
 
     def missing(self, version: int) -> list[EpisodeSpec]:
         """Return the episodes that a version has not run yet."""
@@ -86,7 +90,7 @@ class BackgroundEvaluation:
 
     def __init__(
         self,
-        judge: HeldOutJudge,
+        judge: HeldOutEvaluator,
         settings: EvaluatorSettings,
         run: RunDirectory,
         runtime: Runtime,
@@ -368,13 +372,13 @@ class BackgroundEvaluation:
 
 
 def background_settings(
-    judge: Judge | None, config: LearningConfig, team: Team
+    judge: PolicyEvaluator | None, config: LearningConfig, team: Team
 ) -> EvaluatorSettings | None:
     """Return the settings of evaluations beside training; None if the judge has no such schedule.
 
     Raises: ConfigError if this run cannot have them.
     """
-    if not isinstance(judge, HeldOutJudge) or judge.schedule.every is None:
+    if not isinstance(judge, HeldOutEvaluator) or judge.schedule.every is None:
         return None
     schedule = judge.schedule
     schedule.require(
@@ -390,7 +394,7 @@ def background_settings(
     )
     assert isinstance(config, TrainingConfig)
     (member,) = team.members.values()
-    return settings_for(
+    return evaluator_settings(
         member.model,
         judge.format.line_of,
         judge.film,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from vla_rl.errors import CheckpointError, ConfigError, LearnerHostLost, RankFailed, RankNotStarted
-from vla_rl.evaluation.held_out import Judge
+from vla_rl.evaluation.held_out import PolicyEvaluator
 from vla_rl.learner import Checkpoint, load_checkpoint, verify_checkpoint
 from vla_rl.learner.checkpoint.files import read_part
 from vla_rl.learner.checkpoint.folders import (
@@ -124,7 +124,7 @@ def _require_version(folder: Path, state: SchedulerState, version: int) -> None:
 
 
 async def set_later_aside(
-    run: RunDirectory, folder: Path | None, version: int, judge: Judge | None
+    run: RunDirectory, folder: Path | None, version: int, judge: PolicyEvaluator | None
 ) -> None:
     """Set aside checkpoints and results of later weights than `folder`'s.
 

@@ -15,7 +15,7 @@ import msgspec
 
 from vla_rl.actors import LastingForkServers
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.held_out import Judge
+from vla_rl.evaluation.held_out import PolicyEvaluator
 from vla_rl.learner import Checkpoint
 from vla_rl.pipelines.config import LearningConfig, RunConfig, TextTrainingConfig
 from vla_rl.reporting import RunDirectory
@@ -83,7 +83,7 @@ async def train(
     resume: RunDirectory | None = None,
     resume_from: str | None = None,
     about: Mapping[str, str] | None = None,
-    judge: Judge | None = None,
+    judge: PolicyEvaluator | None = None,
     fork_servers: LastingForkServers | None = None,
 ) -> Outcome:
     """Train `model` in place from `starts`.
@@ -106,7 +106,7 @@ async def train(
         about: facts that results depend on besides the configuration, such as the assets that were
             found; for `about.json`.
         judge: evaluates the policy before the first update and after the last, and beside training
-            if it is a `HeldOutJudge` with such a schedule.
+            if it is a `HeldOutEvaluator` with such a schedule.
         fork_servers: servers for the processes of several runs, one after the other; None: the run
             starts its own.
 
@@ -174,7 +174,10 @@ async def train(
 
 
 async def _make_resumed(
-    make: Callable[..., TrainingRun], run: RunDirectory, name: str | None, judge: Judge | None
+    make: Callable[..., TrainingRun],
+    run: RunDirectory,
+    name: str | None,
+    judge: PolicyEvaluator | None,
 ) -> tuple[TrainingRun, Checkpoint | None]:
     """Return the rest of a run, not started, and the checkpoint that it starts from."""
     found = await checkpoint_to_resume(run, name, load_resumable)

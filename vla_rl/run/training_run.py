@@ -16,7 +16,7 @@ from functools import partial
 from typing import TypeAlias
 
 from vla_rl.actors import LastingForkServers, Watchdog
-from vla_rl.evaluation.held_out import HeldOutJudge, Judge
+from vla_rl.evaluation.held_out import HeldOutEvaluator, PolicyEvaluator
 from vla_rl.evaluation.held_out_curve import Curve, curve_tables
 from vla_rl.graph import Executor, NodeFailed, NodeType, Pipeline, TaskGraph, Update
 from vla_rl.learner import Checkpoint
@@ -77,7 +77,7 @@ class TrainingRun:
         *,
         agent: Agent = embodied_agent,
         customise: Customise = lambda pipeline: pipeline,
-        judge: Judge | None = None,
+        judge: PolicyEvaluator | None = None,
         first_update: int = 0,
         restarts: Restarts | None = None,
         fork_servers: LastingForkServers | None = None,
@@ -92,7 +92,7 @@ class TrainingRun:
             first_update=first_update,
             restarts=restarts,
             # held-out episodes run on the hosts
-            evaluates_here=judge is not None and not isinstance(judge, HeldOutJudge),
+            evaluates_here=judge is not None and not isinstance(judge, HeldOutEvaluator),
             fork_servers=fork_servers,
         )
         self.graph: TaskGraph = customise_pipeline(make_pipeline(self._parts), customise).build()
@@ -197,7 +197,7 @@ class TrainingRun:
         """Return the evaluations beside training, for which the run saves checkpoints too."""
         if self._beside_settings is None:
             return None
-        assert isinstance(self._judge, HeldOutJudge)
+        assert isinstance(self._judge, HeldOutEvaluator)
         parts = self._parts
         beside = BackgroundEvaluation(
             self._judge,
@@ -282,7 +282,7 @@ class TrainingRun:
             await self._parts.saver.prune()
 
     async def _make_updates_and_judge(
-        self, run: RunDirectory, record: RunRecord, judge: Judge | None
+        self, run: RunDirectory, record: RunRecord, judge: PolicyEvaluator | None
     ) -> None:
         """Make the updates; `judge` evaluates before the first and after the last of them."""
         parts, last = self._parts, self._config.run.updates
@@ -301,10 +301,10 @@ class TrainingRun:
                 await self._save_last()  # the evaluated weights have to be on disk
                 await self._evaluate(run, judge)
 
-    async def _evaluate(self, run: RunDirectory, judge: Judge) -> None:
+    async def _evaluate(self, run: RunDirectory, judge: PolicyEvaluator) -> None:
         """Evaluate the current weights: on the hosts that run episodes, if there are any."""
         parts = self._parts
-        if parts.hosts is not None and isinstance(judge, HeldOutJudge):
+        if parts.hosts is not None and isinstance(judge, HeldOutEvaluator):
             await parts.hosts.weights.arrive()
             await judge.elsewhere(run, parts.hosts.evaluators)
         else:

@@ -9,9 +9,15 @@
 page parity.md shows how to write a trace from a loop of your own.
 """
 
-from vla_rl.evaluation.parity.boundaries import BOUNDARIES, Boundary
 from vla_rl.evaluation.parity.comparison import Comparison, Difference, compare
-from vla_rl.evaluation.parity.trace import Trace, TraceEntry, read_trace, write_trace
+from vla_rl.evaluation.parity.trace import (
+    BOUNDARIES,
+    Boundary,
+    Trace,
+    TraceEntry,
+    read_trace,
+    write_trace,
+)
 
 __all__ = [
     "BOUNDARIES",

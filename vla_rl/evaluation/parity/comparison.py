@@ -1,16 +1,18 @@
-"""Comparison of two traces: the first value at which they differ, with both values and a hint."""
+"""Comparison of two traces: the first value at which they differ, with both values and a hint.
 
+A hint is a known mistake that turns one value of a boundary into the other.
+"""
+
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 import numpy as np
 
 from vla_rl.errors import DataError
-from vla_rl.evaluation.parity.boundaries import BOUNDARIES, Boundary
-from vla_rl.evaluation.parity.hints import hint
-from vla_rl.evaluation.parity.trace import Trace, TraceEntry, Value
+from vla_rl.evaluation.parity.trace import BOUNDARIES, Boundary, Trace, TraceEntry, Value
 
-_SHOWN: Final = 8
+MOST_NUMBERS: Final = 8
 """Numbers of an array that a difference shows."""
 
 
@@ -56,7 +58,7 @@ def compare(first: Trace, second: Trace) -> Comparison:
 
     Raises: DataError if they have no boundary in common.
     """
-    tables = [_by_place(trace) for trace in (first, second)]
+    tables = [_by_position(trace) for trace in (first, second)]
     recorded = [{name for _, name, _ in table} for table in tables]
     common = recorded[0] & recorded[1]
     if not common:
@@ -87,7 +89,7 @@ def compare(first: Trace, second: Trace) -> Comparison:
     return Comparison(difference, num_decisions, equal, only, largest)
 
 
-def _by_place(trace: Trace) -> dict[tuple[int, str, str], TraceEntry]:
+def _by_position(trace: Trace) -> dict[tuple[int, str, str], TraceEntry]:
     table: dict[tuple[int, str, str], TraceEntry] = {}
     for entry in trace.entries:
         place = entry.decision, entry.boundary, entry.key
@@ -113,11 +115,13 @@ def _difference(
     if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
         if type(a) is type(b) and not isinstance(a, np.ndarray) and a == b:
             return None
-        return Difference(boundary, decision, key, (_plain(a), _plain(b)), "not the same", None)
+        return Difference(
+            boundary, decision, key, (_format_value(a), _format_value(b)), "not the same", None
+        )
     if a.shape != b.shape:
         shapes = f"[{', '.join(map(str, a.shape))}]", f"[{', '.join(map(str, b.shape))}]"
         return Difference(
-            boundary, decision, key, shapes, "other shapes", hint(boundary.name, a, b)
+            boundary, decision, key, shapes, "other shapes", find_hint(boundary.name, a, b)
         )
     apart = np.abs(a.astype(np.float64) - b.astype(np.float64))
     # NaN is apart from every number; only two NaN are equal
@@ -129,17 +133,105 @@ def _difference(
     wrong = apart > boundary.tolerance
     size = f"{wrong.sum()} of {wrong.size} numbers differ, by {apart.max():g} at most"
     place = tuple(int(n) for n in np.argwhere(wrong)[0])
-    values = _around(a, place), _around(b, place)
-    return Difference(boundary, decision, key, values, size, hint(boundary.name, a, b))
+    values = _format_around(a, place), _format_around(b, place)
+    return Difference(boundary, decision, key, values, size, find_hint(boundary.name, a, b))
 
 
-def _around(array: np.ndarray, place: tuple[int, ...]) -> str:
+def _format_around(array: np.ndarray, place: tuple[int, ...]) -> str:
     """Show the numbers from the first one that differs."""
     *row, column = place
-    numbers = array[tuple(row)][column : column + _SHOWN]
+    numbers = array[tuple(row)][column : column + MOST_NUMBERS]
     shown = ", ".join(f"{number:.6g}" for number in numbers.tolist())
     return f"[{', '.join(map(str, place))}] = {shown}{' ...' if array.size > len(numbers) else ''}"
 
 
-def _plain(value: Value) -> str:
+def _format_value(value: Value) -> str:
     return f"numbers {list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)
+
+
+JPEG_SIZED: Final = 8
+"""Two decoders of the same JPEG file differ by less than this in almost every byte."""
+
+_IMAGE_CHANGES: Final[dict[str, Callable[[np.ndarray], np.ndarray]]] = {
+    "turned by 180 degrees": lambda picture: picture[::-1, ::-1],
+    "upside down": lambda picture: picture[::-1],
+    "mirrored": lambda picture: picture[:, ::-1],
+    "turned by 90 degrees": lambda picture: np.rot90(picture),
+    "turned by 270 degrees": lambda picture: np.rot90(picture, 3),
+    "in BGR instead of RGB": lambda picture: picture[..., ::-1],
+}
+
+
+def find_hint(boundary: str, first: np.ndarray, second: np.ndarray) -> str | None:
+    """Return how `second` follows from `first` by a known mistake, or None."""
+    if first.ndim == 3 and first.dtype == np.uint8:
+        return _image_hint(first, second)
+    if first.shape != second.shape:
+        return None
+    if boundary == "state":
+        return _state_hint(first, second)
+    if boundary in ("action", "executed_action", "unit_action") and first.ndim == 2:
+        return _action_hint(first, second)
+    return None
+
+
+def _image_hint(first: np.ndarray, second: np.ndarray) -> str | None:
+    for name, turned in _IMAGE_CHANGES.items():
+        if np.array_equal(turned(first), second):
+            return f"the second picture is the first one {name}"
+    if first.shape != second.shape:
+        return None
+    apart = np.abs(first.astype(np.int64) - second)
+    if np.quantile(apart, 0.99) < JPEG_SIZED:
+        return "small differences all over the picture, as between two codecs or two kernels"
+    return None
+
+
+def _state_hint(first: np.ndarray, second: np.ndarray) -> str | None:
+    """Compare orientations as rotations: q and -q are one rotation with two axis-angle vectors."""
+    if first.shape != (8,):
+        return None
+    rotations = [_rotation_matrix(state[3:6]) for state in (first, second)]
+    others = np.r_[0:3, 6:8]
+    if np.allclose(first[others], second[others], atol=1e-6) and np.allclose(
+        rotations[0], rotations[1], atol=1e-5
+    ):
+        return "both orientations are one rotation: their quaternions have opposite signs"
+    return None
+
+
+def _action_hint(first: np.ndarray, second: np.ndarray) -> str | None:
+    same_arm = np.allclose(first[:, :-1], second[:, :-1], atol=1e-4)
+    if same_arm and np.allclose(first[:, -1], -second[:, -1], atol=1e-4):
+        return "only the gripper differs, by its sign: one opens where the other closes"
+    if same_arm:
+        return "only the gripper differs"
+    scale, offset = _fit_line(first.ravel(), second.ravel())
+    if np.allclose(scale * first + offset, second, atol=1e-4):
+        return f"the second is the first times {scale:.4g} plus {offset:.4g}"
+    by_column = [_fit_line(a, b) for a, b in zip(first.T, second.T, strict=True)]
+    if len(first) > 2 and all(
+        np.allclose(k * a + d, b, atol=1e-4)
+        for (k, d), a, b in zip(by_column, first.T, second.T, strict=True)
+    ):
+        return "each dimension is scaled and shifted, as by other statistics"
+    return None
+
+
+def _rotation_matrix(vector: np.ndarray) -> np.ndarray:
+    """Return the matrix of an axis times an angle (Rodrigues)."""
+    angle = float(np.linalg.norm(vector))
+    if angle == 0.0:
+        return np.eye(3)
+    x, y, z = vector / angle
+    cross = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
+    turned: np.ndarray = np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross
+    return turned
+
+
+def _fit_line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Return slope and offset of the least-squares line; (1, mean) if x is constant."""
+    if np.ptp(x) == 0.0:
+        return 1.0, float(np.mean(y - x))
+    slope, offset = np.polyfit(x.astype(np.float64), y.astype(np.float64), 1)
+    return float(slope), float(offset)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vla_rl.models.loading import VlaPolicy
 
 
-def trace_of(trajectory: Trajectory, policy: "VlaPolicy", source: str) -> Trace:
+def record_trace(trajectory: Trajectory, policy: "VlaPolicy", source: str) -> Trace:
     """Return the values of an episode.
 
     Pictures and prompts are prepared again, by the code that acted: the preparation is
@@ -29,18 +29,18 @@ def trace_of(trajectory: Trajectory, policy: "VlaPolicy", source: str) -> Trace:
         policy: the policy that acted in it.
         source: description of the loop, for tables.
     """
-    entries = list(_values(trajectory, policy))
+    entries = list(_entries(trajectory, policy))
     last = len(trajectory.steps) - 1
     success = bool(trajectory.stop_reason.is_success)
     return Trace(source, (*entries, TraceEntry(last, "success", success)))
 
 
-def _values(trajectory: Trajectory, policy: "VlaPolicy") -> Iterator[TraceEntry]:
+def _entries(trajectory: Trajectory, policy: "VlaPolicy") -> Iterator[TraceEntry]:
     for decision, step in enumerate(trajectory.steps):
         seen = step.observation
         yield TraceEntry(decision, "instruction", seen["instruction"])
         for camera in policy.config.cameras:
-            for boundary, picture in _pictures(seen[camera], policy):
+            for boundary, picture in _images(seen[camera], policy):
                 yield TraceEntry(decision, boundary, picture, camera)
         batch = policy.prepare([seen])
         if batch.proprio is not None:
@@ -55,7 +55,7 @@ def _values(trajectory: Trajectory, policy: "VlaPolicy") -> Iterator[TraceEntry]
         yield TraceEntry(decision, "executed_action", executed)
 
 
-def _pictures(frame: np.ndarray, policy: "VlaPolicy") -> Iterator[tuple[str, np.ndarray]]:
+def _images(frame: np.ndarray, policy: "VlaPolicy") -> Iterator[tuple[str, np.ndarray]]:
     # the environment turns OpenGL's picture by 180 degrees, which takes nothing away
     yield "camera", np.ascontiguousarray(frame[::-1, ::-1])
     yield "orientation", frame

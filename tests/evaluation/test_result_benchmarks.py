@@ -1,4 +1,4 @@
-"""What `benchmarks.demo_result` says of a finished run."""
+"""Figures that the benchmarks of results make of finished runs, and of runs that are drawn."""
 
 import json
 import os
@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
-from benchmarks import demo_result
+from benchmarks import demo_result, held_out_report, rollout_result
+from benchmarks.held_out_report import bias_points, coverage, report_of, stop_after
 from benchmarks.kept_runs import kept_lines
 from vla_rl.evaluation import EpisodeResult
-from vla_rl.evaluation.held_out import HeldOutResult, conditions_path, results_path
-from vla_rl.evaluation.held_out_curve import CurvePoint, make_curve, mean_of, write_curve
+from vla_rl.evaluation.held_out import conditions_path
+from vla_rl.evaluation.held_out_curve import CurvePoint, make_curve, mean_with_interval, write_curve
+from vla_rl.evaluation.held_out_records import HeldOutResult, results_path
+from vla_rl.pipelines.config import RunConfig
+from vla_rl.recipes.train_toy import TrainToyConfig
 from vla_rl.reporting import RunDirectory
 from vla_rl.types import Config
 
@@ -72,7 +77,7 @@ def test_the_best_checkpoint_has_its_report_first_and_what_chose_it(
     run = a_finished_run(tmp_path, results)
 
     def point(version: int, *outcomes: float) -> CurvePoint:
-        return CurvePoint(version, mean_of(outcomes, "success_rate"), {})
+        return CurvePoint(version, mean_with_interval(outcomes, "success_rate"), {})
 
     chose = [point(0, 0, 0), point(10, 1, 1), point(20, 1, 0)]
     curve = make_curve("success_rate", chose, [point(10, 1, 0), point(20, 1, 1)])
@@ -159,3 +164,77 @@ def test_a_kept_run_is_in_the_table_with_every_outcome_once(
         "| libero_goal/7 | 4 | 25 (5 to 70) | 75 (30 to 95) |",
         "| **all** | 4 | 25 (5 to 70) | 75 (30 to 95) |",
     ]
+
+
+def a_run_of_speeds(root: Path, name: str, *steps_per_s: float) -> str:
+    """A run with an update for each of these speeds."""
+    run = RunDirectory.create(root, name, TrainToyConfig(run=RunConfig(name=name)), {})
+    lines = [
+        {"update": number, "rollout/env_steps_per_s": speed, "rollout/decisions_per_s": 2.0,
+         "rollout/episodes_per_s": 0.5, "rollout/policy_busy_share": 0.25}
+        for number, speed in enumerate(steps_per_s, start=1)
+    ]  # fmt: skip
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(run.path)
+
+
+def rollout_status(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["rollout_result", *arguments])
+    return rollout_result.main()
+
+
+def test_kept_runs_are_columns_of_the_first_updates_speeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = str(tmp_path / "kept.jsonl")
+    for name, speeds in (("before", (50.0, 9.0)), ("after", (104.5, 9.0))):
+        run = a_run_of_speeds(tmp_path, name, *speeds)
+        assert rollout_status(monkeypatch, run, "--keep", kept, "--note", name) == 0
+    capsys.readouterr()
+    assert rollout_status(monkeypatch, "--table", kept) == 0
+    *lines, figures = capsys.readouterr().out.splitlines()
+    assert lines[0] == "|  | before | after |"
+    assert "| control steps/s | 50 | 104 |" in lines
+    assert json.loads(figures)["env_steps_per_s"] == [50.0, 104.5]
+
+
+def test_a_run_that_is_kept_already_or_has_no_update_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = str(tmp_path / "kept.jsonl")
+    run = a_run_of_speeds(tmp_path, "one", 50.0)
+    assert rollout_status(monkeypatch, run, "--keep", kept) == 0
+    assert rollout_status(monkeypatch, run, "--keep", kept) == 2
+    assert "already, expected each once" in capsys.readouterr().err
+    assert rollout_status(monkeypatch, a_run_of_speeds(tmp_path, "none")) == 2
+    assert "no update of" in capsys.readouterr().err
+
+
+def test_what_chose_is_too_high_and_what_is_reported_is_not() -> None:
+    draw = np.random.default_rng(1)
+    found = [report_of(9, 40, draw) for _ in range(1500)]
+    # 0.063 / sqrt(1500): 0.16 points
+    assert abs(bias_points([each.report for each in found])) < 0.7
+    assert coverage([each.report for each in found]) > 0.91
+    assert 8.0 < bias_points([each.chose for each in found]) < 10.0
+    assert coverage([each.chose for each in found]) < 0.80
+
+
+def test_a_policy_that_always_solves_as_much_is_stopped_and_one_that_gains_is_not() -> None:
+    draw = np.random.default_rng(1)
+    assert stop_after([0.8] * 21, 500, 5, draw) == 6
+    assert stop_after([0.1 + 0.04 * number for number in range(21)], 500, 5, draw) is None
+
+
+def test_its_last_line_has_the_figures_of_the_worst_case(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["held_out_report", "--runs", "20"])
+    assert held_out_report.main() == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["runs"] == 20
+    assert set(found) == {
+        "bias_points", "coverage", "chose_bias_points", "chose_coverage", "healthy_runs_stopped",
+        "plateau_stopped_in_time", "runs",
+    }  # fmt: skip
+    assert found["plateau_stopped_in_time"] > 0.6

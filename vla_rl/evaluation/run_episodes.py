@@ -29,7 +29,7 @@ from vla_rl.types import (
 from vla_rl.util.task_groups import leave
 
 
-async def play_each(
+async def run_each(
     pool: EnvPool,
     engine: AnyEngine,
     agent: Agent,
@@ -53,25 +53,25 @@ async def play_each(
     async def play(episode: EpisodeSpec) -> Trajectory:
         return await run_episode(pool, engine, agent, episode, gauge=gauge)
 
-    await _play_all(play, pool.num_envs, episodes, done, Attempts(max_attempts))
+    await _run_all(play, pool.num_envs, episodes, done, Attempts(max_attempts))
 
 
-async def play_each_elsewhere(
+async def run_each_on_hosts(
     player: EpisodeRunner,
     episodes: Iterable[EpisodeSpec],
     done: Callable[[Trajectory], Awaitable[None]],
     *,
     max_attempts: int = 3,
 ) -> None:
-    """Run every episode on other hosts, as `play_each` does here; trajectories come whole."""
+    """Run every episode on other hosts, as `run_each` does here; trajectories come whole."""
 
     async def play(episode: EpisodeSpec) -> Trajectory:
         return await player.whole(await player.play(episode))
 
-    await _play_all(play, player.num_slots, episodes, done, Attempts(max_attempts))
+    await _run_all(play, player.num_slots, episodes, done, Attempts(max_attempts))
 
 
-async def _play_all(
+async def _run_all(
     play: Callable[[EpisodeSpec], Awaitable[Trajectory]],
     num_slots: int,
     episodes: Iterable[EpisodeSpec],
@@ -82,7 +82,7 @@ async def _play_all(
     tasks = asyncio.TaskGroup()
     await tasks.__aenter__()
     for number in range(num_slots):
-        tasks.create_task(_play_on(play, waiting, done, attempts), name=f"player {number}")
+        tasks.create_task(_run_on(play, waiting, done, attempts), name=f"player {number}")
     first: Exception | None = None
     try:
         await leave(tasks, None, None, None)
@@ -94,18 +94,18 @@ async def _play_all(
         raise first  # raised here, so that it keeps its own cause
 
 
-async def _play_on(
+async def _run_on(
     play: Callable[[EpisodeSpec], Awaitable[Trajectory]],
     waiting: Iterator[EpisodeSpec],
     done: Callable[[Trajectory], Awaitable[None]],
     attempts: Attempts,
 ) -> None:
     for episode in waiting:
-        await done(await _played(play, episode, attempts))
+        await done(await _run_episode(play, episode, attempts))
         attempts.ended(episode.episode_id)
 
 
-async def _played(
+async def _run_episode(
     play: Callable[[EpisodeSpec], Awaitable[Trajectory]], episode: EpisodeSpec, attempts: Attempts
 ) -> Trajectory:
     while True:
@@ -122,7 +122,7 @@ def within_range(agent: Agent) -> Agent:
     because a continuous head may go beyond. Tokens and log-probs do not change."""
 
     async def play(env: Env, policy: Policy) -> Trajectory:
-        return await agent(env, _WithinRange(policy))
+        return await agent(env, _ClippedPolicy(policy))
 
     return play
 
@@ -132,7 +132,7 @@ async def embodied_agent_within_range(env: Env, policy: Policy) -> Trajectory:
     return await within_range(embodied_agent)(env, policy)
 
 
-class _WithinRange:
+class _ClippedPolicy:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
 

@@ -1,18 +1,139 @@
-"""Episodes by suite, task, initial state and, in LIBERO, scene seed."""
+"""Suites of tasks in a simulator, LIBERO's and Meta-World's: their tasks, their starts, the policies that fit them.
+
+An episode has a suite, a task, an initial state and, in LIBERO, a scene seed.
+"""
 
 import difflib
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlias
 
+from vla_rl.envs import LIBERO_SUITES, METAWORLD_SUITES
 from vla_rl.envs.image_env import NUM_STARTS, is_whole
+from vla_rl.envs.libero import tasks as libero_tasks
+from vla_rl.envs.metaworld import tasks as metaworld_tasks
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.benchmark import LIBERO, SuiteTask, benchmark_of, require_fitting
-from vla_rl.evaluation.results import Key, start_of
+from vla_rl.evaluation.results import Key, start_number
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.models.loading import VlaPolicy
+
+
+class SuiteTask(Protocol):
+    """One task of a suite."""
+
+    @property
+    def suite(self) -> str: ...
+    @property
+    def task_id(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def num_init_states(self) -> int: ...
+
+
+class Benchmark(NamedTuple):
+    """Suites of tasks in one simulator."""
+
+    name: str
+
+    recipes: str
+    """Ending of the names of its recipes."""
+
+    suites: tuple[str, ...]
+    """Its own suites; other packages may add some."""
+
+    list_tasks: Callable[[str], Sequence[SuiteTask]]
+    """Returns the tasks of a suite. Raises: `ValueError`, `FileNotFoundError`, `ImportError`."""
+
+    step_limit_of: Callable[[str], int]
+    """Returns the control steps after which an episode of a suite has failed."""
+
+    cameras: tuple[str, ...]
+    """Observation keys of the pictures."""
+
+    state_size: int
+    action_size: int
+
+    simulator_mb: int
+    """Private memory of a forked simulator."""
+
+    server_mb: int
+    """Memory of the server that simulators are forked from."""
+
+    step_s: float
+    """Seconds of one core for a control step with its share of pictures."""
+
+
+LIBERO: Final = Benchmark(
+    "LIBERO",
+    "_libero",
+    LIBERO_SUITES,
+    libero_tasks.list_tasks,
+    libero_tasks.step_limit_of,
+    ("image", "wrist_image"),
+    state_size=8,
+    action_size=7,
+    simulator_mb=140,  # with LIBERO's own assets; stand-ins take a third
+    server_mb=400,
+    step_s=0.007,  # fast, both pictures, chunks of 8: docs/libero.md
+)
+
+METAWORLD: Final = Benchmark(
+    "Meta-World",
+    "_metaworld",
+    METAWORLD_SUITES,
+    metaworld_tasks.list_tasks,
+    lambda _suite: metaworld_tasks.STEP_LIMIT,
+    ("image", "wrist_image"),
+    state_size=4,
+    action_size=4,
+    simulator_mb=200,
+    server_mb=100,
+    step_s=0.003,
+)
+
+
+def get_benchmark(suite: str) -> Benchmark:
+    """Return the benchmark of a suite.
+
+    Names that are unknown are taken for LIBERO's, which other packages extend.
+    """
+    return METAWORLD if suite in METAWORLD_SUITES else LIBERO
+
+
+def describe_suites(benchmark: Benchmark, suite: str) -> str:
+    """Return what a recipe of `benchmark` expects, which is given a suite that is none of its own."""
+    own, other = f"{benchmark.name} ({', '.join(benchmark.suites)})", get_benchmark(suite)
+    if suite not in other.suites:
+        return own
+    return f"{own}; the recipes for {other.name} end in {other.recipes}"
+
+
+def require_fitting(policy: "VlaPolicy", checkpoint: str, benchmark: Benchmark) -> None:
+    """Raise ConfigError if a policy's cameras, state or actions do not fit the benchmark's arm."""
+    config = policy.config
+    lost = [camera for camera in config.cameras if camera not in benchmark.cameras]
+    if lost:
+        raise ConfigError(
+            f"{checkpoint} needs the camera {lost[0]!r}, which {benchmark.name} does not have; its "
+            f"cameras are {', '.join(benchmark.cameras)} (--cameras)"
+        )
+    proprio = getattr(config, "proprio", None)
+    if proprio is not None and len(proprio.low) != benchmark.state_size:
+        raise ConfigError(
+            f"{checkpoint} reads a state of {len(proprio.low)} numbers, and "
+            f"{benchmark.name}'s has {benchmark.state_size}"
+        )
+    if config.action_dim != benchmark.action_size:
+        raise ConfigError(
+            f"{checkpoint} gives actions of {config.action_dim} numbers, and "
+            f"{benchmark.name}'s arm takes {benchmark.action_size}"
+        )
+
 
 Suite: TypeAlias = Literal[
     "libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"
@@ -65,7 +186,7 @@ def parse_tasks(texts: Sequence[str], what: str) -> tuple[SuiteTask, ...]:
     chosen: dict[str, SuiteTask] = {}
     for text in texts:
         suite, _, numbers = text.partition("/")
-        tasks = tasks_of(suite, what)
+        tasks = list_suite_tasks(suite, what)
         of_suite = parse_task_ids(numbers if "/" in text else "all", tasks, f"{what} of {suite}")
         chosen |= {tasks[number].key: tasks[number] for number in of_suite}
     return tuple(chosen.values())
@@ -90,18 +211,18 @@ def parse_task_ids(text: str, tasks: Sequence[SuiteTask], what: str) -> tuple[in
     return parse_numbers(",".join(parts), len(tasks), what)
 
 
-def tasks_of(suite: str, what: str) -> tuple[SuiteTask, ...]:
+def list_suite_tasks(suite: str, what: str) -> tuple[SuiteTask, ...]:
     """Return all tasks of a suite.
 
     Raises: ConfigError, naming `what`, if the suite is unknown or not installed.
     """
     try:
-        return tuple(benchmark_of(suite).list_tasks(suite))
+        return tuple(get_benchmark(suite).list_tasks(suite))
     except (FileNotFoundError, ImportError, ValueError) as error:
         raise ConfigError(f"{what}: {error}") from error
 
 
-def num_states_of(task: SuiteTask) -> int:
+def count_initial_states(task: SuiteTask) -> int:
     """Return the number of a task's fixed initial states.
 
     Raises: ConfigError if its package has none that can be read.
@@ -114,7 +235,7 @@ def num_states_of(task: SuiteTask) -> int:
 
 def check_starts(suite: str, task_ids: Sequence[int], init_states: Sequence[int]) -> None:
     """Raise ConfigError if a task does not exist, or a start's number is out of range."""
-    num_tasks = len(tasks_of(suite, "suite"))
+    num_tasks = len(list_suite_tasks(suite, "suite"))
     for task_id in task_ids:
         if not is_whole(task_id) or not 0 <= task_id < num_tasks:
             raise ConfigError(
@@ -132,12 +253,12 @@ def require_for_libero(policy: "VlaPolicy", checkpoint: str) -> None:
     require_fitting(policy, checkpoint, LIBERO)
 
 
-def key_of(episode: EpisodeSpec) -> Key:
+def episode_key(episode: EpisodeSpec) -> Key:
     """Return the identity of an episode: task, initial state and scene seed."""
-    return episode.task, start_of(episode), _scene_seed_of(episode.env)
+    return episode.task, start_number(episode), _scene_seed(episode.env)
 
 
-def _scene_seed_of(env: EnvSpec) -> int:
+def _scene_seed(env: EnvSpec) -> int:
     """Return the scene seed, which is 0 in benchmarks whose starts leave nothing open."""
     seed: int = env.kwargs.get("scene_seed", 0)
     return seed
@@ -157,7 +278,7 @@ def libero_episode(
         env=env,
         task=task,
         seed=0,
-        policy_seed=derive_seed(seed, task, init_state_id, _scene_seed_of(env)),
+        policy_seed=derive_seed(seed, task, init_state_id, _scene_seed(env)),
         options={"init_state_id": init_state_id},
         sampling=sampling,
     )

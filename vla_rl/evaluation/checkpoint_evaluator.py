@@ -1,7 +1,7 @@
 """Evaluate a checkpoint in a process of its own, beside whatever else this machine does.
 
     evaluate_checkpoint ──► Evaluator (a fresh process per checkpoint)
-                     lines ◄──┘  loads the policy ─► play_each ─► its own simulators
+                     lines ◄──┘  loads the policy ─► run_each ─► its own simulators
 
 A process never sees more than one checkpoint, so no line can come from other weights. Decisions are
 computed in batches of one: which episodes happen to wait together changes no result, and an
@@ -22,7 +22,7 @@ import msgspec
 from vla_rl.actors import Actor, ChildProcess, Runtime
 from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.errors import ActorDied, ConfigError
-from vla_rl.evaluation.playing import embodied_agent_within_range, play_each
+from vla_rl.evaluation.run_episodes import embodied_agent_within_range, run_each
 from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.record_files import FailureReporter
 from vla_rl.types import EpisodeSpec, Trajectory
@@ -52,7 +52,7 @@ class EvaluatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     niceness: int
 
 
-class Evaluator(Actor):
+class CheckpointEvaluator(Actor):
     """Runs the episodes of one checkpoint; its process ends with it.
 
     Args:
@@ -82,7 +82,7 @@ class Evaluator(Actor):
         """
         # room for all lines, so that no episode waits for the reader
         lines: asyncio.Queue[bytes | None] = asyncio.Queue(len(episodes) + 1)
-        directory, line_of = RunDirectory(Path(run)), imported(self._settings.line_of)
+        directory, line_of = RunDirectory(Path(run)), import_named(self._settings.line_of)
 
         async def done(trajectory: Trajectory) -> None:
             await self._make_film(directory, version, trajectory)
@@ -118,22 +118,20 @@ class Evaluator(Actor):
         settings = self._settings
         num_envs = min(settings.simulators.num_envs, len(episodes))
         simulators = msgspec.structs.replace(settings.simulators, num_envs=num_envs)
-        model = await asyncio.to_thread(
-            loaded_policy, settings.policy_class, policy, settings.device
-        )
+        model = await asyncio.to_thread(load_policy, settings.policy_class, policy, settings.device)
         async with (
             Runtime("held-out") as runtime,
             DeviceLane(settings.torch_threads) as lane,
             SimulatorPool(runtime, simulators, specs=[each.env for each in episodes]) as pool,
             TorchActionEngine(model, lane, EngineConfig(is_deterministic=True), version) as engine,
         ):
-            await play_each(pool, engine, embodied_agent_within_range, episodes, done)
+            await run_each(pool, engine, embodied_agent_within_range, episodes, done)
 
     async def _make_film(self, run: RunDirectory, version: int, trajectory: Trajectory) -> None:
         if self._settings.film is None:
             return
         try:
-            await imported(self._settings.film)(run, version, trajectory)
+            await import_named(self._settings.film)(run, version, trajectory)
         except (OSError, ValueError) as error:
             self._film_failures.failed(trajectory.episode.task, error)
         else:
@@ -190,7 +188,7 @@ async def _evaluate_once(
     done: Callable[[bytes], Awaitable[None]],
 ) -> None:
     evaluator = await runtime.spawn(
-        Evaluator,
+        CheckpointEvaluator,
         settings,
         name=f"evaluator of weights {version}",
         placement=ChildProcess(env={"OMP_NUM_THREADS": str(settings.torch_threads)}),
@@ -206,7 +204,7 @@ async def _evaluate_once(
         await runtime.kill(evaluator)
 
 
-def settings_for(
+def evaluator_settings(
     model: Any,
     line_of: Callable[..., Any],
     film: Callable[..., Any] | None,
@@ -242,14 +240,14 @@ def settings_for(
         ) from error
 
 
-def loaded_policy(policy_class: str, folder: Path, device: str) -> Any:
+def load_policy(policy_class: str, folder: Path, device: str) -> Any:
     """Load a policy of the class `module:Class` from its folder, onto a device."""
-    model = imported(policy_class).load(folder)
+    model = import_named(policy_class).load(folder)
     model.network.to(device)
     return model
 
 
-def imported(path: str) -> Any:
+def import_named(path: str) -> Any:
     """Import `module:name`."""
     module, _, name = path.partition(":")
     found: Any = import_module(module)

@@ -1,4 +1,4 @@
-"""What `benchmarks.driving_result` says of a finished driving run."""
+"""Figures that the benchmarks of driving make of finished runs, of other senses, of drivers that see nothing."""
 
 import json
 import os
@@ -6,9 +6,15 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
 
+import vla_rl.envs  # noqa: F401  # registers ours
 from benchmarks import driving_result
+from benchmarks.driving_blind import above_blind
+from benchmarks.driving_blind_loop import FULL_PULL, drive, pull_towards
+from benchmarks.driving_senses import with_other_motion, with_other_picture
 from vla_rl.envs.driving.world import draw_world
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
@@ -88,3 +94,61 @@ def test_a_repeated_seed_and_an_unfinished_run_are_refused(
     monkeypatch.setattr(sys, "argv", ["driving_result", unfinished])
     assert driving_result.main() == 2
     assert "expected the first and the last" in capsys.readouterr().err
+
+
+def test_a_sense_of_another_scene_leaves_the_others_alone() -> None:
+    env = gymnasium.make("vla_rl/driving-v0", split="held_out", image_size=32, route_points=2)
+    own, other = (env.reset(options={"init_state_id": number})[0] for number in (0, 7))
+    pictured, moved = with_other_picture(own, other), with_other_motion(own, other)
+    np.testing.assert_array_equal(pictured["image"], other["image"])
+    np.testing.assert_array_equal(pictured["state"], own["state"])
+    np.testing.assert_array_equal(moved["image"], own["image"])
+    np.testing.assert_array_equal(moved["state"][:10], other["state"][:10])
+    np.testing.assert_array_equal(moved["state"][10:], own["state"][10:])
+    assert moved["instruction"] == other["instruction"]
+
+
+def a_line(after: list[float], reward: str = "total") -> dict[str, object]:
+    """A kept run, as far as the comparison reads it."""
+    return {
+        "seed": 3,
+        "updates": 60,
+        "version": "pdms_v1",
+        "reward": reward,
+        "after": {"total": after},
+    }
+
+
+def test_runs_are_compared_scene_by_scene() -> None:
+    # the scenes differ by 1, the difference from the blind plan is the same in both
+    lines = [a_line([1.0, 0.0]), a_line([0.0], "ego_progress"), a_line([1.5, 0.5], "srpo")]
+    assert above_blind(lines, [0.75, -0.25, 0.5]) == {
+        "seed": [3, 3], "updates": [60, 60], "above_blind": [0.25, 0.75], "above_blind_half": [0.0] * 2
+    }  # fmt: skip
+
+
+def test_a_run_on_more_scenes_than_the_blind_plan_is_refused() -> None:
+    with pytest.raises(ValueError, match="2 scenes, expected at most 1; raise --scenes"):
+        above_blind([a_line([1.0, 0.0])], [0.5])
+
+
+def test_a_driver_brakes_above_the_speed_and_pulls_below_it() -> None:
+    assert pull_towards(4.0, 7.0) == -2.0
+    assert pull_towards(4.0, 2.5) == 1.0
+    assert pull_towards(3.0, 15.0) == -FULL_PULL
+
+
+@pytest.mark.parametrize(("speed", "arrives"), [(3.5, True), (1.0, False)])
+def test_a_slow_driver_arrives_on_a_straight_road_if_its_speed_is_enough(
+    speed: float, arrives: bool
+) -> None:
+    env = gymnasium.make(
+        "vla_rl/driving_waypoints-v0",
+        split="held_out",
+        kind="straight",
+        action="along_route",
+        image_size=16,
+    ).unwrapped
+    score, is_success = drive(env, 0, speed)
+    assert is_success == arrives
+    assert (score == 1.0) == arrives

@@ -1,11 +1,37 @@
-"""What people see of the episodes that they watch."""
+"""What people see of episodes: contact sheets of drives, frames with captions, outcomes."""
 
 import io
 
 import numpy as np
 from rich.console import Console
 
-from vla_rl.evaluation.watched import FRAMES_PER_S, Episode, captioned, table_of
+from vla_rl.envs.driving.layouts import LAYOUTS
+from vla_rl.envs.driving.world import draw_world
+from vla_rl.evaluation.checkpoint_evaluator import import_named
+from vla_rl.evaluation.contact_sheets import (
+    FRAMES_PER_S,
+    MOST_SCENES,
+    Episode,
+    _chosen_scenes,
+    caption_episodes,
+    watched_table,
+    write_drive_sheet,
+)
+from vla_rl.util.imports import import_path
+
+
+def test_the_process_that_evaluates_beside_training_finds_the_function_by_its_path() -> None:
+    assert import_named(import_path(write_drive_sheet)) is write_drive_sheet
+
+
+def test_the_first_scene_of_each_layout_is_chosen() -> None:
+    chosen = _chosen_scenes("held_out", None)
+    kinds = [draw_world(number, "held_out").kind for number in range(MOST_SCENES)]
+    assert chosen == {kinds.index(kind): kind for kind in set(kinds)}
+
+
+def test_a_named_layout_has_its_strips_in_the_first_round_of_layouts() -> None:
+    assert _chosen_scenes("held_out", "tee") == dict.fromkeys(range(len(LAYOUTS)), "tee")
 
 
 def watched(init_state_id: int, is_success: bool, num_steps: int) -> Episode:
@@ -24,7 +50,7 @@ def test_a_failure_is_told_with_the_experts_reason() -> None:
 def test_the_mean_length_is_that_of_the_successes() -> None:
     console = Console(file=io.StringIO(), width=100, record=True)
     episodes = [watched(0, True, 80), watched(1, True, 100), watched(2, False, 280)]
-    console.print(table_of(episodes, "by an expert"))
+    console.print(watched_table(episodes, "by an expert"))
     row = next(line for line in console.export_text().splitlines() if "libero_goal/3" in line)
     assert [cell.strip() for cell in row.strip("│").split("│")] == [
         "libero_goal/3",
@@ -35,7 +61,7 @@ def test_the_mean_length_is_that_of_the_successes() -> None:
 
 
 def test_the_last_frame_stays_for_a_second() -> None:
-    frames = list(captioned([watched(0, True, 2)]))
+    frames = list(caption_episodes([watched(0, True, 2)]))
     assert len(frames) == 2 + FRAMES_PER_S
     assert frames[0].shape[0] > frames[0].shape[1]  # the caption is below the square frame
     assert not np.array_equal(frames[0], frames[2])
