@@ -81,8 +81,8 @@ def _counts(here: NamespaceHost, metrics: dict[str, float]) -> tuple[float, ...]
     return (here.carried_bytes()[0], 1000 * time.process_time(), *ways)
 
 
-def seats_on(host: FarHost, folder: Path) -> RankAssignments:
-    """Return the seat of a rank on a host."""
+def assign_rank(host: FarHost, folder: Path) -> RankAssignments:
+    """Assign a rank to a host."""
     placement = RemoteHost(
         address=f"tcp://{host.namespace.address}:7070",
         server_public_key=read_public_key(folder / "keys/server.pub"),
@@ -103,7 +103,7 @@ async def measure(
         scheduler=SchedulerConfig(groups_per_update=1),
     )
     routes = ImageRoutes(_SHELF_BYTES)
-    routes.sit(seats_on(learning, folder))
+    routes.assign(assign_rank(learning, folder))
     async with rollout_over(config, sleeping_policy(), pictures=routes) as rollout:
         past = await window(rollout, here, seconds)
     async with rollout_over(config, sleeping_policy()) as rollout:

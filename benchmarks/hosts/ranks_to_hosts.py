@@ -130,7 +130,7 @@ async def measured_updates(
         learner = learner_of(
             model, runtime, lane, ThroughControl(sink) if through_control else sink
         )
-        learner.sit(seats(learns, list_of_learner))
+        learner.assign(assign_ranks(learns, list_of_learner))
         async with learner:
             num_bytes = sum(each.nbytes for each in model.network.parameters())
             seconds, waited, copies = [], [], []
@@ -159,13 +159,13 @@ def learner_of(
     return ShardedLearner(model, runtime, lane, config, [sink])
 
 
-def seats(learns: FarHost, listed: Path) -> RankAssignments:
-    """Seat all ranks on one host."""
+def assign_ranks(learns: FarHost, listed: Path) -> RankAssignments:
+    """Assign all ranks to one host."""
     (known,) = read_host_file(listed)
-    seat = RankAssignment(
+    assignment = RankAssignment(
         "cpu", host=learns.name, placement=known.placement, address=learns.namespace.address
     )
-    return RankAssignments((seat,) * NUM_RANKS)
+    return RankAssignments((assignment,) * NUM_RANKS)
 
 
 async def measure(

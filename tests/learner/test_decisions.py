@@ -31,7 +31,7 @@ def test_turns_that_continue_each_other_exactly_become_one_row(policy: CausalLan
     assert rows.tokens.tolist() == [[20, 21, 8, 9, 22, 23, 24]]
     assert rows.mask.tolist() == [[True, True, False, False, True, True, True]]
     assert rows.advantage.tolist() == [[1.0, 1.0, 0.0, 0.0, -2.0, -2.0, -2.0]]
-    assert rows.num_read.tolist() == [10]
+    assert rows.num_input_tokens.tolist() == [10]
 
 
 def test_turns_that_write_the_past_in_another_way_stay_apart(policy: CausalLanguageModel) -> None:

@@ -349,7 +349,7 @@ async def test_an_update_that_teaches_nothing_moves_neither_weights_nor_momentum
         before = _parameters_and_moments(policy, await learner.snapshot())
         report = await learner.update(batch_of(play, policy), [0.0, 0.0, 0.0])
         after = _parameters_and_moments(policy, await learner.snapshot())
-    assert (report.weight_version, report.metrics["update/taught"]) == (2, 0.0)
+    assert (report.weight_version, report.metrics["update/trained"]) == (2, 0.0)
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
@@ -385,19 +385,19 @@ async def test_a_loss_that_chooses_among_all_tokens_is_given_every_row(
 
 
 @pytest.mark.parametrize(
-    ("name", "teaches"),
+    ("name", "trained_tokens"),
     [("dppo", True), ("cpgd", True), ("kl_cov", True), ("ppo", False), ("cispo", False)],
 )
 async def test_without_advantages_older_weights_teach_where_the_loss_has_a_term_of_its_own(
-    policy: OpenVlaOft, lane: DeviceLane, play: Play, name: str, teaches: bool
+    policy: OpenVlaOft, lane: DeviceLane, play: Play, name: str, trained_tokens: bool
 ) -> None:
     trajectories = batch_of(play, policy)
     async with asyncio.timeout(60):
         learner = Learner(policy, lane, config(loss=PolicyLossConfig(name=name)))
         await learner.update(trajectories, ADVANTAGES)
         report = await learner.update(trajectories, [0.0, 0.0, 0.0])
-    assert (report.metrics["update/taught"] > 0.0) is teaches
-    assert (report.metrics.get("update/grad_norm", 0.0) > 0.0) is teaches
+    assert (report.metrics["update/trained"] > 0.0) is trained_tokens
+    assert (report.metrics.get("update/grad_norm", 0.0) > 0.0) is trained_tokens
 
 
 async def test_an_advantage_on_masked_tokens_alone_teaches_nothing(
@@ -408,7 +408,7 @@ async def test_an_advantage_on_masked_tokens_alone_teaches_nothing(
     before = parameters(policy)
     async with asyncio.timeout(60):
         report = await Learner(policy, lane, config()).update([play(policy, 1, 1)], [after_the_end])
-    assert report.metrics["update/taught"] == 0.0
+    assert report.metrics["update/trained"] == 0.0
     assert torch.equal(parameters(policy), before)
 
 

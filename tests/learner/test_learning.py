@@ -90,13 +90,13 @@ async def test_demonstrations_of_which_no_token_teaches_are_refused_before_the_w
         observation=bandit(is_bright=True),
         actions=np.zeros((2, 2), np.float32),
         num_valid=2,
-        teaches=np.zeros(4, np.bool_),
+        trained_tokens=np.zeros(4, np.bool_),
     )
     imitator = Imitator(policy, lane, ImitationConfig())
     async with asyncio.timeout(30):
         with pytest.raises(
             ValueError,
-            match=r"none of the 8 demonstrated tokens is marked in Demonstration\.teaches",
+            match=r"none of the 8 demonstrated tokens is marked in Demonstration\.trained_tokens",
         ):
             await imitator.update([lesson, lesson])
     assert imitator.weight_version == 0

@@ -75,7 +75,7 @@ async def far(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RemoteH
         )
 
 
-def seats(far: RemoteHost, num_far: int) -> RankAssignments:
+def assign_ranks(far: RemoteHost, num_far: int) -> RankAssignments:
     """Rank 0 here, and others on the host."""
     there = RankAssignment("cpu", host="a", placement=far, address=LOOPBACK)
     return RankAssignments((RankAssignment("cpu", address=LOOPBACK), *[there] * num_far))
@@ -103,7 +103,7 @@ async def test_ranks_here_and_on_another_host_learn_and_continue_what_one_proces
     one, first = Learner(alone, lane, settings()), Critic(alone, lane, judging, seed=3)
     three = ShardedLearner(shared, runtime, lane, settings(ranks=3))
     second = three.critic(judging, seed=3)
-    three.sit(seats(far, 2))
+    three.assign(assign_ranks(far, 2))
     async with three:
         places = [runtime.info(rank).placement for rank in three.ranks.ranks]
         assert [isinstance(place, RemoteHost) for place in places] == [False, True, True]
@@ -135,7 +135,7 @@ async def test_a_killed_rank_of_another_host_is_named_and_ends_all(
     policy = mlp()
     trajectories = episodes(policy)
     learner = ShardedLearner(policy, runtime, lane, settings(ranks=2))
-    learner.sit(seats(far, 1))
+    learner.assign(assign_ranks(far, 1))
     async with learner:
         await learner.update(trajectories, list(ADVANTAGES))
         pids = [runtime.info(rank).pid for rank in learner.ranks.ranks]
@@ -165,7 +165,7 @@ async def test_a_port_in_use_and_a_missing_interface_are_refused_by_name(
         find_interface(Network("203.0.113.7"))
     there = RankAssignment("cpu", host="a", placement=far, address=LOOPBACK, interface="ib7")
     learner = ShardedLearner(mlp(), runtime, lane, settings(ranks=2))
-    learner.sit(RankAssignments((RankAssignment("cpu", address=LOOPBACK), there)))
+    learner.assign(RankAssignments((RankAssignment("cpu", address=LOOPBACK), there)))
     with pytest.raises(ConfigError, match="rank 1 on host 'a': the network interface 'ib7' does"):
         async with learner:
             pass
@@ -177,7 +177,7 @@ async def test_a_host_without_the_policys_module_is_named(
     plain = mlp()
     policy = type("Own", (MlpPolicy,), {"__module__": "nowhere"})(plain.config, plain.network)
     learner = ShardedLearner(policy, runtime, lane, settings(ranks=2))
-    learner.sit(
+    learner.assign(
         RankAssignments((RankAssignment("cpu", host="a", placement=far, address=LOOPBACK),) * 2)
     )
     told = r"rank \d on host 'a' cannot import nowhere:Own: .*PYTHONPATH"
@@ -187,11 +187,13 @@ async def test_a_host_without_the_policys_module_is_named(
 
 async def test_ranks_that_cannot_reach_rank_0_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vla_rl.learner.distributed.rendezvous.RENDEZVOUS_TIMEOUT_S", 0.2)
-    door = RendezvousServer(Network(LOOPBACK), 0, 2)
-    meeting = door.meeting
-    del door
-    with pytest.raises(ConfigError, match=rf"rank 1 cannot reach rank 0 at .* port {meeting.port}"):
-        join_group(meeting, Network(LOOPBACK), 1, 2, "gloo")
+    server = RendezvousServer(Network(LOOPBACK), 0, 2)
+    rendezvous = server.rendezvous
+    del server
+    with pytest.raises(
+        ConfigError, match=rf"rank 1 cannot reach rank 0 at .* port {rendezvous.port}"
+    ):
+        join_group(rendezvous, Network(LOOPBACK), 1, 2, "gloo")
 
 
 async def test_hosts_with_other_code_are_refused_by_name() -> None:
@@ -225,7 +227,7 @@ async def test_ranks_of_one_host_meet_in_a_file_whatever_its_folder_is_called(
     folder = tmp_path / "a #1, 50 %?"
     folder.mkdir()
     try:
-        join_group(Rendezvous(file=str(folder / "meeting-point")), None, 0, 1, "gloo")
-        assert [path.name for path in folder.iterdir()] == ["meeting-point"]
+        join_group(Rendezvous(file=str(folder / "rendezvous")), None, 0, 1, "gloo")
+        assert [path.name for path in folder.iterdir()] == ["rendezvous"]
     finally:
         dist.destroy_process_group()

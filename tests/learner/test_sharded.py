@@ -271,7 +271,9 @@ async def test_a_qwen2_5_vl_has_the_gradients_of_one_process_also_if_a_rank_sees
 ) -> None:
     policy = tiny_vision()
     shown, text, other = (flatten_trajectories([each], [1.0]) for each in episodes(policy))
-    assert int(text.num_read) > int(shown.num_read) + int(other.num_read)  # a rank of its own
+    assert int(text.num_input_tokens) > int(shown.num_input_tokens) + int(
+        other.num_input_tokens
+    )  # a rank of its own
     assert await difference(policy.copy, runtime, lane, tmp_path, 2) <= 3e-6
 
 
@@ -410,7 +412,7 @@ async def test_a_full_disk_ends_no_rank_and_a_killed_rank_is_named_and_all_end(
         with pytest.raises(CheckpointError, match="missing could not be written"):
             await write_staged(learner.ranks.group, 1, "policy", tmp_path / "missing", {})
         report = await learner.update(trajectories, [0.0, 0.0, 0.0])
-        assert (report.weight_version, report.metrics["update/taught"]) == (1, 0.0)
+        assert (report.weight_version, report.metrics["update/trained"]) == (1, 0.0)
         await learner.update(trajectories, list(ADVANTAGES))
         pids = [runtime.info(rank).pid for rank in learner.ranks.ranks]
         killed = time.monotonic()

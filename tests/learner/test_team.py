@@ -144,7 +144,7 @@ async def test_an_agent_that_decided_nothing_stands_still_and_keeps_up_with_the_
     assert torch.equal(weights_of(members["solver"]), weights_of(policies()["solver"]))
     assert [learner.weight_version for learner in learners.values()] == [1, 1]
     told = {name: value for name, value in report.metrics.items() if name.startswith("solver/")}
-    assert told == {"solver/update/taught": 0.0}
+    assert told == {"solver/update/trained": 0.0}
 
 
 async def test_decisions_of_a_stranger_are_refused_by_name() -> None:

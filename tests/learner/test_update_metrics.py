@@ -56,7 +56,7 @@ def test_metrics_are_means_over_steps_and_tokens() -> None:
     assert found["update/grad_norm"] == pytest.approx(2.0)
     assert found["update/lr"] == 0.05
     assert (found["update/steps"], found["update/skipped_steps"]) == (2.0, 1.0)
-    assert (found["update/tokens"], found["update/taught"]) == (3.0, 1.0)
+    assert (found["update/tokens"], found["update/trained"]) == (3.0, 1.0)
 
 
 def test_ratios_are_by_the_staleness_of_their_tokens() -> None:
@@ -75,7 +75,7 @@ def test_the_gap_to_the_engine_is_over_the_tokens_that_can_be_compared() -> None
 
 
 def test_an_update_that_taught_nothing_says_only_that() -> None:
-    assert update_metrics([], [], weight_version=5) == {"update/taught": 0.0}
+    assert update_metrics([], [], weight_version=5) == {"update/trained": 0.0}
 
 
 def test_all_sums_come_to_the_host_with_their_names() -> None:

@@ -94,7 +94,7 @@ async def test_every_pipeline_makes_updates_that_begin_at_ratio_one(
     config = small(pipeline, tmp_path, learner=single_step)
     metrics, policy, run = await trained(config)
     assert [line["update"] for line in metrics] == [1, 2]
-    taught = [line for line in metrics if line["update/taught"]]
+    taught = [line for line in metrics if line["update/trained"]]
     assert all(line["update/ratio_mean"] == pytest.approx(1.0, abs=1e-4) for line in taught)
     assert all(line["update/log_prob_gap_max"] < 1e-4 for line in taught)
     assert all(line["update/staleness_max"] == 0.0 for line in metrics)
@@ -342,7 +342,7 @@ async def test_where_every_episode_was_cut_off_and_those_are_masked_nothing_move
     config = small("grpo", tmp_path, filter=FilterConfig(mask_truncated=True))
     config = with_entropy_bonus(config)
     metrics, policy, _ = await trained(config)
-    assert [line["update/taught"] for line in metrics] == [0.0, 0.0]
+    assert [line["update/trained"] for line in metrics] == [0.0, 0.0]
     assert torch.equal(weights(policy), weights(new_policy(config)))
 
 
@@ -353,7 +353,7 @@ async def test_a_critic_is_warmed_up_before_the_policy_moves(tmp_path: Path) -> 
     )
     metrics, policy, run = await trained(waiting)
     assert torch.equal(weights(policy), weights(new_policy(config)))
-    assert [line["update/taught"] for line in metrics] == [0.0, 0.0]
+    assert [line["update/trained"] for line in metrics] == [0.0, 0.0]
     assert metrics[0]["critic/grad_norm"] > 0.0
     assert (run.checkpoints / "update-000002" / "critic.safetensors").exists()
 

@@ -116,7 +116,7 @@ async def test_one_command_trains_on_a_file_of_questions(tmp_path: Path) -> None
     lines = list(read_metrics(run / "metrics.jsonl"))
     assert [int(line["update"]) for line in lines] == [1, 2]
     assert all(0.0 < line["reward/mean"] < 1.0 for line in lines)
-    assert sum(line["update/taught"] for line in lines) > 0
+    assert sum(line["update/trained"] for line in lines) > 0
     validation = [
         msgspec.json.decode(line) for line in (run / "validation.jsonl").read_bytes().splitlines()
     ]
@@ -280,8 +280,8 @@ async def test_one_command_trains_a_policy_on_what_it_sees(tmp_path: Path) -> No
     lines = list(read_metrics(run / "metrics.jsonl"))
     assert [int(line["update"]) for line in lines] == [1, 2]
     assert all(0.0 <= line["reward/mean"] <= 1.0 for line in lines)
-    assert sum(line["update/taught"] for line in lines) > 0
-    gaps = [line["update/log_prob_gap_max"] for line in lines if line["update/taught"]]
+    assert sum(line["update/trained"] for line in lines) > 0
+    gaps = [line["update/log_prob_gap_max"] for line in lines if line["update/trained"]]
     assert max(gaps) < 1e-4
     saved = load_language_model(run / "checkpoints" / "update-000002" / "policy")
     assert isinstance(saved, VisionLanguageModel)

@@ -259,19 +259,19 @@ async def test_a_picture_is_borrowed_once_for_an_update_and_freed_after_it() -> 
             (shelved, first), (_, second) = (each for each in found if each is not None)
             images = [first["0/observation/image"], second["0/observation/image"]]
             num_before = len(memories())
-            loan = await routes.lend("other", images[:1])
-            await routes.take_back(loan)
-            again = await routes.lend("other", images)
-            await routes.take_back(again)
-            # the second loan borrowed the second picture alone
+            copies = await routes.copy_images("other", images[:1])
+            await routes.release_images(copies)
+            again = await routes.copy_images("other", images)
+            await routes.release_images(again)
+            # the second copies borrowed the second picture alone
             assert len(memories()) == num_before + 2
-            assert again.places[images[0]] == loan.places[images[0]]
+            assert again.by_original[images[0]] == copies.by_original[images[0]]
             for image in images:
-                assert np.array_equal(again.places[image].read(), image.read())
+                assert np.array_equal(again.by_original[image].read(), image.read())
             routes.drop(shelved)
-            await routes.take_back(await routes.lend("other", images[1:]))
+            await routes.release_images(await routes.copy_images("other", images[1:]))
             assert len(memories()) == num_before + 1
-            assert np.array_equal(again.places[images[1]].read(), images[1].read())
+            assert np.array_equal(again.by_original[images[1]].read(), images[1].read())
         await other.on_stop()
 
 

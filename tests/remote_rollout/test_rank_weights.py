@@ -117,7 +117,7 @@ async def test_ranks_on_another_host_give_their_weights_too(
         )
         far = RankAssignment("cpu", host="far", placement=there, address="127.0.0.1")
         two = ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink])
-        two.sit(RankAssignments((RankAssignment("cpu", address="127.0.0.1"), far)))
+        two.assign(RankAssignments((RankAssignment("cpu", address="127.0.0.1"), far)))
         async with two:
             await two.update(episodes(policy), ADVANTAGES)
     await site.arrive()
@@ -254,14 +254,14 @@ async def test_a_host_that_joins_gets_the_newest_version_from_a_host_or_else_fro
             assert await site.catch_up(last) == 1
             assert "take shares last" in first.log
             # the ranks have made a step since, and its version is not published yet
-            await two.ranks.step(publish=False)
+            await two.ranks.optim_step(publish=False)
             with pytest.raises(WeightsNotGiven, match="newer weights by now"):
                 await site.catch_up(Host("early", [], network=mlp(7).network))
             waiting = Host("waits", [], network=mlp(7).network)
             async with asyncio.TaskGroup() as tasks:
                 joining = tasks.create_task(site.join(waiting))
                 await asyncio.sleep(0)
-                await two.ranks.step(publish=True)
+                await two.ranks.optim_step(publish=True)
             assert joining.result() == waiting.version == 2
     await site.arrive()
     assert first.digest == late.digest == last.digest != ""

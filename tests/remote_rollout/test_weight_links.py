@@ -162,7 +162,7 @@ async def given(keys: KeyPair, door: SocketAddress, pieces: Sequence[ShardPiece]
         return next(left, None)
 
     at = ShardSocket(address=f"tcp://127.0.0.1:{door.port}", public_key=door.public_key)
-    await ShardSender(keys, at, next_piece).give()
+    await ShardSender(keys, at, next_piece).send()
 
 
 async def taken(

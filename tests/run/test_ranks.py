@@ -454,7 +454,7 @@ def test_gpus_of_a_lost_host_are_left_out_and_ranks_on_cpus_move() -> None:
     far: Any = object()
     gpus = [("", 0), ("", 1), ("a", 0), ("a", 1), ("b", 0), ("b", 1)]
     restarts = Restarts(9, num_ranks=6, group_size=2)
-    restarts.sit(
+    restarts.assign(
         RankAssignments(
             tuple(
                 RankAssignment(f"cuda:{gpu}", host, far if host else None, gpu=gpu)
@@ -470,7 +470,7 @@ def test_gpus_of_a_lost_host_are_left_out_and_ranks_on_cpus_move() -> None:
     left, _ = restarts.remaining(config, new_policy(config))
     assert (left.learner.ranks, left.cluster.learners) == (2, ("here", "a:0,1"))
     moved = Restarts(9, num_ranks=6)
-    moved.sit(
+    moved.assign(
         RankAssignments(
             tuple(RankAssignment("cpu", host, far if host else None) for host, _ in gpus)
         )

@@ -99,7 +99,7 @@ async def test_every_pipeline_trains_a_policy_that_speaks(tmp_path: Path, pipeli
     outcome = await run(config_of(tmp_path, pipeline, updates=2))
     assert outcome.progress.num_episodes >= 32
     assert max(column(outcome, "update/log_prob_gap_max"), default=0.0) < 1e-3
-    assert sum(column(outcome, "update/taught")) > 0
+    assert sum(column(outcome, "update/trained")) > 0
     folder = outcome.run.checkpoints / "update-000002" / "policy"
     assert CausalLanguageModel.load(folder).context_size == 128
 

@@ -139,13 +139,13 @@ class ShardHolders(Protocol):
     """The processes that hold the newest weights of a policy.
 
     Attributes:
-        turn: lock; hold it from `new_links` until `give` has returned, so that no host waits at open
-            doors for processes that compute something else.
+        turn: lock; hold it from `new_links` until `send_shards` has returned, so that no host waits at open
+            sockets for processes that compute something else.
     """
 
     turn: asyncio.Lock
 
-    async def shares(self, begins: Mapping[str, int], row_bytes: int) -> list[WeightShard]:
+    async def describe_shards(self, begins: Mapping[str, int], row_bytes: int) -> list[WeightShard]:
         """Return what each process holds now, without those that hold nothing.
 
         Args:
@@ -154,19 +154,19 @@ class ShardHolders(Protocol):
         """
         ...
 
-    async def new_links(self, shares: Sequence[WeightShard]) -> list[str]:
-        """Return the public keys with which the holders of these shares will connect to a host."""
+    async def new_links(self, shards: Sequence[WeightShard]) -> list[str]:
+        """Return the public keys with which the holders of these shards will connect to a host."""
         ...
 
-    async def give(
-        self, shares: Sequence[WeightShard], links: Sequence[str], doors: Sequence[ShardSocket]
+    async def send_shards(
+        self, shards: Sequence[WeightShard], links: Sequence[str], sockets: Sequence[ShardSocket]
     ) -> None:
-        """Send each share to its door, and return once the host has closed all doors.
+        """Send each shard to its socket, and return once the host has closed all sockets.
 
         Args:
-            shares: what to send.
+            shards: what to send.
             links: what `new_links` returned for them.
-            doors: where the host takes them.
+            sockets: where the host receives them.
 
         Raises: WeightsNotGiven if a host cannot be reached, or the weights have changed; RankFailed
             if a process is gone.

@@ -50,20 +50,20 @@ class MicroBatchSums:
     """Version that chose each unmasked token, and its |log-ratio|: float64 [2, n]."""
 
     first_nonfinite: Tensor
-    """Number that `first_nonfinite` returned, int64 []."""
+    """Number that `finiteness.first_nonfinite` returned, int64 []."""
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors, in the order in which `with_tensors` takes them."""
         own = [getattr(self, name) for name in _OWN]
-        told = [getattr(self.diagnostics, name) for name in _DIAGNOSTICS]
-        return [*own, *told, *self.diagnostics.extra_sums.values()]
+        numbers = [getattr(self.diagnostics, name) for name in _DIAGNOSTICS]
+        return [*own, *numbers, *self.diagnostics.extra_sums.values()]
 
     def with_tensors(self, tensors: Iterator[Tensor]) -> "MicroBatchSums":
         """Return the same sums with the next of these tensors."""
         own = {name: next(tensors) for name in _OWN}
-        told = {name: next(tensors) for name in _DIAGNOSTICS}
+        numbers = {name: next(tensors) for name in _DIAGNOSTICS}
         extra = {name: next(tensors) for name in self.diagnostics.extra_sums}
-        return replace(self, diagnostics=Diagnostics(**told, extra_sums=extra), **own)
+        return replace(self, diagnostics=Diagnostics(**numbers, extra_sums=extra), **own)
 
 
 _OWN = tuple(each.name for each in fields(MicroBatchSums) if each.name != "diagnostics")
@@ -126,7 +126,7 @@ class Training:
             self.publish()
         return report
 
-    def stand_still(self) -> None:
+    def publish_unchanged(self) -> None:
         """Publish the same weights as a new version, after an update that taught nothing.
 
         The optimizer does not step.
@@ -183,17 +183,17 @@ class Backend(Protocol):
         """Score every token under the current weights: float32 [N, T] on the CPU."""
         ...
 
-    async def accumulate(
+    async def forward_backward(
         self, minibatch: Decisions, plan: StepPlan, compare: int | None
     ) -> list[MicroBatchSums]:
         """Compute the gradient of a mini-batch; return the sums of `plan.indices`, on the host."""
         ...
 
-    async def step(self, publish: bool) -> StepReport:
+    async def optim_step(self, publish: bool) -> StepReport:
         """Take one optimizer step; with `publish`, raise the version and publish the weights."""
         ...
 
-    async def stand_still(self) -> None:
+    async def publish_unchanged(self) -> None:
         """Publish the same weights as a new version."""
         ...
 
@@ -307,7 +307,7 @@ class LocalBackend:
         """Score every token under the current weights."""
         return await self._scorer.log_probs(decisions)
 
-    async def accumulate(
+    async def forward_backward(
         self, minibatch: Decisions, plan: StepPlan, compare: int | None
     ) -> list[MicroBatchSums]:
         """Compute the gradient of a mini-batch."""
@@ -324,14 +324,14 @@ class LocalBackend:
                 )
         return await self._lane.run(self._read, sums, work="update")
 
-    async def step(self, publish: bool) -> StepReport:
+    async def optim_step(self, publish: bool) -> StepReport:
         """Take one optimizer step."""
         grad_norm, self._grad_norm = self._grad_norm, None
         return await self._lane.run(self._training.step, publish, grad_norm, work="update")
 
-    async def stand_still(self) -> None:
+    async def publish_unchanged(self) -> None:
         """Publish the same weights as a new version."""
-        await self._lane.run(self._training.stand_still, work="update")
+        await self._lane.run(self._training.publish_unchanged, work="update")
 
     async def snapshot(self) -> TrainingState:
         """Copy all state that the next update depends on."""

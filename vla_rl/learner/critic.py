@@ -42,16 +42,16 @@ __all__ = ["Critic", "PolicyCritic", "ValueHead", "is_cut_off"]
 class PolicyCritic:
     """Estimates values in a policy's episodes, and is trained on the returns that followed.
 
-    It decides what is learnt: mini-batches and targets. `passes` computes.
+    It decides what is learnt: mini-batches and targets. `backend` computes.
 
     Args:
-        passes: computes with the network that is trained.
+        backend: computes with the network that is trained.
         config: units, loss and batches.
         seed: seed of the order of the mini-batches.
     """
 
-    def __init__(self, passes: CriticBackend, config: CriticConfig, seed: int) -> None:
-        self._passes, self._config, self._seed = passes, config, seed
+    def __init__(self, backend: CriticBackend, config: CriticConfig, seed: int) -> None:
+        self._backend, self._config, self._seed = backend, config, seed
         self._loss = value_loss(config.loss)
         self._num_updates = 0
         self._turn = asyncio.Lock()
@@ -62,21 +62,21 @@ class PolicyCritic:
 
         Raises: ValueError, naming episode and decision, for a value that is not finite.
         """
-        seen: list[Observation] = []
+        observations: list[Observation] = []
         for trajectory in trajectories:
-            seen += [step.observation for step in trajectory.steps]
+            observations += [step.observation for step in trajectory.steps]
             if is_cut_off(trajectory):
-                seen.append(trajectory.final_observation)
+                observations.append(trajectory.final_observation)
         async with self._turn:
-            values = await self._passes.values(seen)
-        judged = _split_by_trajectory(trajectories, values.numpy() * self._config.value_scale)
-        require_values(trajectories, judged)
-        return judged
+            values = await self._backend.values(observations)
+        found = _split_by_trajectory(trajectories, values.numpy() * self._config.value_scale)
+        require_values(trajectories, found)
+        return found
 
     async def update(
         self,
         trajectories: Sequence[Trajectory],
-        judged: Sequence[TrajectoryValues],
+        values: Sequence[TrajectoryValues],
         returns: Sequence[np.ndarray],
         *,
         number: int | None = None,
@@ -85,7 +85,7 @@ class PolicyCritic:
 
         Args:
             trajectories: recorded episodes.
-            judged: their values before this update, for clipping and explained variance.
+            values: their values before this update, for clipping and explained variance.
             returns: float [decisions] for each trajectory, the targets of the values.
             number: number of the run's update. An update that the critic has already made is
                 skipped: a run may have been stopped between the critic's and the policy's update.
@@ -98,13 +98,13 @@ class PolicyCritic:
         Raises: ValueError for returns or values that do not fit or are not finite.
         """
         require_returns(trajectories, returns)
-        require_values(trajectories, judged)
+        require_values(trajectories, values)
         observations = tuple(
             step.observation for trajectory in trajectories for step in trajectory.steps
         )
         scale = self._config.value_scale
         target = torch.from_numpy(np.concatenate(list(returns)).astype(np.float32)) / scale
-        old = torch.from_numpy(np.concatenate([each.values for each in judged])) / scale
+        old = torch.from_numpy(np.concatenate([each.values for each in values])) / scale
         sequence = torch.from_numpy(
             np.repeat(np.arange(len(returns)), [len(each) for each in returns])
         )
@@ -117,10 +117,10 @@ class PolicyCritic:
             if number < self._num_updates:
                 return {}
             for index in self._minibatches(sequence, number):
-                sums += await self._passes.accumulate(rows.rows(index))
-                reports.append(await self._passes.step())
+                sums += await self._backend.forward_backward(rows.rows(index))
+                reports.append(await self._backend.optim_step())
             self._num_updates = number + 1
-            loss, num_clipped = await self._passes.summed(sums)
+            loss, num_clipped = await self._backend.summed(sums)
         _, before = self._loss(
             old * scale, old * scale, target * scale, torch.ones_like(old, dtype=torch.bool)
         )
@@ -135,7 +135,7 @@ class PolicyCritic:
     async def snapshot(self) -> Mapping[str, Tensor] | StagedTensors:
         """Copy all state that the next update depends on, by name."""
         async with self._turn:
-            return await self._passes.snapshot(self._num_updates)
+            return await self._backend.snapshot(self._num_updates)
 
     async def restore(
         self,
@@ -163,7 +163,7 @@ class PolicyCritic:
         }
         async with self._turn:
             try:
-                await self._passes.restore(own, file, prefix)
+                await self._backend.restore(own, file, prefix)
                 self._num_updates = int(own[NUM_UPDATES])
             except (KeyError, RuntimeError, CheckpointError) as error:
                 raise CheckpointError(
@@ -198,9 +198,9 @@ class Critic(PolicyCritic):
     def __init__(
         self, model: TokenModel[Any], lane: DeviceLane, config: CriticConfig, seed: int
     ) -> None:
-        passes = LocalCriticBackend(model, lane, config, seed)
-        super().__init__(passes, config, seed)
-        self.head = passes.module.head
+        backend = LocalCriticBackend(model, lane, config, seed)
+        super().__init__(backend, config, seed)
+        self.head = backend.module.head
         """The value head."""
 
 
@@ -214,10 +214,10 @@ def is_cut_off(trajectory: Trajectory) -> bool:
 def _split_by_trajectory(
     trajectories: Sequence[Trajectory], values: np.ndarray
 ) -> list[TrajectoryValues]:
-    judged, start = [], 0
+    found, start = [], 0
     for trajectory in trajectories:
         end = start + len(trajectory.steps)
         cut_off = is_cut_off(trajectory)
-        judged.append(TrajectoryValues(values[start:end], float(values[end]) if cut_off else 0.0))
+        found.append(TrajectoryValues(values[start:end], float(values[end]) if cut_off else 0.0))
         start = end + cut_off
-    return judged
+    return found

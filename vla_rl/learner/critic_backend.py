@@ -54,11 +54,11 @@ class CriticBackend(Protocol):
         """Compute values, float32 [N] on the CPU, in units of `value_scale`."""
         ...
 
-    async def accumulate(self, rows: ValueRows) -> list[ValueSums]:
+    async def forward_backward(self, rows: ValueRows) -> list[ValueSums]:
         """Compute the gradient of the mean loss of a mini-batch."""
         ...
 
-    async def step(self) -> StepReport:
+    async def optim_step(self) -> StepReport:
         """Take one optimizer step."""
         ...
 
@@ -147,7 +147,7 @@ class ValuePasses:
     def __init__(self, module: ValueModule, config: CriticConfig) -> None:
         self._module, self._loss = module, value_loss(config.loss)
 
-    def judge(self, batch: Any) -> Tensor:
+    def compute_values(self, batch: Any) -> Tensor:
         """Compute values without a gradient."""
         with torch.no_grad():
             values: Tensor = self._module(batch)
@@ -186,27 +186,29 @@ class LocalCriticBackend:
 
     async def values(self, observations: Sequence[Observation]) -> Tensor:
         """Compute values, float32 [N] on the CPU."""
-        indices = micro_batches(num_read(observations), self._size)
+        indices = micro_batches(count_input_tokens(observations), self._size)
         parts = [[observations[row] for row in index.tolist()] for index in indices]
         found = await compute_in_parts(
-            self._lane, self.module.trunk.prepare, self._judge, parts, "values"
+            self._lane, self.module.trunk.prepare, self._compute_values, parts, "values"
         )
         parts_on_host = await self._lane.run(to_host, *found, work="values")
         values = torch.zeros(len(observations))
         values[torch.cat(indices)] = torch.cat(parts_on_host)
         return values
 
-    async def accumulate(self, rows: ValueRows) -> list[ValueSums]:
+    async def forward_backward(self, rows: ValueRows) -> list[ValueSums]:
         """Compute the gradient of the mean loss of a mini-batch, in micro-batches."""
         await self._lane.run(self._optimizer.zero_grad, work="critic")
-        parts = [rows.rows(index) for index in micro_batches(num_read(rows[0]), self._size)]
+        parts = [
+            rows.rows(index) for index in micro_batches(count_input_tokens(rows[0]), self._size)
+        ]
 
         def backward(batch: Any, part: ValueRows) -> ValueSums:
             return self._passes.backward(batch, part, len(rows.target))
 
         return await compute_in_parts(self._lane, self._prepare, backward, parts, "critic")
 
-    async def step(self) -> StepReport:
+    async def optim_step(self) -> StepReport:
         """Take one optimizer step."""
         return await self._lane.run(self._optimizer.step, work="critic")
 
@@ -225,8 +227,8 @@ class LocalCriticBackend:
     def _prepare(self, rows: ValueRows) -> Any:
         return self.module.trunk.prepare(rows.observations)
 
-    def _judge(self, batch: Any, _: Sequence[Observation]) -> Tensor:
-        return self._passes.judge(batch)
+    def _compute_values(self, batch: Any, _: Sequence[Observation]) -> Tensor:
+        return self._passes.compute_values(batch)
 
     def _copied(self, num_updates: int) -> dict[str, Tensor]:
         state = self.module.network.state_dict()
@@ -242,7 +244,7 @@ class LocalCriticBackend:
         self._optimizer.load_tensors(_without_prefix(OPTIMIZER, tensors))
 
 
-def num_read(observations: Sequence[Observation]) -> Tensor:
+def count_input_tokens(observations: Sequence[Observation]) -> Tensor:
     """Return the number of prompt tokens of each observation, int64 [N]; 1 for an observation
     without a prompt.
     """

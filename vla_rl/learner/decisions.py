@@ -44,11 +44,11 @@ class Decisions(TokenColumns):
 
     Attributes:
         observations: observations of the policy; frames are still uint8.
-        places: for each row, the places of its decisions.
+        slots: for each row, the slots of its decisions.
     """
 
     observations: tuple[Observation, ...]
-    places: tuple[tuple[DecisionSlot, ...], ...]
+    slots: tuple[tuple[DecisionSlot, ...], ...]
 
     def __len__(self) -> int:
         return len(self.observations)
@@ -61,7 +61,7 @@ class Decisions(TokenColumns):
     @property
     def num_decisions(self) -> int:
         """Number of decisions in all rows."""
-        return sum(len(places) for places in self.places)
+        return sum(len(slots) for slots in self.slots)
 
     def rows(self, index: Tensor) -> "Decisions":
         """Select rows, int64 [M], in the given order, and drop columns that are padding in all of
@@ -79,7 +79,7 @@ class Decisions(TokenColumns):
         return replace(
             self,
             observations=tuple(self.observations[row] for row in chosen),
-            places=tuple(self.places[row] for row in chosen),
+            slots=tuple(self.slots[row] for row in chosen),
             **columns,
         )
 
@@ -92,8 +92,8 @@ class Decisions(TokenColumns):
         """Split values on the CPU, [N, T], such as log-probs, into the tokens of each decision, in
         the order of the decisions."""
         found: dict[int, np.ndarray] = {}
-        for row, places in zip(values.numpy(), self.places, strict=True):
-            found |= {place.decision: row[place.start : place.stop] for place in places}
+        for row, slots in zip(values.numpy(), self.slots, strict=True):
+            found |= {slot.decision: row[slot.start : slot.stop] for slot in slots}
         return [found[decision] for decision in sorted(found)]
 
 
@@ -136,8 +136,8 @@ def flatten_trajectories(
             columns[name] = narrowed(column, columns["mask"])
     columns |= {name: torch.tensor([getattr(row, name) for row in rows]) for name in BY_ROW}
     decisions = Decisions(
-        observations=tuple(row.seen for row in rows),
-        places=tuple(tuple(row.places) for row in rows),
+        observations=tuple(row.full_observation for row in rows),
+        slots=tuple(tuple(row.slots) for row in rows),
         action_tokens=_action_tokens(trajectories),
         **columns,
     )

@@ -29,7 +29,7 @@ class TokenRows(Protocol):
     @property
     def mask(self) -> Tensor: ...
     @property
-    def places(self) -> Sequence[Sequence[DecisionSlot]]: ...
+    def slots(self) -> Sequence[Sequence[DecisionSlot]]: ...
     def rows(self, index: Tensor) -> Self: ...
 
 
@@ -64,10 +64,10 @@ def describe_token(decisions: TokenRows, row: int, column: int) -> str:
     """Name a token of a row by its episode, the decision in the episode and the token in the
     decision, counted from 0.
     """
-    place = next(each for each in decisions.places[row] if each.start <= column < each.stop)
-    agent = "" if place.agent == DEFAULT_AGENT else f" of agent {place.agent!r}"
-    token = column - place.start
-    return f"token {token} of decision {place.number}{agent} of episode {place.episode_id}"
+    slot = next(each for each in decisions.slots[row] if each.start <= column < each.stop)
+    agent = "" if slot.agent == DEFAULT_AGENT else f" of agent {slot.agent!r}"
+    token = column - slot.start
+    return f"token {token} of decision {slot.number}{agent} of episode {slot.episode_id}"
 
 
 def first_nonfinite(log_prob: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
@@ -89,20 +89,20 @@ def first_nonfinite(log_prob: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
 
 
 def require_finite_outputs(
-    minibatch: TokenRows, indices: Sequence[Tensor], places: Sequence[Tensor], model: str
+    minibatch: TokenRows, indices: Sequence[Tensor], found: Sequence[Tensor], model: str
 ) -> None:
     """Raise ValueError, naming the token, if `first_nonfinite` found one in a micro-batch.
 
     Args:
         minibatch: all rows.
         indices: rows of each micro-batch.
-        places: what `first_nonfinite` returned for each.
+        found: what `first_nonfinite` returned for each.
         model: name of the policy's class.
     """
-    for index, place in zip(indices, torch.stack(list(places)).tolist(), strict=True):
-        if place > 0:
+    for index, number in zip(indices, torch.stack(list(found)).tolist(), strict=True):
+        if number > 0:
             rows = minibatch.rows(index)
-            where = describe_token(rows, *divmod(place - 1, rows.mask.shape[1]))
+            where = describe_token(rows, *divmod(number - 1, rows.mask.shape[1]))
             raise ValueError(
                 f"{model}.log_probs gave an infinite log-prob, or an entropy that is not finite, "
                 f"for {where}; expected finite numbers. Learner and engine must allow the same "
@@ -124,17 +124,17 @@ class TrajectoryValues:
     bootstrap: float
 
 
-def require_values(trajectories: Sequence[Trajectory], judged: Sequence[TrajectoryValues]) -> None:
+def require_values(trajectories: Sequence[Trajectory], values: Sequence[TrajectoryValues]) -> None:
     """Raise ValueError unless a critic's values have the right shape and are finite.
 
     The error names episode and decision.
     """
-    if len(trajectories) != len(judged):
+    if len(trajectories) != len(values):
         raise ValueError(
-            f"values of {len(judged)} trajectories for {len(trajectories)}, expected one `Judged` "
+            f"values of {len(values)} trajectories for {len(trajectories)}, expected one `TrajectoryValues` "
             "for each."
         )
-    for trajectory, each in zip(trajectories, judged, strict=True):
+    for trajectory, each in zip(trajectories, values, strict=True):
         _require_each(
             trajectory, each.values, "values", "look at the critic's learning rate and value_scale"
         )

@@ -34,7 +34,7 @@ class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
     """Number of demonstrated control steps in the chunk; the rest, after the episode's end, may
     hold anything and is ignored."""
 
-    teaches: np.ndarray | None = None
+    trained_tokens: np.ndarray | None = None
     """Tokens to learn from, bool [T]; None for all. In a conversation, tokens of other speakers are
     excluded."""
 
@@ -46,7 +46,7 @@ class PolicyImitator:
     depend on the micro-batches.
 
     Args:
-        passes: computes with the weights that are trained.
+        backend: computes with the weights that are trained.
         model: the policy in this process.
         lane: prepares rows, and evaluates.
         config: micro-batches.
@@ -54,27 +54,27 @@ class PolicyImitator:
 
     def __init__(
         self,
-        passes: ImitationBackend,
+        backend: ImitationBackend,
         model: PolicyModel[Any] | LanguageModel[Any],
         lane: DeviceLane,
         config: ImitationConfig,
     ) -> None:
-        self._passes, self._model, self._lane, self._config = passes, model, lane, config
+        self._backend, self._model, self._lane, self._config = backend, model, lane, config
         self._turn = asyncio.Lock()
 
     @property
     def weight_version(self) -> int:
         """Number of updates applied."""
-        return self._passes.weight_version
+        return self._backend.weight_version
 
     async def update(self, demonstrations: Sequence[Demonstration]) -> UpdateReport:
         """Take one optimizer step. Raises: ValueError if no control step is valid, no token is to
         be learnt, or shapes differ."""
-        lessons = await self._lane.prepare(self._lessons, demonstrations)
+        rows = await self._lane.prepare(self._make_rows, demonstrations)
         async with self._turn:
-            losses = await self._passes.accumulate(lessons)
-            report = await self._passes.step()
-            loss = await self._passes.total(losses)
+            losses = await self._backend.forward_backward(rows)
+            report = await self._backend.optim_step()
+            loss = await self._backend.total(losses)
         metrics = {
             "imitation/loss": loss,
             "imitation/grad_norm": report.grad_norm,
@@ -86,7 +86,7 @@ class PolicyImitator:
     async def fetch(self) -> None:
         """Bring the weights of the model in this process up to date, to save or to evaluate it."""
         async with self._turn:
-            await self._passes.fetch()
+            await self._backend.fetch()
 
     async def evaluate(self, demonstrations: Sequence[Demonstration]) -> dict[str, float]:
         """Compare greedy actions with the demonstrated ones: mean |a - a*| in the environment's
@@ -124,14 +124,14 @@ class PolicyImitator:
     async def snapshot(self) -> TrainingState:
         """Copy all state that the next update depends on, between two updates."""
         async with self._turn:
-            return await self._passes.snapshot()
+            return await self._backend.snapshot()
 
     async def restore(self, state: TrainingState) -> None:
         """Continue from a snapshot, and publish its weights."""
         async with self._turn:
-            await self._passes.restore(state)
+            await self._backend.restore(state)
 
-    def _lessons(self, demonstrations: Sequence[Demonstration]) -> SftRows:
+    def _make_rows(self, demonstrations: Sequence[Demonstration]) -> SftRows:
         tokens, mask = self._targets(demonstrations)
         is_text, num_rows = isinstance(self._model, LanguageModel), len(demonstrations)
         lengths, prompts = torch.full((num_rows,), tokens.shape[1]), torch.zeros(num_rows)
@@ -156,12 +156,12 @@ class PolicyImitator:
         for number, (row, each) in enumerate(zip(rows, demonstrations, strict=True)):
             tokens[number, : len(row)] = torch.from_numpy(row)
             mask[number, : each.num_valid * (len(row) // len(each.actions))] = True
-            if each.teaches is not None:
-                mask[number, : len(row)] &= torch.from_numpy(each.teaches)
+            if each.trained_tokens is not None:
+                mask[number, : len(row)] &= torch.from_numpy(each.trained_tokens)
         if not mask.any():
             raise ValueError(
                 f"none of the {tokens.numel()} demonstrated tokens is marked in "
-                "Demonstration.teaches, expected at least one; check how `teaches` is computed, "
+                "Demonstration.trained_tokens, expected at least one; check how `trained_tokens` is computed, "
                 "and look for conversations that are cut before their first reply."
             )
         return tokens, mask
@@ -191,8 +191,8 @@ class Imitator(PolicyImitator):
         prepare: Callable[[Sequence[Observation]], Any] | None = None,
     ) -> None:
         prepare = prepare or model.prepare
-        passes = LocalImitationBackend(model, lane, config, publish_to, weight_version, prepare)
-        super().__init__(passes, model, lane, config)
+        backend = LocalImitationBackend(model, lane, config, publish_to, weight_version, prepare)
+        super().__init__(backend, model, lane, config)
 
 
 def _require_whole_chunks(demonstrations: Sequence[Demonstration], shape: tuple[int, ...]) -> None:

@@ -82,7 +82,7 @@ class SftRows(NamedTuple):
     lengths: Tensor
     """int64 [N], number of tokens of each row."""
 
-    num_read: Tensor
+    num_input_tokens: Tensor
     """int64 [N], number of tokens that a pass reads for each row."""
 
     def rows(self, index: Tensor) -> "SftRows":
@@ -90,7 +90,9 @@ class SftRows(NamedTuple):
         width = int(self.lengths[index].max())
         observations = tuple(self.observations[row] for row in index.tolist())
         tokens, mask = self.tokens[index, :width], self.mask[index, :width]
-        return SftRows(observations, tokens, mask, self.lengths[index], self.num_read[index])
+        return SftRows(
+            observations, tokens, mask, self.lengths[index], self.num_input_tokens[index]
+        )
 
 
 class ImitationBackend(Protocol):
@@ -101,14 +103,14 @@ class ImitationBackend(Protocol):
         """Number of updates applied."""
         ...
 
-    async def accumulate(self, lessons: SftRows) -> list[Tensor]:
+    async def forward_backward(self, rows: SftRows) -> list[Tensor]:
         """Compute the gradient of the mean over all tokens to learn.
 
         Return each micro-batch's part of the loss.
         """
         ...
 
-    async def step(self) -> StepReport:
+    async def optim_step(self) -> StepReport:
         """Take one optimizer step, and raise the version."""
         ...
 
@@ -130,7 +132,7 @@ class ImitationBackend(Protocol):
 
 
 def run_sft_backward(
-    model: TokenModel[Any], log_probs: LogProbs, batch: Any, lessons: SftRows, num_tokens: int
+    model: TokenModel[Any], log_probs: LogProbs, batch: Any, rows: SftRows, num_tokens: int
 ) -> Tensor:
     """Add the gradient of a micro-batch; return its part of the loss.
 
@@ -138,14 +140,12 @@ def run_sft_backward(
         model: the policy.
         log_probs: its method, or a module that calls it.
         batch: prepared observations.
-        lessons: the rows, on the host.
+        rows: the rows, on the host.
         num_tokens: tokens to learn of all micro-batches.
     """
-    mask = to_device(lessons.mask, next(model.network.parameters()).device)
+    mask = to_device(rows.mask, next(model.network.parameters()).device)
     # entropies are let go at once: their graph would keep all logits (see `PolicyPasses`)
-    log_prob = log_probs(
-        batch, *move_choices(model, lessons.tokens, torch.ones(len(lessons.tokens)))
-    )[0]
+    log_prob = log_probs(batch, *move_choices(model, rows.tokens, torch.ones(len(rows.tokens))))[0]
     loss = -torch.where(mask, log_prob, 0.0).sum() / num_tokens
     torch.autograd.backward(loss)
     return loss.detach()
@@ -175,19 +175,19 @@ class LocalImitationBackend:
         """Number of updates applied."""
         return self._training.weight_version
 
-    async def accumulate(self, lessons: SftRows) -> list[Tensor]:
+    async def forward_backward(self, rows: SftRows) -> list[Tensor]:
         """Compute the gradient, in micro-batches."""
         await self._lane.run(self._training.optimizer.zero_grad, work="update")
-        indices = micro_batches(lessons.num_read, self._config.micro_batch_size)
-        parts = [lessons.rows(index) for index in indices]
-        num_tokens, losses = int(lessons.mask.sum()), []
+        indices = micro_batches(rows.num_input_tokens, self._config.micro_batch_size)
+        parts = [rows.rows(index) for index in indices]
+        num_tokens, losses = int(rows.mask.sum()), []
         async with aclosing(self._lane.prepared_ahead(self._prepared, parts)) as prepared:
             async for part, batch in prepared:
                 arguments = (self._model, self._log_probs, batch, part, num_tokens)
                 losses.append(await self._lane.run(run_sft_backward, *arguments, work="update"))
         return losses
 
-    async def step(self) -> StepReport:
+    async def optim_step(self) -> StepReport:
         """Take one optimizer step, and publish."""
         return await self._lane.run(self._training.step, True, work="update")
 

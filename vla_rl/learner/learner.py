@@ -67,27 +67,27 @@ class UpdateReport(msgspec.Struct, frozen=True):
 class PolicyLearner:
     """Updates a policy by policy gradient; updates run one after another.
 
-    It decides what is learnt: mini-batches, denominators, skips and refusals. `passes` computes.
+    It decides what is learnt: mini-batches, denominators, skips and refusals. `backend` computes.
 
     Args:
-        passes: computes with the weights that are trained.
+        backend: computes with the weights that are trained.
         lane: prepares rows.
         config: loss and batches.
         name: name of the policy's class, for errors.
     """
 
     def __init__(
-        self, passes: Backend, lane: DeviceLane, config: LearnerConfig, *, name: str
+        self, backend: Backend, lane: DeviceLane, config: LearnerConfig, *, name: str
     ) -> None:
-        self._passes, self._lane, self._config, self._name = passes, lane, config, name
-        self._proximal = Proximal(passes.log_probs, config)
+        self._backend, self._lane, self._config, self._name = backend, lane, config, name
+        self._proximal = Proximal(backend.log_probs, config)
         self._agreed = False
         self._turn = asyncio.Lock()
 
     @property
     def weight_version(self) -> int:
         """Number of updates applied."""
-        return self._passes.weight_version
+        return self._backend.weight_version
 
     async def update(
         self,
@@ -131,7 +131,7 @@ class PolicyLearner:
             for number, (minibatch, plan) in enumerate(steps, start=1):
                 minibatch = await self._proximal.before_step(minibatch, is_first=number == 1)
                 compare = version if number == 1 else None
-                found = await self._passes.accumulate(minibatch, plan, compare)
+                found = await self._backend.forward_backward(minibatch, plan, compare)
                 # once per mini-batch: asking after each micro-batch would make the host wait for
                 # the device
                 places = [part.first_nonfinite for part in found]
@@ -141,10 +141,10 @@ class PolicyLearner:
                     # before the first step, so that a disagreement leaves the weights as they were
                     self._require_agreement(sums)
                 is_last = number == len(steps)
-                reports.append(await self._passes.step(is_last))
+                reports.append(await self._backend.optim_step(is_last))
             if not steps:
                 # a new version all the same: scheduler and engines count updates, not changes
-                await self._passes.stand_still()
+                await self._backend.publish_unchanged()
         staleness = (version - decisions.weight_version).expand_as(decisions.mask)[decisions.mask]
         metrics = staleness_metrics(staleness) | update_metrics(sums, reports, version)
         seconds = time.perf_counter() - started
@@ -164,19 +164,19 @@ class PolicyLearner:
             peak_flops: operations per second of a device.
         """
 
-    async def stand_still(self) -> UpdateReport:
+    async def publish_unchanged(self) -> UpdateReport:
         """Publish the same weights as a new version, in an update in which other agents learn.
 
         The optimizer does not step.
         """
         async with self._turn:
-            await self._passes.stand_still()
-        return UpdateReport(self.weight_version, {"update/taught": 0.0})
+            await self._backend.publish_unchanged()
+        return UpdateReport(self.weight_version, {"update/trained": 0.0})
 
     async def snapshot(self) -> TrainingState:
         """Copy all state that the next update depends on, between two updates."""
         async with self._turn:
-            return await self._passes.snapshot()
+            return await self._backend.snapshot()
 
     async def restore(self, state: TrainingState) -> None:
         """Continue from a snapshot, and publish it to the engines.
@@ -184,7 +184,7 @@ class PolicyLearner:
         Raises: CheckpointError if it is not of this policy.
         """
         async with self._turn:
-            await self._passes.restore(state)
+            await self._backend.restore(state)
 
     def _require_agreement(self, sums: Sequence[MicroBatchSums]) -> None:
         """Raise PolicyMismatchError if the ratio is not 1.
@@ -235,8 +235,8 @@ class Learner(PolicyLearner):
                 "model: in an update of several optimizer steps, the engine would act with weights "
                 "without a version. Give the engine a copy of the model."
             )
-        passes = LocalBackend(model, lane, config, publish_to, weight_version)
-        super().__init__(passes, lane, config, name=type(model).__name__)
+        backend = LocalBackend(model, lane, config, publish_to, weight_version)
+        super().__init__(backend, lane, config, name=type(model).__name__)
 
 
 def update_metrics(
@@ -247,7 +247,7 @@ def update_metrics(
     Args:
         sums: sums of all micro-batches of the update.
         reports: reports of its optimizer steps; none if the update taught nothing, which
-            `update/taught` shows.
+            `update/trained` shows.
         weight_version: the learner's version before the update.
 
     Returns: `update/loss` is the mean over the optimizer steps; means over tokens are over those of
@@ -257,11 +257,11 @@ def update_metrics(
     mean |log-ratio| over the tokens of decisions K updates old, over all steps.
     """
     if not reports:
-        return {"update/taught": 0.0}
+        return {"update/trained": 0.0}
     diagnostics = reduce(add, (part.diagnostics for part in sums))
     num_tokens = max(float(diagnostics.num_tokens), 1.0)
     metrics = {
-        "update/taught": 1.0,
+        "update/trained": 1.0,
         "update/loss": float(torch.stack([part.loss for part in sums]).sum()) / len(reports),
         "update/entropy": float(torch.stack([part.entropy_sum for part in sums]).sum())
         / num_tokens,

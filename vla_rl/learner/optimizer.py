@@ -80,16 +80,16 @@ class PolicyOptimizer:
     Args:
         network: holds the parameters.
         config: settings.
-        norm_of: computes the norm of all gradients, by which they are clipped.
+        compute_norm: computes the norm of all gradients, by which they are clipped.
     """
 
     def __init__(
         self,
         network: nn.Module,
         config: OptimizerConfig,
-        norm_of: Callable[[Sequence[Tensor]], Tensor] = nn.utils.get_total_norm,
+        compute_norm: Callable[[Sequence[Tensor]], Tensor] = nn.utils.get_total_norm,
     ) -> None:
-        self._config, self._norm_of = config, norm_of
+        self._config, self._compute_norm = config, compute_norm
         self._parameters = _trained(network)
         self._masters = {
             name: nn.Parameter(parameter.detach().float())
@@ -141,7 +141,7 @@ class PolicyOptimizer:
         """Return the norm of the complete gradients, by which the next step clips; on their device,
         so that the caller copies it to the host with other numbers."""
         gradients = [moved.grad for moved in self._moved.values() if moved.grad is not None]
-        self._norm = self._norm_of(gradients)
+        self._norm = self._compute_norm(gradients)
         return self._norm
 
     def step(self, grad_norm: float | None = None) -> StepReport:

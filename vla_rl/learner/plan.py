@@ -105,7 +105,9 @@ def plan_step(rows: TokenColumns, config: LearnerConfig) -> StepPlan:
     compute the same rows.
     """
     computed = rows_with_gradient(rows, config)
-    passes = plan_passes(rows.num_read[computed], config.micro_batch_size, config.row_groups)
+    passes = plan_passes(
+        rows.num_input_tokens[computed], config.micro_batch_size, config.row_groups
+    )
     return StepPlan(
         tuple(tuple(computed[part] for part in rank) for rank in passes),
         count_denominators(rows.mask, rows.sequence, length=config.trajectory_length),
@@ -113,30 +115,32 @@ def plan_step(rows: TokenColumns, config: LearnerConfig) -> StepPlan:
 
 
 def plan_passes(
-    num_read: Tensor, size: MicroBatchSize, num_ranks: int
+    num_input_tokens: Tensor, size: MicroBatchSize, num_ranks: int
 ) -> tuple[tuple[Tensor, ...], ...]:
     """Return the micro-batches of each rank, as indices of rows."""
     return tuple(
-        tuple(index[part] for part in micro_batches(num_read[index], size)) if len(index) else ()
-        for index in deal(num_read, num_ranks)
+        tuple(index[part] for part in micro_batches(num_input_tokens[index], size))
+        if len(index)
+        else ()
+        for index in deal(num_input_tokens, num_ranks)
     )
 
 
-def deal(num_read: Tensor, num_ranks: int) -> list[Tensor]:
+def deal(num_input_tokens: Tensor, num_ranks: int) -> list[Tensor]:
     """Deal rows to ranks so that each reads about the same: indices int64 [M] by rank, rising.
 
     Args:
-        num_read: int64 [N], number of tokens that a forward pass reads for each row.
+        num_input_tokens: int64 [N], number of tokens that a forward pass reads for each row.
         num_ranks: number of ranks, at least 1; ranks beyond the number of rows get none.
 
     The most loaded rank reads at most one row more than the mean.
     """
     if num_ranks == 1:
-        return [torch.arange(len(num_read))]
+        return [torch.arange(len(num_input_tokens))]
     # rows and not episodes: with one episode a rank, the longest took 2.5 times the mean
     loads = [(0, 0, rank) for rank in range(num_ranks)]
     dealt: list[list[int]] = [[] for _ in range(num_ranks)]
-    lengths = num_read.tolist()
+    lengths = num_input_tokens.tolist()
     if lengths and min(lengths) == max(lengths):  # each in turn: what the heap would give, at once
         # 820,000 rows of an update on 512 ranks took 1.5 s, in which no rank learnt
         rows = torch.arange(len(lengths))
@@ -149,13 +153,13 @@ def deal(num_read: Tensor, num_ranks: int) -> list[Tensor]:
     return [torch.tensor(sorted(rows), dtype=torch.long) for rows in dealt]
 
 
-def rows_imbalance(num_read: Tensor, num_ranks: int) -> float:
+def rows_imbalance(num_input_tokens: Tensor, num_ranks: int) -> float:
     """Return the largest load of a rank over the mean load, at least 1."""
-    loads = [int(num_read[index].sum()) for index in deal(num_read, num_ranks)]
+    loads = [int(num_input_tokens[index].sum()) for index in deal(num_input_tokens, num_ranks)]
     return max(loads) / (sum(loads) / num_ranks)
 
 
-def micro_batches(num_read: Tensor, size: MicroBatchSize) -> list[Tensor]:
+def micro_batches(num_input_tokens: Tensor, size: MicroBatchSize) -> list[Tensor]:
     """Return the row indices of each micro-batch, int64 [M], M >= 1; every row is in exactly one.
 
     Without a token limit, rows stay in order. With one, the longest rows come first. The lines of a
@@ -164,14 +168,14 @@ def micro_batches(num_read: Tensor, size: MicroBatchSize) -> list[Tensor]:
     own.
 
     Args:
-        num_read: int64 [N], number of tokens that a forward pass reads for each row.
+        num_input_tokens: int64 [N], number of tokens that a forward pass reads for each row.
         size: maximum number of rows, and of tokens.
     """
     if size.tokens is None:
-        return list(torch.split(torch.arange(len(num_read)), size.rows))
+        return list(torch.split(torch.arange(len(num_input_tokens)), size.rows))
     # longest first: the longest row sets the width of all lines, and shorter ones fill what is left
-    order = torch.argsort(num_read, descending=True, stable=True)
-    lengths = num_read[order].tolist()
+    order = torch.argsort(num_input_tokens, descending=True, stable=True)
+    lengths = num_input_tokens[order].tolist()
     rising = [-length for length in lengths]
     left, parts = _RowsLeft(len(lengths)), []
     while (row := left.first_left(0)) < len(lengths):

@@ -84,7 +84,7 @@ class TokenColumns:
     num_tokens: Annotated[Tensor, ByRow()]
     """Number of tokens without padding, int64 [N]."""
 
-    num_read: Annotated[Tensor, ByRow()]
+    num_input_tokens: Annotated[Tensor, ByRow()]
     """Number of tokens that a forward pass reads, int64 [N]: the row's own and its prompt's."""
 
     proximal_log_prob: Tensor | None = None
@@ -185,9 +185,9 @@ class Row:
         observation: observation before its first token.
         sequence: index of the trajectory.
         temperature: temperature of all its log-probs.
-        parts: the recorded columns (`columns.RECORDED`) by name, each in parts of equal lengths.
+        parts: the recorded columns (`RECORDED`) by name, each in parts of equal lengths.
         grammars: (start, stop, grammar) of each part that was sampled under a grammar.
-        places: places of its decisions.
+        slots: slots of its decisions.
         newest: observation before its newest decision, which has the images of all.
     """
 
@@ -198,22 +198,22 @@ class Row:
         default_factory=lambda: {each: [] for each in RECORDED}
     )
     grammars: list[tuple[int, int, str]] = field(default_factory=list)
-    places: list[DecisionSlot] = field(default_factory=list)
+    slots: list[DecisionSlot] = field(default_factory=list)
     newest: Observation = field(default_factory=dict)
 
     @property
-    def seen(self) -> Observation:
-        """The observation, with the images that were heard later, and the grammars under which its
+    def full_observation(self) -> Observation:
+        """The observation, with the images that came later, and the grammars under which its
         log-probs have to be computed.
         """
-        seen = dict(self.observation)
+        observation = dict(self.observation)
         if images := images_of(self.newest):
-            seen |= observed_conversation(
-                seen["prompt_tokens"], images, self.newest["image_starts"]
+            observation |= observed_conversation(
+                observation["prompt_tokens"], images, self.newest["image_starts"]
             )
         if self.grammars:
-            seen["grammars"] = tuple(self.grammars)
-        return seen
+            observation["grammars"] = tuple(self.grammars)
+        return observation
 
     @property
     def num_tokens(self) -> int:
@@ -221,7 +221,7 @@ class Row:
         return sum(len(part) for part in self.parts["tokens"])
 
     @property
-    def num_read(self) -> int:
+    def num_input_tokens(self) -> int:
         """Number of tokens, prompt and reply, that a forward pass reads for the row."""
         return len(self.observation.get("prompt_tokens", ())) + self.num_tokens
 
@@ -235,7 +235,7 @@ class Row:
             part = np.broadcast_to(given.get(name, column.fill), tokens.shape)
             self.parts[name].append(part)
 
-    def add_decision(self, step: Step, place: DecisionSlot, **others: np.ndarray) -> None:
+    def add_decision(self, step: Step, slot: DecisionSlot, **others: np.ndarray) -> None:
         """Add the tokens of a decision; `others` are columns that the decision does not record."""
         chunk = step.chunk
         versions = chunk.weight_version if chunk.weight_versions is None else chunk.weight_versions
@@ -246,10 +246,10 @@ class Row:
             weight_version=versions,
             **others,
         )
-        self.places.append(place)
+        self.slots.append(slot)
         self.newest = step.observation
         if "grammar" in step.observation:
-            self.grammars.append((place.start, place.stop, step.observation["grammar"]))
+            self.grammars.append((slot.start, slot.stop, step.observation["grammar"]))
 
 
 def make_rows(
@@ -275,23 +275,23 @@ def make_rows(
     _check_log_probs(trajectory)
     _check_reference(trajectory, reference)
     rows: list[Row] = []
-    speaking: dict[str, tuple[Row, Step]] = {}
+    conversations: dict[str, tuple[Row, Step]] = {}
     for number, step in enumerate(trajectory.steps):
-        heard, noted = None, step.chunk.temperature
-        temperature = trajectory.episode.sampling.temperature if noted is None else noted
-        if step.agent in speaking and speaking[step.agent][0].temperature == temperature:
-            row, before = speaking[step.agent]
-            heard = _tokens_between(before, step)
-        if heard is None:
+        between, recorded = None, step.chunk.temperature
+        temperature = trajectory.episode.sampling.temperature if recorded is None else recorded
+        if step.agent in conversations and conversations[step.agent][0].temperature == temperature:
+            row, before = conversations[step.agent]
+            between = _tokens_between(before, step)
+        if between is None:
             row = Row(step.observation, sequence, temperature)
             rows.append(row)
         else:
-            row.add(heard)
+            row.add(between)
         others = {"advantage": by_decision[number]}
         if reference is not None:
             others["reference_log_prob"] = reference[number]
         start = row.num_tokens
-        place = DecisionSlot(
+        slot = DecisionSlot(
             first_decision + number,
             start,
             start + len(step.chunk.tokens),
@@ -299,8 +299,8 @@ def make_rows(
             number,
             step.agent,
         )
-        row.add_decision(step, place, **others)
-        speaking[step.agent] = (row, step)
+        row.add_decision(step, slot, **others)
+        conversations[step.agent] = (row, step)
     return rows
 
 
@@ -317,8 +317,8 @@ def _tokens_between(before: Step, step: Step) -> np.ndarray | None:
         return None
     if not _begins_alike(images_of(step.observation), images_of(before.observation)):
         return None
-    heard: np.ndarray = prompt[len(past) :]
-    return heard
+    between: np.ndarray = prompt[len(past) :]
+    return between
 
 
 def _begins_alike(images: Sequence[np.ndarray], first: Sequence[np.ndarray]) -> bool:

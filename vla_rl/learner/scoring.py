@@ -93,7 +93,7 @@ class Scorer:
 
         Raises: ValueError, naming episode and decision, for a number that cannot be a log-prob.
         """
-        indices = micro_batches(decisions.num_read, self._size)
+        indices = micro_batches(decisions.num_input_tokens, self._size)
         parts = [decisions.rows(index) for index in indices]
         found = await compute_in_parts(self._lane, self._prepare, self._score, parts, self._work)
         results = await self._lane.run(to_host, *found, work=self._work)

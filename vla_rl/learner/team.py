@@ -102,7 +102,7 @@ class LearnerTeam:
         for name, learner in self._learners.items():
             parts = self._roster.parts_of(trajectories, name) if name in turn else []
             if not parts:
-                report = await learner.stand_still()
+                report = await learner.publish_unchanged()
             else:
                 references = None
                 if reference_log_probs is not None:
@@ -121,11 +121,11 @@ class LearnerTeam:
                 notes.append(report.note if self._roster.acts_for_all else f"{name}: {report.note}")
         return UpdateReport(self.weight_version, metrics, slices, "; ".join(notes))
 
-    async def stand_still(self) -> UpdateReport:
+    async def publish_unchanged(self) -> UpdateReport:
         """Publish the same weights of all agents as a new version."""
         metrics: dict[str, float] = {}
         for name, learner in self._learners.items():
-            metrics |= self._named(name, (await learner.stand_still()).metrics)
+            metrics |= self._named(name, (await learner.publish_unchanged()).metrics)
         return UpdateReport(self.weight_version, metrics)
 
     async def snapshot(self) -> TeamState:

@@ -252,17 +252,17 @@ class ImageCaches:
         # imported here, because the process of a cache needs no torch
         from vla_rl.learner.distributed.rank_hosts import RankAssignment
 
-        self._seats: dict[str, RankAssignment] = {"": RankAssignment("cpu")}
+        self._assignments: dict[str, RankAssignment] = {"": RankAssignment("cpu")}
         self._shelves: dict[str, ImageCache] = {}
 
     @property
     def homes(self) -> tuple[str, ...]:
         """Names of the hosts whose shelves fetch pictures; empty for this one."""
-        return tuple(filter(None, self._seats)) or ("",)
+        return tuple(filter(None, self._assignments)) or ("",)
 
-    def sit(self, seating: "RankAssignments") -> None:
+    def assign(self, assignments: "RankAssignments") -> None:
         """Start a shelf on each host of these ranks. Call it before `async with`."""
-        self._seats = {seat.host: seat for seat in seating.seats}
+        self._assignments = {each.host: each for each in assignments.by_rank}
 
     async def __aenter__(self) -> Self:
         """Start and connect the shelves.
@@ -271,9 +271,9 @@ class ImageCaches:
         """
         await self._runtime.__aenter__()
         try:
-            started = await asyncio.gather(*map(self._started, self._seats))
-            self._shelves = dict(zip(self._seats, started, strict=True))
-            for name in self._seats:
+            started = await asyncio.gather(*map(self._started, self._assignments))
+            self._shelves = dict(zip(self._assignments, started, strict=True))
+            for name in self._assignments:
                 for home in self.homes:
                     if home not in ("", name):
                         await self._connect_two(name, home)
@@ -332,7 +332,7 @@ class ImageCaches:
     async def _connect_two(self, name: str, home: str) -> None:
         link_key = await self.ask(name, lambda shelf: shelf.new_link())
         door = await self.ask(home, lambda shelf: shelf.give_pictures(link_key))
-        address = self._seats[home].address
+        address = self._assignments[home].address
         fault = await self.ask(name, lambda shelf: shelf.connect(home, link_key, address, door))
         if fault:
             where = f"host {name!r}" if name else "this host"
@@ -344,7 +344,7 @@ class ImageCaches:
                 ImageCache,
                 self._max_bytes,
                 name=f"{name} picture shelf".lstrip(),
-                placement=self._seats[name].placement or ChildProcess(),
+                placement=self._assignments[name].placement or ChildProcess(),
             )
         except ActorDied as death:
             raise _cache_lost(name, death) from death

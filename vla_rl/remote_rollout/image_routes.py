@@ -150,9 +150,9 @@ class ImageRoutes:
         """Whether pictures go past this process."""
         return self._max_bytes > 0
 
-    def sit(self, seating: RankAssignments) -> None:
+    def assign(self, assignments: RankAssignments) -> None:
         """Let each host of these ranks have a shelf. Call it before `async with`."""
-        self._shelves.sit(seating)
+        self._shelves.assign(assignments)
 
     async def __aenter__(self) -> Self:
         """Start the shelves, or say why pictures go through this process. Raises: RankFailed."""
@@ -243,7 +243,7 @@ class ImageRoutes:
         self._dropped[shelved.host].append(shelved.key)
         self._loans.drop(shelved)
 
-    async def lend(self, host: str, pictures: Collection[ShelvedArray]) -> CopiedImages:
+    async def copy_images(self, host: str, pictures: Collection[ShelvedArray]) -> CopiedImages:
         """Copy pictures of other shelves to that of a host: a `ImageCopier`.
 
         Those that an earlier mini-batch left there are not copied again.
@@ -260,12 +260,12 @@ class ImageRoutes:
             places |= borrowed
         return CopiedImages(host, tuple(keys), places)
 
-    async def take_back(self, loan: CopiedImages) -> None:
+    async def release_images(self, copies: CopiedImages) -> None:
         """Free what was lent, but for copies that have room on the shelf until their update ends."""
-        room = self._max_bytes - self._held.get(loan.host, 0)
-        freed = self._loans.end(loan.host, loan.keys, room)
+        room = self._max_bytes - self._held.get(copies.host, 0)
+        freed = self._loans.end(copies.host, copies.keys, room)
         if freed:
-            await self._shelves.ask(loan.host, lambda shelf: shelf.give_back(freed))
+            await self._shelves.ask(copies.host, lambda shelf: shelf.give_back(freed))
 
     async def _borrowed(
         self, host: str, home: str, by_key: dict[int, list[ShelvedArray]]

@@ -217,7 +217,7 @@ class ShardedWeightSource:
                 for door in doors
             ]
             taking = asyncio.create_task(host.actor.take_shares(member, list(self._shares)))
-            giving = asyncio.create_task(self._holders.give(self._shares, links, places))
+            giving = asyncio.create_task(self._holders.send_shards(self._shares, links, places))
             try:
                 await asyncio.wait((taking, giving), return_when=asyncio.FIRST_COMPLETED)
                 if not taking.done():
@@ -286,7 +286,7 @@ class MemberWeightSink:
         See `ShardSink`.
         """
         begins, row_bytes = row_layout(network)
-        shares = await holders.shares(begins, row_bytes)
+        shares = await holders.describe_shards(begins, row_bytes)
         heading = make_heading(network, weight_version, self._name)
         digest = await asyncio.to_thread(weights_digest, network) if is_current else None
         await self._publish(ShardedWeightSource(heading, holders, shares, digest))

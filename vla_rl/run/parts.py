@@ -218,16 +218,16 @@ class TrainingParts:
         from vla_rl.run.hosts import assign_ranks
 
         lost = self._restarts.lost_places if self._restarts is not None else ()
-        seating = await assign_ranks(
+        assignments = await assign_ranks(
             self.config, self._team, cluster.hosts(), lost, is_restart=self._is_restart
         )
         if self._restarts is not None:
-            self._restarts.sit(seating)
+            self._restarts.assign(assignments)
         assert self.hosts is not None, "hosts that learn are listed"
-        self.hosts.pictures.sit(seating)
+        self.hosts.pictures.assign(assignments)
         for learner in sharded_learners(self.learner, self._team):
-            learner.sit(seating)
-            learner.ranks.group.lender = self.hosts.pictures
+            learner.assign(assignments)
+            learner.ranks.group.image_copier = self.hosts.pictures
 
     @asynccontextmanager
     async def opened_players(self, run: Path) -> AsyncIterator[None]:

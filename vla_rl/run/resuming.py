@@ -171,7 +171,7 @@ class Restarts:
     def __init__(self, max_in_a_row: int, num_ranks: int = 1, group_size: int = 1) -> None:
         self._max_in_a_row, self._num_ranks = max_in_a_row, num_ranks
         self._num_ranks_first = num_ranks
-        self._seating: RankAssignments | None = None
+        self._assignments: RankAssignments | None = None
         self._group_size = group_size
         self._num_in_a_row, self._version = 0, -1
         self.num_restarts = 0
@@ -227,30 +227,32 @@ class Restarts:
             flush=True,
         )
 
-    def sit(self, seating: "RankAssignments") -> None:
+    def assign(self, assignments: "RankAssignments") -> None:
         """Note where the ranks are, if `cluster.learners` says so, before they start."""
-        self._seating = seating
+        self._assignments = assignments
 
     def _leave_out(self, failure: RankFailed) -> None:
         """Leave out the device or the host that a failure has shown to be gone."""
-        seating, num_lost = self._seating, 0
+        assignments, num_lost = self._assignments, 0
         if isinstance(failure, LearnerHostLost):
             self.lost_hosts |= {failure.host}
-            numbers = [] if seating is None else seating.far_hosts.get(failure.host, [])
+            numbers = [] if assignments is None else assignments.other_hosts.get(failure.host, [])
             # ranks on CPUs move to the hosts that are left
             num_lost = (
-                sum(seating.seats[rank].gpu is not None for rank in numbers) if seating else 0
+                sum(assignments.by_rank[rank].gpu is not None for rank in numbers)
+                if assignments
+                else 0
             )
         elif isinstance(failure, RankNotStarted):
             num_lost = 1
-            if seating is None:
+            if assignments is None:
                 self.lost_gpus |= {choose_gpus(self._num_ranks, self.lost_gpus)[failure.rank]}
             else:  # with its tensor group, so that those of the others stay on one host each
                 first = failure.rank - failure.rank % self._group_size
                 self.lost_places += tuple(
-                    (seat.host or "here", seat.gpu)
-                    for seat in seating.seats[first : first + self._group_size]
-                    if seat.gpu is not None
+                    (each.host or "here", each.gpu)
+                    for each in assignments.by_rank[first : first + self._group_size]
+                    if each.gpu is not None
                 )
         if num_lost:
             left = self._num_ranks - num_lost

@@ -268,7 +268,7 @@ def make_learners(
                 member="" if team.roster.acts_for_all else name,
                 other_bytes=sum(rank_bytes.values()) - rank_bytes[name],
                 lost_gpus=lost_gpus,
-                are_elsewhere=bool(config.cluster.learners),
+                are_assigned=bool(config.cluster.learners),
             )
             # with hosts, their publication says which version all serve, those of this process included
             engine = None if engines is None or name in others else engines.owned[name]

@@ -1,4 +1,4 @@
-"""Conversations to learn from: what the assistant said teaches, to the token that ends its turn,
+"""Conversations to learn from: what the assistant said trained_tokens, to the token that ends its turn,
 and nothing else does.
 """
 
@@ -34,16 +34,16 @@ def policy() -> CausalLanguageModel:
 
 def test_only_the_assistants_own_tokens_teach(policy: CausalLanguageModel) -> None:
     lesson = chat_demonstration(policy, CHAT)
-    assert lesson.teaches is not None
+    assert lesson.trained_tokens is not None
     tokens = lesson.actions[0]
     ends = [
         place
         for place in range(1, len(tokens) + 1)
-        if place == len(tokens) or not lesson.teaches[place]
+        if place == len(tokens) or not lesson.trained_tokens[place]
     ]
     first = policy.parse(policy.decode(tokens[: ends[0]]))
     assert first.content == "two"
-    starts = np.flatnonzero(np.diff(lesson.teaches.astype(int)) == 1)
+    starts = np.flatnonzero(np.diff(lesson.trained_tokens.astype(int)) == 1)
     assert policy.parse(policy.decode(tokens[int(starts[-1]) + 1 :])).content == "three"
     assert int(tokens[-1]) in policy.stop_tokens
     assert lesson.observation["prompt_tokens"].tolist() == policy.render(CHAT[:1]).tolist()

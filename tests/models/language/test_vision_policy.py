@@ -220,8 +220,8 @@ def test_demonstrations_show_the_images_of_all_turns(policy: VisionLanguageModel
     assert images_of(lesson.observation)[1] is TALL
     (found,) = scored(policy, [lesson.observation], [lesson.actions[0].tolist()])
     assert np.isfinite(found).all()
-    assert lesson.teaches is not None
-    assert lesson.teaches.sum() == 2 * len(policy.tokenize("a<|im_end|>"))
+    assert lesson.trained_tokens is not None
+    assert lesson.trained_tokens.sum() == 2 * len(policy.tokenize("a<|im_end|>"))
 
 
 def test_a_frozen_tower_gets_no_gradient_and_the_trunk_does(policy: VisionLanguageModel) -> None:

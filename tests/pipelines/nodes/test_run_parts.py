@@ -43,11 +43,11 @@ class CountedUpdates:
         self.begun.set()
         if self.may_end is not None:
             await self.may_end.wait()
-        return await self.stand_still()
+        return await self.publish_unchanged()
 
-    async def stand_still(self) -> UpdateReport:
+    async def publish_unchanged(self) -> UpdateReport:
         self.weight_version += 1
-        return UpdateReport(weight_version=self.weight_version, metrics={"update/taught": 1.0})
+        return UpdateReport(weight_version=self.weight_version, metrics={"update/trained": 1.0})
 
 
 class Ledger:
@@ -86,7 +86,7 @@ async def test_an_update_has_every_episode_with_its_advantage_and_is_noted_once(
     assert learner.learned == [([0, 1], [0.5, -0.5], ["first", "second"])]
     assert (ledger.groups, ledger.version) == ([[PAIR]], 1)
     assert made.values == {"snapshot": None}
-    assert made.metrics == {"update/taught": 1.0}
+    assert made.metrics == {"update/trained": 1.0}
     assert node.is_between_updates
     assert (await node([PAIR], [0.5, -0.5])).values == {"snapshot": "the state"}
 

@@ -189,7 +189,7 @@ def opo(batch: RewardBatch) -> Advantages:
     bad = np.flatnonzero(lengths <= 0.0)
     if len(bad):
         raise ValueError(
-            f"num_tokens of {batch.name_of(int(bad[0]))} is {lengths[bad[0]]}, expected above 0."
+            f"num_tokens of {batch.describe_row(int(bad[0]))} is {lengths[bad[0]]}, expected above 0."
         )
     outcome = np.zeros(len(batch))
     for rows in batch.groups("opo"):
@@ -200,7 +200,7 @@ def opo(batch: RewardBatch) -> Advantages:
 
 
 def gpg(batch: RewardBatch) -> Advantages:
-    """GPG: compensate for the trajectories that teach nothing (Chu et al. 2025, arXiv:2504.02546).
+    """GPG: compensate for the trajectories without a signal (Chu et al. 2025, arXiv:2504.02546).
 
         A_i = (r_i - mean(group)) * N / number of trajectories whose group is not all equal
 
@@ -208,8 +208,8 @@ def gpg(batch: RewardBatch) -> Advantages:
     successes and failures it counts only the successes, and it counts groups that are all solved.
     Needs `group`.
     """
-    teaching = sum(len(rows) for rows in _groups_with_signal(batch, "gpg"))
-    weight = len(batch) / teaching if teaching else 0.0
+    num_with_signal = sum(len(rows) for rows in _groups_with_signal(batch, "gpg"))
+    weight = len(batch) / num_with_signal if num_with_signal else 0.0
     return _weighted_mean_baseline(batch, weight, "gpg")
 
 
@@ -223,8 +223,8 @@ def cpgd_filter(batch: RewardBatch, *, max_weight: float = 3.0) -> Advantages:
     maximum. Needs `group`.
     """
     groups = batch.groups("cpgd_filter")
-    teaching = len(_groups_with_signal(batch, "cpgd_filter"))
-    weight = min(len(groups) / teaching, max_weight) if teaching else 0.0
+    num_with_signal = len(_groups_with_signal(batch, "cpgd_filter"))
+    weight = min(len(groups) / num_with_signal, max_weight) if num_with_signal else 0.0
     return _weighted_mean_baseline(batch, weight, "cpgd_filter")
 
 

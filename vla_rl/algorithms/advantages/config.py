@@ -117,7 +117,7 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
 
     @property
     def needs_group(self) -> bool:
-        """Whether a group of one teaches nothing, because trajectories are compared within groups.
+        """Whether a group of one has no signal, because trajectories are compared within groups.
 
         False for a custom estimator, because it cannot be determined.
         """

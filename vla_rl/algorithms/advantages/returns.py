@@ -59,8 +59,8 @@ def gae(
     is over all unmasked steps of the batch.
     """
     advantage, returns, mask = _estimate(batch, gamma, lam, "gae")
-    shown = whiten_values(advantage, mask) if whiten else advantage
-    return Advantages(shown.astype(np.float32), returns.astype(np.float32), mask)
+    scaled = whiten_values(advantage, mask) if whiten else advantage
+    return Advantages(scaled.astype(np.float32), returns.astype(np.float32), mask)
 
 
 def marft_gae(
@@ -115,7 +115,7 @@ def _values_after_the_end(batch: RewardBatch, needed_by: str) -> NDArray[np.floa
     if batch.final_values is None:
         row = int(np.flatnonzero(~is_terminated)[0])
         raise ValueError(
-            f"{batch.name_of(row)} was cut off by a time limit, but RewardBatch.final_values is "
+            f"{batch.describe_row(row)} was cut off by a time limit, but RewardBatch.final_values is "
             f"None; {needed_by!r} needs the critic's value of its final observation."
         )
     return np.where(is_terminated, 0.0, np.asarray(batch.final_values, dtype=np.float64))

@@ -129,7 +129,7 @@ class RewardBatch:
         rewards[rows, last] = self.rewards[rows]
         return rewards
 
-    def name_of(self, row: int) -> str:
+    def describe_row(self, row: int) -> str:
         """Return the name of a row's trajectory for errors."""
         return (
             f"trajectory {row}" if self.episode_ids is None else f"episode {self.episode_ids[row]}"
@@ -163,10 +163,10 @@ class RewardBatch:
             )
             bad = np.argwhere(~np.isfinite(used))
             if len(bad):
-                place = tuple(int(index) for index in bad[0])
-                step = f" at step {place[1]}" if len(place) > 1 else ""
+                index = tuple(int(each) for each in bad[0])
+                step = f" at step {index[1]}" if len(index) > 1 else ""
                 raise ValueError(
-                    f"{name} of {self.name_of(place[0])}{step} is {value[place]}, expected a "
+                    f"{name} of {self.describe_row(index[0])}{step} is {value[index]}, expected a "
                     "finite number; check where it is made."
                 )
         if self.step_rewards is not None and self.mask is not None:
@@ -174,7 +174,7 @@ class RewardBatch:
             if len(lost):
                 row, step_number = (int(index) for index in lost[0])
                 raise ValueError(
-                    f"step_rewards of {self.name_of(row)} at step {step_number} is "
+                    f"step_rewards of {self.describe_row(row)} at step {step_number} is "
                     f"{self.step_rewards[row, step_number]} where the policy did not act, expected "
                     "0; add it to the last step before that did."
                 )

@@ -256,8 +256,8 @@ def engine_correction(
     kept = mask
     if config.mask != "none":
         low, high = config.bounds
-        judged = {"token": kappa, "sequence": product, "geometric": geometric}[config.mask]
-        kept = kept & (judged >= low) & (judged <= high)
+        bounded = {"token": kappa, "sequence": product, "geometric": geometric}[config.mask]
+        kept = kept & (bounded >= low) & (bounded <= high)
     if config.veto_below > 0.0:
         bad = mask & (kappa < config.veto_below)
         kept = kept & (rows.sums(bad.to(d.dtype)) == 0.0)[:, None]

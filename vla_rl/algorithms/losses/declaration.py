@@ -279,12 +279,12 @@ def _read_parameters(function: Callable[..., Any]) -> Mapping[str, DeclaredParam
         if argument.kind is not argument.KEYWORD_ONLY:
             continue
         extras = getattr(hints[name], "__metadata__", ())
-        described = [extra for extra in extras if isinstance(extra, Parameter)]
-        if argument.default is argument.empty or not described:
+        annotations = [extra for extra in extras if isinstance(extra, Parameter)]
+        if argument.default is argument.empty or not annotations:
             raise TypeError(
                 f"{function.__qualname__}: {name} needs a default and Annotated[..., Parameter(...)]"
             )
-        found[name] = DeclaredParameter(described[0], get_args(hints[name])[0], argument.default)
+        found[name] = DeclaredParameter(annotations[0], get_args(hints[name])[0], argument.default)
     return MappingProxyType(found)
 
 

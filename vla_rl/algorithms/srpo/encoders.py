@@ -77,14 +77,14 @@ def trajectory_embedding(trajectory: Trajectory, config: EmbeddingConfig) -> NDA
 
     Raises: ValueError naming the `episode_id` whose observation lacks the key or has another size.
     """
-    seen = (
+    observed = (
         observed_values(trajectory, config.state_key)
         if config.encoder == "state"
         else video_frames(trajectory, config.image_key)
     )
-    chosen = evenly_spaced(len(seen), config.num_frames)
+    chosen = evenly_spaced(len(observed), config.num_frames)
     vectors = {
-        int(index): _vector(trajectory, seen[index], config) for index in set(chosen.tolist())
+        int(index): _vector(trajectory, observed[index], config) for index in set(chosen.tolist())
     }
     if len({len(vector) for vector in vectors.values()}) > 1:
         raise cannot_embed(trajectory, f"its {config.encoder} changes size on the way")
@@ -116,13 +116,15 @@ def _area_weights(length: int, size: int) -> NDArray[np.float32]:
 
 
 def _vector(
-    trajectory: Trajectory, seen: NDArray[np.generic], config: EmbeddingConfig
+    trajectory: Trajectory, observed: NDArray[np.generic], config: EmbeddingConfig
 ) -> NDArray[np.float32]:
     if config.encoder == "pixels":
-        return area_resize(np.asarray(seen, np.uint8), config.image_size).reshape(-1)
-    if seen.ndim != 1 or seen.size == 0:
-        raise cannot_embed(trajectory, f"{config.state_key!r} is {list(seen.shape)}, expected [D]")
-    return np.asarray(seen, np.float32)
+        return area_resize(np.asarray(observed, np.uint8), config.image_size).reshape(-1)
+    if observed.ndim != 1 or observed.size == 0:
+        raise cannot_embed(
+            trajectory, f"{config.state_key!r} is {list(observed.shape)}, expected [D]"
+        )
+    return np.asarray(observed, np.float32)
 
 
 def _require_numpy(config: EmbeddingConfig) -> None:
@@ -216,12 +218,12 @@ def stack_embeddings(
 def _wrong_camera_error(
     trajectory: Trajectory, frames_key: str | None, image_key: str
 ) -> ConfigError:
-    shown = (
+    kept = (
         f"the frames that episode {trajectory.episode.episode_id} kept between its decisions show "
         f"{'what its environment renders, which may be anything' if frames_key is None else repr(frames_key)}"
     )
     return ConfigError(
-        f"EmbeddingConfig.image_key is {image_key!r}, but {shown}; expected one camera in a video. "
+        f"EmbeddingConfig.image_key is {image_key!r}, but {kept}; expected one camera in a video. "
         f"Make the environment with render_key={image_key!r}, which LIBERO's takes and one of your "
         "own has as an attribute, or let the agent keep no frames (frames_every=None)."
     )

@@ -133,20 +133,20 @@ class ShardedBackend:
         offsets = self.group.clock_offsets_s
         return [each.shifted(offset) for each, offset in zip(times, offsets, strict=True)]
 
-    async def accumulate(
+    async def forward_backward(
         self, minibatch: Decisions, plan: StepPlan, compare: int | None
     ) -> list[MicroBatchSums]:
         """Compute the gradient of a mini-batch.
 
         A cancellation is raised after it, so that no rank waits in a collective that others left.
         """
-        return await self._to_its_end(self._accumulate(minibatch, plan, compare))
+        return await self._to_its_end(self._forward_backward(minibatch, plan, compare))
 
-    async def step(self, publish: bool) -> StepReport:
+    async def optim_step(self, publish: bool) -> StepReport:
         """Take one optimizer step on every rank."""
-        return await self._to_its_end(self._step(publish))
+        return await self._to_its_end(self._optim_step(publish))
 
-    async def stand_still(self) -> None:
+    async def publish_unchanged(self) -> None:
         """Publish the same weights as a new version."""
         publication = self._publication
         publish = publication.publish if publication.is_model_old else publication.publish_model
@@ -166,17 +166,19 @@ class ShardedBackend:
 
     async def _log_probs(self, decisions: Decisions, of_reference: bool = False) -> Tensor:
         config = self._config
-        dealt = plan_passes(decisions.num_read, config.micro_batch_size, config.row_groups)
+        dealt = plan_passes(decisions.num_input_tokens, config.micro_batch_size, config.row_groups)
         # a reference is gathered block by block in each pass, as sharded weights are, or not at all
         num_passes = max(len(parts) for parts in dealt) if config.shard == "weights" else 0
         scores = torch.zeros(decisions.mask.shape)
-        idle = idle_row(decisions.num_read)
+        idle = idle_row(decisions.num_input_tokens)
 
         async def score(rank: LearnerRank, parts: Sequence[Tensor]) -> None:
             if not of_reference:
                 await rank.begin(False)
             padded = [*parts, *[idle] * (num_passes - len(parts))]
-            async with self.group.at_hand(rank, decisions.observations, padded) as observations:
+            async with self.group.with_local_images(
+                rank, decisions.observations, padded
+            ) as observations:
                 rows = replace(decisions, observations=observations)
                 found = await in_order(
                     lambda index: rank.score(pack_rows(rows.rows(index)), of_reference), padded
@@ -192,13 +194,13 @@ class ShardedBackend:
         )
         return scores
 
-    async def _accumulate(
+    async def _forward_backward(
         self, minibatch: Decisions, plan: StepPlan, compare: int | None
     ) -> list[MicroBatchSums]:
         # with gathered weights only the last pass is a collective, so ranks may have different
         # numbers of passes; with sharded weights each pass is one
         least = plan.num_passes if self._config.shard == "weights" else 1
-        idle = idle_row(minibatch.num_read)
+        idle = idle_row(minibatch.num_input_tokens)
 
         async def compute(rank: LearnerRank, parts: Sequence[Tensor]) -> list[MicroBatchSums]:
             num_passes = max(len(parts), least)
@@ -206,17 +208,19 @@ class ShardedBackend:
             def call(number: int) -> Awaitable[Any]:
                 is_idle = number >= len(parts)
                 index = idle if is_idle else parts[number]
-                rows = beside.rows(index)
+                rows = local.rows(index)
                 if is_idle:  # a masked row adds exact zeros to every gradient
                     rows = replace(rows, mask=torch.zeros_like(rows.mask))
                 counts = pack_counts(plan.denominators.rows(index))
                 is_last = number == num_passes - 1
-                sums: Awaitable[Any] = rank.accumulate(pack_rows(rows), counts, compare, is_last)
+                sums: Awaitable[Any] = rank.forward_backward(
+                    pack_rows(rows), counts, compare, is_last
+                )
                 return sums
 
-            seen = minibatch.observations
-            async with self.group.at_hand(rank, seen, [*parts, idle]) as observations:
-                beside = replace(minibatch, observations=observations)
+            images = minibatch.observations
+            async with self.group.with_local_images(rank, images, [*parts, idle]) as observations:
+                local = replace(minibatch, observations=observations)
                 await rank.begin(True)
                 found = await in_order(call, range(num_passes))
             return [unpack_sums(each) for each in found[: len(parts)]]
@@ -224,8 +228,8 @@ class ShardedBackend:
         sums = await self.group.together(compute(*pair) for pair in self.group.dealt(plan.ranks))
         return [each for of_rank in self.group.counted(sums) for each in of_rank]
 
-    async def _step(self, publish: bool) -> StepReport:
-        reports = await self.group.together(rank.step() for rank in self.group.ranks)
+    async def _optim_step(self, publish: bool) -> StepReport:
+        reports = await self.group.together(rank.optim_step() for rank in self.group.ranks)
         if publish:
             await self._published(self._publication.publish)
         report: StepReport = reports[0]
@@ -362,7 +366,7 @@ async def write_staged(
     """
 
     async def write(rank: int) -> None:
-        if not group.far.is_far(rank):
+        if not group.other_hosts.is_on_other_host(rank):
             await group.ranks[rank].write(number, name, str(path), begins)
             return
         async for piece in group.ranks[rank].pieces(number, name, begins):

@@ -63,12 +63,12 @@ class RankGroup:
         self._of_all = f"of {config.ranks}" + (f" of {member!r}" if member else "")
         self._names = [f"{member} rank {rank}".lstrip() for rank in range(config.ranks)]
         self._lost_gpus = lost_gpus
-        self._seating: RankAssignments | None = None
+        self._assignments: RankAssignments | None = None
         self.clock_offsets_s: list[float] = []
         """Seconds to add to each rank's times, to have them on this host's clock."""
 
-        self.lender: ImageCopier | None = None
-        """Copies pictures that are beside ranks of other hosts; None if none are."""
+        self.image_copier: ImageCopier | None = None
+        """Copies images to the hosts of the ranks that read them; None if all are there."""
 
         self._has_reference = False
         self._critic: CriticConfig | None = None
@@ -76,7 +76,7 @@ class RankGroup:
         self._counts_flops = False
         self._preparation: Preparation | None = None
         self.turn = asyncio.Lock()
-        """Held while the ranks compute something together, or give their weights to a host."""
+        """Held while the ranks compute something together, or send their weights to a host."""
 
         self._failure: BaseException | None = None
         self._failed_rank = 0
@@ -101,32 +101,32 @@ class RankGroup:
         return self.folder / "policy"
 
     @property
-    def seating(self) -> RankAssignments:
-        """The seats of the ranks."""
-        assert self._seating is not None, "the ranks are not started; use `async with`"
-        return self._seating
+    def assignments(self) -> RankAssignments:
+        """Host and device of each rank."""
+        assert self._assignments is not None, "the ranks are not started; use `async with`"
+        return self._assignments
 
     @property
-    def far(self) -> OtherHosts:
+    def other_hosts(self) -> OtherHosts:
         """The other hosts of the ranks."""
-        return OtherHosts(self.ranks, self.seating)
+        return OtherHosts(self.ranks, self.assignments)
 
-    def sit(self, seating: RankAssignments) -> None:
+    def assign(self, assignments: RankAssignments) -> None:
         """Start the ranks there, and not all on this host. Call it before `start`."""
-        self._require_not_started("other seats")
-        self._seating = seating
+        self._require_not_started("other hosts")
+        self._assignments = assignments
 
-    def hold_reference(self) -> None:
+    def add_reference(self) -> None:
         """Let every rank also score with the first weights. Call it before `start`."""
         self._require_not_started("a reference")
         self._has_reference = True
 
-    def hold_critic(self, config: CriticConfig, seed: int) -> None:
+    def add_critic(self, config: CriticConfig, seed: int) -> None:
         """Let every rank also hold its part of a critic. Call it before `start`."""
         self._require_not_started("a critic")
         self._critic, self._critic_seed = config, seed
 
-    def prepare_by(self, preparation: Preparation) -> None:
+    def set_preparation(self, preparation: Preparation) -> None:
         """Let every rank make its batches of supervised learning so. Call it before `start`."""
         self._require_not_started("a preparation")
         self._preparation = preparation
@@ -141,13 +141,13 @@ class RankGroup:
         size = self._config.tensor_parallel
         return ((rank, parts[number // size]) for number, rank in enumerate(self.ranks))
 
-    def at_hand(
+    def with_local_images(
         self, rank: LearnerRank, observations: Sequence[Observation], indices: Iterable[Tensor]
     ) -> AbstractAsyncContextManager[tuple[Observation, ...]]:
-        """Return observations for a rank, which will read the rows of `indices`: see `at_hand`."""
+        """Return observations for a rank, which will read the rows of `indices`: see `with_local_images`."""
         number = next(number for number, each in enumerate(self.ranks) if each is rank)
         return with_local_images(
-            self.lender, self.seating.seats[number].host, observations, indices
+            self.image_copier, self.assignments.by_rank[number].host, observations, indices
         )
 
     def counted(self, found: Sequence[T]) -> Sequence[T]:
@@ -166,9 +166,9 @@ class RankGroup:
             await self._start(model)
         except RankFailed as failure:
             await self.close()
-            seat = self.seating.seats[self._failed_rank]
+            assignment = self.assignments.by_rank[self._failed_rank]
             raise RankNotStarted(
-                f"at its start, {failure}", self._failed_rank, seat.host
+                f"at its start, {failure}", self._failed_rank, assignment.host
             ) from failure
         except BaseException:
             await self.close()
@@ -196,7 +196,7 @@ class RankGroup:
         if not any(errors):
             return [task.result() for task in tasks]
         if not any(isinstance(error, ActorDied) for error in errors) and pending:
-            # the others notice a death by their connections, before the process is known to be gone
+            # the others notice an exit by their connections, before the process is known to be gone
             await asyncio.wait(pending, timeout=NAMED_WITHIN_S)
         errors = [task.exception() if _has_ended(task) else None for task in tasks]
         try:
@@ -219,14 +219,14 @@ class RankGroup:
             needed: asks a rank which bytes it will read of them.
             restore: lets a rank read them, given their paths on its host.
         """
-        far, numbers = self.far, range(len(self.ranks))
-        found = await self.together(far.bring_needed(rank, files, needed) for rank in numbers)
+        hosts, numbers = self.other_hosts, range(len(self.ranks))
+        found = await self.together(hosts.bring_needed(rank, files, needed) for rank in numbers)
         here = [str(file) for file in files]
         await self.together(
             restore(rank, paths or here)
-            for rank, paths in zip(self.ranks, far.of_each(found), strict=True)
+            for rank, paths in zip(self.ranks, hosts.by_rank(found), strict=True)
         )
-        await self.together(far.remove(rank) for rank in numbers)
+        await self.together(hosts.remove(rank) for rank in numbers)
 
     async def each(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         """Await calls in which no rank waits for another; return their results.
@@ -242,9 +242,9 @@ class RankGroup:
                 raise error
         return [result for result in found if not isinstance(result, BaseException)]
 
-    async def fail(self, death: ActorDied) -> NoReturn:
+    async def fail(self, cause: ActorDied) -> NoReturn:
         """End all ranks because one is gone. Raises: RankFailed that names it."""
-        await self._fail([death])
+        await self._fail([cause])
 
     async def _fail(self, errors: Sequence[BaseException | None]) -> NoReturn:
         """End all ranks, and raise the first failure; later ones only follow from it."""
@@ -263,37 +263,45 @@ class RankGroup:
             self._folder = None
 
     async def _start(self, model: Any) -> None:
-        if self._seating is None:
+        if self._assignments is None:
             on_gpus = next(model.network.parameters()).device.type == "cuda"
-            self._seating = assign_local_ranks(self._config.ranks, self._lost_gpus, on_gpus=on_gpus)
+            self._assignments = assign_local_ranks(
+                self._config.ranks, self._lost_gpus, on_gpus=on_gpus
+            )
         source = replace(
-            await asyncio.to_thread(save_policy, model, self.policy_folder, self._seating),
+            await asyncio.to_thread(save_policy, model, self.policy_folder, self._assignments),
             has_reference=self._has_reference,
             critic=self._critic,
             critic_seed=self._critic_seed,
             counts_flops=self._counts_flops,
             preparation=self._preparation,
         )
-        start = RankStarter(self._runtime, self._config, self._seating, self.folder)
-        numbers = range(len(self._seating.seats))
+        start = RankStarter(self._runtime, self._config, self._assignments, self.folder)
+        numbers = range(len(self._assignments.by_rank))
         self.ranks = await self.together(
-            start.spawned(rank, self._names[rank], source, model) for rank in numbers
+            start.spawn_rank(rank, self._names[rank], source, model) for rank in numbers
         )
-        far = self.far
-        await self.together(far.require_same_code(rank, source.policy_class) for rank in numbers)
-        meeting, *_ = await self.together(start.listening(rank, self.ranks[0]) for rank in numbers)
-        await self.together(start.met(rank, self.ranks[rank], meeting) for rank in numbers)
-        found = await self.together(far.bring_folder(rank, self.policy_folder) for rank in numbers)
+        hosts = self.other_hosts
+        await self.together(hosts.require_same_code(rank, source.policy_class) for rank in numbers)
+        rendezvous, *_ = await self.together(start.listen(rank, self.ranks[0]) for rank in numbers)
+        await self.together(start.connect(rank, self.ranks[rank], rendezvous) for rank in numbers)
+        found = await self.together(
+            hosts.bring_folder(rank, self.policy_folder) for rank in numbers
+        )
         await self.together(
             rank.join(folder or str(self.policy_folder))
-            for rank, folder in zip(self.ranks, far.of_each(found), strict=True)
+            for rank, folder in zip(self.ranks, hosts.by_rank(found), strict=True)
         )
         # at once: a host that is killed leaves no copy of the policy on its disk
-        await self.together(far.remove(rank) for rank in numbers)
+        await self.together(hosts.remove(rank) for rank in numbers)
         self.clock_offsets_s = await self.together(self._clock_offset_s(rank) for rank in numbers)
 
     async def _clock_offset_s(self, rank: int) -> float:
-        return await measure_clock_offset(self.ranks[rank]) if self.far.is_far(rank) else 0.0
+        return (
+            await measure_clock_offset(self.ranks[rank])
+            if self.other_hosts.is_on_other_host(rank)
+            else 0.0
+        )
 
     def _require_not_started(self, what: str) -> None:
         if self.ranks:
@@ -305,7 +313,7 @@ class RankGroup:
         died = [error for error in found.values() if isinstance(error, ActorDied)]
         if died:
             self._failed_rank = self._names.index(died[0].name)
-            who = f"{self._in_words(self._failed_rank)} (pid {died[0].pid})"
+            who = f"{self._describe_rank(self._failed_rank)} (pid {died[0].pid})"
             return _failed(f"{who} is gone: {died[0].cause}", died[0])
         own = [rank for rank, error in found.items() if not _is_of_connection(error)]
         self._failed_rank = rank = (own or list(found))[0]
@@ -313,13 +321,13 @@ class RankGroup:
         if isinstance(first, RemoteError) and first.type_name == DivergedError.__name__:
             return DivergedError(first.message)
         if not isinstance(first, RuntimeError | OSError | MemoryError | RemoteError):
-            return first  # a fault of what it was given, which a new start would meet again
+            return first  # a fault of what it was given, which a new start would raise again
         text = str(first) if isinstance(first, RemoteError) else f"{type(first).__name__}: {first}"
-        return _failed(f"{self._in_words(rank)} failed: {text}", first)
+        return _failed(f"{self._describe_rank(rank)} failed: {text}", first)
 
-    def _in_words(self, rank: int) -> str:
-        seat = self._seating.seats[rank] if self._seating is not None else None
-        return f"rank {rank} {self._of_all}{seat.in_words if seat is not None else ''}"
+    def _describe_rank(self, rank: int) -> str:
+        assignment = self._assignments.by_rank[rank] if self._assignments is not None else None
+        return f"rank {rank} {self._of_all}{assignment.location if assignment is not None else ''}"
 
     async def _end_all(self) -> None:
         await asyncio.gather(

@@ -52,7 +52,7 @@ class HostRank(Actor):
 
     def __init__(self) -> None:
         self._brought: OwnedFolder | None = None
-        self._doorway: RendezvousServer | None = None
+        self._rendezvous_server: RendezvousServer | None = None
 
     async def code(self, policy_class: str) -> dict[str, str]:
         """Return versions and digests of the code here, by name."""
@@ -64,8 +64,10 @@ class HostRank(Actor):
 
     async def listen(self, network: Network, port: int, num_ranks: int) -> Rendezvous:
         """Wait at a port for the other ranks; for rank 0. Raises: ConfigError."""
-        self._doorway = await asyncio.to_thread(RendezvousServer, network, port, num_ranks)
-        return self._doorway.meeting
+        self._rendezvous_server = await asyncio.to_thread(
+            RendezvousServer, network, port, num_ranks
+        )
+        return self._rendezvous_server.rendezvous
 
     async def put(self, name: str, size: int, start: int, piece: np.ndarray) -> str:
         """Write a piece of a file; what was not sent of it reads as zeros.

@@ -62,7 +62,7 @@ class ShardedImitator(PolicyImitator):
         require_layout(model, learner)
         self._ranks = ShardedBackend(model, runtime, lane, learner, (), 0)
         if prepared_by is not None:
-            self._ranks.group.prepare_by(prepared_by)
+            self._ranks.group.set_preparation(prepared_by)
         super().__init__(ShardedImitationBackend(self._ranks, config, seed), model, lane, config)
 
     async def __aenter__(self) -> Self:
@@ -100,15 +100,15 @@ class ShardedImitationBackend:
         """Number of updates applied."""
         return self._ranks.weight_version
 
-    async def accumulate(self, lessons: SftRows) -> list[Tensor]:
+    async def forward_backward(self, rows: SftRows) -> list[Tensor]:
         """Compute the gradient on all ranks."""
-        return await await_end(asyncio.ensure_future(self._accumulate(lessons)))
+        return await await_end(asyncio.ensure_future(self._forward_backward(rows)))
 
-    async def step(self) -> StepReport:
+    async def optim_step(self) -> StepReport:
         """Take one optimizer step on every rank."""
-        report = await self._ranks.step(publish=False)
-        # nothing acts with the weights while they are taught, so that they stay with the ranks
-        await self._ranks.stand_still()
+        report = await self._ranks.optim_step(publish=False)
+        # nothing acts with the weights while they are trained, so that they stay with the ranks
+        await self._ranks.publish_unchanged()
         return report
 
     async def total(self, losses: Sequence[Tensor]) -> float:
@@ -127,30 +127,32 @@ class ShardedImitationBackend:
         """Continue from a snapshot."""
         await self._ranks.restore(state)
 
-    async def _accumulate(self, lessons: SftRows) -> list[Tensor]:
-        dealt = plan_passes(lessons.num_read, self._config.micro_batch_size, self._config.ranks)
+    async def _forward_backward(self, rows: SftRows) -> list[Tensor]:
+        dealt = plan_passes(
+            rows.num_input_tokens, self._config.micro_batch_size, self._config.ranks
+        )
         # with sharded weights each pass is a collective of all ranks
         least = max(map(len, dealt)) if self._config.shard == "weights" else 1
-        num_tokens, idle = int(lessons.mask.sum()), idle_row(lessons.num_read)
+        num_tokens, idle = int(rows.mask.sum()), idle_row(rows.num_input_tokens)
 
-        async def teach(rank: LearnerRank, parts: Sequence[Tensor]) -> list[Tensor]:
+        async def train(rank: LearnerRank, parts: Sequence[Tensor]) -> list[Tensor]:
             await rank.begin(True)
             num_passes = max(len(parts), least)
 
             def call(number: int) -> Awaitable[Any]:
                 is_idle = number >= len(parts)
                 index = idle if is_idle else parts[number]
-                rows = lessons.rows(index)
+                part = rows.rows(index)
                 if is_idle:  # a masked row adds exact zeros to every gradient
-                    rows = rows._replace(mask=torch.zeros_like(rows.mask))
+                    part = part._replace(mask=torch.zeros_like(part.mask))
                 seed = derive_seed(self._seed, "lesson", self.weight_version, int(index[0]))
-                shown, is_last = pack_sft_batch(rows, seed), number == num_passes - 1
-                loss: Awaitable[Any] = rank.imitate(shown, num_tokens, is_last)
+                batch, is_last = pack_sft_batch(part, seed), number == num_passes - 1
+                loss: Awaitable[Any] = rank.imitate(batch, num_tokens, is_last)
                 return loss
 
             found = await in_order(call, range(num_passes))
             return [torch.tensor(loss, dtype=torch.float64) for loss in found]
 
         group = self._ranks.group
-        losses = await group.together(teach(*pair) for pair in zip(group.ranks, dealt, strict=True))
+        losses = await group.together(train(*pair) for pair in zip(group.ranks, dealt, strict=True))
         return [loss for of_rank in losses for loss in of_rank]

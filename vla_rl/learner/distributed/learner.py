@@ -21,7 +21,7 @@ from vla_rl.engines.policy_model import TokenModel
 from vla_rl.learner.backend import WeightSink
 from vla_rl.learner.config import CriticConfig, LearnerConfig
 from vla_rl.learner.critic import PolicyCritic
-from vla_rl.learner.critic_backend import ValueRows, ValueSums, num_read, summed_values
+from vla_rl.learner.critic_backend import ValueRows, ValueSums, count_input_tokens, summed_values
 from vla_rl.learner.distributed.backend import RankTensors, ShardedBackend
 from vla_rl.learner.distributed.group import RankGroup
 from vla_rl.learner.distributed.messages import (
@@ -60,7 +60,7 @@ class ShardedLearner(PolicyLearner):
         member: name of the policy in a team of several; "" in a team of one.
         other_bytes: bytes that ranks of other policies hold on each GPU.
         lost_gpus: numbers of the GPUs that no rank may use.
-        are_elsewhere: whether `sit` will name the hosts and GPUs of the ranks.
+        are_assigned: whether `assign` will name the hosts and GPUs of the ranks.
 
     Raises: ConfigError if the ranks cannot share this policy on this machine.
     """
@@ -77,7 +77,7 @@ class ShardedLearner(PolicyLearner):
         member: str = "",
         other_bytes: int = 0,
         lost_gpus: Collection[int] = (),
-        are_elsewhere: bool = False,
+        are_assigned: bool = False,
     ) -> None:
         self._model, self._has_reference = model, False
         self._require_layout = partial(
@@ -86,7 +86,7 @@ class ShardedLearner(PolicyLearner):
             config,
             other_bytes=other_bytes,
             lost_gpus=lost_gpus,
-            are_elsewhere=are_elsewhere,
+            are_assigned=are_assigned,
         )
         self._critic_config: CriticConfig | None = None
         self._peak_flops: float | None = None
@@ -108,18 +108,20 @@ class ShardedLearner(PolicyLearner):
     ) -> None:
         await self._ranks.__aexit__(kind, error, traceback)
 
-    def sit(self, seating: RankAssignments) -> None:
+    def assign(self, assignments: RankAssignments) -> None:
         """Start the ranks on these hosts and GPUs. Call it before `async with`.
 
         Raises: ConfigError if a GPU has too little memory.
         """
-        gpu_bytes = [(seat.gpu_in_words, seat.gpu_bytes) for seat in seating.seats]
+        gpu_bytes = [
+            (assignment.gpu_name, assignment.gpu_bytes) for assignment in assignments.by_rank
+        ]
         self._require_layout(
             has_reference=self._has_reference,
             critic=self._critic_config,
-            seats=[(name, size) for name, size in gpu_bytes if size is not None],
+            gpus=[(name, size) for name, size in gpu_bytes if size is not None],
         )
-        self._ranks.group.sit(seating)
+        self._ranks.group.assign(assignments)
 
     def count_flops(self, peak_flops: float) -> None:
         """Measure each rank's MFU, given its device's operations per second.
@@ -157,7 +159,7 @@ class ShardedLearner(PolicyLearner):
         """
         self._critic_config = config
         self._require_layout(has_reference=self._has_reference, critic=config)
-        self._ranks.group.hold_critic(config, seed)
+        self._ranks.group.add_critic(config, seed)
         passes = ShardedCriticBackend(self._ranks.group, self._config, config)
         return PolicyCritic(passes, config, seed)
 
@@ -168,7 +170,7 @@ class ShardedLearner(PolicyLearner):
         """
         self._has_reference = True
         self._require_layout(has_reference=True, critic=self._critic_config)
-        self._ranks.group.hold_reference()
+        self._ranks.group.add_reference()
         return PolicyReference(self._ranks.reference_log_probs)
 
     @property
@@ -181,7 +183,7 @@ class ShardedCriticBackend:
     """`CriticBackend` over the ranks of a sharded learner.
 
     Args:
-        group: the ranks, which were told to hold a critic before they start.
+        group: the ranks, with `add_critic` called before they start.
         learner: number of ranks, and what each holds.
         config: sizes of the critic's micro-batches.
     """
@@ -194,13 +196,13 @@ class ShardedCriticBackend:
         """Compute values, float32 [N] on the CPU."""
         return await await_end(asyncio.ensure_future(self._values(observations)))
 
-    async def accumulate(self, rows: ValueRows) -> list[ValueSums]:
+    async def forward_backward(self, rows: ValueRows) -> list[ValueSums]:
         """Compute the gradient of the mean loss of a mini-batch."""
-        return await await_end(asyncio.ensure_future(self._accumulate(rows)))
+        return await await_end(asyncio.ensure_future(self._forward_backward(rows)))
 
-    async def step(self) -> StepReport:
+    async def optim_step(self) -> StepReport:
         """Take one optimizer step on every rank."""
-        steps = self._group.together(rank.step_critic() for rank in self._group.ranks)
+        steps = self._group.together(rank.optim_step_critic() for rank in self._group.ranks)
         reports: list[StepReport] = await await_end(asyncio.ensure_future(steps))
         return reports[0]
 
@@ -233,28 +235,28 @@ class ShardedCriticBackend:
         await await_end(asyncio.ensure_future(reading))
 
     async def _values(self, observations: Sequence[Observation]) -> Tensor:
-        lengths = num_read(observations)
+        lengths = count_input_tokens(observations)
         dealt, num_passes = self._dealt(lengths)
         values, idle = torch.zeros(len(observations)), idle_row(lengths)
 
-        async def judge(rank: LearnerRank, parts: Sequence[Tensor]) -> None:
+        async def score(rank: LearnerRank, parts: Sequence[Tensor]) -> None:
             await rank.begin_critic(False)
             padded = [*parts, *[idle] * (num_passes - len(parts))]
 
             def call(index: Tensor) -> Awaitable[Any]:
-                return rank.judge(pack_observations([beside[row] for row in index.tolist()]))
+                return rank.critic_values(pack_observations([local[row] for row in index.tolist()]))
 
-            async with self._group.at_hand(rank, observations, padded) as beside:
+            async with self._group.with_local_images(rank, observations, padded) as local:
                 found = await in_order(call, padded)
             for index, result in zip(parts, found, strict=False):
                 values[index] = torch.tensor(result)
             await rank.end_critic()
 
-        await self._group.together(judge(*pair) for pair in self._group.dealt(dealt))
+        await self._group.together(score(*pair) for pair in self._group.dealt(dealt))
         return values
 
-    async def _accumulate(self, rows: ValueRows) -> list[ValueSums]:
-        lengths = num_read(rows.observations)
+    async def _forward_backward(self, rows: ValueRows) -> list[ValueSums]:
+        lengths = count_input_tokens(rows.observations)
         dealt, least = self._dealt(lengths)
         num_rows, idle = len(rows.target), idle_row(lengths)
 
@@ -264,13 +266,13 @@ class ShardedCriticBackend:
 
             def call(number: int) -> Awaitable[Any]:
                 is_masked = number >= len(parts)
-                part = beside.rows(idle if is_masked else parts[number])
-                seen = pack_critic_batch(part, is_masked=is_masked)
-                return rank.fit(seen, num_rows, number == num_passes - 1)
+                part = local.rows(idle if is_masked else parts[number])
+                batch = pack_critic_batch(part, is_masked=is_masked)
+                return rank.fit(batch, num_rows, number == num_passes - 1)
 
-            seen, needed = rows.observations, [*parts, idle]
-            async with self._group.at_hand(rank, seen, needed) as observations:
-                beside = rows._replace(observations=observations)
+            images, needed = rows.observations, [*parts, idle]
+            async with self._group.with_local_images(rank, images, needed) as observations:
+                local = rows._replace(observations=observations)
                 found: list[tuple[float, float]] = await in_order(call, range(num_passes))
             return found[: len(parts)]
 

@@ -25,10 +25,10 @@ from vla_rl.types import Observation, ShelvedArray
 
 
 class ObservationBatch(msgspec.Struct, frozen=True):
-    """Observations of some rows. What lies on a shelf beside the rank is named, and None here."""
+    """Observations of some rows. An image in the cache of the rank's host is named, and None in `local`."""
 
-    here: list[dict[str, Any]]
-    shelved: list[dict[str, ShelvedArray]]
+    local: list[dict[str, Any]]
+    cached: list[dict[str, ShelvedArray]]
 
 
 class Rows(msgspec.Struct, frozen=True):
@@ -100,40 +100,40 @@ def pack_rows(rows: Decisions) -> Rows:
 def unpack_rows(message: Rows) -> Decisions:
     """Return the rows of a message.
 
-    They have no places: errors are located where the rows came from.
+    They have no slots: errors are located where the rows came from.
     """
     columns: Any = {name: torch.tensor(column) for name, column in message.columns.items()}
     observations = unpack_observations(message.observations)
-    places = ((),) * len(observations)
+    slots = ((),) * len(observations)
     return Decisions(
-        observations=observations, places=places, action_tokens=message.action_tokens, **columns
+        observations=observations, slots=slots, action_tokens=message.action_tokens, **columns
     )
 
 
 def pack_observations(observations: Sequence[Observation]) -> ObservationBatch:
     """Return the message of some observations."""
-    shelved = [
+    cached = [
         {name: value for name, value in each.items() if isinstance(value, ShelvedArray)}
         for each in observations
     ]
-    # None keeps the place: a policy may read its images in their order
-    here = [
-        {**each, **dict.fromkeys(away)} for each, away in zip(observations, shelved, strict=True)
+    # None keeps the key: a policy may read its images in their order
+    local = [
+        {**each, **dict.fromkeys(away)} for each, away in zip(observations, cached, strict=True)
     ]
-    return ObservationBatch(here, shelved)
+    return ObservationBatch(local, cached)
 
 
 def unpack_observations(message: ObservationBatch) -> tuple[Observation, ...]:
     """Return the observations of a message with arrays of their own.
 
-    Raises: OSError for an array on a shelf that is gone.
+    Raises: OSError for an array whose cache is gone.
     """
     return tuple(
         {
             name: away[name].read() if name in away else _copy_array(value)
             for name, value in each.items()
         }
-        for each, away in zip(message.here, message.shelved, strict=True)
+        for each, away in zip(message.local, message.cached, strict=True)
     )
 
 
@@ -154,14 +154,14 @@ def unpack_critic_batch(message: CriticBatch) -> ValueRows:
     return ValueRows(observations, torch.tensor(message.target), torch.tensor(message.old))
 
 
-def pack_sft_batch(lessons: SftRows, seed: int) -> SftBatch:
-    """Return the message of lessons."""
-    observations = pack_observations(lessons.observations)
-    return SftBatch(observations, lessons.tokens.numpy(), lessons.mask.numpy(), seed)
+def pack_sft_batch(rows: SftRows, seed: int) -> SftBatch:
+    """Return the message of rows."""
+    observations = pack_observations(rows.observations)
+    return SftBatch(observations, rows.tokens.numpy(), rows.mask.numpy(), seed)
 
 
 def unpack_sft_batch(message: SftBatch) -> SftRows:
-    """Return the lessons of a message; they are one micro-batch, whose lengths were used."""
+    """Return the rows of a message; they are one micro-batch, whose lengths were used."""
     tokens, mask = torch.tensor(message.tokens), torch.tensor(message.mask)
     lengths = torch.full((len(tokens),), tokens.shape[1])
     return SftRows((), tokens, mask, lengths, lengths)
@@ -182,11 +182,11 @@ def unpack_counts(message: Counts) -> Denominators:
 def pack_sums(sums: MicroBatchSums) -> Sums:
     """Return the message of a micro-batch's sums; this waits for the device."""
     (sums,), _ = on_host([sums])
-    told = sums.diagnostics
+    diagnostics = sums.diagnostics
     return Sums(
         numbers={name: float(getattr(sums, name)) for name in _NUMBERS},
-        diagnostics={name: float(getattr(told, name)) for name in _DIAGNOSTICS},
-        extra={name: float(value) for name, value in told.extra_sums.items()},
+        diagnostics={name: float(getattr(diagnostics, name)) for name in _DIAGNOSTICS},
+        extra={name: float(value) for name, value in diagnostics.extra_sums.items()},
         tokens=sums.tokens.numpy(),
     )
 
@@ -232,69 +232,69 @@ async def in_order(call: Callable[[S], Awaitable[T]], inputs: Iterable[S]) -> li
     return await asyncio.gather(*(one(value) for value in inputs))
 
 
-def idle_row(num_read: Tensor) -> Tensor:
+def idle_row(num_input_tokens: Tensor) -> Tensor:
     """Return the shortest row, for passes of ranks that have no row of their own."""
-    return num_read.argmin()[None]
+    return num_input_tokens.argmin()[None]
 
 
 @dataclass(frozen=True)
 class CopiedImages:
-    """Copies of pictures on the shelf of a host."""
+    """Copies of images in the cache of a host."""
 
     host: str
     keys: tuple[int, ...]
     """Memories there that hold them."""
 
-    places: dict[ShelvedArray, ShelvedArray]
+    by_original: dict[ShelvedArray, ShelvedArray]
     """The copy of each."""
 
 
 class ImageCopier(Protocol):
-    """Copies pictures from the shelf of one host to another's."""
+    """Copies images from the cache of one host to another's."""
 
-    async def lend(self, host: str, pictures: Collection[ShelvedArray]) -> CopiedImages:
-        """Copy pictures to the shelf of `host`. Raises: RankFailed if that cannot be."""
+    async def copy_images(self, host: str, images: Collection[ShelvedArray]) -> CopiedImages:
+        """Copy images to the cache of `host`. Raises: RankFailed if that cannot be."""
         ...
 
-    async def take_back(self, loan: CopiedImages) -> None:
+    async def release_images(self, copies: CopiedImages) -> None:
         """Note that the copies were read, so that they may be freed."""
         ...
 
 
 @asynccontextmanager
 async def with_local_images(
-    lender: ImageCopier | None,
+    image_copier: ImageCopier | None,
     host: str,
     observations: Sequence[Observation],
     indices: Iterable[Tensor],
 ) -> AsyncIterator[tuple[Observation, ...]]:
-    """Yield observations; the shelved pictures of some rows are all on the shelf of a host.
+    """Yield observations; the cached images of some rows are all in the cache of a host.
 
     Args:
-        lender: copies those that are not; None if every picture is beside the ranks.
+        image_copier: copies those that are not; None if every image is on the ranks' host.
         host: name of the ranks' host; empty for this one.
         observations: of all rows.
         indices: the rows that a rank there will read.
     """
-    rows = {row for index in indices for row in index.tolist()} if lender is not None else ()
+    rows = {row for index in indices for row in index.tolist()} if image_copier is not None else ()
     away = {
         value
         for row in rows
         for value in observations[row].values()
         if isinstance(value, ShelvedArray) and value.host != host
     }
-    if not away or lender is None:
+    if not away or image_copier is None:
         yield tuple(observations)
         return
-    loan = await lender.lend(host, away)
+    copies = await image_copier.copy_images(host, away)
     try:
         found = list(observations)
         for row in rows:
-            found[row] = {name: _find_copy(value, loan) for name, value in found[row].items()}
+            found[row] = {name: _find_copy(value, copies) for name, value in found[row].items()}
         yield tuple(found)
     finally:
-        await lender.take_back(loan)
+        await image_copier.release_images(copies)
 
 
-def _find_copy(value: Any, loan: CopiedImages) -> Any:
-    return loan.places.get(value, value) if isinstance(value, ShelvedArray) else value
+def _find_copy(value: Any, copies: CopiedImages) -> Any:
+    return copies.by_original.get(value, value) if isinstance(value, ShelvedArray) else value

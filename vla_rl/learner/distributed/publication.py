@@ -1,6 +1,6 @@
 """The ranks' weights on their way to every engine that acts with them.
 
-    engines on other hosts                     take them from the ranks over the network
+    engines on other hosts                     receive them from the ranks over the network
     engines in other processes of this host    open memory that the ranks write into
     an engine in this process                  reads the model here, which gets them piece by piece
 
@@ -54,51 +54,53 @@ class RankPublication:
         sinks: Sequence[WeightSink],
     ) -> None:
         self._model, self._group, self._lane = model, group, lane
-        self._far = [each for each in sinks if isinstance(each, ShardSink)]
-        self._near: list[WeightSink] = [each for each in sinks if each not in self._far]
-        self._shares = RankShards(group)
+        self._host_sinks = [each for each in sinks if isinstance(each, ShardSink)]
+        self._local_sinks: list[WeightSink] = [
+            each for each in sinks if each not in self._host_sinks
+        ]
+        self._shards = RankShards(group)
         self.is_model_old = False
         """Whether the ranks have newer weights than the model here."""
 
     async def publish(self, version: int) -> None:
-        """Give the ranks' newest weights to all engines, in a version.
+        """Send the ranks' newest weights to all engines, in a version.
 
         Raises: RankFailed; what an engine raises.
         """
         self.is_model_old = True
-        if self._near or not self._far:
-            await self._publish_here(version)
-        await self._publish_far(version)
+        if self._local_sinks or not self._host_sinks:
+            await self._publish_locally(version)
+        await self._publish_to_hosts(version)
 
     async def publish_model(self, version: int) -> None:
         """Publish weights that the model here has too. Raises: as `publish`."""
-        await self._lane.run(self._adopted, version, work="publish")
-        await self._publish_far(version)
+        await self._lane.run(self._apply, version, work="publish")
+        await self._publish_to_hosts(version)
 
     async def receive(self) -> None:
         """Replace the model's weights by the ranks'. Raises: RankFailed."""
         loop = asyncio.get_running_loop()
         await self._group.together([self._lane.run(self._receive, None, loop, work="publish")])
 
-    async def _publish_here(self, version: int) -> None:
-        places = await self._lane.run(self._share, version, work="publish")
-        if places is None:
+    async def _publish_locally(self, version: int) -> None:
+        memories = await self._lane.run(self._open_memories, version, work="publish")
+        if memories is None:
             loop = asyncio.get_running_loop()
             receiving = self._lane.run(self._receive, version, loop, work="publish")
             await self._group.together([receiving])
             return
         # into the memory of engines in other processes, which generate meanwhile
-        for each in places:
+        for each in memories:
             await self._group.together(
                 self._write(number, rank, each) for number, rank in enumerate(self._group.ranks)
             )
-        await self._lane.run(self._adopt_shared, version, work="publish")
+        await self._lane.run(self._apply_shared, version, work="publish")
 
-    async def _publish_far(self, version: int) -> None:
-        for sink in list(self._far):
+    async def _publish_to_hosts(self, version: int) -> None:
+        for sink in list(self._host_sinks):
             try:
                 await sink.take_shares(
-                    self._shares, self._model.network, version, is_current=not self.is_model_old
+                    self._shards, self._model.network, version, is_current=not self.is_model_old
                 )
             except WeightsNotGiven as fault:
                 logger.warning(
@@ -108,37 +110,37 @@ class RankPublication:
                     fault,
                 )
                 if isinstance(fault, HostNotReached):  # it will not be in the next update either
-                    self._far.remove(sink)
-                    self._near.append(sink)
+                    self._host_sinks.remove(sink)
+                    self._local_sinks.append(sink)
                 if self.is_model_old:
                     await self.receive()
                 await self._lane.run(sink.adopt, self._model.network, version, work="publish")
 
-    async def _write(self, number: int, rank: LearnerRank, places: SharedParameters) -> None:
+    async def _write(self, number: int, rank: LearnerRank, memory: SharedParameters) -> None:
         """Have a rank's part of the weights in memory that engines open."""
-        if not self._group.far.is_far(number):
-            await rank.write_weights(places)
+        if not self._group.other_hosts.is_on_other_host(number):
+            await rank.write_weights(memory)
             return
         parameters = dict(self._model.network.named_parameters())
         async for piece in rank.weights():
-            await asyncio.to_thread(_write_piece, piece, parameters[piece.name], places)
+            await asyncio.to_thread(_write_piece, piece, parameters[piece.name], memory)
 
-    def _share(self, version: int) -> list[SharedParameters] | None:
+    def _open_memories(self, version: int) -> list[SharedParameters] | None:
         """Return where the ranks can write for each engine; None unless they can for all."""
         found: list[SharedParameters] = []
-        for sink in self._near:
-            places = (
+        for sink in self._local_sinks:
+            memory = (
                 sink.share(self._model.network, version)
                 if isinstance(sink, SharedWeightSink)
                 else None
             )
-            if places is None:
+            if memory is None:
                 return None
-            found.append(places)
+            found.append(memory)
         return found or None
 
-    def _adopt_shared(self, version: int) -> None:
-        for sink in self._near:
+    def _apply_shared(self, version: int) -> None:
+        for sink in self._local_sinks:
             assert isinstance(sink, SharedWeightSink)
             sink.adopt_shared(version)
 
@@ -159,10 +161,10 @@ class RankPublication:
                     _put(piece, parameters[piece.name])
         self.is_model_old = False
         if version is not None:
-            self._adopted(version)
+            self._apply(version)
 
-    def _adopted(self, version: int) -> None:
-        for sink in self._near:
+    def _apply(self, version: int) -> None:
+        for sink in self._local_sinks:
             sink.adopt(self._model.network, version)
 
 
@@ -170,28 +172,28 @@ async def _next(stream: AsyncIterator[ParameterPiece]) -> ParameterPiece | None:
     return await anext(stream, None)
 
 
-def _write_piece(piece: ParameterPiece, parameter: Tensor, places: SharedParameters) -> None:
+def _write_piece(piece: ParameterPiece, parameter: Tensor, memory: SharedParameters) -> None:
     """Write a piece of a rank of another host into memory of this one. Raises: OSError."""
     size, num_rows = parameter.element_size(), parameter.shape[0] if parameter.ndim else 1
     row = parameter.nbytes // max(num_rows, 1)
-    with Path(places.path).open("r+b") as memory:
-        for begin in places.begins[piece.name]:
+    with Path(memory.path).open("r+b") as file:
+        for begin in memory.begins[piece.name]:
             at = begin + piece.start * size
-            write_runs(memory.fileno(), piece.data, at, piece.run * size, row)
+            write_runs(file.fileno(), piece.data, at, piece.run * size, row)
 
 
 def _put(piece: ParameterPiece, parameter: Tensor) -> None:
-    # copied: what arrives is read-only, and its place in shared memory is needed for the next
+    # copied: what arrives is read-only, and its slot in shared memory is needed for the next
     numbers = torch.from_numpy(piece.data.copy()).view(parameter.dtype).view(-1, piece.run)
     row_size = parameter.numel() // max(parameter.shape[0] if parameter.ndim else 1, 1)
-    place = parameter.data.view(-1)[piece.start :].as_strided(numbers.shape, (row_size, 1))
-    place.copy_(numbers)
+    target = parameter.data.view(-1)[piece.start :].as_strided(numbers.shape, (row_size, 1))
+    target.copy_(numbers)
 
 
 class RankShards:
     """`ShardHolders` over the ranks of a sharded learner.
 
-    A rank that dies ends all ranks, also while it gives its share; a host that dies ends none.
+    A rank that dies ends all ranks, also while it sends its shard; a host that dies ends none.
 
     Args: `group`, the ranks.
     """
@@ -199,35 +201,41 @@ class RankShards:
     def __init__(self, group: RankGroup) -> None:
         self._group, self.turn = group, group.turn
 
-    async def shares(self, begins: Mapping[str, int], row_bytes: int) -> list[WeightShard]:
+    async def describe_shards(self, begins: Mapping[str, int], row_bytes: int) -> list[WeightShard]:
         """Return what each rank holds. Raises: RankFailed."""
         found = await self._group.together(
-            rank.share(dict(begins), row_bytes) for rank in self._group.ranks
+            rank.describe_shard(dict(begins), row_bytes) for rank in self._group.ranks
         )
-        seats = self._group.seating.seats
-        return [replace(share, host=seats[share.holder].host) for share in found if share.num_bytes]
+        assignments = self._group.assignments.by_rank
+        return [
+            replace(shard, host=assignments[shard.holder].host)
+            for shard in found
+            if shard.num_bytes
+        ]
 
-    async def new_links(self, shares: Sequence[WeightShard]) -> list[str]:
+    async def new_links(self, shards: Sequence[WeightShard]) -> list[str]:
         """Return the ranks' public keys. Raises: RankFailed."""
         ranks = self._group.ranks
-        return await self._group.each(ranks[share.holder].new_link() for share in shares)
+        return await self._group.each(ranks[shard.holder].new_link() for shard in shards)
 
-    async def give(
-        self, shares: Sequence[WeightShard], links: Sequence[str], doors: Sequence[ShardSocket]
+    async def send_shards(
+        self, shards: Sequence[WeightShard], links: Sequence[str], sockets: Sequence[ShardSocket]
     ) -> None:
-        """Send each share to its door. Raises: WeightsNotGiven, RankFailed."""
-        giving = [
-            asyncio.ensure_future(self._group.ranks[share.holder].give(link, door, share.state))
-            for share, link, door in zip(shares, links, doors, strict=True)
+        """Send each shard to its socket. Raises: WeightsNotGiven, RankFailed."""
+        sending = [
+            asyncio.ensure_future(
+                self._group.ranks[shard.holder].send_shard(link, socket, shard.state)
+            )
+            for shard, link, socket in zip(shards, links, sockets, strict=True)
         ]
         try:
-            done, _ = await asyncio.wait(giving, return_when=asyncio.FIRST_EXCEPTION)
+            done, _ = await asyncio.wait(sending, return_when=asyncio.FIRST_EXCEPTION)
             errors = [error for each in done if (error := each.exception()) is not None]
         finally:
-            # the doors of one host are of use together only
-            for each in giving:
+            # the sockets of one host are of use together only
+            for each in sending:
                 each.cancel()
-            await asyncio.gather(*giving, return_exceptions=True)
+            await asyncio.gather(*sending, return_exceptions=True)
         for error in errors:
             if isinstance(error, ActorDied):
                 await self._group.fail(error)

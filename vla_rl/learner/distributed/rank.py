@@ -59,21 +59,21 @@ class LearnerRank(HostRank):
         super().__init__()
         self._rank, self._source, self._config = rank, source, config
         self._lane = DeviceLane(num_threads())
-        self._meter: LaneFlopCounter | None = None
+        self._flop_counter: LaneFlopCounter | None = None
         self._flops = 0
         self._staged: dict[str, dict[int, dict[str, Part]]] = {}
 
-    async def meet(self, meeting: Rendezvous, network: Network | None) -> None:
-        """Meet the other ranks; `network` is what to use if they are on several hosts."""
-        await self._lane.run(self._meet, meeting, network, work="meet")
+    async def join_group(self, rendezvous: Rendezvous, network: Network | None) -> None:
+        """Connect to the other ranks; `network` is what to use if they are on several hosts."""
+        await self._lane.run(self._join_group, rendezvous, network, work="rendezvous")
 
     async def join(self, folder: str) -> None:
         """Load the policy from a folder here, and keep this rank's part of it."""
         await self._lane.run(self._join, Path(folder), work="join")
-        self._shares = RankShard(self._rank, self._parts.policy, self._lane)
+        self._shard = RankShard(self._rank, self._parts.policy, self._lane)
         if self._source.counts_flops:
-            self._meter = LaneFlopCounter(PASSES, LocalOperations)
-            self._lane.observe(self._meter)
+            self._flop_counter = LaneFlopCounter(PASSES, LocalOperations)
+            self._lane.observe(self._flop_counter)
         self._lane.observe(self._clock)
 
     async def begin(self, clear: bool) -> None:
@@ -81,7 +81,7 @@ class LearnerRank(HostRank):
         await self._lane.run(self._parts.policy.begin, clear, work="gather")
 
     @actor_method(concurrent=True)
-    async def accumulate(
+    async def forward_backward(
         self, rows: Rows, counts: Counts, compare: int | None, is_last: bool
     ) -> Sums:
         """Add the gradient of a micro-batch; the last one adds the gradients of all ranks."""
@@ -89,7 +89,7 @@ class LearnerRank(HostRank):
         # threads of the lane keep the order of arrival
         decisions, batch = await self._lane.prepare(self._parts.prepare, rows)
         return await self._lane.run(
-            self._parts.accumulate,
+            self._parts.forward_backward,
             batch,
             decisions,
             unpack_counts(counts),
@@ -99,10 +99,10 @@ class LearnerRank(HostRank):
         )
 
     @actor_method(concurrent=True)
-    async def imitate(self, shown: SftBatch, num_tokens: int, is_last: bool) -> float:
+    async def imitate(self, rows: SftBatch, num_tokens: int, is_last: bool) -> float:
         """Add the gradient of a micro-batch of supervised learning; return its part of the loss."""
-        batch = await self._lane.prepare(self._parts.prepare_shown, shown)
-        arguments = (batch, shown, num_tokens, is_last)
+        batch = await self._lane.prepare(self._parts.prepare_sft_batch, rows)
+        arguments = (batch, rows, num_tokens, is_last)
         return await self._lane.run(self._parts.imitate, *arguments, work="update")
 
     @actor_method(concurrent=True)
@@ -116,7 +116,7 @@ class LearnerRank(HostRank):
         """Drop the gathered weights after scoring."""
         await self._lane.run(self._parts.policy.sharded.scatter, work="scatter")
 
-    async def step(self) -> StepReport:
+    async def optim_step(self) -> StepReport:
         """Clip by the norm over all ranks, and update this rank's part of the weights."""
         return await self._lane.run(self._parts.policy.step, work="step")
 
@@ -125,27 +125,27 @@ class LearnerRank(HostRank):
         await self._lane.run(self._parts.begin_critic, clear, work="gather")
 
     @actor_method(concurrent=True)
-    async def judge(self, observations: ObservationBatch) -> np.ndarray:
+    async def critic_values(self, observations: ObservationBatch) -> np.ndarray:
         """Return the critic's values of some observations, float32 [M]."""
-        batch = await self._lane.prepare(self._parts.prepare_seen, observations)
-        return await self._lane.run(self._parts.judge, batch, work="values")
+        batch = await self._lane.prepare(self._parts.prepare_critic_batch, observations)
+        return await self._lane.run(self._parts.compute_values, batch, work="values")
 
     @actor_method(concurrent=True)
-    async def fit(self, seen: CriticBatch, num_rows: int, is_last: bool) -> tuple[float, float]:
+    async def fit(self, rows: CriticBatch, num_rows: int, is_last: bool) -> tuple[float, float]:
         """Add the gradient of a critic's micro-batch; return its loss and number of clipped values.
 
         The last one adds the gradients of all ranks.
         """
-        batch = await self._lane.prepare(self._parts.prepare_seen, seen.observations)
-        return await self._lane.run(self._parts.fit, batch, seen, num_rows, is_last, work="critic")
+        batch = await self._lane.prepare(self._parts.prepare_critic_batch, rows.observations)
+        return await self._lane.run(self._parts.fit, batch, rows, num_rows, is_last, work="critic")
 
     async def end_critic(self) -> None:
-        """Drop the critic's gathered weights after judging."""
+        """Drop the critic's gathered weights after its values."""
         await self._lane.run(self._parts.end_critic, work="scatter")
 
-    async def step_critic(self) -> StepReport:
+    async def optim_step_critic(self) -> StepReport:
         """Update this rank's part of the critic."""
-        return await self._lane.run(self._parts.step_critic, work="step")
+        return await self._lane.run(self._parts.optim_step_critic, work="step")
 
     async def weights(self) -> AsyncIterator[ParameterPiece]:
         """Yield this rank's part of the trained weights, a piece at a time."""
@@ -156,40 +156,40 @@ class LearnerRank(HostRank):
             name, start, run, data = found
             yield ParameterPiece(name, start, run, data.numpy())
 
-    async def write_weights(self, places: SharedParameters) -> None:
+    async def write_weights(self, memory: SharedParameters) -> None:
         """Write this rank's part of the trained weights into memory that engines open."""
-        await self._lane.run(self._parts.policy.write_pieces, places, PIECE_BYTES, work="publish")
+        await self._lane.run(self._parts.policy.write_pieces, memory, PIECE_BYTES, work="publish")
 
-    async def share(self, begins: dict[str, int], row_bytes: int) -> WeightShard:
+    async def describe_shard(self, begins: dict[str, int], row_bytes: int) -> WeightShard:
         """Return what this rank holds of the newest weights, with its digest.
 
         Args: those of `ShardHolders.shares`.
         """
-        return await self._lane.run(self._shares.share, begins, row_bytes, work="publish")
+        return await self._lane.run(self._shard.describe, begins, row_bytes, work="publish")
 
     async def new_link(self) -> str:
         """Return the public key with which this rank will connect to a host."""
-        return self._shares.new_link()
+        return self._shard.new_link()
 
     @actor_method(concurrent=True)
-    async def give(self, link_key: str, door: ShardSocket, state: int) -> None:
-        """Send the share of which `share` told the state to a host, until it closes its door.
+    async def send_shard(self, link_key: str, socket: ShardSocket, state: int) -> None:
+        """Send the shard that `describe_shard` described to a host, until it closes its socket.
 
         Args:
             link_key: what `new_link` returned.
-            door: where the host takes it.
-            state: that of the share.
+            socket: where the host receives it.
+            state: that of the shard.
 
         Raises: WeightsNotGiven if the weights have changed, or the host cannot be reached.
         """
-        await self._shares.give(link_key, door, state)
+        await self._shard.send(link_key, socket, state)
 
     async def times(self) -> RankTimes:
         """Return what this rank did since the last call."""
-        times = await self._lane.run(self._clock.take, work="other")
-        if self._meter is None:
+        times = await self._lane.run(self._clock.take_times, work="other")
+        if self._flop_counter is None:
             return times
-        flops, before = sum(self._meter.flops().values()), self._flops
+        flops, before = sum(self._flop_counter.flops().values()), self._flops
         self._flops = flops
         return replace(times, flops=flops - before)
 
@@ -273,12 +273,12 @@ class LearnerRank(HostRank):
             for file, parts in files.items()
         }
 
-    def _meet(self, meeting: Rendezvous, network: Network | None) -> None:
+    def _join_group(self, rendezvous: Rendezvous, network: Network | None) -> None:
         device = torch.device(self._source.devices[self._rank])
         if device.type == "cuda":
             torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        join_group(meeting, network, self._rank, self._config.ranks, backend)
+        join_group(rendezvous, network, self._rank, self._config.ranks, backend)
 
     def _join(self, folder: Path) -> None:
         device = torch.device(self._source.devices[self._rank])

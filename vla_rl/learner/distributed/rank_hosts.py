@@ -32,7 +32,7 @@ from vla_rl.learner.estimates.rank_memory import choose_gpus
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """The place of one rank."""
+    """Host and device of one rank."""
 
     device: str
     """Device on its host, such as `cpu` or `cuda:3`."""
@@ -57,44 +57,45 @@ class RankAssignment:
     """Memory of that GPU."""
 
     @property
-    def in_words(self) -> str:
+    def location(self) -> str:
         """Its host, as a part of messages; empty on this host."""
         return f" on host {self.host!r}" if self.placement is not None else ""
 
     @property
-    def gpu_in_words(self) -> str:
+    def gpu_name(self) -> str:
         """Its GPU, as the beginning of a message."""
-        return f"GPU {self.gpu}{self.in_words or ' of this host'}"
+        return f"GPU {self.gpu}{self.location or ' of this host'}"
 
 
 @dataclass(frozen=True)
 class RankAssignments:
-    """The seats of all ranks, by number."""
+    """Host and device of all ranks."""
 
-    seats: tuple[RankAssignment, ...]
+    by_rank: tuple[RankAssignment, ...]
+    """Assignments by the number of the rank."""
 
     port: int = 0
     """Port at which rank 0 waits for ranks of other hosts; 0 for any that is free."""
 
     @property
-    def has_several_hosts(self) -> bool:
+    def are_on_several_hosts(self) -> bool:
         """Whether the ranks talk over a network."""
-        return len({seat.host for seat in self.seats}) > 1
+        return len({each.host for each in self.by_rank}) > 1
 
     @property
-    def far_hosts(self) -> dict[str, list[int]]:
+    def other_hosts(self) -> dict[str, list[int]]:
         """Numbers of the ranks on each other host."""
         found: dict[str, list[int]] = {}
-        for rank, seat in enumerate(self.seats):
-            if seat.placement is not None:
-                found.setdefault(seat.host, []).append(rank)
+        for rank, assignment in enumerate(self.by_rank):
+            if assignment.placement is not None:
+                found.setdefault(assignment.host, []).append(rank)
         return found
 
 
 def assign_local_ranks(
     num_ranks: int, lost_gpus: Collection[int], *, on_gpus: bool
 ) -> RankAssignments:
-    """Return seats on this host: one GPU for each rank, or its CPU for all."""
+    """Assign ranks to this host: one GPU for each, or its CPU for all."""
     return RankAssignments(
         tuple(
             RankAssignment(f"cuda:{gpu}" if on_gpus else "cpu")
@@ -103,13 +104,13 @@ def assign_local_ranks(
     )
 
 
-def make_placement(seat: RankAssignment, model: Any) -> ChildProcess | RemoteHost:
+def make_placement(assignment: RankAssignment, model: Any) -> ChildProcess | RemoteHost:
     """Return where a rank runs: forked from one server that has imported torch and the policy."""
-    # loopback, unless the ranks' meeting names another interface: neither gloo nor NCCL encrypts
+    # loopback, unless the ranks' rendezvous names another interface: neither gloo nor NCCL encrypts
     env = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     # AdamW imports torch._dynamo when it is made, a second of each rank's start
     imports = (type(model).__module__, "vla_rl.learner.distributed.rank", "torch._dynamo")
-    far = seat.placement
+    far = assignment.placement
     if far is not None:
         env |= far.env
     child = ChildProcess(env=env, fork_from=ForkServer(imports=imports, env=env))
@@ -134,20 +135,22 @@ class RankStarter:
     Args:
         runtime: starts the processes.
         config: settings of the ranks.
-        seating: where they are.
+        assignments: where they are.
         folder: a folder here that lasts as long as the ranks.
     """
 
     def __init__(
-        self, runtime: Runtime, config: LearnerConfig, seating: RankAssignments, folder: Path
+        self, runtime: Runtime, config: LearnerConfig, assignments: RankAssignments, folder: Path
     ) -> None:
-        self._runtime, self._config, self._seating = runtime, config, seating
-        self._here = Rendezvous(file=str(folder / "meeting-point"))
-        self._networks = _rank_networks(seating)
+        self._runtime, self._config, self._assignments = runtime, config, assignments
+        self._here = Rendezvous(file=str(folder / "rendezvous"))
+        self._networks = _rank_networks(assignments)
 
-    async def spawned(self, rank: int, name: str, source: PolicySource, model: Any) -> LearnerRank:
+    async def spawn_rank(
+        self, rank: int, name: str, source: PolicySource, model: Any
+    ) -> LearnerRank:
         """Start the process of a rank. Raises: ConfigError if its host lacks the policy's module."""
-        seat = self._seating.seats[rank]
+        assignment = self._assignments.by_rank[rank]
         try:
             return await self._runtime.spawn(
                 LearnerRank,
@@ -155,17 +158,17 @@ class RankStarter:
                 source,
                 self._config,
                 name=name,
-                placement=make_placement(seat, model),
+                placement=make_placement(assignment, model),
                 start_timeout_s=START_TIMEOUT_S,
             )
         except ImportError as error:
             raise ConfigError(
-                f"rank {rank}{seat.in_words} cannot import {source.policy_class}: {error}; expected "
+                f"rank {rank}{assignment.location} cannot import {source.policy_class}: {error}; expected "
                 "the same modules as here, in a package that is installed, or on PYTHONPATH of "
                 "`vla-rl host`"
             ) from error
 
-    async def listening(self, rank: int, first: LearnerRank) -> Rendezvous:
+    async def listen(self, rank: int, first: LearnerRank) -> Rendezvous:
         """Return where the ranks meet; rank 0 waits there for those of other hosts.
 
         Raises: ConfigError if it cannot.
@@ -174,16 +177,16 @@ class RankStarter:
         if rank > 0 or network is None:
             return self._here
         try:
-            return await first.listen(network, self._seating.port, len(self._networks))
+            return await first.listen(network, self._assignments.port, len(self._networks))
         except ConfigError as error:
             raise self._located(rank, error) from error
 
-    async def met(self, rank: int, actor: LearnerRank, meeting: Rendezvous) -> None:
+    async def connect(self, rank: int, actor: LearnerRank, rendezvous: Rendezvous) -> None:
         """Connect a rank to all others. Raises: ConfigError, TimeoutError if it cannot."""
         try:
             # twice: those that wait for a host that is missing report it first
             async with asyncio.timeout(2 * RENDEZVOUS_TIMEOUT_S):
-                await actor.meet(meeting, self._networks[rank])
+                await actor.join_group(rendezvous, self._networks[rank])
         except ConfigError as error:
             raise self._located(rank, error) from error
         except TimeoutError:
@@ -194,10 +197,10 @@ class RankStarter:
             ) from None
 
     def _located(self, rank: int, error: ConfigError) -> ConfigError:
-        return ConfigError(f"rank {rank}{self._seating.seats[rank].in_words}: {error}")
+        return ConfigError(f"rank {rank}{self._assignments.by_rank[rank].location}: {error}")
 
 
-def save_policy(model: Any, folder: Path, seating: RankAssignments) -> PolicySource:
+def save_policy(model: Any, folder: Path, assignments: RankAssignments) -> PolicySource:
     """Save a policy for the ranks; the folder lasts as long as they do.
 
     Raises: ConfigError for compiled blocks.
@@ -215,16 +218,18 @@ def save_policy(model: Any, folder: Path, seating: RankAssignments) -> PolicySou
         dtype=str(next(iter(parameters.values())).dtype).removeprefix("torch."),
         trained=frozenset(name for name, each in parameters.items() if each.requires_grad),
         recomputes=getattr(model, "recomputes_activations", False),
-        devices=tuple(seat.device for seat in seating.seats),
+        devices=tuple(assignment.device for assignment in assignments.by_rank),
     )
 
 
-def _rank_networks(seating: RankAssignments) -> Sequence[Network | None]:
+def _rank_networks(assignments: RankAssignments) -> Sequence[Network | None]:
     """Return what each rank uses of its host's network; None if all are on this host."""
-    if seating.has_several_hosts:
-        return [Network(seat.address, seat.interface) for seat in seating.seats]
+    if assignments.are_on_several_hosts:
+        return [
+            Network(assignment.address, assignment.interface) for assignment in assignments.by_rank
+        ]
     # all on another one: its loopback
-    return [Network("127.0.0.1") if seating.far_hosts else None] * len(seating.seats)
+    return [Network("127.0.0.1") if assignments.other_hosts else None] * len(assignments.by_rank)
 
 
 T = TypeVar("T")
@@ -252,14 +257,14 @@ class OtherHosts:
 
     Args:
         ranks: handles of all ranks, by number.
-        seating: where they are.
+        assignments: where they are.
     """
 
-    def __init__(self, ranks: Sequence[LearnerRank], seating: RankAssignments) -> None:
-        self._ranks, self._hosts = ranks, seating.far_hosts
+    def __init__(self, ranks: Sequence[LearnerRank], assignments: RankAssignments) -> None:
+        self._ranks, self._hosts = ranks, assignments.other_hosts
         self._first = {numbers[0]: host for host, numbers in self._hosts.items()}
 
-    def is_far(self, rank: int) -> bool:
+    def is_on_other_host(self, rank: int) -> bool:
         """Return whether a rank is on another host."""
         return any(rank in numbers for numbers in self._hosts.values())
 
@@ -301,7 +306,7 @@ class OtherHosts:
             await self._send(rank, file, f"checkpoint-{number}", ranges)
         return paths
 
-    def of_each(self, found: Sequence[T]) -> list[T | None]:
+    def by_rank(self, found: Sequence[T]) -> list[T | None]:
         """Return for each rank what the first rank of its host has; None for ranks on this host."""
         by_rank: list[T | None] = [None] * len(self._ranks)
         for numbers in self._hosts.values():

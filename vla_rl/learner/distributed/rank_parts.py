@@ -116,7 +116,7 @@ class RankParts:
             network, self._sharded(module, network), config.optimizer, names
         )
         self._module, self._passes = module, PolicyPasses(self._model, config, module.log_probs)
-        self._prepare_shown = _preparing(self._model, source.preparation)
+        self._prepare_sft = _preparing(self._model, source.preparation)
         self._critic: SharedTraining | None = None
         if value_module is not None and source.critic is not None:
             if not value_module.trains_trunk:
@@ -139,25 +139,25 @@ class RankParts:
         decisions = unpack_rows(rows)
         return decisions, self._model.prepare(decisions.observations)
 
-    def prepare_seen(self, observations: ObservationBatch) -> Any:
+    def prepare_critic_batch(self, observations: ObservationBatch) -> Any:
         """Prepare a critic's observations on the host."""
         return self._model.prepare(unpack_observations(observations))
 
-    def prepare_shown(self, shown: SftBatch) -> Any:
+    def prepare_sft_batch(self, rows: SftBatch) -> Any:
         """Prepare the observations of a micro-batch of supervised learning on the host."""
-        return self._prepare_shown(unpack_observations(shown.observations), shown.seed)
+        return self._prepare_sft(unpack_observations(rows.observations), rows.seed)
 
-    def imitate(self, batch: Any, shown: SftBatch, num_tokens: int, is_last: bool) -> float:
+    def imitate(self, batch: Any, rows: SftBatch, num_tokens: int, is_last: bool) -> float:
         """Add the gradient of a micro-batch of supervised learning; return its part of the loss."""
         self.policy.sharded.begin_pass(is_last=is_last)
         # a diffusion head draws noise from torch's own state, which all ranks share at their start
-        torch.manual_seed(shown.seed)
-        lessons = unpack_sft_batch(shown)
+        torch.manual_seed(rows.seed)
+        unpacked = unpack_sft_batch(rows)
         return float(
-            run_sft_backward(self._model, self._module.log_probs, batch, lessons, num_tokens)
+            run_sft_backward(self._model, self._module.log_probs, batch, unpacked, num_tokens)
         )
 
-    def accumulate(
+    def forward_backward(
         self, batch: Any, rows: Decisions, counts: Denominators, compare: int | None, is_last: bool
     ) -> Sums:
         """Add the gradient of a micro-batch of the policy."""
@@ -183,18 +183,18 @@ class RankParts:
         if not self._value_module.trains_trunk:
             self.policy.begin(clear=False)
 
-    def judge(self, batch: Any) -> np.ndarray:
+    def compute_values(self, batch: Any) -> np.ndarray:
         """Compute values without a gradient."""
-        values: np.ndarray = self._value_passes.judge(batch).cpu().numpy()
+        values: np.ndarray = self._value_passes.compute_values(batch).cpu().numpy()
         return values
 
     def fit(
-        self, batch: Any, seen: CriticBatch, num_rows: int, is_last: bool
+        self, batch: Any, rows: CriticBatch, num_rows: int, is_last: bool
     ) -> tuple[float, float]:
         """Add the gradient of a micro-batch of the critic."""
         self.trained_critic.sharded.begin_pass(is_last=is_last)
         sums = self._value_passes.backward(
-            batch, unpack_critic_batch(seen), num_rows, is_masked=seen.is_masked
+            batch, unpack_critic_batch(rows), num_rows, is_masked=rows.is_masked
         )
         return float(sums.loss), float(sums.num_clipped)
 
@@ -203,7 +203,7 @@ class RankParts:
         self.trained_critic.sharded.scatter()
         self.policy.sharded.scatter()
 
-    def step_critic(self) -> StepReport:
+    def optim_step_critic(self) -> StepReport:
         """Take one optimizer step of the critic."""
         self.policy.sharded.scatter()
         return self.trained_critic.step()
@@ -234,15 +234,15 @@ class RankParts:
             self._meshes,
             self._shard,
             blocks=() if network is None else get_blocks(network),
-            cut_by=None if network is None else self._cut_by(network),
+            cut_by=None if network is None else self._layers_to_cut(network),
             dtype=self._dtype,
             exact=exact,
             offload=self._offload,
         )
-        sharded.watch(self._clock)
+        sharded.time_collectives(self._clock)
         return sharded
 
-    def _cut_by(self, network: nn.Module) -> tuple[nn.Module, TensorPlan] | None:
+    def _layers_to_cut(self, network: nn.Module) -> tuple[nn.Module, TensorPlan] | None:
         return None if self._plan is None else (network, self._plan)
 
     def _frozen_copy(self) -> PolicyModule:
@@ -256,10 +256,10 @@ class RankParts:
                 self._meshes,
                 self._shard,
                 blocks=get_blocks(frozen.network),
-                cut_by=self._cut_by(frozen.network),
+                cut_by=self._layers_to_cut(frozen.network),
                 dtype=self._dtype,
                 shares_frozen=True,
-            ).watch(self._clock)
+            ).time_collectives(self._clock)
         elif self._plan is not None and self._meshes.tensor is not None:
             cut_layers(frozen.network, self._plan, self._meshes.tensor)
         return module

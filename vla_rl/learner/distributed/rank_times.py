@@ -72,16 +72,16 @@ class RankClock:
         self._set_reference()
 
     def watched(self, work: str, job: "partial[T]") -> "partial[T]":
-        """Return the job, which notes its times."""
+        """Return the job, which records its times."""
         return partial(self._run, work, job)
 
-    def watch(self, part: FSDPModule) -> None:
+    def time_collectives(self, part: FSDPModule) -> None:
         """Time the collectives of one sharded part."""
         reduce_scatter = _TimedReduceScatter(self)
         part.set_custom_all_gather(_TimedAllGather(self))
         part.set_custom_reduce_scatter(reduce_scatter)
         # after the all-reduce of replicas, which has no such class
-        part.set_all_reduce_hook(reduce_scatter.note_all_reduce)
+        part.set_all_reduce_hook(reduce_scatter.record_all_reduce)
 
     def mark(self) -> Any:
         """Return this moment of the current stream."""
@@ -91,11 +91,11 @@ class RankClock:
         event.record()
         return event
 
-    def note(self, name: str, begun: Any, ended: Any) -> None:
-        """Note a collective between two marks."""
+    def record_collective(self, name: str, begun: Any, ended: Any) -> None:
+        """Record a collective between two marks."""
         self._collectives.append((name, begun, ended))
 
-    def take(self) -> RankTimes:
+    def take_times(self) -> RankTimes:
         """Return the times since the last call; on a GPU this waits for it."""
         if self._is_gpu:
             torch.cuda.synchronize()
@@ -127,7 +127,7 @@ class RankClock:
 
 
 class _TimedAllGather(DefaultAllGather):
-    """FSDP's all-gather with a note of its times."""
+    """FSDP's all-gather, timed."""
 
     def __init__(self, clock: RankClock) -> None:
         self._clock = clock
@@ -135,12 +135,12 @@ class _TimedAllGather(DefaultAllGather):
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         begun = self._clock.mark()
         work = super().__call__(*inputs, **options)
-        self._clock.note("all-gather", begun, self._clock.mark())
+        self._clock.record_collective("all-gather", begun, self._clock.mark())
         return work
 
 
 class _TimedReduceScatter(DefaultReduceScatter):
-    """FSDP's reduce-scatter with a note of its times, and of the all-reduce of replicas."""
+    """FSDP's reduce-scatter and the all-reduce of replicas, timed."""
 
     def __init__(self, clock: RankClock) -> None:
         self._clock = clock
@@ -155,14 +155,14 @@ class _TimedReduceScatter(DefaultReduceScatter):
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         begun, self._begun = self._clock.mark(), None
         work = super().__call__(*inputs, **options)
-        self._clock.note("reduce-scatter", begun, self._clock.mark())
+        self._clock.record_collective("reduce-scatter", begun, self._clock.mark())
         return work
 
-    def note_all_reduce(self, _: Tensor) -> None:
-        """Note an all-reduce that has just ended, if there was no reduce-scatter."""
+    def record_all_reduce(self, _: Tensor) -> None:
+        """Record an all-reduce that has just ended, if there was no reduce-scatter."""
         begun, self._begun = self._begun, None
         if begun is not None:
-            self._clock.note("all-reduce", begun, self._clock.mark())
+            self._clock.record_collective("all-reduce", begun, self._clock.mark())
 
 
 MAX_SLICES: Final = 2000

@@ -53,7 +53,7 @@ class Network(msgspec.Struct, frozen=True):
 
 
 class RendezvousServer:
-    """Rank 0's end of the meeting: the store in which the ranks leave their addresses.
+    """Rank 0's end of the rendezvous: the store in which the ranks leave their addresses.
 
     Args:
         network: its host's.
@@ -88,16 +88,16 @@ class RendezvousServer:
             timeout=timedelta(seconds=RENDEZVOUS_TIMEOUT_S),
             master_listen_fd=listening.detach(),
         )
-        self.meeting = Rendezvous(address=address, port=port)
+        self.rendezvous = Rendezvous(address=address, port=port)
 
 
 def join_group(
-    meeting: Rendezvous, network: Network | None, rank: int, num_ranks: int, backend: str
+    rendezvous: Rendezvous, network: Network | None, rank: int, num_ranks: int, backend: str
 ) -> None:
     """Join the group of all ranks.
 
     Args:
-        meeting: where.
+        rendezvous: where.
         network: what to use on several hosts; None if all ranks are on this one.
         rank, num_ranks: number of this rank, and of all.
         backend: gloo, or gloo and NCCL.
@@ -106,7 +106,7 @@ def join_group(
     """
     if network is None:
         # not by a URL: torch would cut the path at a `#` or `?`
-        file = FileStore(meeting.file, num_ranks)
+        file = FileStore(rendezvous.file, num_ranks)
         file.set_timeout(LAST_RESORT)
         dist.init_process_group(
             backend,
@@ -120,8 +120,8 @@ def join_group(
     os.environ.update(dict.fromkeys(INTERFACES, interface))
     try:
         store = TCPStore(
-            meeting.address,
-            meeting.port,
+            rendezvous.address,
+            rendezvous.port,
             num_ranks,
             is_master=False,
             wait_for_workers=False,
@@ -129,7 +129,7 @@ def join_group(
         )
     except RuntimeError as error:
         raise ConfigError(
-            f"rank {rank} cannot reach rank 0 at {meeting.address}, port {meeting.port}, over the "
+            f"rank {rank} cannot reach rank 0 at {rendezvous.address}, port {rendezvous.port}, over the "
             f"interface {interface!r} within {RENDEZVOUS_TIMEOUT_S:g} s; let the hosts that learn reach all "
             "of each other's ports, or name another `interface` in the list of hosts (or "
             "--cluster.ray.interface)"

@@ -237,7 +237,7 @@ class ShardedModule:
             fully_shard(block, mesh=mesh, mp_policy=_precision(dtype), **options)
             in_parts |= {block} if is_cut else set()
         fully_shard(module, mesh=meshes.all, mp_policy=_precision(dtype), **options)
-        self.norm_of: Callable[[Sequence[Tensor]], Tensor] = (
+        self.compute_norm: Callable[[Sequence[Tensor]], Tensor] = (
             nn.utils.get_total_norm if meshes.tensor is None else norm_over_ranks
         )
         """Computes the norm of the gradients of all ranks."""
@@ -252,10 +252,10 @@ class ShardedModule:
             each.set_force_sum_reduction_for_comms(True)
             each.set_reshard_after_backward(shard == "weights")
 
-    def watch(self, clock: RankClock) -> None:
+    def time_collectives(self, clock: RankClock) -> None:
         """Time the collectives."""
         for part in self._parts():
-            clock.watch(part)
+            clock.time_collectives(part)
 
     def gather(self) -> None:
         """Gather the weights for all passes until `scatter`; each rank has to call it."""

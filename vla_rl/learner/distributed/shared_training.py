@@ -73,7 +73,7 @@ class SharedTraining:
     ) -> None:
         self.sharded, self._network = sharded, network
         # right after sharding: while weights are gathered, a network lists other parameters
-        self.optimizer = PolicyOptimizer(network, config, sharded.norm_of)
+        self.optimizer = PolicyOptimizer(network, config, sharded.compute_norm)
         self._names = names or {name: name for name in network.state_dict()}
         self.num_changes = 0
         """Number of times that the weights were changed, by a step or by a restore."""
@@ -93,22 +93,22 @@ class SharedTraining:
     def pieces(self, num_bytes: int) -> Iterator[tuple[str, int, int, Tensor]]:
         """Yield this rank's parts of the trained weights: name, first index, run, bytes."""
         for name, parameter in self.optimizer.parameters.items():
-            for start, run, data in split_parameter(parameter, self._dtype_of(name), num_bytes):
+            for start, run, data in split_parameter(parameter, self._saved_dtype(name), num_bytes):
                 yield name, start, run, data
 
-    def write_pieces(self, places: SharedParameters, num_bytes: int) -> None:
+    def write_pieces(self, memory: SharedParameters, num_bytes: int) -> None:
         """Write this rank's parts of the trained weights into memory that engines open.
 
         Raises: OSError.
         """
-        with Path(places.path).open("r+b") as memory:
+        with Path(memory.path).open("r+b") as file:
             for name in self.optimizer.parameters:
                 for start, run, distance, data in self._byte_pieces(name, num_bytes):
-                    for begin in places.begins[name]:
-                        write_runs(memory.fileno(), data, begin + start, run, distance)
+                    for begin in memory.begins[name]:
+                        write_runs(file.fileno(), data, begin + start, run, distance)
 
     def parts(self, begins: Mapping[str, int], num_bytes: int) -> Iterator[RowPart]:
-        """Yield this rank's parts of the trained weights in rising order of their places in a row.
+        """Yield this rank's parts of the trained weights in rising order of their offsets in a row.
 
         Args:
             begins: byte of the row at which each parameter begins.
@@ -123,7 +123,7 @@ class SharedTraining:
         state, trained = self._network.state_dict(), self.optimizer.parameters
         copied = partial(copy_part, is_first_rank=is_first)
         return {
-            name: copied(state[inner], self._dtype_of(inner) if inner in trained else None)
+            name: copied(state[inner], self._saved_dtype(inner) if inner in trained else None)
             for name, inner in self._names.items()
         }
 
@@ -134,7 +134,7 @@ class SharedTraining:
         tensors |= {
             f"{MASTER}/{name}": tensor
             for name, tensor in self.optimizer.parameters.items()
-            if self._dtype_of(name) != torch.float32
+            if self._saved_dtype(name) != torch.float32
         }
         return {name: copied(tensor, None) for name, tensor in tensors.items()}
 
@@ -162,20 +162,20 @@ class SharedTraining:
         """Return the bytes that `restore` reads of each file, as ranges."""
         self.sharded.scatter()
         state, trained = self._network.state_dict(), self.optimizer.parameters
-        of_weights = [weights.bytes_of(name, state[inner]) for name, inner in self._names.items()]
+        of_weights = [weights.locate(name, state[inner]) for name, inner in self._names.items()]
         of_saved = []
         for name in saved.names:
             kind, _, inner = name.partition("/")
-            of_saved.append(saved.bytes_of(name, None if kind == "step" else trained.get(inner)))
+            of_saved.append(saved.locate(name, None if kind == "step" else trained.get(inner)))
         return [of_weights, of_saved]
 
-    def _dtype_of(self, name: str) -> torch.dtype:
+    def _saved_dtype(self, name: str) -> torch.dtype:
         """Return the type in which one process holds a trained parameter."""
         return self.sharded.dtypes[f"network.{name}"]
 
     def _byte_pieces(self, name: str, num_bytes: int) -> Iterator[RowPart]:
-        """Yield this rank's part of one parameter; places are counted from the parameter's first."""
-        parameter, dtype = self.optimizer.parameters[name], self._dtype_of(name)
+        """Yield this rank's part of one parameter; offsets are counted from the parameter's first."""
+        parameter, dtype = self.optimizer.parameters[name], self._saved_dtype(name)
         size = dtype.itemsize
         distance = size * math.prod(parameter.shape[1:])
         for start, run, data in split_parameter(parameter, dtype, num_bytes):
@@ -188,7 +188,7 @@ make each host of a chain later."""
 
 
 class RankShard:
-    """Describes and gives the share of one rank. Owned by one event loop.
+    """Describes and sends the shard of one rank. Owned by one event loop.
 
     Args:
         rank: number of the rank.
@@ -202,8 +202,8 @@ class RankShard:
         self._row_bytes = 0
         self._keys: dict[str, KeyPair] = {}
 
-    def share(self, begins: dict[str, int], row_bytes: int) -> WeightShard:
-        """Return what this rank holds, on the device lane; `give` sends the same later."""
+    def describe(self, begins: dict[str, int], row_bytes: int) -> WeightShard:
+        """Return what this rank holds, on the device lane; `send` sends the same later."""
         self._begins, self._row_bytes = begins, row_bytes
         digest = ShardDigest()
         for piece in self._pieces():
@@ -221,8 +221,8 @@ class RankShard:
         self._keys[keys.public] = keys
         return keys.public
 
-    async def give(self, link_key: str, door: ShardSocket, state: int) -> None:
-        """Send the share. Raises: as `ShardSender.give`."""
+    async def send(self, link_key: str, socket: ShardSocket, state: int) -> None:
+        """Send the shard. Raises: as `ShardSender.send`."""
         pieces = self._pieces()
 
         async def next_piece() -> ShardPiece | None:
@@ -232,14 +232,14 @@ class RankShard:
                 raise WeightsNotGiven("the ranks have newer weights by now")
             return piece
 
-        await ShardSender(self._keys.pop(link_key), door, next_piece).give()
+        await ShardSender(self._keys.pop(link_key), socket, next_piece).send()
 
     def _pieces(self) -> Iterator[ShardPiece]:
         parts = self._training.parts(self._begins, PIECE_BYTES)
         return split_shard(parts, PIECE_BYTES, self._row_bytes)
 
     def _next(self, pieces: Iterator[ShardPiece], state: int) -> tuple[bool, ShardPiece | None]:
-        """Return whether the weights are still those of the share, and the next piece if so."""
+        """Return whether the weights are still those of the shard, and the next piece if so."""
         # on the lane, where no step can come in between
         if self._training.num_changes != state:
             return False, None
@@ -250,39 +250,39 @@ _LOOK_EVERY_S: Final = 0.5
 
 
 class ShardSender:
-    """Sends one share.
+    """Sends one shard.
 
     Args:
-        keys: those whose public one the host was given.
-        door: place at which the host takes it.
+        keys: those whose public one the host knows.
+        socket: where the host receives it.
         next_piece: returns the next piece; None after the last one.
     """
 
     def __init__(
         self,
         keys: KeyPair,
-        door: ShardSocket,
+        socket: ShardSocket,
         next_piece: Callable[[], Awaitable[ShardPiece | None]],
     ) -> None:
-        self._keys, self._door, self._next_piece = keys, door, next_piece
+        self._keys, self._socket, self._next_piece = keys, socket, next_piece
         self._codec = Codec()
         # a question, or None at the end of the connection; bounded by the pieces on their way
-        self._news: asyncio.Queue[Frames | None] = asyncio.Queue()
+        self._questions: asyncio.Queue[Frames | None] = asyncio.Queue()
 
-    async def give(self) -> None:
-        """Send all pieces, and wait until the host has closed its door.
+    async def send(self) -> None:
+        """Send all pieces, and wait until the host has closed its socket.
 
         Raises: HostNotReached; WeightsNotGiven if the connection is lost before; what `next_piece`
             raises.
         """
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        put = self._news.put_nowait
-        address, key = self._door.address, self._door.public_key
+        put = self._questions.put_nowait
+        address, key = self._socket.address, self._socket.public_key
         try:
             link = DirectLink(context, address, key, self._keys, put, lambda: put(None))
         except ConnectionError as error:
             context.term()
-            raise HostNotReached(f"its door cannot be used: {error}") from error
+            raise HostNotReached(f"its socket cannot be used: {error}") from error
         try:
             await self._send_all(link)
         finally:
@@ -290,16 +290,16 @@ class ShardSender:
             await run_in_thread(context.term)  # it waits for what is half sent
 
     async def _send_all(self, link: DirectLink) -> None:
-        room, piece = SHARD_PIECES_AHEAD, await self._next_piece()
+        num_ahead, piece = SHARD_PIECES_AHEAD, await self._next_piece()
         began_s = time.monotonic()
         while True:
-            while piece is not None and room > 0:
+            while piece is not None and num_ahead > 0:
                 link.send(self._codec.encode(Kind.RESULT, 0, 0, 0, piece, "weights"))
-                room -= 1
+                num_ahead -= 1
                 piece = await self._next_piece()
             try:
                 async with asyncio.timeout(_LOOK_EVERY_S):
-                    question = await self._news.get()
+                    question = await self._questions.get()
             except TimeoutError:
                 if not link.is_up and time.monotonic() - began_s > LINK_WITHIN_S:
                     raise HostNotReached(
@@ -307,7 +307,7 @@ class ShardSender:
                     ) from None
                 continue
             if question is not None:
-                room += 1
+                num_ahead += 1
             elif piece is None and link.is_up:
                 return
             elif link.is_up:

@@ -303,7 +303,7 @@ class ShardReader:
             local, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
         )
 
-    def bytes_of(self, name: str, like: Tensor | None) -> tuple[int, int]:
+    def locate(self, name: str, like: Tensor | None) -> tuple[int, int]:
         """Return where the file has what `read` would read like a tensor; None: all of it.
 
         An empty range if the tensor is missing.

@@ -190,8 +190,8 @@ def require_layout(
     critic: CriticConfig | None = None,
     other_bytes: int = 0,
     lost_gpus: Collection[int] = (),
-    are_elsewhere: bool = False,
-    seats: Sequence[tuple[str, int]] = (),
+    are_assigned: bool = False,
+    gpus: Sequence[tuple[str, int]] = (),
 ) -> None:
     """Raise ConfigError if the ranks cannot share this policy on their GPUs.
 
@@ -200,8 +200,8 @@ def require_layout(
     Args:
         other_bytes: bytes that ranks of other policies hold on each GPU.
         lost_gpus: numbers of the GPUs that no rank may use.
-        are_elsewhere: whether the ranks are not simply on the first GPUs here.
-        seats: if so, the name and the memory of each rank's GPU, if that is known.
+        are_assigned: whether the ranks are not simply on the first GPUs here.
+        gpus: if so, the name and the memory of each rank's GPU, if that is known.
     """
     missing = [name for name in ("save", "load") if not hasattr(type(model), name)]
     if missing:
@@ -218,13 +218,13 @@ def require_layout(
             f"the trained parameters have the types {types}, expected one: ranks cannot share them "
             "otherwise; load the policy with one dtype"
         )
-    if not seats and (are_elsewhere or next(network.parameters()).device.type != "cuda"):
+    if not gpus and (are_assigned or next(network.parameters()).device.type != "cuda"):
         return
     size = measure_policy(model, config)
     memory = rank_memory(size, config, has_reference=has_reference, critic=critic)
-    for name, has in seats:
+    for name, has in gpus:
         _require_room(name, has, memory.total, 0, other_bytes)
-    if not are_elsewhere:
+    if not are_assigned:
         require_gpus(config, gpu_bytes(), size, memory, other_bytes=other_bytes, lost=lost_gpus)
 
 

@@ -202,43 +202,43 @@ def trace_computation(
         log_probs: the computation; it runs once, on fake tensors.
     """
     trained = [each for each in network.parameters() if each.requires_grad]
-    with _recorded(network, blocks, log_probs) as book:
+    with _recorded(network, blocks, log_probs) as record:
         with flop_counter() as counter:
-            found = book.keep(log_probs)
+            found = record.keep(log_probs)
             act_flops = counter.get_total_flops()
             torch.autograd.grad(found.sum(), trained, allow_unused=True)
         update_flops = counter.get_total_flops()
-    return TracedPass(act_flops, update_flops, book.kept)
+    return TracedPass(act_flops, update_flops, record.kept)
 
 
 def kept_by_computation(
     network: nn.Module, blocks: Sequence[nn.Module], log_probs: Callable[[], tuple[Tensor, Tensor]]
 ) -> Kept:
     """Trace the memory of a computation alone; arguments as in `trace_computation`."""
-    with _recorded(network, blocks, log_probs) as book:
-        book.keep(log_probs)
-    return book.kept
+    with _recorded(network, blocks, log_probs) as record:
+        record.keep(log_probs)
+    return record.kept
 
 
 @contextmanager
 def _recorded(
     network: nn.Module, blocks: Sequence[nn.Module], log_probs: Callable[[], tuple[Tensor, Tensor]]
 ) -> Iterator[_ActivationRecord]:
-    """Compute with fake tensors inside, and note in the book which block runs."""
+    """Compute with fake tensors inside, and note in the record which block runs."""
     with ExitStack() as stack:
         mode = stack.enter_context(fake_tensors(network))
         weights = [*network.parameters(), *network.buffers()]
         fakes = [mode.from_tensor(each) for each in weights]
-        book = _ActivationRecord({each.untyped_storage()._cdata for each in (*weights, *fakes)})
+        record = _ActivationRecord({each.untyped_storage()._cdata for each in (*weights, *fakes)})
         stack.enter_context(_left_unchanged(network))
         stack.enter_context(_without_recomputation(blocks))
         for block in blocks:
             for remove in (
-                block.register_forward_pre_hook(book.enter, with_kwargs=True),
-                block.register_forward_hook(book.leave),
+                block.register_forward_pre_hook(record.enter, with_kwargs=True),
+                block.register_forward_hook(record.leave),
             ):
                 stack.callback(remove.remove)
-        yield book
+        yield record
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def chat_demonstration(
             "the conversation has no assistant message, expected at least one to train on."
         )
     whole = policy.render_whole(messages[: spoken[-1] + 1], tools)
-    teaches = np.zeros(len(whole), np.bool_)
+    trained_tokens = np.zeros(len(whole), np.bool_)
     for number in spoken:
         before = policy.render(messages[:number], tools)
         start = len(before)
@@ -35,13 +35,13 @@ def chat_demonstration(
                 "follow, so no loss mask can be built."
             )
         ends = np.flatnonzero(np.isin(whole[start:], list(policy.stop_tokens)))
-        teaches[start : start + int(ends[0]) + 1 if len(ends) else len(whole)] = True
+        trained_tokens[start : start + int(ends[0]) + 1 if len(ends) else len(whole)] = True
     images, seen = process_images(policy, whole, messages[: spoken[-1] + 1])
     starts = () if seen is None else seen.image_starts
-    first, last = int(teaches.argmax()), int(np.flatnonzero(teaches)[-1]) + 1
+    first, last = int(trained_tokens.argmax()), int(np.flatnonzero(trained_tokens)[-1]) + 1
     return Demonstration(
         observation=observed_conversation(whole[:first], images, starts),
         actions=whole[None, first:last],
         num_valid=1,
-        teaches=teaches[first:last],
+        trained_tokens=trained_tokens[first:last],
     )

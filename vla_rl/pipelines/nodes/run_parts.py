@@ -131,7 +131,7 @@ class Learn:
         )
         references = None if references is None else [references[row] for row in kept]
         if not kept or self._scheduler.version < self._warmup_updates():
-            return self._learner.stand_still()
+            return self._learner.publish_unchanged()
         return self._learner.update([trajectories[row] for row in kept], advantages, references)
 
 
