@@ -41,7 +41,7 @@ OURS: Final = {
     "cli/why.py": "what a run of ours answers",
     "datasets/hdf5.py": "names of files",
     "datasets/lerobot/layout.py": "paths in a data set's description",
-    "datasets/lerobot/videos.py": "what ffmpeg says of a video",
+    "datasets/lerobot/video_files.py": "what ffmpeg says of a video",
     "envs/driving/scores/leaderboard_files.py": "messages of the leaderboard",
     "envs/libero/building.py": "scenes that the installed LIBERO built",
     "envs/libero/task_files.py": "goal files of a suite",

@@ -20,7 +20,7 @@ LISTED: Final = {
         "datasets/lerobot/layout.py",
         "about.get('video.pix_fmt', '')",
     ): "only compared with known formats",
-    ("datasets/lerobot/meta.py", "row['task_index']"): "a number, in the label of an error",
+    ("datasets/lerobot/tables.py", "row['task_index']"): "a number, in the label of an error",
     ("endpoint/api.py", "body['type']"): "an event that this package makes",
     ("endpoint/verifiers/rollouts.py", "state.get('stop_condition') or ''"): "words of verifiers",
     ("envs/bench2drive/policy_host.py", "hello['route']"): "a message of this package",

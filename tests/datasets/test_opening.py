@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 from made_datasets import hdf5, made_episode, published
 
-from vla_rl.datasets import DatasetOptions, LeRobotWriter, open_dataset, read_hdf5, statistics_of
+from vla_rl.datasets import (
+    DatasetOptions,
+    LeRobotWriter,
+    compute_statistics,
+    open_dataset,
+    read_hdf5,
+)
 from vla_rl.errors import ConfigError, DataError
 
 MOVE = [0.5, 0.0, 0.0, 0.0, 0.0, 0.0]
@@ -244,7 +250,7 @@ def test_a_last_number_that_is_no_gripper_is_left_as_it_is(tmp_path: Path) -> No
         open_dataset(tmp_path)
     (episode,) = open_dataset(tmp_path, DatasetOptions(gripper="none"))
     assert episode.actions[:, -1].tolist() == [0.5, 0.5]
-    found = statistics_of([episode])["action"]
+    found = compute_statistics([episode])["action"]
     assert (found["mask"], found["mean"][-1]) == ([True] * 7, 0.5)
 
 
@@ -252,7 +258,7 @@ def test_an_action_of_one_number_has_no_gripper(tmp_path: Path) -> None:
     save_recording(tmp_path / "0000.npz", action=np.float32([[0.25], [0.75]]))
     episodes = open_dataset(tmp_path)
     assert episodes[0].actions.tolist() == [[0.25], [0.75]]
-    found = statistics_of(episodes)["action"]
+    found = compute_statistics(episodes)["action"]
     assert (found["mask"], found["mean"]) == ([True], [0.5])
 
 
@@ -281,7 +287,7 @@ def test_statistics_have_the_public_form() -> None:
     episode = made_episode("a", 5)
     episode.actions[:, 0] = [0.0, 0.1, 0.2, 0.3, 0.4]
     episode.actions[:, -1] = [-1, -1, 1, 1, 1]  # open, open, close, close, close
-    found = statistics_of([episode])
+    found = compute_statistics([episode])
     assert (found["num_transitions"], found["num_trajectories"]) == (5, 1)
     assert found["action"]["mask"] == [True] * 6 + [False]
     assert found["action"]["mean"][0] == pytest.approx(0.2)

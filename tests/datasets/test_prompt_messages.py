@@ -8,8 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from vla_rl.datasets.prompt_messages import first_messages, prompt_messages
-from vla_rl.datasets.prompts import read_prompts
+from vla_rl.datasets.prompts import first_messages, prompt_messages, read_prompts
 from vla_rl.errors import DataError
 from vla_rl.types import Message, ToolCall
 

@@ -13,10 +13,9 @@ from made_datasets import change_rows, published
 
 from vla_rl.datasets import read_hdf5, read_lerobot, read_recording
 from vla_rl.datasets.lerobot.layout import Info, read_info
-from vla_rl.datasets.lerobot.meta import read_tasks
-from vla_rl.datasets.lerobot.tables import DataFile, read_rows
-from vla_rl.datasets.lerobot.videos import decode, read_video_tables
-from vla_rl.datasets.recordings import settings_of_pictures
+from vla_rl.datasets.lerobot.tables import DataFile, read_rows, read_tasks
+from vla_rl.datasets.lerobot.video_files import decode_frames, read_video_tables
+from vla_rl.datasets.opening import read_image_settings
 from vla_rl.errors import DataError
 
 ROOM = Path(__file__).parents[2] / "vla_rl/datasets"
@@ -24,40 +23,47 @@ ROOM = Path(__file__).parents[2] / "vla_rl/datasets"
 RAW = {
     *("open", "read_bytes", "read_text", "load", "loads", "decode", "File", "ZipFile", "rglob"),
     *("ParquetFile", "read_table", "read_schema", "read_row_group", "iter_batches", "to_pylist"),
-    *("imdecode", "run", "frombuffer", "read_npz", "read_mp4_tables", "_ffmpeg"),
+    *("imdecode", "run", "frombuffer", "read_npz", "read_mp4_tables", "_run_ffmpeg"),
 }
 """Names of calls that read a file, or take apart what was read."""
 
 BEHIND_ANOTHER = {
-    "lerobot/mp4.py": "read_video_tables calls it inside of the guard",
-    "lerobot/videos.py: _ffmpeg": "its two callers are inside of the guard",
-    "lerobot/videos.py: VideoFile.decode": "calls this module's decode, which has the guard",
-    "lerobot/videos.py: Videos.__init__": "calls VideoFile.decode",
-    "lerobot/stats.py: stats_of": "takes a table that was made in memory",
+    "lerobot/video_files.py: _find_moov": "read_video_tables calls it inside of the guard",
+    "lerobot/video_files.py: _read_runs": "read_video_tables calls it inside of the guard",
+    "lerobot/video_files.py: read_mp4_tables": "read_video_tables calls it inside of the guard",
+    "lerobot/video_files.py: _run_ffmpeg": "its two callers are inside of the guard",
+    "lerobot/frames.py: VideoFile.decode": "calls decode_frames, which has the guard",
+    "lerobot/frames.py: Videos.__init__": "calls VideoFile.decode",
+    "lerobot/writing.py: compute_stats": "takes a table that was made in memory",
     "lerobot/writing.py: LeRobotWriter._forget_uncounted": "lists what its own writer left behind",
     "prompts.py": "rows of questions, whose readers tests/datasets/test_prompts.py damages",
-    "prompt_messages.py": "messages of such a row, tested beside them",
 }
 """Modules and functions that read without a guard of their own, each with the reason."""
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "hdf5.py: read_hdf5": lambda root: read_hdf5(root / "x"),
-    "hdf5.py: _frame": lambda root: frame_of(root),
-    "hdf5.py: _instruction": lambda root: described_by(root),
+    "hdf5.py: _read_frame": lambda root: frame_of(root),
+    "hdf5.py: _read_instruction": lambda root: described_by(root),
     "lerobot/frames.py: ImageColumns._decoded": lambda root: image_of(root, "x"),
     "lerobot/layout.py: read_info": lambda root: read_info(at(root, "meta/info.json")),
-    "lerobot/meta.py: _lines": lambda root: read_tasks(at(root, "meta/tasks.jsonl"), V2),
-    "lerobot/meta.py: _task_rows": lambda root: read_tasks(at(root, "meta/tasks.parquet"), V3),
+    "lerobot/tables.py: _iterate_json_lines": lambda root: read_tasks(
+        at(root, "meta/tasks.jsonl"), V2
+    ),
+    "lerobot/tables.py: _iterate_task_rows": lambda root: read_tasks(
+        at(root, "meta/tasks.parquet"), V3
+    ),
     "lerobot/tables.py: DataFile.__init__": lambda root: DataFile(root / "x", 10),
     "lerobot/tables.py: DataFile._column": lambda root: DataFile(root / "x", 10),
     "lerobot/tables.py: DataFile.encoded_image": lambda root: DataFile(root / "x", 10),
     "lerobot/tables.py: DataFile.encoded_images": lambda root: DataFile(root / "x", 10),
     "lerobot/tables.py: read_rows": lambda root: read_rows(root / "x"),
-    "lerobot/videos.py: decode": lambda root: decode(root / "x", np.arange(3.0), np.arange(3)),
-    "lerobot/videos.py: read_video_tables": lambda root: read_video_tables(root / "x"),
-    "opening.py: _read": lambda root: everything_in(root / "x"),
-    "recordings.py: read_recording": lambda root: read_recording(root / "x"),
-    "recordings.py: settings_of_pictures": lambda root: settings_of_pictures(
+    "lerobot/video_files.py: decode_frames": lambda root: decode_frames(
+        root / "x", np.arange(3.0), np.arange(3)
+    ),
+    "lerobot/video_files.py: read_video_tables": lambda root: read_video_tables(root / "x"),
+    "opening.py: _read_any": lambda root: everything_in(root / "x"),
+    "opening.py: read_recording": lambda root: read_recording(root / "x"),
+    "opening.py: read_image_settings": lambda root: read_image_settings(
         at(root, "a.settings.json")
     ),
 }

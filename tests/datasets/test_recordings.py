@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from damage import recording
 
-from vla_rl.datasets import read_recording, statistics_of
-from vla_rl.datasets.recordings import settings_of_pictures
+from vla_rl.datasets import compute_statistics, read_recording
+from vla_rl.datasets.opening import read_image_settings
 from vla_rl.errors import DataError
 
 
@@ -46,23 +46,23 @@ def test_an_array_of_another_kind_is_refused(
 
 def test_settings_that_are_of_other_types_are_refused_with_their_file(tmp_path: Path) -> None:
     (tmp_path / "a.settings.json").write_text('{"image_size": 84, "quality": "fast", "x": 1}')
-    assert settings_of_pictures(tmp_path) == {
+    assert read_image_settings(tmp_path) == {
         "image_size": 84,
         "quality": "fast",
         "assets": None,
     }
     (tmp_path / "a.settings.json").write_text('{"image_size": "84"}')
     with pytest.raises(DataError, match=r"a\.settings\.json is not the settings.*image_size"):
-        settings_of_pictures(tmp_path)
+        read_image_settings(tmp_path)
 
 
 def test_statistics_of_episodes_of_different_widths_are_refused_with_both(tmp_path: Path) -> None:
     seven = read_recording(changed(tmp_path / "seven"))
     six = read_recording(changed(tmp_path / "six", action=np.zeros((3, 6))))
     with pytest.raises(DataError, match=r"'actions' has 6 numbers in .*six.* and 7 in .*seven"):
-        statistics_of([seven, six])
+        compute_statistics([seven, six])
     wide = read_recording(changed(tmp_path / "wide", state=np.zeros((3, 9))))
     with pytest.raises(DataError, match=r"'state' has 9 numbers in .*wide.* and 8 in .*seven"):
-        statistics_of([seven, wide])
+        compute_statistics([seven, wide])
     with pytest.raises(DataError, match="no episode to compute statistics of"):
-        statistics_of([])
+        compute_statistics([])

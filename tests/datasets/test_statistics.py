@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from vla_rl.datasets.episode import RecordedEpisode
-from vla_rl.datasets.statistics import statistics_of
+from vla_rl.datasets.episode import RecordedEpisode, compute_statistics
 
 
 def episode(actions: list[list[float]], *, gripper: bool = True, **vectors) -> RecordedEpisode:
@@ -21,7 +20,7 @@ def episode(actions: list[list[float]], *, gripper: bool = True, **vectors) -> R
 
 
 def test_the_gripper_counts_from_zero_to_one_and_is_not_scaled() -> None:
-    found = statistics_of([episode([[1.0, 1.0], [3.0, -1.0]]), episode([[5.0, -1.0]])])
+    found = compute_statistics([episode([[1.0, 1.0], [3.0, -1.0]]), episode([[5.0, -1.0]])])
     assert found["num_transitions"] == 3
     assert found["num_trajectories"] == 2
     action = found["action"]
@@ -35,25 +34,25 @@ def test_the_gripper_counts_from_zero_to_one_and_is_not_scaled() -> None:
 
 
 def test_without_a_gripper_all_numbers_are_scaled() -> None:
-    found = statistics_of([episode([[1.0, 1.0], [3.0, -1.0]], gripper=False)])
+    found = compute_statistics([episode([[1.0, 1.0], [3.0, -1.0]], gripper=False)])
     assert found["action"]["mask"] == [True, True]
     assert found["action"]["mean"] == [2.0, 0.0]
 
 
 def test_an_action_of_one_number_has_no_gripper() -> None:
-    found = statistics_of([episode([[-1.0], [1.0]])])
+    found = compute_statistics([episode([[-1.0], [1.0]])])
     assert (found["action"]["mask"], found["action"]["min"]) == ([True], [-1.0])
 
 
 def test_states_are_reported_only_if_every_episode_has_them() -> None:
     with_state = episode([[0.0, 1.0]], state=[[4.0, 5.0, 6.0]])
     without = episode([[0.0, 1.0]])
-    assert statistics_of([with_state])["proprio"]["max"] == [4.0, 5.0, 6.0]
-    assert "proprio" not in statistics_of([with_state, without])
-    assert "proprio" not in statistics_of([with_state], state_key="joints")
+    assert compute_statistics([with_state])["proprio"]["max"] == [4.0, 5.0, 6.0]
+    assert "proprio" not in compute_statistics([with_state, without])
+    assert "proprio" not in compute_statistics([with_state], state_key="joints")
 
 
 def test_the_recorded_actions_stay_as_they_are_and_the_numbers_are_plain() -> None:
     one = episode([[1.0, 1.0]])
-    json.dumps(statistics_of([one]))
+    json.dumps(compute_statistics([one]))
     assert one.actions.tolist() == [[1.0, 1.0]]

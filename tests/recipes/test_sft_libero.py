@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from vla_rl.cli.command_line import Command, Launch
-from vla_rl.datasets import LeRobotWriter, RecordedEpisode, statistics_of
+from vla_rl.datasets import LeRobotWriter, RecordedEpisode, compute_statistics
 from vla_rl.envs.libero.assets import STAND_INS, find_assets
 from vla_rl.errors import CheckpointError, ConfigError, DataError
 from vla_rl.evaluation.suites import require_for_libero
@@ -181,7 +181,7 @@ async def test_a_policy_of_tokens_becomes_one_of_numbers_with_a_head_that_is_new
     )
     assert taught.config.proprio is not None
     assert taught.config.proprio.high == pytest.approx(
-        statistics_of([made_episode("a", 6), made_episode("b", 4, seed=1)])["proprio"]["q99"]
+        compute_statistics([made_episode("a", 6), made_episode("b", 4, seed=1)])["proprio"]["q99"]
     )
     diffusion = await sft(
         tmp_path,
@@ -323,13 +323,13 @@ def test_actions_without_a_gripper_are_not_taught_to_a_policy_that_takes_their_l
     None
 ):
     episode = msgspec.structs.replace(made_episode("a", 4), has_gripper=False)
-    policy = tiny_policy("tokens", statistics_of([made_episode("a", 4)]), seed=0)
+    policy = tiny_policy("tokens", compute_statistics([made_episode("a", 4)]), seed=0)
     assert policy.config.action_bounds.gripper == "openvla"
     with pytest.raises(
         DataError, match=r"the actions of a have no gripper, .* \(--statistics data\)"
     ):
         Samples([episode], policy)
-    Samples([episode], tiny_policy("tokens", statistics_of([episode]), seed=0))
+    Samples([episode], tiny_policy("tokens", compute_statistics([episode]), seed=0))
 
 
 @pytest.mark.parametrize(
@@ -506,7 +506,7 @@ async def test_statistics_of_the_data_scale_the_actions_and_are_saved_beside_the
 ) -> None:
     written("lerobot", tmp_path / "demos")
     episodes = [made_episode("a", 6), made_episode("b", 4, seed=1)]
-    wanted = statistics_of(episodes)
+    wanted = compute_statistics(episodes)
     first = await sft(tmp_path, statistics="data")
     fresh = OpenVlaOft.load(first).config
     assert fresh.action_bounds.low == pytest.approx(wanted["action"]["q01"])
@@ -545,7 +545,7 @@ async def test_statistics_of_the_data_scale_the_actions_and_are_saved_beside_the
 def test_actions_without_a_gripper_are_scaled_in_all_their_numbers() -> None:
     for has_gripper, scaled, gripper in ((True, False, "openvla"), (False, True, "signed")):
         episode = msgspec.structs.replace(made_episode("a", 6), has_gripper=has_gripper)
-        bounds = tiny_policy("l1", statistics_of([episode]), seed=0).config.action_bounds
+        bounds = tiny_policy("l1", compute_statistics([episode]), seed=0).config.action_bounds
         assert (bounds.is_scaled, bounds.gripper) == ((True,) * 6 + (scaled,), gripper)
 
 

@@ -38,14 +38,14 @@ from vla_rl.util.values import excerpt
 _log = logging.getLogger(__name__)
 
 FIELDS: Final = ("actions", "obs/agentview_rgb", "obs/ee_pos", "obs/ee_ori", "obs/gripper_states")
-OF_LIBERO: Final = ("problem_info", "env_args", "bddl_file_name")
+LIBERO_ATTRIBUTES: Final = ("problem_info", "env_args", "bddl_file_name")
 """Attributes of `data` of which LIBERO's own tools write one or more."""
 
 CAMERAS: Final = {"image": "obs/agentview_rgb", "wrist_image": "obs/eye_in_hand_rgb"}
 IDLE_NORM: Final = 1e-4
 
-WHOLE: Final = "a whole HDF5 file"
-AGAIN: Final = "download it again"
+WHOLE_FILE: Final = "a whole HDF5 file"
+DOWNLOAD_AGAIN: Final = "download it again"
 MOST_COMPRESSED: Final = 1100
 """Bytes that a byte of a file can hold at most, as gzip compresses, rounded up."""
 
@@ -72,22 +72,22 @@ def read_hdf5(path: Path, *, keep_idle: bool = False) -> list[RecordedEpisode]:
     """
     import h5py  # needed only to read such files
 
-    with reading(path, WHOLE, AGAIN), h5py.File(path, "r") as file:
+    with reading(path, WHOLE_FILE, DOWNLOAD_AGAIN), h5py.File(path, "r") as file:
         if "data" not in file:
             raise DataError(
                 f"{path} has no group 'data', expected LIBERO's demonstrations; "
                 f"it has {sorted(file)}."
             )
-        data = _inside(file, "data", f"{path}")
+        data = _get_member(file, "data", f"{path}")
         if not isinstance(data, h5py.Group):
             raise DataError(f"{path}: 'data' is no group, expected one with demonstrations.")
-        names = _names_of(data, path)
-        instruction = _instruction(path, data.attrs)
-        num_late = 1 if any(said in data.attrs for said in OF_LIBERO) else 0
-        return [_episode(path, name, data, instruction, keep_idle, num_late) for name in names]
+        names = _list_demonstrations(data, path)
+        instruction = _read_instruction(path, data.attrs)
+        num_late = 1 if any(said in data.attrs for said in LIBERO_ATTRIBUTES) else 0
+        return [_read_episode(path, name, data, instruction, keep_idle, num_late) for name in names]
 
 
-def _names_of(data: Any, path: Path) -> list[str]:
+def _list_demonstrations(data: Any, path: Path) -> list[str]:
     """Return the demonstrations in order; compare their number with the file's own."""
     numbers: dict[str, int] = {}
     for name in data:
@@ -107,7 +107,7 @@ def _names_of(data: Any, path: Path) -> list[str]:
     return sorted(numbers, key=lambda name: numbers[name])
 
 
-def _inside(group: Any, name: str, where: str) -> Any:
+def _get_member(group: Any, name: str, where: str) -> Any:
     """Return a member of a group. Raises: DataError if it is in another file."""
     import h5py
 
@@ -121,11 +121,11 @@ def _inside(group: Any, name: str, where: str) -> Any:
     return found
 
 
-def _dataset(group: Any, name: str, where: str) -> Any:
+def _get_dataset(group: Any, name: str, where: str) -> Any:
     """Return a data set whose numbers are all in the file. Raises: DataError."""
     import h5py
 
-    found = _inside(group, name, where)
+    found = _get_member(group, name, where)
     if not isinstance(found, h5py.Dataset):
         raise DataError(f"{where}: {name!r} is no array, expected a row for each control step.")
     if found.is_virtual or found.external:
@@ -151,15 +151,15 @@ def _dataset(group: Any, name: str, where: str) -> Any:
     if not is_whole:
         raise DataError(
             f"{where}: {name!r} claims {found.dtype} of shape {excerpt(found.shape)}, and the file "
-            f"holds {stored} bytes of it; {AGAIN}."
+            f"holds {stored} bytes of it; {DOWNLOAD_AGAIN}."
         )
     return found
 
 
-def _numbers(group: Any, name: str, where: str, axes: int) -> np.ndarray:
+def _read_numbers(group: Any, name: str, where: str, axes: int) -> np.ndarray:
     """Return an array of one or two axes, float32. Raises: DataError."""
-    found = _dataset(group, name, where)
-    with reading(f"{where}: {name!r}", "an array that can be read", AGAIN):
+    found = _get_dataset(group, name, where)
+    with reading(f"{where}: {name!r}", "an array that can be read", DOWNLOAD_AGAIN):
         values = np.asarray(found)
     if values.ndim != axes:
         raise DataError(
@@ -178,19 +178,19 @@ def is_idle(action: np.ndarray, last_kept: np.ndarray | None) -> bool:
     return not moves and (last_kept is None or action[-1] == last_kept[-1])
 
 
-def _episode(
+def _read_episode(
     path: Path, name: str, data: Any, instruction: str, keep_idle: bool, num_late: int
 ) -> RecordedEpisode:
     where = f"{path}: {name}"
-    with reading(where, "a group of LIBERO's layout", AGAIN):
-        demo = _inside(data, name, str(path))
+    with reading(where, "a group of LIBERO's layout", DOWNLOAD_AGAIN):
+        demo = _get_member(data, name, str(path))
         for field in FIELDS:
             if field not in demo:
                 raise DataError(
-                    f"{where} has no {field!r}, expected LIBERO's layout; it has {_fields_of(demo)}."
+                    f"{where} has no {field!r}, expected LIBERO's layout; it has {_list_fields(demo)}."
                 )
         fields = [field for field in (*FIELDS, *CAMERAS.values(), "rewards") if field in demo]
-        lengths = {field: len(_dataset(demo, field, where)) for field in fields}
+        lengths = {field: len(_get_dataset(demo, field, where)) for field in fields}
         if len(set(lengths.values())) > 1:
             raise DataError(
                 f"{where} has fields of different lengths: {lengths}; expected a row for "
@@ -199,9 +199,11 @@ def _episode(
         for field in CAMERAS.values():
             if field in fields:
                 _require_frames(demo[field], f"{where}: {field!r}")
-        actions = _numbers(demo, "actions", where, 2)
-        state = np.concatenate([_numbers(demo, field, where, 2) for field in FIELDS[2:]], axis=1)
-        rewards = _numbers(demo, "rewards", where, 1) if "rewards" in fields else None
+        actions = _read_numbers(demo, "actions", where, 2)
+        state = np.concatenate(
+            [_read_numbers(demo, field, where, 2) for field in FIELDS[2:]], axis=1
+        )
+        rewards = _read_numbers(demo, "rewards", where, 1) if "rewards" in fields else None
     steps = np.arange(len(actions)) if keep_idle else _steps_that_move(actions)
     kept = steps[steps >= num_late]
     if len(kept) == 0:
@@ -215,7 +217,7 @@ def _episode(
         actions=actions[kept],
         vectors={"state": state[seen]},
         frames={
-            key: partial(_frame, path, f"data/{name}/{field}", seen)
+            key: partial(_read_frame, path, f"data/{name}/{field}", seen)
             for key, field in CAMERAS.items()
             if field in fields
         },
@@ -240,28 +242,32 @@ def _steps_that_move(actions: np.ndarray) -> np.ndarray:
     return np.array(kept, np.int64)
 
 
-def _frame(path: Path, dataset: str, rows: np.ndarray, step: int) -> np.ndarray:
+def _read_frame(path: Path, dataset: str, rows: np.ndarray, step: int) -> np.ndarray:
     import h5py
 
     with (
-        reading(f"{path}: {dataset}, row {rows[step]}", "a picture that can be read", AGAIN),
+        reading(
+            f"{path}: {dataset}, row {rows[step]}", "a picture that can be read", DOWNLOAD_AGAIN
+        ),
         h5py.File(path, "r") as file,
     ):
         frame = np.asarray(file[dataset][rows[step]])
         return np.ascontiguousarray(frame[::-1, ::-1])
 
 
-def _instruction(path: Path, attributes: Any) -> str:
+def _read_instruction(path: Path, attributes: Any) -> str:
     """Return the task in words: from the file's own description, else from its name."""
     if "problem_info" not in attributes:
         return _SCENE_PREFIX.sub("", _SUFFIX.sub("", path.stem)).replace("_", " ")
-    with reading(f"{path}: the attribute 'problem_info'", "a description of the task", AGAIN):
+    with reading(
+        f"{path}: the attribute 'problem_info'", "a description of the task", DOWNLOAD_AGAIN
+    ):
         about = msgspec.json.decode(attributes["problem_info"], type=_ProblemInfo)
     said = about.language_instruction
     return ("".join(said) if isinstance(said, list) else said).strip().strip('"')
 
 
-def _fields_of(demo: Any) -> list[str]:
+def _list_fields(demo: Any) -> list[str]:
     return sorted(
         [name for name in demo if name != "obs"] + [f"obs/{name}" for name in demo.get("obs", ())]
     )

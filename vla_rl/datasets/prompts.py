@@ -1,4 +1,4 @@
-"""Rows of a prompt data set, from parquet or jsonl.
+"""Rows of a prompt data set, from parquet or jsonl, with the prompt of a row as messages.
 
 A row is one question, with the fields that its scorer needs.
 
@@ -6,11 +6,20 @@ A row is one question, with the fields that its scorer needs.
     questions.parquet the same as columns
 
 Every row is checked when the file is opened, so that a missing answer does not stop a run hours
-later.
+later. The prompt is a text, or messages in OpenAI's form:
+
+    "What is 3+4?"
+    [{"role": "user", "content": "What is 3+4?"}]
+    [{"role": "user", "content": [{"type": "text", "text": "What is "}, {"type": "text", "text": "3+4?"}]}]
+    [..., {"role": "assistant", "content": null, "tool_calls": [{"function": {"name": ..., "arguments": ...}}]}]
+
+Parquet writes null for what a message lacks and another one has, so a null is the same as nothing.
 """
 
 import codecs
 import difflib
+import functools
+import json
 import logging
 import stat
 import threading
@@ -20,13 +29,15 @@ from typing import Any, Final
 
 import msgspec
 
-from vla_rl.datasets.arrow import pa, pq
 from vla_rl.errors import DataError
+from vla_rl.types import Message, ToolCall
+from vla_rl.util.imports import pa, pq
+from vla_rl.util.values import excerpt
 
 logger = logging.getLogger(__name__)
 
-_OPENED: Final[dict[tuple[str, int, int, tuple[str, ...]], "PromptRows"]] = {}
-_OPENING: Final = threading.Lock()
+_OPENED_FILES: Final[dict[tuple[str, int, int, tuple[str, ...]], "PromptRows"]] = {}
+_OPENING_LOCK: Final = threading.Lock()
 
 
 class PromptRows(Sequence[dict[str, Any]]):
@@ -113,24 +124,24 @@ def read_prompts(path: str | Path, fields: Sequence[str] = ("prompt",)) -> Promp
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path} is no file; expected the .parquet or .jsonl file of a data set.")
     key = (str(path.resolve()), status.st_mtime_ns, status.st_size, tuple(fields))
-    with _OPENING:
-        if key not in _OPENED:
-            _OPENED[key] = _read(path, fields)
-        return _OPENED[key]
+    with _OPENING_LOCK:
+        if key not in _OPENED_FILES:
+            _OPENED_FILES[key] = _read_file(path, fields)
+        return _OPENED_FILES[key]
 
 
-def _read(path: Path, fields: Sequence[str]) -> PromptRows:
+def _read_file(path: Path, fields: Sequence[str]) -> PromptRows:
     try:
-        return _rows_of(path, fields)
+        return _read_rows(path, fields)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
 
 
-def _rows_of(path: Path, fields: Sequence[str]) -> PromptRows:
+def _read_rows(path: Path, fields: Sequence[str]) -> PromptRows:
     if path.suffix == ".parquet":
-        rows = PromptRows(_parquet(path, fields), path, fields)
+        rows = PromptRows(_read_parquet(path, fields), path, fields)
     elif path.suffix == ".jsonl":
-        rows = PromptRows(_jsonl(path, fields))
+        rows = PromptRows(_read_jsonl(path, fields))
     else:
         raise DataError(f"{path} is neither .parquet nor .jsonl; expected one of them.")
     if len(rows) == 0:
@@ -138,7 +149,7 @@ def _rows_of(path: Path, fields: Sequence[str]) -> PromptRows:
     return rows
 
 
-def _parquet(path: Path, fields: Sequence[str]) -> "pa.Table":
+def _read_parquet(path: Path, fields: Sequence[str]) -> "pa.Table":
     try:
         table = pq.read_table(path)
         # a text column may hold any bytes, which else fail only when a row is read
@@ -151,7 +162,7 @@ def _parquet(path: Path, fields: Sequence[str]) -> "pa.Table":
         if field not in table.column_names:
             raise DataError(
                 f"{path}: row 0, like all others, has no field {field!r}; "
-                f"{_nearest(field, table.column_names)}"
+                f"{_suggest_field(field, table.column_names)}"
             )
         column = table.column(field)
         if column.null_count:
@@ -162,7 +173,7 @@ def _parquet(path: Path, fields: Sequence[str]) -> "pa.Table":
     return table
 
 
-def _jsonl(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
+def _read_jsonl(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
     _require_utf8(path)
     decoder = msgspec.json.Decoder(dict[str, Any])
     rows: list[dict[str, Any]] = []
@@ -182,7 +193,7 @@ def _jsonl(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
                 if row.get(field) is None:
                     raise DataError(
                         f"{path}: row {len(rows)} (line {number}) has no {field!r}; "
-                        f"{_nearest(field, list(row))}"
+                        f"{_suggest_field(field, list(row))}"
                     )
             rows.append(row)
     return rows
@@ -196,8 +207,163 @@ def _require_utf8(path: Path) -> None:
         raise DataError(f"{path} is in UTF-16 or UTF-32, expected UTF-8; save it as UTF-8.")
 
 
-def _nearest(field: str, names: Sequence[str]) -> str:
+def _suggest_field(field: str, names: Sequence[str]) -> str:
     near = difflib.get_close_matches(field, [name for name in names if name != field], n=1)
     return (
         f"did you mean {near[0]!r}? " if near else ""
     ) + f"it has: {', '.join(map(repr, names)) or 'nothing'}."
+
+
+UNUSED_PARTS: Final = frozenset(
+    {"images", "image", "videos", "video", "audios", "audio", "function_call", "refusal"}
+)
+"""Fields of a message that hold a part of it which no prompt here can have."""
+
+
+class _RawFunction(msgspec.Struct):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class _RawCall(msgspec.Struct):
+    """A call in OpenAI's form, or its function alone."""
+
+    id: str | None = None
+    type: str | None = None
+    function: _RawFunction | None = None
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class _RawPart(msgspec.Struct):
+    type: str = "text"
+    text: str | None = None
+
+
+class _RawMessage(msgspec.Struct):
+    role: str
+    content: str | list[_RawPart] | None = None
+    tool_calls: list[_RawCall] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+KNOWN_FIELDS: Final = (
+    frozenset(field.name for field in msgspec.structs.fields(_RawMessage)) | UNUSED_PARTS
+)
+
+
+def first_messages(asked: Any, system: str, label: str) -> tuple[Message, ...]:
+    """Return the first messages about a prompt: the system's, if there is one, and the prompt.
+
+    Raises: DataError, with the label, if the prompt is neither text nor messages.
+    """
+    messages = prompt_messages(asked, label)
+    return (Message(role="system", content=system), *messages) if system else messages
+
+
+def prompt_messages(asked: Any, label: str) -> tuple[Message, ...]:
+    """Return a prompt as messages; parts of text are joined, and tool calls kept.
+
+    Args:
+        asked: the prompt.
+        label: names field, row and file in errors.
+
+    Raises: DataError for anything else than text.
+    """
+    if isinstance(asked, str):
+        return (Message(role="user", content=asked),)
+    if not isinstance(asked, list) or not asked:
+        raise DataError(
+            f"{label} is neither a text nor a list of messages with role and content: it is "
+            f"{excerpt(asked)}."
+        )
+    return tuple(
+        _parse_message(said, f"message {number} of {label}") for number, said in enumerate(asked)
+    )
+
+
+def _parse_message(said: Any, label: str) -> Message:
+    if not isinstance(said, dict) or said.get("role") is None:
+        raise DataError(f"{label} is {excerpt(said)}, expected an object with role and content.")
+    unread = sorted(name for name in UNUSED_PARTS & said.keys() if said[name] not in (None, [], ""))
+    if unread:
+        raise DataError(
+            f"{label} has {', '.join(map(repr, unread))}, expected text and tool calls alone; write "
+            "what the policy should read into its content."
+        )
+    for name in sorted(map(str, said.keys() - KNOWN_FIELDS)):
+        if said[name] is not None:
+            _warn_unused_field(name)
+    try:
+        read = msgspec.convert(said, _RawMessage)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise DataError(f"{label} is not a message with role and content: {error}.") from error
+    calls = tuple(
+        _parse_call(call, number, label) for number, call in enumerate(read.tool_calls or ())
+    )
+    if calls and read.role != "assistant":
+        raise DataError(
+            f"{label} has tool calls and the role {read.role!r}, expected them of an assistant."
+        )
+    if read.content is None and not calls:
+        raise DataError(
+            f"{label} has no content, expected a text; only an assistant's message with tool_calls "
+            "may have none."
+        )
+    return Message(
+        role=read.role,
+        content=_join_text(read.content, label),
+        tool_calls=calls,
+        tool_call_id=read.tool_call_id,
+        name=read.name,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _warn_unused_field(name: str) -> None:
+    """Warn, once for each field."""
+    logger.warning(
+        "the field %r of a prompt's messages is not read; the policy does not see it", name
+    )
+
+
+def _join_text(content: str | list[_RawPart] | None, label: str) -> str:
+    if not isinstance(content, list):
+        return content or ""
+    for number, part in enumerate(content):
+        if part.type not in ("text", "input_text", "output_text") or part.text is None:
+            raise DataError(
+                f"part {number} of {label} is of the type {part.type!r}"
+                f"{' without text' if part.text is None else ''}, expected parts of text alone; "
+                "leave the row out."
+            )
+    return "".join(part.text or "" for part in content)
+
+
+def _parse_call(call: _RawCall, number: int, label: str) -> ToolCall:
+    function = call.function
+    if function is None and call.name is not None:
+        function = _RawFunction(call.name, call.arguments)
+    if function is None or call.type not in (None, "function"):
+        raise DataError(
+            f"tool call {number} of {label} is no call of a function, expected "
+            '{"function": {"name": ..., "arguments": ...}}.'
+        )
+    arguments = function.arguments
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments or {}, ensure_ascii=False)
+    try:
+        is_object = isinstance(json.loads(arguments), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        raise DataError(
+            f"the arguments of tool call {number} of {label} are {excerpt(arguments)}, expected a "
+            "JSON object."
+        )
+    return ToolCall(
+        id=f"call_{number}" if call.id is None else call.id,
+        name=function.name,
+        arguments=arguments,
+    )

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.cli.launch import launch, run_recipe
 from vla_rl.cli.memory_plan import EpisodeFootprint
-from vla_rl.datasets.prompt_messages import first_messages, prompt_messages
-from vla_rl.datasets.prompts import read_prompts
+from vla_rl.datasets.prompts import first_messages, prompt_messages, read_prompts
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig, make_text_task
 from vla_rl.errors import ConfigError, DataError

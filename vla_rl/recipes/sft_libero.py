@@ -27,8 +27,8 @@ import tyro
 from vla_rl import engines
 from vla_rl.cli.command_line import Command, Launch
 from vla_rl.cli.launch import run_recipe
-from vla_rl.datasets import DatasetOptions, RecordedEpisode, open_dataset, statistics_of
-from vla_rl.datasets.recordings import settings_of_pictures
+from vla_rl.datasets import DatasetOptions, RecordedEpisode, compute_statistics, open_dataset
+from vla_rl.datasets.opening import read_image_settings
 from vla_rl.envs.libero.assets import STAND_INS, are_stand_ins
 from vla_rl.errors import ConfigError, DataError
 from vla_rl.learner import ImitationConfig, OptimizerConfig
@@ -170,7 +170,7 @@ def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) ->
     """Load or create the policy to train. Raises: ConfigError, CheckpointError."""
     from vla_rl.run.imitation import tiny_policy, with_statistics
 
-    found = statistics_of(episodes) if config.statistics == "data" else None
+    found = compute_statistics(episodes) if config.statistics == "data" else None
     if config.checkpoint is None:
         policy = tiny_policy(config.tiny_head, found, seed=derive_seed(config.seed, "policy"))
         policy.network.to(choose_device(config.device))
@@ -200,7 +200,7 @@ def training_images(config: SftLiberoConfig) -> "TrainingImages | None":
     from vla_rl.models.prismatic.config import TrainingImages
 
     try:
-        settings = settings_of_pictures(Path(config.demonstrations))
+        settings = read_image_settings(Path(config.demonstrations))
     except DataError as error:
         raise ConfigError(str(error)) from error
     if settings is None:

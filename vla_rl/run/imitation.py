@@ -152,7 +152,7 @@ def tiny_policy(
 ) -> "VlaPolicy":
     """Create a small OpenVLA-OFT with random weights.
 
-    `statistics` as of `statistics_of`, None for a range of -1 to 1.
+    `statistics` as of `compute_statistics`, None for a range of -1 to 1.
     """
     config = tiny(head=head)
     if statistics is not None:
@@ -178,7 +178,7 @@ def with_statistics(folder: PublicFolder, statistics: Mapping[str, Any], key: st
 
     Args:
         folder: the checkpoint's folder.
-        statistics: statistics as `statistics_of` returns them.
+        statistics: statistics as `compute_statistics` returns them.
         key: their name in `dataset_statistics.json`, beside the old ones.
     """
     named = {**msgspec.json.decode(folder.files.get(STATISTICS_FILE, b"{}")), key: dict(statistics)}

@@ -1,4 +1,9 @@
-"""Names that are imported on first use, or by another process."""
+"""Names that are imported on first use, or by another process.
+
+`pa` and `pq` are pyarrow, imported when a function first uses it: it comes with an extra, and most runs
+read none of its files. Quote annotations that name its types, because Python evaluates them when it
+reads the function.
+"""
 
 import ast
 import sys
@@ -7,7 +12,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -83,3 +88,21 @@ def main_module_name() -> str:
             "another process cannot import what an interactive session defines: put it in a file"
         )
     return Path(file).stem  # its folder is the first entry of sys.path, which the child takes over
+
+
+__all__ = ["pa", "pq"]
+
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+else:
+
+    class _LazyModule:
+        def __init__(self, name: str) -> None:
+            self._module = name
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(import_module(self._module), name)
+
+    pa, pq = _LazyModule("pyarrow"), _LazyModule("pyarrow.parquet")

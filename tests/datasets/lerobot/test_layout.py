@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from vla_rl.datasets.lerobot.layout import INFO_FILE, Feature, Info, feature_of, key_of, read_info
+from vla_rl.datasets.lerobot.layout import (
+    INFO_FILE,
+    Feature,
+    Info,
+    find_feature,
+    get_observation_key,
+    read_info,
+)
 from vla_rl.errors import DataError
 
 FEATURES = {
@@ -70,9 +77,9 @@ def test_a_feature_is_a_picture_a_vector_or_neither(
 
 
 def test_an_observation_has_the_name_of_its_feature_without_the_beginning() -> None:
-    assert key_of("observation.images.front") == "front"
-    assert key_of("observation.force") == "force"
-    assert key_of("reward") == "reward"
+    assert get_observation_key("observation.images.front") == "front"
+    assert get_observation_key("observation.force") == "force"
+    assert get_observation_key("reward") == "reward"
 
 
 def info_of(root: Path) -> Info:
@@ -81,12 +88,12 @@ def info_of(root: Path) -> Info:
 
 def test_a_known_key_is_found_under_its_names_and_another_where_it_is_said(tmp_path: Path) -> None:
     info = info_of(tmp_path)
-    assert feature_of(info, tmp_path, "state", {}) == "observation.state"
-    assert feature_of(info, tmp_path, "wrist_image", {}) is None
+    assert find_feature(info, tmp_path, "state", {}) == "observation.state"
+    assert find_feature(info, tmp_path, "wrist_image", {}) is None
     own = {"image": "observation.images.front"}
-    assert feature_of(info, tmp_path, "image", own) == "observation.images.front"
+    assert find_feature(info, tmp_path, "image", own) == "observation.images.front"
 
 
 def test_a_feature_that_was_named_and_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no feature 'top'; it has \['action', 'obs"):
-        feature_of(info_of(tmp_path), tmp_path, "image", {"image": "top"})
+        find_feature(info_of(tmp_path), tmp_path, "image", {"image": "top"})

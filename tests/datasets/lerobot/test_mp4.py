@@ -10,7 +10,7 @@ import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
 from made_datasets import encode
 
-from vla_rl.datasets.lerobot.mp4 import read_mp4_tables
+from vla_rl.datasets.lerobot.video_files import read_mp4_tables
 
 
 def times_of(path: Path) -> np.ndarray:

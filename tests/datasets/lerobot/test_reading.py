@@ -15,7 +15,7 @@ import pytest
 from made_datasets import FEATURES, TASKS, change_rows, columns_of, frames, published
 
 from vla_rl.datasets import read_lerobot
-from vla_rl.datasets.lerobot.frames import encode_png
+from vla_rl.datasets.lerobot.layout import encode_png
 from vla_rl.errors import DataError
 from vla_rl.reporting.videos import encode_mp4
 

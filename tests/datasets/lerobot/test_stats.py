@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from vla_rl.datasets.lerobot.stats import Stats, _of_pixels, merged, noted_stats
+from vla_rl.datasets.lerobot.writing import Stats, _compute_pixel_stats, merge_stats, read_stats
 from vla_rl.errors import DataError
 
 ROWS = st.lists(st.tuples(st.floats(-100, 100), st.floats(-100, 100)), min_size=1, max_size=8)
@@ -43,14 +43,14 @@ def test_plain_values_give_the_statistics_back() -> None:
 
 def test_a_feature_of_one_part_alone_keeps_its_statistics() -> None:
     one, other = Stats.of_rows(np.array([[1.0]])), Stats.of_rows(np.array([[3.0]]))
-    found = merged({"a": one}, {"a": other, "b": other})
+    found = merge_stats({"a": one}, {"a": other, "b": other})
     assert found["a"].mean.tolist() == [2.0]
     assert found["b"] is other
 
 
 def test_pixels_are_scaled_to_one_and_counted_by_frame() -> None:
     pixels = np.array([[0, 255, 51], [255, 255, 153]], np.uint8)
-    found = _of_pixels(pixels, num_frames=1)
+    found = _compute_pixel_stats(pixels, num_frames=1)
     assert found.mean.shape == (3, 1, 1)
     assert found.mean[:, 0, 0] == pytest.approx([0.5, 1.0, 0.4])
     assert found.std[:, 0, 0] == pytest.approx([0.5, 0.0, 0.2])
@@ -61,6 +61,6 @@ def test_pixels_are_scaled_to_one_and_counted_by_frame() -> None:
 def test_statistics_that_another_program_did_not_write_are_missed_by_name(tmp_path: Path) -> None:
     row = {f"stats/action/{kind}": [1.0] for kind in ("min", "max", "mean", "count")}
     with pytest.raises(DataError, match=r"no 'stats/action/std' of episode 4, expected statistics"):
-        noted_stats({**row, "episode_index": 4}, ["action"], tmp_path)
-    found = noted_stats({**row, "stats/action/std": [0.5]}, ["action"], tmp_path)
+        read_stats({**row, "episode_index": 4}, ["action"], tmp_path)
+    found = read_stats({**row, "stats/action/std": [0.5]}, ["action"], tmp_path)
     assert found["action"].std.tolist() == [0.5]

@@ -13,7 +13,7 @@ from imageio_ffmpeg import get_ffmpeg_exe
 from made_datasets import CAMERA, VIDEO_PATH, change_rows, encode, filmed, shown
 
 from vla_rl.datasets import read_lerobot
-from vla_rl.datasets.lerobot.videos import read_video_tables
+from vla_rl.datasets.lerobot.video_files import read_video_tables
 from vla_rl.errors import DataError
 
 LATE = ("-vf", "setpts='PTS+gte(N,5)*0.3/TB'", "-fps_mode", "passthrough")

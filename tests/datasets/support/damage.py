@@ -14,8 +14,8 @@ from vla_rl.datasets import (
     DatasetOptions,
     LeRobotWriter,
     RecordedEpisode,
+    compute_statistics,
     open_dataset,
-    statistics_of,
 )
 
 ODD: tuple[Any, ...] = (
@@ -114,7 +114,7 @@ LAYOUTS: dict[str, Callable[[Path], Any]] = {
 def everything_in(root: Path) -> list[Any]:
     """All that a data set gives, as plain values."""
     episodes = open_dataset(root, DatasetOptions(gripper="none"))
-    statistics_of(episodes)
+    compute_statistics(episodes)
     return [_plain(episode) for episode in episodes]
 
 

@@ -1,4 +1,4 @@
-"""The layout of a LeRobotDataset, and its description in `meta/info.json`.
+"""The layout of a LeRobotDataset: its folder, its description, an episode as its columns.
 
 meta/info.json                                features, frames a second, path patterns, totals
 meta/tasks.parquet                            (v2.1: tasks.jsonl) task_index and instruction
@@ -8,18 +8,25 @@ meta/stats.json                               statistics of every feature
 data/chunk-000/file-000.parquet               (v2.1: one file an episode) a row for each frame
 videos/<feature>/chunk-000/file-000.mp4       (v2.1: one file an episode) frames of features of
                                               dtype "video"
+
+Columns have the metadata that `datasets` and `pandas` need. A feature of shape [1] is a column of
+plain numbers, any other vector one of lists.
 """
 
+import json
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
+import numpy as np
 
+from vla_rl.datasets.episode import FrameReader, RecordedEpisode
 from vla_rl.errors import DataError
 from vla_rl.util.foreign_data import reading
+from vla_rl.util.imports import pa
 from vla_rl.util.values import excerpt
 
 INFO_FILE: Final = Path("meta/info.json")
@@ -150,7 +157,7 @@ def read_info(root: Path) -> Info:
 _PLAIN_FORMAT: Final = re.compile(r"(0?[1-9]?d)?")
 
 
-def file_of(pattern: str, root: Path, values: Mapping[str, str | int]) -> Path:
+def format_path(pattern: str, root: Path, values: Mapping[str, str | int]) -> Path:
     """Return the file that a pattern of `meta/info.json` names.
 
     Raises: DataError for a place holder that is not known, and for a file outside of `root`.
@@ -175,12 +182,12 @@ OBSERVED: Final = "observation."
 CAMERAS: Final = "observation.images."
 
 
-def key_of(feature: str) -> str:
+def get_observation_key(feature: str) -> str:
     """Return the observation key of a feature that is not one of the known fields."""
     return feature.removeprefix(CAMERAS).removeprefix(OBSERVED)
 
 
-def feature_of(info: Info, root: Path, key: str, fields: Mapping[str, str]) -> str | None:
+def find_feature(info: Info, root: Path, key: str, fields: Mapping[str, str]) -> str | None:
     """Return the feature that holds `key`; None if there is none.
 
     Raises: DataError if `fields` names a missing one.
@@ -193,3 +200,150 @@ def feature_of(info: Info, root: Path, key: str, fields: Mapping[str, str]) -> s
             )
         return fields[key]
     return next((name for name in KNOWN_FIELDS[key] if name in info.features), None)
+
+
+def encode_png(frame: np.ndarray) -> bytes:
+    """Encode uint8 [H, W, 3], RGB, as PNG, without loss."""
+    import cv2  # slow to import, needed only for images
+
+    _, data = cv2.imencode(".png", np.ascontiguousarray(frame[..., ::-1]))
+    return bytes(data)
+
+
+def name_vector(key: str) -> str:
+    """Return the name of an observation key in the data set."""
+    return KNOWN_FIELDS[key][0] if key in KNOWN_FIELDS else f"{OBSERVED}{key}"
+
+
+def name_camera(key: str) -> str:
+    """Return the name of a camera in the data set."""
+    return KNOWN_FIELDS[key][0] if key in KNOWN_FIELDS else f"{CAMERAS}{key}"
+
+
+def describe_features(episode: RecordedEpisode) -> dict[str, Feature]:
+    """Return the `features` of `meta/info.json`."""
+    features = {}
+    for key, read in episode.frames.items():
+        shape = read(0).shape
+        features[name_camera(key)] = Feature(
+            dtype="image", shape=shape, names=["height", "width", "channel"]
+        )
+    for key, values in episode.vectors.items():
+        features[name_vector(key)] = Feature(dtype="float32", shape=values.shape[1:], names=[key])
+    features["action"] = Feature(dtype="float32", shape=episode.actions.shape[1:], names=["action"])
+    if episode.rewards is not None:
+        features[REWARD] = Feature(dtype="float32", shape=(1,))
+    if episode.is_success is not None:
+        features |= {
+            DONE: Feature(dtype="bool", shape=(1,)),
+            SUCCESS: Feature(dtype="bool", shape=(1,)),
+        }
+    features["timestamp"] = Feature(dtype="float32", shape=(1,))
+    whole = ("frame_index", "episode_index", "index", "task_index")
+    return features | {name: Feature(dtype="int64", shape=(1,)) for name in whole}
+
+
+def make_episode_table(
+    episode: RecordedEpisode,
+    features: Mapping[str, Feature],
+    number: int,
+    first_row: int,
+    task_of: Sequence[int],
+    fps: float,
+) -> "pa.Table":
+    """Return a table with one row for each control step.
+
+    Args:
+        episode: the episode.
+        features: as returned by `describe_features`.
+        number, first_row: episodes and rows before this one.
+        task_of: index of the instruction at each control step.
+        fps: control steps a second.
+    """
+    steps = np.arange(episode.num_steps)
+    is_last = steps == episode.num_steps - 1
+    values: dict[str, Any] = {
+        "action": episode.actions,
+        "timestamp": (steps / fps).astype(np.float32),
+        "frame_index": steps,
+        "episode_index": np.full(len(steps), number),
+        "index": first_row + steps,
+        "task_index": np.array(task_of, np.int64),
+        REWARD: episode.rewards,
+        DONE: is_last,
+        SUCCESS: is_last & bool(episode.is_success),
+        **{name_vector(key): rows for key, rows in episode.vectors.items()},
+    }
+    frames = {name_camera(key): read for key, read in episode.frames.items()}
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    arrays = []
+    for name, feature in features.items():
+        if feature.dtype == "image":
+            arrays.append(
+                pa.array(_encode_images(episode.name, frames[name], feature, len(steps)), image)
+            )
+        else:
+            arrays.append(_make_number_column(np.asarray(values[name]), feature))
+    table = pa.Table.from_arrays(arrays, names=list(features))
+    note = {
+        "info": {
+            "features": {
+                name: _describe_for_datasets(feature) for name, feature in features.items()
+            }
+        }
+    }
+    return table.replace_schema_metadata({"huggingface": json.dumps(note)})
+
+
+def _encode_images(
+    episode: str, read: FrameReader, feature: Feature, num_steps: int
+) -> list[dict[str, bytes | None]]:
+    """Return the images of a camera. Raises: DataError for one of another size than the first."""
+    encoded: list[dict[str, bytes | None]] = []
+    for step in range(num_steps):
+        frame = read(step)
+        if frame.dtype != np.uint8 or frame.shape != feature.shape:
+            raise DataError(
+                f"{episode}: the picture of control step {step} is {frame.dtype} of shape "
+                f"{list(frame.shape)}, expected uint8 {list(feature.shape)} like the first."
+            )
+        encoded.append({"bytes": encode_png(frame), "path": None})
+    return encoded
+
+
+def make_tasks_table(tasks: Mapping[str, int]) -> "pa.Table":
+    """Return `meta/tasks.parquet`: instructions are the index of a pandas data frame."""
+    table = pa.table({"task_index": list(tasks.values()), "task": list(tasks)})
+    text = {"pandas_type": "unicode", "numpy_type": "object", "metadata": None}
+    number = {"pandas_type": "int64", "numpy_type": "int64", "metadata": None}
+    note = {
+        "index_columns": ["task"],
+        "column_indexes": [
+            {"name": None, "field_name": None, **text, "metadata": {"encoding": "UTF-8"}}
+        ],
+        "columns": [
+            {"name": "task_index", "field_name": "task_index", **number},
+            {"name": "task", "field_name": "task", **text},
+        ],
+        "creator": {"library": "pyarrow", "version": pa.__version__},
+        "pandas_version": "2.0.0",
+    }
+    return table.replace_schema_metadata({"pandas": json.dumps(note)})
+
+
+def _make_number_column(values: np.ndarray, feature: Feature) -> "pa.Array":
+    kind = pa.type_for_alias(feature.dtype)
+    if feature.shape == (1,):
+        return pa.array(values.reshape(-1), kind)
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), kind), values.shape[1])
+
+
+def _describe_for_datasets(feature: Feature) -> dict[str, Any]:
+    if feature.dtype == "image":
+        return {"_type": "Image"}
+    value = {"dtype": feature.dtype, "_type": "Value"}
+    return (
+        value
+        if feature.shape == (1,)
+        else {"feature": value, "length": feature.shape[0], "_type": "Sequence"}
+    )

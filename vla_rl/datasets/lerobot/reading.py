@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from vla_rl.datasets.episode import FrameReader, RecordedEpisode
-from vla_rl.datasets.lerobot.frames import ImageColumns
+from vla_rl.datasets.lerobot.frames import ImageColumns, Segment, Videos
 from vla_rl.datasets.lerobot.layout import (
     INFO_FILE,
     KNOWN_FIELDS,
@@ -22,14 +22,18 @@ from vla_rl.datasets.lerobot.layout import (
     REWARD,
     SUCCESS,
     Info,
-    feature_of,
-    file_of,
-    key_of,
+    find_feature,
+    format_path,
+    get_observation_key,
     read_info,
 )
-from vla_rl.datasets.lerobot.meta import Described, read_episodes, read_tasks, require_agreement
-from vla_rl.datasets.lerobot.tables import DataFile
-from vla_rl.datasets.lerobot.videos import Segment, Videos
+from vla_rl.datasets.lerobot.tables import (
+    DataFile,
+    EpisodeRow,
+    read_episodes,
+    read_tasks,
+    require_listed_tasks,
+)
 from vla_rl.errors import DataError
 from vla_rl.util.foreign_data import get_number, get_whole_number
 
@@ -70,7 +74,7 @@ class _Reader:
         if unknown:
             raise DataError(f"fields name {unknown[0]!r}, expected some of {sorted(KNOWN_FIELDS)}.")
         self._root, self._info, self._asked_for = root, read_info(root), set(fields)
-        self._features = {key: feature_of(self._info, root, key, fields) for key in KNOWN_FIELDS}
+        self._features = {key: find_feature(self._info, root, key, fields) for key in KNOWN_FIELDS}
         if self._features["action"] is None:
             raise self._missing("action")
         others = self._other_features()
@@ -119,7 +123,7 @@ class _Reader:
         """Return the observed features beside the known ones, by the key that they get."""
         others: dict[str, str] = {}
         for name in self._info.features:
-            key = key_of(name)
+            key = get_observation_key(name)
             if (
                 not name.startswith(OBSERVED)
                 or name in self._features.values()
@@ -249,7 +253,7 @@ class _Reader:
             about=ours,
         )
 
-    def _require_length(self, rows: _Rows, about: Described | None) -> None:
+    def _require_length(self, rows: _Rows, about: EpisodeRow | None) -> None:
         length = about.length if about is not None else None
         if about is not None and length is not None and length != rows.end - rows.begin:
             raise DataError(
@@ -258,7 +262,7 @@ class _Reader:
                 "again if it is incomplete."
             )
 
-    def _words(self, rows: _Rows, tasks: Sequence[int], about: Described | None) -> list[str]:
+    def _words(self, rows: _Rows, tasks: Sequence[int], about: EpisodeRow | None) -> list[str]:
         """Return the words of each row of an episode."""
         for step, task in enumerate(tasks):
             if task not in self._tasks:
@@ -267,11 +271,11 @@ class _Reader:
                     "meta/tasks does not name."
                 )
         words = [self._tasks[task] for task in tasks]
-        require_agreement(rows.episode, set(words), about)
+        require_listed_tasks(rows.episode, set(words), about)
         return words
 
     def _frames(
-        self, key: str, feature: str, rows: _Rows, about: Described | None, times: np.ndarray
+        self, key: str, feature: str, rows: _Rows, about: EpisodeRow | None, times: np.ndarray
     ) -> FrameReader:
         described, number = self._info.features[feature], rows.episode
         if described.dtype == "image":
@@ -298,7 +302,7 @@ class _Reader:
             "chunk_index": get_whole_number(row, chunk, place) if chunk in row else 0,
             "file_index": get_whole_number(row, file, place) if file in row else 0,
         }
-        path = file_of(self._info.video_path, self._root, values)
+        path = format_path(self._info.video_path, self._root, values)
         is_needed = key in KNOWN_FIELDS  # frames of other features may never be read
         if is_needed and not path.is_file():
             raise DataError(f"{path} is missing, expected the frames {key!r} of episode {number}.")

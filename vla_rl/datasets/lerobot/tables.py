@@ -1,17 +1,34 @@
-"""Numbers from Parquet files, checked row by row: errors name the file, row, episode and frame."""
+"""Tables of a LeRobotDataset, checked row by row: frames in `data/`, tasks, episodes in `meta/`.
 
+Errors name the file, row, episode and frame. The words of a task stand in the table of tasks, often a
+second time in the lists of episodes, and in a folder that was converted also in the files of the other
+version. All have to agree.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
-from vla_rl.datasets.arrow import pa, pq
+from vla_rl.datasets.lerobot.layout import (
+    EPISODES_FILE_V2,
+    EPISODES_FOLDER,
+    OURS,
+    TASKS_FILE,
+    TASKS_FILE_V2,
+    Info,
+)
 from vla_rl.errors import DataError
-from vla_rl.util.foreign_data import reading
-from vla_rl.util.values import excerpt
+from vla_rl.util.foreign_data import get_text, get_whole_number, reading
+from vla_rl.util.imports import pa, pq
+from vla_rl.util.values import compare_sources, excerpt
 
-WHOLE: Final = "a whole Parquet file"
-AGAIN: Final = "download or convert the data set again"
+WHOLE_TABLE: Final = "a whole Parquet file"
+CONVERT_AGAIN: Final = "download or convert the data set again"
 
 
 class DataFile:
@@ -24,7 +41,7 @@ class DataFile:
 
     def __init__(self, path: Path, most_rows: int) -> None:
         self.path = path
-        with reading(path, WHOLE, AGAIN):
+        with reading(path, WHOLE_TABLE, CONVERT_AGAIN):
             self._file = pq.ParquetFile(path, page_checksum_verification=True)
             metadata = self._file.metadata
             sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
@@ -32,7 +49,7 @@ class DataFile:
         if min(sizes, default=0) < 0 or sum(sizes) != self.num_rows or self.num_rows > most_rows:
             raise DataError(
                 f"{path} claims {self.num_rows} rows, in row groups of {excerpt(sizes)}; expected at "
-                f"most the {most_rows} frames of meta/info.json; {AGAIN}."
+                f"most the {most_rows} frames of meta/info.json; {CONVERT_AGAIN}."
             )
         self._starts = np.cumsum([0, *sizes])
         """First row of each row group."""
@@ -43,7 +60,7 @@ class DataFile:
 
     def integers(self, name: str) -> np.ndarray:
         """Return a column of whole numbers, int64 [rows], stored plain, as floats or in lists."""
-        with reading(f"{self.path}: {name!r}", "a column of whole numbers", AGAIN):
+        with reading(f"{self.path}: {name!r}", "a column of whole numbers", CONVERT_AGAIN):
             values = self._values(name, 1)[0]
             if not pa.types.is_floating(values.type):
                 return np.asarray(values.cast(pa.int64()).to_numpy(zero_copy_only=False), np.int64)
@@ -61,7 +78,7 @@ class DataFile:
 
         Single numbers may be stored plain, as LeRobot does, or in lists.
         """
-        with reading(f"{self.path}: {name!r}", "a column of numbers", AGAIN):
+        with reading(f"{self.path}: {name!r}", "a column of numbers", CONVERT_AGAIN):
             values, lengths = self._values(name, width)
             wrong = np.flatnonzero(lengths != width)
             if len(wrong):
@@ -86,19 +103,19 @@ class DataFile:
         """Return `{"bytes": ..., "path": ...}` of one row without reading its whole row group."""
         self._require(name)
         group, place = self.row_group_of(row)
-        with reading(f"{self.path}: {name!r}", "a column of images", AGAIN):
+        with reading(f"{self.path}: {name!r}", "a column of images", CONVERT_AGAIN):
             for batch in self._file.iter_batches(1, row_groups=[group], columns=[name]):
                 if place == 0:
-                    return _image_of(batch.column(0).to_pylist()[0])
+                    return _parse_image(batch.column(0).to_pylist()[0])
                 place -= 1
         raise DataError(f"{self.path}: {name!r} has no {self.place(row)}.")
 
     def encoded_images(self, name: str, row_group: int) -> list[dict[str, Any] | None]:
         """Return `{"bytes": ..., "path": ...}` for every row of a row group."""
         self._require(name)
-        with reading(f"{self.path}: {name!r}", "a column of images", AGAIN):
+        with reading(f"{self.path}: {name!r}", "a column of images", CONVERT_AGAIN):
             column = self._file.read_row_group(row_group, columns=[name]).column(name)
-            images = [_image_of(value) for value in column.to_pylist()]
+            images = [_parse_image(value) for value in column.to_pylist()]
             expected = int(self._starts[row_group + 1] - self._starts[row_group])
             if len(images) != expected:
                 raise ValueError(f"row group {row_group} has {len(images)} rows, not {expected}")
@@ -138,11 +155,11 @@ class DataFile:
 
     def _column(self, name: str) -> "pa.Array":
         self._require(name)
-        with reading(f"{self.path}: {name!r}", "a column that can be read", AGAIN):
+        with reading(f"{self.path}: {name!r}", "a column that can be read", CONVERT_AGAIN):
             column = self._file.read(columns=[name]).column(name).combine_chunks()
         if len(column) != self.num_rows:
             raise DataError(
-                f"{self.path}: {name!r} has {len(column)} rows, expected {self.num_rows}; {AGAIN}."
+                f"{self.path}: {name!r} has {len(column)} rows, expected {self.num_rows}; {CONVERT_AGAIN}."
             )
         if column.null_count:
             row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
@@ -163,7 +180,7 @@ def _is_number(kind: "pa.DataType") -> bool:
     )
 
 
-def _image_of(value: Any) -> dict[str, Any] | None:
+def _parse_image(value: Any) -> dict[str, Any] | None:
     """Return an image with its two fields; a column of bytes holds the encoded images alone."""
     if value is None or isinstance(value, bytes):
         return None if value is None else {"bytes": value, "path": None}
@@ -184,7 +201,7 @@ def read_rows(path: Path, *, without: str | None = None) -> list[dict[str, Any]]
 
     Raises: DataError if the file cannot be read, or if two columns have one name.
     """
-    with reading(path, f"{WHOLE} with texts in UTF-8", AGAIN):
+    with reading(path, f"{WHOLE_TABLE} with texts in UTF-8", CONVERT_AGAIN):
         file = pq.ParquetFile(path, page_checksum_verification=True)
         names = file.schema_arrow.names
         twice = sorted(name for name in set(names) if names.count(name) > 1)
@@ -194,3 +211,177 @@ def read_rows(path: Path, *, without: str | None = None) -> list[dict[str, Any]]
         # a text column may hold any bytes, which fail only here
         rows: list[dict[str, Any]] = file.read(columns=kept).to_pylist()
     return rows
+
+
+_log = logging.getLogger(__name__)
+
+WORDS_COLUMNS: Final = ("task", "__index_level_0__")
+"""Columns of `meta/tasks.parquet` that hold the words: named, and as pandas stores a plain index."""
+
+
+class EpisodeRow(msgspec.Struct, frozen=True):
+    """The row of one episode in `meta/`."""
+
+    place: str
+    """File and row, for errors."""
+
+    row: Mapping[str, Any]
+    """Fields, without statistics and without those that are null."""
+
+    @property
+    def length(self) -> int | None:
+        """Return the number of its control steps; None if the row does not tell."""
+        return get_whole_number(self.row, "length", self.place) if "length" in self.row else None
+
+    @property
+    def ours(self) -> dict[str, str | int | float | bool]:
+        """Return the facts that our writer adds. Raises: DataError for one that is none."""
+        found = {}
+        for key, value in self.row.items():
+            if not key.startswith(OURS):
+                continue
+            if not isinstance(value, str | int | float | bool):
+                raise DataError(
+                    f"{self.place}: {key!r} is {excerpt(value)}, expected a text or a number."
+                )
+            found[key.removeprefix(OURS)] = value
+        if "name" in found:
+            get_text(self.row, f"{OURS}name", self.place)
+        return found
+
+
+def read_tasks(root: Path, info: Info) -> dict[int, str]:
+    """Return the words of each task by its index.
+
+    Raises: DataError, naming file, row and field; also if two sources say different things.
+    """
+    own = TASKS_FILE_V2 if info.is_v2 else TASKS_FILE
+    tasks = _read_tasks_file(root / own)
+    other = root / (TASKS_FILE if info.is_v2 else TASKS_FILE_V2)
+    if other.is_file():
+        for index, words in _read_tasks_file(other).items():
+            if index in tasks:
+                _require_same_words(index, (str(root / own), tasks[index]), (str(other), words))
+    return tasks
+
+
+def _read_tasks_file(path: Path) -> dict[int, str]:
+    rows = list(_iterate_json_lines(path) if path.suffix == ".jsonl" else _iterate_task_rows(path))
+    tasks: dict[int, str] = {}
+    for place, row in rows:
+        index, words = get_whole_number(row, "task_index", place), get_text(row, "task", place)
+        _require_same_words(index, (str(path), tasks.setdefault(index, words)), (place, words))
+    if not tasks:
+        raise DataError(f"{path} names no task, expected one or more; {CONVERT_AGAIN}.")
+    return tasks
+
+
+def _iterate_task_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield place and fields of each task, its words as `task`."""
+    rows = read_rows(path)
+    with reading(path, WHOLE_TABLE, CONVERT_AGAIN):
+        schema = pq.read_schema(path)
+        note = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
+        index = note.get("index_columns", []) if isinstance(note, dict) else []
+    names = [name for name in WORDS_COLUMNS if name in schema.names]
+    # LeRobot takes the index of the data frame, whatever its name is
+    names = names or [name for name in index if isinstance(name, str) and name in schema.names]
+    if not names or "task_index" not in schema.names:
+        raise DataError(
+            f"{path} has the columns {sorted(schema.names)}, expected 'task_index' and the words of "
+            f"each task as {' or '.join(map(repr, WORDS_COLUMNS))}; rename the column that holds them."
+        )
+    for number, row in enumerate(rows):
+        place = f"{path}, row {number}"
+        words = {name: get_text(row, name, place) for name in names}
+        first = names[0]
+        for name in names[1:]:
+            compare_sources(
+                f"the words of task {row['task_index']} in {path}",
+                (repr(first), words[first]),
+                (repr(name), words[name]),
+                remedy="drop the column that is wrong",
+                error=DataError,
+            )
+        yield place, {**row, "task": words[first]}
+
+
+def read_episodes(root: Path, info: Info) -> dict[int, EpisodeRow]:
+    """Return the description of each episode by its number.
+
+    Raises: DataError, naming file, row and field; also for an episode that is described twice.
+    """
+    if info.is_v2:
+        rows = list(_iterate_json_lines(root / EPISODES_FILE_V2))
+    else:
+        paths = sorted((root / EPISODES_FOLDER).glob("*/*.parquet"))
+        rows = [
+            (f"{path}, row {number}", row)
+            for path in paths
+            for number, row in enumerate(read_rows(path, without="stats/"))
+        ]
+    episodes: dict[int, EpisodeRow] = {}
+    for place, row in rows:
+        number = get_whole_number(row, "episode_index", place)
+        known = {key: value for key, value in row.items() if value is not None}
+        if number in episodes and episodes[number].row != known:
+            raise DataError(
+                f"{place} describes episode {number} again, and differently than "
+                f"{episodes[number].place}, expected one row for each; remove the wrong one."
+            )
+        episodes[number] = EpisodeRow(place, known)
+    return episodes
+
+
+def require_listed_tasks(number: int, words: set[str], about: EpisodeRow | None) -> None:
+    """Compare the words of an episode's rows with the list of its tasks in `meta/`.
+
+    A list that lacks some of them gets one log line: the rows are more exact.
+
+    Raises: DataError if the list has none of them.
+    """
+    listed = about.row.get("tasks") if about is not None else None
+    if about is None or not isinstance(listed, list) or not listed:
+        return
+    if not all(isinstance(each, str) for each in listed):
+        return  # numbers of tasks, which the rows have as well
+    if words <= set(listed):
+        return
+    if words & set(listed):
+        _log.warning(
+            "%s: 'tasks' is %s, and the rows of episode %d have also %s; each row keeps its own.",
+            about.place,
+            excerpt(listed),
+            number,
+            excerpt(sorted(words - set(listed))),
+        )
+        return
+    compare_sources(
+        f"the task of episode {number}",
+        ("its rows and the table of tasks", sorted(words)),
+        (f"{about.place}: 'tasks'", listed),
+        remedy="correct the one that is wrong",
+        error=DataError,
+    )
+
+
+def _require_same_words(index: int, first: tuple[str, str], second: tuple[str, str]) -> None:
+    compare_sources(
+        f"the words of task {index}",
+        first,
+        second,
+        remedy="keep the one that the data were recorded with",
+        error=DataError,
+    )
+
+
+def _iterate_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield place and fields of each line of JSON."""
+    expected = "lines of JSON in UTF-8"
+    with reading(path, expected, CONVERT_AGAIN):
+        lines = path.read_bytes().splitlines()
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            with reading(f"{path}, line {number}", expected, CONVERT_AGAIN):
+                fields = msgspec.json.decode(line, type=dict[str, Any])
+            yield f"{path}, line {number}", fields

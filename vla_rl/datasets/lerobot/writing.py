@@ -1,4 +1,4 @@
-"""Write a LeRobotDataset v3.0, an episode at a time.
+"""Write a LeRobotDataset v3.0 with its statistics, an episode at a time.
 
 After each episode the data set on disk is complete.
 
@@ -6,33 +6,172 @@ Each episode is a data file and a metadata file; both get their final names only
 complete. An episode counts as soon as `meta/info.json` includes it. A writer that is killed before
 that loses the episode; the next writer continues after the last one that counts. Images are stored
 without loss, as PNG in the data file.
+
+Every feature has statistics: those of an episode (`stats/...`) and of the data set
+(`meta/stats.json`).
 """
 
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
 import msgspec
+import numpy as np
 
-from vla_rl.datasets.arrow import pa, pq
 from vla_rl.datasets.episode import RecordedEpisode
-from vla_rl.datasets.lerobot import columns
+from vla_rl.datasets.lerobot import layout
 from vla_rl.datasets.lerobot.layout import (
     CHUNKS_SIZE,
     DATA_PATH,
     EPISODES_FOLDER,
     EPISODES_PATH,
     INFO_FILE,
+    KNOWN_FIELDS,
     OURS,
     STATS_FILE,
     TASKS_FILE,
+    Feature,
     Info,
+    name_vector,
     read_info,
 )
 from vla_rl.datasets.lerobot.reading import read_lerobot
-from vla_rl.datasets.lerobot.stats import Stats, merged, noted_stats, stats_of
 from vla_rl.datasets.lerobot.tables import read_rows
 from vla_rl.errors import DataError
+from vla_rl.util.foreign_data import get_whole_number, reading
+from vla_rl.util.imports import pa, pq
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """Statistics of one feature: float64 arrays of its shape; of images [3, 1, 1] in [0, 1]."""
+
+    min: np.ndarray
+    max: np.ndarray
+    mean: np.ndarray
+    std: np.ndarray
+    count: int
+
+    @classmethod
+    def of_rows(cls, rows: np.ndarray) -> "Stats":
+        """Compute the statistics over the first axis."""
+        rows = rows.astype(np.float64)
+        return cls(rows.min(0), rows.max(0), rows.mean(0), rows.std(0), len(rows))
+
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any], place: str) -> "Stats":
+        """Return the inverse of `values`. Raises: DataError if they are no statistics."""
+        with reading(place, "statistics of one feature", "write the data set again"):
+            low, high, mean, std = (
+                np.asarray(values[name], np.float64) for name in ("min", "max", "mean", "std")
+            )
+            (count,) = values["count"]
+            if len({low.shape, high.shape, mean.shape, std.shape}) > 1:
+                raise ValueError(f"the shapes are {low.shape}, {high.shape} and {mean.shape}")
+            number = get_whole_number({"count": count}, "count", place)
+            if number == 0:
+                raise ValueError("count is 0")
+        return cls(low, high, mean, std, number)
+
+    def values(self) -> dict[str, Any]:
+        """Return the statistics as plain lists."""
+        arrays = {"min": self.min, "max": self.max, "mean": self.mean, "std": self.std}
+        return {
+            **{name: np.atleast_1d(array).tolist() for name, array in arrays.items()},
+            "count": [self.count],
+        }
+
+    def with_more(self, other: "Stats") -> "Stats":
+        """Return the statistics of both together."""
+        count = self.count + other.count
+        share = other.count / count
+        mean = self.mean + (other.mean - self.mean) * share
+        variance = (
+            self.std**2 * (1 - share)
+            + other.std**2 * share
+            + (self.mean - other.mean) ** 2 * share * (1 - share)
+        )
+        return Stats(
+            np.minimum(self.min, other.min),
+            np.maximum(self.max, other.max),
+            mean,
+            np.sqrt(variance),
+            count,
+        )
+
+
+def compute_stats(
+    episode: RecordedEpisode, features: Mapping[str, Feature], table: "pa.Table"
+) -> dict[str, Stats]:
+    """Return the statistics of one episode, given its table."""
+    readers = {
+        name_vector(key) if key in KNOWN_FIELDS else f"observation.images.{key}": read
+        for key, read in episode.frames.items()
+    }
+    found = {}
+    for name, feature in features.items():
+        if feature.dtype == "image":
+            pixels = np.stack([readers[name](step) for step in range(episode.num_steps)]).reshape(
+                -1, 3
+            )
+            found[name] = _compute_pixel_stats(pixels, episode.num_steps)
+        else:
+            found[name] = Stats.of_rows(
+                np.array(table.column(name).to_pylist(), np.float64).reshape(len(table), -1)
+            )
+    return found
+
+
+def read_stats(row: Mapping[str, Any], features: Iterable[str], path: Path) -> dict[str, Stats]:
+    """Return the statistics in an episode's row of `meta/episodes`.
+
+    Raises: DataError if one is missing or none.
+    """
+    kinds = ("min", "max", "mean", "std", "count")
+    found = {name: {kind: row.get(f"stats/{name}/{kind}") for kind in kinds} for name in features}
+    episode = row.get("episode_index")
+    for name, values in found.items():
+        if lost := [kind for kind, value in values.items() if value is None]:
+            raise DataError(
+                f"{path} has no 'stats/{name}/{lost[0]}' of episode {episode}, expected statistics of "
+                "every feature; was the data set written by another program?"
+            )
+    return {
+        name: Stats.of_values(values, f"{path}: 'stats/{name}' of episode {episode}")
+        for name, values in found.items()
+    }
+
+
+def merge_stats(one: Mapping[str, Stats], other: Mapping[str, Stats]) -> dict[str, Stats]:
+    """Merge the statistics of two parts of a data set. Raises: DataError if shapes differ."""
+    for name, stats in other.items():
+        if name in one and one[name].mean.shape != stats.mean.shape:
+            raise DataError(
+                f"the statistics of {name!r} have the shapes {one[name].mean.shape} and "
+                f"{stats.mean.shape}, expected the same in every episode; write the data set again."
+            )
+    return {
+        name: one[name].with_more(stats) if name in one else stats for name, stats in other.items()
+    }
+
+
+def _compute_pixel_stats(pixels: np.ndarray, num_frames: int) -> Stats:
+    """Compute the statistics of uint8 [N, 3].
+
+    The spread comes from sums, which avoids a copy in float64.
+    """
+    mean = pixels.mean(axis=0, dtype=np.float64)
+    square = np.array(
+        [np.dot(channel, channel) for channel in pixels.T.astype(np.float32)], np.float64
+    ) / len(pixels)
+    std = np.sqrt(np.maximum(square - mean**2, 0.0))
+    shape = (3, 1, 1)
+    found = (pixels.min(axis=0), pixels.max(axis=0), mean, std)
+    low, high, mean, std = (
+        np.asarray(values, np.float64).reshape(shape) / 255.0 for values in found
+    )
+    return Stats(low, high, mean, std, num_frames)
+
 
 DEFAULT_FPS: Final = 20
 """Control steps a second of a new data set, by default."""
@@ -82,7 +221,7 @@ class LeRobotWriter:
             OSError if it could not be written, as on a full disk: the episode does not count then,
             and others may still be added.
         """
-        features = columns.features_of(episode)
+        features = layout.describe_features(episode)
         if episode.name in self._names:
             raise DataError(f"{self._root} holds {episode.name!r} already.")
         if self._info.features and features != self._info.features:
@@ -93,13 +232,13 @@ class LeRobotWriter:
         number = self._info.total_episodes
         tasks = {**self._tasks}
         task_of = [tasks.setdefault(words, len(tasks)) for words in episode.words]
-        table = columns.table_of(
+        table = layout.make_episode_table(
             episode, features, number, self._info.total_frames, task_of, self._info.fps
         )
-        stats = stats_of(episode, features, table)
+        stats = compute_stats(episode, features, table)
         place = {"chunk_index": number // CHUNKS_SIZE, "file_index": number % CHUNKS_SIZE}
         about = pa.Table.from_pylist([self._episode_row(episode, place, stats)])
-        all_stats = merged(self._stats, stats)
+        all_stats = merge_stats(self._stats, stats)
         try:
             _write_table(self._root / DATA_PATH.format(**place), table)
             _write_table(self._root / EPISODES_PATH.format(**place), about)
@@ -145,9 +284,9 @@ class LeRobotWriter:
         stats: dict[str, Stats],
     ) -> Info:
         """Write the files that make the episode count; `info.json` last."""
-        _write_table(self._root / TASKS_FILE, columns.tasks_table(tasks))
+        _write_table(self._root / TASKS_FILE, layout.make_tasks_table(tasks))
         values = {name: stat.values() for name, stat in stats.items()}
-        _write(self._root / STATS_FILE, msgspec.json.format(msgspec.json.encode(values)))
+        _replace_file(self._root / STATS_FILE, msgspec.json.format(msgspec.json.encode(values)))
         total = self._info.total_episodes + 1
         info = msgspec.structs.replace(
             self._info,
@@ -157,7 +296,7 @@ class LeRobotWriter:
             splits={"train": f"0:{total}"},
             features=features,
         )
-        _write(self._root / INFO_FILE, msgspec.json.format(msgspec.json.encode(info)))
+        _replace_file(self._root / INFO_FILE, msgspec.json.format(msgspec.json.encode(info)))
         return info
 
     def _go_on(self, info: Info) -> None:
@@ -170,7 +309,7 @@ class LeRobotWriter:
             return
         for path in sorted((self._root / EPISODES_FOLDER).glob("*/*.parquet")):
             for row in read_rows(path):  # stats.json may count an episode that info.json does not
-                self._stats = merged(self._stats, noted_stats(row, info.features, path))
+                self._stats = merge_stats(self._stats, read_stats(row, info.features, path))
 
     def _forget_uncounted(self, num_episodes: int) -> None:
         """Remove files of episodes that do not count, which a killed writer or a full disk left."""
@@ -226,7 +365,7 @@ def _write_table(path: Path, table: "pa.Table") -> None:
     os.replace(part, path)
 
 
-def _write(path: Path, data: bytes) -> None:
+def _replace_file(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
     part.write_bytes(data)

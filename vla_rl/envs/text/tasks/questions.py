@@ -15,8 +15,7 @@ from typing import Any, Final, Literal, SupportsIndex
 import msgspec
 import numpy as np
 
-from vla_rl.datasets.prompt_messages import first_messages
-from vla_rl.datasets.prompts import PromptRows, read_prompts
+from vla_rl.datasets.prompts import PromptRows, first_messages, read_prompts
 from vla_rl.envs.text.task import Ask, Done, TextLimits, TextTask
 from vla_rl.errors import DataError
 from vla_rl.scoring import make_scorer
@@ -33,7 +32,7 @@ class QuestionTask(TextTask):
         data: a `.parquet` or `.jsonl` file (see `vla_rl.datasets.prompts`).
         scorer: `exact`, `match`, `math`, `code`, or `module:function` (see `vla_rl.scoring`).
         prompt_field: column of the question: a text, or a list of messages with `role` and
-            `content` (see `vla_rl.datasets.prompt_messages`).
+            `content` (see `vla_rl.datasets.prompts`).
         answer_field: column that the scorer compares with; for `code`, a list of tests
             `{"stdin": ..., "stdout": ...}`.
         system: system message at the start, for example the expected format of an answer.
