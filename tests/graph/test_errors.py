@@ -2,7 +2,7 @@
 
 import pytest
 
-from vla_rl.graph.errors import nearest
+from vla_rl.graph.node import suggest
 
 
 @pytest.mark.parametrize(
@@ -22,4 +22,4 @@ from vla_rl.graph.errors import nearest
 def test_a_wrong_name_is_answered_with_the_nearest_or_with_up_to_twelve_known_ones(
     name: str, known: list[str], hint: str
 ) -> None:
-    assert nearest(name, known) == hint
+    assert suggest(name, known) == hint

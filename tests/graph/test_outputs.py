@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from vla_rl.graph import NodeOutput
-from vla_rl.graph.failures import WrongOutput
 from vla_rl.graph.node import DROP
-from vla_rl.graph.outputs import unpack_call, unpack_item
+from vla_rl.graph.node_run import unpack_call, unpack_item
+from vla_rl.graph.update import WrongOutput
 
 
 @pytest.mark.parametrize(

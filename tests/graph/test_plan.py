@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from vla_rl.graph import InvalidRun, Pipeline, UnknownResource
-from vla_rl.graph.plan import Plan, make_plan
-from vla_rl.graph.resources import Resource
+from vla_rl.graph.plan import Plan, Resource, make_plan
 
 
 async def numbers() -> AsyncIterator[int]:

@@ -3,8 +3,7 @@
 import pytest
 
 from vla_rl.graph import Update
-from vla_rl.graph.spans import CriticalPath
-from vla_rl.graph.update import Values
+from vla_rl.graph.update import CriticalPath, Values
 
 
 def test_a_value_that_was_freed_is_named_with_the_way_to_keep_it() -> None:

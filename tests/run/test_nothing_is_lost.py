@@ -267,7 +267,7 @@ KILLED = """
     sys.path.insert(0, sys.argv[2])
     from toy_runs import of_updates
     from vla_rl.learner import latest_checkpoint
-    from vla_rl.graph import appended_file
+    from vla_rl.util import appended_file
     # its policy imports no transformers
     from vla_rl.recipes.train_toy import new_policy, training_starts
     from vla_rl.run.train import train

@@ -23,7 +23,7 @@ from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.text import TextPoolConfig
 from vla_rl.errors import ConfigError
 from vla_rl.graph import Update
-from vla_rl.graph.spans import CriticalPath
+from vla_rl.graph.update import CriticalPath
 from vla_rl.learner import LearnerConfig, UpdateReport
 from vla_rl.learner.flops import TERA, DevicePeak
 from vla_rl.models.example_inputs import ConversationSizes

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.graph import appended_file
+from vla_rl.util import appended_file
 
 
 class SmallDisk:

@@ -6,41 +6,45 @@ Knows nothing about reinforcement learning, actors or torch.
 """
 
 from vla_rl.errors import GraphError
-from vla_rl.graph.appended_file import AppendedFile
-from vla_rl.graph.errors import (
-    CyclicGraph,
-    DuplicateNode,
-    InvalidNode,
-    InvalidPipelineFile,
-    InvalidRun,
-    InvalidStream,
-    MissingProducer,
-    NotAsync,
-    SignatureMismatch,
-    TwoWriters,
-    UnknownDependency,
-    UnknownFunction,
-    UnknownNode,
-    UnknownResource,
-)
 from vla_rl.graph.executor import Executor, Run, RunningNode
-from vla_rl.graph.failures import NodeFailed, WrongInput, WrongOutput
 from vla_rl.graph.node import (
     DROP,
     Edge,
+    InvalidNode,
     Node,
     NodeFields,
     NodeOutput,
     NodeRole,
     NodeStatus,
     NodeType,
+    NotAsync,
+    SignatureMismatch,
 )
-from vla_rl.graph.pipeline import Pipeline, load_pipeline
-from vla_rl.graph.resources import Resource
-from vla_rl.graph.spans import CriticalPath, Interval, Segment, Span, Waited
-from vla_rl.graph.task_graph import TaskGraph
+from vla_rl.graph.pipeline import InvalidPipelineFile, Pipeline, load_pipeline
+from vla_rl.graph.plan import InvalidRun, Resource, UnknownResource
+from vla_rl.graph.task_graph import TaskGraph, UnknownNode
 from vla_rl.graph.trace import Slice, TraceWriter, write_trace
-from vla_rl.graph.update import Update
+from vla_rl.graph.update import (
+    CriticalPath,
+    Interval,
+    NodeFailed,
+    Segment,
+    Span,
+    Update,
+    Waited,
+    WrongInput,
+    WrongOutput,
+)
+from vla_rl.graph.validation import (
+    CyclicGraph,
+    DuplicateNode,
+    InvalidStream,
+    MissingProducer,
+    TwoWriters,
+    UnknownDependency,
+    UnknownFunction,
+)
+from vla_rl.util.appended_file import AppendedFile
 
 __all__ = [
     "DROP",

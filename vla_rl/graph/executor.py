@@ -18,14 +18,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from vla_rl.graph.errors import InvalidRun, nearest
-from vla_rl.graph.failures import NodeFailed
-from vla_rl.graph.node import Names, as_names
-from vla_rl.graph.plan import Plan, make_plan
-from vla_rl.graph.resources import Resource
-from vla_rl.graph.spans import Clock, Waited
+from vla_rl.graph.node import Names, as_names, suggest
+from vla_rl.graph.plan import InvalidRun, Plan, Resource, make_plan
 from vla_rl.graph.task_graph import TaskGraph
-from vla_rl.graph.update import Update
+from vla_rl.graph.update import Clock, NodeFailed, Update, Waited
 from vla_rl.graph.update_run import UpdateRun
 
 
@@ -101,7 +97,7 @@ class Executor:
         for name in given:
             if name not in expected:
                 raise InvalidRun(
-                    f"{name!r} is not an input of graph {self.graph.id!r}{nearest(name, expected)}"
+                    f"{name!r} is not an input of graph {self.graph.id!r}{suggest(name, expected)}"
                 )
         if missing := [name for name in expected if name not in given]:
             raise InvalidRun(

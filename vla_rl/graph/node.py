@@ -1,15 +1,40 @@
-"""A node: a function, the names it reads and writes, and the resources it needs.
+"""A node: an async function, the names it reads and writes, the resources it needs.
 
 A node's function receives values by name and returns values; it never sees the graph, the executor
-or a whole config.
+or a whole config. It is checked to be async and to have exactly the parameters that its node fills.
 """
 
+import difflib
 import enum
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self, TypeAlias, TypedDict, Unpack, final
 
-from vla_rl.graph.errors import InvalidNode
+from vla_rl.errors import GraphError
+
+
+class InvalidNode(GraphError):
+    """Invalid declaration of a node, such as an empty id or a name that is not an identifier."""
+
+
+class NotAsync(GraphError):
+    """A node's function is neither a coroutine function nor an async generator function."""
+
+
+class SignatureMismatch(GraphError):
+    """A function's parameters do not match the values it reads and the config it is given."""
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` if a known name is close to `name`, else up to 12 known names.
+
+    Empty if there are more, or none.
+    """
+    candidates = list(known)
+    if close := difflib.get_close_matches(name, candidates, n=1):
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(map(repr, candidates))}" if 0 < len(candidates) <= 12 else ""
 
 
 class NodeType(enum.Enum):
@@ -60,23 +85,23 @@ class NodeStatus(enum.Enum):
 
 
 @final
-class _Drop(enum.Enum):
+class _DropType(enum.Enum):
     DROP = "drop"
 
     def __repr__(self) -> str:
         return "DROP"
 
 
-DROP = _Drop.DROP
+DROP = _DropType.DROP
 """Returned by a streaming node to leave an item out. It is counted in `Span.num_dropped`."""
 
 
 @final
-class _Nothing(enum.Enum):
+class _NothingType(enum.Enum):
     NOTHING = "nothing"
 
 
-NOTHING = _Nothing.NOTHING
+NOTHING = _NothingType.NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +196,12 @@ class Node:
     @classmethod
     def declare(cls, id: str, func: NodeFunction | str, **fields: Unpack[NodeFields]) -> Self:
         """Declare a node. Raises: InvalidNode."""
-        return cls(id=id, func=func, **_stored(fields))
+        return cls(id=id, func=func, **_to_long_forms(fields))
 
     def change(self, func: NodeFunction | str | None, **fields: Unpack[NodeFields]) -> Self:
         """Return the node with other fields. A new function drops the old one's `config`."""
         replaced: dict[str, Any] = {} if func is None else {"func": func, "config": {}}
-        return replace(self, **{**replaced, **_stored(fields)})
+        return replace(self, **{**replaced, **_to_long_forms(fields)})
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
@@ -247,10 +272,94 @@ _LONG_FORMS: Final[Mapping[str, Callable[[Any], Any]]] = {
 }
 
 
-def _stored(fields: NodeFields) -> dict[str, Any]:
+def _to_long_forms(fields: NodeFields) -> dict[str, Any]:
     """Return the given fields in the long forms that `Node` stores; None counts as not given."""
     return {
         name: _LONG_FORMS[name](value) if name in _LONG_FORMS else value
         for name, value in fields.items()
         if value is not None
     }
+
+
+class FunctionKind(enum.Enum):
+    """Ways to run a node's function."""
+
+    CALL = "call"
+    """A coroutine function, called once."""
+
+    SOURCE = "source"
+    """An async generator function: its items are a stream."""
+
+    PER_ITEM = "per item"
+    """A coroutine function, called for each item of a stream."""
+
+
+def kind_of(node: Node, func: Any) -> FunctionKind:
+    """Return how the function is run. Raises `NotAsync` for anything that is not async."""
+    if inspect.isclass(func):
+        raise NotAsync(
+            f"node {node.id!r}: {func.__qualname__} is a class, expected `async def`, or an "
+            "instance with an async __call__"
+        )
+    for candidate in (func, getattr(func, "__call__", None)):  # noqa: B004 - an object with an async __call__ will do
+        if inspect.isasyncgenfunction(candidate):
+            return FunctionKind.SOURCE
+        if inspect.iscoroutinefunction(candidate):
+            return FunctionKind.PER_ITEM if node.stream else FunctionKind.CALL
+    what = f"the function {func.__qualname__}" if hasattr(func, "__qualname__") else f"{func!r}"
+    raise NotAsync(
+        f"node {node.id!r}: {what} is not async, expected `async def`; for work that blocks, write "
+        "one that awaits `asyncio.to_thread(...)`"
+    )
+
+
+def check_signature(node: Node, func: Any) -> None:
+    """Raise `SignatureMismatch` unless reads and config fill all parameters of `func`."""
+    parameters = inspect.signature(func).parameters
+    signature = (
+        f"node {node.id!r}: {getattr(func, '__qualname__', repr(func))}{inspect.signature(func)}"
+    )
+    for parameter in parameters.values():
+        if parameter.kind in (
+            parameter.POSITIONAL_ONLY,
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        ):
+            raise SignatureMismatch(
+                f"{signature} takes {str(parameter)!r}; a node's values are passed by keyword, "
+                "one named parameter each"
+            )
+    if both := node.reads.keys() & node.config.keys():
+        raise SignatureMismatch(
+            f"node {node.id!r}: {_list_names(both)} is filled both by reads and by config; keep one"
+        )
+    _check_filled(signature, "reads", node.reads, parameters)
+    _check_filled(signature, "config", node.config, parameters)
+    required = {
+        name for name, parameter in parameters.items() if parameter.default is parameter.empty
+    }
+    if missing := required - node.reads.keys() - node.config.keys():
+        raise SignatureMismatch(
+            f"{signature} needs {_list_names(missing)}, which the node does not fill; add it to reads "
+            "or to config"
+        )
+
+
+def _check_filled(
+    signature: str, where: str, given: Mapping[str, Any], parameters: Mapping[str, Any]
+) -> None:
+    for name in given:
+        if name not in parameters:
+            raise SignatureMismatch(
+                f"{signature} has no parameter {name!r}, which {where} "
+                f"fills{suggest(name, parameters)}"
+                + (
+                    "; if the value has another name, write reads={'parameter': 'value'}"
+                    if where == "reads"
+                    else ""
+                )
+            )
+
+
+def _list_names(names: set[str]) -> str:
+    return ", ".join(repr(name) for name in sorted(names))

@@ -1,24 +1,138 @@
-"""One node in one update: a task that calls its function and passes on the results."""
+"""One node in one update: a task that calls its function and passes on the results.
+
+A node's return value is checked against the names it declared to write.
+"""
 
 import asyncio
 import contextvars
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import aclosing
-from typing import Any, Protocol
+from contextvars import ContextVar
+from typing import Any, Final, Protocol
 
-from vla_rl.graph.current_node import CURRENT_NODE
-from vla_rl.graph.functions import FunctionKind
-from vla_rl.graph.node import DROP, NodeStatus
-from vla_rl.graph.outputs import unpack_call, unpack_item
-from vla_rl.graph.plan import PlannedNode
-from vla_rl.graph.spans import Activity, Clock, Interval, Span, Waited
-from vla_rl.graph.streams import END, StreamBuffer
+from vla_rl.graph.node import DROP, NOTHING, FunctionKind, NodeOutput, NodeStatus, suggest
+from vla_rl.graph.plan import END, PlannedNode, StreamBuffer
+from vla_rl.graph.update import Activity, Clock, Interval, Span, Waited, WrongOutput
+
+CURRENT_NODE: Final[ContextVar[str | None]] = ContextVar("current_node", default=None)
+"""Name and update of the node, such as `update[3]`; None outside of the graph."""
+
+
+_NO_METRICS: Mapping[str, float] = {}
+
+
+def unpack_call(
+    node: str, update: int, writes: tuple[str, ...], result: object
+) -> tuple[Mapping[str, Any], Mapping[str, float]]:
+    """Return the values by name and the metrics of a node that was called once.
+
+    Raises `WrongOutput`.
+    """
+    metrics = _NO_METRICS
+    if isinstance(result, NodeOutput):
+        metrics = result.metrics
+        if result.values is not None:
+            if result.batch is not NOTHING:
+                raise _make_wrong_output(
+                    node,
+                    update,
+                    writes,
+                    "a NodeOutput with both batch and values",
+                    "one of the two",
+                )
+            return _require_names(node, update, writes, result.values), metrics
+        result = None if result.batch is NOTHING else result.batch
+        if result is None and len(writes) == 1 and metrics is not _NO_METRICS:
+            raise _make_wrong_output(
+                node,
+                update,
+                writes,
+                "a NodeOutput without batch",
+                "NodeOutput(batch=..., metrics=...)",
+            )
+    if result is DROP:
+        raise _make_wrong_output(
+            node,
+            update,
+            writes,
+            "DROP",
+            "a value; only a node with stream=True can leave an item out",
+        )
+    if len(writes) == 1:
+        if result is None:
+            raise _make_wrong_output(
+                node, update, writes, "None",
+                "a value (is a `return` missing?); NodeOutput(values={name: None}) writes a None on purpose",
+            )  # fmt: skip
+        return {writes[0]: result}, metrics
+    if not writes:
+        if result is not None:
+            raise _make_wrong_output(
+                node, update, writes, _describe_result(result), "None, or a name in writes"
+            )
+        return {}, metrics
+    if not isinstance(result, Mapping):
+        raise _make_wrong_output(
+            node,
+            update,
+            writes,
+            _describe_result(result),
+            "a dict or NodeOutput(values=...) with exactly these keys",
+        )
+    return _require_names(node, update, writes, result), metrics
+
+
+def unpack_item(
+    node: str, update: int, writes: tuple[str, ...], result: object
+) -> tuple[Any, Mapping[str, float]]:
+    """Return an item of a stream, or `DROP`, and its metrics.
+
+    Always `DROP` for a node that writes nothing.
+    """
+    if result is DROP:
+        return DROP, _NO_METRICS
+    if result is None and writes:
+        raise _make_wrong_output(
+            node, update, writes, "None", "an item; `return DROP` leaves an item out"
+        )
+    values, metrics = unpack_call(node, update, writes, result)
+    return (values[writes[0]] if writes else DROP), metrics
+
+
+def _require_names(
+    node: str, update: int, writes: tuple[str, ...], values: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    if values.keys() == set(writes):
+        return values
+    missing = [name for name in writes if name not in values]
+    undeclared = [name for name in values if name not in writes]
+    problems = [f"missing {name!r}" for name in missing]
+    problems += [f"undeclared {name!r}{suggest(str(name), missing)}" for name in undeclared]
+    raise _make_wrong_output(
+        node, update, writes, f"the keys {list(values)}", f"exactly these: {', '.join(problems)}"
+    )
+
+
+def _make_wrong_output(
+    node: str, update: int, writes: tuple[str, ...], got: str, expected: str
+) -> WrongOutput:
+    return WrongOutput(
+        node,
+        update,
+        f"node {node!r} in update {update} returned {got}; it writes {list(writes)}: expected "
+        f"{expected}",
+    )
+
+
+def _describe_result(value: object) -> str:
+    return "None" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"
+
 
 logger = logging.getLogger("vla_rl.graph")
 
 
-class Surroundings(Protocol):
+class UpdateContext(Protocol):
     """Parts of the update that a node uses."""
 
     index: int
@@ -29,7 +143,7 @@ class Surroundings(Protocol):
         ...
 
 
-async def _contained(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def _contain_exit(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run `work`; its SystemExit would end the whole loop, and leave no error."""
     try:
         await work()
@@ -50,7 +164,7 @@ class NodeRun:
         "outboxes", "planned", "skipped", "status", "task", "waits",
     )  # fmt: skip
 
-    def __init__(self, planned: PlannedNode, update: Surroundings, clock: Clock) -> None:
+    def __init__(self, planned: PlannedNode, update: UpdateContext, clock: Clock) -> None:
         self.planned, self._update = planned, update
         self.status = NodeStatus.PENDING
         self.waits = planned.num_waits
@@ -86,7 +200,7 @@ class NodeRun:
         context = contextvars.copy_context()
         context.run(CURRENT_NODE.set, name)
         self.task = asyncio.get_running_loop().create_task(
-            _contained(work), name=name, context=context
+            _contain_exit(work), name=name, context=context
         )
         self.task.add_done_callback(lambda _: on_end(self))
 

@@ -1,26 +1,106 @@
-"""The builder: nodes are added, inserted, replaced and removed here.
+"""The builder: nodes are added, inserted, replaced and removed here, or come from a TOML file.
 
-`build` checks the whole and returns a `TaskGraph`.
+`build` checks the whole and returns a `TaskGraph`. A file has the same names as `Pipeline.add_node`,
+with functions by path.
 """
 
 import os
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Self, Unpack
+from typing import Any, Required, Self, TypedDict, TypeVar, Unpack, get_type_hints
+
+import msgspec
 
 from vla_rl.errors import GraphError
-from vla_rl.graph.errors import (
-    DuplicateNode,
+from vla_rl.graph.node import (
     InvalidNode,
-    UnknownFunction,
-    UnknownNode,
-    nearest,
+    Names,
+    Node,
+    NodeFields,
+    NodeFunction,
+    NodeRole,
+    NodeType,
+    as_names,
+    suggest,
 )
-from vla_rl.graph.node import Names, Node, NodeFields, NodeFunction, as_names
-from vla_rl.graph.paths import resolve
-from vla_rl.graph.task_graph import TaskGraph
-from vla_rl.graph.toml_file import read_tables
-from vla_rl.graph.validation import build_graph
+from vla_rl.graph.task_graph import TaskGraph, UnknownNode
+from vla_rl.graph.validation import DuplicateNode, UnknownFunction, build_graph, resolve_function
+
+
+class InvalidPipelineFile(GraphError):
+    """A TOML file that does not describe a pipeline: an unknown key, a wrong type, no node."""
+
+
+T = TypeVar("T")
+
+
+class NodeTable(NodeFields, total=False):
+    """One `[[node]]` table: the arguments of `Pipeline.add_node`."""
+
+    id: Required[str]
+    func: Required[str]
+
+
+class PipelineTable(TypedDict, total=False):
+    """The tables of a file: the arguments of `Pipeline`, and the nodes."""
+
+    id: Required[str]
+    description: str
+    inputs: Names
+    node: Required[list[dict[str, Any]]]
+
+
+def read_tables(path: str | os.PathLike[str]) -> tuple[PipelineTable, list[Node]]:
+    """Read a pipeline's arguments and nodes; only the exceptions of `retry_on` are imported.
+
+    Raises: `InvalidPipelineFile` naming the file, the table and the key; `OSError` if the file
+    cannot be read.
+    """
+    where = os.fspath(path)
+    with open(path, "rb") as file:
+        try:
+            document = tomllib.load(file)
+        except (ValueError, RecursionError) as error:  # not TOML, or bytes that are not text
+            raise InvalidPipelineFile(f"{where} is not TOML in UTF-8: {error}") from error
+    whole = _convert(document, PipelineTable, where)
+    return whole, [
+        _read_node(number, raw, where) for number, raw in enumerate(whole["node"], start=1)
+    ]
+
+
+def _read_node(number: int, raw: Mapping[str, Any], where: str) -> Node:
+    context = f"{where}, node {raw.get('id', number)!r}"
+    named = dict(raw)
+    for key, kinds in (("node_type", NodeType), ("node_role", NodeRole)):
+        if isinstance(raw.get(key), str):
+            values = [kind.value for kind in kinds]
+            named[key] = kinds(_require_choice(raw[key], values, f"{context}: {key}"))
+    if isinstance(raw.get("retry_on"), list):
+        named["retry_on"] = [
+            resolve_function(path, f"{context}: retry_on") if isinstance(path, str) else path
+            for path in raw["retry_on"]
+        ]
+    table = _convert(named, NodeTable, context)
+    return Node.declare(**table)
+
+
+def _convert(raw: Mapping[str, Any], kind: type[T], context: str) -> T:
+    known = get_type_hints(kind)
+    for key in raw:
+        if key not in known:
+            raise InvalidPipelineFile(f"{context}: unknown key {key!r}{suggest(key, known)}")
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidPipelineFile(f"{context}: {error}") from error
+
+
+def _require_choice(text: str, choices: Iterable[str], context: str) -> str:
+    """Return `text` in lower case, so that siiRL's `ENV_INTERACT` is accepted too."""
+    if text.lower() not in choices:
+        raise InvalidPipelineFile(f"{context} is {text!r}{suggest(text.lower(), choices)}")
+    return text.lower()
 
 
 class Pipeline:
@@ -98,9 +178,9 @@ class Pipeline:
         produced = set(self._nodes[position].writes)
         for number, other in enumerate(self._nodes):
             if anchor in other.deps or produced & set(other.reads.values()):
-                other = replace(other, deps=_joined(other.deps, node.id))
-            self._nodes[number] = _rerouted(other, moved)
-        self._nodes.insert(position + 1, replace(node, deps=_joined(node.deps, anchor)))
+                other = replace(other, deps=_add_names(other.deps, node.id))
+            self._nodes[number] = _reroute(other, moved)
+        self._nodes.insert(position + 1, replace(node, deps=_add_names(node.deps, anchor)))
         return self
 
     def insert_before(
@@ -114,10 +194,10 @@ class Pipeline:
         self._require_new(node)
         old = self._nodes[position]
         writers = self._upstream_writers(position)
-        self._nodes[position] = _rerouted(
-            replace(old, deps=_joined(old.deps, node.id)), reroute or {}
+        self._nodes[position] = _reroute(
+            replace(old, deps=_add_names(old.deps, node.id)), reroute or {}
         )
-        self._nodes.insert(position, replace(node, deps=_joined(node.deps, *old.deps, *writers)))
+        self._nodes.insert(position, replace(node, deps=_add_names(node.deps, *old.deps, *writers)))
         return self
 
     def remove_node(self, node_id: str, *, reroute: Mapping[str, str] | None = None) -> Self:
@@ -132,8 +212,8 @@ class Pipeline:
         for number, other in enumerate(self._nodes):
             if node_id in other.deps or set(gone.writes) & set(other.reads.values()):
                 others = tuple(dep for dep in other.deps if dep != node_id)
-                other = replace(other, deps=_joined(others, *before))
-            self._nodes[number] = _rerouted(other, reroute or {})
+                other = replace(other, deps=_add_names(others, *before))
+            self._nodes[number] = _reroute(other, reroute or {})
         return self
 
     def copy(self) -> "Pipeline":
@@ -160,7 +240,7 @@ class Pipeline:
                 return position
         raise UnknownNode(
             f"pipeline {self.id!r} has no node "
-            f"{node_id!r}{nearest(node_id, [node.id for node in self._nodes])}"
+            f"{node_id!r}{suggest(node_id, [node.id for node in self._nodes])}"
         )
 
     def _require_new(self, node: Node) -> None:
@@ -178,7 +258,7 @@ def load_pipeline(path: str, *arguments: object) -> Pipeline:
         path: path of a function that returns a `Pipeline` or a `TaskGraph`.
         arguments: passed to the function, such as the run's config.
     """
-    function = resolve(path, "custom pipeline")
+    function = resolve_function(path, "custom pipeline")
     if not callable(function):
         raise UnknownFunction(
             f"custom pipeline: {path!r} is {function!r}, expected a function "
@@ -195,11 +275,11 @@ def load_pipeline(path: str, *arguments: object) -> Pipeline:
     )
 
 
-def _joined(deps: tuple[str, ...], *more: str) -> tuple[str, ...]:
+def _add_names(deps: tuple[str, ...], *more: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*deps, *more)))
 
 
-def _rerouted(node: Node, moved: Mapping[str, str]) -> Node:
+def _reroute(node: Node, moved: Mapping[str, str]) -> Node:
     if not moved.keys() & set(node.reads.values()):
         return node
     return replace(

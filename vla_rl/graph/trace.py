@@ -12,10 +12,9 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple, Self
 
-from vla_rl.graph.appended_file import AppendedFile
-from vla_rl.graph.spans import Span
 from vla_rl.graph.task_graph import TaskGraph
-from vla_rl.graph.update import Update
+from vla_rl.graph.update import Span, Update
+from vla_rl.util.appended_file import AppendedFile
 
 _UPDATES_LANE = 0
 
@@ -52,7 +51,7 @@ class TraceWriter:
         self._lanes_beside: dict[str, int] = {}
         first, *others = self._names_of_lanes(graph.id)
         self._file = AppendedFile(
-            self.path, opening=f"[\n{json.dumps(first)}".encode() + _lines(others), anew=True
+            self.path, opening=f"[\n{json.dumps(first)}".encode() + _encode_lines(others), anew=True
         )
         self._is_closed = False
 
@@ -88,7 +87,7 @@ class TraceWriter:
                 lanes[name] = len(lanes)
                 events.append(self._name("thread_name", lanes[name], name, beside=1))
             events.extend(self._slice_event(each, lanes[name]) for each in shown)
-        self._file.write(_lines(events))
+        self._file.write(_encode_lines(events))
         self._lanes_beside = lanes
 
     def close(self) -> None:
@@ -170,7 +169,7 @@ class TraceWriter:
         }
 
 
-def _lines(events: Iterable[dict[str, Any]]) -> bytes:
+def _encode_lines(events: Iterable[dict[str, Any]]) -> bytes:
     """Return events to append, one per line."""
     return "".join(f",\n{json.dumps(event)}" for event in events).encode()
 

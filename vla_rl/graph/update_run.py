@@ -4,16 +4,23 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from vla_rl.graph.failures import NodeFailed, WrongInput, WrongOutput
 from vla_rl.graph.node import NodeStatus
 from vla_rl.graph.node_run import NodeRun
-from vla_rl.graph.plan import Plan
-from vla_rl.graph.spans import Clock, Interval, Waited, critical_path
-from vla_rl.graph.streams import StreamBuffer
-from vla_rl.graph.update import Update, Values
+from vla_rl.graph.plan import Plan, StreamBuffer
+from vla_rl.graph.update import (
+    Clock,
+    Interval,
+    NodeFailed,
+    Update,
+    Values,
+    Waited,
+    WrongInput,
+    WrongOutput,
+    critical_path,
+)
 
 
-class Listener(Protocol):
+class UpdateObserver(Protocol):
     """Runs several updates and is notified of the progress of this one."""
 
     def node_completed(self, update: "UpdateRun", position: int) -> None:
@@ -37,7 +44,7 @@ class UpdateRun:
         plan: Plan,
         index: int,
         inputs: Mapping[str, Any],
-        listener: Listener,
+        listener: UpdateObserver,
         clock: Clock,
         stream_capacity: int,
     ) -> None:

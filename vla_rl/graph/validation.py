@@ -1,23 +1,97 @@
-"""Checks of a pipeline: all mistakes are reported here, before anything starts."""
+"""Checks of a pipeline: all mistakes are reported here, before anything starts.
 
+All are `GraphError`, so one `except` catches them.
+"""
+
+import importlib
+import pkgutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from vla_rl.errors import GraphError
-from vla_rl.graph.errors import (
-    CyclicGraph,
-    DuplicateNode,
-    InvalidStream,
-    MissingProducer,
-    TwoWriters,
-    UnknownDependency,
-    nearest,
-)
-from vla_rl.graph.functions import FunctionKind, check_signature, kind_of
-from vla_rl.graph.node import Edge, Node
-from vla_rl.graph.paths import resolve
+from vla_rl.graph.node import Edge, FunctionKind, Node, check_signature, kind_of, suggest
 from vla_rl.graph.task_graph import TaskGraph
+
+
+class DuplicateNode(GraphError):
+    """Two nodes with the same id."""
+
+
+class UnknownDependency(GraphError):
+    """`deps` names a node that the graph does not have."""
+
+
+class MissingProducer(GraphError):
+    """A node reads a value that no node writes and that is not an input of the graph."""
+
+
+class TwoWriters(GraphError):
+    """Two nodes, or a node and an input of the graph, write the same name."""
+
+
+class CyclicGraph(GraphError):
+    """Nodes that wait for each other in a cycle."""
+
+
+class UnknownFunction(GraphError):
+    """A function's path names no module, or no attribute in its module."""
+
+
+class InvalidStream(GraphError):
+    """A node that cannot stream: it reads no stream, or two, or would wait for itself."""
+
+
+def resolve_function(path: str, context: str) -> Any:
+    """Import the object named by `"module:qualified.name"`.
+
+    Raises `UnknownFunction`, or the module's own error.
+    """
+    module_name, colon, qualified_name = path.partition(":")
+    if not (colon and module_name and qualified_name):
+        guess = (
+            ":".join(path.rsplit(".", 1))
+            if not colon and "." in path
+            else "my_package.my_module:my_function"
+        )
+        raise UnknownFunction(
+            f"{context}: {path!r} is not the path of a function, expected 'module:name', such as "
+            f"{guess!r}"
+        )
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name + ".").startswith(error.name + "."):
+            raise
+        raise UnknownFunction(
+            f"{context}: there is no module {module_name!r}{_nearest_module(module_name)} "
+            "The module must be importable in this process."
+        ) from None
+    for part in qualified_name.split("."):
+        if not hasattr(found, part):
+            owner = getattr(found, "__name__", type(found).__name__)
+            public = [name for name in dir(found) if not name.startswith("_")]
+            raise UnknownFunction(f"{context}: {owner!r} has no {part!r}{suggest(part, public)}")
+        found = getattr(found, part)
+    return found
+
+
+def _nearest_module(name: str) -> str:
+    """Return a hint from the modules next to the first part of `name` that does not exist."""
+    known: list[str] = []
+    parts = name.split(".")
+    for depth in range(len(parts)):
+        parent = ".".join(parts[:depth])
+        try:
+            path = importlib.import_module(parent).__path__ if parent else None
+        except (ImportError, AttributeError):
+            break
+        beside = [f"{parent}.{m.name}" if parent else m.name for m in pkgutil.iter_modules(path)]
+        if ".".join(parts[: depth + 1]) not in beside:
+            known = [".".join((candidate, *parts[depth + 1 :])) for candidate in beside]
+            break
+    hint = suggest(name, known)
+    return hint if hint.endswith("?") else "."
 
 
 class Declared(Protocol):
@@ -40,18 +114,18 @@ def build_graph(pipeline: Declared) -> TaskGraph:
     """
     if not pipeline.nodes:
         raise GraphError(f"pipeline {pipeline.id!r} has no nodes; add one with add_node")
-    nodes = _by_id(pipeline)
+    nodes = _resolve_nodes(pipeline)
     kinds = {node.id: kind_of(node, node.func) for node in nodes.values()}
     for node in nodes.values():
         check_signature(node, node.func)
-    writers = _writers(pipeline, nodes)
+    writers = _find_writers(pipeline, nodes)
     streamed = {name for name, writer in writers.items() if kinds[writer] is not FunctionKind.CALL}
     _check_reads(pipeline, nodes, writers)
     for node in nodes.values():
         _check_stream(node, kinds[node.id], streamed)
-    edges = _edges(nodes, writers, streamed)
-    order = _topological(nodes, edges)
-    _check_no_stream_waits_for_itself(nodes, edges)
+    edges = _find_edges(nodes, writers, streamed)
+    order = _sort_nodes(nodes, edges)
+    _check_stream_order(nodes, edges)
     return TaskGraph(
         pipeline.id,
         pipeline.description,
@@ -85,7 +159,7 @@ def find_cycle(targets: Mapping[str, Iterable[str]]) -> list[str]:
     return []
 
 
-def _by_id(pipeline: Declared) -> dict[str, Node]:
+def _resolve_nodes(pipeline: Declared) -> dict[str, Node]:
     nodes: dict[str, Node] = {}
     for node in pipeline.nodes:
         if node.id in nodes:
@@ -93,19 +167,23 @@ def _by_id(pipeline: Declared) -> dict[str, Node]:
                 f"pipeline {pipeline.id!r} has two nodes {node.id!r}; give one another id, or "
                 "change it with replace_node"
             )
-        func = resolve(node.func, f"node {node.id!r}") if isinstance(node.func, str) else node.func
+        func = (
+            resolve_function(node.func, f"node {node.id!r}")
+            if isinstance(node.func, str)
+            else node.func
+        )
         nodes[node.id] = replace(node, func=func)
     for node in nodes.values():
         for dep in node.deps:
             if dep not in nodes:
                 raise UnknownDependency(
                     f"node {node.id!r} depends on {dep!r}, which is not a node of "
-                    f"{pipeline.id!r}{nearest(dep, nodes)}"
+                    f"{pipeline.id!r}{suggest(dep, nodes)}"
                 )
     return nodes
 
 
-def _writers(pipeline: Declared, nodes: Mapping[str, Node]) -> dict[str, str]:
+def _find_writers(pipeline: Declared, nodes: Mapping[str, Node]) -> dict[str, str]:
     writers: dict[str, str] = {}
     for node in nodes.values():
         for name in node.writes:
@@ -131,7 +209,7 @@ def _check_reads(pipeline: Declared, nodes: Mapping[str, Node], writers: Mapping
             if name not in known:
                 raise MissingProducer(
                     f"node {node.id!r} reads {name!r}, which no node writes and which is not an "
-                    f"input{nearest(name, known)} Add a node that writes it, or name it in "
+                    f"input{suggest(name, known)} Add a node that writes it, or name it in "
                     "Pipeline(inputs=...)."
                 )
 
@@ -164,7 +242,9 @@ def _check_stream(node: Node, kind: FunctionKind, streamed: set[str]) -> None:
             )
 
 
-def _edges(nodes: Mapping[str, Node], writers: Mapping[str, str], streamed: set[str]) -> list[Edge]:
+def _find_edges(
+    nodes: Mapping[str, Node], writers: Mapping[str, str], streamed: set[str]
+) -> list[Edge]:
     """Return the edges, data edges first.
 
     A `deps` on a node that is read anyway adds none: it cannot stop a stream.
@@ -184,7 +264,7 @@ def _edges(nodes: Mapping[str, Node], writers: Mapping[str, str], streamed: set[
     return edges
 
 
-def _topological(nodes: Mapping[str, Node], edges: Iterable[Edge]) -> list[str]:
+def _sort_nodes(nodes: Mapping[str, Node], edges: Iterable[Edge]) -> list[str]:
     targets: dict[str, list[str]] = {node_id: [] for node_id in nodes}
     for edge in edges:
         targets[edge.source].append(edge.target)
@@ -206,7 +286,7 @@ def _topological(nodes: Mapping[str, Node], edges: Iterable[Edge]) -> list[str]:
     return order
 
 
-def _check_no_stream_waits_for_itself(nodes: Mapping[str, Node], edges: list[Edge]) -> None:
+def _check_stream_order(nodes: Mapping[str, Node], edges: list[Edge]) -> None:
     """Reject a streaming node that starts only after the stream it reads has ended.
 
     Streams are bounded: a writer waits while its reader is full. So a reader must begin before the

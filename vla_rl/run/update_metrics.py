@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from vla_rl.engines import DeviceLane
 from vla_rl.graph import NodeType, TaskGraph, Update
-from vla_rl.graph.current_node import CURRENT_NODE
+from vla_rl.graph.node_run import CURRENT_NODE
 from vla_rl.learner import UpdateReport
 from vla_rl.learner.flops import TERA, LaneFlopCounter
 from vla_rl.pipelines.config import LearningConfig

@@ -9,7 +9,7 @@ import pytest
 from small_episodes import PAIR, SILENT, group_of, played_greedily, shared, trajectory
 
 from vla_rl.errors import EnvError
-from vla_rl.graph.failures import WrongInput
+from vla_rl.graph.update import WrongInput
 from vla_rl.learner import TrajectoryValues
 from vla_rl.learner.learner import UpdateReport
 from vla_rl.pipelines.config import FilterConfig

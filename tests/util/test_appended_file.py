@@ -26,7 +26,7 @@ def test_half_a_record_is_taken_back_and_the_record_may_be_tried_again(
 def test_a_write_that_comes_back_short_is_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vla_rl.graph import appended_file
+    from vla_rl.util import appended_file
 
     one_byte_at_a_time = appended_file._write
     monkeypatch.setattr(
