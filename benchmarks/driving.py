@@ -21,11 +21,10 @@ import numpy as np
 
 from benchmarks.interleaved import medians_of, ratio_of, sample_in_turn
 from vla_rl.envs.driving.closed_loop import ClosedLoopDrivingEnv
-from vla_rl.envs.driving.control import Car, bicycle
 from vla_rl.envs.driving.planner import best_proposal
 from vla_rl.envs.driving.scores import Map, PdmScores, RedLights, Scene, Tracks, score_waypoints
-from vla_rl.envs.driving.scores.motion import bicycle_step
-from vla_rl.envs.driving.scores.vehicle import AX, HEADING, STEER, VX, YAW_RATE, X, Y
+from vla_rl.envs.driving.scores.motion import Car, bicycle_step, step_bicycle
+from vla_rl.envs.driving.scores.scene import AX, HEADING, STEER, VX, YAW_RATE, X, Y
 from vla_rl.envs.driving.world import draw_world
 from vla_rl.envs.mujoco.loading import choose_graphics
 
@@ -164,7 +163,7 @@ def bicycle_difference() -> float:
     worst = 0.0
     for _ in range(40):
         accel, rate = rng.uniform(-3, 3), rng.uniform(-2, 2)
-        car = bicycle(car, accel, rate, 0.1)
+        car = step_bicycle(car, accel, rate, 0.1)
         state = bicycle_step(state, np.array([accel]), np.array([rate]))
         worst = max(worst, float(np.abs(state[0, places] - car).max()))
     return worst

@@ -28,8 +28,8 @@ import vla_rl.envs  # noqa: F401  # registers ours
 from benchmarks.driving_result import mean_of
 from benchmarks.interleaved import print_json_line
 from benchmarks.kept_runs import kept_lines
+from vla_rl.envs.driving.plan_actions import AHEAD_SCALE, COSINES
 from vla_rl.envs.driving.planner import FULL_SPEED
-from vla_rl.envs.driving.profiles import AHEAD, COSINES
 
 PULLS: Final = (0.5, 0.0, -0.25, -0.5, -0.75, -1.0, -1.25, -1.5, -2.0)
 """Accelerations in m/s^2, the same for all 4 s."""
@@ -38,7 +38,7 @@ PULLS: Final = (0.5, 0.0, -0.25, -0.5, -0.75, -1.0, -1.25, -1.5, -2.0)
 def steady(pull: float) -> np.ndarray:
     """Return the plan of one acceleration in the middle of the lane: [8, 3]."""
     rows = np.zeros((8, 3))
-    rows[0, 0] = pull / (AHEAD[0] * COSINES[0, 0])
+    rows[0, 0] = pull / (AHEAD_SCALE[0] * COSINES[0, 0])
     return rows
 
 

@@ -27,7 +27,7 @@ from benchmarks.driving_result import mean_of
 from benchmarks.interleaved import print_json_line
 from benchmarks.kept_runs import kept_lines
 from vla_rl.envs.driving.closed_loop import GOAL
-from vla_rl.envs.driving.layouts import LAYOUTS
+from vla_rl.envs.driving.roads import LAYOUTS
 
 SPEEDS: Final = (3.0, 3.5, 4.0, 5.0, 7.0, 9.0, 12.0)
 """Speeds in m/s that a driver keeps. At 3 m/s the 60 m take the 20 s that a drive may last."""

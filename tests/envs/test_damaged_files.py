@@ -16,12 +16,11 @@ from vla_rl.envs.driving.scores.leaderboard_files import (
     read_first_junctions,
     read_records,
     read_rides,
-    route_ids,
-    scenario_types,
+    read_route_ids,
+    read_scenario_types,
 )
-from vla_rl.envs.driving.scores.plans import read_plans
-from vla_rl.envs.driving.scores.recorded import read_recorded, read_two_stages
-from vla_rl.envs.driving.scores.scene_files import load_scene, save_scene
+from vla_rl.envs.driving.scores.navsim import read_recorded, read_two_stages
+from vla_rl.envs.driving.scores.scene_files import load_scene, read_plans, save_scene
 from vla_rl.envs.driving.world import draw_world
 from vla_rl.envs.libero.task_files import check_goal_file, read_init_states, read_instruction
 
@@ -29,11 +28,16 @@ PACKAGE = Path(__file__).parents[2] / "vla_rl"
 
 READERS = {
     "envs/driving/scores/leaderboard_files.py": {
-        *("route_ids", "scenario_types", "read_first_junctions", "read_rides", "read_records"),
+        *(
+            "read_route_ids",
+            "read_scenario_types",
+            "read_first_junctions",
+            "read_rides",
+            "read_records",
+        ),
     },
-    "envs/driving/scores/plans.py": {"read_plans"},
-    "envs/driving/scores/recorded.py": {"read_two_stages"},
-    "envs/driving/scores/scene_files.py": {"read_arrays"},
+    "envs/driving/scores/navsim.py": {"read_two_stages"},
+    "envs/driving/scores/scene_files.py": {"read_arrays", "read_plans"},
     "envs/libero/task_files.py": {"_read_lines", "_read_npz", "_read_pickled"},
 }
 """Functions that read a file of another program; `DAMAGED` has a file for each of them."""
@@ -155,8 +159,8 @@ def _ride_of(path: Path) -> object:
 
 
 DAMAGED: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]]] = {
-    "routes": ("routes.xml", _write_text(ROUTES), route_ids),
-    "scenarios": ("routes.xml", _write_text(ROUTES), scenario_types),
+    "routes": ("routes.xml", _write_text(ROUTES), read_route_ids),
+    "scenarios": ("routes.xml", _write_text(ROUTES), read_scenario_types),
     "junctions": (
         "junctions.json",
         _write_json({"format": 1, "routes": {"3": {"point": 1, "num_points": 4}}}),

@@ -5,7 +5,7 @@ import io
 import numpy as np
 from rich.console import Console
 
-from vla_rl.envs.driving.layouts import LAYOUTS
+from vla_rl.envs.driving.roads import LAYOUTS
 from vla_rl.envs.driving.world import draw_world
 from vla_rl.evaluation.checkpoint_evaluator import import_named
 from vla_rl.evaluation.contact_sheets import (

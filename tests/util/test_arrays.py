@@ -310,7 +310,7 @@ def test_no_reader_of_such_files_hands_numpy_a_type_that_ends_the_process(
     # in a process of its own: such a type would end this one
     script = (
         "import sys\nfrom pathlib import Path\n"
-        "from vla_rl.envs.driving.scores.plans import read_plans\n"
+        "from vla_rl.envs.driving.scores.scene_files import read_plans\n"
         "from vla_rl.envs.driving.scores.scene_files import read_arrays\n"
         "from vla_rl.envs.libero.task_files import read_init_states\n"
         "read = {'scene': read_arrays, 'plans': read_plans}.get(sys.argv[1], read_init_states)\n"

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 from rich.table import Table
 
-from vla_rl.envs.driving.birds_eye import kind_of, pictures_of_drive, pictures_of_plan
-from vla_rl.envs.driving.layouts import LAYOUTS
+from vla_rl.envs.driving.birds_eye import draw_drive, draw_plan, kind_of
+from vla_rl.envs.driving.roads import LAYOUTS
 from vla_rl.evaluation.results import Key, episode_result
 from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.videos import add_caption
@@ -111,7 +111,7 @@ def _write_drive(path: Path, trajectory: Trajectory) -> None:
     episode = trajectory.episode
     rows = [step.chunk.actions[: step.num_executed] for step in trajectory.steps]
     actions: np.ndarray[Any, Any] = np.clip(np.concatenate(rows), -1.0, 1.0)
-    pictures_of = pictures_of_plan if episode.env.id == OPEN_LOOP else pictures_of_drive
+    pictures_of = draw_plan if episode.env.id == OPEN_LOOP else draw_drive
     pictures = pictures_of(episode.env.kwargs, episode.options["init_state_id"], actions)
     path.parent.mkdir(exist_ok=True)
     apart = [np.pad(each, ((0, 0), (0, 4), (0, 0)), constant_values=255) for each in pictures]

@@ -18,7 +18,7 @@ from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.driving.observing import ROUTE_POINTS, STATE_SIZE
 from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.envs.driving.scores import Version
-from vla_rl.envs.driving.scores.rewards import reward_weights
+from vla_rl.envs.driving.scores.pdm import parse_reward
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import embodied_agent_within_range
 from vla_rl.evaluation.conditions import POLICY_DIGEST
@@ -185,7 +185,7 @@ class SceneTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         try:
-            reward_weights(self.reward_of, self.version)
+            parse_reward(self.reward_of, self.version)
         except ValueError as error:
             raise ConfigError(f"reward_of is {self.reward_of!r}: {error}") from error
 

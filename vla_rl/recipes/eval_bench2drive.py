@@ -20,24 +20,24 @@ from vla_rl import engines
 from vla_rl.cli.command_line import Command, Launch
 from vla_rl.cli.launch import run_recipe
 from vla_rl.engines import EngineConfig
-from vla_rl.envs.bench2drive.policy_host import PolicyHost, cameras_of
+from vla_rl.envs.bench2drive.policy_host import PolicyHost, find_cameras
 from vla_rl.envs.driving.observing import ROUTE_POINTS
 from vla_rl.envs.driving.plan_actions import PlanAction
-from vla_rl.envs.driving.scores.abilities import AbilityTable, abilities_of
 from vla_rl.envs.driving.scores.bench2drive import (
+    AbilityTable,
     BenchmarkTable,
     RouteSet,
-    Smoothness,
-    smoothness_of,
-    table_of,
+    make_ability_table,
+    make_benchmark_table,
 )
+from vla_rl.envs.driving.scores.comfort import Smoothness, compute_smoothness
 from vla_rl.envs.driving.scores.leaderboard_files import (
     read_first_junctions,
     read_records,
     read_rides,
+    read_route_ids,
+    read_scenario_types,
     require_route_set,
-    route_ids,
-    scenario_types,
 )
 from vla_rl.errors import ConfigError
 from vla_rl.models.loading import CheckpointConfig, describe_policy
@@ -141,7 +141,7 @@ async def main(command: Command[Launch, EvalBench2DriveConfig]) -> int:
             if config.out is not None and not command.launch.dry_run:
                 await asyncio.to_thread(Path(config.out).write_bytes, encode_table(graded))
             return 0
-        cameras = cameras_of(config.cameras)
+        cameras = find_cameras(config.cameras)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     model = await asyncio.to_thread(
@@ -196,16 +196,16 @@ def grade_results(config: EvalBench2DriveConfig) -> Graded:
     """Grade the results. Raises: ValueError if a file is damaged or of another route set."""
     assert config.routes is not None
     routes = Path(config.routes)
-    ids = route_ids(routes)
+    ids = read_route_ids(routes)
     require_route_set(ids, config.route_set)
     records = read_records([Path(path) for path in config.results])
-    table = table_of(records, config.route_set, ids)
+    table = make_benchmark_table(records, config.route_set, ids)
     abilities = smoothness = None
     if config.first_junctions is not None:
         junctions = read_first_junctions(Path(config.first_junctions))
-        abilities = abilities_of(records, scenario_types(routes), junctions)
+        abilities = make_ability_table(records, read_scenario_types(routes), junctions)
     if config.rides is not None:
-        smoothness = smoothness_of(read_rides(records, Path(config.rides)))
+        smoothness = compute_smoothness(read_rides(records, Path(config.rides)))
     return Graded(table, abilities, smoothness)
 
 

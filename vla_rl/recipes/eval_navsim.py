@@ -25,11 +25,17 @@ from vla_rl.cli.dry_run import open_each
 from vla_rl.cli.launch import run_recipe
 from vla_rl.engines import EngineConfig
 from vla_rl.env_workers import SimulatorConfig, SimulatorPool
-from vla_rl.envs.driving.plan_actions import PlanAction, waypoints_of_plan
+from vla_rl.envs.driving.plan_actions import PlanAction, decode_plan
 from vla_rl.envs.driving.scores import Version
-from vla_rl.envs.driving.scores.navsim_table import NavsimTable, grade, table_of
-from vla_rl.envs.driving.scores.plans import read_plans
-from vla_rl.envs.driving.scores.recorded import read_recorded, read_two_stages, recorded_scenes
+from vla_rl.envs.driving.scores.navsim import (
+    NavsimTable,
+    grade,
+    list_recorded,
+    make_navsim_table,
+    read_recorded,
+    read_two_stages,
+)
+from vla_rl.envs.driving.scores.scene_files import read_plans
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import embodied_agent_within_range, run_each
 from vla_rl.models.loading import CheckpointConfig, describe_policy
@@ -99,7 +105,7 @@ async def main(command: Command[Launch, EvalNavsimConfig]) -> int:
     config = command.config
     config.require_source()
     try:
-        files = recorded_scenes(Path(config.scenes))
+        files = list_recorded(Path(config.scenes))
         if command.launch.dry_run:
             return await _rehearse(config, files)
         if config.plans is not None:
@@ -135,7 +141,7 @@ def graded_table(
         grade(read_recorded(file), plans[file.stem], config.version, config.human_filter)
         for file in track(files, "grading", transient=True)
     ]
-    return table_of(graded, config.version, read_two_stages(Path(config.scenes)))
+    return make_navsim_table(graded, config.version, read_two_stages(Path(config.scenes)))
 
 
 async def _make_plans(config: EvalNavsimConfig, files: list[Path]) -> "dict[str, Floats]":
@@ -151,7 +157,7 @@ async def _make_plans(config: EvalNavsimConfig, files: list[Path]) -> "dict[str,
         number = trajectory.episode.options["init_state_id"]
         actions = trajectory.steps[0].chunk.actions
         speed = float(trajectory.steps[0].observation["state"][0])
-        plans[files[number].stem] = waypoints_of_plan(actions[:8], config.action, speed, None)
+        plans[files[number].stem] = decode_plan(actions[:8], config.action, speed, None)
 
     async with (
         Runtime("eval_navsim") as runtime,

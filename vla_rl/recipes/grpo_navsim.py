@@ -12,7 +12,7 @@ from pathlib import Path
 from vla_rl.algorithms import AdvantageConfig
 from vla_rl.cli.command_line import TrainingLaunch
 from vla_rl.cli.launch import run_recipe
-from vla_rl.envs.driving.scores.recorded import recorded_scenes
+from vla_rl.envs.driving.scores.navsim import list_recorded
 from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.driving_training import BY_GROUP_MEAN, IMAGE_SIZE, SceneTrainingConfig, main
@@ -60,7 +60,7 @@ class GrpoNavsimConfig(SceneTrainingConfig, frozen=True, kw_only=True):
     def num_scenes(self, split: str) -> int:
         """Return the number of scenes of `train` or `held_out` that are used."""
         try:
-            found = len(recorded_scenes(self._folder_of(split)))
+            found = len(list_recorded(self._folder_of(split)))
         except ValueError as error:
             raise ConfigError(str(error)) from error
         wanted = self.held_out.scenes + self.held_out.num_choosing

@@ -20,9 +20,8 @@ import vla_rl.envs  # noqa: F401  # registers ours
 from vla_rl import engines, learner
 from vla_rl.cli.command_line import Command, Launch
 from vla_rl.cli.launch import run_recipe
-from vla_rl.envs.driving.moves import NUM_WAYPOINTS
 from vla_rl.envs.driving.observing import ROUTE_POINTS, ROUTE_STEP
-from vla_rl.envs.driving.plan_actions import PlanAction
+from vla_rl.envs.driving.plan_actions import NUM_WAYPOINTS, PlanAction
 from vla_rl.envs.driving.planner import (
     CAREFUL,
     FULL_SPEED,

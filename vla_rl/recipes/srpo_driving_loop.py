@@ -17,10 +17,9 @@ from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.cli.launch import run_recipe
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.driving.closed_loop import STEP_LIMITS
-from vla_rl.envs.driving.layouts import LAYOUTS
-from vla_rl.envs.driving.moves import NUM_WAYPOINTS
 from vla_rl.envs.driving.observing import ROUTE_POINTS
-from vla_rl.envs.driving.plan_actions import PlanAction
+from vla_rl.envs.driving.plan_actions import NUM_WAYPOINTS, PlanAction
+from vla_rl.envs.driving.roads import LAYOUTS
 from vla_rl.envs.driving.scores import Version
 from vla_rl.evaluation.conditions import POLICY_DIGEST
 from vla_rl.evaluation.contact_sheets import write_drive_sheet

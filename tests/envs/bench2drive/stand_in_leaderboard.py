@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.envs.driving.control import Car, Control, drive
+from vla_rl.envs.driving.scores.motion import Car, Control, drive_car
 
 EARTH, LAT, LON = 6378137.0, 49.0, 8.0
 HEADING = math.radians(30.0)
@@ -117,7 +117,7 @@ def main() -> None:
         agent.hero_actor = car
         size = given.size or cameras[0]["width"]
         control = agent.run_step(measured(car, size, [c["id"] for c in cameras]), tick / 20)
-        car = drive(car, Control(control.throttle, -control.steer, control.brake))
+        car = drive_car(car, Control(control.throttle, -control.steer, control.brake))
         tick += 1
     agent.destroy()
     done = min(100.0 * math.hypot(car.x, car.y) / GOAL, 100.0)

@@ -18,7 +18,7 @@ import pytest
 import vla_rl.envs  # noqa: F401  # registers ours
 from tests.envs.bench2drive.processes import CARLA_SIDE, SIZE, drive, route_server
 from vla_rl.envs.bench2drive.carla_side.vla_rl_wire import MAGIC, PREFIX, Wire, WireError, packed
-from vla_rl.envs.bench2drive.policy_host import PolicyHost, cameras_of
+from vla_rl.envs.bench2drive.policy_host import PolicyHost, find_cameras
 from vla_rl.envs.bench2drive.sensing import CAMERAS, RouteView
 from vla_rl.envs.driving.scores.leaderboard_files import read_records, read_rides
 from vla_rl.types import Observation
@@ -49,7 +49,7 @@ def host_of(seen: list[Observation], timeout_s: float = 60.0) -> PolicyHost:
         seen.append(observation)
         return AHEAD
 
-    cameras = cameras_of(("image", "image_front_left"))
+    cameras = find_cameras(("image", "image_front_left"))
     return PolicyHost(decide, ("127.0.0.1", 0), cameras, SIZE, timeout_s)
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.envs.bench2drive.processes import CARLA_SIDE, ENVIRONMENT, HERE
-from vla_rl.envs.driving.scores.abilities import FirstJunction
+from vla_rl.envs.driving.scores.bench2drive import FirstJunction
 from vla_rl.envs.driving.scores.leaderboard_files import read_first_junctions
 
 ROUTE = (

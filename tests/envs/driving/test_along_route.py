@@ -9,10 +9,15 @@ from gymnasium.utils.env_checker import check_env
 
 import vla_rl.envs  # noqa: F401  # registers ours
 from benchmarks.driving_blind import steady
-from vla_rl.envs.driving.along_route import plan_along_route, waypoints_along_route
-from vla_rl.envs.driving.plan_actions import plan_of_poses, waypoints_of_plan
-from vla_rl.envs.driving.planner import proposals
-from vla_rl.envs.driving.profiles import AHEAD, RADII
+from vla_rl.envs.driving.plan_actions import (
+    AHEAD_SCALE,
+    RADII,
+    decode_along_route,
+    decode_plan,
+    encode_along_route,
+    encode_plan,
+)
+from vla_rl.envs.driving.planner import propose
 from vla_rl.envs.driving.world import draw_world
 from vla_rl.errors import ConfigError
 from vla_rl.recipes.grpo_navsim import GrpoNavsimConfig
@@ -35,7 +40,7 @@ def plan(**rows: tuple[int, float]) -> np.ndarray:
 
 
 def test_zeros_keep_the_speed_in_the_middle_of_the_lane() -> None:
-    waypoints = waypoints_along_route(plan(), 8.0, STRAIGHT)
+    waypoints = decode_along_route(plan(), 8.0, STRAIGHT)
     np.testing.assert_allclose(waypoints[:, 0], 4.0 * np.arange(1, 9), atol=1e-9)
     np.testing.assert_allclose(waypoints[:, 1:], 0.0, atol=1e-9)
 
@@ -43,27 +48,27 @@ def test_zeros_keep_the_speed_in_the_middle_of_the_lane() -> None:
 def test_zeros_follow_a_bend() -> None:
     radius = 25.0
     turned = 4.0 * np.arange(1, 9) / radius
-    waypoints = waypoints_along_route(plan(), 8.0, arc(radius))
+    waypoints = decode_along_route(plan(), 8.0, arc(radius))
     np.testing.assert_allclose(waypoints[:, 0], radius * np.sin(turned), atol=0.1)
     np.testing.assert_allclose(waypoints[:, 1], radius * (1 - np.cos(turned)), atol=0.1)
     np.testing.assert_allclose(waypoints[:, 2], turned, atol=0.05)
 
 
 def test_the_first_number_is_a_steady_pull_or_brake() -> None:
-    pull = 0.25 * AHEAD[0] / 8**0.5  # m/s^2
+    pull = 0.25 * AHEAD_SCALE[0] / 8**0.5  # m/s^2
     time_s = 0.5 * np.arange(1, 9)
-    faster = waypoints_along_route(plan(ahead=(0, 0.25)), 6.0, STRAIGHT)[:, 0]
+    faster = decode_along_route(plan(ahead=(0, 0.25)), 6.0, STRAIGHT)[:, 0]
     np.testing.assert_allclose(faster, 6.0 * time_s + pull / 2 * time_s**2, atol=1e-9)
 
 
 def test_the_third_number_is_a_shift_at_its_distance_of_the_route() -> None:
-    waypoints = waypoints_along_route(plan(turn=(3, 0.5)), 2 * RADII[3], STRAIGHT)
+    waypoints = decode_along_route(plan(turn=(3, 0.5)), 2 * RADII[3], STRAIGHT)
     assert waypoints[0, 1] == pytest.approx(2.0 * 0.5)  # after 0.5 s it is RADII[3] away
 
 
 def test_the_second_number_is_a_shift_of_all_waypoints_and_its_sign_the_side() -> None:
-    left = waypoints_along_route(plan(left=(0, 0.5)), 8.0, STRAIGHT)[:, 1]
-    right = waypoints_along_route(plan(left=(0, -0.5)), 8.0, STRAIGHT)[:, 1]
+    left = decode_along_route(plan(left=(0, 0.5)), 8.0, STRAIGHT)[:, 1]
+    right = decode_along_route(plan(left=(0, -0.5)), 8.0, STRAIGHT)[:, 1]
     np.testing.assert_allclose(left, 4.0 * 0.5 / 8**0.5)
     np.testing.assert_allclose(right, -left)
 
@@ -71,7 +76,7 @@ def test_the_second_number_is_a_shift_of_all_waypoints_and_its_sign_the_side() -
 @pytest.mark.parametrize("points", [0, 1, 3])
 def test_beyond_the_end_of_the_route_the_path_is_straight(points: int) -> None:
     ended = STRAIGHT[np.minimum(np.arange(10), points - 1)] if points else np.zeros((10, 2))
-    waypoints = waypoints_along_route(plan(), 10.0, ended)
+    waypoints = decode_along_route(plan(), 10.0, ended)
     np.testing.assert_allclose(waypoints[:, 0], 5.0 * np.arange(1, 9), atol=1e-9)
     np.testing.assert_allclose(waypoints[:, 1:], 0.0, atol=1e-9)
 
@@ -82,17 +87,17 @@ def test_the_planners_proposals_come_back_as_plans_of_every_layout() -> None:
         env = gymnasium.make("vla_rl/driving-v0", split="held_out", image_size=32).unwrapped
         seen, _ = env.reset(options={"init_state_id": number})
         speed, route = float(seen["state"][0]), seen["route"]
-        for poses in proposals(world)[[6, 12, 13, 14]]:  # slow and fast, three places in the lane
+        for poses in propose(world)[[6, 12, 13, 14]]:  # slow and fast, three places in the lane
             cos, sin = np.cos(poses[0, 2]), np.sin(poses[0, 2])
             own = (poses[5::5, :2] - poses[0, :2]) @ np.array([[cos, -sin], [sin, cos]])
-            again = waypoints_along_route(plan_along_route(poses[::5], speed, route), speed, route)
+            again = decode_along_route(encode_along_route(poses[::5], speed, route), speed, route)
             assert np.hypot(*(again[:, :2] - own).T).max() < 0.5
 
 
 def test_a_plan_along_the_route_needs_a_route() -> None:
     for call in (
-        lambda: waypoints_of_plan(plan(), "along_route", 5.0, None),
-        lambda: plan_of_poses(np.zeros((9, 3)), np.zeros((2, 3)), "along_route", 5.0, None),
+        lambda: decode_plan(plan(), "along_route", 5.0, None),
+        lambda: encode_plan(np.zeros((9, 3)), np.zeros((2, 3)), "along_route", 5.0, None),
     ):
         with pytest.raises(ValueError, match="but the observation has no route"):
             call()
@@ -130,5 +135,5 @@ def test_gymnasium_accepts_environments_that_are_driven_along_the_route() -> Non
 
 def test_a_plan_that_sees_nothing_pulls_with_its_acceleration() -> None:
     time_s = 0.5 * np.arange(1, 9)
-    brakes = waypoints_along_route(steady(-1.0), 8.0, STRAIGHT)[:, 0]
+    brakes = decode_along_route(steady(-1.0), 8.0, STRAIGHT)[:, 0]
     np.testing.assert_allclose(brakes, 8.0 * time_s - time_s**2 / 2, atol=1e-9)

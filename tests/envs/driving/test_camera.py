@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from vla_rl.envs.driving.observing import FRONT
-from vla_rl.envs.driving.open_loop import OpenLoopDrivingEnv
+from vla_rl.envs.driving.one_decision import OpenLoopDrivingEnv
 
 
 def front_picture(size: int, scene: int, **options: tuple[float, float]) -> np.ndarray:

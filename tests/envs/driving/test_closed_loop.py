@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import vla_rl.envs  # noqa: F401  # registers ours
-from vla_rl.envs.driving.moves import actions_of_poses
+from vla_rl.envs.driving.plan_actions import encode_moves
 
 
 def make(env_id: str = "driving_waypoints-v0", **kwargs: Any) -> Any:
@@ -37,7 +37,7 @@ def along_the_route(observation: dict[str, Any], speed: float) -> np.ndarray:
     places = np.stack([np.interp(wanted, along, route[:, axis]) for axis in (0, 1)], -1)
     ways = np.diff(places, axis=0)
     headings = np.concatenate([[0.0], np.arctan2(ways[:, 1], ways[:, 0])])
-    return actions_of_poses(np.concatenate([places, headings[:, None]], -1))
+    return encode_moves(np.concatenate([places, headings[:, None]], -1))
 
 
 def test_following_the_route_by_waypoints_reaches_the_goal() -> None:

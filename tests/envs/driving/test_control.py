@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from vla_rl.envs.driving.control import CONTROL_S, Car, Control, WaypointFollower, drive
+from vla_rl.envs.driving.scores.motion import CONTROL_S, Car, Control, WaypointFollower, drive_car
 
 STILL = Car(x=0.0, y=0.0, heading=0.0, speed=0.0, accel=0.0, steer=0.0, yaw_rate=0.0)
 ROLLING = STILL._replace(speed=5.0)
@@ -12,7 +12,7 @@ ROLLING = STILL._replace(speed=5.0)
 
 def driven(car: Car, control: Control, seconds: float) -> Car:
     for _ in range(round(seconds / CONTROL_S)):
-        car = drive(car, control)
+        car = drive_car(car, control)
     return car
 
 
@@ -26,7 +26,7 @@ def test_throttle_makes_it_faster_along_its_heading() -> None:
 def test_brakes_stop_it_and_it_does_not_roll_backwards() -> None:
     car = driven(ROLLING, Control(0.0, 0.0, 1.0), 3.0)
     assert (car.speed, car.accel, car.yaw_rate) == (0.0, 0.0, 0.0)
-    assert drive(car, Control(0.0, 0.0, 1.0)).x == car.x
+    assert drive_car(car, Control(0.0, 0.0, 1.0)).x == car.x
 
 
 @pytest.mark.parametrize("side", [1.0, -1.0])
@@ -39,7 +39,7 @@ def test_the_wheel_turns_it_left_where_positive(side: float) -> None:
 def test_headings_stay_between_minus_and_plus_pi() -> None:
     car = ROLLING
     for _ in range(400):
-        car = drive(car, Control(0.3, 1.0, 0.0))
+        car = drive_car(car, Control(0.3, 1.0, 0.0))
         assert -math.pi <= car.heading < math.pi
 
 
@@ -58,7 +58,7 @@ def test_waypoints_are_followed_from_where_they_were_decided() -> None:
     waypoints = [[2.5 * number, 0.01 * (2.5 * number) ** 2, 0.0] for number in range(1, 9)]
     follower, car = WaypointFollower(waypoints, begin), begin
     for _ in range(round(3.0 / CONTROL_S)):
-        car = drive(car, follower.control(car))
+        car = drive_car(car, follower.control(car))
     dx, dy = car.x - begin.x, car.y - begin.y
     ahead = math.cos(1.0) * dx + math.sin(1.0) * dy
     left = math.cos(1.0) * dy - math.sin(1.0) * dx

@@ -6,17 +6,17 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import vla_rl.envs  # noqa: F401  # registers ours
-from vla_rl.envs.driving.planner import best_proposal, path_of
-from vla_rl.envs.driving.profiles import (
-    AHEAD,
+from vla_rl.envs.driving.plan_actions import (
+    AHEAD_SCALE,
     COSINES,
     RADII,
-    TURN,
-    profiles_of_poses,
-    waypoints_of_profiles,
+    TURN_SCALE,
+    decode_profiles,
+    encode_profiles,
 )
+from vla_rl.envs.driving.planner import best_proposal, extend_path
 from vla_rl.envs.driving.scores import score_poses, score_waypoints
-from vla_rl.envs.driving.scores.vehicle import VX
+from vla_rl.envs.driving.scores.scene import VX
 from vla_rl.envs.driving.world import draw_world
 
 
@@ -33,25 +33,27 @@ def test_the_cosines_are_orthonormal_and_the_first_is_constant() -> None:
 
 
 def test_a_plan_of_zeros_keeps_the_speed_straight_on() -> None:
-    waypoints = waypoints_of_profiles(plan(), speed=6.0)
+    waypoints = decode_profiles(plan(), speed=6.0)
     assert np.allclose(waypoints[:, 0], 3.0 * np.arange(1, 9))
     assert np.allclose(waypoints[:, 1:], 0.0)
 
 
 def test_the_first_number_is_a_steady_pull_or_brake() -> None:
-    pull = 0.25 * AHEAD[0] / 8**0.5  # m/s^2
+    pull = 0.25 * AHEAD_SCALE[0] / 8**0.5  # m/s^2
     time_s = 0.5 * np.arange(1, 9)
-    faster = waypoints_of_profiles(plan(ahead=0.25), speed=6.0)[:, 0]
+    faster = decode_profiles(plan(ahead=0.25), speed=6.0)[:, 0]
     assert np.allclose(faster, 6.0 * time_s + pull / 2 * time_s**2)
-    stops = waypoints_of_profiles(plan(ahead=-1.0), speed=6.0)[:, 0]
-    assert np.isclose(stops[-1], 6.0**2 / (2 * AHEAD[0] / 8**0.5), atol=0.3)
+    stops = decode_profiles(plan(ahead=-1.0), speed=6.0)[:, 0]
+    assert np.isclose(stops[-1], 6.0**2 / (2 * AHEAD_SCALE[0] / 8**0.5), atol=0.3)
 
 
 def test_a_turn_is_the_bearing_of_the_path_at_its_radius() -> None:
     rows = plan()
     radius = 30.0
-    rows[:, 2] = (np.arcsin(RADII / (2 * radius)) / TURN) ** (1 / 1.5)  # an arc from the car on
-    waypoints = waypoints_of_profiles(rows, speed=8.0)
+    rows[:, 2] = (np.arcsin(RADII / (2 * radius)) / TURN_SCALE) ** (
+        1 / 1.5
+    )  # an arc from the car on
+    waypoints = decode_profiles(rows, speed=8.0)
     turned = 4.0 * np.arange(1, 9) / radius
     assert np.allclose(waypoints[:, 2], turned, atol=0.02)
     assert np.allclose(waypoints[:, 0], radius * np.sin(turned), atol=0.1)
@@ -61,34 +63,34 @@ def test_a_turn_is_the_bearing_of_the_path_at_its_radius() -> None:
 def test_faster_is_farther_along_the_same_path() -> None:
     rows = np.random.default_rng(0).uniform(-0.5, 0.5, (8, 3))
     rows[:, :2] = 0.0
-    slow, fast = waypoints_of_profiles(rows, 3.0), waypoints_of_profiles(rows, 6.0)
+    slow, fast = decode_profiles(rows, 3.0), decode_profiles(rows, 6.0)
     # twice as fast: the place after k spans is the slow one's after 2 k
     assert np.allclose(fast[:4], slow[1::2])
 
 
 def test_the_mirrored_plan_is_the_mirrored_motion() -> None:
     rows = np.random.default_rng(1).uniform(-0.5, 0.5, (8, 3))
-    mirrored = waypoints_of_profiles(rows * [1.0, -1.0, -1.0], 5.0)
-    assert np.allclose(mirrored, waypoints_of_profiles(rows, 5.0) * [1.0, -1.0, -1.0])
+    mirrored = decode_profiles(rows * [1.0, -1.0, -1.0], 5.0)
+    assert np.allclose(mirrored, decode_profiles(rows, 5.0) * [1.0, -1.0, -1.0])
 
 
 def test_a_plan_never_reverses() -> None:
     for seed in range(20):
         rows = np.random.default_rng(seed).uniform(-1.0, 1.0, (8, 3))
         rows[:, 1:] = 0.0
-        assert (np.diff(waypoints_of_profiles(rows, 2.0)[:, 0], prepend=0.0) >= 0.0).all()
+        assert (np.diff(decode_profiles(rows, 2.0)[:, 0], prepend=0.0) >= 0.0).all()
 
 
 def test_the_path_of_a_plan_is_known_beyond_its_end() -> None:
     radius = 40.0
     angles = np.arange(0.0, 60.0) / radius
     path = np.stack([radius * np.sin(angles), radius * (1 - np.cos(angles)), angles], -1)
-    waits = profiles_of_poses(np.zeros((9, 3)), path, 0.0)
-    drives = profiles_of_poses(path[:45:5], path, 10.0)
+    waits = encode_profiles(np.zeros((9, 3)), path, 0.0)
+    drives = encode_profiles(path[:45:5], path, 10.0)
     assert np.allclose(waits[:, 2], drives[:, 2])
     near = RADII < 50.0  # the path ends 52 m away
     assert np.allclose(
-        TURN[near] * drives[near, 2] ** 1.5, np.arcsin(RADII[near] / (2 * radius)), atol=0.01
+        TURN_SCALE[near] * drives[near, 2] ** 1.5, np.arcsin(RADII[near] / (2 * radius)), atol=0.01
     )
     assert np.allclose([waits[:, 0], drives[:, 0]], 0.0, atol=0.01)  # neither changes its speed
 
@@ -99,10 +101,10 @@ def test_the_planners_trajectories_score_as_profiles_what_they_score_as_poses() 
         world = draw_world(number, "held_out")
         reference, _ = best_proposal(world, "epdms_v2")
         scene = world.scene(reference)
-        path, speed = path_of(reference, world.roads.route), float(world.start[VX])
-        rows = profiles_of_poses(reference[::5], path, speed)
+        path, speed = extend_path(reference, world.roads.route), float(world.start[VX])
+        rows = encode_profiles(reference[::5], path, speed)
         assert np.abs(rows).max() <= 1.0
-        waypoints = waypoints_of_profiles(rows, speed)
+        waypoints = decode_profiles(rows, speed)
         given.append(score_poses(scene, reference[None], "epdms_v2").total[0])
         planned.append(score_waypoints(scene, waypoints[None], "epdms_v2").total[0])
     assert np.mean(planned) > np.mean(given) - 0.02

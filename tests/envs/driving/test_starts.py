@@ -5,17 +5,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_rl.envs.driving.starts import scene_number
-from vla_rl.envs.driving.world import NUM_SCENES
+from vla_rl.envs.driving.world import NUM_SCENES, choose_scene
 
 
 def test_the_options_name_the_scene_or_it_is_drawn() -> None:
-    assert scene_number({"init_state_id": NUM_SCENES - 1}, np.random.default_rng(0)) == (
+    assert choose_scene({"init_state_id": NUM_SCENES - 1}, np.random.default_rng(0)) == (
         NUM_SCENES - 1
     )
-    first, second = (scene_number(None, np.random.default_rng(seed)) for seed in (0, 1))
+    first, second = (choose_scene(None, np.random.default_rng(seed)) for seed in (0, 1))
     assert first != second
-    assert first == scene_number({}, np.random.default_rng(0))
+    assert first == choose_scene({}, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(
@@ -28,4 +27,4 @@ def test_the_options_name_the_scene_or_it_is_drawn() -> None:
 )
 def test_another_number_or_option_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        scene_number(options, np.random.default_rng(0))
+        choose_scene(options, np.random.default_rng(0))

@@ -7,16 +7,15 @@ import numpy as np
 import pytest
 
 import vla_rl.envs  # noqa: F401  # registers ours
-from vla_rl.envs.driving.camera import CAMERAS
-from vla_rl.envs.driving.control import Car, bicycle
-from vla_rl.envs.driving.layouts import LAYOUTS
-from vla_rl.envs.driving.moves import actions_of_poses, waypoints_of_actions
+from vla_rl.envs.driving.observing import CAMERAS
+from vla_rl.envs.driving.plan_actions import decode_moves, encode_moves
+from vla_rl.envs.driving.roads import LAYOUTS
 from vla_rl.envs.driving.scores.geometry import Polygons
-from vla_rl.envs.driving.scores.motion import bicycle_step
-from vla_rl.envs.driving.scores.vehicle import AX, HEADING, STEER, VX, YAW_RATE, X, Y
+from vla_rl.envs.driving.scores.motion import Car, bicycle_step, step_bicycle
+from vla_rl.envs.driving.scores.scene import AX, HEADING, STEER, VX, YAW_RATE, X, Y
 from vla_rl.envs.driving.world import draw_world
 
-STANDING = actions_of_poses(np.zeros((9, 3)))
+STANDING = encode_moves(np.zeros((9, 3)))
 
 
 def make(env_id: str, **kwargs: Any) -> Any:
@@ -96,8 +95,8 @@ def test_the_last_observation_is_at_the_end_of_the_graded_motion() -> None:
 
 def test_moves_and_waypoints_are_inverse() -> None:
     actions = np.random.default_rng(0).uniform(-0.5, 0.5, (8, 3))
-    poses = np.concatenate([np.zeros((1, 3)), waypoints_of_actions(actions)])
-    np.testing.assert_allclose(actions_of_poses(poses), actions, atol=1e-6)
+    poses = np.concatenate([np.zeros((1, 3)), decode_moves(actions)])
+    np.testing.assert_allclose(encode_moves(poses), actions, atol=1e-6)
 
 
 def test_surround_cameras_are_named_as_navsims() -> None:
@@ -117,7 +116,7 @@ def test_the_scalar_bicycle_equals_the_batched_one() -> None:
     state[0, [X, Y, HEADING, VX, AX, STEER, YAW_RATE]] = car
     for _ in range(40):
         accel, rate = rng.uniform(-3, 3), rng.uniform(-2, 2)
-        car = bicycle(car, accel, rate, 0.1)
+        car = step_bicycle(car, accel, rate, 0.1)
         state = bicycle_step(state, np.array([accel]), np.array([rate]))
     columns = state[0, [X, Y, HEADING, VX, AX, STEER, YAW_RATE]]
     np.testing.assert_allclose(columns, car, rtol=0, atol=1e-9)

@@ -12,7 +12,7 @@ import vla_rl.envs  # noqa: F401  # registers ours
 from tests.envs.driving.scores.drawn_scenes import draw_scene
 from tests.envs.navsim.exported import EXPORTER, export
 from vla_rl.envs.driving.scores import score_waypoints
-from vla_rl.envs.driving.scores.recorded import read_recorded, recorded_scenes
+from vla_rl.envs.driving.scores.navsim import list_recorded, read_recorded
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_the_exporter_needs_no_more_than_python_3_9_and_nothing_of_ours() -> Non
 
 
 def test_an_exported_scene_scores_as_the_one_in_the_metric_cache(scenes: Path) -> None:
-    for number, path in enumerate(recorded_scenes(scenes)):
+    for number, path in enumerate(list_recorded(scenes)):
         expected, waypoints = draw_scene(number)
         recorded = read_recorded(path)
         assert recorded.is_synthetic == (recorded.token == "c")

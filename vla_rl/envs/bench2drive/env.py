@@ -1,6 +1,11 @@
-"""Bench2Drive's routes as episodes, served from the machines with CARLA."""
+"""Bench2Drive's routes as episodes, served from the machines with CARLA.
+
+A `ServedRoute` is one route that `vla_rl_route_server.py` runs: decisions go in, observations and the
+record come out.
+"""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -8,22 +13,106 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_rl.env_workers.config import PROCESS_INDEX_VARIABLE
-from vla_rl.envs.bench2drive.carla_side.vla_rl_wire import WireError
-from vla_rl.envs.bench2drive.route_client import ServedRoute
-from vla_rl.envs.bench2drive.sensing import CAMERAS, FRONT, key_of
-from vla_rl.envs.driving.moves import NUM_WAYPOINTS
+from vla_rl.envs.bench2drive.carla_side.vla_rl_wire import (
+    VERSION,
+    Wire,
+    WireError,
+    connect,
+    require_version,
+)
+from vla_rl.envs.bench2drive.sensing import (
+    CAMERAS,
+    FRONT,
+    RouteView,
+    get_camera_key,
+    make_control_message,
+)
+from vla_rl.envs.driving.closed_loop import DECISION_STEPS
 from vla_rl.envs.driving.observing import (
     INSTRUCTION_LETTERS,
     ROUTE_POINTS,
     STATE_SIZE,
-    checked_route_points,
+    check_route_points,
 )
-from vla_rl.envs.driving.plan_actions import PlanAction, checked_action, waypoints_of_plan
+from vla_rl.envs.driving.plan_actions import NUM_WAYPOINTS, PlanAction, check_action, decode_plan
 from vla_rl.envs.driving.roads import COMMANDS
 from vla_rl.envs.driving.scores.bench2drive import RouteRecord
-from vla_rl.envs.driving.starts import scene_number
+from vla_rl.envs.driving.scores.leaderboard_files import parse_record
+from vla_rl.envs.driving.scores.motion import Control, WaypointFollower
+from vla_rl.envs.driving.world import choose_scene
 from vla_rl.envs.gymnasium_adapters import Words
 from vla_rl.types import Info, Observation
+
+
+class ServedRoute:
+    """One route at a time on one route server.
+
+    Args:
+        server: address of the server, host:port.
+        cameras: the front one first.
+        image_size: side of the pictures in pixels.
+        timeout_s: longest wait for one message.
+        start_s: longest wait for a route to start, CARLA included.
+        route_points: points of the route that the state has too.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        cameras: Sequence[str],
+        image_size: int,
+        timeout_s: float,
+        start_s: float,
+        route_points: int,
+    ) -> None:
+        host, _, port = server.rpartition(":")
+        if not host or not port.isdigit():
+            raise ValueError(f"the server is {server!r}, expected host:port.")
+        self._cameras, self._size, self._start_s = list(cameras), image_size, start_s
+        self._wire: Wire = connect(host, int(port), f"the route server at {server}", timeout_s)
+        self._timeout_s, self._route_points = timeout_s, route_points
+        try:
+            self._wire.send({"kind": "hello", "version": VERSION})
+            welcome, _ = self._wire.expect("welcome")
+            require_version(welcome, self._wire.peer)
+        except WireError:
+            self._wire.close()
+            raise
+
+    def start(self, route: str) -> Observation:
+        """Start a route and return its first observation. Raises: WireError; ValueError."""
+        wish = {"kind": "drive", "route": route, "cameras": self._cameras, "size": self._size}
+        self._wire.send(wish)
+        self._wire.timeout_s = self._start_s
+        hello, _ = self._wire.expect("hello")
+        self._wire.timeout_s = self._timeout_s
+        require_version(hello, "the agent on the route server")
+        self._view = RouteView(hello["plan"], self._cameras, self._size, self._route_points)
+        self._wire.send({"kind": "welcome", "version": VERSION})
+        tick, body = self._wire.expect("tick")
+        self._view.note(tick, None)
+        return self._view.observe(tick, body)
+
+    def drive(self, waypoints: list[list[float]]) -> Observation | RouteRecord:
+        """Follow waypoints for 0.5 s; return what is seen then, or the record if the route ended.
+
+        Raises: WireError; ValueError.
+        """
+        follower = WaypointFollower(waypoints, self._view.car)
+        for step in range(DECISION_STEPS):
+            look = step == DECISION_STEPS - 1
+            control: Control = follower.control(self._view.car)
+            self._wire.send(make_control_message(control, look))
+            message, body = self._wire.expect("tick", "record")
+            if message["kind"] == "record":
+                record: dict[str, Any] = message["record"]
+                return parse_record(record)
+            self._view.note(message, control)
+        return self._view.observe(message, body)
+
+    def close(self) -> None:
+        """Leave the server, which ends a running route."""
+        self._wire.close()
 
 
 class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
@@ -82,10 +171,10 @@ class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
         self._server, self._routes = servers[index], tuple(routes)
         self._cameras = (FRONT, *(name for name in cameras if name != FRONT))
         self._size, self._step_limit = image_size, step_limit
-        self._action = checked_action(action)
+        self._action = check_action(action)
         self._timeouts = (timeout_s, start_s)
-        self._route_points = checked_route_points(route_points)
-        self.observation_space = _space_of(self._cameras, image_size, route_points)
+        self._route_points = check_route_points(route_points)
+        self.observation_space = _make_observation_space(self._cameras, image_size, route_points)
         self.action_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
         self._route: ServedRoute | None = None
         self._rows: list[np.ndarray] = []
@@ -95,7 +184,7 @@ class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
     ) -> tuple[Observation, Info]:
         """Start a route; a running one ends. Raises: WireError; ValueError."""
         super().reset(seed=seed)
-        number = scene_number(options, self.np_random, len(self._routes))
+        number = choose_scene(options, self.np_random, len(self._routes))
         self.close()
         route = ServedRoute(
             self._server, self._cameras, self._size, *self._timeouts, self._route_points
@@ -123,12 +212,12 @@ class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
         reward, terminated = 0.0, False
         if len(self._rows) == NUM_WAYPOINTS:
             rows, speed = np.array(self._rows), float(self._seen["state"][0])
-            waypoints = waypoints_of_plan(rows, self._action, speed, self._seen["route"])
+            waypoints = decode_plan(rows, self._action, speed, self._seen["route"])
             outcome = self._route.drive(waypoints.tolist())
             self._rows = []
             if isinstance(outcome, RouteRecord):
                 terminated, reward = True, outcome.driving_score / 100.0
-                info = {"is_success": outcome.is_success, "score": _score_of(outcome)}
+                info = {"is_success": outcome.is_success, "score": _make_score(outcome)}
             else:
                 self._seen = outcome
         truncated = not terminated and self._num_steps >= self._step_limit
@@ -149,15 +238,15 @@ class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
         }
 
 
-def _score_of(record: RouteRecord) -> dict[str, float]:
+def _make_score(record: RouteRecord) -> dict[str, float]:
     score = {"driving_score": record.driving_score, "completion": record.completion}
     counts = {kind: float(count) for kind, count in record.infractions.items() if count}
     return {"total": record.driving_score / 100.0, **score, **counts}
 
 
-def _space_of(cameras: tuple[str, ...], size: int, route_points: int) -> spaces.Dict:
+def _make_observation_space(cameras: tuple[str, ...], size: int, route_points: int) -> spaces.Dict:
     parts: dict[str, spaces.Space[Any]] = {
-        key_of(name): spaces.Box(0, 255, (size, size, 3), np.uint8) for name in cameras
+        get_camera_key(name): spaces.Box(0, 255, (size, size, 3), np.uint8) for name in cameras
     }
     parts["state"] = spaces.Box(-1e5, 1e5, (STATE_SIZE + 2 * route_points,), np.float32)
     parts["command"] = spaces.Box(0.0, 1.0, (len(COMMANDS),), np.float32)

@@ -16,11 +16,10 @@ from vla_rl.envs.bench2drive.carla_side.vla_rl_wire import (
     require_version,
     sizes_of,
 )
-from vla_rl.envs.bench2drive.sensing import CAMERAS, RouteView, control_message, key_of
+from vla_rl.envs.bench2drive.sensing import CAMERAS, RouteView, get_camera_key, make_control_message
 from vla_rl.envs.driving.closed_loop import DECISION_STEPS
-from vla_rl.envs.driving.control import Control, WaypointFollower
-from vla_rl.envs.driving.moves import NUM_WAYPOINTS
-from vla_rl.envs.driving.plan_actions import PlanAction, waypoints_of_plan
+from vla_rl.envs.driving.plan_actions import NUM_WAYPOINTS, PlanAction, decode_plan
+from vla_rl.envs.driving.scores.motion import Control, WaypointFollower
 from vla_rl.types import Observation
 
 logger = logging.getLogger(__name__)
@@ -120,11 +119,11 @@ class PolicyHost:
         while True:
             seen = view.observe(message, body)
             rows = np.asarray(await self._decide(seen))[:NUM_WAYPOINTS]
-            waypoints = waypoints_of_plan(rows, self._action, view.car.speed, seen["route"])
+            waypoints = decode_plan(rows, self._action, view.car.speed, seen["route"])
             follower = WaypointFollower(waypoints.tolist(), view.car)
             for step in range(DECISION_STEPS):
                 control: Control = follower.control(view.car)
-                await agent.send(control_message(control, look=step == DECISION_STEPS - 1))
+                await agent.send(make_control_message(control, look=step == DECISION_STEPS - 1))
                 message, body = await agent.expect("tick", "end")
                 if message["kind"] == "end":
                     return
@@ -177,12 +176,12 @@ class _Agent:
             logger.debug("an agent left before it was told why")
 
 
-def cameras_of(keys: tuple[str, ...]) -> tuple[str, ...]:
+def find_cameras(keys: tuple[str, ...]) -> tuple[str, ...]:
     """Return the cameras behind a policy's keys, such as image and image_front_left.
 
     Raises: ValueError for a key of no camera.
     """
-    by_key = {key_of(name): name for name in CAMERAS}
+    by_key = {get_camera_key(name): name for name in CAMERAS}
     unknown = sorted(set(keys) - set(by_key))
     if unknown or not keys or keys[0] != "image":
         raise ValueError(f"cameras are {list(keys)}, expected image and any of {list(by_key)}.")

@@ -11,15 +11,10 @@ from typing import Any, Final
 import cv2
 import numpy as np
 
-from vla_rl.envs.driving.control import WHEEL, Car, Control
-from vla_rl.envs.driving.observing import (
-    INSTRUCTIONS,
-    ROUTE_POINTS,
-    ROUTE_STEP,
-    state_with_route,
-)
+from vla_rl.envs.driving.observing import INSTRUCTIONS, ROUTE_POINTS, ROUTE_STEP, append_route
 from vla_rl.envs.driving.roads import COMMANDS
 from vla_rl.envs.driving.scores.geometry import Floats
+from vla_rl.envs.driving.scores.motion import WHEEL, Car, Control
 from vla_rl.types import Observation
 
 FRONT: Final = "front"
@@ -28,7 +23,7 @@ CAMERAS: Final = ("front", "front_left", "front_right", "back", "back_left", "ba
 
 EARTH_RADIUS: Final = 6378137.0
 
-COMMAND_OF_OPTION: Final = {
+COMMANDS_BY_OPTION: Final = {
     1: "left",
     2: "right",
     3: "straight",
@@ -43,7 +38,7 @@ _SEARCH: Final = (10, 60)
 a route that crosses itself is followed in its order."""
 
 
-def key_of(camera: str) -> str:
+def get_camera_key(camera: str) -> str:
     """Return the observation's key of a camera: `image` for the front one."""
     return "image" if camera == FRONT else f"image_{camera}"
 
@@ -120,14 +115,14 @@ class RouteView:
                     f"{self._size} x {self._size}; set the agent's size to {self._size}."
                 )
             bgra = np.frombuffer(body[start:end], np.uint8).reshape(height, width, 4)
-            observation[key_of(name)] = cv2.cvtColor(bgra, cv2.COLOR_BGRA2RGB)
+            observation[get_camera_key(name)] = cv2.cvtColor(bgra, cv2.COLOR_BGRA2RGB)
             start = end
         car, command = self.car, self._command()
         one_hot = np.array([name == command for name in COMMANDS], np.float32)
         sideways = car.speed * car.yaw_rate
         ego = [car.speed, 0.0, car.accel, sideways, car.yaw_rate, car.steer]
         state, route = np.concatenate([ego, one_hot]), self._route()
-        observation["state"] = state_with_route(state, route, self._route_points)
+        observation["state"] = append_route(state, route, self._route_points)
         observation["command"] = one_hot
         observation["route"] = route
         observation["instruction"] = INSTRUCTIONS[command]
@@ -135,7 +130,7 @@ class RouteView:
 
     def _command(self) -> str:
         ahead = int(np.searchsorted(self._marks, self._place, side="right"))
-        return COMMAND_OF_OPTION.get(self._options[min(ahead, len(self._options) - 1)], "unknown")
+        return COMMANDS_BY_OPTION.get(self._options[min(ahead, len(self._options) - 1)], "unknown")
 
     def _route(self) -> np.ndarray:
         places = self._place + ROUTE_STEP * np.arange(1, ROUTE_POINTS + 1)
@@ -155,7 +150,7 @@ class RouteView:
         )
 
 
-def control_message(control: Control, look: bool) -> dict[str, Any]:
+def make_control_message(control: Control, look: bool) -> dict[str, Any]:
     """Return the message that carries a control; CARLA's wheel is positive to the right."""
     return {
         "kind": "control",

@@ -1,20 +1,19 @@
-"""Drives from above, for people: the pictures of one episode from its actions."""
+"""Drives from above, for people: the images of one episode from its actions."""
 
 from typing import Any, Final
 
 import numpy as np
 
 from vla_rl.envs.driving.closed_loop import ClosedLoopDrivingEnv
-from vla_rl.envs.driving.control import Car
-from vla_rl.envs.driving.moves import NUM_WAYPOINTS
 from vla_rl.envs.driving.observing import FRONT, Observer
-from vla_rl.envs.driving.plan_actions import waypoints_of_plan
+from vla_rl.envs.driving.plan_actions import NUM_WAYPOINTS, decode_plan
 from vla_rl.envs.driving.planner import best_proposal
 from vla_rl.envs.driving.scores import score_waypoints
-from vla_rl.envs.driving.scores.vehicle import AX, HEADING, STEER, VX, YAW_RATE, X, Y
+from vla_rl.envs.driving.scores.motion import Car
+from vla_rl.envs.driving.scores.scene import AX, HEADING, STEER, VX, YAW_RATE, X, Y
 from vla_rl.envs.driving.world import draw_world
 
-NUM_PICTURES: Final = 5
+NUM_IMAGES: Final = 5
 """Pictures of one drive, from its first moment to its last."""
 
 _EGO: Final = (X, Y, HEADING, VX, AX, STEER, YAW_RATE)
@@ -25,7 +24,7 @@ def kind_of(kwargs: dict[str, Any], number: int) -> str:
     return str(kwargs.get("kind") or draw_world(number, kwargs["split"]).kind)
 
 
-def pictures_of_plan(kwargs: dict[str, Any], number: int, rows: np.ndarray) -> list[np.ndarray]:
+def draw_plan(kwargs: dict[str, Any], number: int, rows: np.ndarray) -> list[np.ndarray]:
     """Return the motion that a plan is graded by, 0 to 4 s, among the recorded others.
 
     Args:
@@ -37,18 +36,18 @@ def pictures_of_plan(kwargs: dict[str, Any], number: int, rows: np.ndarray) -> l
     action, speed = kwargs.get("action", "moves"), float(world.start[VX])
     observer = Observer(world, (FRONT,), 32, (0.0, 1.0))
     route = observer.route(Car(*(float(world.start[column]) for column in _EGO)))
-    waypoints = waypoints_of_plan(rows[:NUM_WAYPOINTS], action, speed, route)
+    waypoints = decode_plan(rows[:NUM_WAYPOINTS], action, speed, route)
     reference, _ = best_proposal(world, version)
     (states,) = score_waypoints(world.scene(reference), waypoints[None], version).states
     pictures = []
-    for step in np.linspace(0, len(states) - 1, NUM_PICTURES).round().astype(int):
+    for step in np.linspace(0, len(states) - 1, NUM_IMAGES).round().astype(int):
         car = Car(*(float(states[step, column]) for column in _EGO))
         others = world.tracks.poses[:, step]
         pictures.append(observer.from_above(car, others, states[::5, :2]))
     return pictures
 
 
-def pictures_of_drive(kwargs: dict[str, Any], number: int, rows: np.ndarray) -> list[np.ndarray]:
+def draw_drive(kwargs: dict[str, Any], number: int, rows: np.ndarray) -> list[np.ndarray]:
     """Return moments of a closed-loop drive, which is driven once more with the same actions.
 
     Args:
@@ -58,7 +57,7 @@ def pictures_of_drive(kwargs: dict[str, Any], number: int, rows: np.ndarray) -> 
     env = ClosedLoopDrivingEnv(**{**kwargs, "image_size": 32, "render_mode": "rgb_array"})
     env.render_every_step = False
     env.reset(options={"init_state_id": number})
-    moments = set(np.linspace(0, len(rows) - 1, NUM_PICTURES).round().astype(int).tolist())
+    moments = set(np.linspace(0, len(rows) - 1, NUM_IMAGES).round().astype(int).tolist())
     pictures = []
     for step, row in enumerate(rows):
         if step in moments:

@@ -7,27 +7,24 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from vla_rl.envs.driving.control import CONTROL_S, Car, Control, WaypointFollower, drive
-from vla_rl.envs.driving.moves import NUM_WAYPOINTS
 from vla_rl.envs.driving.observing import (
     FRONT,
     Observer,
-    centre_of,
-    checked_cameras,
-    checked_crop,
-    checked_route_points,
-    space_of,
+    check_cameras,
+    check_crop,
+    check_route_points,
+    get_box_centre,
+    make_observation_space,
 )
-from vla_rl.envs.driving.paths import Floats
-from vla_rl.envs.driving.plan_actions import PlanAction, waypoints_of_plan
+from vla_rl.envs.driving.plan_actions import NUM_WAYPOINTS, PlanAction, decode_plan
 from vla_rl.envs.driving.planner import best_proposal
+from vla_rl.envs.driving.roads import Floats
 from vla_rl.envs.driving.scores import Version, score_waypoints
 from vla_rl.envs.driving.scores.bench2drive import RouteRecord
-from vla_rl.envs.driving.scores.geometry import boxes_meet, directions, project_to_polyline
-from vla_rl.envs.driving.scores.vehicle import AX, HEADING, PACIFICA, STEER, VX, YAW_RATE, X, Y
-from vla_rl.envs.driving.starts import scene_number
-from vla_rl.envs.driving.traffic import CONE, WALKER
-from vla_rl.envs.driving.world import Split, draw_world
+from vla_rl.envs.driving.scores.geometry import boxes_overlap, directions, project_to_polyline
+from vla_rl.envs.driving.scores.motion import CONTROL_S, Car, Control, WaypointFollower, drive_car
+from vla_rl.envs.driving.scores.scene import AX, HEADING, PACIFICA, STEER, VX, YAW_RATE, X, Y
+from vla_rl.envs.driving.world import CONE, WALKER, Split, choose_scene, draw_world
 from vla_rl.types import Info, Observation
 
 DECISION_STEPS: Final = 10
@@ -114,10 +111,10 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         is_plan = action in ("profiles", "along_route")
         self._plan: PlanAction = cast(PlanAction, action) if is_plan else "moves"
         self._split, self._kind, self._size = split, kind, image_size
-        self._cameras, self._crop = checked_cameras(tuple(cameras)), checked_crop(crop)
-        self._route_points = checked_route_points(route_points)
+        self._cameras, self._crop = check_cameras(tuple(cameras)), check_crop(crop)
+        self._route_points = check_route_points(route_points)
         self._step_limit = step_limit or STEP_LIMITS[action]
-        self.observation_space = space_of(self._cameras, image_size, route_points)
+        self.observation_space = make_observation_space(self._cameras, image_size, route_points)
         shape = (NUM_WAYPOINTS, 3) if action == "waypoints" else (3,)
         self.action_space = spaces.Box(-1.0, 1.0, shape, np.float32)
         self._is_over = True
@@ -128,7 +125,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
     ) -> tuple[Observation, Info]:
         """Start a scene, drawn from `seed` or named by `options={"init_state_id": k}`."""
         super().reset(seed=seed)
-        self._build(scene_number(options, self.np_random))
+        self._build(choose_scene(options, self.np_random))
         return self._look(), {"is_success": False}
 
     def _build(self, number: int) -> None:
@@ -244,12 +241,12 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
 
     @property
     def _centre(self) -> Floats:
-        return centre_of(self._car)
+        return get_box_centre(self._car)
 
     def _follow(self, actions: Floats) -> None:
         """Follow a trajectory for 0.5 s."""
         route = self._observer.route(self._car)
-        waypoints = waypoints_of_plan(actions, self._plan, self._car.speed, route)
+        waypoints = decode_plan(actions, self._plan, self._car.speed, route)
         if self._ticks == 0 and self._first_plan is not None:
             self._plan_score = self._graded(waypoints, self._first_plan)
         follower = WaypointFollower(waypoints.tolist(), self._car)
@@ -266,7 +263,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
     def _tick(self, control: Control) -> None:
         """Advance by 0.05 s; the others every second time."""
         was_before = self._before_line()
-        self._car = drive(self._car, control)
+        self._car = drive_car(self._car, control)
         self._ticks += 1
         if was_before and not self._before_line() and self._is_red():
             self._note("red_light")
@@ -287,7 +284,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
     def _note_collisions(self, centre: Floats, near: np.ndarray) -> None:
         repeated = np.repeat(centre[None], len(near), 0)
         others = self._poses[near]
-        meet = boxes_meet(
+        meet = boxes_overlap(
             repeated[:, :2],
             directions(repeated[:, 2]),
             _HALVES,

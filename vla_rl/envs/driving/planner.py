@@ -8,19 +8,18 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from vla_rl.envs.driving.paths import Floats, curvatures, ways
+from vla_rl.envs.driving.roads import Floats, compute_curvatures, tangents
 from vla_rl.envs.driving.scores import Scene, Version, score_poses
 from vla_rl.envs.driving.scores.geometry import project_to_polyline
-from vla_rl.envs.driving.scores.vehicle import HEADING, INTERVAL_S, NUM_STEPS, PACIFICA, VX
-from vla_rl.envs.driving.traffic import CORNER_ACCEL
-from vla_rl.envs.driving.world import World
+from vla_rl.envs.driving.scores.scene import HEADING, INTERVAL_S, NUM_STEPS, PACIFICA, VX
+from vla_rl.envs.driving.world import CORNER_ACCEL, World
 
 OFFSETS: Final = (0.0, -1.0, 1.0)
 BLEND_S: Final = 3.0
 """Time in which a proposal moves to its offset."""
 
 MIN_STEP: Final = 0.3
-SEEN: Final = 60
+NUM_POINTS_AHEAD: Final = 60
 """Points of the route, one every metre, that continue a path."""
 
 
@@ -56,7 +55,7 @@ FULL_SPEED: Final = NUM_PROPOSALS - len(OFFSETS)
 """Number of the fastest proposal in the middle of the lane."""
 
 
-def proposals(world: World, manner: Manner = CAREFUL) -> Floats:
+def propose(world: World, manner: Manner = CAREFUL) -> Floats:
     """Return the poses of 15 proposals at 10 Hz: [15, 41, 3]."""
     route, start = world.roads.route, world.start
     share, offset = (
@@ -66,15 +65,15 @@ def proposals(world: World, manner: Manner = CAREFUL) -> Floats:
     heading = np.array([np.cos(start[HEADING]), np.sin(start[HEADING])])
     centre = start[:2] + PACIFICA.rear_axle_to_centre * heading
     first, _ = project_to_polyline(np.stack([centre, start[:2]]), route)
-    side_now = float(_side(start[None, :2], route)[0])
+    side_now = float(_measure_sides(start[None, :2], route)[0])
     flat = tracks.poses[..., :2].reshape(-1, 2)
     along, _ = project_to_polyline(flat, route)
     along = along.reshape(tracks.poses.shape[:2])
-    side = _side(flat, route).reshape(along.shape)
-    way = ways(route)[np.minimum(along.astype(int), len(route) - 1)]
+    side = _measure_sides(flat, route).reshape(along.shape)
+    way = tangents(route)[np.minimum(along.astype(int), len(route) - 1)]
     facing = np.cos(tracks.poses[..., 2] - np.arctan2(way[..., 1], way[..., 0]))
     limits = np.minimum(
-        np.sqrt(CORNER_ACCEL / np.maximum(curvatures(route), 1e-3)), world.roads.speed_limit
+        np.sqrt(CORNER_ACCEL / np.maximum(compute_curvatures(route), 1e-3)), world.roads.speed_limit
     )
     positions, s, v = [], np.full(15, first[0]), np.full(15, start[VX])
     half = PACIFICA.half_length + tracks.sizes[:, 0] / 2
@@ -103,10 +102,10 @@ def proposals(world: World, manner: Manner = CAREFUL) -> Floats:
         after = np.maximum(v + np.clip(pull, -manner.brake, manner.accel) * INTERVAL_S, 0.0)
         s, v = s + (v + after) / 2 * INTERVAL_S, after
     back = first[0] - first[1]
-    return _poses(route, np.array(positions).T - back, side_now, offset)
+    return _make_poses(route, np.array(positions).T - back, side_now, offset)
 
 
-def path_of(poses: Floats, route: Floats) -> Floats:
+def extend_path(poses: Floats, route: Floats) -> Floats:
     """Return the path of a proposal [41, 3] and its continuation beside the route: [K, 3].
 
     No two poses are nearer to each other than 0.3 m. The path is the same whether the proposal
@@ -117,9 +116,12 @@ def path_of(poses: Floats, route: Floats) -> Floats:
         if np.hypot(*(pose[:2] - kept[-1][:2])) > MIN_STEP:
             kept.append(pose)
     along, _ = project_to_polyline(poses[-1:, :2], route)
-    side = float(_side(poses[-1:, :2], route)[0])
+    side = float(_measure_sides(poses[-1:, :2], route)[0])
     first = int(along[0]) + 2  # a point that is ahead of the last pose
-    ahead, way = route[first : first + SEEN], ways(route)[first : first + SEEN]
+    ahead, way = (
+        route[first : first + NUM_POINTS_AHEAD],
+        tangents(route)[first : first + NUM_POINTS_AHEAD],
+    )
     left = np.stack([-way[:, 1], way[:, 0]], -1)
     heading = np.arctan2(way[:, 1], way[:, 0])[:, None]
     return np.concatenate([kept, np.concatenate([ahead + side * left, heading], -1)])
@@ -127,20 +129,20 @@ def path_of(poses: Floats, route: Floats) -> Floats:
 
 def best_proposal(world: World, version: Version) -> tuple[Floats, Scene]:
     """Return the poses [41, 3] of the proposal that scores best, and the scene it was graded in."""
-    scene, poses = world.scene(), proposals(world)
+    scene, poses = world.scene(), propose(world)
     totals = score_poses(scene, poses, version).total
     # progress that is measured alone is 1 for all, so equal scores are told apart by distance
     far = np.linalg.norm(np.diff(poses[..., :2], axis=1), axis=-1).sum(-1)
     return poses[int(np.argmax(totals + 1e-3 * far))], scene
 
 
-def _poses(route: Floats, along: Floats, side_now: float, offset: Floats) -> Floats:
+def _make_poses(route: Floats, along: Floats, side_now: float, offset: Floats) -> Floats:
     """Return poses [15, 41, 3] of rear axles at `along` [15, 41] metres of the route."""
     limit = len(route) - 1.001
     along = np.clip(along, 0.0, limit)
     whole = along.astype(int)
     share = (along - whole)[..., None]
-    tangent = ways(route)
+    tangent = tangents(route)
     place = route[whole] * (1 - share) + route[whole + 1] * share
     way = tangent[whole] * (1 - share) + tangent[whole + 1] * share
     way /= np.linalg.norm(way, axis=-1, keepdims=True)
@@ -157,10 +159,10 @@ def _poses(route: Floats, along: Floats, side_now: float, offset: Floats) -> Flo
     return np.concatenate([place, np.unwrap(heading, axis=1)[..., None]], -1)
 
 
-def _side(points: Floats, route: Floats) -> Floats:
+def _measure_sides(points: Floats, route: Floats) -> Floats:
     """Return the signed distances to the left of the route."""
     along, away = project_to_polyline(points, route)
     place = np.minimum(along.astype(int), len(route) - 2)
-    way = ways(route)[place]
+    way = tangents(route)[place]
     offset = points - route[place]
     return np.asarray(np.sign(way[:, 0] * offset[:, 1] - way[:, 1] * offset[:, 0]) * away)

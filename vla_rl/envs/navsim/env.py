@@ -8,34 +8,32 @@ import cv2
 import numpy as np
 from gymnasium import spaces
 
-from vla_rl.envs.driving.moves import NUM_WAYPOINTS
 from vla_rl.envs.driving.observing import (
     FRONT,
     INSTRUCTION_LETTERS,
     INSTRUCTIONS,
     STATE_SIZE,
-    checked_cameras,
-    key_of,
+    check_cameras,
+    get_camera_key,
 )
 from vla_rl.envs.driving.one_decision import KEPT_SCENES, OneDecisionEnv
-from vla_rl.envs.driving.paths import Floats
-from vla_rl.envs.driving.plan_actions import PlanAction
-from vla_rl.envs.driving.roads import COMMANDS
+from vla_rl.envs.driving.plan_actions import NUM_WAYPOINTS, PlanAction
+from vla_rl.envs.driving.roads import COMMANDS, Floats
 from vla_rl.envs.driving.scores import Scene, Version
-from vla_rl.envs.driving.scores.recorded import (
+from vla_rl.envs.driving.scores.navsim import (
     NUM_COMMANDS,
     RecordedScene,
+    list_recorded,
     read_recorded,
-    recorded_scenes,
 )
-from vla_rl.envs.driving.scores.vehicle import AX, AY, STEER, VX, VY, YAW_RATE
+from vla_rl.envs.driving.scores.scene import AX, AY, STEER, VX, VY, YAW_RATE
 from vla_rl.envs.gymnasium_adapters import Words
 from vla_rl.types import Observation
 
 _EGO: Final = [VX, VY, AX, AY, YAW_RATE, STEER]
 
 
-class PreparedScene(NamedTuple):
+class PreparedRecording(NamedTuple):
     """A recorded scene and its observation."""
 
     scene: Scene
@@ -50,7 +48,7 @@ class PreparedScene(NamedTuple):
         return self.seen
 
 
-class NavsimEnv(OneDecisionEnv[PreparedScene]):
+class NavsimEnv(OneDecisionEnv[PreparedRecording]):
     """Plan 4 s of driving in a recorded scene, and be graded by PDMS or EPDMS.
 
     Observation: as `OpenLoopDrivingEnv`'s, without `route`, which NavSim does not give; the same
@@ -82,21 +80,21 @@ class NavsimEnv(OneDecisionEnv[PreparedScene]):
             raise ValueError(
                 "action is 'along_route', but NavSim gives no route, expected moves or profiles."
             )
-        self._files = recorded_scenes(Path(folder))
-        self._cameras, self._size = checked_cameras(tuple(cameras)), image_size
-        space = _space_of(self._cameras, image_size)
+        self._files = list_recorded(Path(folder))
+        self._cameras, self._size = check_cameras(tuple(cameras)), image_size
+        space = _make_observation_space(self._cameras, image_size)
         super().__init__(
             len(self._files), space, version, reward, success_score, step_limit, action, also
         )
 
-    def _prepare(self, number: int) -> PreparedScene:
-        return _prepared(self._files[number], self._cameras, self._size)
+    def _prepare(self, number: int) -> PreparedRecording:
+        return _prepare_recording(self._files[number], self._cameras, self._size)
 
 
 @lru_cache(maxsize=KEPT_SCENES)
-def _prepared(file: Path, cameras: tuple[str, ...], size: int) -> PreparedScene:
+def _prepare_recording(file: Path, cameras: tuple[str, ...], size: int) -> PreparedRecording:
     recorded = read_recorded(file)
-    return PreparedScene(recorded.scene, observe(recorded, cameras, size))
+    return PreparedRecording(recorded.scene, observe(recorded, cameras, size))
 
 
 def observe(recorded: RecordedScene, cameras: tuple[str, ...], size: int) -> Observation:
@@ -105,7 +103,7 @@ def observe(recorded: RecordedScene, cameras: tuple[str, ...], size: int) -> Obs
     Raises: ValueError naming the scene, if it lacks a camera or a picture cannot be read.
     """
     observation: Observation = {
-        key_of(camera): _picture(recorded, camera, size) for camera in cameras
+        get_camera_key(camera): _read_image(recorded, camera, size) for camera in cameras
     }
     command = recorded.command.astype(np.float32)
     ego = recorded.scene.start[_EGO].astype(np.float32)
@@ -115,7 +113,7 @@ def observe(recorded: RecordedScene, cameras: tuple[str, ...], size: int) -> Obs
     return observation
 
 
-def _picture(recorded: RecordedScene, camera: str, size: int) -> np.ndarray:
+def _read_image(recorded: RecordedScene, camera: str, size: int) -> np.ndarray:
     file = recorded.pictures.get(camera)
     if file is None:
         raise ValueError(
@@ -131,9 +129,9 @@ def _picture(recorded: RecordedScene, camera: str, size: int) -> np.ndarray:
     return np.ascontiguousarray(resized[..., ::-1])
 
 
-def _space_of(cameras: tuple[str, ...], size: int) -> spaces.Dict:
+def _make_observation_space(cameras: tuple[str, ...], size: int) -> spaces.Dict:
     parts: dict[str, spaces.Space[Any]] = {
-        key_of(name): spaces.Box(0, 255, (size, size, 3), np.uint8) for name in cameras
+        get_camera_key(name): spaces.Box(0, 255, (size, size, 3), np.uint8) for name in cameras
     }
     parts["state"] = spaces.Box(-1e3, 1e3, (STATE_SIZE,), np.float32)
     parts["command"] = spaces.Box(0.0, 1.0, (NUM_COMMANDS,), np.float32)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vla_rl.envs.driving.scores.bench2drive import Ride
+from vla_rl.envs.driving.scores.comfort import Ride
 
 
 def draw_ride(seed: int) -> Ride:

@@ -2,11 +2,10 @@
 
 import numpy as np
 
-from vla_rl.envs.driving.scores.abilities import TYPES_OF, FirstJunction
-from vla_rl.envs.driving.scores.bench2drive import RouteRecord
+from vla_rl.envs.driving.scores.bench2drive import SCENARIO_TYPES, FirstJunction, RouteRecord
 
 KINDS = ("red_light", "stop_infraction", "collisions_vehicle", "scenario_timeouts")
-ALL_TYPES = sorted(set().union(*TYPES_OF.values()))
+ALL_TYPES = sorted(set().union(*SCENARIO_TYPES.values()))
 
 
 def draw_routes(
@@ -18,7 +17,7 @@ def draw_routes(
     """
     rng = np.random.default_rng((31, seed))
     types, junctions, records = {}, {}, []
-    surely = [min(of_ability) for of_ability in TYPES_OF.values()]
+    surely = [min(of_ability) for of_ability in SCENARIO_TYPES.values()]
     for number in range(60):
         route_id = str(1700 + 3 * number)
         drawn = str(rng.choice(ALL_TYPES))

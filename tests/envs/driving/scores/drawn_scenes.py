@@ -5,7 +5,7 @@ import functools
 import numpy as np
 
 from vla_rl.envs.driving.scores import Map, RedLights, Scene, Tracks
-from vla_rl.envs.driving.scores.motion import poses_of_waypoints
+from vla_rl.envs.driving.scores.motion import interpolate_waypoints
 
 LANE = 3.5
 
@@ -133,7 +133,7 @@ def draw_scene(seed: int, count: int = 6) -> tuple[Scene, np.ndarray]:
         centre_line=line,
         tracks=tracks,
         red_lights=RedLights((rings[4],), is_red),
-        reference=poses_of_waypoints(reference, start[:3])[0],
+        reference=interpolate_waypoints(reference, start[:3])[0],
         history=history,
         human=draw_waypoints(np.random.default_rng((22, seed)), 1, speed)[0],
     )

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from vla_rl.envs.driving.scores.bench2drive import (
+from vla_rl.envs.driving.scores.bench2drive import RouteRecord, make_benchmark_table
+from vla_rl.envs.driving.scores.comfort import (
     Ride,
-    RouteRecord,
     comfort_as_published,
     comfort_corrected,
-    ride_of_motion,
-    table_of,
+    make_ride,
 )
 
 
@@ -32,7 +31,7 @@ def test_only_min_speed_events_leave_the_success() -> None:
 
 def test_missing_routes_count_as_0_of_220() -> None:
     records = [RouteRecord("1", "Perfect", 100.0), RouteRecord("2", "Failed", 10.0)]
-    table = table_of(records, "bench2drive220")
+    table = make_benchmark_table(records, "bench2drive220")
     assert table.driving_score == pytest.approx(110 / 220)
     assert table.success_rate == pytest.approx(1 / 220)
     assert (table.num_routes, table.efficiency) == (2, None)
@@ -41,9 +40,9 @@ def test_missing_routes_count_as_0_of_220() -> None:
 def test_routes_of_another_set_and_routes_driven_twice_are_refused() -> None:
     one = RouteRecord("7", "Perfect", 100.0)
     with pytest.raises(ValueError, match="not of bench2drive220"):
-        table_of([one], "bench2drive220", route_ids=("1", "2"))
+        make_benchmark_table([one], "bench2drive220", route_ids=("1", "2"))
     with pytest.raises(ValueError, match="twice"):
-        table_of([one, one], "bench2drive220")
+        make_benchmark_table([one, one], "bench2drive220")
 
 
 def test_a_gentle_turn_fails_as_published_and_passes_corrected() -> None:
@@ -51,7 +50,7 @@ def test_a_gentle_turn_fails_as_published_and_passes_corrected() -> None:
     states = np.zeros((60, 11))
     states[:, 2] = 0.2 * np.arange(60) * 0.1
     states[:, 3], states[:, 6], states[:, 9] = 4.0, 0.8, 0.2
-    ride = ride_of_motion(states)
+    ride = make_ride(states)
     assert comfort_as_published(ride) == 0.0
     assert comfort_corrected(ride) == 1.0
 
@@ -60,7 +59,7 @@ def test_a_short_last_segment_is_left_out() -> None:
     states = np.zeros((59, 11))
     states[:, 3] = 5.0
     states[41:, 5] = 6.0
-    calm = ride_of_motion(states)
+    calm = make_ride(states)
     assert comfort_corrected(calm) == 1.0
     whole = Ride(*(np.concatenate([part, part[-1:]]) for part in vars(calm).values()))
     assert comfort_corrected(whole) == pytest.approx(2 / 3)

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.envs.driving.scores.bench2drive import RouteRecord, smoothness_of, table_of
+from vla_rl.envs.driving.scores.bench2drive import RouteRecord, make_benchmark_table
+from vla_rl.envs.driving.scores.comfort import compute_smoothness
 from vla_rl.envs.driving.scores.leaderboard_files import (
     DIGESTS,
     read_first_junctions,
     read_records,
     read_rides,
+    read_route_ids,
+    read_scenario_types,
     require_route_set,
-    route_ids,
-    scenario_types,
 )
 
 RECORD = {
@@ -42,7 +43,7 @@ def test_the_leaderboards_results_are_read_with_their_events(tmp_path: Path) -> 
     (record,) = read_records([path])
     assert record.driving_score == pytest.approx(54.0)  # 100 * .6 * .9, as the leaderboard's
     assert (record.route_id, record.is_success, record.efficiency) == ("1711", False, 100.0)
-    table = table_of([record], "bench2drive220", ["1711", "1773"])
+    table = make_benchmark_table([record], "bench2drive220", ["1711", "1773"])
     assert table.driving_score == pytest.approx(54.0 / 220)
 
 
@@ -71,7 +72,9 @@ def test_the_leaderboards_own_score_counts_and_not_the_one_of_its_rounded_messag
     # 33.333 % outside: the leaderboard computed 66.667, its message says 33.33
     found = read(tmp_path, record_with(["33.33"], 66.667))
     assert (found.driving_score, found.recomputed_score) == (66.667, pytest.approx(66.67))
-    assert table_of([found], "bench2drive220").driving_score == pytest.approx(66.667 / 220)
+    assert make_benchmark_table([found], "bench2drive220").driving_score == pytest.approx(
+        66.667 / 220
+    )
 
 
 @pytest.mark.parametrize("composed", [None, 63.0])
@@ -103,7 +106,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     for text, why in (("nothing", "no file of routes"), ("<routes/>", "has no routes")):
         routes.write_text(text)
         with pytest.raises(ValueError, match=why):
-            route_ids(routes)
+            read_route_ids(routes)
 
 
 def test_a_route_set_that_is_not_the_one_that_the_table_names_is_refused(
@@ -111,7 +114,7 @@ def test_a_route_set_that_is_not_the_one_that_the_table_names_is_refused(
 ) -> None:
     routes = tmp_path / "routes.xml"
     routes.write_text('<routes><route id="20" town="a"/><route id="3" town="b"/></routes>')
-    ids = route_ids(routes)
+    ids = read_route_ids(routes)
     assert ids == ["20", "3"]
     with pytest.raises(ValueError, match="2 routes are no known route set, but the table names"):
         require_route_set(ids, "bench2drive220")
@@ -126,10 +129,10 @@ def test_the_first_scenario_of_a_route_is_its_type(tmp_path: Path) -> None:
     routes = tmp_path / "routes.xml"
     both = '<scenario type="Accident"/><scenario type="T_Junction"/>'
     routes.write_text(f'<routes><route id="3"><scenarios>{both}</scenarios></route></routes>')
-    assert scenario_types(routes) == {"3": "Accident"}
+    assert read_scenario_types(routes) == {"3": "Accident"}
     routes.write_text('<routes><route id="3"/></routes>')
     with pytest.raises(ValueError, match=r"route 3 of .*routes\.xml has no scenario"):
-        scenario_types(routes)
+        read_scenario_types(routes)
 
 
 def test_files_that_hold_no_first_junctions_are_named(tmp_path: Path) -> None:
@@ -170,7 +173,7 @@ def test_rides_that_agents_logged_are_graded_both_ways(tmp_path: Path) -> None:
     records = [
         RouteRecord(name, "Perfect", 100.0, save_name=name) for name in ("straight", "turning")
     ]
-    smoothness = smoothness_of(read_rides(records, tmp_path))
+    smoothness = compute_smoothness(read_rides(records, tmp_path))
     # the tool compares 10 degrees/s with 0.95 rad/s
     assert (smoothness.as_published, smoothness.corrected) == (0.5, 1.0)
 
@@ -183,4 +186,4 @@ def test_a_missing_ride_and_one_that_is_too_short_are_named(tmp_path: Path) -> N
     with pytest.raises(ValueError, match="it has 4 ticks, expected at least 5"):
         read_rides([record], tmp_path)
     with pytest.raises(ValueError, match="there is no ride"):
-        smoothness_of([])
+        compute_smoothness([])

@@ -15,9 +15,15 @@ import pytest
 
 from tests.envs.driving.scores.drawn_scenes import draw_scene
 from vla_rl.envs.driving.scores import Scene
-from vla_rl.envs.driving.scores.geometry import boxes_meet, directions
-from vla_rl.envs.driving.scores.navsim_table import GradedScene, grade, table_of
-from vla_rl.envs.driving.scores.recorded import RecordedScene, TwoStages, read_two_stages
+from vla_rl.envs.driving.scores.geometry import boxes_overlap, directions
+from vla_rl.envs.driving.scores.navsim import (
+    GradedScene,
+    RecordedScene,
+    TwoStages,
+    grade,
+    make_navsim_table,
+    read_two_stages,
+)
 
 GOLDEN: list[dict[str, Any]] = json.loads(
     (Path(__file__).parent / "golden" / "navsim_tables.json").read_text()
@@ -34,7 +40,7 @@ def without_overlaps(scene: Scene) -> Scene:
     tracks, car = scene.tracks, scene.vehicle
     count, way = len(tracks.sizes), directions(scene.start[2])
     centre = scene.start[:2] + car.rear_axle_to_centre * way
-    meets = boxes_meet(
+    meets = boxes_overlap(
         np.repeat(centre[None], count, 0),
         np.repeat(way[None], count, 0),
         np.array([car.half_length, car.half_width]),
@@ -78,16 +84,16 @@ def graded(plan: int, numbers: tuple[int, ...] = tuple(range(12))) -> list[Grade
 )
 def test_the_tables_of_one_and_two_stages_equal_navsims(plan: int) -> None:
     expected = GOLDEN[plan]
-    both = table_of(graded(plan), "epdms_v2", GROUPS)
+    both = make_navsim_table(graded(plan), "epdms_v2", GROUPS)
     assert both.score == pytest.approx(expected["score"], abs=1e-9)
     assert both.stages[0] == pytest.approx(expected["stage_one"], abs=1e-9)
     assert both.stages[1] == pytest.approx(expected["stage_two"], abs=1e-9)
-    one = table_of(graded(plan, FIRST_STAGE), "epdms_v2")
+    one = make_navsim_table(graded(plan, FIRST_STAGE), "epdms_v2")
     assert one.stages[0] == pytest.approx(expected["one_stage"], abs=1e-9)
 
 
 def test_version_one_is_the_plain_mean_and_has_no_filter() -> None:
-    table = table_of(
+    table = make_navsim_table(
         [grade(each.recorded, draw_scene(0)[1][0], "pdms_v1") for each in graded(0)],
         "pdms_v1",
         GROUPS,
@@ -99,9 +105,9 @@ def test_version_one_is_the_plain_mean_and_has_no_filter() -> None:
 
 def test_a_group_whose_frames_were_not_graded_is_named() -> None:
     with pytest.raises(ValueError, match="6 frames of the stages of 6 were not graded, such as 6"):
-        table_of(graded(0, (6, 0, 1, 2, 3, 4, 5))[1:], "epdms_v2", GROUPS)
+        make_navsim_table(graded(0, (6, 0, 1, 2, 3, 4, 5))[1:], "epdms_v2", GROUPS)
     with pytest.raises(ValueError, match="no scene was graded"):
-        table_of([], "epdms_v2")
+        make_navsim_table([], "epdms_v2")
 
 
 def test_the_stages_of_a_folder_are_read_or_named_as_damaged(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vla_rl.envs.driving.scores.plans import backward_metres, checked_waypoints, read_plans
-from vla_rl.envs.driving.scores.rewards import reward_weights, weighted_reward
+from vla_rl.envs.driving.scores.pdm import measure_backward, parse_reward, weigh_reward
+from vla_rl.envs.driving.scores.scene_files import check_waypoints, read_plans
 
 
 def ahead(count: int = 1) -> np.ndarray:
@@ -42,23 +42,23 @@ def test_a_file_that_holds_no_plans_is_named(tmp_path: Path) -> None:
 
 def test_plans_of_another_rate_not_finite_or_jumping_back_are_refused() -> None:
     with pytest.raises(ValueError, match=r"shape \(1, 40, 3\), expected \[B, 8, 3\]"):
-        checked_waypoints(np.zeros((1, 40, 3)))
+        check_waypoints(np.zeros((1, 40, 3)))
     broken = ahead(3)
     broken[1, 2, 0] = np.nan
     with pytest.raises(ValueError, match=r"trajectories \[1\] are not finite"):
-        checked_waypoints(broken)
+        check_waypoints(broken)
     jumping = ahead(3)
     jumping[2, 7, 0] = 30.0  # 5 m behind waypoint 7
     with pytest.raises(ValueError, match=r"waypoint 8 of trajectory 2 lies 5\.0 m behind"):
-        checked_waypoints(jumping)
+        check_waypoints(jumping)
 
 
 def test_backward_metres_are_measured_along_each_waypoints_heading() -> None:
     waypoints = ahead()
     waypoints[0, :, 2] = np.pi / 2  # crab-wise: after the first, the car moves to its right
-    assert backward_metres(waypoints).max() < 1e-12
+    assert measure_backward(waypoints).max() < 1e-12
     waypoints[0, 7, 1] = -3.0
-    np.testing.assert_allclose(backward_metres(waypoints)[0, 7], 3.0)
+    np.testing.assert_allclose(measure_backward(waypoints)[0, 7], 3.0)
 
 
 def test_a_reward_weighs_the_sub_scores_that_it_names() -> None:
@@ -68,10 +68,10 @@ def test_a_reward_weighs_the_sub_scores_that_it_names() -> None:
         ("ego_progress", 0.8),
         ("ego_progress=0.5, lane_keeping=-1", -0.6),
     ):
-        assert weighted_reward(reward_weights(text, "epdms_v2"), score) == pytest.approx(expected)
+        assert weigh_reward(parse_reward(text, "epdms_v2"), score) == pytest.approx(expected)
     with pytest.raises(ValueError, match="names 'speed', expected one of total"):
-        reward_weights("speed=1", "epdms_v2")
+        parse_reward("speed=1", "epdms_v2")
     with pytest.raises(ValueError, match="weight of total is 'much', expected a number"):
-        reward_weights("total=much", "epdms_v2")
+        parse_reward("total=much", "epdms_v2")
     with pytest.raises(ValueError, match="names 'total' twice"):
-        reward_weights("total,total=2", "epdms_v2")
+        parse_reward("total,total=2", "epdms_v2")

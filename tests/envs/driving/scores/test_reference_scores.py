@@ -20,8 +20,8 @@ from vla_rl.envs.driving.scores import (
     score_poses,
     score_waypoints,
 )
-from vla_rl.envs.driving.scores.bench2drive import comfort_as_published
-from vla_rl.envs.driving.scores.motion import poses_of_waypoints, simulate
+from vla_rl.envs.driving.scores.comfort import comfort_as_published
+from vla_rl.envs.driving.scores.motion import interpolate_waypoints, simulate
 
 GOLDEN: dict[str, Any] = json.loads(
     (Path(__file__).parent / "golden" / "reference_scores.json").read_text()
@@ -80,7 +80,7 @@ def test_the_driven_motion_equals_navsims_simulation() -> None:
     for seed, expected in enumerate(GOLDEN["final_states"]):
         scene, waypoints = draw_scene(seed)
         states = score_poses(
-            scene, poses_of_waypoints(waypoints, scene.start[:3]), "pdms_v1"
+            scene, interpolate_waypoints(waypoints, scene.start[:3]), "pdms_v1"
         ).states
         np.testing.assert_allclose(states[:, -1], expected, rtol=0, atol=1e-9)
 
@@ -88,7 +88,7 @@ def test_the_driven_motion_equals_navsims_simulation() -> None:
 def test_extended_comfort_equals_navsims() -> None:
     for seed, expected in enumerate(GOLDEN["extended_comfort"]):
         scene, waypoints = draw_scene(seed)
-        states = simulate(poses_of_waypoints(waypoints, scene.start[:3]), scene.start)
+        states = simulate(interpolate_waypoints(waypoints, scene.start[:3]), scene.start)
         assert extended_comfort(states[:3], states[1:4], 0.5).tolist() == expected
 
 

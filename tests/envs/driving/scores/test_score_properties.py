@@ -24,7 +24,7 @@ from vla_rl.envs.driving.scores import (
 )
 from vla_rl.envs.driving.scores.comfort import savitzky_golay
 from vla_rl.envs.driving.scores.geometry import Polygons
-from vla_rl.envs.driving.scores.motion import bicycle_step, poses_of_waypoints, simulate
+from vla_rl.envs.driving.scores.motion import bicycle_step, interpolate_waypoints, simulate
 
 VERSIONS: tuple[Version, ...] = ("pdms_v1", "epdms_v2")
 
@@ -229,7 +229,7 @@ def test_steering_stops_at_60_degrees() -> None:
 def test_a_feasible_line_is_tracked_exactly() -> None:
     start = np.zeros(11)
     start[2:4] = 0.4, 8.0
-    states = simulate(poses_of_waypoints(steady(8.0), start[:3]), start)
+    states = simulate(interpolate_waypoints(steady(8.0), start[:3]), start)
     expected = 32.0 * np.array([np.cos(0.4), np.sin(0.4)])
     np.testing.assert_allclose(states[0, -1, :2], expected, rtol=0, atol=1e-9)
 

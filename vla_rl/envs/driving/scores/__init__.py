@@ -13,20 +13,17 @@ from vla_rl.envs.driving.scores.pdm import (
     WEIGHTS,
     PdmScores,
     Version,
+    benchmark_score,
+    human_sub_scores,
     score_poses,
     score_states,
     score_waypoints,
-)
-from vla_rl.envs.driving.scores.scene import Map, RedLights, Scene, Tracks
-from vla_rl.envs.driving.scores.stages import (
-    benchmark_score,
-    human_sub_scores,
     second_stage_weights,
     two_stage_score,
     with_extended_comfort,
     with_human_filter,
 )
-from vla_rl.envs.driving.scores.vehicle import PACIFICA, Vehicle
+from vla_rl.envs.driving.scores.scene import PACIFICA, Map, RedLights, Scene, Tracks, Vehicle
 
 __all__ = [
     "MULTIPLIERS",

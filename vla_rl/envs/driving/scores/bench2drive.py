@@ -1,18 +1,22 @@
-"""Bench2Drive's table from route records: driving score, success, efficiency, smoothness.
+"""Bench2Drive's tables from route records: driving score, success, efficiency, the five abilities.
 
 Formulas: Bench2Drive 7ec25d1 (release 0.0.4), leaderboard/leaderboard/utils/statistics_manager.py,
-tools/merge_route_json.py, tools/efficiency_smoothness_benchmark.py. Multi-ability: `abilities`.
+tools/merge_route_json.py, tools/ability_benchmark.py. Smoothness: `comfort`.
+
+The multi-ability is the success ratio of five driving abilities, and their mean. Its rules differ from
+those of the driving score:
+
+- Routes without a record are left out; they do not count as failures.
+- The type of a route's first scenario decides, and one type may belong to two abilities.
+- A failed route counts as a success of `traffic_signs`, and of no other ability, if it went on for
+  8 m behind the entrance of the route's first junction without running a red light or a stop sign.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import numpy as np
-
-from vla_rl.envs.driving.scores.comfort import BOUNDS, savitzky_golay
-from vla_rl.envs.driving.scores.geometry import Floats, directions, left_of
-from vla_rl.envs.driving.scores.vehicle import AX, AY, HEADING, YAW_RATE
 
 RouteSet = Literal["bench2drive220", "bench2drive_0.0.4_val"]
 
@@ -36,12 +40,6 @@ UNPENALISED: Final = "min_speed_infractions"
 FINISHED: Final = ("Completed", "Perfect")
 MOST_EFFICIENT: Final = 1000.0
 """Percentages above it are dropped as faults of the measurement."""
-
-Rates = Callable[[slice], tuple[Floats, Floats]]
-"""Yaw rate and yaw acceleration of a part of a ride."""
-
-SEGMENT: Final = 20
-SMOOTHING_WINDOW: Final = 7
 
 
 @dataclass(frozen=True)
@@ -120,13 +118,13 @@ class BenchmarkTable:
     efficiency: float | None
 
 
-def table_of(
+def make_benchmark_table(
     records: Sequence[RouteRecord], route_set: RouteSet, route_ids: Sequence[str] | None = None
 ) -> BenchmarkTable:
     """Return the table over `records`, divided by 220 whatever was driven.
 
     Args:
-        route_ids: numbers of the routes of the set; None: not compared.
+        read_route_ids: numbers of the routes of the set; None: not compared.
 
     Raises: ValueError if a route is driven twice or is not of the set.
     """
@@ -149,125 +147,195 @@ def table_of(
     )
 
 
+_CROSSED_WHILE_BRAKING: Final = (
+    "BlockedIntersection",
+    "OppositeVehicleRunningRedLight",
+    "OppositeVehicleTakingPriority",
+    "PedestrianCrossing",
+    "VehicleTurningRoute",
+    "VehicleTurningRoutePedestrian",
+)
+_CROSSED_WHILE_MERGING: Final = (
+    "CrossingBicycleFlow",
+    "EnterActorFlow",
+    "NonSignalizedJunctionLeftTurn",
+    "NonSignalizedJunctionLeftTurnEnterFlow",
+    "NonSignalizedJunctionRightTurn",
+    "SignalizedJunctionLeftTurn",
+    "SignalizedJunctionLeftTurnEnterFlow",
+    "SignalizedJunctionRightTurn",
+)
+
+SCENARIO_TYPES: Final[dict[str, frozenset[str]]] = {
+    "overtaking": frozenset(
+        (
+            "Accident",
+            "AccidentTwoWays",
+            "ConstructionObstacle",
+            "ConstructionObstacleTwoWays",
+            "HazardAtSideLane",
+            "HazardAtSideLaneTwoWays",
+            "ParkedObstacle",
+            "ParkedObstacleTwoWays",
+            "VehicleOpensDoorTwoWays",
+        )
+    ),
+    "merging": frozenset(
+        (
+            *_CROSSED_WHILE_MERGING,
+            "HighwayCutIn",
+            "HighwayExit",
+            "InterurbanActorFlow",
+            "InterurbanAdvancedActorFlow",
+            "MergerIntoSlowTraffic",
+            "MergerIntoSlowTrafficV2",
+            "ParkingExit",
+            "SequentialLaneChange",
+        )
+    ),
+    "emergency_brake": frozenset(
+        (
+            *_CROSSED_WHILE_BRAKING,
+            "ControlLoss",
+            "DynamicObjectCrossing",
+            "HardBreakRoute",
+            "ParkingCrossingPedestrian",
+            "ParkingCutIn",
+            "StaticCutIn",
+        )
+    ),
+    "give_way": frozenset(("InvadingTurn", "YieldToEmergencyVehicle")),
+    "traffic_signs": frozenset(
+        (
+            *_CROSSED_WHILE_BRAKING,
+            *_CROSSED_WHILE_MERGING,
+            "T_Junction",
+            "VanillaNonSignalizedTurn",
+            "VanillaNonSignalizedTurnEncounterStopsign",
+            "VanillaSignalizedTurnEncounterGreenLight",
+            "VanillaSignalizedTurnEncounterRedLight",
+        )
+    ),
+}
+"""Scenario types of each ability. The benchmark lists 24 for traffic signs; five of them are
+repeated, which changes nothing."""
+
+TRAFFIC_SIGNS: Final = "traffic_signs"
+SIGN_INFRACTIONS: Final = ("red_light", "stop_infraction")
+"""Infractions after which a failed route does not count as a success of traffic signs."""
+
+JUNCTION_MARGIN: Final = 8
+"""Points of the route, 1 m apart, that have to be driven behind the entrance of a junction."""
+
+
 @dataclass(frozen=True)
-class Ride:
-    """The log of a ride, in CARLA's frame; the formulas take its samples to be 0.1 s apart.
+class FirstJunction:
+    """The place of a route's first junction on CARLA's map.
 
     Args:
-        acceleration: [T, 2] in m/s^2, along the world's axes.
-        forward, right: [T, 2], unit vectors of the car.
-        yaw_rate: [T], degrees per second, as CARLA gives it.
+        point: number of the route's first point in a junction, counted from 1; None without any.
+        num_points: points of the route, about 1 m apart, as CARLA's planner interpolates it.
     """
 
-    acceleration: Floats
-    forward: Floats
-    right: Floats
-    yaw_rate: Floats
+    point: int | None
+    num_points: int
 
-
-def comfort_as_published(ride: Ride) -> float:
-    """Return the share of comfortable segments as the benchmark's tool computes it.
-
-    efficiency_smoothness_benchmark.py `seg_compute_comfort_metric`. The tool compares degrees per
-    second with a bound in radians per second, unwraps rates as if they were angles, and calls the
-    smoothed yaw rate the yaw acceleration: nearly every turn fails. `comfort_corrected` does none
-    of this.
-    """
-    turns = np.round(np.diff(ride.yaw_rate) / (2 * np.pi))
-
-    def rates(part: slice) -> tuple[Floats, Floats]:
-        rate = ride.yaw_rate[part].copy()
-        rate[1:] -= 2 * np.pi * np.cumsum(turns[part.start : part.stop - 1])
-        smooth = _filtered(rate)
-        return smooth, smooth
-
-    return _share_of_segments(ride, rates)
-
-
-def comfort_corrected(ride: Ride) -> float:
-    """Return the share of comfortable segments with radians, and with yaw's real derivative."""
-
-    def rates(part: slice) -> tuple[Floats, Floats]:
-        rate = np.deg2rad(ride.yaw_rate[part])
-        return _filtered(rate), _filtered(rate, 1)
-
-    return _share_of_segments(ride, rates)
+    def __post_init__(self) -> None:
+        if not 1 <= (self.point or 1) <= self.num_points:
+            raise ValueError(
+                f"the junction is at point {self.point} of {self.num_points}, expected 1 to "
+                "the number of points."
+            )
 
 
 @dataclass(frozen=True)
-class Smoothness:
-    """Mean share of comfortable segments over rides, 0 to 1.
+class Ability:
+    """Routes of one ability that were driven, and how many of them count as a success."""
+
+    num_successes: int
+    num_routes: int
+
+    @property
+    def success_ratio(self) -> float | None:
+        """Share of successes, 0 to 1; None if no route of it was driven."""
+        return self.num_successes / self.num_routes if self.num_routes else None
+
+
+@dataclass(frozen=True)
+class AbilityTable:
+    """The five abilities over one route set.
 
     Attributes:
-        as_published: by the benchmark's tool, over every tick (0.05 s) as if it took 0.1 s.
-        corrected: in radians, with yaw's real derivative, over samples that are 0.1 s apart.
+        abilities: by name, in the benchmark's order.
+        mean: mean of the five ratios, 0 to 1; None if one of them is missing.
+        left_out: ids of the routes of the set that were not driven.
     """
 
-    as_published: float
-    corrected: float
+    abilities: Mapping[str, Ability]
+    mean: float | None
+    left_out: Sequence[str]
 
 
-def smoothness_of(rides: Sequence[Ride]) -> Smoothness:
-    """Return the smoothness of rides that were logged at every tick of 0.05 s.
+def make_ability_table(
+    records: Sequence[RouteRecord],
+    types: Mapping[str, str],
+    junctions: Mapping[str, FirstJunction],
+) -> AbilityTable:
+    """Return the success ratio of each ability over the routes that were driven.
 
-    The benchmark's agents log every tick, but its tool takes the samples to be 0.1 s apart: its
-    segments last 1 s, and its jerks are half the real ones.
+    Args:
+        types: type of the first scenario of each route of the set, by the route's id.
+        junctions: first junction of each route of the set, by the route's id.
 
-    Raises: ValueError without a ride, or for one of fewer than 3 samples at 10 Hz.
+    Raises: ValueError if a record or a junction is of another set, if a route is driven twice or
+        lacks its junction, or if a failed route of traffic signs has none.
     """
-    if not rides:
-        raise ValueError("there is no ride, expected the log of at least one.")
-    at_10_hz = [
-        Ride(each.acceleration[::2], each.forward[::2], each.right[::2], each.yaw_rate[::2])
-        for each in rides
-    ]
-    return Smoothness(
-        as_published=float(np.mean([comfort_as_published(ride) for ride in rides])),
-        corrected=float(np.mean([comfort_corrected(ride) for ride in at_10_hz])),
+    require_same_routes(types, junctions)
+    driven = {record.route_id: record for record in records}
+    if len(driven) < len(records):
+        raise ValueError("a route is recorded twice, expected each route once.")
+    if strange := sorted(set(driven) - set(types)):
+        raise ValueError(f"routes {strange[:8]} are not in the routes file; give the one driven.")
+    counts = {name: [0, 0] for name in SCENARIO_TYPES}
+    for route_id, record in driven.items():
+        for name, of_ability in SCENARIO_TYPES.items():
+            if types[route_id] not in of_ability:
+                continue
+            is_success = record.is_success
+            if name == TRAFFIC_SIGNS and not is_success:
+                is_success = obeyed_signs(record, junctions[route_id])
+            counts[name][0] += is_success
+            counts[name][1] += 1
+    abilities = {name: Ability(*both) for name, both in counts.items()}
+    ratios = [each.success_ratio for each in abilities.values()]
+    known = [ratio for ratio in ratios if ratio is not None]
+    return AbilityTable(
+        abilities=abilities,
+        mean=sum(known) / len(ratios) if len(known) == len(ratios) else None,
+        left_out=[route_id for route_id in types if route_id not in driven],
     )
 
 
-def _share_of_segments(ride: Ride, rates: Rates) -> float:
-    length = len(ride.yaw_rate)
-    if length <= SEGMENT:
-        return float(_is_comfortable(ride, slice(0, length), rates))
-    starts = range(0, length - SEGMENT + 1, SEGMENT)
-    good = [_is_comfortable(ride, slice(start, start + SEGMENT), rates) for start in starts]
-    return sum(good) / len(good)
+def obeyed_signs(record: RouteRecord, junction: FirstJunction) -> bool:
+    """Return if a failed route passed its first junction without breaking a traffic sign.
+
+    Raises: ValueError if the route has no junction, as the benchmark's tool does.
+    """
+    if junction.point is None:
+        raise ValueError(
+            f"route {record.route_id} has no junction on CARLA's map, expected one on a route of "
+            "traffic signs; make the file of first junctions with the maps that were driven."
+        )
+    passed = record.completion / 100.0 > (junction.point + JUNCTION_MARGIN) / junction.num_points
+    return passed and not any(record.infractions.get(kind, 0) for kind in SIGN_INFRACTIONS)
 
 
-def _is_comfortable(ride: Ride, part: slice, rates: Rates) -> bool:
-    accel = ride.acceleration[part]
-    lon = _filtered((accel * ride.forward[part]).sum(-1))
-    lat = _filtered((accel * ride.right[part]).sum(-1))
-    size = _filtered(np.hypot(*accel.T))
-    yaw_rate, yaw_accel = rates(part)
-    b = BOUNDS
-    return bool(
-        ((lon > b.lon_accel[0]) & (lon < b.lon_accel[1])).all()
-        and (np.abs(lat) < b.lat_accel).all()
-        and (np.abs(_filtered(size, 1)) < b.jerk).all()
-        and (np.abs(_filtered(lon, 1)) < b.lon_jerk).all()
-        and (np.abs(yaw_accel) < b.yaw_accel).all()
-        and (np.abs(yaw_rate) < b.yaw_rate).all()
-    )
-
-
-def _filtered(values: Floats, derivative: int = 0) -> Floats:
-    delta = 0.1 if derivative else 1.0
-    matrix = savitzky_golay(len(values), SMOOTHING_WINDOW, 2, derivative, delta)
-    return np.asarray(values @ matrix.T)
-
-
-def ride_of_motion(states: Floats) -> Ride:
-    """Return a motion [T, 11] of this package as CARLA would record it."""
-    forward = directions(states[:, HEADING])
-    left = left_of(forward)
-    accel = states[:, AX, None] * forward + states[:, AY, None] * left
-    mirror = np.array([1.0, -1.0])
-    return Ride(
-        acceleration=accel * mirror,
-        forward=forward * mirror,
-        right=-left * mirror,
-        yaw_rate=-np.rad2deg(states[:, YAW_RATE]),
-    )
+def require_same_routes(types: Mapping[str, str], junctions: Mapping[str, FirstJunction]) -> None:
+    """Check that routes and first junctions are of one set. Raises: ValueError naming routes."""
+    lacking = sorted(set(types) - set(junctions))
+    strange = sorted(set(junctions) - set(types))
+    if lacking or strange:
+        raise ValueError(
+            f"the first junctions lack routes {lacking[:8]} and have routes {strange[:8]} that the "
+            "routes file does not have, expected the same routes; make them from this routes file."
+        )

@@ -1,16 +1,18 @@
-"""Comfort of graded motions: bounds on smoothed accelerations, jerks and yaw.
+"""Comfort of motions: NavSim's bounds on smoothed accelerations, jerks and yaw; Bench2Drive's smoothness.
 
 Formulas and bounds: navsim 0a380a9, .../scoring/pdm_comfort_metrics.py; nuPlan's metrics of the
-same names.
+same names; Bench2Drive 7ec25d1, tools/efficiency_smoothness_benchmark.py.
 """
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from vla_rl.envs.driving.scores.geometry import Bools, Floats
-from vla_rl.envs.driving.scores.vehicle import (
+from vla_rl.envs.driving.scores.geometry import Bools, Floats, directions, turn_left
+from vla_rl.envs.driving.scores.scene import (
     AX,
     AY,
     HEADING,
@@ -35,7 +37,7 @@ class Bounds(NamedTuple):
     yaw_rate: float = 0.95
 
 
-BOUNDS: Final = Bounds()
+COMFORT_BOUNDS: Final = Bounds()
 
 
 @cache
@@ -105,7 +107,7 @@ def is_comfortable(states: Floats, vehicle: Vehicle, is_v2: bool) -> Bools:
         lon = lon + vehicle.rear_axle_to_centre * rotation
     headings = _unwrap(states[..., HEADING])
     accel_window, jerk_window = (8, 15) if is_v2 else (whole, whole)
-    accel, b = _smooth(lon, accel_window), BOUNDS
+    accel, b = _smooth(lon, accel_window), COMFORT_BOUNDS
     within = [
         ((accel > b.lon_accel[0]) & (accel < b.lon_accel[1])).all(-1),
         (np.abs(_smooth(lat, accel_window)) < b.lat_accel).all(-1),
@@ -146,3 +148,137 @@ def _features(states: Floats) -> Floats:
     headings = _unwrap(states[..., HEADING])
     yaw = (_slope(headings, 5), _slope(headings, 5, 2, 2))
     return np.stack([accel, _slope(accel, 15), *yaw], axis=-2)
+
+
+Rates = Callable[[slice], tuple[Floats, Floats]]
+"""Yaw rate and yaw acceleration of a part of a ride."""
+
+SEGMENT_SAMPLES: Final = 20
+SMOOTHING_WINDOW: Final = 7
+
+
+@dataclass(frozen=True)
+class Ride:
+    """The log of a ride, in CARLA's frame; the formulas take its samples to be 0.1 s apart.
+
+    Args:
+        acceleration: [T, 2] in m/s^2, along the world's axes.
+        forward, right: [T, 2], unit vectors of the car.
+        yaw_rate: [T], degrees per second, as CARLA gives it.
+    """
+
+    acceleration: Floats
+    forward: Floats
+    right: Floats
+    yaw_rate: Floats
+
+
+def comfort_as_published(ride: Ride) -> float:
+    """Return the share of comfortable segments as the benchmark's tool computes it.
+
+    efficiency_smoothness_benchmark.py `seg_compute_comfort_metric`. The tool compares degrees per
+    second with a bound in radians per second, unwraps rates as if they were angles, and calls the
+    smoothed yaw rate the yaw acceleration: nearly every turn fails. `comfort_corrected` does none
+    of this.
+    """
+    turns = np.round(np.diff(ride.yaw_rate) / (2 * np.pi))
+
+    def rates(part: slice) -> tuple[Floats, Floats]:
+        rate = ride.yaw_rate[part].copy()
+        rate[1:] -= 2 * np.pi * np.cumsum(turns[part.start : part.stop - 1])
+        smooth = _filter(rate)
+        return smooth, smooth
+
+    return _measure_segments(ride, rates)
+
+
+def comfort_corrected(ride: Ride) -> float:
+    """Return the share of comfortable segments with radians, and with yaw's real derivative."""
+
+    def rates(part: slice) -> tuple[Floats, Floats]:
+        rate = np.deg2rad(ride.yaw_rate[part])
+        return _filter(rate), _filter(rate, 1)
+
+    return _measure_segments(ride, rates)
+
+
+@dataclass(frozen=True)
+class Smoothness:
+    """Mean share of comfortable segments over rides, 0 to 1.
+
+    Attributes:
+        as_published: by the benchmark's tool, over every tick (0.05 s) as if it took 0.1 s.
+        corrected: in radians, with yaw's real derivative, over samples that are 0.1 s apart.
+    """
+
+    as_published: float
+    corrected: float
+
+
+def compute_smoothness(rides: Sequence[Ride]) -> Smoothness:
+    """Return the smoothness of rides that were logged at every tick of 0.05 s.
+
+    The benchmark's agents log every tick, but its tool takes the samples to be 0.1 s apart: its
+    segments last 1 s, and its jerks are half the real ones.
+
+    Raises: ValueError without a ride, or for one of fewer than 3 samples at 10 Hz.
+    """
+    if not rides:
+        raise ValueError("there is no ride, expected the log of at least one.")
+    at_10_hz = [
+        Ride(each.acceleration[::2], each.forward[::2], each.right[::2], each.yaw_rate[::2])
+        for each in rides
+    ]
+    return Smoothness(
+        as_published=float(np.mean([comfort_as_published(ride) for ride in rides])),
+        corrected=float(np.mean([comfort_corrected(ride) for ride in at_10_hz])),
+    )
+
+
+def _measure_segments(ride: Ride, rates: Rates) -> float:
+    length = len(ride.yaw_rate)
+    if length <= SEGMENT_SAMPLES:
+        return float(_is_segment_comfortable(ride, slice(0, length), rates))
+    starts = range(0, length - SEGMENT_SAMPLES + 1, SEGMENT_SAMPLES)
+    good = [
+        _is_segment_comfortable(ride, slice(start, start + SEGMENT_SAMPLES), rates)
+        for start in starts
+    ]
+    return sum(good) / len(good)
+
+
+def _is_segment_comfortable(ride: Ride, part: slice, rates: Rates) -> bool:
+    accel = ride.acceleration[part]
+    lon = _filter((accel * ride.forward[part]).sum(-1))
+    lat = _filter((accel * ride.right[part]).sum(-1))
+    size = _filter(np.hypot(*accel.T))
+    yaw_rate, yaw_accel = rates(part)
+    b = COMFORT_BOUNDS
+    return bool(
+        ((lon > b.lon_accel[0]) & (lon < b.lon_accel[1])).all()
+        and (np.abs(lat) < b.lat_accel).all()
+        and (np.abs(_filter(size, 1)) < b.jerk).all()
+        and (np.abs(_filter(lon, 1)) < b.lon_jerk).all()
+        and (np.abs(yaw_accel) < b.yaw_accel).all()
+        and (np.abs(yaw_rate) < b.yaw_rate).all()
+    )
+
+
+def _filter(values: Floats, derivative: int = 0) -> Floats:
+    delta = 0.1 if derivative else 1.0
+    matrix = savitzky_golay(len(values), SMOOTHING_WINDOW, 2, derivative, delta)
+    return np.asarray(values @ matrix.T)
+
+
+def make_ride(states: Floats) -> Ride:
+    """Return a motion [T, 11] of this package as CARLA would record it."""
+    forward = directions(states[:, HEADING])
+    left = turn_left(forward)
+    accel = states[:, AX, None] * forward + states[:, AY, None] * left
+    mirror = np.array([1.0, -1.0])
+    return Ride(
+        acceleration=accel * mirror,
+        forward=forward * mirror,
+        right=-left * mirror,
+        yaw_rate=-np.rad2deg(states[:, YAW_RATE]),
+    )

@@ -21,7 +21,7 @@ def directions(headings: Floats) -> Floats:
     return np.stack([np.cos(headings), np.sin(headings)], axis=-1)
 
 
-def left_of(vectors: Floats) -> Floats:
+def turn_left(vectors: Floats) -> Floats:
     """Return `vectors` [..., 2] turned by 90 degrees counter-clockwise."""
     return np.stack([-vectors[..., 1], vectors[..., 0]], axis=-1)
 
@@ -29,12 +29,12 @@ def left_of(vectors: Floats) -> Floats:
 def box_corners(centres: Floats, headings: Floats, half_length: float, half_width: float) -> Floats:
     """Return corners of boxes, [..., 4, 2]: front left, rear left, rear right, front right."""
     forward = directions(headings) * half_length
-    left = left_of(directions(headings)) * half_width
+    left = turn_left(directions(headings)) * half_width
     signs = ((1, 1), (-1, 1), (-1, -1), (1, -1))
     return np.stack([centres + f * forward + s * left for f, s in signs], axis=-2)
 
 
-def boxes_meet(
+def boxes_overlap(
     centres: Floats,
     axes: Floats,
     halves: Floats,
@@ -51,30 +51,30 @@ def boxes_meet(
     """
     offset = other_centres - centres
     meets = np.ones(len(offset), bool)
-    for axis in (axes, left_of(axes), other_axes, left_of(other_axes)):
+    for axis in (axes, turn_left(axes), other_axes, turn_left(other_axes)):
         reach = _reach(axes, halves, axis) + _reach(other_axes, other_halves, axis)
         meets &= np.abs((offset * axis).sum(-1)) <= reach
     return meets
 
 
-def segments_meet_boxes(
+def segments_hit_boxes(
     starts: Floats, ends: Floats, centres: Floats, axes: Floats, halves: Floats
 ) -> Bools:
     """Return if segments share a point with boxes, by separating axes: [...]."""
     middle, half = (starts + ends) / 2 - centres, (ends - starts) / 2
     meets: Bools = np.ones(np.broadcast_shapes(middle.shape, axes.shape)[:-1], bool)
-    for axis, size in ((axes, halves[..., 0]), (left_of(axes), halves[..., 1])):
+    for axis, size in ((axes, halves[..., 0]), (turn_left(axes), halves[..., 1])):
         along = np.abs((middle * axis).sum(-1))
         meets &= along <= size + np.abs((half * axis).sum(-1))
-    normal = left_of(half)
+    normal = turn_left(half)
     across = np.abs((axes * normal).sum(-1)) * halves[..., 0]
-    across = across + np.abs((left_of(axes) * normal).sum(-1)) * halves[..., 1]
+    across = across + np.abs((turn_left(axes) * normal).sum(-1)) * halves[..., 1]
     return np.asarray(meets & (np.abs((middle * normal).sum(-1)) <= across))
 
 
 def _reach(axes: Floats, halves: Floats, onto: Floats) -> Floats:
     along = np.abs((axes * onto).sum(-1)) * halves[..., 0]
-    return np.asarray(along + np.abs((left_of(axes) * onto).sum(-1)) * halves[..., 1])
+    return np.asarray(along + np.abs((turn_left(axes) * onto).sum(-1)) * halves[..., 1])
 
 
 class Polygons:
@@ -88,9 +88,7 @@ class Polygons:
     """
 
     def __init__(self, rings: Sequence[Floats]) -> None:
-        self.rings = [
-            _checked_ring(np.asarray(ring, np.float64), i) for i, ring in enumerate(rings)
-        ]
+        self.rings = [_check_ring(np.asarray(ring, np.float64), i) for i, ring in enumerate(rings)]
         self._lows = [ring.min(0) for ring in self.rings]
         self._highs = [ring.max(0) for ring in self.rings]
 
@@ -118,7 +116,7 @@ class Polygons:
             near = np.flatnonzero(around.all(-1))
             if not len(near):
                 continue
-            edges = segments_meet_boxes(
+            edges = segments_hit_boxes(
                 ring, np.roll(ring, -1, 0), centres[near, None], axes[near, None], halves
             )
             x, y = centres[near].T
@@ -140,7 +138,7 @@ def _strictly_inside(ring: Floats, x: Floats, y: Floats) -> Bools:
     return np.asarray(odd & ~on_border)
 
 
-def _checked_ring(ring: Floats, number: int) -> Floats:
+def _check_ring(ring: Floats, number: int) -> Floats:
     if ring.ndim != 2 or ring.shape[-1] != 2 or not np.isfinite(ring).all():
         raise ValueError(
             f"polygon {number} has shape {ring.shape}, expected finite corners [k, 2] with k >= 3."

@@ -1,10 +1,10 @@
 """Bench2Drive's files: route sets (.xml), the leaderboard's results, rides and first junctions (.json).
 
-ids = route_ids(routes_xml)
+ids = read_route_ids(routes_xml)
 require_route_set(ids, "bench2drive220")
 records = read_records(results)
-table = table_of(records, "bench2drive220", ids)
-abilities = abilities_of(records, scenario_types(routes_xml), read_first_junctions(junctions))
+table = make_benchmark_table(records, "bench2drive220", ids)
+abilities = make_ability_table(records, read_scenario_types(routes_xml), read_first_junctions(junctions))
 rides = read_rides(records, folder)
 """
 
@@ -19,8 +19,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from vla_rl.envs.driving.scores.abilities import FirstJunction
-from vla_rl.envs.driving.scores.bench2drive import UNPENALISED, Ride, RouteRecord, RouteSet
+from vla_rl.envs.driving.scores.bench2drive import UNPENALISED, FirstJunction, RouteRecord, RouteSet
+from vla_rl.envs.driving.scores.comfort import Ride
 from vla_rl.util.foreign_data import reading_file
 
 DIGESTS: Final[dict[str, str]] = {
@@ -49,7 +49,7 @@ _PERCENT: Final = re.compile(r"(-?[\d.]+)%")
 _ROUTE: Final = re.compile(r"RouteScenario_(\d+)")
 
 
-def route_ids(path: Path) -> list[str]:
+def read_route_ids(path: Path) -> list[str]:
     """Return the ids of a routes file. Raises: ValueError naming the file."""
     with reading_file(path, " is no file of routes", "give Bench2Drive's file of a route set"):
         found = [route.attrib["id"] for route in ElementTree.parse(path).getroot().iter("route")]
@@ -58,12 +58,12 @@ def route_ids(path: Path) -> list[str]:
     return found
 
 
-def scenario_types(path: Path) -> dict[str, str]:
+def read_scenario_types(path: Path) -> dict[str, str]:
     """Return the type of each route's first scenario, by the route's id.
 
     Raises: ValueError naming the file, and a route without a scenario.
     """
-    ids = route_ids(path)
+    ids = read_route_ids(path)
     types = {}
     for route_id, route in zip(ids, ElementTree.parse(path).getroot().iter("route"), strict=True):
         scenario = route.find("scenarios/scenario")
@@ -109,16 +109,16 @@ def read_rides(records: Sequence[RouteRecord], folder: Path) -> list[Ride]:
                 raise ValueError(f"it has {len(ticks)} ticks, expected at least {FEWEST_TICKS}")
             rides.append(
                 Ride(
-                    acceleration=_column(ticks, "acceleration")[:, :2],
-                    forward=_column(ticks, "forward_vector")[:, :2],
-                    right=_column(ticks, "right_vector")[:, :2],
-                    yaw_rate=_column(ticks, "angular_velocity")[:, 2],
+                    acceleration=_stack_column(ticks, "acceleration")[:, :2],
+                    forward=_stack_column(ticks, "forward_vector")[:, :2],
+                    right=_stack_column(ticks, "right_vector")[:, :2],
+                    yaw_rate=_stack_column(ticks, "angular_velocity")[:, 2],
                 )
             )
     return rides
 
 
-def _column(ticks: Sequence[Mapping[str, Sequence[float]]], name: str) -> np.ndarray:
+def _stack_column(ticks: Sequence[Mapping[str, Sequence[float]]], name: str) -> np.ndarray:
     return np.array([tick[name] for tick in ticks], np.float64)
 
 
@@ -143,11 +143,11 @@ def read_records(paths: Sequence[Path]) -> list[RouteRecord]:
             "give the file as the leaderboard wrote it",
         ):
             found = json.loads(path.read_text(encoding="utf-8"))["_checkpoint"]["records"]
-            records += [record_of(record) for record in found]
+            records += [parse_record(record) for record in found]
     return records
 
 
-def record_of(record: Mapping[str, Any]) -> RouteRecord:
+def parse_record(record: Mapping[str, Any]) -> RouteRecord:
     """Return one record of the leaderboard, with its own score if it has one.
 
     Raises: ValueError, also if that score is not what the record's events give; KeyError; TypeError;
@@ -157,7 +157,7 @@ def record_of(record: Mapping[str, Any]) -> RouteRecord:
     if route is None:
         raise ValueError(f"route_id is {record['route_id']!r}, expected RouteScenario_<id>_rep<n>.")
     events: Mapping[str, Sequence[str]] = record["infractions"]
-    outside = [_percent(message) for message in events.get("outside_route_lanes", ())]
+    outside = [_parse_percent(message) for message in events.get("outside_route_lanes", ())]
     kept = math.prod(1.0 - share / 100.0 for share in outside)
     composed = record["scores"].get("score_composed")
     found = RouteRecord(
@@ -166,7 +166,7 @@ def record_of(record: Mapping[str, Any]) -> RouteRecord:
         completion=float(record["scores"]["score_route"]),
         infractions={kind: len(of_kind) for kind, of_kind in events.items() if kind != UNPENALISED},
         outside_route=100.0 * (1.0 - kept),
-        speeds=[_percent(message) for message in events.get(UNPENALISED, ())],
+        speeds=[_parse_percent(message) for message in events.get(UNPENALISED, ())],
         save_name=record.get("save_name", ""),
         composed=None if composed is None else float(composed),
     )
@@ -180,7 +180,7 @@ def record_of(record: Mapping[str, Any]) -> RouteRecord:
     return found
 
 
-def _percent(message: str) -> float:
+def _parse_percent(message: str) -> float:
     found = _PERCENT.search(message)
     if found is None:
         raise ValueError(f"an event says {message!r}, expected a percentage in it.")

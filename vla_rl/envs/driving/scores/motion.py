@@ -1,17 +1,22 @@
-"""Drive proposals as NavSim does: an LQR tracker steers a kinematic bicycle along them.
+"""How the car moves: NavSim's tracker over batches of proposals, pedals and wheel of one car.
 
-The graded motion is therefore not the predicted one. Formulas: navsim 0a380a9,
+An LQR tracker steers a kinematic bicycle along each proposal, so the graded motion is not the
+predicted one. Formulas: navsim 0a380a9,
 navsim/planning/simulation/planner/pdm_planner/simulation/ batch_lqr.py,
-batch_lqr_utils.py and batch_kinematic_bicycle.py. Everything is over the batch: [B, ...].
+batch_lqr_utils.py and batch_kinematic_bicycle.py. These are over the batch: [B, ...].
+
+`Car`, `drive` and `WaypointFollower` are the same bicycle in closed loop, as scalars, because one car
+steps at a time.
 """
 
+import math
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from vla_rl.envs.driving.scores.geometry import Floats
-from vla_rl.envs.driving.scores.vehicle import (
+from vla_rl.envs.driving.scores.scene import (
     AX,
     HEADING,
     INTERVAL_S,
@@ -40,12 +45,12 @@ ACCEL_LAG_S: Final = 0.2
 STEER_LAG_S: Final = 0.05
 
 
-def wrap(angle: Floats) -> Floats:
+def wrap_angles(angle: Floats) -> Floats:
     """Return angles in [-pi, pi]."""
     return np.asarray(np.arctan2(np.sin(angle), np.cos(angle)))
 
 
-def poses_of_waypoints(waypoints: Floats, start: Floats) -> Floats:
+def interpolate_waypoints(waypoints: Floats, start: Floats) -> Floats:
     """Interpolate waypoints of the ego frame linearly to 10 Hz in the scene's frame.
 
     Args:
@@ -78,19 +83,19 @@ def simulate(poses: Floats, start: Floats, vehicle: Vehicle = PACIFICA) -> Float
 
     Returns: [B, 41, 11], the motion that is graded.
     """
-    speeds, curvatures = reference_profiles(poses)
+    speeds, curvatures = fit_profiles(poses)
     states = np.zeros((len(poses), NUM_STEPS + 1, STATE_SIZE))
     states[:, 0] = start
     for step in range(NUM_STEPS):
         state, target = states[:, step], poses[:, step]
         ahead = min(step + HORIZON, NUM_STEPS - 1)
         curvature = curvatures[:, np.minimum(np.arange(step, step + HORIZON), ahead)]
-        accel, steer_rate = track(state, target, speeds[:, ahead], curvature, vehicle)
+        accel, steer_rate = track_proposals(state, target, speeds[:, ahead], curvature, vehicle)
         states[:, step + 1] = bicycle_step(state, accel, steer_rate, vehicle)
     return states
 
 
-def track(
+def track_proposals(
     state: Floats, target: Floats, speed: Floats, curvature: Floats, vehicle: Vehicle = PACIFICA
 ) -> tuple[Floats, Floats]:
     """Return the acceleration and steering rate that LQR commands, each [B].
@@ -108,7 +113,7 @@ def track(
 
     dx, dy = state[:, X] - target[:, 0], state[:, Y] - target[:, 1]
     lateral = -dx * np.sin(target[:, 2]) + dy * np.cos(target[:, 2])
-    heading = wrap(state[:, HEADING] - target[:, 2])
+    heading = wrap_angles(state[:, HEADING] - target[:, 2])
     steps = np.arange(HORIZON)
     travelled = (v[:, None] + accel[:, None] * dt * steps) * dt
     # heading_N and lateral_N are affine in the constant steering rate u: free + forced * u
@@ -119,7 +124,7 @@ def track(
     forced_before = np.cumsum(forced_turn, -1) - forced_turn
     free_lateral = lateral + (travelled * before).sum(-1)
     forced_lateral = (travelled * forced_before).sum(-1)
-    free_heading = wrap(free_heading)
+    free_heading = wrap_angles(free_heading)
     weight = forced_lateral**2 + 10.0 * forced_heading**2 + 1.0
     rate = -(forced_lateral * free_lateral + 10.0 * forced_heading * free_heading) / weight
     return accel, np.where(stopping, 0.0, rate)
@@ -147,13 +152,13 @@ def bicycle_step(
     return after
 
 
-def reference_profiles(poses: Floats) -> tuple[Floats, Floats]:
+def fit_profiles(poses: Floats) -> tuple[Floats, Floats]:
     """Fit speeds and curvatures to proposals by regularised least squares, each [B, 40]."""
     steps = np.diff(poses, axis=1)
     headings = poses[:, :-1, 2]
     along = np.cos(headings) * steps[..., 0] + np.sin(headings) * steps[..., 1]
     speeds: Floats = along @ _speed_fit(steps.shape[1]).T
-    return speeds, _curvatures(wrap(steps[..., 2]), speeds)
+    return speeds, _fit_curvatures(wrap_angles(steps[..., 2]), speeds)
 
 
 @cache
@@ -177,7 +182,7 @@ def _speed_fit(size: int) -> Floats:
     return fit
 
 
-def _curvatures(turns: Floats, speeds: Floats) -> Floats:
+def _fit_curvatures(turns: Floats, speeds: Floats) -> Floats:
     size = turns.shape[1]
     integrate = np.tri(size) * INTERVAL_S
     integrate[:, 0] = 1.0
@@ -189,3 +194,101 @@ def _curvatures(turns: Floats, speeds: Floats) -> Floats:
     target = (displace * turns[..., None]).sum(1)
     result: Floats = np.linalg.solve(normal, target[..., None])[..., 0] @ integrate.T
     return result
+
+
+CONTROL_S: Final = 0.05
+"""Time of one control step: 20 Hz, as CARLA's leaderboard."""
+
+MOST_ACCEL: Final = 3.0
+MOST_BRAKE: Final = 6.0
+WHEEL: Final = 0.6
+"""Steering angle in radians of a wheel that is turned fully."""
+
+_WHEEL_BASE: Final = PACIFICA.wheel_base
+
+
+class Car(NamedTuple):
+    """The car's state: pose of the rear axle, speed, acceleration, steering angle, yaw rate."""
+
+    x: float
+    y: float
+    heading: float
+    speed: float
+    accel: float
+    steer: float
+    yaw_rate: float
+
+
+class Control(NamedTuple):
+    """Pedals and wheel: throttle and brake in [0, 1], steer in [-1, 1], left positive."""
+
+    throttle: float
+    steer: float
+    brake: float
+
+
+def step_bicycle(car: Car, accel: float, steer_rate: float, dt: float) -> Car:
+    """Advance the car by `dt`: first-order lags of the commands, then one Euler step."""
+    real_accel = car.accel + dt / (dt + ACCEL_LAG_S) * (accel - car.accel)
+    real_rate = dt / (dt + STEER_LAG_S) * steer_rate
+    speed = car.speed + real_accel * dt
+    steer = min(max(car.steer + real_rate * dt, -MAX_STEER), MAX_STEER)
+    turned = car.heading + car.speed * math.tan(car.steer) / _WHEEL_BASE * dt
+    return Car(
+        x=car.x + car.speed * math.cos(car.heading) * dt,
+        y=car.y + car.speed * math.sin(car.heading) * dt,
+        heading=(turned + math.pi) % (2 * math.pi) - math.pi,
+        speed=speed,
+        accel=real_accel,
+        steer=steer,
+        yaw_rate=speed * math.tan(steer) / _WHEEL_BASE,
+    )
+
+
+def drive_car(car: Car, control: Control) -> Car:
+    """Advance the car by one control step; it does not roll backwards."""
+    wanted = MOST_ACCEL * control.throttle - MOST_BRAKE * control.brake - 0.03 * car.speed
+    if car.speed <= 0.0:
+        wanted = max(wanted, 0.0)
+    rate = (WHEEL * control.steer - car.steer) / CONTROL_S
+    after = step_bicycle(car, wanted, rate, CONTROL_S)
+    return after if after.speed >= 0.0 else after._replace(speed=0.0, accel=0.0, yaw_rate=0.0)
+
+
+class WaypointFollower:
+    """Turns waypoints into pedals and wheel, by pure pursuit and a speed that they imply.
+
+    Args:
+        waypoints: 8 rows of x, y and heading every 0.5 s, in the frame of `car`.
+        car: the car where they were decided.
+    """
+
+    def __init__(self, waypoints: list[list[float]], car: Car) -> None:
+        self._points = [(row[0], row[1]) for row in waypoints]
+        self._origin = car
+        first, second = waypoints[0], waypoints[1]
+        self._speed = math.hypot(second[0] - first[0], second[1] - first[1]) / 0.5
+        self._cos, self._sin = math.cos(car.heading), math.sin(car.heading)
+
+    def control(self, car: Car) -> Control:
+        """Return the controls for the car's state now."""
+        pull = 2.0 * (self._speed - car.speed)
+        throttle = min(max(pull / MOST_ACCEL, 0.0), 1.0)
+        brake = min(max(-pull / MOST_BRAKE, 0.0), 1.0)
+        return Control(throttle, self._steer(car), brake)
+
+    def _steer(self, car: Car) -> float:
+        reach = max(3.0, 0.8 * car.speed)
+        cos, sin = math.cos(car.heading), math.sin(car.heading)
+        ahead, left = reach, 0.0
+        for px, py in self._points:
+            dx = self._origin.x + self._cos * px - self._sin * py - car.x
+            dy = self._origin.y + self._sin * px + self._cos * py - car.y
+            ahead, left = cos * dx + sin * dy, cos * dy - sin * dx
+            if ahead * ahead + left * left >= reach * reach:
+                break
+        squared = ahead * ahead + left * left
+        if ahead <= 0.5 or squared < 1.0:
+            return 0.0
+        angle = math.atan(2.0 * _WHEEL_BASE * left / squared)
+        return min(max(angle / WHEEL, -1.0), 1.0)
