@@ -1,4 +1,4 @@
-"""Small policies and observations for the tests of the models."""
+"""Small policies, checkpoints, observations for the tests of the models."""
 
 import sys
 from collections.abc import Callable
@@ -37,3 +37,30 @@ def make_observation() -> Callable[..., dict[str, Any]]:
         }
 
     return make
+
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "algorithms" / "srpo" / "support"))
+
+
+@pytest.fixture(scope="session")
+def vjepa2_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    import torch
+    from transformers import VJEPA2Config, VJEPA2Model
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = VJEPA2Model(
+            VJEPA2Config(
+                crop_size=64,
+                frames_per_clip=16,
+                hidden_size=48,
+                num_attention_heads=2,
+                num_hidden_layers=2,
+                pred_hidden_size=24,
+                pred_num_attention_heads=2,
+                pred_num_hidden_layers=1,
+            )
+        )
+    folder = tmp_path_factory.mktemp("vjepa2")
+    model.save_pretrained(folder)
+    return str(folder)

@@ -32,7 +32,7 @@ INSTRUCTIONS = (
 )
 """The two prompts whose pieces the vocabulary excerpt holds: 35 and 29 ids."""
 
-LLAMA_EXCERPT = Path(__file__).parents[1] / "prismatic" / "data" / "llama_vocabulary_excerpt.json"
+LLAMA_EXCERPT = Path(__file__).parents[1] / "data" / "llama_vocabulary_excerpt.json"
 
 
 def tensor(name: str, shape: Sequence[int]) -> np.ndarray:

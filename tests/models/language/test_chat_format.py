@@ -7,9 +7,12 @@ import pytest
 import transformers
 from growth import assert_grows_in_proportion
 
+from vla_rl.engines import DeviceLane
 from vla_rl.engines.chat_interface import make_question
 from vla_rl.errors import CheckpointError, ConversationRejected
+from vla_rl.learner import ImitationConfig, Imitator, OptimizerConfig
 from vla_rl.models.language import CausalLanguageModel, ChatFormat, TinyConfig, parse_reply, tiny
+from vla_rl.models.language.demonstrations import chat_demonstration
 from vla_rl.types import ANY_REPLY, Message, ToolCall, ToolSpec
 
 ADD = ToolSpec(
@@ -300,3 +303,66 @@ def test_a_text_that_spells_a_token_beyond_the_networks_vocabulary_is_the_replys
     with pytest.raises(ConversationRejected) as caught:
         make_question(policy, said, (), ANY_REPLY)
     assert caught.value.is_reply_at_fault
+
+
+CHAT = (
+    Message(role="user", content="one?"),
+    Message(role="assistant", content="two"),
+    Message(role="user", content="and?"),
+    Message(role="assistant", content="three"),
+)
+
+
+@pytest.fixture
+def demonstrating_policy() -> CausalLanguageModel:
+    return tiny(SHAPE, ["one two three"], seed=0)
+
+
+def test_only_the_assistants_own_tokens_teach(demonstrating_policy: CausalLanguageModel) -> None:
+    lesson = chat_demonstration(demonstrating_policy, CHAT)
+    assert lesson.trained_tokens is not None
+    tokens = lesson.actions[0]
+    ends = [
+        place
+        for place in range(1, len(tokens) + 1)
+        if place == len(tokens) or not lesson.trained_tokens[place]
+    ]
+    first = demonstrating_policy.parse(demonstrating_policy.decode(tokens[: ends[0]]))
+    assert first.content == "two"
+    starts = np.flatnonzero(np.diff(lesson.trained_tokens.astype(int)) == 1)
+    assert (
+        demonstrating_policy.parse(
+            demonstrating_policy.decode(tokens[int(starts[-1]) + 1 :])
+        ).content
+        == "three"
+    )
+    assert int(tokens[-1]) in demonstrating_policy.stop_tokens
+    assert (
+        lesson.observation["prompt_tokens"].tolist()
+        == demonstrating_policy.render(CHAT[:1]).tolist()
+    )
+
+
+def test_a_conversation_in_which_nobody_answers_is_refused(
+    demonstrating_policy: CausalLanguageModel,
+) -> None:
+    with pytest.raises(ValueError, match="no assistant message, expected at least one"):
+        chat_demonstration(demonstrating_policy, CHAT[:1])
+
+
+async def test_conversations_of_different_lengths_are_learnt_together(
+    demonstrating_policy: CausalLanguageModel,
+) -> None:
+    lessons = [
+        chat_demonstration(demonstrating_policy, CHAT),
+        chat_demonstration(demonstrating_policy, CHAT[:2]),
+    ]
+    config = ImitationConfig(
+        optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0), micro_batch_tokens=40
+    )
+    async with DeviceLane(1) as lane:
+        imitator = Imitator(demonstrating_policy, lane, config)
+        losses = [(await imitator.update(lessons)).metrics["imitation/loss"] for _ in range(25)]
+        assert losses[-1] < 0.2 * losses[0]
+        with pytest.raises(TypeError, match="evaluate it by running episodes"):
+            await imitator.evaluate(lessons)

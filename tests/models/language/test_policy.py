@@ -2,6 +2,7 @@
 transformers loads alone.
 """
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 import transformers
 from huggingface_hub.utils import filter_repo_objects
+from tiny_vision import write_tiny_vision
 
 from vla_rl.errors import CheckpointError
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
@@ -254,3 +256,30 @@ def test_an_observation_that_is_no_prompt_is_refused(
     policy = tiny(SHAPE, ["a"], seed=0)
     with pytest.raises(ValueError, match=fault):
         policy.prepare([observation])
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "language.md"
+
+
+def test_the_page_makes_a_policy_and_talks_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    talks, fills_in, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    exec(compile(talks, str(PAGE), "exec"), names)
+    printed = capsys.readouterr().out
+    num_prompt = len(
+        names["policy"].render(
+            [names["Message"](role="user", content="What is 3+4?")], [names["calc"]]
+        )
+    )
+    assert printed.startswith(f"{num_prompt} (16,) (16,) length\n")
+    exec(compile(fills_in, str(PAGE), "exec"), names)
+    assert re.match(r"(Saturday|Sunday) -\d+\.\d+ %llguidance", capsys.readouterr().out)
+
+
+async def test_the_page_shows_an_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (snippet,) = re.findall(r"```python\n# look\.py\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(snippet, str(PAGE), "exec"), names)
+    await names["look"](str(write_tiny_vision(tmp_path / "tiny")))
+    # 112 x 168 pixels are 4 x 6 tokens, after the role and the mark before an image
+    assert re.match(r"\d+ \(\d+,\) ", capsys.readouterr().out)

@@ -12,8 +12,8 @@ import numpy as np
 import public_checkpoint
 import pytest
 import torch
+from made_inputs import shallow
 from safetensors.torch import load_file
-from shallow_networks import shallow
 
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import CheckpointError, ConfigError

@@ -1,5 +1,7 @@
-"""The network: attention looks both ways, padding changes nothing, tokens are read one position
-early.
+"""The network: attention looks both ways, padding changes nothing, tokens are read one position early.
+
+Only the action tokens' rows of the head are computed, decisions on the same observation pass through
+the network once, and a demonstrated bin teaches its neighbours a little.
 """
 
 from collections.abc import Callable
@@ -9,9 +11,20 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from made_inputs import shallow
+from storage_bytes import StorageBytes
+from torch import Tensor
 
+from vla_rl.engines import DeviceLane
+from vla_rl.errors import ConfigError
+from vla_rl.learner import Demonstration, ImitationConfig, Imitator, OptimizerConfig
+from vla_rl.learner.imitation_backend import make_sft_log_probs
+from vla_rl.models.example_inputs import example_row
+from vla_rl.models.mlp import MlpPolicy
 from vla_rl.models.openvla_oft import OpenVlaOft, OpenVlaOftConfig
-from vla_rl.types import Sampling
+from vla_rl.models.prismatic.config import LoraConfig, tiny
+from vla_rl.models.prismatic.processor import PrismaticBatch
+from vla_rl.types import Observation, Sampling
 
 MakeObservation = Callable[..., dict[str, Any]]
 INSTRUCTIONS = (
@@ -170,3 +183,167 @@ def test_actions_have_the_shape_of_the_chunk(config: OpenVlaOftConfig) -> None:
     assert policy.encode(actions).tolist() == np.full((2, 21), 800).tolist()
     with pytest.raises(ValueError, match=r"actions are \[2, 8, 7\], expected \[B, 3, 7\]"):
         policy.encode(np.zeros((2, 8, 7)))
+
+
+def batch_of(policy: OpenVlaOft) -> PrismaticBatch:
+    row = example_row(policy)
+    assert row is not None
+    return row.batch
+
+
+def peak_bytes(config: OpenVlaOftConfig, vocab_size: int) -> int:
+    """Return the most bytes of an update and a decision, without the head, the table of embeddings,
+    and their gradients."""
+    llm = msgspec.structs.replace(config.llm, vocab_size=vocab_size)
+    policy = OpenVlaOft.create(msgspec.structs.replace(config, llm=llm), seed=0)
+    trunk = policy.network.language_model
+    for table in (trunk.lm_head, trunk.get_input_embeddings()):
+        table.requires_grad_(False)
+    batch = batch_of(policy)
+    tokens = torch.full((1, config.num_action_tokens), vocab_size - 1)
+    with StorageBytes() as memory:
+        torch.autograd.backward(policy.log_probs(batch, tokens, torch.ones(1))[0].sum())
+        with torch.no_grad():
+            policy.sample(batch, [Sampling(seed=0)])
+    # a view of the head's rows shares the whole head's storage
+    return memory.most - trunk.lm_head.weight.nbytes
+
+
+def test_memory_does_not_grow_with_the_vocabulary(config: OpenVlaOftConfig) -> None:
+    small, large = (peak_bytes(config, size) for size in (1024, 32_000))
+    of_all_logits = 4 * config.num_action_tokens * (32_000 - 1024)
+    assert abs(large - small) < 0.001 * of_all_logits
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_log_probs_and_gradients_are_those_of_the_whole_heads_action_rows(
+    policy: OpenVlaOft, rank: int | None
+) -> None:
+    if rank is not None:
+        policy = policy.adapted(LoraConfig(rank=rank), seed=0)
+    network, batch = policy.network, batch_of(policy)
+    tokens = torch.arange(768, 1024)[None, : policy.config.num_action_tokens]
+
+    def whole() -> Tensor:
+        logits = network.language_model.lm_head(network.read(batch))[..., 768:1024]
+        return logits.float().log_softmax(-1).gather(-1, tokens[..., None] - 768)[..., 0]
+
+    trained = [each for each in network.parameters() if each.requires_grad]
+    expected, found = whole(), policy.log_probs(batch, tokens, torch.ones(1))[0]
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    grads = [
+        torch.autograd.grad(each.sum(), trained, allow_unused=True) for each in (found, expected)
+    ]
+    for ours, theirs in zip(*grads, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            # a float32 sum rounds by its largest terms, in another order on each CPU
+            atol = 3e-6 * max(float(theirs.abs().max()), 1e-3)
+            torch.testing.assert_close(ours, theirs, atol=atol, rtol=0)
+
+
+def small_policy() -> OpenVlaOft:
+    shape = tiny(image_size=28, cameras=("image",), proprio=None, chunk_size=1, action_dim=2)
+    return OpenVlaOft.create(shallow(shape), seed=0)
+
+
+def make_batch() -> Observation:
+    return {"image": np.full((28, 28, 3), 90, np.uint8), "instruction": "turn left"}
+
+
+def test_the_bins_around_a_token_are_weighed_by_a_gaussian() -> None:
+    policy, middle = small_policy(), np.full((1, 1, 2), 0.0)
+    tokens, batch = torch.from_numpy(policy.encode(middle)), policy.prepare([make_batch()])
+    away = torch.arange(-8, 9)
+    weights = torch.exp(-0.5 * (away / 1.5) ** 2)
+    weights /= weights.sum()
+    with torch.no_grad():
+        each = [policy.log_probs(batch, tokens + int(step), torch.ones(1))[0] for step in away]
+        expected = (weights[:, None, None] * torch.stack(each)).sum(0)
+        torch.testing.assert_close(policy.near_log_probs(batch, tokens, 1.5), expected)
+        alone = policy.log_probs(batch, tokens, torch.ones(1))[0]
+        torch.testing.assert_close(policy.near_log_probs(batch, tokens, 0.01), alone)
+
+
+async def test_an_imitator_with_a_label_width_learns_the_neighbours_too() -> None:
+    policy = small_policy()
+    config = ImitationConfig(optimizer=OptimizerConfig(lr=3e-3, warmup_steps=1), label_width=3.0)
+    shown = Demonstration(
+        observation=make_batch(), actions=np.full((1, 2), 0.5, np.float32), num_valid=1
+    )
+    async with DeviceLane(1) as lane:
+        imitator = Imitator(policy, lane, config)
+        for _ in range(40):
+            await imitator.update([shown])
+    tokens = torch.from_numpy(policy.encode(shown.actions[None]))
+    with torch.no_grad():
+        near, far = (
+            policy.log_probs(policy.prepare([make_batch()]), tokens + step, torch.ones(1))[0].exp()
+            for step in (2, 30)
+        )
+    assert (near > 0.05).all()
+    assert (far < 0.01).all()
+
+
+def test_a_label_width_is_refused_where_it_means_nothing() -> None:
+    with pytest.raises(ConfigError, match="label_width is 2"):
+        make_sft_log_probs(MlpPolicy.__new__(MlpPolicy), 2.0)
+    with pytest.raises(ConfigError, match="0 with several ranks"):
+        ImitationConfig(label_width=2.0, ranks=2)
+
+
+@pytest.fixture(scope="module")
+def small_oft() -> OpenVlaOft:
+    shape = tiny(image_size=28, cameras=("image",), proprio=None, chunk_size=2, action_dim=3)
+    return OpenVlaOft.create(shape, seed=0)
+
+
+def seen_by(number: int, instruction: str = "turn left") -> Observation:
+    rng = np.random.default_rng(number)
+    image = rng.integers(0, 256, (28, 28, 3), dtype=np.uint8)
+    return {"image": image, "instruction": instruction}
+
+
+def test_copies_of_an_observation_are_one_row_of_the_batch(small_oft: OpenVlaOft) -> None:
+    batch = small_oft.prepare(
+        [seen_by(0), seen_by(1), seen_by(0), seen_by(1), seen_by(0, "turn right"), seen_by(0)]
+    )
+    assert batch.images.shape[0] == 3
+    assert batch.rows is not None
+    assert batch.rows.tolist() == [0, 1, 0, 1, 2, 0]
+    assert small_oft.prepare([seen_by(0), seen_by(1), seen_by(0)]).rows is None
+
+
+def test_log_probs_and_gradients_are_those_of_one_row_each(small_oft: OpenVlaOft) -> None:
+    observations = [seen_by(0), seen_by(1), seen_by(0), seen_by(0)]
+    tokens = torch.from_numpy(small_oft.encode(np.linspace(-1, 1, 24).reshape(4, 2, 3)))
+    ones = torch.ones(4)
+    network = small_oft.network
+
+    def gradient() -> torch.Tensor:
+        found = torch.cat(
+            [each.grad.flatten() for each in network.parameters() if each.grad is not None]
+        )
+        network.zero_grad()
+        return found
+
+    together, entropies = small_oft.log_probs(small_oft.prepare(observations), tokens, ones)
+    together.sum().backward()
+    shared = gradient()
+    for row, observation in enumerate(observations):
+        alone, entropy = small_oft.log_probs(
+            small_oft.prepare([observation]), tokens[row : row + 1], ones[:1]
+        )
+        torch.testing.assert_close(together[row], alone[0], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(entropies[row], entropy[0], atol=1e-4, rtol=1e-4)
+        alone.sum().backward()
+    torch.testing.assert_close(shared, gradient(), atol=1e-3, rtol=1e-3)
+
+
+def test_decisions_that_share_an_observation_draw_for_themselves(small_oft: OpenVlaOft) -> None:
+    batch = small_oft.prepare([seen_by(0)] * 4)
+    samplings = [Sampling(temperature=1.0, seed=number) for number in range(4)]
+    tokens, log_probs = small_oft.sample(batch, samplings)
+    assert tokens.shape == log_probs.shape == (4, 6)
+    assert len({tuple(row) for row in tokens.tolist()}) == 4
+    assert small_oft.features(batch).shape == (4, small_oft.feature_size)

@@ -14,8 +14,17 @@ import huggingface_hub
 import public_checkpoint
 import pytest
 import torch
-from golden_checkpoint import FILM, HEAD, PROPRIO
-from golden_outputs import GREEDY, golden, observations, require_close, stacked, uncropped
+from golden_checkpoint import (
+    FILM,
+    GREEDY,
+    HEAD,
+    PROPRIO,
+    golden,
+    observations,
+    require_close,
+    stacked,
+    uncropped,
+)
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from shallow_networks import shallow
+from made_inputs import shallow
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from shallow_networks import shallow
+from made_inputs import shallow
 
 from vla_rl.errors import ConfigError
 from vla_rl.models.openvla import OpenVla

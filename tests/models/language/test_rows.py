@@ -1,5 +1,8 @@
-"""Rows end to end on one line: the numbers of each row alone, by one kernel for all rows or by one for
-each, and without a mask of the line's square."""
+"""Rows have the numbers that each has alone.
+
+On one line they are read by one kernel for all or by one for each; log-probs and entropies of chunks
+are those of the whole, in memory that does not grow with the number of positions.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -16,6 +19,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.models import attention
 from vla_rl.models.attention import takes_all_rows
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
+from vla_rl.models.language.rows import score_tokens
 
 LENGTHS = [1000, *range(20, 40)]
 SQUARE = 1000 * 1000
@@ -49,7 +53,7 @@ def scored(policy: CausalLanguageModel, lengths: list[int]) -> Tensor:
     return log_probs
 
 
-def learnt(policy: CausalLanguageModel, lengths: list[int]) -> tuple[Tensor, Tensor]:
+def learn_rows(policy: CausalLanguageModel, lengths: list[int]) -> tuple[Tensor, Tensor]:
     """Return log-probs, and the gradient of all weights."""
     policy.network.zero_grad()
     log_probs = scored(policy, lengths)
@@ -120,9 +124,9 @@ def test_one_kernel_for_all_rows_gives_numbers_and_gradients_of_one_for_each(
     # torch 2.11's kernel has no such option
     monkeypatch.setattr(attention, "HAS_GROUPED_HEADS", has_grouped_heads)
     lengths = [40, 9, 3, 17]
-    expected = learnt(policy, lengths)
+    expected = learn_rows(policy, lengths)
     calls = at_once(dense_varlen)
-    found = learnt(policy, lengths)
+    found = learn_rows(policy, lengths)
     assert calls == [sum(lengths) + 2 * len(lengths)] * 2  # once a layer
     for actual, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(actual, wanted, atol=1e-6, rtol=1e-4)
@@ -183,9 +187,9 @@ def test_the_kernel_of_this_gpu_gives_the_numbers_of_rows_one_by_one(
 ) -> None:
     on_gpu = policy.copy()
     on_gpu.network.to("cuda", torch.bfloat16)
-    found = learnt(on_gpu, LENGTHS)
+    found = learn_rows(on_gpu, LENGTHS)
     monkeypatch.setattr(attention, "takes_all_rows", lambda query: False)
-    expected = learnt(on_gpu, LENGTHS)
+    expected = learn_rows(on_gpu, LENGTHS)
     torch.testing.assert_close(found[0], expected[0], atol=0.05, rtol=0.02)
     assert (found[1] - expected[1]).norm() < 0.05 * expected[1].norm()
 
@@ -195,3 +199,52 @@ def test_a_network_that_drops_the_packing_is_refused(policy: CausalLanguageModel
     deaf.network.set_attn_implementation("sdpa")
     with pytest.raises(ConfigError, match="would see each other"), torch.no_grad():
         scored(deaf, [9, 3, 3])
+
+
+WIDTH = 16
+META = torch.device("meta")
+
+
+def learn_scores(
+    num: int, vocab_size: int, at_once: int, device: torch.device, **given: Any
+) -> Any:
+    """Score `num` tokens and learn from both results; return them, and the gradients."""
+    torch.manual_seed(0)
+    head = nn.Linear(WIDTH, vocab_size, bias=False, device=device)
+    hidden = torch.randn(num, WIDTH, device=device).requires_grad_()
+    chosen = torch.randint(vocab_size // 2, (num,), device=device)
+    temperatures = torch.linspace(0.5, 1.5, num, device=device)
+    forbidden = given.get("forbidden", lambda first, end: None)
+    found = score_tokens(
+        head, hidden, chosen, temperatures, forbidden,
+        vocab_size=vocab_size, logits_at_once=at_once,
+    )  # fmt: skip
+    (found[0].sum() - 0.3 * found[1].square().sum()).backward()
+    return *found, hidden.grad, head.weight.grad
+
+
+@pytest.mark.parametrize("num", [1, 7, 12])
+def test_chunks_give_the_numbers_and_gradients_of_the_whole(num: int) -> None:
+    def forbidden(first: int, end: int) -> Tensor:
+        place = torch.arange(first, end)[:, None]
+        return (torch.arange(50) > 25) & (place % 3 == 0)
+
+    cpu = torch.device("cpu")
+    whole = learn_scores(num, 50, 10_000, cpu, forbidden=forbidden)
+    parts = learn_scores(num, 50, 4 * 50, cpu, forbidden=forbidden)
+    for found, expected in zip(parts, whole, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+
+
+def most_bytes(num: int, vocab_size: int, at_once: int) -> int:
+    # on the meta device, where 8,192 positions of 152,000 tokens cost nothing
+    with StorageBytes() as memory:
+        learn_scores(num, vocab_size, at_once, META)
+    return memory.most
+
+
+def test_memory_does_not_grow_with_positions_times_vocabulary() -> None:
+    logits = 4 * 8192 * 152_000
+    grown = most_bytes(8192, 152_000, 1 << 26) - most_bytes(1024, 152_000, 1 << 26)
+    assert grown < 0.01 * logits
+    assert most_bytes(8192, 152_000, 1 << 40) > 4 * logits
