@@ -12,6 +12,7 @@ from clients import request
 
 from vla_rl.endpoint import Endpoint, Session
 from vla_rl.endpoint.api import encode_body
+from vla_rl.endpoint.http import RequestError, anthropic_error, openai_error
 from vla_rl.types import Message, ToolCall
 
 SAID: Any = [{"role": "user", "content": "x"}]
@@ -286,3 +287,37 @@ async def test_an_answer_that_cannot_be_written_is_not_trained_on(endpoint: Endp
     assert (status, session.calls) == (500, [])
     assert answer["error"]["message"].startswith("the answer cannot be written: ")
     assert isinstance(session.failure, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("status", "openai", "anthropic"),
+    [
+        (400, "invalid_request_error", "invalid_request_error"),
+        (401, "authentication_error", "authentication_error"),
+        (404, "not_found_error", "not_found_error"),
+        (413, "invalid_request_error", "invalid_request_error"),
+        (429, "rate_limit_error", "rate_limit_error"),
+        (500, "server_error", "api_error"),
+        (503, "server_error", "api_error"),
+    ],
+)
+def test_the_type_follows_from_the_status(status: int, openai: str, anthropic: str) -> None:
+    error = RequestError("no", status=status)
+    assert openai_error(error)["error"]["type"] == openai
+    assert anthropic_error(error)["error"]["type"] == anthropic
+
+
+def test_openai_gets_the_field_and_the_code_and_anthropic_does_not() -> None:
+    error = RequestError("n is 2, expected 1", code="unsupported", param="n")
+    assert openai_error(error) == {
+        "error": {
+            "message": "n is 2, expected 1",
+            "type": "invalid_request_error",
+            "param": "n",
+            "code": "unsupported",
+        }
+    }
+    assert anthropic_error(error) == {
+        "type": "error",
+        "error": {"type": "invalid_request_error", "message": "n is 2, expected 1"},
+    }

@@ -1,7 +1,9 @@
-"""docs/policies.md does what it says: its snippets run."""
+"""docs/policies.md does what it says, and configurations import in an instant."""
 
 import asyncio
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +46,38 @@ async def test_the_page_saves_and_goes_on(
     async with asyncio.timeout(60):
         await namespace["save_and_go_on"](tmp_path)
     assert capsys.readouterr().out == "0 {'epoch': 2, 'next': 17}\n"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from vla_rl.engines import EngineConfig; from vla_rl.learner import LearnerConfig",
+        "from vla_rl.models.openvla_oft import OpenVlaOftConfig, tiny; tiny()",
+    ],
+)
+def test_configs_bring_no_torch(statement: str) -> None:
+    code = (
+        f"import sys; {statement}; print([name for name in ('torch', 'timm', 'transformers') if "
+        "name in sys.modules])"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert output.stdout.strip() == "[]"
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    import vla_rl.engines
+    import vla_rl.models.openvla_oft
+
+    for module in (vla_rl.engines, vla_rl.models.openvla_oft):
+        with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+            _ = module.Nothing
+
+
+def test_everything_in_the_shop_window_is_there() -> None:
+    import vla_rl.engines
+    import vla_rl.models.openvla_oft
+
+    for module in (vla_rl.engines, vla_rl.models.openvla_oft):
+        assert all(getattr(module, name) is not None for name in module.__all__)

@@ -288,7 +288,7 @@ async def test_a_run_whose_pictures_are_lost_before_their_update_continues_from_
     assert shelves() == []
 
 
-# tests/rollout/test_host_players.py has hosts that are lost before
+# tests/remote_rollout/test_host_runner.py has hosts that are lost before
 @pytest.mark.proof
 async def test_a_host_that_is_lost_once_its_pictures_are_beside_the_ranks_costs_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -1,8 +1,12 @@
-"""The staleness policy: both bounds on any schedule, and no group that waits for ever."""
+"""The staleness policy: both bounds on any schedule, whole groups for each update, and none that waits for ever."""
 
+import pytest
 from hypothesis import given, settings, strategies as st
+from rollout_fakes import group_of
 
-from vla_rl.rollout import StalenessPolicy
+from vla_rl.errors import ConfigError
+from vla_rl.rollout import SchedulerConfig
+from vla_rl.rollout.staleness import Handover, StalenessPolicy
 
 
 def admit(policy: StalenessPolicy, count: int) -> None:
@@ -231,3 +235,114 @@ def test_groups_that_no_update_would_take_are_not_admitted() -> None:
     policy.trained([0, 1])
     # two groups are outstanding, and one update of two is left
     assert not policy.can_admit(policy.version)
+
+
+def handover(max_staleness: int = 1) -> tuple[Handover, StalenessPolicy]:
+    staleness = StalenessPolicy(max_staleness=max_staleness, groups_per_update=2)
+    for group_id in range(4 if max_staleness else 2):
+        staleness.admit(group_id, staleness.version)
+    return Handover(staleness), staleness
+
+
+def ids(groups: object) -> list[int]:
+    return [group.group_id for group in groups]  # type: ignore[attr-defined]
+
+
+def test_a_group_is_buffered_then_in_training_then_gone() -> None:
+    groups, staleness = handover()
+    groups.add(group_of(0))
+    groups.add(group_of(1))
+    assert (groups.num_buffered, groups.num_in_training) == (2, 0)
+    assert groups.hand_over(0)
+    assert groups.hand_over(0)
+    assert (groups.num_buffered, groups.num_in_training) == (0, 2)
+    groups.require_groups([group_of(1), group_of(0)], new_version=1)
+    assert ids(groups.trained()) == [0, 1]
+    assert (groups.num_in_training, staleness.version) == (0, 1)
+
+
+def test_a_later_update_gets_nothing_before_the_earlier_one_is_full() -> None:
+    groups, _ = handover()
+    groups.add(group_of(0))
+    assert not groups.hand_over(1)
+    assert groups.hand_over(0)
+    groups.add(group_of(1))
+    groups.add(group_of(2))
+    assert not groups.hand_over(1)
+    assert groups.hand_over(0)
+    assert groups.hand_over(1)
+    assert (ids(groups.groups_of(0)), ids(groups.groups_of(1))) == ([0, 1], [2])
+
+
+def test_groups_of_another_update_and_half_an_update_are_refused() -> None:
+    groups, _ = handover()
+    groups.add(group_of(0))
+    groups.hand_over(0)
+    with pytest.raises(ValueError, match=r"trained on groups \[3\] to version 1, expected .*\[0\]"):
+        groups.require_groups([group_of(3)], new_version=1)
+    with pytest.raises(ValueError, match="expected version 1"):
+        groups.require_groups([group_of(0)], new_version=2)
+    with pytest.raises(ValueError, match="update 0 has 1 of 2 groups so far"):
+        groups.require_groups([group_of(0)], new_version=1)
+
+
+def test_what_an_update_waits_for_is_its_oldest_running_group() -> None:
+    groups, _ = handover(max_staleness=0)
+    groups.add(group_of(1))
+    assert groups.describe_wait(lambda group_id: [group_id * 10]) == (
+        "2 of 2 groups, the oldest of 1 running is group 0: episodes 0"
+    )
+    groups.add(group_of(0))
+    assert groups.describe_wait(lambda group_id: []) == "update 0 to be trained"
+
+
+def test_groups_that_are_too_old_are_evicted_with_what_was_buffered() -> None:
+    staleness = StalenessPolicy(max_staleness=0, groups_per_update=1, version=3)
+    staleness.admit(5, dispatch_version=1)
+    staleness.admit(6, dispatch_version=3)
+    groups = Handover(staleness)
+    groups.add(group_of(5))
+    assert list(groups.evict()) == [5]
+    assert groups.num_buffered == 0
+
+
+def test_environments_that_could_never_play_are_refused_with_the_inequality() -> None:
+    config = SchedulerConfig(groups_per_update=2, max_staleness=1)
+    config.require_feasible(num_envs=16, group_size=4)
+    expected = r"\(max_staleness \+ 1\) \* groups_per_update \* group_size = \(1 \+ 1\) \* 2 \* 4 = 16 < num_envs = 17"
+    with pytest.raises(ConfigError, match=expected):
+        config.require_feasible(num_envs=17, group_size=4)
+
+
+def test_updates_that_could_never_fill_are_refused_with_the_inequality() -> None:
+    config = SchedulerConfig(groups_per_update=4, max_outstanding_groups=3)
+    with pytest.raises(ConfigError, match="max_outstanding_groups=3 < groups_per_update=4"):
+        config.require_feasible(num_envs=1, group_size=1)
+
+
+def test_a_bound_on_outstanding_groups_counts_among_what_environments_can_play() -> None:
+    config = SchedulerConfig(groups_per_update=4, max_staleness=3, max_outstanding_groups=4)
+    with pytest.raises(
+        ConfigError, match=r"max_outstanding_groups \* group_size = 4 \* 2 = 8 < num_envs = 9"
+    ):
+        config.require_feasible(num_envs=9, group_size=2)
+
+
+def test_deterministic_mode_needs_synchronous_training() -> None:
+    with pytest.raises(ConfigError, match="expected max_staleness=0"):
+        SchedulerConfig(groups_per_update=1, max_staleness=1, deterministic=True)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("groups_per_update", 0),
+        ("max_staleness", -1),
+        ("max_attempts", 0),
+        ("episode_timeout_s", 0.0),
+        ("max_filtered_in_a_row", 0),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(field: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"SchedulerConfig.{field} is"):
+        SchedulerConfig(**{"groups_per_update": 1, field: value})

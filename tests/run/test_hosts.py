@@ -197,7 +197,7 @@ def test_a_run_whose_episodes_another_host_runs_learns_what_one_host_learns_what
     assert metrics[-1]["hosts/a/episodes"] >= 1
 
 
-# the test above has one host and no namespaces, tests/rollout/test_host_players.py the lost ones
+# the test above has one host and no namespaces, tests/remote_rollout/test_host_runner.py the lost ones
 @pytest.mark.proof
 @pytest.mark.needs_root
 @pytest.mark.timeout(580)

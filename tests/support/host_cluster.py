@@ -1,15 +1,23 @@
-"""A host with environments and a depot, in this loop, which can be cut off."""
+"""Hosts with environments and an episode store, in this loop, and the scheduler over them."""
 
 import asyncio
 from collections.abc import Callable
 
-from rollout_fakes import CountingEngine, LatencyPool
+from rollout_fakes import CountingEngine, LatencyPool, source
 
 from vla_rl.errors import ActorDied
 from vla_rl.remote_rollout.episode_store import EpisodeStore, materialise
-from vla_rl.rollout import EpisodeLost, LocalEpisodeRunner, embodied_agent
+from vla_rl.remote_rollout.host_pace import ANY_KIND
+from vla_rl.remote_rollout.host_runner import HostEpisodeRunner
+from vla_rl.rollout import (
+    EpisodeLost,
+    EpisodeScheduler,
+    LocalEpisodeRunner,
+    SchedulerConfig,
+    embodied_agent,
+)
 from vla_rl.rollout.policies import DecisionCounts
-from vla_rl.types import EpisodeSpec, Trajectory
+from vla_rl.types import EpisodeSpec, Group, Shelved, Trajectory
 
 
 class FarHost:
@@ -93,3 +101,27 @@ class FarHost:
 
     def when_more_may_begin(self, call: Callable[[], None]) -> None:
         pass
+
+
+class Cluster:
+    """A scheduler of 4 groups of 4 per update over hosts that share an engine."""
+
+    def __init__(
+        self,
+        keep: Callable[[Group], bool] | None = None,
+        drop_shelved: Callable[[Shelved], None] | None = None,
+        kind_of: Callable[[EpisodeSpec], str] = lambda episode: ANY_KIND,
+        **settings: object,
+    ) -> None:
+        self.engine = CountingEngine()
+        self.players = HostEpisodeRunner(0, drop_shelved, kind_of)
+        config = SchedulerConfig(**{"groups_per_update": 4, "max_staleness": 1, **settings})
+        self.scheduler = EpisodeScheduler(self.players, source(), config, keep=keep)
+
+    async def update(self) -> list[Group]:
+        version = self.scheduler.version
+        groups = [group async for group in self.scheduler.groups_for_update(version)]
+        self.engine.weight_version = version + 1
+        self.players.published(version + 1)
+        self.scheduler.trained(groups, version + 1)
+        return groups

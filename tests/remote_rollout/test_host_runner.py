@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import pytest
-from far_hosts import FarHost
-from host_cluster import Cluster
+from host_cluster import Cluster, FarHost
 from rollout_fakes import CountingEngine, fingerprint
 
 from vla_rl.remote_rollout.episode_store import EpisodeStore

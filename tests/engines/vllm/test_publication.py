@@ -1,17 +1,111 @@
-"""Engines apply new weights while the learner waits, or beside its next update."""
+"""New weights go from the device lane to the engines: at once, later, or not at all."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from fake_llm import FakeReplica
 from small_policies import speaking_policy
+from torch import Tensor, nn
 
 from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.engines.vllm import VllmChatEngine, VllmConfig
-from vla_rl.engines.vllm.publication import ServedVersion
+from vla_rl.engines.vllm.publication import Publication, ServedVersion, WeightPublisher
+from vla_rl.engines.vllm.staging import MappedWeights
+from vla_rl.errors import CheckpointError
 from vla_rl.models.vllm import serve
+
+
+class Way:
+    """An adoption without an engine, and what it works on."""
+
+    def __init__(self) -> None:
+        self.publication = Publication(VllmConfig(), "drain", "host")
+        self.version = ServedVersion(0)
+        self.adoption = WeightPublisher(tensors, self.publication, self.version, lambda: ())
+
+    def newest(self) -> Tensor:
+        assert self.publication.current is not None
+        return dict(MappedWeights(self.publication.current).tensors())["weight"].clone()
+
+
+def tensors(network: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach() for name, tensor in network.named_parameters()}
+
+
+def filled(value: float) -> nn.Module:
+    network = nn.Linear(2, 2, bias=False)
+    nn.init.constant_(network.weight, value)
+    return network
+
+
+@pytest.fixture
+def way() -> Iterator[Way]:
+    way = Way()
+    yield way
+    way.publication.close()
+
+
+async def test_the_lane_waits_until_engines_that_are_open_have_a_version(way: Way) -> None:
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        way.adoption.open(tasks)
+        async with way.publication.turn:  # a starting engine joins
+            adopting = tasks.create_task(asyncio.to_thread(way.adoption.adopt, filled(3.0), 1))
+            await asyncio.sleep(0.05)
+            assert (adopting.done(), way.version.now) == (False, 0)
+        await adopting
+    assert (way.version.now, len(way.publication.times)) == (1, 1)
+    assert way.newest().eq(3.0).all()
+
+
+async def test_a_version_is_only_stored_before_engines_open_and_after_they_close(way: Way) -> None:
+    way.adoption.adopt(filled(1.0), 1)
+    assert (way.version.now, way.newest().eq(1.0).all()) == (1, True)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        way.adoption.open(tasks)
+        way.adoption.close()
+        way.adoption.adopt(filled(2.0), 2)
+    assert (way.version.now, way.newest().eq(2.0).all()) == (2, True)
+    assert way.publication.times == []
+
+
+async def test_a_version_that_no_engine_takes_is_raised_on_the_lane_and_the_last_one_stays(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: Any) -> None:
+        raise CheckpointError("the engines refuse it")
+
+    way.adoption.adopt(filled(1.0), 1)
+    monkeypatch.setattr(way.publication, "publish", refuse)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        way.adoption.open(tasks)
+        with pytest.raises(CheckpointError, match="the engines refuse it"):
+            await asyncio.to_thread(way.adoption.adopt, filled(2.0), 2)
+    assert (way.version.now, way.newest().eq(1.0).all()) == (1, True)
+
+
+def test_weights_that_others_write_are_served_once_they_are_adopted(way: Way) -> None:
+    network = filled(1.0)
+    places = way.adoption.share(network, 1)
+    assert places is not None
+    (begin,) = places.begins["weight"]
+    memory = torch.from_file(places.path, shared=True, size=4, dtype=torch.float32)
+    assert begin == 0
+    memory.fill_(7.0)
+    assert way.publication.current is None
+    way.adoption.adopt_shared(1)
+    assert (way.version.now, way.newest().eq(7.0).all()) == (1, True)
+
+
+def test_a_version_that_was_not_shared_is_refused(way: Way) -> None:
+    with pytest.raises(CheckpointError, match="none is shared, expected version 1"):
+        way.adoption.adopt_shared(1)
+    way.adoption.share(filled(1.0), 1)
+    with pytest.raises(CheckpointError, match="version 1 is shared, expected version 2"):
+        way.adoption.adopt_shared(2)
+    assert way.version.now == 0
 
 
 async def test_the_learner_waits_for_a_version_unless_it_goes_ahead() -> None:

@@ -9,7 +9,7 @@ import random
 from collections import Counter
 
 import pytest
-from far_hosts import FarHost
+from host_cluster import FarHost
 from rollout_fakes import CountingEngine, source
 
 from vla_rl.remote_rollout.episode_store import EpisodeStore

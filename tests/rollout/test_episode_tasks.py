@@ -1,4 +1,4 @@
-"""An agent that does not end is left, and one that leaves by another way than an Exception is told."""
+"""Episodes end together with the first error, and an agent that does not end is left."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vla_rl.errors import AgentError
-from vla_rl.rollout.episode_tasks import run_agent
+from vla_rl.rollout.episode_tasks import RunningEpisodes, run_agent
 from vla_rl.util.simulated_time import run_in_simulated_time
 from vla_rl.util.stalls import list_awaiting_frames
 
@@ -165,3 +165,42 @@ def test_what_an_agent_waits_for_can_be_seen() -> None:
         return found
 
     assert run_in_simulated_time(main())[1] == "catches_every_cancellation"
+
+
+async def test_the_oldest_episode_is_cancelled_first_and_stays_counted() -> None:
+    running, ends = RunningEpisodes(), []
+
+    async def episode(number: int) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ends.append(number)
+
+    await running.open()
+    for number in (3, 1, 2):
+        running.start(number, episode(number))
+    await asyncio.sleep(0)
+    running.stop()
+    await running.leave(None, None, None)
+    assert ends == [1, 2, 3]
+    assert len(running) == 3  # in flight: a resume runs them again
+
+
+async def test_later_errors_become_notes_on_the_first_and_nothing_starts_meanwhile() -> None:
+    running, first, later = RunningEpisodes(), ValueError("first"), KeyError("later")
+    await running.open()
+    assert running.fails_the_run(first)
+    assert not running.fails_the_run(later)
+    assert not running.fails_the_run(first)
+    assert first.__notes__ == ["another episode failed too: KeyError: 'later'"]
+    assert not running.may_start
+    running.stop()
+    await running.leave(None, None, None)
+    with pytest.raises(RuntimeError, match="no group will come") as error:
+        running.require_running()
+    assert error.value.__cause__ is first
+
+
+def test_before_it_is_opened_no_group_will_come() -> None:
+    with pytest.raises(RuntimeError, match="the scheduler is not open"):
+        RunningEpisodes().require_running()

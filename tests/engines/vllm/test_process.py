@@ -1,0 +1,197 @@
+"""The processes of an engine: their end is seen at once, what stands still is found, they die once with one cause."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from vla_rl.actors.processes.liveness import find_stopped
+from vla_rl.engines.vllm.process import EngineLifecycle, EngineProcess, EngineThread, EngineWatch
+from vla_rl.errors import ActorDied, ActorFrozen
+
+
+@pytest.mark.parametrize(
+    ("code", "is_killed", "told"),
+    [
+        ("import sys; sys.exit(3)", False, "its process ended with status 3"),
+        ("import time; time.sleep(60)", True, "its process was killed by SIGKILL"),
+    ],
+)
+async def test_how_a_process_ended_is_told_once_it_has(
+    code: str, is_killed: bool, told: str
+) -> None:
+    with subprocess.Popen([sys.executable, "-S", "-c", code]) as started:  # noqa: ASYNC220
+        process, ended = EngineProcess(), asyncio.Event()
+        assert process.how_it_ended() == "its process is gone"  # no process was started yet
+        process.watch(started.pid, ended.set)
+        if is_killed:
+            process.kill()
+        async with asyncio.timeout(60):
+            await ended.wait()
+        assert process.how_it_ended() == told
+        process.close()
+        process.kill()  # its number may be another process's by now: nothing is done
+
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
+
+
+def start_sleeper() -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(3600)"])
+
+
+async def test_cancelling_work_that_waits_for_its_process_kills_that_and_waits_for_both() -> None:
+    thread = EngineThread("engine")
+    started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    loop, ended = asyncio.get_running_loop(), []
+
+    def start_and_wait() -> None:
+        for _ in range(2):  # what begins after the first kill is killed as well
+            with start_sleeper() as process:
+                if not started.done():
+                    loop.call_soon_threadsafe(started.set_result, process.pid)
+                ended.append(process.wait())
+
+    working = asyncio.create_task(thread.run(start_and_wait))
+    await started
+    working.cancel()
+    await asyncio.wait([working])
+    assert working.cancelled()
+    assert ended == [-signal.SIGKILL, -signal.SIGKILL]
+    assert thread.processes() == []
+    await thread.close()
+
+
+async def test_the_end_of_its_process_ends_what_waits_for_it() -> None:
+    life = EngineLifecycle("engine")
+    life.start()
+    process = await life.run(start_sleeper)
+    life.note_pid(process.pid)
+    process.kill()
+    with pytest.raises(TimeoutError):
+        async with life.limit(None):  # no deadline of its own
+            await asyncio.Event().wait()
+    assert life.died.is_set()
+    assert str(life.death()) == str(
+        ActorDied("engine", process.pid, "its process was killed by SIGKILL")
+    )
+    process.wait()
+    await life.close()
+
+
+async def test_a_missed_deadline_kills_an_engine_that_lives_and_only_reports_one_that_has_died() -> (
+    None
+):
+    life = EngineLifecycle("engine")
+    process = await life.run(start_sleeper)
+    life.note_pid(process.pid)
+    frozen = life.note_overdue("gave no token")
+    assert isinstance(frozen, ActorFrozen)
+    assert await asyncio.to_thread(process.wait) == -9
+    later = life.note_overdue("did not answer")
+    assert (type(later), later.cause, life.cause) == (ActorDied, "gave no token", "gave no token")
+    await life.close()
+
+
+async def test_the_first_cause_of_death_stays() -> None:
+    life = EngineLifecycle("engine")
+    assert (life.pid, life.died.is_set(), life.cause) == (0, False, "not started")
+    assert life.note_death("could not start").cause == "could not start"
+    life.note_death("closed")
+    assert life.death().cause == "could not start"
+    await life.close()
+
+
+async def test_closing_kills_a_process_that_has_not_reported_its_id_yet() -> None:
+    life = EngineLifecycle("engine")
+    process = await life.run(start_sleeper)
+    life.note_death("closed")
+    await life.close()
+    assert await asyncio.to_thread(process.wait) == -9
+
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(3600)"]
+
+DEADLINE_S = 2.0
+
+OBSERVER = """
+import asyncio, signal, subprocess, sys
+from vla_rl.engines.vllm import process
+
+process.LOOK_EVERY_S, process.STOPPED_AFTER_S = 0.01, 0.1
+
+async def main():
+    engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    resumed, looked, frozen, looks_left = asyncio.Event(), asyncio.Event(), [], 10
+
+    def processes():
+        nonlocal looks_left
+        looks_left -= resumed.is_set()
+        if looks_left == 0:
+            looked.set()
+        return [engine.pid]
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCONT, resumed.set)
+    observer = process.EngineWatch(processes, frozen.append)
+    observer.start()
+    try:
+        async with observer.limit(float(sys.argv[1])):
+            print(engine.pid, flush=True)
+            await looked.wait()
+        print("alarm" if frozen else "calm", flush=True)
+    except TimeoutError:
+        print("too late", flush=True)
+    observer.end()
+    engine.kill()
+    engine.wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest_asyncio.fixture
+async def thread() -> AsyncIterator[EngineThread]:
+    thread = EngineThread("engine")
+    yield thread
+    await thread.close()
+
+
+async def test_a_process_that_is_stopped_is_named_and_one_that_sleeps_is_not(
+    thread: EngineThread,
+) -> None:
+    with await thread.run(start_sleeper) as sleeps, await thread.run(start_sleeper) as stopped:
+        assert sorted(thread.processes()) == sorted([sleeps.pid, stopped.pid])
+        frozen: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        watch = EngineWatch(thread.processes, lambda pid: (watch.end(), frozen.set_result(pid))[1])
+        watch.start()
+        stopped.send_signal(signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            async with watch.limit(None):  # for as long as it lives
+                await asyncio.Event().wait()
+        assert await frozen == stopped.pid
+        with pytest.raises(TimeoutError):
+            async with watch.limit(3600.0):
+                await asyncio.Event().wait()
+        thread.kill()
+
+
+async def test_ctrl_z_and_fg_of_observer_and_engine_raise_no_alarm_and_use_up_no_deadline() -> None:
+    with subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", OBSERVER, str(DEADLINE_S)],
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    ) as observer:
+        assert observer.stdout is not None
+        engine = int(observer.stdout.readline())
+        os.killpg(observer.pid, signal.SIGSTOP)
+        while not (find_stopped([observer.pid]) and find_stopped([engine])):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(1.2 * DEADLINE_S)
+        os.killpg(observer.pid, signal.SIGCONT)
+        assert observer.stdout.read() == "calm\n"

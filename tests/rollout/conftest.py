@@ -1,6 +1,0 @@
-"""Makes `tests/rollout/support` importable: fakes shared by the tests of this folder."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent / "support"))

@@ -1,0 +1,187 @@
+"""Counts: every episode in exactly one place, losses and filters that end a run, rates since the last report."""
+
+import logging
+
+import numpy as np
+import pytest
+from rollout_fakes import group_of, source
+
+from vla_rl.errors import ConservationError
+from vla_rl.rollout import DecisionCounter, EpisodeLedger
+from vla_rl.rollout.counts import MAX_HOST_LOSSES, WARN_EVERY, Attempts, GroupFilter, RolloutMetrics
+from vla_rl.rollout.episode_runner import EpisodeLost
+from vla_rl.types import (
+    ActionChunk,
+    EnvSpec,
+    EpisodeSpec,
+    Group,
+    Info,
+    Step,
+    StopReason,
+    Trajectory,
+)
+
+
+def booked() -> EpisodeLedger:
+    """20 dispatched, 8 trained, 4 filtered, 2 dropped: 6 are somewhere."""
+    ledger = EpisodeLedger()
+    ledger.dispatch(20)
+    ledger.train(8)
+    ledger.filter(4)
+    ledger.drop(2, "stale")
+    return ledger
+
+
+def test_episodes_that_add_up_pass() -> None:
+    booked().check(in_flight=4, buffered=2)
+
+
+def test_a_lost_episode_is_reported_with_the_whole_table() -> None:
+    with pytest.raises(
+        ConservationError, match="20 episodes were dispatched, 19 are accounted for"
+    ) as caught:
+        booked().check(in_flight=3, buffered=2)
+    for row in ("trained", "filtered", "dropped (stale)", "in flight", "buffered"):
+        assert row in str(caught.value)
+
+
+def test_an_episode_held_twice_is_reported() -> None:
+    with pytest.raises(ConservationError, match="21 are accounted for"):
+        booked().check(in_flight=4, buffered=3)
+
+
+def test_a_ledger_goes_on_from_its_state() -> None:
+    EpisodeLedger(booked().state()).check(in_flight=6, buffered=0)
+
+
+def lost(number: int = 0, *, with_host: bool = False) -> EpisodeLost:
+    episode = EpisodeSpec(
+        episode_id=number,
+        group_id=0,
+        member=0,
+        env=EnvSpec(id="none"),
+        task="none",
+        seed=0,
+        policy_seed=0,
+    )
+    return EpisodeLost(episode, "died", "SIGKILL", with_host=with_host)
+
+
+def test_the_last_attempt_is_not_followed_by_another() -> None:
+    attempts = Attempts(3)
+    assert [attempts.allow(lost()) for _ in range(2)] == [True, True]
+    last = lost()
+    assert not attempts.allow(last)
+    assert last.__notes__ == ["that was the last of max_attempts=3"]
+
+
+def test_losses_of_a_host_are_no_fault_of_its_episodes_until_there_are_many() -> None:
+    attempts = Attempts(1)
+    for _ in range(MAX_HOST_LOSSES - 1):
+        assert attempts.allow(lost(with_host=True))
+    last = lost(with_host=True)
+    assert not attempts.allow(last)
+    assert last.__notes__ == ["10 hosts were lost while they ran it, so it may be what ends them"]
+
+
+def test_both_kinds_of_loss_are_counted_apart() -> None:
+    attempts = Attempts(2)
+    assert attempts.allow(lost())
+    assert attempts.allow(lost(with_host=True))
+    assert not attempts.allow(lost())
+
+
+@pytest.mark.parametrize("with_host", [False, True])
+def test_episodes_are_counted_apart_and_one_that_ended_is_forgotten(with_host: bool) -> None:
+    attempts = Attempts(2)
+    assert attempts.allow(lost(0, with_host=with_host))
+    assert attempts.allow(lost(1, with_host=with_host))
+    attempts.ended(0)
+    attempts.ended(5)  # it was never lost
+    assert attempts.allow(lost(0, with_host=with_host))
+    assert attempts.allow(lost(1, with_host=with_host)) == with_host
+
+
+def test_without_a_function_every_group_is_kept() -> None:
+    assert GroupFilter(None, max_in_a_row=1).is_kept(group_of(0))
+
+
+def test_a_kept_group_ends_the_row_of_filtered_ones() -> None:
+    groups = GroupFilter(lambda group: group.group_id == 1, max_in_a_row=2)
+    for group_id in (0, 1, 2):
+        groups.is_kept(group_of(group_id))
+        groups.require_some_kept(update=0)
+    assert not groups.is_kept(group_of(3))
+    with pytest.raises(RuntimeError, match=r"2 groups in a row .* so update 7 would never"):
+        groups.require_some_kept(update=7)
+
+
+def test_every_tenth_filtered_group_in_a_row_is_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    groups = GroupFilter(lambda group: False, max_in_a_row=None)
+    with caplog.at_level(logging.WARNING):
+        for group_id in range(2 * WARN_EVERY + 1):
+            groups.is_kept(group_of(group_id))
+            groups.require_some_kept(update=3)
+    assert [record.args for record in caplog.records] == [(10, 3), (20, 3)]
+
+
+def episode(reward: float, reason: StopReason, info: Info | None = None) -> Trajectory:
+    chunk = ActionChunk(
+        actions=np.zeros((2, 1), np.float32),
+        tokens=np.zeros(2, np.int64),
+        log_probs=np.zeros(2, np.float32),
+        weight_version=0,
+    )
+    step = Step(observation={}, chunk=chunk, rewards=np.array([0.0, reward], np.float32))
+    return Trajectory(
+        episode=source(1).next_group().episodes[0],
+        steps=(step,),
+        final_observation={},
+        stop_reason=reason,
+        info=info or {},
+    )
+
+
+def test_rates_begin_anew_with_every_report_and_losses_do_not() -> None:
+    meter = RolloutMetrics(DecisionCounter().counts)
+    meter.start(10.0)
+    meter.episode(episode(1.0, StopReason.SUCCESS))
+    meter.lost("died")
+    first = meter.report(12.0, {"groups_buffered": 3}, {"stale": 2})
+    assert (first["rollout/episodes_per_s"], first["rollout/env_steps_per_s"]) == (0.5, 1.0)
+    assert (first["rollout/success_rate"], first["rollout/mean_return"]) == (1.0, 1.0)
+    assert (first["rollout/depth/groups_buffered"], first["rollout/dropped/stale"]) == (3.0, 2.0)
+    second = meter.report(14.0, {}, {})
+    assert (second["rollout/episodes_per_s"], second["rollout/lost/died"]) == (0.0, 1.0)
+
+
+def test_episodes_that_the_agent_ended_are_counted_by_reason_since_the_start() -> None:
+    meter = RolloutMetrics(DecisionCounter().counts)
+    for reason in (StopReason.REPLY_REJECTED, StopReason.SUCCESS, StopReason.TIME_LIMIT):
+        meter.episode(episode(0.0, reason))
+    assert meter.report(1.0, {}, {})["rollout/stopped/reply_rejected"] == 1.0
+    meter.episode(episode(0.0, StopReason.REPLY_REJECTED))
+    second = meter.report(2.0, {}, {})
+    stopped = {name: value for name, value in second.items() if "/stopped/" in name}
+    assert stopped == {"rollout/stopped/reply_rejected": 2.0}
+
+
+def test_a_success_that_is_never_reported_is_no_failure() -> None:
+    meter = RolloutMetrics(DecisionCounter().counts)
+    meter.episode(episode(0.0, StopReason.TIME_LIMIT))
+    assert "rollout/success_rate" not in meter.report(1.0, {}, {})
+    meter.episode(episode(0.0, StopReason.TIME_LIMIT, {"is_success": False}))
+    assert meter.report(2.0, {}, {})["rollout/success_rate"] == 0.0
+
+
+def test_staleness_is_that_of_the_groups_trained_since_the_last_report() -> None:
+    meter = RolloutMetrics(DecisionCounter().counts)
+    for dispatch_version in (2, 3, 3, 3):
+        group = Group(group_id=0, trajectories=(), dispatch_version=dispatch_version)
+        meter.trained(group, version=3)
+    metrics = meter.report(1.0, {}, {})
+    assert metrics["rollout/staleness/mean"] == pytest.approx(0.25)
+    assert (metrics["rollout/staleness/max"], metrics["rollout/staleness/share_1"]) == (1.0, 0.25)
+    assert "rollout/staleness/mean" not in meter.report(2.0, {}, {})
