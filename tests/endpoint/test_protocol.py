@@ -85,7 +85,7 @@ async def test_what_is_no_request_is_answered_in_json(endpoint: Endpoint, data: 
     ("headers", "body", "status"),
     [
         (["Content-Encoding: gzip"], b"hello", 400),
-        (["Content-Encoding: gzip"], gzip.compress(b"{}")[:-4], 400),
+        (["Content-Encoding: gzip"], gzip.compress(b"{}", mtime=0)[:-4], 400),
         (["Content-Encoding: deflate"], b"hello", 400),
         (["Content-Encoding: br"], b"hello", 400),
         (["Expect: pony"], b"{}", 417),
