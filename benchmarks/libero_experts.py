@@ -36,9 +36,9 @@ def expert_lengths(
         lengths = []
         for init_state_id in init_state_ids:
             if init_state_id < len(init_states):
-                scene.begin(init_states[init_state_id])
+                scene.start_episode(init_states[init_state_id])
             else:
-                scene.begin_drawn(init_state_id)
+                scene.start_drawn_episode(init_state_id)
             lengths.append(_play(scene, STEP_LIMITS[task.suite]))
         return lengths
     finally:
@@ -47,10 +47,10 @@ def expert_lengths(
 
 def _play(scene: Scene, step_limit: int) -> int | None:
     for _ in range(NUM_SETTLE_STEPS):
-        scene.advance(np.array(IDLE_ACTION))
+        scene.run_control_step(np.array(IDLE_ACTION))
     expert = Expert(scene)
     for num_steps in range(1, step_limit + 1):
-        if scene.advance(expert.act().astype(np.float64)):
+        if scene.run_control_step(expert.act().astype(np.float64)):
             return num_steps
     return None
 

@@ -52,13 +52,13 @@ def played(
     scene: Scene, init_state: np.ndarray, actions: list[np.ndarray] | None, step_limit: int
 ) -> Episode:
     """Run the expert's episode, or one with these actions."""
-    scene.begin(init_state)
+    scene.start_episode(init_state)
     for _ in range(NUM_SETTLE_STEPS):
-        scene.advance(np.array(IDLE_ACTION))
+        scene.run_control_step(np.array(IDLE_ACTION))
     expert, done, coordinates = Expert(scene), list[np.ndarray](), list[np.ndarray]()
     for number in range(step_limit if actions is None else len(actions)):
         done.append(expert.act().astype(np.float64) if actions is None else actions[number])
-        is_success = scene.advance(done[-1])
+        is_success = scene.run_control_step(done[-1])
         coordinates.append(scene.data.qpos.copy())
         if is_success:
             return Episode(done, coordinates, number + 1)

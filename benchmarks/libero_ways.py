@@ -85,10 +85,10 @@ def siirl_step_drawn(suite: str, task_id: int, assets: str) -> Run:
     Measures the CPU time of both processes.
     """
     from vla_rl.envs.libero.loading import config_folder, load_libero
-    from vla_rl.envs.libero.packages import package_root
+    from vla_rl.envs.libero.packages import find_package_root
 
     os.environ["LIBERO_CONFIG_PATH"] = config_folder(
-        package_root("libero")
+        find_package_root("libero")
     )  # else LIBERO asks on stdin, in the other process too
     load_libero("libero")
     vector = importlib.import_module("libero.libero.envs.venv")
@@ -232,13 +232,13 @@ def stepping(suite: str, task_id: int, assets: str) -> Callable[[], dict[str, fl
             env.env.timestep = 0
             env.set_init_state(init_state)
         for scene in (exact, fast):
-            scene.begin(init_state)
+            scene.start_episode(init_state)
         took_s: dict[str, float] = dict.fromkeys(("original", "exact", "fast", "floor"), 0.0)
         for number, row in enumerate(rows):
             turns: dict[str, tuple[Callable[[Any], Any], Any]] = {
                 "original": (original.step, row.tolist()),
-                "exact": (exact.advance, row.astype(np.float64)),
-                "fast": (fast.advance, row.astype(np.float64)),
+                "exact": (exact.run_control_step, row.astype(np.float64)),
+                "fast": (fast.run_control_step, row.astype(np.float64)),
                 "floor": (
                     floor_step,
                     controls[number * NUM_SUBSTEPS : (number + 1) * NUM_SUBSTEPS],
@@ -283,7 +283,7 @@ def reset(suite: str, task_id: int, assets: str) -> Run:
         took_s = []
         for init_state in init_states:
             started = time.process_time()
-            scene.begin(init_state)
+            scene.start_episode(init_state)
             took_s.append(time.process_time() - started)
         return 1e3 * float(np.median(took_s))
 

@@ -24,7 +24,7 @@ def expert_lengths(task: Task, starts: Sequence[int]) -> list[int | None]:
     try:
         lengths = []
         for start in starts:
-            scene.begin(start)
+            scene.start_episode(start)
             lengths.append(_run(scene))
         return lengths
     finally:
@@ -34,7 +34,7 @@ def expert_lengths(task: Task, starts: Sequence[int]) -> list[int | None]:
 def _run(scene: Scene) -> int | None:
     expert = MetaWorldExpert(scene)
     for num_steps in range(1, STEP_LIMIT + 1):
-        if scene.advance(expert.act().astype(np.float64)):
+        if scene.run_control_step(expert.act().astype(np.float64)):
             return num_steps
     return None
 

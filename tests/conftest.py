@@ -165,9 +165,9 @@ def real_assets() -> str:
     """
     from installed_assets import installed_assets  # here: most tests need no simulator's imports
 
-    from vla_rl.envs.libero.assets import STAND_INS, install_command
+    from vla_rl.envs.libero.assets import STAND_INS, get_wheels_command
 
     found = installed_assets()
     if found.source == STAND_INS:
-        pytest.skip(f"LIBERO's own assets are not installed: {install_command()}")
+        pytest.skip(f"LIBERO's own assets are not installed: {get_wheels_command()}")
     return str(found.path)

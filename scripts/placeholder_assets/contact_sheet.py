@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from scripts.placeholder_assets.files import all_items
 from scripts.placeholder_assets.shapes import Item, about_x
 from vla_rl.envs.libero.assets import STAND_INS, find_assets
-from vla_rl.envs.libero.env import LiberoEnv
-from vla_rl.envs.libero.images import DRAWN_GROUPS
+from vla_rl.envs.libero.env import DRAWN_GROUPS, LiberoEnv
 from vla_rl.envs.libero.loading import load_simulator
 from vla_rl.envs.mujoco.loading import make_context
 

@@ -243,10 +243,9 @@ def test_every_id_of_ours_has_a_vector_entry_point_that_is_written_in_its_spec()
     assert len(ids) >= 14
     for name in ids:
         assert (
-            gymnasium.spec(name).vector_entry_point
-            == f"vla_rl.envs.vector_entry_points:{name.removeprefix('vla_rl/')}"
+            gymnasium.spec(name).vector_entry_point == f"vla_rl.envs:{name.removeprefix('vla_rl/')}"
         )
-        assert "vla_rl.envs.vector_entry_points" in gymnasium.spec(name).to_json()
+        assert f"vla_rl.envs:{name.removeprefix('vla_rl/')}" in gymnasium.spec(name).to_json()
 
 
 def faulty(fault: str) -> EnvSpec:

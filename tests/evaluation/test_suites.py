@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from vla_rl.envs.libero import tasks as libero_tasks
+from vla_rl.envs.libero import tasks
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import parse_numbers, suites
 from vla_rl.evaluation.suites import (
@@ -85,7 +85,7 @@ def without_libero(package: str) -> Any:
 
 
 def test_without_libero_an_evaluation_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libero_tasks, "package_root", without_libero)
+    monkeypatch.setattr(tasks, "find_package_root", without_libero)
     with pytest.raises(ConfigError, match="suites: LIBERO is not installed; run `pip install it`"):
         EvalLiberoConfig()
     with pytest.raises(ConfigError, match="tasks: LIBERO is not installed"):

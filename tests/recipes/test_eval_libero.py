@@ -25,7 +25,7 @@ from vla_rl.cli.command_line import Command, parse_command
 from vla_rl.cli.evaluate import EvalLaunch, ResultRecorder, main
 from vla_rl.datasets import open_dataset
 from vla_rl.env_workers import SimulatorConfig
-from vla_rl.envs.libero.packages import installed_packages
+from vla_rl.envs.libero.packages import list_installed_packages
 from vla_rl.envs.libero.tasks import Task, find_task, list_tasks
 from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.evaluation import EpisodeResult, ResultFile, episode_result, result_table
@@ -237,7 +237,7 @@ async def test_a_dry_run_of_very_many_environments_opens_one_of_each_suite(
 
 
 def test_a_sample_has_one_environment_of_each_kind_of_change() -> None:
-    if "liberoplus" not in installed_packages():
+    if "liberoplus" not in list_installed_packages():
         pytest.skip("liberoplus is in vla_rl/requirements/libero-family.txt")
     some = EvalLiberoConfig(
         suites=("liberoplus.libero_object",), tasks="0-300", init_states="0", assets="stand-ins"
@@ -348,7 +348,7 @@ def test_a_suite_of_thousands_of_tasks_has_one_row() -> None:
 
 
 def test_some_kinds_of_change_are_run_alone() -> None:
-    if "liberoplus" not in installed_packages():
+    if "liberoplus" not in list_installed_packages():
         pytest.skip("liberoplus is in vla_rl/requirements/libero-family.txt")
     suite = "liberoplus.libero_object"
     kinds = ("camera", "robot")

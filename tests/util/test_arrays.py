@@ -152,7 +152,7 @@ ALLOWED = {
         "torch.load(path, map_location='cpu', weights_only=True, mmap=zipfile.is_zipfile(path))"
     ],
     # NumPy's old names for LIBERO-plus, whose own code asks for them
-    "envs/libero/images.py": ["np.frombuffer(data, dtype)", "getattr(np, name)"],
+    "envs/libero/env.py": ["np.frombuffer(data, dtype)", "getattr(np, name)"],
 }
 """Readers whose type does not come from outside, or is compared before; by file."""
 

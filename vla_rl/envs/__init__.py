@@ -11,6 +11,7 @@ in the mode "sync". Entry points are strings: an environment's module, and with 
 imported when the first one is made. Environments do not depend on asyncio, torch or the trainer.
 """
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from gymnasium.envs.registration import register as _register_one, registry
@@ -18,6 +19,7 @@ from gymnasium.envs.registration import register as _register_one, registry
 from vla_rl.util.imports import lazy_names
 
 if TYPE_CHECKING:
+    from vla_rl.env_workers import ProcessVectorEnv
     from vla_rl.env_workers.checked_env import run_chunk as run_chunk
     from vla_rl.envs.gymnasium_adapters import ActionChunks as ActionChunks
 
@@ -30,11 +32,23 @@ METAWORLD_SUITES = ("metaworld_mt10", "metaworld_mt50")
 """The suites of Meta-World, registered in the same way."""
 
 
+def _make_vector_env(name: str, /, num_envs: int, **kwargs: Any) -> "ProcessVectorEnv":
+    from vla_rl.env_workers import make_vec  # processes are imported only on demand
+
+    return make_vec(name, num_envs, **kwargs)  # `env_id` is an argument of the control tasks
+
+
 def _register(env_id: str, entry_point: str, kwargs: dict[str, Any] | None = None) -> None:
+    # gymnasium writes specs to files, so that an entry point has to be a string; it calls the
+    # vector one without the id, so that each id has an attribute of its own
+    attribute = env_id.removeprefix("vla_rl/")
+    globals()[attribute] = functools.partial(_make_vector_env, f"vla_rl.envs:{env_id}")
     if env_id not in registry:
-        vectors = f"vla_rl.envs.vector_entry_points:{env_id.removeprefix('vla_rl/')}"
         _register_one(
-            id=env_id, entry_point=entry_point, vector_entry_point=vectors, kwargs=kwargs or {}
+            id=env_id,
+            entry_point=entry_point,
+            vector_entry_point=f"vla_rl.envs:{attribute}",
+            kwargs=kwargs or {},
         )
 
 

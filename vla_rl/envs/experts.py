@@ -45,7 +45,7 @@ class ExpertSuggestions(gymnasium.Wrapper[Observation, np.ndarray, Observation, 
     ) -> tuple[Observation, Info]:
         """Start an episode, and let the expert plan anew."""
         observation, info = self.env.reset(seed=seed, options=options)
-        self._expert.begin()
+        self._expert.start_over()
         return {**observation, "expert_action": self._expert.act()}, info
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
@@ -118,7 +118,7 @@ class Demonstration(msgspec.Struct, frozen=True):
     obstacle: str | None = None
     """Reason why the expert stood still at the end of a failed episode, if known; not saved."""
 
-    def save(self, path: Path) -> None:
+    def write_npz(self, path: Path) -> None:
         """Write a compressed `.npz` without any pickled object; it appears whole or not at all."""
         arrays: dict[str, Any] = {
             **self.observations,

@@ -38,7 +38,7 @@ class Task(Protocol):
 class Expert(Protocol):
     """Solves the task of one environment's simulation, whose hidden state it reads."""
 
-    def begin(self) -> None:
+    def start_over(self) -> None:
         """Start over, after a reset."""
         ...
 

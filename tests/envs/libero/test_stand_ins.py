@@ -107,11 +107,11 @@ def test_a_task_fits_its_initial_states_and_comes_to_rest_unsolved(
     scene.physics = "fast"
     states = read_init_states(task.init_states_file)
     assert states.shape[1] == 1 + scene.model.nq + scene.model.nv
-    scene.begin(states[0])
+    scene.start_episode(states[0])
     bodies = [scene.domain.obj_body_id[name] for name in scene.domain.objects_dict]
     started, after = scene.data.xpos[bodies].copy(), {}
     for step in range(1, 31):
-        assert not scene.advance(np.array(IDLE_ACTION)), f"solved after {step} idle steps"
+        assert not scene.run_control_step(np.array(IDLE_ACTION)), f"solved after {step} idle steps"
         after[step] = scene.data.xpos[bodies].copy()
     assert np.abs(after[30] - after[10]).max() < 0.002, "drifts (m)"
     assert np.abs(scene.data.cvel[bodies]).max() < 0.05, "still moves (m/s, rad/s)"

@@ -41,12 +41,12 @@ def _states(
     scene: Scene, suite: str, task_id: int, actions: np.ndarray
 ) -> tuple[list[np.ndarray], list[bool]]:
     """MuJoCo's whole state after settling and after each action, and whether the goal held."""
-    scene.begin(read_init_states(find_task(suite, task_id).init_states_file)[INIT_STATE_ID])
+    scene.start_episode(read_init_states(find_task(suite, task_id).init_states_file)[INIT_STATE_ID])
     for _ in range(10):
-        is_success = scene.advance(IDLE)
+        is_success = scene.run_control_step(IDLE)
     states, successes = [scene.get_state()["physics"]], [is_success]
     for action in actions:
-        successes.append(scene.advance(action.astype(np.float64)))
+        successes.append(scene.run_control_step(action.astype(np.float64)))
         states.append(scene.get_state()["physics"])
     return states, successes
 
@@ -58,7 +58,7 @@ def _require_the_same_bits(play: dict[str, Any], theirs: Any) -> None:
         states, successes = _states(scene, play["suite"], play["task_id"], np.load(play["actions"]))
         np.testing.assert_array_equal(states, theirs[f"{name}_physics"])
         np.testing.assert_array_equal(successes, theirs[f"{name}_is_success"])
-        np.testing.assert_array_equal(scene.sample.proprio, theirs[f"{name}_state"][-1])
+        np.testing.assert_array_equal(scene.reading.proprio, theirs[f"{name}_state"][-1])
     finally:
         scene.close()
 
@@ -160,7 +160,7 @@ def test_a_start_takes_less_than_two_milliseconds(object_env: LiberoEnv) -> None
     took_s = []
     for init_state in init_states:
         started = time.process_time()
-        object_env.scene.begin(init_state)
+        object_env.scene.start_episode(init_state)
         took_s.append(time.process_time() - started)
     assert np.median(took_s) < 0.002
 

@@ -9,7 +9,7 @@ import pytest
 
 from vla_rl.envs.libero import SUITES, find_task, list_tasks
 from vla_rl.envs.libero.assets import find_assets
-from vla_rl.envs.libero.packages import package_root
+from vla_rl.envs.libero.packages import find_package_root
 from vla_rl.envs.libero.tasks import libero_root
 
 
@@ -53,9 +53,9 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
 ) -> None:
     # what the import system itself puts there for "does not exist"
     monkeypatch.setitem(sys.modules, "libero", None)
-    package_root.cache_clear()
+    find_package_root.cache_clear()
     with pytest.raises(ImportError, match=r"run `pip install --no-deps hf-libero==0\.1\.4 "):
-        package_root("libero")
+        find_package_root("libero")
 
 
 def test_assets_that_are_not_there_are_explained(tmp_path: Path) -> None:

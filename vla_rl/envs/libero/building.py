@@ -29,7 +29,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from vla_rl.envs.libero.assets import missing_asset
+from vla_rl.envs.libero.assets import missing_asset_error
 from vla_rl.envs.libero.loading import load_libero, load_simulator
 from vla_rl.envs.libero.task_files import check_goal_file
 from vla_rl.envs.libero.tasks import Task
@@ -65,7 +65,7 @@ class SeededResets:
     def __init__(self, task: Task, assets: Path, seed: int) -> None:
         self.env = _load_env(task, assets)
         """The environment, in the state that robosuite's reset leaves, after the first
-        `advance`."""
+        `run_next_reset`."""
 
         mujoco, model, data = (
             load_simulator().mujoco,
@@ -82,7 +82,7 @@ class SeededResets:
         with seeded(seed):
             self._random_state = np.random.get_state()
 
-    def advance(self) -> None:
+    def run_next_reset(self) -> None:
         """Carry out the next reset. Raises: `EnvError` if the objects find no place."""
         with _random_numbers(self._random_state), _without_deprecation_warnings():
             retry_placement(self._reset)
@@ -117,12 +117,12 @@ def _load_env(task: Task, assets: Path) -> Any:
         # "from None": robosuite's traceback would be longer than the screen and say nothing more
         except FileNotFoundError as error:
             detail = f"{task.key} needs {_inside(assets, str(error.filename))}"
-            raise missing_asset(assets, detail, task) from None
+            raise missing_asset_error(assets, detail, task) from None
         except (VlaRlError, ImportError, MemoryError):
             raise
         except Exception as error:  # LIBERO's parsers raise `Exception` itself
             if "Error opening file" in str(error):  # MuJoCo's error for a mesh or a texture
-                raise missing_asset(assets, f"{task.key}: {error}", task) from None
+                raise missing_asset_error(assets, f"{task.key}: {error}", task) from None
             raise unreadable_goal(task, error) from error
 
 

@@ -1,6 +1,17 @@
-"""`LiberoEnv`: one task of LIBERO as a plain, synchronous gymnasium environment."""
+"""`LiberoEnv`: one task of LIBERO as a plain, synchronous gymnasium environment.
+
+The visual meshes of the Panda and its mount alone have 168 000 triangles, a multiple of everything
+else on a table of placeholder assets. The plain robot of the quality "fast" is its collision meshes
+in the robot's colours.
+
+LIBERO-plus adds noise to the image of the fixed camera: motion, Gaussian and zoom blur, fog and
+glass, ten strengths each. The installed package's `ControlEnv` adds it to an observation, so it is
+given one with our image. It draws from NumPy's global generator, which is seeded here, so that an
+episode looks the same in every process.
+"""
 
 import os
+import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -11,7 +22,8 @@ from vla_rl.envs.experts import ExpertSuggestions
 from vla_rl.envs.gymnasium_adapters import Words
 from vla_rl.envs.image_env import Expert, ImageEnv, require_at_least, require_choice
 from vla_rl.envs.libero.assets import find_package_assets
-from vla_rl.envs.libero.images import LIBERO_STYLE, add_noise
+from vla_rl.envs.libero.building import seeded
+from vla_rl.envs.libero.loading import load_libero
 from vla_rl.envs.libero.scene import (
     CameraKey,
     Scene,
@@ -24,9 +36,11 @@ from vla_rl.envs.libero.scene import (
 )
 from vla_rl.envs.libero.stepping import Physics
 from vla_rl.envs.libero.task_files import read_init_states
-from vla_rl.envs.libero.tasks import Task, find_task, step_limit_of
+from vla_rl.envs.libero.tasks import Task, find_task, get_step_limit
 from vla_rl.envs.mujoco.cameras import Cameras, Orientation
-from vla_rl.envs.mujoco.drawing_quality import Look, Quality
+from vla_rl.envs.mujoco.drawing_quality import HIDDEN_GROUP, Look, Quality, Style
+from vla_rl.envs.mujoco.loading import load_mujoco
+from vla_rl.errors import EnvError
 from vla_rl.types import Info, derive_seed
 
 Scenes: TypeAlias = Literal["same", "published"]
@@ -133,7 +147,7 @@ class LiberoEnv(ImageEnv):
             self.task,
             tuple(name for name in CAMERAS if wrist_image or name != "wrist_image"),
             len(self._init_states),
-            step_limit_of(suite) if step_limit is None else step_limit,
+            get_step_limit(suite) if step_limit is None else step_limit,
             render_mode,
             render_key,
         )
@@ -156,7 +170,7 @@ class LiberoEnv(ImageEnv):
             {
                 **dict.fromkeys(self._image_keys, image),
                 "state": spaces.Box(-_STATE_BOUND, _STATE_BOUND, dtype=np.float32),
-                "instruction": _text_space(self.task.instruction),
+                "instruction": _instruction_space(self.task.instruction),
             }
         )
         self.action_space = spaces.Box(-1.0, 1.0, (7,), np.float32)
@@ -181,8 +195,8 @@ class LiberoEnv(ImageEnv):
         task = find_task(suite, task_id)
         key = SceneKey(task, find_package_assets(task.package, assets).path, scene_seed)
         look = Look(prepare_scene(key).model, image_size, quality, LIBERO_STYLE)
-        look.prepare()
-        look.undo()
+        look.simplify_meshes()
+        look.undo_changes()
 
     def open_graphics(self) -> None:
         """Open OpenGL now instead of at the first image, in a process that will not fork.
@@ -229,30 +243,32 @@ class LiberoEnv(ImageEnv):
         scene = self.scene
         if init_state_id < len(self._init_states):
             reset_number = init_state_id if self._scenes == "published" else 0
-            scene.begin(self._init_states[init_state_id], reset_number)
+            scene.start_episode(self._init_states[init_state_id], reset_number)
         else:
-            scene.begin_drawn(init_state_id)
+            scene.start_drawn_episode(init_state_id)
         for _ in range(self._num_settle_steps):
-            scene.advance(np.array(IDLE_ACTION))
+            scene.run_control_step(np.array(IDLE_ACTION))
 
     def _advance(self, action: np.ndarray) -> bool:
-        return self.scene.advance(action)
+        return self.scene.run_control_step(action)
 
     def _draw_now(self, names: tuple[str, ...]) -> tuple[np.ndarray, ...]:
         self.open_graphics()
         assert self._cameras is not None
-        images = self._cameras.draw(self.scene.sample.drawn, tuple(CAMERAS[name] for name in names))
+        images = self._cameras.draw(
+            self.scene.reading.drawn, tuple(CAMERAS[name] for name in names)
+        )
         noise = self.task.variant.noise
         if noise == 0:
             return images
         seed = derive_seed(self._init_state_id, self.task.key, self._num_steps) % (1 << 32)
         return tuple(
-            add_noise(self.task.package, image, noise, seed) if name == "image" else image
+            _add_noise(self.task.package, image, noise, seed) if name == "image" else image
             for name, image in zip(names, images, strict=True)
         )
 
     def _vector(self) -> np.ndarray:
-        return self.scene.sample.proprio
+        return self.scene.reading.proprio
 
     def _simulation_state(self) -> dict[str, Any]:
         return self.scene.get_state()
@@ -264,7 +280,7 @@ class LiberoEnv(ImageEnv):
         return {"scene_seed": self._scene_key.scene_seed, **self._recorded}
 
 
-def _text_space(instruction: str) -> Words:
+def _instruction_space(instruction: str) -> Words:
     """Return the same space for every task of LIBERO.
 
     Variants have longer instructions with other characters.
@@ -279,3 +295,87 @@ def make_suggesting_env(**kwargs: Any) -> ExpertSuggestions:
     Keywords are those of `LiberoEnv`. gymnasium's entry point.
     """
     return ExpertSuggestions(LiberoEnv(**kwargs))
+
+
+_ROBOT_PREFIXES = ("robot0_", "gripper0_", "mount0_")
+_COLLISION_GROUP, _VISUAL_GROUP = 0, 1
+DRAWN_GROUPS = (0, 1, 1, 0, 0, 0)
+"""Visible groups of geoms: all that MuJoCo shows by default except the collision shapes."""
+
+_LIGHT_RGBA, _DARK_RGBA = (0.93, 0.93, 0.94, 1.0), (0.22, 0.23, 0.26, 1.0)
+_DARK_PARTS = ("link1", "link3", "link5", "link7", "finger", "mount")
+
+
+def draw_panda_plainly(model: Any) -> None:
+    """Show the robot's collision shapes instead of its visual meshes."""
+    mujoco = load_mujoco()
+    for geom in range(model.ngeom):
+        body = mujoco.mj_id2name(model, mujoco.mjtObj.mjOBJ_BODY, model.geom_bodyid[geom]) or ""
+        if not body.startswith(_ROBOT_PREFIXES):
+            continue
+        if model.geom_group[geom] != _COLLISION_GROUP:
+            model.geom_group[geom] = HIDDEN_GROUP
+            continue
+        name = mujoco.mj_id2name(model, mujoco.mjtObj.mjOBJ_GEOM, geom) or ""
+        is_dark = any(part in body or part in name for part in _DARK_PARTS)
+        model.geom_group[geom] = _VISUAL_GROUP
+        model.geom_matid[geom] = -1
+        model.geom_rgba[geom] = _DARK_RGBA if is_dark else _LIGHT_RGBA
+
+
+LIBERO_STYLE = Style(DRAWN_GROUPS, draw_panda_plainly, has_fine_detail=True)
+
+
+_NOISE_IMAGE_SIZE = 256
+"""Side in pixels of the images that LIBERO-plus's fog and glass are made for."""
+
+
+def _add_noise(package: str, image: np.ndarray, noise: int, seed: int) -> np.ndarray:
+    """Return the image, uint8 [S, S, 3] as policies see it, with LIBERO-plus's noise 1 to 50.
+
+    Raises: `EnvError` if the package adds no noise, or cannot add it to such an image.
+    """
+    wrapper = load_libero(package).wrapper
+    if not hasattr(wrapper, "motion_blur"):
+        raise EnvError(
+            f"the task has noise in its images, but the installed {package} adds none; install "
+            "LIBERO-plus."
+        )
+    if not isinstance(wrapper.np, _NumPy1):
+        wrapper.np = _NumPy1("numpy")
+    control = object.__new__(wrapper.ControlEnv)
+    control.env, control.noise = _ImageOnlyEnv(np.ascontiguousarray(image[::-1, ::-1])), noise
+    try:
+        with seeded(seed):
+            observation = control.step(None)[0]
+    except (ValueError, IndexError) as error:  # fog and glass support one image size only
+        raise EnvError(
+            f"LIBERO-plus cannot add its noise {noise} to an image of {len(image)} pixels "
+            f"({error}); set "
+            f"image_size={_NOISE_IMAGE_SIZE}."
+        ) from error
+    noisy = np.asarray(observation["agentview_image"], np.uint8)
+    return np.ascontiguousarray(noisy[::-1, ::-1])
+
+
+class _ImageOnlyEnv:
+    """An environment that only returns an image, with robosuite's order of rows."""
+
+    def __init__(self, image: np.ndarray) -> None:
+        self._image = image
+
+    def step(self, _action: object) -> tuple[dict[str, np.ndarray], float, bool, dict[str, Any]]:
+        return {"agentview_image": self._image}, 0.0, False, {}
+
+
+class _NumPy1(types.ModuleType):
+    """NumPy with two names that LIBERO-plus uses and NumPy 2 has removed."""
+
+    float_ = np.float64
+
+    @staticmethod
+    def fromstring(data: bytes, dtype: Any) -> np.ndarray:
+        return np.frombuffer(data, dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import gymnasium
 
-from vla_rl.envs.libero.packages import how_to_install, package_root
-from vla_rl.envs.mujoco.loading import cache_folder, keep_compiled_code, load_mujoco, quiet_imports
+from vla_rl.envs.libero.packages import find_package_root, get_package_command
+from vla_rl.envs.mujoco.loading import cache_folder, load_mujoco, quiet_imports, set_cache_folders
 from vla_rl.errors import EnvError
 from vla_rl.util.installing import pip_command
 
@@ -59,7 +59,7 @@ def load_simulator() -> Simulator:
     Raises: `ImportError` if a package is missing, `EnvError` for a MuJoCo with other physics or
     images.
     """
-    keep_compiled_code(NUMBA_CACHE_DIR="numba", MPLCONFIGDIR="matplotlib")
+    set_cache_folders(NUMBA_CACHE_DIR="numba", MPLCONFIGDIR="matplotlib")
     if "numba" in sys.modules:
         sys.modules["numba"].config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
     mujoco = load_mujoco()
@@ -167,7 +167,7 @@ def load_libero(package: str) -> LiberoCode:
     Raises: `ImportError` if something is missing.
     """
     load_simulator()
-    root = package_root(package)
+    root = find_package_root(package)
     name = f"{package}.{package}"
     try:
         with quiet_imports(LIBERO_CONFIG_PATH=config_folder(root)), without_optional_modules():
@@ -177,7 +177,7 @@ def load_libero(package: str) -> LiberoCode:
             known: Any = importlib.import_module(f"{name}.envs.predicates")
     except ImportError as error:
         raise ImportError(
-            f"{package} cannot be imported ({error}); run `{how_to_install(package)}`."
+            f"{package} cannot be imported ({error}); run `{get_package_command(package)}`."
         ) from error
     # the others catch every error in a goal file and continue with that of another task
     parsing.robosuite_parse_problem = getattr(

@@ -35,11 +35,11 @@ LIBERO: Final = "libero"
 
 PACKAGES: Final = (LIBERO, "liberopro", "liberoplus")
 
-_USUAL_DISTRIBUTION: Final = "hf-libero"
+_DEFAULT_DISTRIBUTION: Final = "hf-libero"
 """Distribution of LIBERO that vla_rl installs; several others have a package of the same name."""
 
 
-def how_to_install(package: str) -> str:
+def get_package_command(package: str) -> str:
     """Return the command that installs one of `PACKAGES`."""
     if package == LIBERO:
         return pip_command("libero")
@@ -58,13 +58,13 @@ def split_suite(suite: str) -> tuple[str, str]:
     return (package, name) if separator and package in PACKAGES else (LIBERO, suite)
 
 
-def joined_suite(package: str, name: str) -> str:
+def join_suite(package: str, name: str) -> str:
     """Return the full name of a suite, as in requests and results."""
     return name if package == LIBERO else f"{package}.{name}"
 
 
 @functools.cache
-def package_root(package: str) -> Path:
+def find_package_root(package: str) -> Path:
     """Return the folder of an installed package that holds `bddl_files` and `init_files`.
 
     Raises: `ImportError`.
@@ -74,17 +74,17 @@ def package_root(package: str) -> Path:
         if (Path(location) / package / "bddl_files").is_dir():
             return Path(location) / package
     name = "LIBERO" if package == LIBERO else f"the package {package}"
-    raise PackageError(f"{name} is not installed; run `{how_to_install(package)}`.")
+    raise PackageError(f"{name} is not installed; run `{get_package_command(package)}`.")
 
 
 @functools.cache
-def other_libero() -> str | None:
+def find_other_libero() -> str | None:
     """Return the distribution, with its version, or the folder of the installed LIBERO, if it is
     another than the usual one; else None.
 
     Raises: `ImportError` without LIBERO.
     """
-    root = package_root(LIBERO)
+    root = find_package_root(LIBERO)
     found = importlib.metadata.distributions(path=[str(root.parent.parent)])
     names = {
         it.name.replace("_", "-"): it.version
@@ -92,19 +92,19 @@ def other_libero() -> str | None:
         if "libero" in it.name
         and any(file.parts[:2] == (LIBERO, LIBERO) for file in it.files or ())
     }
-    if _USUAL_DISTRIBUTION in names:
+    if _DEFAULT_DISTRIBUTION in names:
         return None
     return " or ".join(f"{name} {version}" for name, version in names.items()) or str(root)
 
 
-def installed_packages() -> tuple[str, ...]:
+def list_installed_packages() -> tuple[str, ...]:
     """Return the packages that are installed here."""
     return tuple(package for package in PACKAGES if _is_installed(package))
 
 
 def _is_installed(package: str) -> bool:
     try:
-        package_root(package)
+        find_package_root(package)
     except ImportError:
         return False
     return True

@@ -41,9 +41,9 @@ def probe_physics(assets: str | os.PathLike[str] | None = None, init_state_id: i
     task = find_task(_SUITE, _TASK_ID)
     scene = Scene(task, find_assets(assets).path, scene_seed=0)
     try:
-        scene.begin(read_init_states(task.init_states_file)[init_state_id])
+        scene.start_episode(read_init_states(task.init_states_file)[init_state_id])
         for _ in range(_SETTLE_STEPS):
-            scene.advance(np.array(IDLE_ACTION))
+            scene.run_control_step(np.array(IDLE_ACTION))
         bowl, ramekin = (
             scene.domain.obj_body_id[name]
             for name in ("akita_black_bowl_1", "glazed_rim_porcelain_ramekin_1")

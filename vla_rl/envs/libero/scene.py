@@ -8,7 +8,7 @@ on the process or on earlier episodes.
 
 robosuite's sensors read the simulation shortly before the end of a control step, at the last but
 one of its 25 substeps, and the poses of bodies are those before that substep moved them.
-`Scene.sample` holds that instant; images are drawn from it afterwards, if needed.
+`Scene.reading` holds that instant; images are drawn from it afterwards, if needed.
 
 A process that forks others prepares its scenes first. Each child then finds them built, in
 copy-on-write memory that it shares with its siblings, and makes only its own cameras. Those of a
@@ -35,7 +35,7 @@ from vla_rl.envs.mujoco.drawing_quality import Quality
 from vla_rl.errors import EnvError
 
 
-class Sample(msgspec.Struct, frozen=True):
+class SensorReading(msgspec.Struct, frozen=True):
     """Values of robosuite's sensors at one instant."""
 
     proprio: np.ndarray
@@ -65,7 +65,7 @@ class Scene:
         self._mujoco = load_simulator().mujoco
         self._resets = SeededResets(task, assets, scene_seed)
         self._env = self._resets.env
-        self._resets.advance()
+        self._resets.run_next_reset()
         self._check_goal(task)
         self._stepper = Stepper(self._env)
         # force sensors that are never read
@@ -79,7 +79,7 @@ class Scene:
 
     @property
     def physics(self) -> Physics:
-        """Arithmetic of `advance`; may be set at any time.
+        """Arithmetic of `run_control_step`; may be set at any time.
 
         The fast one solves for contacts with sparse matrices.
         """
@@ -108,13 +108,13 @@ class Scene:
         return self._env
 
     @property
-    def sample(self) -> Sample:
+    def reading(self) -> SensorReading:
         """The sensors' last values."""
-        read = self._stepper.read
+        read = self._stepper.last_poses
         drawn = {name: getattr(read, name) for name in (*DRAWN_FIELDS, "site_rgba")}
-        return Sample(self._stepper.proprio, drawn)
+        return SensorReading(self._stepper.proprio, drawn)
 
-    def begin(self, init_state: np.ndarray, reset_number: int = 0) -> None:
+    def start_episode(self, init_state: np.ndarray, reset_number: int = 0) -> None:
         """Restore the scene to the start of an episode.
 
         Args:
@@ -135,7 +135,7 @@ class Scene:
         data.qvel[:] = init_state[1 + model.nq :]
         self._look_around()
 
-    def begin_drawn(self, seed: int) -> None:
+    def start_drawn_episode(self, seed: int) -> None:
         """Put the scene to a start that is drawn from `seed`, including fixtures:
         `drawn_starts`.
         """
@@ -143,12 +143,12 @@ class Scene:
         draw_start(self._env, seed)
         self._look_around()
 
-    def advance(self, action: np.ndarray) -> bool:
+    def run_control_step(self, action: np.ndarray) -> bool:
         """Run one control step of 50 ms with float64 [7].
 
         Return whether the goal holds after it.
         """
-        self._stepper.run(action, self._physics)
+        self._stepper.run_control_step(action, self._physics)
         return self._is_goal_reached()
 
     def get_state(self) -> dict[str, Any]:
@@ -187,8 +187,8 @@ class Scene:
         if number >= len(self._after_resets):
             physics, self.physics = self.physics, "exact"
             while number >= len(self._after_resets):
-                self._resets.advance()
-                self._stepper.begin_anew(self._env)
+                self._resets.run_next_reset()
+                self._stepper.copy_reset_state(self._env)
                 self._after_resets.append(self.get_state())
             self.physics = physics
         return self._after_resets[number]
@@ -212,7 +212,7 @@ class Scene:
         """Compute derived values, update the burners' lights, and read the sensors."""
         self._mujoco.mj_forward(self.model, self.data)
         self._is_goal_reached()
-        self._stepper.read_now()
+        self._stepper.read_sensors()
 
     def _check_goal(self, task: Task) -> None:
         """Evaluate each predicate of the goal once. Raises: `ValueError` naming one that LIBERO cannot
@@ -276,10 +276,10 @@ def prepare_scene(key: SceneKey) -> Scene:
     if key in _prepared:
         return _prepared[key]
     scene = Scene(*key)
-    scene.begin(read_init_states(key.task.init_states_file)[0])
+    scene.start_episode(read_init_states(key.task.init_states_file)[0])
     for physics in get_args(Physics):
         scene.physics = physics
-        scene.advance(np.zeros(7))
+        scene.run_control_step(np.zeros(7))
     _prepared[key] = scene
     return scene
 
@@ -300,7 +300,7 @@ def take_cameras(key: SceneKey, scene: Scene, drawing: CameraKey) -> Cameras | N
     if found != drawing:
         cameras.close()
         return None
-    cameras.resume()
+    cameras.resume_look()
     return cameras
 
 
@@ -313,7 +313,7 @@ def release_cameras(key: SceneKey, scene: Scene, drawing: CameraKey, cameras: Ca
     ):
         cameras.close()
         return
-    cameras.rest()
+    cameras.suspend_look()
     _spare_cameras[key] = drawing, cameras
     while sum(each.num_bytes for _, each in _spare_cameras.values()) > _MAX_UPLOADED_BYTES:
         _spare_cameras.pop(next(iter(_spare_cameras)))[1].close()

@@ -77,9 +77,9 @@ class Stepper:
             self._body(model, robot.robot_model.eef_name),
             robot._ref_gripper_joint_pos_indexes,
         )
-        self.begin_anew(env)
+        self.copy_reset_state(env)
 
-    def begin_anew(self, env: Any) -> None:
+    def copy_reset_state(self, env: Any) -> None:
         """Copy the state of the controller and the gripper from robosuite's environment after its
         reset, and read the sensors.
 
@@ -93,15 +93,15 @@ class Stepper:
             *np.broadcast_to(robot.gripper.current_action, (2,)),
         )
         self._clock[:] = 0.0, 0.0
-        self.read_now()
+        self.read_sensors()
 
-    def read_now(self) -> None:
+    def read_sensors(self) -> None:
         """Read the sensors outside of a step."""
         self._clock[0] += self._code.SUBSTEP_S
         call_compiled(self._code.read_sensors, self._live, self._read)
         self._clock[1] = 1.0
 
-    def run(self, action: np.ndarray, physics: Physics) -> None:
+    def run_control_step(self, action: np.ndarray, physics: Physics) -> None:
         """Run one control step with float64 [7] in [-1, 1]."""
         rotation = action[3:6] * _ROTATION_RAD
         command = self._code.Command(
@@ -136,7 +136,7 @@ class Stepper:
         return np.asarray(np.concatenate(parts), np.float32)
 
     @property
-    def read(self) -> Any:
+    def last_poses(self) -> Any:
         """`Poses` of the sensors' last reading; overwritten by the next step."""
         return self._read
 

@@ -17,11 +17,11 @@ from vla_rl.envs.image_env import is_whole
 from vla_rl.envs.libero.packages import (
     LIBERO,
     Variant,
+    find_package_root,
+    get_package_command,
     get_suite_change,
-    how_to_install,
-    installed_packages,
-    joined_suite,
-    package_root,
+    join_suite,
+    list_installed_packages,
     parse_variant,
     split_suite,
 )
@@ -80,7 +80,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     def perturbation(self) -> str:
         """The kind of change: `camera`, `swap`, ...; empty for LIBERO's own tasks."""
         suite = split_suite(self.suite)[1]
-        return self.variant.kind or get_suite_change(suite, origin_of_suite(suite))
+        return self.variant.kind or get_suite_change(suite, get_origin_suite(suite))
 
     @property
     def instruction(self) -> str:
@@ -90,7 +90,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         If the goal file's words differ from those of the original task, it is the goal file's
         words: they are the perturbation.
         """
-        return _instruction(self)
+        return _read_instruction(self)
 
     @property
     def num_init_states(self) -> int:
@@ -98,12 +98,12 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises: `FileNotFoundError`, `ValueError` for a bad file.
         """
-        return _num_init_states(self.init_states_file)
+        return _count_init_states(self.init_states_file)
 
     @property
     def goal_file(self) -> Path:
         """The file that describes the scene and the goal."""
-        folder = package_root(self.package) / "bddl_files" / split_suite(self.suite)[1]
+        folder = find_package_root(self.package) / "bddl_files" / split_suite(self.suite)[1]
         return folder / f"{self.variant.goal_stem}.bddl"
 
     @property
@@ -113,7 +113,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         Raises: `FileNotFoundError` if the package lacks it.
         """
         return find_init_states(
-            package_root(self.package) / "init_files" / self.variant.states_stem, self.key
+            find_package_root(self.package) / "init_files" / self.variant.states_stem, self.key
         )
 
 
@@ -124,19 +124,19 @@ def list_tasks(suite: str) -> tuple[Task, ...]:
         installed, `ImportError` if its package is not.
     """
     package, name = split_suite(suite)
-    names = _suites_of(package)
+    names = _read_suites(package)
     if name not in names:
         raise ValueError(
-            f"suite is {suite!r}, {_hint(suite)}expected one of {', '.join(list_suites(package))}."
+            f"suite is {suite!r}, {_suggest_suite(suite)}expected one of {', '.join(list_suites(package))}."
         )
-    folder = package_root(package) / "bddl_files" / name
+    folder = find_package_root(package) / "bddl_files" / name
     if not folder.is_dir():
         raise FileNotFoundError(
             f"{package} lists the suite {suite}, but holds no goal files for it ({folder}): this "
             "distribution of the package leaves them out. Suites with files: "
             f"{', '.join(list_suites(package))}."
         )
-    return _tasks_of(package, name)
+    return _list_package_tasks(package, name)
 
 
 def list_suites(package: str = LIBERO) -> tuple[str, ...]:
@@ -144,17 +144,17 @@ def list_suites(package: str = LIBERO) -> tuple[str, ...]:
 
     Raises: `ImportError` if the package is not installed.
     """
-    folder = package_root(package) / "bddl_files"
+    folder = find_package_root(package) / "bddl_files"
     return tuple(
-        joined_suite(package, name) for name in _suites_of(package) if (folder / name).is_dir()
+        join_suite(package, name) for name in _read_suites(package) if (folder / name).is_dir()
     )
 
 
-def step_limit_of(suite: str) -> int:
+def get_step_limit(suite: str) -> int:
     """Return the control steps after which an episode of `suite` has failed; a variant
     (`libero_goal_swap`) has its origin's.
     """
-    origin = origin_of_suite(split_suite(suite)[1])
+    origin = get_origin_suite(split_suite(suite)[1])
     return STEP_LIMITS[origin] if origin is not None else LONGEST_STEP_LIMIT
 
 
@@ -172,13 +172,13 @@ def find_task(suite: str, task_id: int) -> Task:
     return tasks[task_id]
 
 
-def origin_of_suite(suite: str) -> str | None:
+def get_origin_suite(suite: str) -> str | None:
     """Return LIBERO's suite that `suite`, without its package, was made from, or None."""
     origins = [known for known in SUITES if suite == known or suite.startswith(f"{known}_")]
     return max(origins, key=len) if origins else None
 
 
-def is_of_an_extension(task: Task) -> bool:
+def is_extension_task(task: Task) -> bool:
     """Return whether `task` is none of LIBERO's own, but one of LIBERO-PRO, LIBERO-plus or alike."""
     return task.package != LIBERO or task.suite not in SUITES
 
@@ -188,22 +188,22 @@ def libero_root() -> Path:
 
     Raises: `ImportError`.
     """
-    return package_root(LIBERO)
+    return find_package_root(LIBERO)
 
 
-def _hint(suite: str) -> str:
-    known = [each for package in installed_packages() for each in list_suites(package)]
+def _suggest_suite(suite: str) -> str:
+    known = [each for package in list_installed_packages() for each in list_suites(package)]
     namesakes = [each for each in known if split_suite(each)[1] == suite]
     close = namesakes or difflib.get_close_matches(suite, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}? " if close else ""
 
 
 @functools.cache
-def _suites_of(package: str) -> dict[str, list[str]]:
+def _read_suites(package: str) -> dict[str, list[str]]:
     """Return names of tasks by suite: LIBERO's five first, then the package's others, then folders
     missing in its list.
     """
-    listed, root = _task_names(package), package_root(package)
+    listed, root = _read_task_names(package), find_package_root(package)
     suites = {
         name: listed[name] for name in (*(each for each in SUITES if each in listed), *listed)
     }
@@ -211,26 +211,28 @@ def _suites_of(package: str) -> dict[str, list[str]]:
         files = sorted(path.stem for path in folder.glob("*.bddl"))
         if folder.name in suites or not files or not (root / "init_files" / folder.name).is_dir():
             continue
-        like_origin = listed.get(origin_of_suite(folder.name) or "", [])
+        like_origin = listed.get(get_origin_suite(folder.name) or "", [])
         suites[folder.name] = like_origin if sorted(like_origin) == files else files
     return suites
 
 
 @functools.cache
-def _tasks_of(package: str, suite: str) -> tuple[Task, ...]:
-    names = _suites_of(package)[suite]
+def _list_package_tasks(package: str, suite: str) -> tuple[Task, ...]:
+    names = _read_suites(package)[suite]
     return tuple(
-        Task(suite=joined_suite(package, suite), task_id=task_id, name=name)
+        Task(suite=join_suite(package, suite), task_id=task_id, name=name)
         for task_id, name in enumerate(names)
     )
 
 
 @functools.cache
-def _task_names(package: str) -> dict[str, list[str]]:
-    path = package_root(package) / "benchmark" / "libero_suite_task_map.py"
+def _read_task_names(package: str) -> dict[str, list[str]]:
+    path = find_package_root(package) / "benchmark" / "libero_suite_task_map.py"
     spec = importlib.util.spec_from_file_location("_libero_suite_task_map", path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} cannot be read; reinstall it with `{how_to_install(package)}`.")
+        raise ImportError(
+            f"{path} cannot be read; reinstall it with `{get_package_command(package)}`."
+        )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     names: dict[str, list[str]] = module.libero_task_map
@@ -238,14 +240,14 @@ def _task_names(package: str) -> dict[str, list[str]]:
 
 
 @functools.cache
-def _instruction(task: Task) -> str:
+def _read_instruction(task: Task) -> str:
     suite = split_suite(task.suite)[1]
     origin = task.variant.origin
     in_words = _SCENE_PREFIX.sub("", origin).replace("_", " ")
     if suite in SUITES and task.name == origin:
         return in_words
     words = read_instruction(task.goal_file)
-    folder = package_root(task.package) / "bddl_files" / (origin_of_suite(suite) or "")
+    folder = find_package_root(task.package) / "bddl_files" / (get_origin_suite(suite) or "")
     original = folder / f"{origin}.bddl"
     # the goal files of 29 of LIBERO's tasks have other words than their names, which published
     # policies know; only words that differ from the original's are a change of the instruction
@@ -254,5 +256,5 @@ def _instruction(task: Task) -> str:
 
 
 @functools.cache
-def _num_init_states(path: Path) -> int:
+def _count_init_states(path: Path) -> int:
     return len(read_init_states(path))

@@ -156,10 +156,10 @@ class MetaWorldEnv(ImageEnv):
             self._scene = None
 
     def _begin(self, init_state_id: int) -> None:
-        self.scene.begin(init_state_id)
+        self.scene.start_episode(init_state_id)
 
     def _advance(self, action: np.ndarray) -> bool:
-        return self.scene.advance(action)
+        return self.scene.run_control_step(action)
 
     def _draw_now(self, names: tuple[str, ...]) -> tuple[np.ndarray, ...]:
         self.open_graphics()
@@ -207,9 +207,9 @@ class MetaWorldExpert:
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
-        self._policy: Any = load_metaworld().experts[f"{scene.task.name}-v3"]()
+        self._policy: Any = load_metaworld().experts[f"{scene.task_name}-v3"]()
 
-    def begin(self) -> None:
+    def start_over(self) -> None:
         """Do nothing: the program reads where everything is at each step."""
 
     def act(self) -> np.ndarray:

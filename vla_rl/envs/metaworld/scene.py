@@ -104,9 +104,9 @@ class Scene:
         return self._env.model
 
     @property
-    def task(self) -> Task:
-        """The task."""
-        return self._task
+    def task_name(self) -> str:
+        """Meta-World's name of the task, such as `drawer-open`."""
+        return self._task.name
 
     @property
     def drawn(self) -> dict[str, np.ndarray]:
@@ -114,9 +114,9 @@ class Scene:
         arrays = {name: getattr(self._env.data, name) for name in DRAWN_FIELDS}
         return {**arrays, "site_rgba": self.model.site_rgba}
 
-    def begin(self, start: int) -> None:
+    def start_episode(self, start: int) -> None:
         """Put the simulation to the start with this number."""
-        vector = self._vector_of(start)
+        vector = self._draw_vector(start)
         self._rebuild()
         self._env._freeze_rand_vec, self._env._last_rand_vec = True, vector
         self.observation, _ = self._env.reset()
@@ -125,7 +125,7 @@ class Scene:
         # they were
         self._compute_poses()
 
-    def advance(self, action: np.ndarray) -> bool:
+    def run_control_step(self, action: np.ndarray) -> bool:
         """Run one control step of 12.5 ms with float64 [4]; return whether the task is solved."""
         self.observation, reward, _, _, info = self._env.step(action.astype(np.float32))
         self.dense_reward = float(reward)
@@ -145,7 +145,9 @@ class Scene:
         another one.
         """
         if state["start"] >= 0:
-            self.begin(state["start"])  # makes the attributes that are windows into the data
+            self.start_episode(
+                state["start"]
+            )  # makes the attributes that are windows into the data
         self._restore(state)
         self._start = state["start"]
         self.observation = np.array(state["observation"], np.float64)
@@ -155,7 +157,7 @@ class Scene:
         """Free the simulation."""
         self._env.close()
 
-    def _vector_of(self, start: int) -> np.ndarray:
+    def _draw_vector(self, start: int) -> np.ndarray:
         """Return the vector of a start: the first that Meta-World's own reset accepts."""
         self._rebuild()
         env = self._env

@@ -186,13 +186,13 @@ class Cameras:
             raise EnvError(f"{_LOST_CONTEXT} (OpenGL's error {code:#06x}). {_REMEDY}")
         return rows
 
-    def rest(self) -> None:
-        """Restore the model until `resume`, and keep what was uploaded."""
-        self._look.undo()
+    def suspend_look(self) -> None:
+        """Restore the model until `resume_look`, and keep what was uploaded."""
+        self._look.undo_changes()
 
-    def resume(self) -> None:
-        """Change the model again so that these cameras draw it as before `rest`."""
-        self._look.apply()
+    def resume_look(self) -> None:
+        """Change the model again so that these cameras draw it as before `suspend_look`."""
+        self._look.apply_changes()
 
     def close(self) -> None:
         """Free what the images need, and leave a working OpenGL context to the next cameras; a
@@ -214,7 +214,7 @@ class Cameras:
                 # lost, so there is nothing to free; else its destructor tries again and prints a
                 # traceback
                 self._context._context = None
-        self._look.undo()
+        self._look.undo_changes()
         self._context = self._renderer = None
 
     def __del__(self) -> None:

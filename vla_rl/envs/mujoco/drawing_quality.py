@@ -43,7 +43,7 @@ class Style(NamedTuple):
 
     draw_plainly: Callable[[Any], None]
     """Makes the robot of a model cheap to draw, by groups, colours and materials of geoms, which
-    `Look.undo` restores. It may change more in a model that is only drawn."""
+    `Look.undo_changes` restores. It may change more in a model that is only drawn."""
 
     has_fine_detail: bool
     """Whether meshes and textures have more detail than small images show, which "fast" then
@@ -51,7 +51,7 @@ class Style(NamedTuple):
 
 
 class Look:
-    """Changes a model so that it is drawn in one quality, until `undo`.
+    """Changes a model so that it is drawn in one quality, until `undo_changes`.
 
     Args:
         model: MuJoCo's own model.
@@ -72,10 +72,10 @@ class Look:
         self.has_shadows = quality == "exact" and bool(model.light_castshadow.any())
         """Whether a light casts shadows, also those of geoms outside the image."""
 
-        self.apply()
+        self.apply_changes()
 
-    def apply(self) -> None:
-        """Change the model, again after an `undo`."""
+    def apply_changes(self) -> None:
+        """Change the model, again after `undo_changes`."""
         buffer, drawing = self._model.vis.global_, self._model.vis.quality
         buffer.offwidth = buffer.offheight = self._size
         if not self.has_shadows:
@@ -98,7 +98,7 @@ class Look:
                 stack.enter_context(reduced_textures(self._model, self._size))
             yield
 
-    def prepare(self) -> None:
+    def simplify_meshes(self) -> None:
         """Simplify the meshes now, for this process and those forked from it."""
         if self._is_reduced:
             for mesh in np.flatnonzero(self._is_drawn()):
@@ -112,7 +112,7 @@ class Look:
         ).astype(bool)
         return np.isin(np.arange(model.nmesh), model.geom_dataid[is_visible])
 
-    def undo(self) -> None:
+    def undo_changes(self) -> None:
         """Restore the model."""
         model, (width, height, samples, shadows) = self._model, self._before
         model.vis.global_.offwidth, model.vis.global_.offheight = width, height

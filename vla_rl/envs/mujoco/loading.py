@@ -36,7 +36,7 @@ def load_mujoco() -> Any:
 
     Raises: `ImportError` if it is not installed.
     """
-    keep_compiled_code(MESA_SHADER_CACHE_DIR="mesa")
+    set_cache_folders(MESA_SHADER_CACHE_DIR="mesa")
     with quiet_imports():
         mujoco = importlib.import_module("mujoco")
     _disable_asset_cache(mujoco)
@@ -46,7 +46,7 @@ def load_mujoco() -> Any:
     return mujoco
 
 
-def keep_compiled_code(**folders: str) -> None:
+def set_cache_folders(**folders: str) -> None:
     """Point environment variables that are not set at folders below `cache_folder`."""
     for name, folder in folders.items():
         os.environ.setdefault(name, str(cache_folder() / folder))
@@ -121,7 +121,7 @@ def _set_environment(values: dict[str, str | None]) -> None:
             os.environ[name] = value
 
 
-HOW_TO_GET_GRAPHICS = (
+GRAPHICS_REMEDY = (
     "Install one of them with `apt-get install libegl1 libgl1` (EGL; with an NVIDIA GPU the driver "
     "brings it, and a container needs the `graphics` capability) or `apt-get install libosmesa6` "
     "(OSMesa, on the CPU)."
@@ -199,7 +199,7 @@ def choose_graphics() -> str:
             return backend
         faults[backend] = fault
     details = "; ".join(f"{backend}: {fault}" for backend, fault in faults.items())
-    raise EnvError(f"no off-screen OpenGL works here ({details}). {HOW_TO_GET_GRAPHICS}")
+    raise EnvError(f"no off-screen OpenGL works here ({details}). {GRAPHICS_REMEDY}")
 
 
 def make_context(size: int) -> Any:
@@ -213,7 +213,7 @@ def make_context(size: int) -> Any:
     except context_errors(ImportError, AttributeError) as error:
         raise EnvError(
             f"{backend} was found, but no OpenGL context could be made ({short_cause(error)}). "
-            f"{HOW_TO_GET_GRAPHICS}"
+            f"{GRAPHICS_REMEDY}"
         ) from error
 
 

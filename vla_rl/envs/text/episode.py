@@ -117,7 +117,7 @@ class TextEpisode:
         messages, tools = self._begin_turn(done)
         return self._outcome(messages, done, tools=tools)
 
-    def end(self) -> None:
+    def end_lease(self) -> None:
         """End the lease; the episode can no longer be used."""
         self._state = "over"
 
@@ -365,7 +365,7 @@ class TextEnvPool:
             try:
                 yield env
             finally:
-                env.end()
+                env.end_lease()
         finally:
             self._free.release()
 

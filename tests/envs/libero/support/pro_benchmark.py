@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.envs.libero import LiberoEnv, list_tasks
-from vla_rl.envs.libero.packages import other_libero
+from vla_rl.envs.libero.packages import find_other_libero
 from vla_rl.envs.libero.tasks import Task, list_suites
 
 IDLE = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
@@ -25,7 +25,7 @@ def listed() -> dict[str, Any]:
     for task in tasks:
         first.setdefault(task.perturbation, task.key)
     return {
-        "libero": other_libero(),
+        "libero": find_other_libero(),
         "suites": len(list_suites()),
         "tasks": len(tasks),
         "without_goal": [task.key for task in tasks if not task.goal_file.is_file()],

@@ -34,15 +34,15 @@ still be moving."""
 class Expert:
     """Solves the task of one scene.
 
-    Call `begin` after each reset, then `act` once for each control step.
+    Call `start_over` after each reset, then `act` once for each control step.
     """
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self._obstacle: str | None = None
-        self.begin()
+        self.start_over()
 
-    def begin(self) -> None:
+    def start_over(self) -> None:
         """Start over; the next `act` plans from the scene at that time."""
         self._obstacle = None
         self._motion = self._reach_goals()
