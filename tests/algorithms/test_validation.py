@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from vla_rl.algorithms.validation import mean_best_reward, mean_majority_reward, validation_metrics
+from vla_rl.evaluation.validation import mean_best_reward, mean_majority_reward, validation_metrics
 
 
 def test_best_of_all_is_the_maximum_and_best_of_one_the_mean() -> None:

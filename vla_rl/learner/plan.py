@@ -19,7 +19,7 @@ import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,55 @@ from torch import Tensor, nn
 from vla_rl.algorithms import Denominators, count_denominators
 from vla_rl.errors import ConfigError
 from vla_rl.learner.config import LearnerConfig, MicroBatchSize
-from vla_rl.learner.lines import Lines
 from vla_rl.learner.rows import TokenColumns
 from vla_rl.types import derive_seed
+
+
+class LineSlot(NamedTuple):
+    """Position of a row's first token."""
+
+    line: int
+    start: int
+
+
+class Lines:
+    """Lines of one width, each filled from its left.
+
+    A tree over the free space finds the first line with enough room in a number of steps that is
+    logarithmic in the number of lines.
+
+    Args:
+        width: width of every line.
+        num_lines: number of lines, at least one.
+    """
+
+    def __init__(self, width: int, num_lines: int) -> None:
+        self._width, self._first_leaf = width, 1 << (num_lines - 1).bit_length()
+        self._room = [-1] * (2 * self._first_leaf)
+        self._room[self._first_leaf : self._first_leaf + num_lines] = [width] * num_lines
+        for node in reversed(range(1, self._first_leaf)):
+            self._room[node] = max(self._room[2 * node : 2 * node + 2])
+
+    @property
+    def most_room(self) -> int:
+        """Free space on the line that has the most."""
+        return self._room[1]
+
+    def place(self, length: int) -> LineSlot | None:
+        """Take `length` places on the first line with enough room and return the position.
+
+        None if no line has room.
+        """
+        room, node = self._room, 1
+        if room[node] < length:
+            return None
+        while node < self._first_leaf:
+            node = 2 * node if room[2 * node] >= length else 2 * node + 1
+        place = LineSlot(node - self._first_leaf, self._width - room[node])
+        room[node] -= length
+        while node := node // 2:
+            room[node] = max(room[2 * node], room[2 * node + 1])
+        return place
 
 
 @dataclass(frozen=True)
@@ -164,7 +210,7 @@ def micro_batches(num_input_tokens: Tensor, size: MicroBatchSize) -> list[Tensor
 
     Without a token limit, rows stay in order. With one, the longest rows come first. The lines of a
     micro-batch are as wide as its longest row, there are as many as the limit allows, and shorter
-    rows share lines (`vla_rl.learner.lines`). A row that exceeds the limit is a micro-batch of its
+    rows share lines (`vla_rl.learner.plan`). A row that exceeds the limit is a micro-batch of its
     own.
 
     Args:
