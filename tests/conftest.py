@@ -42,7 +42,7 @@ settings.load_profile("repeatable")
 LONGEST = (
     "tests/engines/vllm",
     "tests/run/test_ranks.py",
-    "tests/learner/test_sharded.py",
+    "tests/learner/distributed/test_sharded.py",
     "tests/envs/libero/test_stepping.py",
     "tests/run/test_held_out_run.py",
     "tests/sandbox/test_sandbox.py",
@@ -64,9 +64,7 @@ LONGEST = (
 began with one of them last would end alone."""
 
 RANKS = (
-    "tests/learner/test_sharded",
-    "tests/learner/test_ranks_on_hosts.py",
-    "tests/learner/test_tensor_parallel.py",
+    "tests/learner/distributed/",
     "tests/remote_rollout/test_rank_weights.py",
     "tests/remote_rollout/test_image_routes.py",
 )

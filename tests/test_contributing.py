@@ -48,7 +48,11 @@ def test_the_readme_leads_to_the_files_that_people_look_for() -> None:
             "vla_rl/algorithms/losses/declaration.py",
             ["declare_loss", "Parameter", "LossResult", "DeclaredLoss", "has_trust_region"],
         ),
-        ("Add a loss", "tests/algorithms/test_loss_gradients.py", ["WITH_STOPPED_GRADIENTS"]),
+        (
+            "Add a loss",
+            "tests/algorithms/losses/test_loss_gradients.py",
+            ["WITH_STOPPED_GRADIENTS"],
+        ),
         ("Add an environment", "vla_rl/envs/__init__.py", ["_register("]),
         ("Add an environment", "tests/contracts/test_env_contract.py", ["CASES", "Case"]),
         (

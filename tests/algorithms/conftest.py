@@ -1,4 +1,4 @@
-"""Makes `tests/algorithms/support` importable: small batches that the tests of losses share."""
+"""Makes `tests/algorithms/support` importable: small batches and trajectories that tests share."""
 
 import sys
 from pathlib import Path

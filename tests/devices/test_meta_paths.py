@@ -1,7 +1,9 @@
 """Every path that computes runs with its network on the meta device: a tensor left on the host, a
-number read, or a shape that depends on numbers fails it."""
+number read, or a shape that depends on numbers fails it.
+"""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +11,8 @@ import torch
 from benchmarks.gpu.allowed_places import ALLOWED
 from benchmarks.gpu.crossings import META, Crossings, NotForGpusError, described
 from benchmarks.gpu.meta_paths import PATHS, crossings_of
+from benchmarks.gpu.syncs import decision_waits, update_waits
+from benchmarks.gpu.tiny_policies import FAMILIES
 from benchmarks.gpu.watched_paths import cross, not_allowed
 from vla_rl.models import attention
 from vla_rl.models.mlp import MlpNetwork
@@ -33,10 +37,12 @@ PROOFS = {
 """Paths whose code other paths of the suite run: the same step of a family with more parts, or the
 same change of another family."""
 
+
 # in the suite: each loss in micro-batches of 4, and ppo in those of both sizes
 PROOFS |= {each for each in PATHS if each.endswith("of 16")} - {
     "update by ppo in micro-batches of 16"
 }
+
 
 assert set(PATHS) > PROOFS
 
@@ -166,4 +172,31 @@ def test_a_mistake_in_a_network_fails_its_paths(
         crossings = cross(PATHS[path])
     except NotForGpusError:
         return
-    assert "mlp/policy.py" in not_allowed(crossings)
+    assert "models/mlp.py" in not_allowed(crossings)
+
+
+def families(*proofs: str) -> list[Any]:
+    """All families; those named are proofs, because others of the suite run the same code."""
+    return [
+        pytest.param(family, marks=pytest.mark.proof if family in proofs else ())
+        for family in FAMILIES
+    ]
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        each
+        for each in families("oft tokens", "oft film", "oft l1")
+        if each.values != ("oft diffusion",)  # it has no likelihood
+    ],
+)
+def test_an_update_waits_once_for_each_optimizer_step(family: str) -> None:
+    for_each_step, beyond = update_waits(family)
+    assert for_each_step <= 1
+    assert beyond <= 1
+
+
+@pytest.mark.parametrize("family", families("oft tokens", "oft adapters", "oft l1"))
+def test_a_batch_of_decisions_waits_once(family: str) -> None:
+    assert decision_waits(family) == 1

@@ -1,6 +1,8 @@
 """Turns of a conversation as rows of an update: joined where they fit exactly, apart where not, and
-the same gradient."""
+the same gradient.
+"""
 
+from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -10,10 +12,12 @@ import torch
 
 from benchmarks.conversations import SHAPE, broken, chat, episode, turn
 from vla_rl.algorithms import PolicyLossConfig
+from vla_rl.algorithms.losses import TokenBatch
 from vla_rl.engines import DeviceLane
 from vla_rl.engines.policy_model import NO_TOKEN
 from vla_rl.learner import Critic, CriticConfig, Learner, LearnerConfig, OptimizerConfig, Reference
 from vla_rl.learner.decisions import flatten_trajectories
+from vla_rl.learner.rows import BY_ROW, RECORDED, Row, TokenColumns, narrowed
 from vla_rl.models.language import CausalLanguageModel, tiny
 from vla_rl.types import StopReason
 
@@ -181,3 +185,26 @@ def test_rows_that_share_a_line_are_read_as_if_alone(policy: CausalLanguageModel
             torch.testing.assert_close(together[row, :length], alone[0])
             torch.testing.assert_close(entropies[row, :length], entropy[0])
             torch.testing.assert_close(features[row], policy.features(batch)[0])
+
+
+def test_every_input_of_a_loss_is_a_column() -> None:
+    computed_by_the_loss = {"log_prob", "sampler_log_prob"}
+    inputs = {each.name for each in fields(TokenBatch)} - computed_by_the_loss
+    assert inputs <= {each.name for each in fields(TokenColumns)}
+
+
+def test_tokens_without_numbers_get_the_fill_value_of_every_column() -> None:
+    row = Row({}, sequence=0, temperature=1.0)
+    row.add(np.array([7, 8]))
+    assert {name: row.parts[name][0].tolist() for name in RECORDED} == {
+        name: [7, 8] if name == "tokens" else [column.fill] * 2 for name, column in RECORDED.items()
+    }
+    assert all(hasattr(row, name) for name in BY_ROW)
+
+
+def test_a_column_with_one_number_for_the_chosen_tokens_of_each_row_is_kept_narrow() -> None:
+    mask = torch.tensor([[True, True, False], [False, True, True]])
+    column = torch.tensor([[3.0, 3.0, 9.0], [9.0, -1.0, -1.0]])
+    assert narrowed(column, mask).tolist() == [[3.0], [-1.0]]
+    assert narrowed(column, torch.ones_like(mask)) is column
+    assert narrowed(column.long(), mask).tolist() == [[3], [-1]]

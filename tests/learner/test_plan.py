@@ -1,17 +1,29 @@
-"""The plan of an update: pure, the same for one rank and for many."""
+"""The plan of an update: rows by rank and micro-batch, layers that ranks share."""
 
 import re
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from torch import nn
 
 from vla_rl.errors import ConfigError
 from vla_rl.learner.config import LearnerConfig, MicroBatchSize
 from vla_rl.learner.estimates.rank_memory import PolicySize, rank_memory
-from vla_rl.learner.plan import deal, micro_batches, plan_minibatches, plan_passes, rows_imbalance
+from vla_rl.learner.plan import (
+    TensorPlan,
+    deal,
+    get_tensor_plan,
+    micro_batches,
+    plan_minibatches,
+    plan_passes,
+    require_tensor_plan,
+    rows_imbalance,
+)
 
 LENGTHS = st.lists(st.integers(1, 3000), min_size=1, max_size=200)
 
@@ -122,3 +134,121 @@ def test_the_scaling_page_has_the_memory_of_the_arithmetic() -> None:
             if number != "-":
                 config = LearnerConfig(ranks=int(ranks), shard=shard)
                 assert f"{rank_memory(size, config).total / 2**30:.1f}" == number
+
+
+def test_micro_batches_hold_rows_of_like_length_up_to_their_padded_tokens() -> None:
+    lengths = torch.tensor([3, 10, 4, 9, 2])
+    parts = micro_batches(lengths, MicroBatchSize(rows=8, tokens=20))
+    assert [part.tolist() for part in parts] == [[1, 3], [2, 0, 4]]
+    assert [part.tolist() for part in micro_batches(lengths, MicroBatchSize(rows=2))] == [
+        [0, 1],
+        [2, 3],
+        [4],
+    ]
+    assert [part.tolist() for part in micro_batches(lengths, MicroBatchSize(rows=8, tokens=5))] == [
+        [1],
+        [3],
+        [2],
+        [0],
+        [4],
+    ]
+
+
+def test_short_rows_share_the_lines_that_longer_ones_leave_free() -> None:
+    lengths = torch.tensor([3, 10, 4, 5, 2])
+    parts = micro_batches(lengths, MicroBatchSize(rows=8, tokens=20))
+    assert [part.tolist() for part in parts] == [[1, 3, 2], [0, 4]]  # 10 | 5 and 4; then 3 | 2
+    assert [
+        part.tolist() for part in micro_batches(lengths, MicroBatchSize(rows=2, tokens=20))
+    ] == [
+        [1, 3],
+        [2, 0],
+        [4],
+    ]
+
+
+def first_fit(lengths: list[int], size: MicroBatchSize) -> list[list[int]]:
+    """What `micro_batches` promises, one row after the other."""
+    assert size.tokens is not None
+    parts, left = [], sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    while left:
+        width = max(lengths[left[0]], 1)
+        part: list[int] = []
+        lines: list[int] = []
+        for row in left:
+            line = next(
+                (number for number, end in enumerate(lines) if end + lengths[row] <= width),
+                len(lines),
+            )
+            if len(part) == size.rows or line >= max(1, size.tokens // width):
+                continue
+            lines += [0] * (line == len(lines))
+            lines[line] += lengths[row]
+            part.append(row)
+        parts.append(part)
+        left = [row for row in left if row not in part]
+    return parts
+
+
+@pytest.mark.parametrize(
+    "size", [MicroBatchSize(5, 60), MicroBatchSize(100, 300), MicroBatchSize(1, 40)]
+)
+@pytest.mark.parametrize("longest", [6, 50])
+def test_every_row_goes_to_the_first_line_with_room(size: MicroBatchSize, longest: int) -> None:
+    lengths = np.random.default_rng(longest).integers(0, longest, 80).tolist()
+    assert [part.tolist() for part in micro_batches(torch.tensor(lengths), size)] == first_fit(
+        lengths, size
+    )
+
+
+def test_many_rows_are_put_together_in_a_time_that_grows_with_their_number() -> None:
+    lengths = torch.from_numpy(np.random.default_rng(0).integers(50, 4000, 20_000))
+    began = time.process_time()
+    parts = micro_batches(lengths, MicroBatchSize(32, 16_384))
+    assert time.process_time() - began < 5.0  # looking at all rows for every part took minutes
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(20_000))
+
+
+PLAN = TensorPlan(
+    by_outputs=("up",), by_inputs=("down",), of_heads=("norm",), counts={"attention heads": 6}
+)
+
+
+class Planned:
+    def tensor_plan(self) -> TensorPlan:
+        return PLAN
+
+
+class Unplanned: ...
+
+
+def config(group: int) -> Any:
+    return LearnerConfig(ranks=group, tensor_parallel=group)
+
+
+def test_a_family_without_a_plan_is_refused_only_where_layers_are_shared() -> None:
+    require_tensor_plan(Unplanned(), LearnerConfig())
+    with pytest.raises(ConfigError, match="Unplanned has no plan for tensor parallelism"):
+        require_tensor_plan(Unplanned(), config(2))
+    with pytest.raises(ConfigError, match="Unplanned has no plan"):
+        get_tensor_plan(Unplanned())
+
+
+def test_numbers_that_the_ranks_cannot_deal_out_are_refused_by_name() -> None:
+    assert get_tensor_plan(Planned()) is PLAN
+    require_tensor_plan(Planned(), config(3))
+    with pytest.raises(
+        ConfigError,
+        match="tensor_parallel is 4, but the trunk of Planned has 6 attention heads; expected a "
+        "divisor of 6",
+    ):
+        require_tensor_plan(Planned(), config(4))
+
+
+def test_the_numbers_that_are_cut_are_those_of_the_named_layers() -> None:
+    network = nn.ModuleDict(
+        {"up": nn.Linear(2, 3), "down": nn.Linear(3, 2, bias=False), "norm": nn.LayerNorm(2)}
+    )
+    network["down"].weight.requires_grad_(False)
+    assert PLAN.num_cut(network, is_trained=True) == 2 * 3 + 3
+    assert PLAN.num_cut(network, is_trained=False) == 3 * 2

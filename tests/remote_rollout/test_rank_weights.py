@@ -98,7 +98,7 @@ async def test_hosts_get_from_the_ranks_the_bytes_that_this_process_would_have_s
     assert "take shares b" not in hosts[0].log
 
 
-# all of learner/test_ranks_on_hosts.py has such ranks, and the test above such hosts
+# all of learner/distributed/test_rank_hosts.py has such ranks, and the test above such hosts
 @pytest.mark.proof
 async def test_ranks_on_another_host_give_their_weights_too(
     lane: DeviceLane, runtime: Runtime, tmp_path: Path
@@ -374,7 +374,7 @@ def halved() -> Any:
         # the test above has such ranks
         pytest.param(mlp, {"shard": "weights"}, id="weights", marks=pytest.mark.proof),
         pytest.param(mlp, {"shard": "replicas"}, id="replicas", marks=pytest.mark.proof),
-        # learner/test_tensor_parallel.py gives the weights of such ranks to a host, too
+        # learner/distributed/test_tensor_parallel.py gives the weights of such ranks to a host, too
         pytest.param(
             conversations.qwen3,
             {"tensor_parallel": 2},

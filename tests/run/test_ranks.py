@@ -368,7 +368,7 @@ def test_ranks_that_are_left_have_to_fit_the_gpus_that_are_left() -> None:
     assert "cannot continue with 2 of its ranks: LearnerConfig.ranks is 2, but" in str(told)
 
 
-# tests/learner/test_ranks_on_hosts.py has the ranks, and the tests below the choice of hosts
+# tests/learner/distributed/test_rank_hosts.py has the ranks, and the tests below the choice of hosts
 @pytest.mark.proof
 async def test_a_run_with_ranks_on_two_hosts_is_that_of_one_process_and_continues_without_a_lost_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -1,0 +1,144 @@
+"""What holds for every advantage estimator that a configuration names, and what is refused."""
+
+import inspect
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from reward_batches import OF_GROUPS, column, estimate, outcomes
+
+from vla_rl.algorithms import AdvantageConfig, Advantages, RewardBatch
+from vla_rl.algorithms.advantages import (
+    ADVANTAGE_PARAMETERS,
+    ADVANTAGES,
+    outcome_advantages,
+)
+from vla_rl.errors import ConfigError
+
+
+def twice_the_reward(batch: RewardBatch, *, gamma: float = 2.0) -> Advantages:
+    """An estimator of somebody's own."""
+    return outcome_advantages(batch, gamma * batch.rewards)
+
+
+@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+def test_the_parameters_of_an_estimator_are_its_keyword_arguments(name) -> None:
+    arguments = inspect.signature(ADVANTAGES[name]).parameters
+    defaults = {key: value.default for key, value in arguments.items() if key != "batch"}
+    assert defaults == ADVANTAGE_PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", OF_GROUPS)
+def test_groups_that_are_all_equal_and_groups_of_one_teach_nothing(name) -> None:
+    made = estimate(name, outcomes([0.1, 0.1, 0.1, 5.0], [0, 0, 0, 1]))
+    assert column(made) == [0.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", [*OF_GROUPS, "remax"])
+def test_an_empty_batch_has_no_advantages(name) -> None:
+    assert estimate(name, outcomes([], [])).per_trajectory() == []
+
+
+@pytest.mark.parametrize("name", OF_GROUPS)
+def test_an_outcome_is_spread_over_the_steps_that_acted(name) -> None:
+    mask = np.array([[True, False, True], [True, True, False]])
+    batch = outcomes([1.0, 0.0], [0, 0], mask=mask)
+    made = estimate(name, batch)
+    assert made.advantage.shape == (2, 3)
+    assert not made.advantage[~mask].any()
+    assert made.advantage[0, 0] == made.advantage[0, 2] > 0
+    assert [len(row) for row in made.per_trajectory()] == [3, 2]
+
+
+@settings(max_examples=40)
+@given(
+    rewards=st.lists(st.integers(0, 4).map(float), min_size=2, max_size=10),
+    shift=st.sampled_from([-3.0, 1.0, 8.0]),
+    data=st.data(),
+)
+def test_a_shift_of_all_rewards_is_not_seen_and_rows_may_stand_in_any_order(
+    rewards, shift, data
+) -> None:
+    group = data.draw(st.lists(st.integers(0, 2), min_size=len(rewards), max_size=len(rewards)))
+    order = data.draw(st.permutations(range(len(rewards))))
+    for name in OF_GROUPS:
+        made = column(estimate(name, outcomes(rewards, group)))
+        if name != "max_rl":
+            moved = outcomes([reward + shift for reward in rewards], group)
+            np.testing.assert_allclose(column(estimate(name, moved)), made, atol=1e-5)
+        if name != "pass_at_k":  # of equally good members the first is the best
+            shuffled = estimate(
+                name, outcomes([rewards[i] for i in order], [group[i] for i in order])
+            )
+            np.testing.assert_allclose(column(shuffled), np.array(made)[list(order)], atol=1e-5)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(0, 4).map(float), min_size=2, max_size=8), st.sampled_from([0.5, 2.0, 4.0])
+)
+def test_what_divides_by_a_spread_does_not_see_the_scale_and_what_does_not_is_scaled(
+    rewards, scale
+) -> None:
+    group = [0] * len(rewards)
+    for name, factor in {
+        "grpo": 1.0,
+        "max_rl": 1.0,
+        "pass_at_k": 1.0,
+        "dr_grpo": scale,
+        "rloo": scale,
+        "gpg": scale,
+    }.items():
+        made = np.array(column(estimate(name, outcomes(rewards, group))))
+        scaled = column(estimate(name, outcomes([scale * reward for reward in rewards], group)))
+        np.testing.assert_allclose(scaled, factor * made, rtol=1e-4, atol=1e-5)
+
+
+def test_an_estimator_of_ones_own_is_named_by_module_and_function() -> None:
+    own = f"{__name__}:twice_the_reward"
+    assert column(estimate(own, outcomes([3.0], [0]))) == [6.0]
+    assert column(estimate(own, outcomes([3.0], [0]), gamma=0.5)) == [1.5]
+    with pytest.raises(ConfigError, match="has no keyword argument 'lam'"):
+        estimate(own, outcomes([3.0], [0]), lam=0.9)
+    with pytest.raises(ConfigError, match="did you mean 'twice_the_reward'"):
+        estimate(f"{__name__}:twice_the_rewards", outcomes([3.0], [0]))
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("grpo", "group"),
+        ("remax", "greedy_rewards"),
+        ("opo", "num_tokens"),
+        ("reinforce_plus_plus", "mask"),
+        ("gae", "mask"),
+        ("marft_gae", "agents"),
+    ],
+)
+def test_an_estimator_says_which_field_it_misses(name, missing) -> None:
+    with pytest.raises(
+        ValueError, match=rf"the advantage '{name}' needs RewardBatch.{missing}, but it is None"
+    ):
+        estimate(name, RewardBatch(rewards=np.zeros(2)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": "gropo"}, r"AdvantageConfig.name 'gropo' is unknown; did you mean 'grpo'\?"),
+        ({"name": "grpo", "lam": 0.9}, "advantage 'grpo' has no lam; it has: no parameters"),
+        ({"name": "gae", "gamma": 1.1}, r"gamma is 1.1, expected in \[0, 1\]"),
+        ({"name": "gae", "lam": -0.1}, r"lam is -0.1"),
+        ({"name": "cpgd_filter", "max_weight": 0.5}, r"max_weight is 0.5, expected at least 1"),
+    ],
+)
+def test_a_config_that_means_nothing_is_refused(fields, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        AdvantageConfig(**fields)
+
+
+@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+def test_whether_an_estimator_needs_groups_or_values_is_known_from_its_config(name) -> None:
+    config = AdvantageConfig(name=name)
+    assert config.needs_group == (name in OF_GROUPS)
+    assert config.needs_values == (name in ("gae", "marft_gae"))

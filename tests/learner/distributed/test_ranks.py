@@ -1,0 +1,131 @@
+"""Start of ranks, the order of their calls, and who waits for whom."""
+
+import asyncio
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from vla_rl.actors import Runtime
+from vla_rl.errors import ConfigError
+from vla_rl.graph import Slice
+from vla_rl.learner import LearnerConfig
+from vla_rl.learner.distributed.group import FOLDER_PREFIX, RankGroup
+from vla_rl.learner.distributed.messages import IN_FLIGHT, idle_row, in_order
+from vla_rl.learner.distributed.rank_hosts import RankAssignments, save_policy
+from vla_rl.learner.distributed.rank_times import (
+    RankTimes,
+    describe_ranks,
+    rank_metrics,
+    rank_slices,
+)
+from vla_rl.models.openvla_oft import OpenVlaOft, tiny
+
+SLOW = RankTimes(
+    jobs=[("update", 0.0, 8.0), ("step", 8.0, 9.0)],
+    collectives=[("all-gather", 1.0, 1.5), ("reduce-scatter", 7.0, 8.0)],
+    flops=600,
+)
+"""Computes 7.5 s of its 9 s."""
+
+FAST = RankTimes(
+    jobs=[("update", 0.0, 8.0), ("step", 8.0, 9.0)],
+    collectives=[("all-gather", 0.5, 1.5), ("reduce-scatter", 4.0, 8.0)],
+    flops=400,
+)
+"""Came half a second earlier to the first collective, and three seconds earlier to the second."""
+
+
+def test_a_rank_that_comes_last_is_the_one_that_others_wait_for() -> None:
+    metrics = rank_metrics([FAST, SLOW], 10.0, peak_flops=100.0)
+    assert metrics == pytest.approx(
+        {
+            "rank/0/compute_s": 4.0,
+            "rank/0/wait_s": 3.5,
+            "rank/0/awaited_s": 0.0,
+            "rank/0/mfu": 0.4,
+            "rank/1/compute_s": 7.5,
+            "rank/1/wait_s": 0.0,
+            "rank/1/awaited_s": 3.5,
+            "rank/1/mfu": 0.6,
+            "ranks/communication_share": 0.15,
+            "ranks/wait_share": 0.175,
+        }
+    )
+    assert describe_ranks(metrics) == "ranks wait 18%, mostly for rank 1; communication 15%"
+
+
+def test_ranks_without_a_collective_or_a_peak_have_the_rest_of_the_metrics() -> None:
+    idle = RankTimes(jobs=[], collectives=[])
+    metrics = rank_metrics([idle, idle], 2.0, None)
+    assert set(metrics.values()) == {0.0}
+    assert "rank/0/mfu" not in metrics
+    assert describe_ranks({}) == ""
+
+
+def test_the_timeline_has_two_lanes_a_rank() -> None:
+    before = RankTimes(jobs=[("values", -2.0, -1.0)], collectives=[])
+    lanes = rank_slices([before], [SLOW])
+    assert [each.name for each in lanes["rank 0"]] == ["values", "update", "step"]
+    assert lanes["rank 0, collectives"][1] == Slice("reduce-scatter", 7.0, 8.0)
+
+
+async def test_answers_are_in_the_order_of_their_inputs_with_few_calls_at_a_time() -> None:
+    running: list[int] = []
+    most = 0
+
+    async def call(number: int) -> int:
+        nonlocal most
+        running.append(number)
+        most = max(most, len(running))
+        for _ in range(5 - number):  # later ones are faster
+            await asyncio.sleep(0)
+        running.remove(number)
+        return number * 10
+
+    assert await in_order(call, range(5)) == [0, 10, 20, 30, 40]
+    assert most == IN_FLIGHT
+
+
+async def test_no_input_makes_no_call() -> None:
+    async def call(number: int) -> int:
+        raise AssertionError("there is nothing to call with")
+
+    assert await in_order(call, []) == []
+
+
+async def test_the_first_error_is_raised() -> None:
+    async def call(number: int) -> int:
+        if number == 1:
+            raise ValueError("rank 1 refuses")
+        return number
+
+    with pytest.raises(ValueError, match="rank 1 refuses"):
+        await in_order(call, range(3))
+
+
+def test_a_rank_without_a_row_passes_the_shortest() -> None:
+    assert idle_row(torch.tensor([7, 3, 5])).tolist() == [1]
+
+
+def test_compiled_blocks_are_refused(tmp_path: Path) -> None:
+    policy = OpenVlaOft.create(tiny(), seed=0)
+    policy.compile_blocks()
+    with pytest.raises(ConfigError, match=r"blocks are compiled, .*--learner\.ranks 1"):
+        save_policy(policy, tmp_path, RankAssignments(()))
+    assert not list(tmp_path.iterdir())
+
+
+async def test_the_next_start_of_ranks_removes_the_policy_of_a_run_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / f"{FOLDER_PREFIX}of-a-killed-run"
+    left.mkdir()
+    (left / "policy").write_bytes(bytes(10))
+    async with Runtime() as runtime:
+        with pytest.raises(AttributeError):
+            await RankGroup(runtime, LearnerConfig(ranks=1)).start(object())
+    assert os.listdir(tmp_path) == []

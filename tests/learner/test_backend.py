@@ -1,0 +1,176 @@
+"""Sums and metrics of an update, and graphs that no backward pass goes through."""
+
+import weakref
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+from storage_bytes import StorageBytes
+from torch import Tensor, nn
+
+from benchmarks.gpu.tiny_policies import demonstrated, observation, policy_on_host, trajectories
+from vla_rl.algorithms.losses import Diagnostics
+from vla_rl.engines import DeviceLane
+from vla_rl.learner import ImitationConfig, Learner, LearnerConfig
+from vla_rl.learner.backend import MicroBatchSums, on_host
+from vla_rl.learner.imitation import Demonstration, Imitator
+from vla_rl.learner.learner import mean_gap, staleness_metrics, update_metrics
+from vla_rl.learner.optimizer import StepReport
+from vla_rl.models.language.rows import score_tokens
+
+
+def number(value: float) -> Tensor:
+    return torch.tensor(value)
+
+
+def sums(
+    *,
+    tokens: list[tuple[int, float]],
+    loss: float = 0.0,
+    entropy: float = 0.0,
+    gap: tuple[float, float, int] = (0.0, 0.0, 0),
+    **extra: float,
+) -> MicroBatchSums:
+    """Return the sums of a micro-batch with these versions and sizes of ratios."""
+    counts = {
+        each.name: number(0.0) for each in fields(Diagnostics) if each.name != "extra_sums"
+    } | {"num_tokens": number(float(len(tokens)))}
+    return MicroBatchSums(
+        loss=number(loss),
+        entropy_sum=number(entropy),
+        diagnostics=Diagnostics(
+            **counts, extra_sums={name: number(value) for name, value in extra.items()}
+        ),
+        gap_sum=number(gap[0]),
+        gap_max=number(gap[1]),
+        num_compared=torch.tensor(gap[2]),
+        tokens=torch.tensor(tokens, dtype=torch.float64).T,
+        first_nonfinite=torch.tensor(-1),
+    )
+
+
+STEPS = [StepReport(1.0, 0.1, False), StepReport(3.0, 0.05, True)]
+PARTS = [
+    sums(tokens=[(4, 0.1), (5, 0.3)], loss=0.5, entropy=2.0, gap=(0.2, 0.15, 1)),
+    sums(tokens=[(4, 0.3)], loss=0.25, entropy=1.0, gap=(0.4, 0.4, 1)),
+]
+
+
+def test_metrics_are_means_over_steps_and_tokens() -> None:
+    found = update_metrics(PARTS, STEPS, weight_version=5)
+    assert found["update/loss"] == pytest.approx(0.375)  # 0.75 over two steps
+    assert found["update/entropy"] == pytest.approx(1.0)  # 3 over three tokens
+    assert found["update/grad_norm"] == pytest.approx(2.0)
+    assert found["update/lr"] == 0.05
+    assert (found["update/steps"], found["update/skipped_steps"]) == (2.0, 1.0)
+    assert (found["update/tokens"], found["update/trained"]) == (3.0, 1.0)
+
+
+def test_ratios_are_by_the_staleness_of_their_tokens() -> None:
+    found = update_metrics(PARTS, STEPS, weight_version=5)
+    assert found["update/log_ratio_abs/staleness_0"] == pytest.approx(0.3)
+    assert found["update/log_ratio_abs/staleness_1"] == pytest.approx(0.2)
+
+
+def test_the_gap_to_the_engine_is_over_the_tokens_that_can_be_compared() -> None:
+    found = update_metrics(PARTS, STEPS, weight_version=5)
+    assert found["update/log_prob_gap_mean"] == pytest.approx(0.3)
+    assert found["update/log_prob_gap_max"] == pytest.approx(0.4)
+    stale = [sums(tokens=[(4, 0.1)])]
+    assert mean_gap(stale) is None
+    assert "update/log_prob_gap_mean" not in update_metrics(stale, STEPS, weight_version=5)
+
+
+def test_an_update_that_taught_nothing_says_only_that() -> None:
+    assert update_metrics([], [], weight_version=5) == {"update/trained": 0.0}
+
+
+def test_all_sums_come_to_the_host_with_their_names() -> None:
+    part = sums(tokens=[(4, 0.1)], loss=0.5, covariance=7.0)
+    (found,), (other,) = on_host([part], number(3.0))
+    assert float(found.loss) == 0.5
+    assert float(found.diagnostics.extra_sums["covariance"]) == 7.0
+    assert found.tokens.tolist() == [[4.0], [0.1]]
+    assert float(other) == 3.0
+
+
+def test_staleness_has_its_mean_and_its_maximum() -> None:
+    assert staleness_metrics(torch.tensor([0, 1, 5])) == {
+        "update/staleness_mean": 2.0,
+        "update/staleness_max": 5.0,
+    }
+
+
+META = torch.device("meta")
+
+
+def watched_policy(graphs: list[bool]) -> Any:
+    """A policy that notes in its backward pass whether the graph of its entropies is still there."""
+    policy = policy_on_host("mlp").copy()
+    log_probs = policy.log_probs
+
+    def watched(*args: Any) -> tuple[Tensor, Tensor]:
+        found, entropies = log_probs(*args)
+        entropy = weakref.ref(entropies)
+
+        def note(gradient: Tensor) -> None:
+            graphs.append(entropy() is not None)
+
+        if found.requires_grad:
+            found.register_hook(note)
+        return found, entropies
+
+    policy.log_probs = watched
+    return policy
+
+
+@pytest.mark.parametrize(("coef", "is_there"), [(0.0, False), (0.01, True)])
+async def test_a_learner_keeps_the_graph_of_entropies_only_for_a_bonus(
+    coef: float, is_there: bool
+) -> None:
+    graphs: list[bool] = []
+    async with DeviceLane(num_threads=1) as lane:
+        config = LearnerConfig(micro_batch=4, entropy_coef=coef, max_mismatch=100.0)
+        await Learner(watched_policy(graphs), lane, config).update(
+            trajectories("mlp"), [1.0, -1.0, 0.5]
+        )
+    assert graphs
+    assert set(graphs) == {is_there}
+
+
+async def test_imitation_keeps_no_graph_of_entropies() -> None:
+    graphs: list[bool] = []
+    shown = demonstrated("mlp")
+    examples = [
+        Demonstration(observation=observation("mlp", number), actions=shown, num_valid=len(shown))
+        for number in range(3)
+    ]
+    async with DeviceLane(num_threads=1) as lane:
+        await Imitator(watched_policy(graphs), lane, ImitationConfig(micro_batch=2)).update(
+            examples
+        )
+    assert graphs
+    assert not any(graphs)
+
+
+def most_bytes(num: int, *, is_kept: bool) -> int:
+    """Learn from log-probs of `num` positions of 152,000 tokens alone; return the peak."""
+    head = nn.Linear(16, 152_000, bias=False, device=META)
+    hidden = torch.randn(num, 16, device=META).requires_grad_()
+    chosen = torch.zeros(num, dtype=torch.long, device=META)
+    with StorageBytes() as memory:
+        found, entropies = score_tokens(
+            head, hidden, chosen, torch.ones(num, device=META), lambda *_: None, vocab_size=152_000
+        )
+        if not is_kept:
+            entropies = entropies.detach()
+        torch.autograd.backward(found.sum())
+    return memory.most
+
+
+def test_the_graph_of_entropies_would_keep_all_logits() -> None:
+    logits = 4 * 8192 * 152_000
+    kept, gone = most_bytes(8192, is_kept=True), most_bytes(8192, is_kept=False)
+    assert kept > 2 * logits
+    assert gone < 0.5 * logits
