@@ -209,7 +209,7 @@ WITHOUT_TORCH = (
     "vla_rl.graph",
     "vla_rl.actors",
     "vla_rl.cluster",
-    "vla_rl.cluster.listed",
+    "vla_rl.cluster.listed_hosts",
     "vla_rl.rollout",
     "vla_rl.remote_rollout.host_runner",
     "vla_rl.env_workers",

@@ -36,7 +36,7 @@ FOREIGN: Final[dict[str, tuple[tuple[str, Callable[[str], Any]], ...]]] = {
 """Modules that read text of models, tools, pages and clients: each pattern, and how it is used."""
 
 OURS: Final = {
-    "cluster/gpu_ranges.py": "a host file's line",
+    "cluster/layout.py": "a host file's line",
     "cluster/host_file.py": "names in a host file, and an error of msgspec",
     "cli/why.py": "what a run of ours answers",
     "datasets/hdf5.py": "names of files",

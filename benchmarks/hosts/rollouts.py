@@ -9,7 +9,7 @@ from benchmarks.hosts.measured import BATCH, GROUP_SIZE
 from benchmarks.hosts.sleepers import SLEEPER_ID
 from benchmarks.hosts.sleeping_policy import timed_agent
 from vla_rl.cluster.config import ClusterConfig
-from vla_rl.cluster.listed import ListedHosts
+from vla_rl.cluster.listed_hosts import ListedHosts
 from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.models.mlp import MlpPolicy

@@ -53,7 +53,7 @@ REMOVALS = {
     "actors/processes/liveness.py": ["self._watched.pop(watched, None)"],
     "actors/calls/server.py": ["mailbox.popleft()"],
     "util/stalls.py": ["_waits.pop(token, None)", "_sources.pop(token, None)"],
-    "cluster/listed.py": ["self._there.pop(name)"],
+    "cluster/listed_hosts.py": ["self._there.pop(name)"],
 }
 
 NO_TABLES = {
@@ -74,7 +74,7 @@ NO_TABLES = {
     "util/error_reports.py": ["waiting.pop()"],
     "util/ownership.py": ["_HELD_LOCKS.clear()"],
     "actors/supervision.py": ["self._ended.clear()"],
-    "cluster/ray_starter.py": ["self._folder.remove()"],
+    "cluster/ray_cluster.py": ["self._folder.remove()"],
 }
 
 WAITS = {

@@ -1,263 +1,133 @@
-"""Who does what on which host and GPU."""
+"""A layout: GPUs in one word, numbers in proportion, memory that has to suffice."""
 
-from collections import Counter
 from fractions import Fraction
 
 import pytest
 from hypothesis import given, strategies as st
 
-from vla_rl.cluster import (
-    Gpu,
-    Host,
-    HostResources,
-    Layout,
-    LayoutConfig,
+from vla_rl.cluster.hosts import Gpu, Host, HostResources
+from vla_rl.cluster.layout import (
+    GIB,
+    GpuRange,
+    GpuRole,
     Needs,
-    layout_of,
-    layout_table,
-    layout_with,
+    format_indices,
+    parse_gpu_range,
+    require_memory,
+    shares,
 )
 from vla_rl.errors import ConfigError
 
-GIB = 2**30
 
-
-def host(name: str, *, gpus: int = 8, cores: int = 16, memory_gib: int = 512) -> Host:
-    """Make a host with equal GPUs of 80 GiB."""
-    gpu = Gpu(name="H100", memory_bytes=80 * GIB)
-    resources = HostResources(
-        num_cores=cores, memory_bytes=memory_gib * GIB, gpus=tuple([gpu] * gpus)
-    )
-    return Host(name=name, resources=resources)
-
-
-def placed(config: LayoutConfig, *hosts: Host, num_simulators: int = 64) -> Layout:
-    return layout_of(config, hosts, num_simulators=num_simulators)
-
-
-def gpus_of_ranks(layout: Layout) -> list[tuple[str, int | None]]:
-    return [(place.host, place.gpu) for place in layout.ranks]
-
-
-def gpus_of_engines(layout: Layout) -> list[tuple[str, int | None]]:
-    return [(place.host, gpu) for place in layout.engines for gpu in (place.gpus or (None,))]
-
-
-def test_together_every_gpu_learns_and_acts() -> None:
-    layout = placed(LayoutConfig(), host("a", gpus=2), host("b", gpus=2))
-    everywhere = [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
-    assert gpus_of_ranks(layout) == gpus_of_engines(layout) == everywhere
-    assert [place.rank for place in layout.ranks] == [0, 1, 2, 3]
-    assert (layout.num_simulators_on("a"), layout.num_simulators_on("b")) == (32, 32)
-
-
-def test_apart_the_gpus_that_are_named_learn_and_all_others_act() -> None:
-    layout = placed(LayoutConfig(mode="apart", learners=("a:0-5",)), host("a"))
-    assert gpus_of_ranks(layout) == [("a", gpu) for gpu in range(6)]
-    assert gpus_of_engines(layout) == [("a", 6), ("a", 7)]
-
-
-def test_apart_the_first_hosts_with_gpus_learn_if_they_are_counted() -> None:
-    hosts = [host("login", gpus=0), *(host(f"n{number}", gpus=1) for number in range(3))]
-    layout = placed(LayoutConfig(mode="apart", num_learner_hosts=2), *hosts)
-    assert gpus_of_ranks(layout) == [("n0", 0), ("n1", 0)]
-    assert gpus_of_engines(layout) == [("n2", 0)]
-    assert [place.host for place in layout.simulators] == ["login", "n2"]
-
-
-def test_in_mode_both_the_learners_act_too() -> None:
-    layout = placed(
-        LayoutConfig(mode="both", learners=("n[0-1]",)), *(host(f"n{k}", gpus=2) for k in range(3))
-    )
-    assert gpus_of_ranks(layout) == [("n0", 0), ("n0", 1), ("n1", 0), ("n1", 1)]
-    assert len(gpus_of_engines(layout)) == 6
-    assert len(layout.simulators) == 3
-
-
-def test_simulators_are_dealt_in_proportion_to_cores() -> None:
-    layout = placed(
-        LayoutConfig(),
-        host("small", cores=8),
-        host("large", cores=32),
-        host("none", gpus=0, cores=24),
-        num_simulators=64,
-    )
-    assert [place.num_simulators for place in layout.simulators] == [8, 32, 24]
-    assert {place.host for place in layout.engines} == {"small", "large"}
-
-
-def test_hosts_without_any_gpu_learn_and_act_on_their_cpus() -> None:
-    layout = placed(
-        LayoutConfig(mode="apart", learners=("b",)), host("a", gpus=0), host("b", gpus=0)
-    )
-    assert gpus_of_ranks(layout) == [("b", None)]
-    assert gpus_of_engines(layout) == [("a", None)]
-    assert [place.host for place in layout.simulators] == ["a"]
-
-
-def test_an_engine_takes_neighbouring_gpus_of_one_host() -> None:
-    layout = placed(
-        LayoutConfig(mode="apart", learners=("a:0-3",), gpus_per_engine=2), host("a"), host("b")
-    )
-    assert [(place.host, place.gpus) for place in layout.engines] == [
-        ("a", (4, 5)),
-        ("a", (6, 7)),
-        *(("b", (gpu, gpu + 1)) for gpu in (0, 2, 4, 6)),
-    ]
-
-
-def test_a_host_that_joins_acts_and_moves_nothing() -> None:
-    hosts = [host("a", gpus=2), host("b", gpus=2)]
-    before = placed(LayoutConfig(), *hosts)
-    after = layout_with(before, hosts, host("late", gpus=1, cores=8), LayoutConfig())
-    assert after.ranks == before.ranks
-    assert after.engines[:-1] == before.engines
-    assert (after.engines[-1].engine, after.engines[-1].host) == (4, "late")
-    assert after.simulators[:-1] == before.simulators
-    assert after.num_simulators_on("late") == 16
-    with pytest.raises(ConfigError, match="'late' joined twice"):
-        layout_with(after, hosts, host("late"), LayoutConfig())
+@given(st.lists(st.integers(1, 64), min_size=1, max_size=6), st.integers(0, 200))
+def test_parts_add_up_in_proportion_and_none_is_empty(weights: list[int], more: int) -> None:
+    total = len(weights) + more
+    parts = shares([Fraction(weight) for weight in weights], total)
+    assert sum(parts) == total
+    assert min(parts) >= 1
+    exact = [Fraction(total * weight, sum(weights)) for weight in weights]
+    if min(exact) >= 1:
+        assert all(abs(part - ideal) < 1 for part, ideal in zip(parts, exact, strict=True))
 
 
 @pytest.mark.parametrize(
-    ("config", "error"),
+    ("word", "expected"),
     [
-        (
-            LayoutConfig(mode="apart", learners=("a", "b")),
-            "12 of 12 GPUs learn, expected at most 11",
-        ),
-        (LayoutConfig(mode="apart", learners=("aa",)), "the host 'aa'.* such as 'a'"),
-        (LayoutConfig(mode="apart", learners=("b:2-4",)), "GPU 2-4 of host 'b'.* GPUs 0 to 3"),
-        (LayoutConfig(mode="apart", learners=("c",)), "a GPU of host 'c', which has no GPU"),
-        (LayoutConfig(mode="apart", learners=("a:0-3", "a:3")), "GPU 3 of host 'a' twice"),
-        (LayoutConfig(mode="both", num_learner_hosts=3), "is 3, expected <= 2"),
-        (LayoutConfig(gpus_per_engine=8), "host 'b' has 4 GPUs that act.* gpus_per_engine=8"),
+        ("node1", [GpuRange("node1", None)]),
+        ("node1:3", [GpuRange("node1", (3,))]),
+        ("node1:0-2,7", [GpuRange("node1", (0, 1, 2, 7))]),
+        ("node[1-2]:0", [GpuRange("node1", (0,)), GpuRange("node2", (0,))]),
+        ("a[3,1]b", [GpuRange("a3b", None), GpuRange("a1b", None)]),
     ],
 )
-def test_a_layout_that_cannot_be_placed_is_refused_with_the_inequality(
-    config: LayoutConfig, error: str
-) -> None:
-    with pytest.raises(ConfigError, match=error):
-        placed(config, host("a"), host("b", gpus=4), host("c", gpus=0))
+def test_a_word_names_a_part_for_each_host(word: str, expected: list[GpuRange]) -> None:
+    assert list(parse_gpu_range(word)) == expected
 
 
-def test_a_host_left_without_simulators_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"num_simulators=1 < 2 hosts .* 'b' would have none"):
-        placed(LayoutConfig(), host("a"), host("b"), num_simulators=1)
+def test_numbers_of_hosts_keep_their_leading_zeros() -> None:
+    assert [part.host for part in parse_gpu_range("node[08-10]")] == ["node08", "node09", "node10"]
+    assert [part.host for part in parse_gpu_range("node[8-10]")] == ["node8", "node9", "node10"]
 
 
-def test_no_host_and_two_of_one_name_are_refused() -> None:
-    with pytest.raises(ConfigError, match="0 hosts"):
-        placed(LayoutConfig())
-    with pytest.raises(ConfigError, match="2 hosts have the name 'a'"):
-        placed(LayoutConfig(), host("a"), host("a"))
+@pytest.mark.parametrize("word", ["", ":0", "a:", "a:b", "a[]:0", "a[1:0", "a:0:1", "a[1][2]"])
+def test_a_word_of_another_form_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match="names no GPUs, expected HOST, HOST:0-5 or"):
+        parse_gpu_range(word)
 
 
 @pytest.mark.parametrize(
-    ("needs", "error"),
-    [
-        (
-            Needs(learning_bytes=81 * GIB),
-            r"GPU 0 \(H100\) of host 'a' has 80.0 .*81.0 for a learner",
-        ),
-        (Needs(acting_bytes=90 * GIB), r"GPU 6 \(H100\) of host 'a' has 80.0 .*90.0 for an engine"),
-        (
-            Needs(simulator_bytes=8 * GIB, rank_host_bytes=GIB),
-            "host 'a' has 512.0 GiB of memory, expected >= 518.0: 64 simulators of 8.00 . 6 learner",
-        ),
-    ],
+    ("word", "part"),
+    [("a:5-0", "5-0"), ("a:0,", ""), ("a:0-", "0-"), ("a[x]", "x"), ("a:0-200000", "0-200000")],
 )
-def test_too_little_memory_is_refused_with_the_host_and_the_inequality(
-    needs: Needs, error: str
-) -> None:
-    config = LayoutConfig(mode="apart", learners=("a:0-5",))
-    with pytest.raises(ConfigError, match=error):
-        layout_of(config, [host("a")], num_simulators=64, needs=needs)
+def test_a_part_that_is_no_range_is_refused_by_name(word: str, part: str) -> None:
+    with pytest.raises(ConfigError, match=f"^'{part}' in '.*' is no range"):
+        parse_gpu_range(word)
 
 
-def test_a_rank_and_an_engine_on_one_gpu_are_compared_with_what_both_need() -> None:
-    fits = Needs(learning_bytes=50 * GIB, acting_bytes=40 * GIB, both_bytes=75 * GIB)
-    layout_of(LayoutConfig(), [host("a")], num_simulators=1, needs=fits)
-    too_much = Needs(both_bytes=90 * GIB)
-    with pytest.raises(ConfigError, match=r"expected >= 90\.0 for a learner rank and an engine"):
-        layout_of(LayoutConfig(), [host("a")], num_simulators=1, needs=too_much)
+def test_a_gpu_that_is_named_twice_is_refused() -> None:
+    # two ranks, or a rank and nothing, would be on it
+    with pytest.raises(ConfigError, match=r"'a:0-3,2' names GPU 2 twice, expected once"):
+        parse_gpu_range("a:0-3,2")
+
+
+def test_indices_are_spelt_in_the_shortest_form() -> None:
+    assert format_indices((0, 1, 2, 3, 5, 7, 8)) == "0-3,5,7-8"
+    assert format_indices(()) == ""
+
+
+@given(st.sets(st.integers(0, 20), min_size=1))
+def test_what_is_spelt_is_read_again(indices: set[int]) -> None:
+    rising = tuple(sorted(indices))
+    assert parse_gpu_range(f"a:{format_indices(rising)}") == (GpuRange("a", rising),)
+
+
+HOST = Host(
+    name="a",
+    resources=HostResources(
+        num_cores=8, memory_bytes=64 * GIB, gpus=(Gpu(name="H100", memory_bytes=80 * GIB),)
+    ),
+)
+LEARNS, ACTS, BOTH = (
+    GpuRole("a", 0, learns, acts) for learns, acts in ((True, False), (False, True), (True, True))
+)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "error"),
+    ("role", "field", "who"),
     [
-        ({"learners": ("a",)}, "mode is 'together', in which every GPU learns"),
-        ({"mode": "apart"}, "exactly one of `learners` and `num_learner_hosts`, got neither"),
-        ({"mode": "both", "learners": ("a",), "num_learner_hosts": 1}, "got both"),
-        ({"mode": "apart", "num_learner_hosts": 0}, "expected >= 1 host"),
-        ({"gpus_per_engine": 0}, "expected >= 1 GPU"),
-        ({"mode": "apart", "learners": ("a:5-2",)}, "'5-2' in 'a:5-2' is no range"),
-        ({"mode": "apart", "learners": ("a:",)}, "names no GPUs, expected HOST"),
+        (LEARNS, "learning_bytes", "a learner rank; take more"),
+        (ACTS, "acting_bytes", "an engine; leave it out"),
+        (BOTH, "both_bytes", "a learner rank and an engine; take more"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(
-    wrong: dict[str, object], error: str
+def test_a_gpu_has_room_for_what_it_does_and_not_for_more(
+    role: GpuRole, field: str, who: str
 ) -> None:
-    with pytest.raises(ConfigError, match=error):
-        LayoutConfig(**wrong)  # type: ignore[arg-type]  # wrong on purpose
+    require_memory(Needs(**{field: 80 * GIB}), [HOST], [role], {})
+    with pytest.raises(
+        ConfigError, match=rf"GPU 0 \(H100\) of host 'a' has 80.0 GiB, expected >= 80.5 for {who}"
+    ):
+        require_memory(Needs(**{field: 80 * GIB + GIB // 2}), [HOST], [role], {})
 
 
-def test_the_table_has_a_line_for_each_range_of_gpus() -> None:
-    layout = placed(
-        LayoutConfig(mode="apart", learners=("node1:0-5",)), host("login", gpus=0), host("node1")
-    )
-    assert layout_table(layout).splitlines() == [
-        "layout apart: 6 learner ranks, 2 engines, 64 simulators on 2 hosts",
-        "  host   GPUs  learn      act          simulators",
-        "  login  -     -          -            51",
-        "  node1  0-5   ranks 0-5  -            13",
-        "         6-7   -          engines 0-1",
-    ]
+def test_a_gpu_that_only_acts_needs_no_room_for_learning() -> None:
+    require_memory(Needs(learning_bytes=99 * GIB, both_bytes=99 * GIB), [HOST], [ACTS], {})
 
 
-hosts_of_a_run = st.lists(
-    st.tuples(st.integers(0, 8), st.integers(1, 64)), min_size=1, max_size=6
-).map(
-    lambda sizes: [
-        host(f"n{number}", gpus=gpus, cores=cores) for number, (gpus, cores) in enumerate(sizes)
-    ]
-)
+def test_a_host_has_room_for_its_simulators_and_ranks_together() -> None:
+    needs = Needs(simulator_bytes=2 * GIB, rank_host_bytes=32 * GIB)
+    require_memory(needs, [HOST], [LEARNS], {"a": 16, "b": 99})
+    with pytest.raises(
+        ConfigError,
+        match=r"host 'a' has 64.0 GiB of memory, expected >= 66.0: 17 simulators of 2.00 \+ 1 "
+        r"learner ranks of 32.00",
+    ):
+        require_memory(needs, [HOST], [LEARNS], {"a": 17})
 
 
-@given(
-    hosts_of_a_run, st.integers(0, 200), st.sampled_from(["together", "apart", "both"]), st.data()
-)
-def test_every_gpu_has_its_role_and_every_simulator_its_host(
-    hosts: list[Host], more: int, mode: str, data: st.DataObject
-) -> None:
-    gpus = [(each.name, gpu) for each in hosts for gpu in range(len(each.resources.gpus))]
-    if mode != "together" and len(gpus) < 2:
-        return
-    learners = set(gpus)
-    if mode != "together":
-        learners = set(
-            data.draw(
-                st.lists(st.sampled_from(gpus), min_size=1, max_size=len(gpus) - 1, unique=True)
-            )
-        )
-    words = () if mode == "together" else tuple(f"{name}:{gpu}" for name, gpu in sorted(learners))
-    config = LayoutConfig(mode=mode, learners=words)  # type: ignore[arg-type]
-    layout = layout_of(config, hosts, num_simulators=len(hosts) + more)
-    if gpus:
-        assert set(gpus_of_ranks(layout)) == learners
-        acting = set(gpus) - (learners if mode == "apart" else set())
-        assert Counter(gpus_of_engines(layout)) == Counter(acting)
-    assert [place.rank for place in layout.ranks] == list(range(len(layout.ranks)))
-    assert sum(place.num_simulators for place in layout.simulators) == len(hosts) + more
-    chosen = {place.host: place.num_simulators for place in layout.simulators}
-    acts = [name for name, _ in gpus_of_engines(layout)]
-    cores = {
-        each.name: each.resources.num_cores
-        * (Fraction(acts.count(each.name), len(each.resources.gpus)) if each.resources.gpus else 1)
-        for each in hosts
-        if each.name in chosen
-    }
-    exact = {name: (len(hosts) + more) * cores[name] / sum(cores.values()) for name in chosen}
-    assert min(chosen.values()) >= 1
-    if min(exact.values()) >= 1:
-        assert all(abs(chosen[name] - exact[name]) < 1 for name in chosen)
+def test_needs_that_are_not_known_are_not_checked() -> None:
+    require_memory(Needs(), [HOST], [BOTH], {"a": 10_000})
+
+
+def test_a_cpu_that_learns_has_no_gpu_to_check() -> None:
+    require_memory(Needs(learning_bytes=99 * GIB), [HOST], [GpuRole("a", None, True, True)], {})

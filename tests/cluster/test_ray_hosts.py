@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from vla_rl.actors import Actor, Runtime
+from vla_rl.cluster.config import RayConfig
 from vla_rl.cluster.hosts import Joined, Left
-from vla_rl.cluster.ray_config import RayConfig
 from vla_rl.cluster.ray_hosts import RayHosts
 from vla_rl.errors import ConfigError
 
@@ -189,7 +189,7 @@ def test_a_cluster_without_authentication_is_refused_unless_allowed(tmp_path: Pa
 OPEN_CLUSTER = """
 import asyncio
 from ray.cluster_utils import Cluster
-from vla_rl.cluster.ray_config import RayConfig
+from vla_rl.cluster.config import RayConfig
 from vla_rl.cluster.ray_hosts import RayHosts
 
 async def main(address):

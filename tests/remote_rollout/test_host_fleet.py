@@ -244,7 +244,7 @@ def test_a_run_on_one_host_and_in_one_process_imports_nothing_of_several() -> No
         "import sys, vla_rl.run.train, vla_rl.recipes.train_toy\n"
         "import vla_rl.learner.learner, vla_rl.learner.checkpoint.files\n"
         "print([m for m in sys.modules if m.startswith(('vla_rl.remote_rollout',"
-        "'vla_rl.cluster.listed', 'vla_rl.cluster.host_file', 'vla_rl.remote_rollout.host_runner',"
+        "'vla_rl.cluster.listed_hosts', 'vla_rl.cluster.host_file', 'vla_rl.remote_rollout.host_runner',"
         "'vla_rl.remote_rollout.episode_store', 'vla_rl.learner.distributed', 'torch.distributed.fsdp'))])"
     )
     done = subprocess.run(

@@ -27,8 +27,7 @@ from benchmarks.hosts.namespaces import NamespaceHost, NamespacesRefused, networ
 from vla_rl.actors import InLoop, Runtime
 from vla_rl.cli.dry_run import plan_layout, print_plan
 from vla_rl.cli.memory_plan import EpisodeFootprint
-from vla_rl.cluster.config import ClusterConfig
-from vla_rl.cluster.ray_config import RayConfig
+from vla_rl.cluster.config import ClusterConfig, RayConfig
 from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.text import TextPoolConfig

@@ -29,15 +29,13 @@ from vla_rl.cli.memory_plan import (
     simulator_items,
     weight_copies,
 )
-from vla_rl.cluster import Gpu, Host, HostResources, Needs, layout_table
+from vla_rl.cluster import Gpu, Host, HostResources, Needs, format_layout
 from vla_rl.cluster.config import ClusterConfig
-from vla_rl.cluster.gpus import gpus_of_this_host
-from vla_rl.cluster.host_file import HERE, read_host_file
-from vla_rl.cluster.hosts import resources_of_this_host
+from vla_rl.cluster.host_file import LOCAL_HOST, read_host_file
+from vla_rl.cluster.hosts import get_own_resources, list_own_gpus
 from vla_rl.cluster.layout import Layout
-from vla_rl.cluster.listed import ListedHosts
-from vla_rl.cluster.rank_places import learner_ranges
-from vla_rl.cluster.run_layout import layout_of_run
+from vla_rl.cluster.listed_hosts import ListedHosts
+from vla_rl.cluster.run_layout import parse_learners, plan_run_layout
 from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.envs.text import is_text_task, make_text_task
 from vla_rl.errors import ConfigError
@@ -254,15 +252,13 @@ async def plan_layout(
     # torch takes 2 s to import: the help of recipes that open environments must not wait
     from vla_rl.remote_rollout.host_recipe import run_shape
 
-    here = Host(
-        name="this host", resources=replace(resources_of_this_host(), gpus=gpus_of_this_host())
-    )
+    here = Host(name="this host", resources=replace(get_own_resources(), gpus=list_own_gpus()))
     others, note = await _other_hosts(config.cluster)
     needs = Needs(acting_bytes=team.num_bytes[0], simulator_bytes=footprint.simulator_mb * MIB)
-    layout = layout_of_run([here, *others], run_shape(config, team), needs)
+    layout = plan_run_layout([here, *others], run_shape(config, team), needs)
     num_envs = sum(place.num_simulators for place in layout.simulators)
     config.scheduler.require_feasible(num_envs=num_envs, group_size=config.episodes_per_group)
-    return layout, layout_table(layout) + note
+    return layout, format_layout(layout) + note
 
 
 async def _other_hosts(config: ClusterConfig) -> tuple[list[Host], str]:
@@ -281,7 +277,7 @@ async def _other_hosts(config: ClusterConfig) -> tuple[list[Host], str]:
 def _ray_hosts(cluster: ClusterConfig) -> list[Host]:
     """Return the nodes that are reserved; of their names, those that learn are known."""
     config = cluster.ray
-    named = [part.host for part in learner_ranges(cluster.learners) if part.host != HERE]
+    named = [part.host for part in parse_learners(cluster.learners) if part.host != LOCAL_HOST]
     names = [*named, *(f"node {number}" for number in range(config.num_hosts))]
     gpus = tuple(Gpu(name="a GPU", memory_bytes=sys.maxsize) for _ in range(config.gpus_per_host))
     resources = HostResources(num_cores=config.cores_per_host, memory_bytes=sys.maxsize, gpus=gpus)

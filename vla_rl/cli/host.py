@@ -16,7 +16,7 @@ import uvloop
 from vla_rl.actors.host import port_range, serve
 from vla_rl.actors.keys import make_keys, read_keys
 from vla_rl.actors.placement import LOST_AFTER_S
-from vla_rl.cluster.host_file import KEYS, public_key_of
+from vla_rl.cluster.host_file import KEYS, resolve_public_key
 from vla_rl.errors import ConfigError
 from vla_rl.run.terminal import lasting_output
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         # a folder of keys that both machines see needs no --allow
         allowed = options.allow or [str(folder / "client.pub")]
-        public = [public_key_of(key, Path()) for key in allowed]
+        public = [resolve_public_key(key, Path()) for key in allowed]
         keys = read_keys(folder / "server.key")
         _print_lines(options.bind, keys.public)
         uvloop.run(serve(options.bind, keys, public, options.lost_after, options.ports))

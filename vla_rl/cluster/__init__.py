@@ -1,33 +1,27 @@
-"""The hosts of a run, which of them come and go, and who does what on which of them."""
+"""The hosts of a run, with the layout of its parts on them."""
 
-from vla_rl.cluster.hosts import Gpu, Host, HostChange, HostResources, Hosts, Joined, Left, ThisHost
-from vla_rl.cluster.layout import (
-    EnginePlace,
-    Layout,
-    RankPlace,
-    SimulatorsPlace,
-    layout_of,
-    layout_with,
-)
-from vla_rl.cluster.layout_config import LayoutConfig, Needs
-from vla_rl.cluster.layout_table import layout_table
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "EnginePlace",
-    "Gpu",
-    "Host",
-    "HostChange",
-    "HostResources",
-    "Hosts",
-    "Joined",
-    "Layout",
-    "LayoutConfig",
-    "Left",
-    "Needs",
-    "RankPlace",
-    "SimulatorsPlace",
-    "ThisHost",
-    "layout_of",
-    "layout_table",
-    "layout_with",
-]
+from vla_rl.util.imports import lazy_names
+
+if TYPE_CHECKING:
+    from vla_rl.cluster.hosts import (
+        Gpu as Gpu,
+        Host as Host,
+        HostChange as HostChange,
+        HostResources as HostResources,
+        Hosts as Hosts,
+        Joined as Joined,
+        Left as Left,
+        ThisHost as ThisHost,
+    )
+    from vla_rl.cluster.layout import (
+        EngineDevices as EngineDevices,
+        HostSimulators as HostSimulators,
+        Layout as Layout,
+        Needs as Needs,
+        RankDevice as RankDevice,
+        format_layout as format_layout,
+    )
+
+__getattr__, __dir__ = lazy_names(__name__)

@@ -25,8 +25,8 @@ import msgspec
 
 from vla_rl.actors import RemoteHost, read_keys, read_public_key
 from vla_rl.actors.placement import LOST_AFTER_S, KeyPair
-from vla_rl.cluster.gpu_ranges import parse_gpu_range
 from vla_rl.cluster.hosts import Gpu, HostResources
+from vla_rl.cluster.layout import parse_gpu_range
 from vla_rl.errors import ConfigError
 
 KEYS: Final = Path("~/.vla_rl/keys")
@@ -34,7 +34,7 @@ KEYS: Final = Path("~/.vla_rl/keys")
 
 _GIB: Final = 2**30
 
-HERE: Final = "here"
+LOCAL_HOST: Final = "here"
 """Name of the control process's own host among those that run episodes."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
@@ -131,11 +131,11 @@ def read_host_file(path: Path) -> tuple[KnownHost, ...]:
     Raises: ConfigError naming the file, and the key, the host or the key file that is wrong.
     """
     file = _read(path)
-    keys = _client_keys(path, file.client_key)
-    return tuple(KnownHost(host, _placement(path, host, keys)) for host in file.host)
+    keys = _read_client_keys(path, file.client_key)
+    return tuple(KnownHost(host, _make_placement(path, host, keys)) for host in file.host)
 
 
-def interfaces_of(path: Path) -> dict[str, str]:
+def read_interfaces(path: Path) -> dict[str, str]:
     """Return the network interface that the file names for each host, and for this one by "".
 
     It is empty where the file names none. Raises: as `read_host_file`.
@@ -155,17 +155,17 @@ def _read(path: Path) -> HostFile:
     try:
         file = msgspec.toml.decode(content, type=HostFile)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {error}{_nearest(str(error))}") from error
+        raise ConfigError(f"{path}: {error}{_suggest_key(str(error))}") from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     if not file.host:
         raise ConfigError(f"{path} lists no host, expected at least one [[host]] table")
     for host in file.host:
         # names are parts of metrics' names
-        if not _NAME.fullmatch(host.name) or host.name == HERE:
+        if not _NAME.fullmatch(host.name) or host.name == LOCAL_HOST:
             raise ConfigError(
                 f"{path} has a host with the name {host.name!r}, expected letters, digits, '-', '_' "
-                f"and '.', and not {HERE!r}, which is this host"
+                f"and '.', and not {LOCAL_HOST!r}, which is this host"
             )
         try:
             host.indices()
@@ -179,11 +179,11 @@ def _read(path: Path) -> HostFile:
     return file
 
 
-def _placement(path: Path, host: ListedHost, keys: KeyPair) -> RemoteHost:
+def _make_placement(path: Path, host: ListedHost, keys: KeyPair) -> RemoteHost:
     try:
         return RemoteHost(
             address=host.address,
-            server_public_key=public_key_of(host.public_key, path.parent),
+            server_public_key=resolve_public_key(host.public_key, path.parent),
             client_keys=keys,
             lost_after_s=host.lost_after_s,
         )
@@ -191,7 +191,7 @@ def _placement(path: Path, host: ListedHost, keys: KeyPair) -> RemoteHost:
         raise ConfigError(f"{path}, host {host.name!r}: {error}") from error
 
 
-def public_key_of(text: str, folder: Path) -> str:
+def resolve_public_key(text: str, folder: Path) -> str:
     """Return a public key, given as its 40 characters or as a file that ends in .pub.
 
     Raises: ValueError if it is neither.
@@ -209,7 +209,7 @@ def public_key_of(text: str, folder: Path) -> str:
         raise ValueError(f"the key file {text} cannot be read: {error.strerror}") from error
 
 
-def _client_keys(path: Path, file: str) -> KeyPair:
+def _read_client_keys(path: Path, file: str) -> KeyPair:
     key_file = path.parent / Path(file).expanduser()
     try:
         return read_keys(key_file)
@@ -231,7 +231,7 @@ def _require_unique(path: Path, values: list[str], what: str) -> None:
             )
 
 
-def _nearest(error: str) -> str:
+def _suggest_key(error: str) -> str:
     """Return the key that was probably meant by an unknown one, in words."""
     unknown = re.search(r"unknown field `(\w+)`", error)
     if unknown is None:

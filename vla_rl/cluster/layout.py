@@ -1,27 +1,85 @@
-"""The layout of a run: which learner rank, engine and simulators are on which host and GPU.
+"""A layout: which learner rank, engine, simulators are on which host or GPU.
 
-    config, hosts ──► roles of each GPU ──► ranks and engines ──► simulators by cores ──► Layout
-                      (together, apart, both)
-
-Pure: the same hosts in the same order give the same layout, and no process is asked. A layout that
-cannot work is refused with the inequality, which names the host.
+GPUs of several hosts are named in one word, as Slurm writes lists of hosts: `node[1-4]:0-5,7`. The memory
+that a layout needs is compared with what each GPU or host has. `--dry-run` prints a line for each range of
+GPUs with one role. `plan_run_layout` makes a run's layout.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Literal
 
 import msgspec
-from msgspec.structs import replace
 
 from vla_rl.cluster.hosts import Host
-from vla_rl.cluster.layout_config import LayoutConfig, Needs
-from vla_rl.cluster.layout_needs import require_memory
-from vla_rl.cluster.roles import GpuRole, roles_of
 from vla_rl.errors import ConfigError
 
+_WORD = re.compile(r"(?P<host>[^\[\]:]+|[^\[\]:]*\[[^\[\]]+\][^\[\]:]*)(:(?P<gpus>[0-9,-]+))?")
+_MOST = 100_000
 
-class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
+
+class GpuRange(msgspec.Struct, frozen=True):
+    """Some or all GPUs of one host."""
+
+    host: str
+    gpus: tuple[int, ...] | None
+    """Indices on that host; None for all of its GPUs."""
+
+
+def parse_gpu_range(word: str) -> tuple[GpuRange, ...]:
+    """Return what `host`, `host:0-5` or `node[1-4]:0-5` names, a part for each host.
+
+    Numbers in brackets keep their leading zeros: `node[08-10]` is node08, node09 and node10.
+
+    Raises: ConfigError if the word has another form, or names a GPU twice.
+    """
+    found = _WORD.fullmatch(word)
+    if found is None:
+        raise ConfigError(
+            f"{word!r} names no GPUs, expected HOST, HOST:0-5 or node[1-4]:0-5; a host's numbers "
+            "are in brackets, its GPUs after a colon"
+        )
+    gpus = found["gpus"]
+    indices = None if gpus is None else tuple(int(each) for each in _list_numbers(gpus, word))
+    twice = [index for index in indices or () if (indices or ()).count(index) > 1]
+    if twice:
+        raise ConfigError(f"{word!r} names GPU {twice[0]} twice, expected once")
+    before, bracket, rest = found["host"].partition("[")
+    if not bracket:
+        return (GpuRange(before, indices),)
+    numbers, _, after = rest.partition("]")
+    return tuple(
+        GpuRange(f"{before}{each}{after}", indices) for each in _list_numbers(numbers, word)
+    )
+
+
+def format_indices(indices: tuple[int, ...]) -> str:
+    """Return rising indices in the shortest form, such as `0-5,7`."""
+    parts: list[tuple[int, int]] = []
+    for index in indices:
+        if parts and parts[-1][1] == index - 1:
+            parts[-1] = (parts[-1][0], index)
+        else:
+            parts.append((index, index))
+    return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in parts)
+
+
+def _list_numbers(text: str, word: str) -> Iterator[str]:
+    for part in text.split(","):
+        low, dash, high = part.partition("-")
+        is_range = low.isdecimal() and (high.isdecimal() if dash else True)
+        if not is_range or (dash and not int(low) <= int(high) < int(low) + _MOST):
+            raise ConfigError(
+                f"{part!r} in {word!r} is no range, expected a number or two with a dash, the "
+                "lower one first, such as 0-5"
+            )
+        width = len(low) if low.startswith("0") else 0
+        for number in range(int(low), int(high or low) + 1):
+            yield f"{number:0{width}d}"
+
+
+class RankDevice(msgspec.Struct, frozen=True, kw_only=True):
     """The place of one learner rank."""
 
     rank: int
@@ -30,7 +88,7 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Index on its host; None for the CPU."""
 
 
-class EnginePlace(msgspec.Struct, frozen=True, kw_only=True):
+class EngineDevices(msgspec.Struct, frozen=True, kw_only=True):
     """The place of one engine."""
 
     engine: int
@@ -39,7 +97,7 @@ class EnginePlace(msgspec.Struct, frozen=True, kw_only=True):
     """Indices on its host, several for tensor parallelism; empty for the CPU."""
 
 
-class SimulatorsPlace(msgspec.Struct, frozen=True, kw_only=True):
+class HostSimulators(msgspec.Struct, frozen=True, kw_only=True):
     """The simulators of one host."""
 
     host: str
@@ -49,158 +107,26 @@ class SimulatorsPlace(msgspec.Struct, frozen=True, kw_only=True):
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """Places of all ranks, engines and simulators of a run."""
 
-    mode: Literal["together", "apart", "both"]
+    mode: Literal["apart", "both"]
+    """Whether engines are on other GPUs than the learner, or on its GPUs too."""
+
     hosts: tuple[str, ...]
-    ranks: tuple[RankPlace, ...]
-    engines: tuple[EnginePlace, ...]
-    simulators: tuple[SimulatorsPlace, ...]
+    ranks: tuple[RankDevice, ...]
+    engines: tuple[EngineDevices, ...]
+    simulators: tuple[HostSimulators, ...]
     """Hosts with at least one simulator."""
 
-    def ranks_on(self, host: str) -> tuple[RankPlace, ...]:
+    def ranks_on(self, host: str) -> tuple[RankDevice, ...]:
         """Return the learner ranks of a host."""
         return tuple(place for place in self.ranks if place.host == host)
 
-    def engines_on(self, host: str) -> tuple[EnginePlace, ...]:
+    def engines_on(self, host: str) -> tuple[EngineDevices, ...]:
         """Return the engines of a host."""
         return tuple(place for place in self.engines if place.host == host)
 
     def num_simulators_on(self, host: str) -> int:
         """Return the number of simulators of a host."""
         return sum(place.num_simulators for place in self.simulators if place.host == host)
-
-
-def layout_of(
-    config: LayoutConfig,
-    hosts: Sequence[Host],
-    *,
-    num_simulators: int,
-    needs: Needs | None = None,
-) -> Layout:
-    """Return the layout of a run.
-
-    If no host has a GPU, each host's CPU counts as one. If some have, a host without is for
-    simulators alone. A host whose GPUs only learn has no simulators.
-
-    Args:
-        config: the mode, and which GPUs learn.
-        hosts: hosts of the run; ranks and engines are numbered in their order.
-        num_simulators: simulators on all hosts, dealt in proportion to the cores beside GPUs that
-            act, and to those of hosts without GPUs.
-        needs: memory that is compared with what the hosts have; None for no comparison.
-
-    Raises: ConfigError with the inequality and the host, if it cannot be placed.
-    """
-    roles = roles_of(config, hosts)
-    learning = [role for role in roles if role.learns]
-    layout = Layout(
-        mode=config.mode,
-        hosts=tuple(host.name for host in hosts),
-        ranks=tuple(
-            RankPlace(rank=number, host=role.host, gpu=role.gpu)
-            for number, role in enumerate(learning)
-        ),
-        engines=_engines(roles, config.gpus_per_engine),
-        simulators=_simulators(hosts, roles, num_simulators),
-    )
-    if needs is not None:
-        counts = {place.host: place.num_simulators for place in layout.simulators}
-        require_memory(needs, hosts, roles, counts)
-    return layout
-
-
-def layout_with(
-    layout: Layout,
-    hosts: Sequence[Host],
-    joined: Host,
-    config: LayoutConfig,
-    needs: Needs | None = None,
-) -> Layout:
-    """Return the layout after a host joined: its GPUs act, and nothing that runs is moved.
-
-    It never learns, because the ranks of a running learner are fixed until its next start. It gets
-    as many simulators for each core as the hosts with simulators have, at least one.
-
-    Args:
-        layout: the layout so far.
-        hosts: the hosts of `layout`.
-        joined: the host that is new.
-        config: the configuration of `layout`.
-        needs: memory that is compared with what the new host has; None for no comparison.
-    """
-    if joined.name in layout.hosts:
-        raise ConfigError(f"host {joined.name!r} joined twice, expected a name of its own")
-    on_gpus = any(host.resources.gpus for host in hosts)
-    gpus: Sequence[int | None] = range(len(joined.resources.gpus)) if on_gpus else (None,)
-    roles = tuple(GpuRole(joined.name, gpu, learns=False, acts=True) for gpu in gpus)
-    first = 1 + max((place.engine for place in layout.engines), default=-1)
-    places = _engines(roles, config.gpus_per_engine)
-    engines = tuple(replace(place, engine=first + place.engine) for place in places)
-    num_simulators = _simulators_for(layout, hosts, joined)
-    if needs is not None:
-        require_memory(needs, [joined], roles, {joined.name: num_simulators})
-    return replace(
-        layout,
-        hosts=(*layout.hosts, joined.name),
-        engines=(*layout.engines, *engines),
-        simulators=(
-            *layout.simulators,
-            SimulatorsPlace(host=joined.name, num_simulators=num_simulators),
-        ),
-    )
-
-
-def _simulators_for(layout: Layout, hosts: Sequence[Host], joined: Host) -> int:
-    cores = sum(host.resources.num_cores for host in hosts if layout.num_simulators_on(host.name))
-    total = sum(place.num_simulators for place in layout.simulators)
-    return max(1, round(total * joined.resources.num_cores / max(cores, 1)))
-
-
-def _engines(roles: Sequence[GpuRole], gpus_per_engine: int) -> tuple[EnginePlace, ...]:
-    places: list[EnginePlace] = []
-    for host in dict.fromkeys(role.host for role in roles):
-        acting = [role.gpu for role in roles if role.host == host and role.acts]
-        if acting == [None]:
-            places.append(EnginePlace(engine=len(places), host=host, gpus=()))
-            continue
-        if len(acting) % gpus_per_engine:
-            raise ConfigError(
-                f"host {host!r} has {len(acting)} GPUs that act, expected a multiple of "
-                f"gpus_per_engine={gpus_per_engine}, because an engine cannot span hosts; change "
-                "gpus_per_engine or the GPUs that learn"
-            )
-        gpus = [gpu for gpu in acting if gpu is not None]
-        for start in range(0, len(gpus), gpus_per_engine):
-            chosen = tuple(gpus[start : start + gpus_per_engine])
-            places.append(EnginePlace(engine=len(places), host=host, gpus=chosen))
-    return tuple(places)
-
-
-def _simulators(
-    hosts: Sequence[Host], roles: Sequence[GpuRole], num_simulators: int
-) -> tuple[SimulatorsPlace, ...]:
-    acting = {role.host for role in roles if role.acts}
-    learning = {role.host for role in roles if role.learns}
-    # a host whose GPUs only learn keeps its memory and network for what ranks fetch
-    chosen = [host for host in hosts if host.name in acting or host.name not in learning]
-    if num_simulators < len(chosen):
-        raise ConfigError(
-            f"num_simulators={num_simulators} < {len(chosen)} hosts for simulators: "
-            f"{chosen[-1].name!r} would have none; raise the number of simulators, or leave hosts "
-            "out"
-        )
-    counts = shares([_cores_for_simulators(host, roles) for host in chosen], num_simulators)
-    return tuple(
-        SimulatorsPlace(host=host.name, num_simulators=count)
-        for host, count in zip(chosen, counts, strict=True)
-    )
-
-
-def _cores_for_simulators(host: Host, roles: Sequence[GpuRole]) -> Fraction:
-    """Return the cores of a host, less those beside GPUs that only learn."""
-    acts = [role.acts for role in roles if role.host == host.name] or [True]
-    # all cores counted, 6 acting GPUs of one host got as many episodes as 8 of the next, and 64 GPUs
-    # of which 50 learn had an efficiency of 0.82 instead of 0.99
-    return Fraction(max(host.resources.num_cores, 1) * sum(acts), len(acts))
 
 
 def shares(weights: Sequence[Fraction], total: int) -> list[int]:
@@ -219,3 +145,145 @@ def shares(weights: Sequence[Fraction], total: int) -> list[int]:
         parts[parts.index(max(parts))] -= 1
         parts[parts.index(0)] += 1
     return parts
+
+
+class GpuRole(msgspec.Struct, frozen=True):
+    """The role of one GPU, or of a host's CPU if no host has a GPU."""
+
+    host: str
+    gpu: int | None
+    learns: bool
+    acts: bool
+
+
+class Needs(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory that the parts of a run need; 0 is not checked.
+
+    Estimates come from the caller: this room knows no policy.
+    """
+
+    learning_bytes: int = 0
+    """GPU memory of a learner rank alone."""
+
+    acting_bytes: int = 0
+    """GPU memory of an engine on each of its GPUs."""
+
+    both_bytes: int = 0
+    """GPU memory of a rank and an engine on one GPU; less than their sum if they share weights."""
+
+    simulator_bytes: int = 0
+    """Host memory of one simulator."""
+
+    rank_host_bytes: int = 0
+    """Host memory of a learner rank."""
+
+
+GIB = 2**30
+
+
+def require_memory(
+    needs: Needs, hosts: Sequence[Host], roles: Sequence[GpuRole], simulators: Mapping[str, int]
+) -> None:
+    """Raise ConfigError with the inequality if a GPU or a host has too little memory."""
+    for host in hosts:
+        of_host = [role for role in roles if role.host == host.name]
+        for role in of_host:
+            if role.gpu is not None:
+                _require_gpu(needs, host, role, role.gpu)
+        num_ranks = sum(role.learns for role in of_host)
+        _require_host(needs, host, num_ranks, simulators.get(host.name, 0))
+
+
+def _require_gpu(needs: Needs, host: Host, role: GpuRole, index: int) -> None:
+    needed, what = needs.acting_bytes, "an engine"
+    remedy = "leave it out of the hosts' GPUs, or take another GPU"
+    if role.learns:
+        remedy = "take more learner ranks, the mode 'apart', or another GPU"
+        needed, what = needs.learning_bytes, "a learner rank"
+    if role.learns and role.acts:
+        needed, what = needs.both_bytes, "a learner rank and an engine"
+    gpu = host.resources.gpus[index]
+    if needed > gpu.memory_bytes:
+        raise ConfigError(
+            f"GPU {index} ({gpu.name}) of host {host.name!r} has {gpu.memory_bytes / GIB:.1f} GiB, "
+            f"expected >= {needed / GIB:.1f} for {what}; {remedy}"
+        )
+
+
+def _require_host(needs: Needs, host: Host, num_ranks: int, num_simulators: int) -> None:
+    simulators, ranks = num_simulators * needs.simulator_bytes, num_ranks * needs.rank_host_bytes
+    has = host.resources.memory_bytes
+    if simulators + ranks > has:
+        raise ConfigError(
+            f"host {host.name!r} has {has / GIB:.1f} GiB of memory, expected >= "
+            f"{(simulators + ranks) / GIB:.1f}: {num_simulators} simulators of "
+            f"{needs.simulator_bytes / GIB:.2f} + {num_ranks} learner ranks of "
+            f"{needs.rank_host_bytes / GIB:.2f}; run fewer simulators, or add hosts"
+        )
+
+
+def format_layout(layout: Layout) -> str:
+    """Return who does what on each host and GPU, as aligned text."""
+    rows = [("host", "GPUs", "learn", "act", "simulators")]
+    for host in layout.hosts:
+        rows += _make_rows(layout, host)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    total = sum(place.num_simulators for place in layout.simulators)
+    return "\n".join(
+        [
+            f"layout {layout.mode}: {_format_count(len(layout.ranks), 'learner rank')}, "
+            f"{_format_count(len(layout.engines), 'engine')}, {_format_count(total, 'simulator')} on "
+            f"{_format_count(len(layout.hosts), 'host')}",
+            *(f"  {line}" for line in lines),
+        ]
+    )
+
+
+def _make_rows(layout: Layout, host: str) -> list[tuple[str, str, str, str, str]]:
+    ranks: dict[int | None, list[RankDevice]] = {}
+    for place in layout.ranks_on(host):  # a CPU may have several
+        ranks.setdefault(place.gpu, []).append(place)
+    engines = {gpu: place for place in layout.engines_on(host) for gpu in place.gpus or (None,)}
+    simulators = str(layout.num_simulators_on(host) or "-")
+    gpus = sorted({*ranks, *engines}, key=lambda gpu: -1 if gpu is None else gpu)
+    parts: list[list[int | None]] = []
+    for gpu in gpus:
+        role = (gpu in ranks, gpu in engines)
+        if parts and (parts[-1][0] in ranks, parts[-1][0] in engines) == role:
+            parts[-1].append(gpu)
+        else:
+            parts.append([gpu])
+    rows = [
+        (
+            host if number == 0 else "",
+            format_indices(tuple(gpu for gpu in part if gpu is not None)) or "CPU",
+            _format_ranks([place for gpu in part for place in ranks.get(gpu, [])]),
+            _format_engines([engines[gpu] for gpu in part if gpu in engines]),
+            simulators if number == 0 else "",
+        )
+        for number, part in enumerate(parts)
+    ]
+    return rows or [(host, "-", "-", "-", simulators)]
+
+
+def _format_ranks(places: Sequence[RankDevice]) -> str:
+    return _format_numbers("rank", [place.rank for place in places])
+
+
+def _format_engines(places: Sequence[EngineDevices]) -> str:
+    return _format_numbers("engine", [place.engine for place in places])
+
+
+def _format_numbers(word: str, numbers: Sequence[int]) -> str:
+    indices = tuple(dict.fromkeys(numbers))
+    if not indices:
+        return "-"
+    return f"{word}{'s' if len(indices) > 1 else ''} {format_indices(indices)}"
+
+
+def _format_count(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"

@@ -1,21 +1,108 @@
-"""Nodes of a Ray cluster: what they have, what is reserved, and our host server on each.
+"""Nodes of a Ray cluster: what they have, what is reserved, our host server on each.
 
-Every call here waits for Ray, so `RayHosts` makes it on a thread. Ray itself is handed in.
+Every call here waits for Ray, so `RayHosts` makes it on a thread. Ray itself is handed in. A Ray actor on a
+node starts our host server there as its child.
 """
 
+import contextlib
 import logging
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vla_rl.actors import KeyPair, RemoteHost
+from vla_rl.actors.keys import make_keys, read_public_key
+from vla_rl.cluster.config import RayConfig
 from vla_rl.cluster.hosts import Gpu, Host, HostResources
-from vla_rl.cluster.ray_config import RayConfig
-from vla_rl.cluster.ray_starter import HostStarter
 from vla_rl.errors import ConfigError
+from vla_rl.util.ownership import OwnedFolder, remove_abandoned_folders
+from vla_rl.util.processes import die_with_parent_only
+
+_PREFIX = "vla_rl-ray-host-"
+_SERVING = "serving actors on "
+
+
+class HostStarter:
+    """Starts `python -m vla_rl.actors.host` as its child; Ray runs it as an actor.
+
+    Takes and returns nothing but text and numbers: Ray would pickle anything else. The secret key is
+    made here and never leaves the node.
+    """
+
+    def __init__(self) -> None:
+        self._server: subprocess.Popen[str] | None = None
+
+    def start(self, interface: str, client_key: str, lost_after_s: float) -> list[str]:
+        """Serve on a free port of `interface`; return the address and the server's public key.
+
+        Raises: RuntimeError with the server's last words if it ends.
+        """
+        remove_abandoned_folders(_PREFIX)
+        # the server takes its keys from files; nobody else may enter the folder
+        self._folder = OwnedFolder(_PREFIX)
+        keys: Path = self._folder.path
+        make_keys(keys, clients=())
+        (keys / "client.pub").write_text(f"{client_key}\n", encoding="utf-8")
+        command = [
+            *(sys.executable, "-m", "vla_rl.actors.host", "--bind", f"tcp://{interface}:0"),
+            *("--keys", str(keys / "server.key"), "--allow", str(keys / "client.pub")),
+            *("--lost-after", str(lost_after_s)),
+        ]
+        parent = os.getpid()
+        self._server = subprocess.Popen(
+            command,
+            env=_make_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            # Ray kills its workers with SIGKILL, after which no code of ours runs
+            preexec_fn=lambda: die_with_parent_only(parent),
+            encoding="utf-8",
+            errors="replace",
+        )
+        assert self._server.stdout is not None
+        words: list[str] = []
+        for line in self._server.stdout:
+            if line.startswith(_SERVING):
+                public_key = read_public_key(keys / "server.pub")
+                return [line.removeprefix(_SERVING).strip(), public_key]
+            words.append(line.rstrip())
+        raise RuntimeError(f"our host server ended: {' '.join(words[-5:])}")
+
+    def gpus(self) -> list[str]:
+        """Return the name and the bytes of each GPU of this node, in turn."""
+        query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+        with contextlib.suppress(FileNotFoundError, subprocess.CalledProcessError):
+            found = subprocess.run(
+                query,
+                capture_output=True,
+                text=True,
+                check=True,
+                encoding="utf-8",
+                errors="replace",
+            ).stdout
+            rows = [line.rpartition(",") for line in found.splitlines() if "," in line]
+            return [word for name, _, mib in rows for word in (name.strip(), str(int(mib) * 2**20))]
+        return []
+
+    def stop(self) -> None:
+        """End the server, and all that it started."""
+        if self._server is not None:
+            self._server.terminate()
+            self._server.wait()
+            self._folder.remove()
+
+
+def _make_environment() -> dict[str, str]:
+    """Return this worker's environment without what Ray set for its own workers."""
+    # Ray hides GPUs from an actor that reserves none, and takes all threads but one
+    hidden = {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "RAY_AUTH_TOKEN"}
+    return {name: value for name, value in os.environ.items() if name not in hidden}
+
 
 _PROBE = """
 import sys
@@ -48,7 +135,7 @@ class RayNode:
     memory_bytes: int
 
 
-def name_of(node: RayNode, nodes: Sequence[RayNode]) -> str:
+def name_node(node: RayNode, nodes: Sequence[RayNode]) -> str:
     """Return the name of a node's host: its address, by which a user starts it and names it.
 
     With a part of its id if several of the nodes are on one machine, which have one address.
@@ -58,7 +145,7 @@ def name_of(node: RayNode, nodes: Sequence[RayNode]) -> str:
 
 
 @dataclass(frozen=True)
-class PlacedHost:
+class ReservedNode:
     """A node that the run has, and what holds it."""
 
     node: RayNode
@@ -87,7 +174,7 @@ class RayCluster:
         Raises: ConfigError if it answers, or if that cannot be found out.
         """
         context = self._ray.get_runtime_context()
-        address, cluster_id = context.gcs_address, _cluster_id(self._ray)
+        address, cluster_id = context.gcs_address, _get_cluster_id(self._ray)
         # asked from a process without a token, because our own settings do not show what it checks
         hidden = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
         environment = {name: value for name, value in os.environ.items() if name not in hidden}
@@ -103,7 +190,9 @@ class RayCluster:
                 errors="replace",
             )
         except subprocess.TimeoutExpired as error:
-            raise ConfigError(_unchecked(address, f"no answer within {_PROBE_S:g} s")) from error
+            raise ConfigError(
+                _explain_unchecked(address, f"no answer within {_PROBE_S:g} s")
+            ) from error
         if probe.stdout.strip() == "answered":
             raise ConfigError(
                 f"the Ray cluster at {address} has no authentication, expected token "
@@ -112,7 +201,7 @@ class RayCluster:
             )
         if probe.stdout.strip() != "refused":
             last = (probe.stderr.strip().splitlines() or ["no output"])[-1]
-            raise ConfigError(_unchecked(address, last))
+            raise ConfigError(_explain_unchecked(address, last))
 
     def nodes(self) -> list[RayNode]:
         """Return the nodes that Ray believes alive; of one that died it may do so for a minute."""
@@ -168,7 +257,7 @@ class RayCluster:
             )
         return fitting
 
-    def place(self, node: RayNode) -> PlacedHost:
+    def place(self, node: RayNode) -> ReservedNode:
         """Reserve what a host needs on a node, and start our server there.
 
         Raises: ConfigError naming the node if another program holds it, or the server does not
@@ -193,7 +282,7 @@ class RayCluster:
             ray.util.remove_placement_group(group)
             raise
 
-    def release(self, placed: PlacedHost) -> None:
+    def release(self, placed: ReservedNode) -> None:
         """End our server on a node, and give back what was reserved."""
         ray = self._ray
         # without the group's removal Ray would reserve the same on another node, unasked
@@ -208,7 +297,7 @@ class RayCluster:
         (node_id,) = self._ray.util.placement_group_table(group)["bundles_to_node_id"].values()
         return str(node_id)
 
-    def _started(self, node: RayNode, group: Any) -> PlacedHost:
+    def _started(self, node: RayNode, group: Any) -> ReservedNode:
         ray, within_s = self._ray, self._config.place_within_s
         affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         starter = (
@@ -247,16 +336,16 @@ class RayCluster:
             memory_bytes=node.memory_bytes,
             gpus=tuple(gpus[: self._config.gpus_per_host]),
         )
-        host = Host(name=name_of(node, self.nodes()), resources=resources, placement=placement)
-        return PlacedHost(node, host, group, starter)
+        host = Host(name=name_node(node, self.nodes()), resources=resources, placement=placement)
+        return ReservedNode(node, host, group, starter)
 
 
-def _cluster_id(ray: Any) -> str:
+def _get_cluster_id(ray: Any) -> str:
     # without it a client asks for it first, 20 times a second apart if it is refused
     return str(ray._private.worker.global_worker.gcs_client.cluster_id.hex())
 
 
-def _unchecked(address: str, why: str) -> str:
+def _explain_unchecked(address: str, why: str) -> str:
     return (
         f"the authentication of the Ray cluster at {address} could not be checked ({why}), expected "
         "token authentication; set RayConfig.allow_open_cluster if you know that it has it"

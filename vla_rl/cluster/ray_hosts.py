@@ -21,10 +21,18 @@ import zmq
 
 from vla_rl.actors import KeyPair, Runtime
 from vla_rl.actors.placement import LOST_AFTER_S
-from vla_rl.cluster.hosts import Host, HostChange, Joined, Left, resources_of_this_host
-from vla_rl.cluster.monitor import HostMonitor, report_of_this_host, require_same_versions
-from vla_rl.cluster.ray_cluster import PlacedHost, RayCluster, RayNode, name_of
-from vla_rl.cluster.ray_config import RayConfig
+from vla_rl.cluster.config import RayConfig
+from vla_rl.cluster.hosts import (
+    Host,
+    HostChange,
+    HostMonitor,
+    Joined,
+    Left,
+    get_own_resources,
+    make_own_report,
+    require_same_versions,
+)
+from vla_rl.cluster.ray_cluster import RayCluster, RayNode, ReservedNode, name_node
 from vla_rl.errors import ActorDied, ConfigError
 from vla_rl.util.stalls import waiting
 from vla_rl.util.tasks import run_in_thread
@@ -63,8 +71,8 @@ class RayHosts:
         config.require(config.address is not None, "address", "an address, 'auto' or 'local'")
         self._config, self._lost_after_s = config, lost_after_s
         self._wanted, self._may_be_away = wanted, may_be_away
-        self._here = Host(name="this host", resources=resources_of_this_host())
-        self._placed: dict[str, PlacedHost] = {}
+        self._here = Host(name="this host", resources=get_own_resources())
+        self._placed: dict[str, ReservedNode] = {}
         self._runtime = Runtime("hosts of Ray")
         self._changes: asyncio.Queue[HostChange | None] = asyncio.Queue(MOST_CHANGES)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -81,7 +89,7 @@ class RayHosts:
         keys = KeyPair(public=public.decode(), secret=secret.decode())
         await self._runtime.__aenter__()
         try:
-            self._ray = await run_in_thread(_joined, self._config)
+            self._ray = await run_in_thread(_join_cluster, self._config)
             self._cluster = RayCluster(self._ray, self._config, keys, self._lost_after_s)
             if not self._config.allow_open_cluster:
                 await run_in_thread(self._cluster.require_authentication)
@@ -120,7 +128,7 @@ class RayHosts:
         """Return the fitting nodes, those that are wanted first. Raises: ConfigError for too few."""
         cluster, nodes = self._cluster, self._cluster.nodes()
         fitting = cluster.fitting() if self._may_be_away else cluster.require_resources()
-        return sorted(fitting, key=lambda node: name_of(node, nodes) not in self._wanted)
+        return sorted(fitting, key=lambda node: name_node(node, nodes) not in self._wanted)
 
     async def _take_first(self, nodes: list[RayNode]) -> None:
         """Take nodes until there are enough. Raises: ConfigError of the last one that is held."""
@@ -163,7 +171,7 @@ class RayHosts:
                 placement=host.placement,
                 deadlines_s={"report": REPORT_WITHIN_S},
             )
-            require_same_versions(host.name, await monitor.report(), report_of_this_host())
+            require_same_versions(host.name, await monitor.report(), make_own_report())
         except (ActorDied, TimeoutError, TypeError, ImportError, AttributeError) as error:
             raise ConfigError(
                 f"host {host.name!r} cannot be used: {error}; expected vla_rl there as it is here, "
@@ -171,7 +179,7 @@ class RayHosts:
             ) from error
         return monitor
 
-    async def _keep(self, placed: PlacedHost, monitor: HostMonitor) -> None:
+    async def _keep(self, placed: ReservedNode, monitor: HostMonitor) -> None:
         """Report when one host leaves, and give back what it held."""
         cause = "its monitor ended"
         try:
@@ -233,18 +241,18 @@ class RayHosts:
                     _, placed = self._placed.popitem()
                     await run_in_thread(self._cluster.release, placed)
                     del placed  # Ray's handles in it must not outlive its shutdown
-                await run_in_thread(_left, self._ray)
+                await run_in_thread(_leave_cluster, self._ray)
             self._end_changes()
 
 
-def _left(ray: Any) -> None:
+def _leave_cluster(ray: Any) -> None:
     """Leave the cluster."""
     # a handle that is collected later, while the next block joins again, would end the process
     gc.collect()
     ray.shutdown()
 
 
-def _joined(config: RayConfig) -> Any:
+def _join_cluster(config: RayConfig) -> Any:
     """Import ray and join the cluster, or start one; return the module.
 
     Raises: ConfigError.

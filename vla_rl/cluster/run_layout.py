@@ -1,26 +1,164 @@
-"""The layout of a run with other hosts: this host learns, and each GPU of the others has an engine.
+"""The plan of a run's layout on several hosts: this host learns, each GPU of the others has an engine.
 
     this host   its first GPUs learn, one for each rank; the first one also acts, if it runs episodes
     others      an engine on each GPU, or one on the CPU; the host's simulators are dealt to them
-    learners    if they are named, their GPUs or CPUs learn, and do not act
+    learners    if they are named, their GPUs or CPUs learn, without acting:
+                here:0-1 gpu2:0-1   ──►   rank 0 here:0   rank 1 here:1   rank 2 gpu2:0   rank 3 gpu2:1
 
-Pure: no process is asked.
+One rank for each GPU, in the order of the names; ranks on CPUs are dealt evenly. Pure: no process is
+asked.
 """
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Collection, Sequence
 from fractions import Fraction
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
+from vla_rl.cluster.host_file import LOCAL_HOST
 from vla_rl.cluster.hosts import Host, HostResources
-from vla_rl.cluster.layout import EnginePlace, Layout, RankPlace, SimulatorsPlace, shares
-from vla_rl.cluster.layout_config import Needs
-from vla_rl.cluster.layout_needs import require_memory
-from vla_rl.cluster.rank_places import gpus_that_learn, rank_places
-from vla_rl.cluster.roles import GpuRole
+from vla_rl.cluster.layout import (
+    EngineDevices,
+    GpuRange,
+    GpuRole,
+    HostSimulators,
+    Layout,
+    Needs,
+    RankDevice,
+    parse_gpu_range,
+    require_memory,
+    shares,
+)
 from vla_rl.errors import ConfigError
+
+LostGpus: TypeAlias = Collection[tuple[str, int]]
+"""GPUs that no rank may use: the host's name in `cluster.learners`, and the GPU's index there."""
+
+
+def parse_learners(learners: Sequence[str]) -> tuple[GpuRange, ...]:
+    """Return what `cluster.learners` names, a part for each host. Raises: ConfigError."""
+    ranges = tuple(part for word in learners for part in parse_gpu_range(word))
+    names = [part.host for part in ranges]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"cluster.learners names the host {name!r} {names.count(name)} times, expected once; "
+                f"write its GPUs in one word, such as {name}:0-3,7"
+            )
+    return ranges
+
+
+def find_learning_gpus(name: str, num_gpus: int, learners: Sequence[str]) -> frozenset[int] | None:
+    """Return the GPUs of a host that learn; None if the host does not learn."""
+    for part in parse_learners(learners):
+        if part.host == name:
+            return frozenset(range(num_gpus) if part.gpus is None else part.gpus)
+    return None
+
+
+def assign_ranks(
+    learners: Sequence[str],
+    hosts: Sequence[Host],
+    num_ranks: int,
+    *,
+    group_size: int = 1,
+    lost: LostGpus = (),
+) -> tuple[RankDevice, ...]:
+    """Return the place of each rank.
+
+    Args:
+        learners: the hosts that learn, in ranges; `here` is the first of `hosts`.
+        hosts: this host, then the others, with the GPUs that a run may use.
+        num_ranks: number of ranks.
+        group_size: ranks that share each layer, and have to be on one host.
+        lost: GPUs that no rank may use.
+
+    Raises: ConfigError for a host or a GPU that is not there, and with the inequality for too few.
+    """
+    by_name = dict(zip([LOCAL_HOST, *(host.name for host in hosts[1:])], hosts, strict=True))
+    ranges = parse_learners(learners)
+    for part in ranges:
+        _require_there(part, by_name)
+    chosen = [by_name[part.host] for part in ranges]
+    have_gpus = [bool(host.resources.gpus) for host in chosen]
+    if any(have_gpus) and not all(have_gpus):
+        without = ranges[have_gpus.index(False)].host
+        raise ConfigError(
+            f"cluster.learners names {without!r}, which has no GPU, beside hosts that have some: all "
+            "ranks compute on GPUs, or all on CPUs; leave it out, or set --run.device cpu"
+        )
+    if not any(have_gpus):
+        return _assign_to_cpus(chosen, num_ranks, group_size)
+    places = [
+        (host.name, gpu)
+        for part, host in zip(ranges, chosen, strict=True)
+        for gpu in (range(len(host.resources.gpus)) if part.gpus is None else part.gpus)
+        if (part.host, gpu) not in lost
+    ]
+    if num_ranks > len(places):
+        raise ConfigError(
+            f"learner.ranks is {num_ranks}, but cluster.learners {' '.join(learners)!r} names "
+            f"{len(places)} GPUs; expected at most one rank for each"
+        )
+    found = tuple(
+        RankDevice(rank=rank, host=host, gpu=gpu)
+        for rank, (host, gpu) in enumerate(places[:num_ranks])
+    )
+    _require_groups_on_one_host(found, group_size)
+    return found
+
+
+def remove_hosts(learners: Sequence[str], lost: Collection[str]) -> tuple[str, ...]:
+    """Return `cluster.learners` without some hosts."""
+    return tuple(
+        part.host if part.gpus is None else f"{part.host}:{','.join(map(str, part.gpus))}"
+        for part in parse_learners(learners)
+        if part.host not in lost
+    )
+
+
+def _assign_to_cpus(
+    hosts: Sequence[Host], num_ranks: int, group_size: int
+) -> tuple[RankDevice, ...]:
+    num_groups = num_ranks // group_size
+    used = list(hosts)[:num_groups]
+    counts = shares([Fraction(1)] * len(used), num_groups)
+    names = [
+        host.name
+        for host, count in zip(used, counts, strict=True)
+        for _ in range(count * group_size)
+    ]
+    return tuple(RankDevice(rank=rank, host=name, gpu=None) for rank, name in enumerate(names))
+
+
+def _require_there(part: GpuRange, by_name: dict[str, Host]) -> None:
+    if part.host not in by_name:
+        near = difflib.get_close_matches(part.host, by_name, n=1) or list(by_name)[:1]
+        raise ConfigError(
+            f"cluster.learners names the host {part.host!r}, expected one of the {len(by_name)} "
+            f"hosts of this run, such as {near[0]!r}"
+        )
+    count = len(by_name[part.host].resources.gpus)
+    if part.gpus and max(part.gpus) >= count:
+        there = f"GPUs 0 to {count - 1}" if count else "no GPU that this run uses"
+        raise ConfigError(
+            f"cluster.learners names GPU {max(part.gpus)} of host {part.host!r}, which has {there}; "
+            "name GPUs that are there"
+        )
+
+
+def _require_groups_on_one_host(places: Sequence[RankDevice], group_size: int) -> None:
+    for first in range(0, len(places), group_size):
+        hosts = [place.host for place in places[first : first + group_size]]
+        if len(set(hosts)) > 1:
+            raise ConfigError(
+                f"learner.tensor_parallel is {group_size}, and ranks {first} to "
+                f"{first + group_size - 1} would be on {hosts[0]!r} and {hosts[-1]!r}, expected "
+                f"all on one host; name a multiple of {group_size} GPUs of each host"
+            )
+
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
@@ -55,7 +193,7 @@ class RunShape(msgspec.Struct, frozen=True, kw_only=True):
     """GPUs that no rank may use."""
 
 
-class Seat(msgspec.Struct, frozen=True, kw_only=True):
+class EngineAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """One engine on another host, with its share of the simulators there."""
 
     host: Host
@@ -66,7 +204,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     """Environments of each kind, if there are several."""
 
 
-def usable(host: Host, shape: RunShape) -> Host:
+def limit_to_used(host: Host, shape: RunShape) -> Host:
     """Return a host with what such a run uses of it."""
     gpus = host.resources.gpus if shape.uses_gpus else ()
     if host.placement is None and not shape.learners:
@@ -74,26 +212,26 @@ def usable(host: Host, shape: RunShape) -> Host:
     return replace(host, resources=replace(host.resources, gpus=gpus))
 
 
-def seats_of(host: Host, shape: RunShape) -> tuple[Seat, ...]:
+def assign_engines(host: Host, shape: RunShape) -> tuple[EngineAssignment, ...]:
     """Return the engines of another host, each with its GPUs and simulators.
 
     It has none if all of it learns.
 
     Raises: ConfigError with the inequality if they are more than the host's environments.
     """
-    host, placement = usable(host, shape), host.placement
+    host, placement = limit_to_used(host, shape), host.placement
     assert placement is not None
-    gpus, learning = host.resources.gpus, gpus_that_learn_of(host, shape)
+    gpus, learning = host.resources.gpus, get_learning_gpus(host, shape)
     if learning is not None:
         gpus = tuple(gpu for index, gpu in enumerate(gpus) if index not in learning)
         if not gpus:
             return ()
     if not gpus:
-        return (Seat(host=host, num_envs=shape.num_envs, kinds=shape.kinds),)
+        return (EngineAssignment(host=host, num_envs=shape.num_envs, kinds=shape.kinds),)
     parts = [gpus] if shape.spans_gpus else [(gpu,) for gpu in gpus]
-    dealt = _dealt(shape, len(parts), host.name)
+    dealt = _deal_environments(shape, len(parts), host.name)
     return tuple(
-        Seat(
+        EngineAssignment(
             host=Host(
                 name=host.name if len(parts) == 1 else f"{host.name}:{number}",
                 resources=replace(host.resources, gpus=part),
@@ -112,7 +250,7 @@ def seats_of(host: Host, shape: RunShape) -> tuple[Seat, ...]:
     )
 
 
-def _dealt(shape: RunShape, num_engines: int, host: str) -> list[dict[str, int]]:
+def _deal_environments(shape: RunShape, num_engines: int, host: str) -> list[dict[str, int]]:
     """Return the environments of each engine of a host, by kind.
 
     Raises: ConfigError with the inequality if an engine would have none of a kind.
@@ -134,16 +272,16 @@ def _dealt(shape: RunShape, num_engines: int, host: str) -> list[dict[str, int]]
     return dealt
 
 
-def gpus_that_learn_of(host: Host, shape: RunShape) -> frozenset[int] | None:
+def get_learning_gpus(host: Host, shape: RunShape) -> frozenset[int] | None:
     """Return the GPUs of another host that learn; None if it does not learn."""
-    return gpus_that_learn(host.name, len(host.resources.gpus), shape.learners)
+    return find_learning_gpus(host.name, len(host.resources.gpus), shape.learners)
 
 
-def require_fit(host: Host, shape: RunShape, needs: Needs) -> None:
+def require_memory_to_act(host: Host, shape: RunShape, needs: Needs) -> None:
     """Raise ConfigError with the inequality if another host has too little memory to act."""
-    host = usable(host, shape)
-    learning = gpus_that_learn_of(host, shape)
-    num_envs = shape.num_envs if seats_of(host, shape) else 0
+    host = limit_to_used(host, shape)
+    learning = get_learning_gpus(host, shape)
+    num_envs = shape.num_envs if assign_engines(host, shape) else 0
     roles = [
         GpuRole(host.name, index, learns=False, acts=True)
         for index in range(len(host.resources.gpus))
@@ -152,7 +290,7 @@ def require_fit(host: Host, shape: RunShape, needs: Needs) -> None:
     require_memory(needs, [host], roles, {host.name: num_envs})
 
 
-def layout_of_run(hosts: Sequence[Host], shape: RunShape, needs: Needs | None = None) -> Layout:
+def plan_run_layout(hosts: Sequence[Host], shape: RunShape, needs: Needs | None = None) -> Layout:
     """Return who does what on each host.
 
     Args:
@@ -162,20 +300,20 @@ def layout_of_run(hosts: Sequence[Host], shape: RunShape, needs: Needs | None = 
 
     Raises: ConfigError with the inequality and the host, if it cannot be placed.
     """
-    here, *others = (usable(host, shape) for host in hosts)
-    ranks = _ranks(here, others, shape)
-    engines: list[EnginePlace] = []
+    here, *others = (limit_to_used(host, shape) for host in hosts)
+    ranks = _assign_own_ranks(here, others, shape)
+    engines: list[EngineDevices] = []
     if shape.plays_here:
         first = (0,) if here.resources.gpus else ()
-        engines.append(EnginePlace(engine=0, host=here.name, gpus=first))
+        engines.append(EngineDevices(engine=0, host=here.name, gpus=first))
     for host in others:
         if needs is not None:
-            require_fit(host, shape, needs)
-        learning = gpus_that_learn_of(host, shape) or frozenset()
+            require_memory_to_act(host, shape, needs)
+        learning = get_learning_gpus(host, shape) or frozenset()
         indices = [each for each in range(len(host.resources.gpus)) if each not in learning]
-        for number, _ in enumerate(seats_of(host, shape)):
+        for number, _ in enumerate(assign_engines(host, shape)):
             gpus = tuple(indices) if shape.spans_gpus else tuple(indices[number : number + 1])
-            engines.append(EnginePlace(engine=len(engines), host=host.name, gpus=gpus))
+            engines.append(EngineDevices(engine=len(engines), host=host.name, gpus=gpus))
     if not engines:
         raise ConfigError(
             f"cluster.learners {' '.join(shape.learners)!r} leaves no GPU and no CPU of another host "
@@ -188,16 +326,18 @@ def layout_of_run(hosts: Sequence[Host], shape: RunShape, needs: Needs | None = 
         ranks=ranks,
         engines=tuple(engines),
         simulators=tuple(
-            SimulatorsPlace(host=host.name, num_simulators=shape.num_envs)
+            HostSimulators(host=host.name, num_simulators=shape.num_envs)
             for host in (here, *others)
             if host.name in acting
         ),
     )
 
 
-def _ranks(here: Host, others: Sequence[Host], shape: RunShape) -> tuple[RankPlace, ...]:
+def _assign_own_ranks(
+    here: Host, others: Sequence[Host], shape: RunShape
+) -> tuple[RankDevice, ...]:
     if shape.learners:
-        return rank_places(
+        return assign_ranks(
             shape.learners,
             [here, *others],
             shape.num_ranks,
@@ -205,10 +345,10 @@ def _ranks(here: Host, others: Sequence[Host], shape: RunShape) -> tuple[RankPla
             lost=shape.lost,
         )
     return tuple(
-        RankPlace(rank=rank, host=here.name, gpu=_gpu_of(rank, here.resources))
+        RankDevice(rank=rank, host=here.name, gpu=_get_gpu(rank, here.resources))
         for rank in range(shape.num_ranks)
     )
 
 
-def _gpu_of(rank: int, here: HostResources) -> int | None:
+def _get_gpu(rank: int, here: HostResources) -> int | None:
     return rank if rank < len(here.gpus) else None

@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from vla_rl.actors import RemoteHost, Runtime
 from vla_rl.algorithms import EmbeddingConfig, TrajectoryEncoder
 from vla_rl.cluster import Host, Hosts, Joined, Needs
-from vla_rl.cluster.host_file import HERE
-from vla_rl.cluster.run_layout import Seat, require_fit, seats_of
+from vla_rl.cluster.host_file import LOCAL_HOST
+from vla_rl.cluster.run_layout import EngineAssignment, assign_engines, require_memory_to_act
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ActorDied, ConfigError
 from vla_rl.pipelines.config import LearningConfig
@@ -92,7 +92,7 @@ class HostFleet:
         self._deposits, self._owner = deposits, ""
         self._shape = run_shape(config, team)
         self._encoder: TrajectoryEncoder | None = None
-        self._seated: dict[str, Seat] = {}
+        self._seated: dict[str, EngineAssignment] = {}
         self._shares: dict[str, EnvironmentShare] = {}
         self.pictures = ImageRoutes(0)
         """The ways of pictures past this process. Set others before `async with`."""
@@ -202,7 +202,7 @@ class HostFleet:
             lambda: self.weights.has_newest,
         )
         if self._here is not None:
-            self.players.add(HERE, self._here, self._shape.kinds)
+            self.players.add(LOCAL_HOST, self._here, self._shape.kinds)
         keepers = [self._keeper_of(host) for host in far]
         await gather_all(keeper.begin() for keeper in keepers)
         group_size = self._config.episodes_per_group
@@ -236,8 +236,8 @@ class HostFleet:
             engine would have no environment.
         """
         weights, _ = self._team.num_bytes
-        require_fit(host, self._shape, Needs(acting_bytes=weights))
-        seats = seats_of(host, self._shape)
+        require_memory_to_act(host, self._shape, Needs(acting_bytes=weights))
+        seats = assign_engines(host, self._shape)
         for seat in seats:
             self._seated[seat.host.name] = seat
             if len(seats) > 1:

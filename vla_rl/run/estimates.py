@@ -231,10 +231,10 @@ def _learns_here(learners: Sequence[str]) -> bool:
     if not learners:
         return True
     # imported here, because one host pays nothing for what several need
-    from vla_rl.cluster.host_file import HERE
-    from vla_rl.cluster.rank_places import gpus_that_learn
+    from vla_rl.cluster.host_file import LOCAL_HOST
+    from vla_rl.cluster.run_layout import find_learning_gpus
 
-    return 0 in (gpus_that_learn(HERE, 1, learners) or ())
+    return 0 in (find_learning_gpus(LOCAL_HOST, 1, learners) or ())
 
 
 def seconds_of_update(

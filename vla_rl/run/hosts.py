@@ -11,13 +11,17 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
-from vla_rl.cluster import Host, Hosts, RankPlace
+from vla_rl.cluster import Host, Hosts, RankDevice
 from vla_rl.cluster.config import ClusterConfig
-from vla_rl.cluster.gpus import gpus_of_this_host
-from vla_rl.cluster.host_file import HERE, interfaces_of
-from vla_rl.cluster.lent import LentHosts
-from vla_rl.cluster.rank_places import learner_ranges
-from vla_rl.cluster.run_layout import VISIBLE, RunShape, layout_of_run, usable
+from vla_rl.cluster.host_file import LOCAL_HOST, read_interfaces
+from vla_rl.cluster.hosts import OpenHosts, list_own_gpus
+from vla_rl.cluster.run_layout import (
+    VISIBLE,
+    RunShape,
+    limit_to_used,
+    parse_learners,
+    plan_run_layout,
+)
 from vla_rl.engines import DeviceLane, LanguageModel
 from vla_rl.errors import LearnerHostLost
 from vla_rl.graph import TaskGraph
@@ -66,9 +70,9 @@ def find_hosts(config: ClusterConfig, *, may_be_away: bool) -> Hosts:
     if config.hosts is None:
         from vla_rl.cluster.ray_hosts import RayHosts
 
-        wanted = {part.host for part in learner_ranges(config.learners)}
+        wanted = {part.host for part in parse_learners(config.learners)}
         return RayHosts(config.ray, wanted=wanted, may_be_away=may_be_away)
-    from vla_rl.cluster.listed import ListedHosts
+    from vla_rl.cluster.listed_hosts import ListedHosts
 
     answer_within_s = RESTART_ANSWER_S if may_be_away else START_ANSWER_S
     return ListedHosts(Path(config.hosts), answer_within_s=answer_within_s, may_be_away=may_be_away)
@@ -90,7 +94,7 @@ def make_host_fleet(
     Raises: ConfigError for a list of hosts that is wrong, or a run that they cannot play.
     """
     return HostFleet(
-        LentHosts(cluster),
+        OpenHosts(cluster),
         config,
         make_host_recipe(config, starts, team, agent),
         team,
@@ -127,28 +131,28 @@ async def assign_ranks(
             ["", *(host.name for host in hosts)], cluster.ray.interface or ""
         )
     else:
-        interfaces = await asyncio.to_thread(interfaces_of, Path(cluster.hosts))
-    there = {HERE, *(host.name for host in hosts)}
-    for part in learner_ranges(cluster.learners):
+        interfaces = await asyncio.to_thread(read_interfaces, Path(cluster.hosts))
+    there = {LOCAL_HOST, *(host.name for host in hosts)}
+    for part in parse_learners(cluster.learners):
         if is_restart and part.host not in there:
             raise LearnerHostLost(f"the host {part.host!r}, which has ranks, is away", part.host)
-    gpus = await asyncio.to_thread(gpus_of_this_host)
+    gpus = await asyncio.to_thread(list_own_gpus)
     here = replace(hosts[0], resources=replace(hosts[0].resources, gpus=gpus))
     shape = replace(run_shape(config, team), lost=tuple(lost))
     all_hosts = [here, *hosts[1:]]
-    layout = layout_of_run(all_hosts, shape)
+    layout = plan_run_layout(all_hosts, shape)
     return RankAssignments(
         tuple(_rank_assignments(layout.ranks, all_hosts, shape, interfaces)), cluster.ranks_port
     )
 
 
 def _rank_assignments(
-    places: Sequence[RankPlace],
+    places: Sequence[RankDevice],
     hosts: Sequence[Host],
     shape: RunShape,
     interfaces: dict[str, str],
 ) -> list[RankAssignment]:
-    by_name = {host.name: usable(host, shape) for host in hosts}
+    by_name = {host.name: limit_to_used(host, shape) for host in hosts}
     far = [host_address(host) for host in hosts if any(host.name == place.host for place in places)]
     towards = next((address for address in far if address), "127.0.0.1")
     return [
@@ -158,9 +162,9 @@ def _rank_assignments(
 
 
 def _rank_assignment(
-    place: RankPlace,
+    place: RankDevice,
     host: Host,
-    places: Sequence[RankPlace],
+    places: Sequence[RankDevice],
     towards: str,
     interfaces: dict[str, str],
 ) -> RankAssignment:

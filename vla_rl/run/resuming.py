@@ -264,9 +264,9 @@ class Restarts:
         """Return the settings of a run, and its policies, with the ranks that are left."""
         if self.lost_hosts:
             # imported here, because one host pays nothing for what several need
-            from vla_rl.cluster.rank_places import without_hosts
+            from vla_rl.cluster.run_layout import remove_hosts
 
-            learners = without_hosts(config.cluster.learners, self.lost_hosts)
+            learners = remove_hosts(config.cluster.learners, self.lost_hosts)
             if not learners or self._num_ranks < 1:
                 raise ConfigError(
                     f"all hosts of cluster.learners {' '.join(config.cluster.learners)!r} are gone"

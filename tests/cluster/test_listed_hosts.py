@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-import vla_rl.cluster.listed
+import vla_rl.cluster.listed_hosts
 from vla_rl.actors import make_keys, read_keys, read_public_key
 from vla_rl.actors.host import HostServer
 from vla_rl.cluster import Joined, Left
-from vla_rl.cluster.listed import ListedHosts
-from vla_rl.cluster.monitor import report_of_this_host, require_same_versions
+from vla_rl.cluster.hosts import make_own_report, require_same_versions
+from vla_rl.cluster.listed_hosts import ListedHosts
 from vla_rl.errors import ConfigError
 
 
@@ -105,9 +105,9 @@ async def test_a_host_that_does_not_know_our_key_says_so(site: Site) -> None:
 async def test_a_host_with_another_version_is_refused_by_name(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report = report_of_this_host()
+    report = make_own_report()
     ours = replace(report, versions={**report.versions, "torch": "9.9.9"})
-    monkeypatch.setattr(vla_rl.cluster.listed, "report_of_this_host", lambda: ours)
+    monkeypatch.setattr(vla_rl.cluster.listed_hosts, "make_own_report", lambda: ours)
     async with asyncio.timeout(60), site.server():
         with pytest.raises(ConfigError, match=r"host 'far' has torch .* \(here 9\.9\.9\)"):
             async with ListedHosts(site.path):
@@ -115,7 +115,7 @@ async def test_a_host_with_another_version_is_refused_by_name(
 
 
 def test_every_version_that_differs_is_named() -> None:
-    here = report_of_this_host()
+    here = make_own_report()
     require_same_versions("a", here, here)
     there = replace(here, versions={"vla_rl": "0.0.1", "torch": "none"})
     with pytest.raises(ConfigError, match=r"'a' has vla_rl 0\.0\.1 .*torch none .*python None"):

@@ -15,8 +15,16 @@ from typing import Any, Final, Self
 
 from vla_rl.actors import Runtime
 from vla_rl.cluster.host_file import KnownHost, read_host_file
-from vla_rl.cluster.hosts import Host, HostChange, Joined, Left, resources_of_this_host
-from vla_rl.cluster.monitor import HostMonitor, report_of_this_host, require_same_versions
+from vla_rl.cluster.hosts import (
+    Host,
+    HostChange,
+    HostMonitor,
+    Joined,
+    Left,
+    get_own_resources,
+    make_own_report,
+    require_same_versions,
+)
 from vla_rl.errors import ActorDied, ConfigError
 from vla_rl.util.stalls import waiting
 
@@ -48,13 +56,13 @@ class ListedHosts:
         may_be_away: bool = False,
     ) -> None:
         # before the file is read: a change in between is then read once more, and not missed
-        self._path, self._read_at = path, _changed_at(path)
+        self._path, self._read_at = path, _get_change_time(path)
         self._known = read_host_file(path)
         self._answer_within_s, self._look_every_s = answer_within_s, look_every_s
         self._may_be_away = may_be_away
-        self._here = Host(name="this host", resources=resources_of_this_host())
+        self._here = Host(name="this host", resources=get_own_resources())
         self._there: dict[str, Host] = {}
-        self._report = report_of_this_host()
+        self._report = make_own_report()
         self._changes: asyncio.Queue[HostChange | None] = asyncio.Queue(MOST_CHANGES + 1)
         self._has_ended = False
         self._room = asyncio.Semaphore(MOST_CHANGES)
@@ -68,7 +76,7 @@ class ListedHosts:
             found = await asyncio.gather(
                 *(self._connect(known) for known in self._known), return_exceptions=True
             )
-            monitors = _monitors(found, may_be_away=self._may_be_away)
+            monitors = _require_monitors(found, may_be_away=self._may_be_away)
         except BaseException as error:
             await self._runtime.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -120,7 +128,7 @@ class ListedHosts:
         names, last = {known.listed.name for known in self._known}, self._read_at
         while True:
             await asyncio.sleep(self._look_every_s)
-            changed = _changed_at(self._path)
+            changed = _get_change_time(self._path)
             if changed in (None, last):
                 continue
             last = changed
@@ -191,7 +199,7 @@ class ListedHosts:
         return monitor
 
 
-def _monitors(
+def _require_monitors(
     found: Sequence[HostMonitor | BaseException], *, may_be_away: bool
 ) -> list[HostMonitor | None]:
     """Return the monitors of all hosts; None for one that may be away, and is.
@@ -209,7 +217,7 @@ def _monitors(
     return [None if isinstance(each, BaseException) else each for each in found]
 
 
-def _changed_at(path: Path) -> int | None:
+def _get_change_time(path: Path) -> int | None:
     """Return when a file was changed, in nanoseconds; None if it is gone for the moment."""
     try:
         return path.stat().st_mtime_ns
