@@ -147,7 +147,7 @@ def ray_actors(seconds: float) -> Iterator[dict[str, Way]]:
     envs = [worker.remote() for _ in range(NUM_ENVS)]
     ray.get([env.reset.remote() for env in envs])
     packed_worker: Any = ray.remote(RayFrames)
-    sizes = PACKED.envs_of_processes(NUM_ENVS)
+    sizes = PACKED.split_envs(NUM_ENVS)
     packed = [packed_worker.remote(size) for size in sizes]
     actions = [[ACTION] * size for size in sizes]
 

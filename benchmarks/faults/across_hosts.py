@@ -16,7 +16,7 @@ import psutil
 
 from benchmarks.faults.findings import Skipped, Try
 from benchmarks.faults.leftovers import ENDS_WITHIN_S, descendants, nothing_left
-from benchmarks.faults.targets import environment_of
+from benchmarks.faults.targets import get_environment
 from benchmarks.faults.toy_run import ToyRun, check_books, tail
 from benchmarks.hosts.far_hosts import FarHost, far_hosts, write_list
 from benchmarks.hosts.namespaces import NamespaceHost, NamespacesRefused, network_namespaces
@@ -43,7 +43,7 @@ def killed_across_hosts(case: Try) -> None:
         except NamespacesRefused as reason:
             raise Skipped(str(reason)) from None
         with (
-            far_hosts(others, case.folder, _LOST_AFTER_S, environment_of(case)) as hosts,
+            far_hosts(others, case.folder, _LOST_AFTER_S, get_environment(case)) as hosts,
             control.entered(),
         ):
             _Strikes(case, hosts).run()

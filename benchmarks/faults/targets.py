@@ -17,7 +17,7 @@ from benchmarks.faults.findings import Try
 ANSWERS_WITHIN_S: Final = 60.0
 
 
-def environment_of(case: Try) -> dict[str, str]:
+def get_environment(case: Try) -> dict[str, str]:
     """Return the environment of a try's processes: temporary files in its folder, one compute
     thread, unbuffered output.
     """
@@ -52,7 +52,7 @@ class Target:
                 stderr=errors,
                 stdin=subprocess.DEVNULL,
                 text=True,
-                env=environment_of(self._case),
+                env=get_environment(self._case),
             )
         # A thread reads, because select does not see lines that a buffered file already holds.
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -18,7 +18,7 @@ import psutil
 
 from benchmarks.faults.findings import Try
 from benchmarks.faults.leftovers import descendants, named_memory, note_memory_left
-from benchmarks.faults.targets import environment_of
+from benchmarks.faults.targets import get_environment
 from vla_rl import learner  # which imports torch once a checkpoint is looked at
 from vla_rl.rollout.episode_records import SchedulerState
 
@@ -67,7 +67,7 @@ class ToyRun:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env=environment_of(self._case),
+                env=get_environment(self._case),
                 start_new_session=True,
             )
         return self

@@ -40,11 +40,11 @@ def test_a_value_out_of_range_is_refused(field: str, value: Any) -> None:
 def test_environments_fill_one_process_after_the_other(
     num_envs: int, per_process: int, sizes: list[int]
 ) -> None:
-    assert SimulatorConfig(envs_per_process=per_process).envs_of_processes(num_envs) == sizes
+    assert SimulatorConfig(envs_per_process=per_process).split_envs(num_envs) == sizes
 
 
 def test_without_devices_the_environment_is_as_configured() -> None:
-    assert SimulatorConfig().environment_of(3) == {
+    assert SimulatorConfig().get_environment(3) == {
         "OMP_NUM_THREADS": "1",
         "VLA_RL_PROCESS_INDEX": "3",
     }

@@ -235,7 +235,7 @@ async def test_a_simulator_process_has_the_configured_environment_and_no_torch(
     runtime: Runtime,
 ) -> None:
     config = SimulatorConfig(environment={"MUJOCO_GL": "osmesa"}, render_devices=(2, 5))
-    assert config.environment_of(3) == {
+    assert config.get_environment(3) == {
         "MUJOCO_GL": "osmesa",
         "MUJOCO_EGL_DEVICE_ID": "5",
         "VLA_RL_PROCESS_INDEX": "3",

@@ -66,7 +66,7 @@ def test_large_arrays_are_views_of_the_block_and_small_ones_are_copies() -> None
             "state": np.ones(8, np.float32),
             "instruction": "x",
         },
-        layout.places(block),
+        layout.get_arrays(block),
     )
     assert observation["image"].all()
     assert not observation["state"].any()
@@ -89,12 +89,12 @@ def test_rows_of_a_shared_batch_are_written_by_their_simulators() -> None:
             }
         )
         assert block is None
-        batch.put(index, others)
+        batch.store_others(index, others)
     together = batch.get()
     assert together["state"].tolist() == [[1.0] * 8, [2.0] * 8]
     assert together["image"].shape == (2, 40, 40, 3)
     assert together["instruction"] == ("0", "1")
-    assert batch.row(1)["image"].tolist() == np.ones((40, 40, 3)).tolist()
+    assert batch.copy_row(1)["image"].tolist() == np.ones((40, 40, 3)).tolist()
 
 
 def test_a_copy_stays_as_it_is_and_its_memory_is_used_again_when_it_is_gone() -> None:
@@ -107,21 +107,21 @@ def test_a_copy_stays_as_it_is_and_its_memory_is_used_again_when_it_is_gone() ->
         "state": np.zeros(8, np.float32),
         "instruction": "",
     }
-    batch.turn_page()
+    batch.start_batch()
     writer.pack(still, batch.current)
-    kept = batch.give()["image"]
+    kept = batch.detach()["image"]
     address = kept.ctypes.data
-    batch.turn_page()
+    batch.start_batch()
     writer.pack({**still, "image": np.ones((40, 40, 3), np.uint8)}, batch.current)
-    later = batch.give()
+    later = batch.detach()
     assert not kept[0].any()
     assert later["image"][0].all()
     assert later["image"].ctypes.data != address
     del kept
     gc.collect()
-    batch.turn_page()
+    batch.start_batch()
     writer.pack(still, batch.current)
-    assert batch.give()["image"].ctypes.data == address
+    assert batch.detach()["image"].ctypes.data == address
 
 
 def test_a_batch_is_copied_where_its_receiver_keeps_all_of_them() -> None:
@@ -131,13 +131,13 @@ def test_a_batch_is_copied_where_its_receiver_keeps_all_of_them() -> None:
     batch.close()
     kept = []
     for number in range(3 * NUM_BATCHES):
-        batch.turn_page()
+        batch.start_batch()
         state = np.full(8, number, np.float32)
         writer.pack(
             {"image": np.zeros((40, 40, 3), np.uint8), "state": state, "instruction": ""},
             batch.current,
         )
-        kept.append(batch.give()["state"])
+        kept.append(batch.detach()["state"])
     assert [state[0, 0] for state in kept] == [*range(3 * NUM_BATCHES)]
 
 
@@ -155,13 +155,13 @@ def test_rows_that_are_not_written_are_those_of_the_batch_given_last() -> None:
         )
 
     for first in (1.0, 3.0):
-        batch.turn_page()
+        batch.start_batch()
         write(0, first)
         write(1, first + 1)
-        whole = batch.give()["state"]
+        whole = batch.detach()["state"]
         assert whole[:, 0].tolist() == [first, first + 1]
-    batch.turn_page()
+    batch.start_batch()
     write(0, 9.0)  # of a step that failed, and is never given
-    batch.keep_rows()
+    batch.keep_other_rows()
     write(1, 5.0)
-    assert batch.give()["state"][:, 0].tolist() == [3.0, 5.0]
+    assert batch.detach()["state"][:, 0].tolist() == [3.0, 5.0]

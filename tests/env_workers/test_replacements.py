@@ -46,20 +46,20 @@ def test_a_process_at_a_limit_is_replaced_and_the_cause_is_named(
     state: dict[str, Any], cause: str | None
 ) -> None:
     limits = Replacements(SimulatorConfig(recycle_after_episodes=10, rss_limit_mb=100))
-    assert limits.cause(process(**state)) == cause
+    assert limits.find_cause(process(**state)) == cause
 
 
 def test_without_limits_a_living_process_is_never_replaced() -> None:
     limits = Replacements(SimulatorConfig(recycle_after_episodes=None, rss_limit_mb=None))
-    assert limits.cause(process(episodes=10**6, mb=1e6)) is None
+    assert limits.find_cause(process(episodes=10**6, mb=1e6)) is None
 
 
 def test_replacements_are_counted_by_cause_and_only_deaths_use_the_budget() -> None:
     limits = Replacements(SimulatorConfig(max_restarts=1, restart_window_s=10.0))
     death = ActorDied("worn", 7, "it ended")
-    limits.note_worn_out(process(), "rss_limit_mb")
-    limits.note_worn_out(process(), "rss_limit_mb")
-    assert [limits.note_death("died", death, now) for now in (0.0, 1.0)] == [True, False]
+    limits.mark_expired(process(), "rss_limit_mb")
+    limits.mark_expired(process(), "rss_limit_mb")
+    assert [limits.record_death("died", death, now) for now in (0.0, 1.0)] == [True, False]
     assert limits.counts == {
         "died": 2,
         "frozen": 0,

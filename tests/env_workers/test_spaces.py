@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from vla_rl.env_workers.spaces import build_space, describe_space, observation_check, out_of_space
+from vla_rl.env_workers.spaces import (
+    build_space,
+    describe_space,
+    find_out_of_range,
+    observation_check,
+)
 
 EVERY_SPACE = [
     spaces.Box(-1.0, 1.0, (7,), np.float32),
@@ -36,7 +41,7 @@ def test_every_sample_of_a_space_passes_its_check(space: spaces.Space[Any]) -> N
     for _ in range(10):
         sample = space.sample()
         assert check(sample) is None
-        assert out_of_space(space, sample) is None
+        assert find_out_of_range(space, sample) is None
 
 
 OBSERVATION = spaces.Dict(
@@ -78,5 +83,6 @@ def test_numbers_out_of_range_are_found_where_they_are() -> None:
     value = {"state": np.array([0.0, 2.0], np.float32)}
     assert observation_check(space)(value) is None
     assert (
-        out_of_space(space, value) == f"state is float32 [2] with values outside {space['state']}"
+        find_out_of_range(space, value)
+        == f"state is float32 [2] with values outside {space['state']}"
     )

@@ -10,7 +10,7 @@ from gymnasium.wrappers import OrderEnforcing, RecordEpisodeStatistics, TimeLimi
 import vla_rl.envs  # noqa: F401 - registers the environments
 from vla_rl.env_workers.make_env import (
     get_wrapper_classes,
-    shows_every_step,
+    needs_every_step,
     wrap_env,
     wrapper_spec,
 )
@@ -61,5 +61,5 @@ def test_a_wrapper_that_is_not_there_is_named(path: str) -> None:
 
 def test_checks_of_gymnasium_need_no_picture_of_every_step_and_a_time_limit_may() -> None:
     bare = gymnasium.make("vla_rl/toy_reach-v0").unwrapped
-    assert not shows_every_step(OrderEnforcing(bare))
-    assert shows_every_step(OrderEnforcing(TimeLimit(bare, 3)))
+    assert not needs_every_step(OrderEnforcing(bare))
+    assert needs_every_step(OrderEnforcing(TimeLimit(bare, 3)))

@@ -216,7 +216,7 @@ def _environment_processes(config: LearningConfig, footprint: EpisodeFootprint) 
     """Return the number of processes, and what runs in them."""
     if not isinstance(config, TrainingConfig):
         return str(config.num_envs), f"{footprint.what_runs}, coroutines of this process"
-    in_each = config.simulators.envs_of_processes(config.simulators.num_envs)
+    in_each = config.simulators.split_envs(config.simulators.num_envs)
     how_many = "one environment" if max(in_each) == 1 else f"up to {max(in_each)} environments"
     beside = (
         f"; {config.text.num_envs} conversations beside them"

@@ -19,18 +19,18 @@ import msgspec
 import numpy as np
 from gymnasium import spaces
 
-from vla_rl.env_workers.make_env import get_wrapper_classes, make_env, shows_every_step
+from vla_rl.env_workers.make_env import get_wrapper_classes, make_env, needs_every_step
 from vla_rl.env_workers.spaces import (
     SpaceDescription,
     as_plain,
     call_method,
     describe_space,
     describe_value,
+    find_out_of_range,
     holds_only_plain,
     holds_tuple,
     observation_check,
-    out_of_space,
-    with_tuples,
+    restore_tuples,
 )
 from vla_rl.errors import EnvError
 from vla_rl.types import ChunkOutcome, EnvSpec, Info
@@ -67,12 +67,13 @@ def run_chunk(
     if len(actions) < 1:
         raise ValueError(f"action chunk is {actions.shape}, expected at least one row.")
     simulator: Any = env.unwrapped
-    can_skip = hasattr(simulator, "render_every_step") and not shows_every_step(env)
+    can_skip = hasattr(simulator, "render_every_step") and not needs_every_step(env)
     rewards: list[float] = []
     frames: list[np.ndarray] = []
     last = len(actions) - 1
     try:
         for number, row in enumerate(actions):
+            # drawing is most of a LIBERO step, and nobody looks at the images inside a chunk
             if can_skip:
                 simulator.render_every_step = number == last
             observation, reward, terminated, truncated, info = _unpack_step(env, env.step(row))
@@ -115,14 +116,14 @@ def _get_name(env: gymnasium.Env[Any, Any]) -> str:
 
 
 def _render_frame(env: gymnasium.Env[Any, Any]) -> np.ndarray:
-    picture: Any = env.render()
-    if not isinstance(picture, np.ndarray):
+    image: Any = env.render()
+    if not isinstance(image, np.ndarray):
         raise ValueError(
-            f"frames are wanted, but render returned {type(picture).__name__}; make the "
+            f"frames are wanted, but render returned {type(image).__name__}; make the "
             "environment with "
             'render_mode="rgb_array".'
         )
-    return picture
+    return image
 
 
 class EnvDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,9 +161,8 @@ class CheckedEnv:
         try:
             self._env = make_env(spec)
             self._simulator: Any = self._env.unwrapped
-            if hasattr(
-                self._simulator, "open_graphics"
-            ):  # this process forks no more: find out now whether it can draw
+            # this process forks no more: find out now whether it can draw, and not in the first episode
+            if hasattr(self._simulator, "open_graphics"):
                 self._simulator.open_graphics()
             self._wrong = observation_check(self._env.observation_space)
             self._takes_tuples = holds_tuple(self._env.action_space)
@@ -181,6 +181,7 @@ class CheckedEnv:
             )
         except EnvError:
             raise
+        # SystemExit too: an environment that calls sys.exit would end the process of all its neighbours
         except (Exception, SystemExit) as error:
             raise self._fault("could not be made", error) from error
 
@@ -197,14 +198,15 @@ class CheckedEnv:
                 "reset", f"{describe_value(answer)}, expected a tuple (observation, info)"
             )
         observation, info = self._valid("reset", answer[0]), self._valid_info("reset", answer[1])
-        if (problem := out_of_space(self._env.observation_space, answer[0])) is not None:
+        # once an episode: comparing 224x224 pixels with their bounds takes 100 us, as long as a whole message
+        if (problem := find_out_of_range(self._env.observation_space, answer[0])) is not None:
             raise self._broken("reset", problem)
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
         """Run one control step; return observation, reward, terminated, truncated, info."""
         if self._takes_tuples:
-            action = with_tuples(self._env.action_space, action)
+            action = restore_tuples(self._env.action_space, action)
         try:
             answer: Any = self._env.step(action)
         except (Exception, SystemExit) as error:
@@ -220,6 +222,7 @@ class CheckedEnv:
             observation = as_plain(observation, "observation")
         if type(info) is not dict or info:
             info = self._valid_info("step", info)
+        # the usual answer first: four comparisons of types instead of the checks below
         if (
             type(reward) is float
             and reward - reward == 0.0
@@ -267,7 +270,7 @@ class CheckedEnv:
     def render(self) -> Any:
         """Return what the environment's render returns: an image in the mode "rgb_array"."""
         try:
-            return as_plain(self._env.render(), "the picture")
+            return as_plain(self._env.render(), "the image")
         except (Exception, SystemExit) as error:
             raise self._fault("render raised", error) from error
 

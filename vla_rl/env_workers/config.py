@@ -3,7 +3,7 @@
     timeout of a call = max(floor, factor * slowest call so far, per control step * control steps of the call)
 
 `step_timeout_s` and `reset_timeout_s` have to suffice for the slowest simulator, and a step that
-never returns would cost all of that time. A process that has answered often enough shows what it
+never returns would cost all of that time. A process that has await_recorded often enough shows what it
 needs. A timeout that fires may still be wrong, such as for a rare step that loads a new map, or if
 the whole machine stood still. So it makes all timeouts of the pool four times as long, also those
 of running calls, until they reach the configured ones: a repeated episode then gets through.
@@ -128,7 +128,7 @@ class LearnedTimeout:
             )
 
     def note_overdue(self, num_units: int) -> str:
-        """Record that a call was not answered in time.
+        """Record that a call was not await_recorded in time.
 
         Return the reason for that timeout, for the error message.
         """
@@ -298,12 +298,12 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
             "device numbers >= 0",
         )
 
-    def envs_of_processes(self, num_envs: int) -> list[int]:
+    def split_envs(self, num_envs: int) -> list[int]:
         """Return the number of simulators in each process, `num_envs` in all."""
         per_process = self.envs_per_process
         return [min(per_process, num_envs - first) for first in range(0, num_envs, per_process)]
 
-    def require_room(self, num_processes: int) -> None:
+    def require_limits(self, num_processes: int) -> None:
         """Check that this process's limits allow this many simulator processes.
 
         Raises: ConfigError; see `require_process_limits`.
@@ -312,28 +312,29 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
         require_process_limits(
             num_processes,
             num_extra=min(num_processes, self.concurrent_starts),
-            shared_bytes=self.placement_of(0).arena_bytes,
+            shared_bytes=self.get_placement(0).arena_bytes,
             remedy=remedy,
         )
 
-    def leniency(self) -> Leniency:
+    def make_leniency(self) -> Leniency:
         """Return the leniency of the learned timeouts of one pool."""
         return Leniency(self.learned_timeout_factor, self.learned_timeout_floor_s)
 
-    def environment_of(self, index: int) -> dict[str, str]:
+    def get_environment(self, index: int) -> dict[str, str]:
         """Return the environment variables of simulator process number `index`."""
         own = {**self.environment, PROCESS_INDEX_VARIABLE: str(index)}
         if self.render_devices:
             own["MUJOCO_EGL_DEVICE_ID"] = str(self.render_devices[index % len(self.render_devices)])
         return own
 
-    def placement_of(self, index: int, specs: Iterable[EnvSpec] = ()) -> ChildProcess:
+    def get_placement(self, index: int, specs: Iterable[EnvSpec] = ()) -> ChildProcess:
         """Return the placement of simulator process number `index`.
 
         `specs` are its environments, as far as known.
         """
         server = None
         if self.start == "fork":
+            # the imports of a simulator take seconds, a fork of a process that has them milliseconds
             server = ForkServer(
                 imports=("vla_rl.env_workers.worker",),
                 prepare=(prepare_hook(specs),),
@@ -341,7 +342,7 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
                 prepare_timeout_s=self.prepare_timeout_s,
             )
         return ChildProcess(
-            env=self.environment_of(index),
+            env=self.get_environment(index),
             python=self.python,
             fork_from=server,
             frozen_after_s=self.frozen_after_s,

@@ -6,7 +6,6 @@ A chunk of actions takes five calls from an agent to the simulator, one of them 
 EnvHandle, EnvWorker, CheckedEnv, run_chunk, the environment's own step.
 """
 
-import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -62,14 +61,14 @@ class EnvHandle:
         """Run one control step; return observation, reward, terminated, truncated, info."""
         if self._refusal is not None:
             self._require_open()
-        packed_action = self._gate.pack(self._gate.one(action))
+        packed_action = self._gate.pack(self._gate.check(action))
         # not `with self._remote`: a step takes 100 us there and back, and two calls more are 1 %
         try:
             packed, reward, terminated, truncated, info = await self._remote.worker.step(
                 self._index, packed_action, 0
             )
         except (ActorDied, EnvError) as error:
-            self._remote.note_error(error)
+            self._remote.record_error(error)
             raise
         return self._read(packed), reward, terminated, truncated, info
 
@@ -85,7 +84,7 @@ class EnvHandle:
         `render_mode="rgb_array"`.
         """
         self._require_open()
-        actions = self._gate.chunk(actions)
+        actions = self._gate.check_chunk(actions)
         with self._remote as worker:
             packed, rewards, terminated, truncated, info, frames = await worker.step_chunk(
                 self._index, actions, frames_every
@@ -161,18 +160,7 @@ class LeasedEnv(EnvHandle):
             seed, options = self.episode.seed, self.episode.options
         return await super().reset(seed=seed, options=options)
 
-    @property
-    def handle(self) -> EnvHandle:
-        """Old name of the environment itself, for one release."""
-        warnings.warn(
-            "LeasedEnv.handle is the LeasedEnv itself now; the old name goes with the next release",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        self._require_open()
-        return self
-
-    def end(self) -> None:
+    def end_lease(self) -> None:
         """End the lease."""
         self._refusal = (
             f"the lease for episode {self.episode.episode_id} is over; its environment may "

@@ -75,7 +75,7 @@ def wrap_env(
     return env
 
 
-def shows_every_step(env: gymnasium.Env[Any, Any]) -> bool:
+def needs_every_step(env: gymnasium.Env[Any, Any]) -> bool:
     """Return whether a wrapper may look at every step, or end the episode after it."""
     while isinstance(env, gymnasium.Wrapper):
         if not isinstance(env, CHECKS_ONLY):
@@ -114,6 +114,7 @@ def get_registration(env_id: str) -> Registered:
     Raises: EnvError if there is no such module or no such environment; any error of importing the
     module.
     """
+    # imported here and not by gymnasium.make, so that an error inside of the module keeps its traceback
     module, _, name = env_id.rpartition(":")
     try:
         importlib.import_module(module or "vla_rl.envs")
@@ -201,6 +202,7 @@ def prepare_hook(specs: Iterable[EnvSpec]) -> PrepareHook:
                 f"{part} is {excerpt(value)}, a {type(value).__name__}, expected numbers, strings, "
                 "booleans, None, or lists and dicts of them; of an array, pass array.tolist()"
             )
+    # a run has thousands of specs of a few environments; each is prepared once
     distinct = {msgspec.json.encode(spec, order="deterministic"): spec for spec in specs}
     plain = [{"id": spec.id, "kwargs": spec.kwargs} for spec in distinct.values()]
     return PrepareHook(f"{__name__}:prepare_envs", {"specs": plain})
@@ -232,6 +234,7 @@ def _prepare_env(env_id: str, kwargs: dict[str, Any]) -> None:
     if prepare is not None:
         given = {**found.kwargs, **kwargs}
         prepare(**{name: value for name, value in given.items() if name not in _NOT_PASSED_ON})
+    # a fork copies one thread: a lock that another one holds is never released in the child
     refuse_threads("preparing it")
     if drivers := _loaded_drivers():
         raise RuntimeError(

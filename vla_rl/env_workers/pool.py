@@ -2,12 +2,22 @@
 
     lease(episode) ──► Assignment ──► PooledEnv ──► LeasedEnv ──► back to Assignment
                                       │ its process died, froze, reached its episodes or its memory limit
-                                      └──► its keeper replaces the process ──► back to Assignment
+                                      └──► its task replaces the process ──► back to Assignment
 
-One keeper task for each process, in the pool's own task group, starts it and replaces it. A
+One task for each process, in the pool's own task group, starts it and replaces it. A
 lease whose process dies raises `ActorDied`, so that the scheduler runs the episode again;
 everything else is handled inside the pool. A process that reached a limit keeps running until its
 successor is up, and is replaced between two episodes.
+
+    who waits           for                      woken by
+    `lease`             a free environment       the end of another lease, or a process that is up
+    a process's task    `owner.changed`          a death, a limit, the last lease of a retired process
+    `__aenter__`        `_all_up`                the task of the last process, or the pool's failure
+
+    who waits           for                      woken by
+    `lease`             a free environment       the end of another lease, or a process that is up
+    a process's task    `owner.changed`          a death, a limit, the last lease of a retired process
+    `__aenter__`        `_all_up`                the task of the last process, or the pool's failure
 """
 
 import asyncio
@@ -63,16 +73,16 @@ class SimulatorPool:
         self._runtime, self._config, self._name, self._specs = runtime, config, name, tuple(specs)
         self._processes = [
             PooledProcess(index, size)
-            for index, size in enumerate(config.envs_of_processes(config.num_envs))
+            for index, size in enumerate(config.split_envs(config.num_envs))
         ]
         self._assignment: Assignment[PooledEnv, asyncio.Future[PooledEnv]] = Assignment(
             patience=2 * config.num_envs
         )
         self._replacements = Replacements(config)
-        self._leniency = config.leniency()
+        self._leniency = config.make_leniency()
         self._starting = asyncio.Semaphore(config.concurrent_starts)
         self._group = asyncio.TaskGroup()
-        self._keepers: list[asyncio.Task[None]] = []
+        self._replacers: list[asyncio.Task[None]] = []
         self._failure: Exception | None = None
         self._indices_up: set[int] = set()
         self._all_up = asyncio.Event()
@@ -80,10 +90,12 @@ class SimulatorPool:
         self._wait_s = 0.0
 
     async def __aenter__(self) -> Self:
-        self._config.require_room(len(self._processes))
+        self._config.require_limits(len(self._processes))
         await self._group.__aenter__()
-        self._keepers = [
-            self._group.create_task(self._keep(each), name=f"keeper of {self._name}-{each.index}")
+        self._replacers = [
+            self._group.create_task(
+                self._run_process(each), name=f"replacer of {self._name}-{each.index}"
+            )
             for each in self._processes
         ]
         try:
@@ -100,11 +112,11 @@ class SimulatorPool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._turn_away(
+        self._fail_waiters(
             RuntimeError(f"the pool of simulators {self._name!r} is closed; open another one.")
         )
-        for keeper in self._keepers:
-            keeper.cancel()
+        for task in self._replacers:
+            task.cancel()
         if isinstance(error, asyncio.CancelledError):
             await self._group.__aexit__(kind, error, trace)
         else:  # an error of the body is raised unchanged, not as part of a group
@@ -143,21 +155,23 @@ class SimulatorPool:
         Raises: EnvError if the environment cannot be built, or if more simulators died than the
         configuration allows.
         """
-        pooled, env = await self._opened(episode)
+        pooled, env = await self._open_env(episode)
+        # whatever the episode did, the environment goes back: a lease that leaked would make the pool
+        # smaller for the rest of the run, and the last one would stop it without an error
         try:
             yield env
         finally:
-            env.end()
+            env.end_lease()
             env.process.num_episodes += 1
-            self._give_back(pooled, env.process)
+            self._release(pooled, env.process)
 
-    async def _opened(self, episode: EpisodeSpec) -> tuple[PooledEnv, LeasedEnv]:
+    async def _open_env(self, episode: EpisodeSpec) -> tuple[PooledEnv, LeasedEnv]:
         """Take an environment and have it built.
 
         Skip a process that has died since its last use.
         """
         while True:
-            pooled, remote = await self._take(episode)
+            pooled, remote = await self._acquire(episode)
             try:
                 if remote.process.is_alive():
                     return pooled, LeasedEnv(remote, episode, await remote.open(episode.env))
@@ -166,11 +180,11 @@ class SimulatorPool:
                 # run it
                 pass
             except BaseException:
-                self._give_back(pooled, remote.process)
+                self._release(pooled, remote.process)
                 raise
-            self._give_back(pooled, remote.process)
+            self._release(pooled, remote.process)
 
-    async def _take(self, episode: EpisodeSpec) -> tuple[PooledEnv, RemoteEnv]:
+    async def _acquire(self, episode: EpisodeSpec) -> tuple[PooledEnv, RemoteEnv]:
         began = asyncio.get_running_loop().time()
         while True:
             self._raise_failure()
@@ -187,7 +201,7 @@ class SimulatorPool:
     async def _wait_for_turn(self, episode: EpisodeSpec) -> PooledEnv:
         """Wait for this episode's turn; return its environment, with or without a process."""
         future: asyncio.Future[PooledEnv] = asyncio.get_running_loop().create_future()
-        pooled = self._assignment.ask(future, episode.env)
+        pooled = self._assignment.request_env(future, episode.env)
         if pooled is not None:
             pooled.state = EnvState.LEASED
             return pooled
@@ -201,50 +215,50 @@ class SimulatorPool:
                 self._offer(future.result())
             raise
 
-    def _give_back(self, env: PooledEnv, process: SimulatorProcess) -> None:
+    def _release(self, env: PooledEnv, process: SimulatorProcess) -> None:
         """Free an environment after a lease of this process, and check whether the process can still be
         used.
         """
         process.num_leases -= 1
         if process is env.owner.process:
-            self._look_after(env.owner, process)
+            self._check_process(env.owner, process)
         else:
-            env.owner.news.set()  # the process leaves, and this may have been its last lease
+            env.owner.changed.set()  # the process leaves, and this may have been its last lease
         self._offer(env)
 
-    def _look_after(self, owner: PooledProcess, process: SimulatorProcess) -> None:
+    def _check_process(self, owner: PooledProcess, process: SimulatorProcess) -> None:
         """Have a process replaced if it must be.
 
         One that only reached a limit runs on meanwhile, if memory allows.
         """
-        if (cause := self._replacements.cause(process)) is None:
+        if (cause := self._replacements.find_cause(process)) is None:
             return
         if not process.is_alive():
             death = process.death
             assert death is not None, "a process that is not alive has ended in some way"
-            self._note_death(cause, death)
-            owner.vacate()
+            self._count_death(cause, death)
+            owner.retire()
         else:
             if not owner.must_replace:
-                self._replacements.note_worn_out(process, cause)
+                self._replacements.mark_expired(process, cause)
             if not _has_room_for_two(process):
-                owner.vacate()
+                owner.retire()
         owner.must_replace = True
-        owner.news.set()
+        owner.changed.set()
 
     def _offer(self, env: PooledEnv) -> None:
-        """Free an environment for the next episode; its keeper gets one without a process."""
+        """Free an environment for the next episode; one without a process waits for the next one."""
         if (remote := env.remote) is None:
             env.state = EnvState.STARTING
             return
-        while (future := self._assignment.offer(env, remote.held)) is not None:
+        while (future := self._assignment.offer_env(env, remote.held)) is not None:
             if not future.done():  # its lease was cancelled in this very turn of the loop
                 env.state = EnvState.LEASED
                 future.set_result(env)
                 return
         env.state = EnvState.IDLE
 
-    async def _keep(self, owner: PooledProcess) -> None:
+    async def _run_process(self, owner: PooledProcess) -> None:
         """Start a process and replace it on request, until cancelled or too many died."""
         try:
             if not await self._bring_up(owner):
@@ -253,13 +267,13 @@ class SimulatorPool:
             if len(self._indices_up) == len(self._processes):
                 self._all_up.set()
             while True:
-                await owner.news.wait()
-                owner.news.clear()
-                await owner.dismiss()
-                if owner.must_replace and not owner.leaving and not await self._bring_up(owner):
+                await owner.changed.wait()
+                owner.changed.clear()
+                await owner.stop_retired()
+                if owner.must_replace and not owner.retired and not await self._bring_up(owner):
                     return
         finally:
-            await owner.clear()
+            await owner.stop_all()
 
     async def _bring_up(self, owner: PooledProcess) -> bool:
         """Start the next process, with the environments of the last one.
@@ -269,7 +283,7 @@ class SimulatorPool:
         process = await self._start(owner)
         if process is None:
             return False
-        owner.put(process)
+        owner.set_process(process)
         for env in owner.envs:
             if env.state is EnvState.STARTING:
                 self._offer(env)
@@ -292,24 +306,24 @@ class SimulatorPool:
                         leniency=self._leniency,
                     )
             except ActorDied as death:
-                self._note_death("frozen" if isinstance(death, ActorFrozen) else "died", death)
+                self._count_death("frozen" if isinstance(death, ActorFrozen) else "died", death)
                 continue
             except (ConfigError, EnvError) as error:  # another process would fail the same way
-                self._turn_away(error)
+                self._fail_waiters(error)
                 return None
             await owner.open_held(process)
             return process
         return None
 
-    def _note_death(self, cause: str, death: ActorDied) -> None:
+    def _count_death(self, cause: str, death: ActorDied) -> None:
         """Count a death against the budget.
 
         Beyond the budget end the pool: each waiting and later lease then raises.
         """
-        if self._replacements.note_death(cause, death, asyncio.get_running_loop().time()):
+        if self._replacements.record_death(cause, death, asyncio.get_running_loop().time()):
             return
         config = self._config
-        self._turn_away(
+        self._fail_waiters(
             EnvError(
                 f"more than {config.max_restarts} simulators of {self._name!r} died within "
                 f"{config.restart_window_s:g} s, the limit set by max_restarts; the last one: "
@@ -318,7 +332,7 @@ class SimulatorPool:
             cause=death,
         )
 
-    def _turn_away(self, error: Exception, cause: ActorDied | None = None) -> None:
+    def _fail_waiters(self, error: Exception, cause: ActorDied | None = None) -> None:
         """Raise `error` in each waiting and later lease; the first error stays."""
         if cause is not None:
             error.__cause__ = cause

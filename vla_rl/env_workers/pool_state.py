@@ -1,4 +1,4 @@
-"""State of a pool: its processes, which of them must be replaced, who waits for an environment.
+"""State of a pool: its processes, which of them must be replaced, which episodes wait.
 
 Leases name the environments here, and a process that dies is replaced behind them. Plain classes, all
 driven by `SimulatorPool`.
@@ -17,12 +17,16 @@ from vla_rl.env_workers.process import RemoteEnv, SimulatorProcess
 from vla_rl.errors import ActorDied, ActorFrozen, EnvError
 from vla_rl.types import EnvSpec
 
+logger = logging.getLogger(__name__)
+Env = TypeVar("Env")
+Request = TypeVar("Request")
+
 
 class EnvState(enum.Enum):
     """Whom a pooled environment waits for."""
 
     STARTING = enum.auto()
-    """Its keeper, which starts a process for it."""
+    """The next process, which the pool is starting."""
 
     IDLE = enum.auto()
     """An episode."""
@@ -49,7 +53,7 @@ class PooledEnv:
 
 
 class PooledProcess:
-    """One process of the pool and its successors, and the state that its keeper acts on.
+    """One process of the pool and its successors, and the state that its task in the pool acts on.
 
     A process that must be replaced stays until its successor is up, or leaves first; either way it
     is stopped after the last of its leases.
@@ -61,16 +65,16 @@ class PooledProcess:
         self._incarnations = itertools.count()
         self.process: SimulatorProcess | None = None
         """Process whose environments are leased."""
-        self.leaving: list[SimulatorProcess] = []
+        self.retired: list[SimulatorProcess] = []
         """Earlier processes that are not stopped yet."""
         self.must_replace = False
-        self.news = asyncio.Event()
-        """Set when the keeper may have something to do."""
+        self.changed = asyncio.Event()
+        """Set when the task of this process may have something to do."""
         self._held: list[EnvSpec | None] = [None] * num_envs
 
     @property
     def held(self) -> list[EnvSpec | None]:
-        """Environments that the process holds, by place, or held when it left."""
+        """Environments that the process holds, in order, or held when it was retired."""
         return self._held if self.process is None else self.process.held
 
     def next_name(self, pool: str) -> str:
@@ -90,34 +94,35 @@ class PooledProcess:
             await process.stop()
             raise
 
-    def put(self, process: SimulatorProcess) -> None:
+    def set_process(self, process: SimulatorProcess) -> None:
         """Use this process from now on."""
-        self.vacate()
+        self.retire()
         self.process, self.must_replace = process, False
 
-    def vacate(self) -> None:
+    def retire(self) -> None:
         """Take the process out of use; it leaves after its last lease."""
         if self.process is not None:
+            # its successor opens the same environments before it takes over, so that no episode waits
+            # for a set-up of seconds
             self._held = self.process.held
-            self.leaving.append(self.process)
+            self.retired.append(self.process)
             self.process = None
-            self.news.set()
+            self.changed.set()
 
-    async def dismiss(self) -> None:
-        """Stop the leaving processes that are dead or have no lease left."""
-        for process in [*self.leaving]:
+    async def stop_retired(self) -> None:
+        """Stop the retired processes that are dead or have no lease left."""
+        # also dead ones with leases: those calls have failed already, and a stop removes what is left of them
+        for process in [*self.retired]:
             if process.num_leases == 0 or not process.is_alive():
                 await process.stop()
-                self.leaving.remove(process)
+                self.retired.remove(process)
 
-    async def clear(self) -> None:
+    async def stop_all(self) -> None:
         """Stop all processes, even those with leases."""
-        self.vacate()
-        for process in self.leaving:
+        self.retire()
+        for process in self.retired:
             await process.stop()
 
-
-logger = logging.getLogger(__name__)
 
 _CAUSES = ("died", "frozen", "recycle_after_episodes", "rss_limit_mb")
 
@@ -130,7 +135,7 @@ class Replacements:
         self._budget = RestartBudget(config.max_restarts, config.restart_window_s)
         self.counts: Counter[str] = Counter(dict.fromkeys(_CAUSES, 0))
 
-    def cause(self, process: SimulatorProcess) -> str | None:
+    def find_cause(self, process: SimulatorProcess) -> str | None:
         """Return why the process must be replaced; None if it can run another episode."""
         config = self._config
         if not process.is_alive():
@@ -150,15 +155,15 @@ class Replacements:
             f"simulation/replaced/{cause}": float(count) for cause, count in self.counts.items()
         }
 
-    def note_worn_out(self, process: SimulatorProcess, cause: str) -> None:
+    def mark_expired(self, process: SimulatorProcess, cause: str) -> None:
         """Count a living process that reached its number of episodes or its memory limit."""
         self.counts[cause] += 1
-        told = (
+        usage = (
             f"after {process.num_episodes} episodes, with {process.private_mb():.0f} MiB of its own"
         )
-        logger.info("simulator %s is replaced (%s) %s.", process.name, cause, told)
+        logger.info("simulator %s is replaced (%s) %s.", process.name, cause, usage)
 
-    def note_death(self, cause: str, death: ActorDied, now: float) -> bool:
+    def record_death(self, cause: str, death: ActorDied, now: float) -> bool:
         """Count a process that died or froze at `now` (s).
 
         Return False if that exceeds the budget.
@@ -192,14 +197,12 @@ class RestartBudget:
         return len(self._times) <= self._max_restarts
 
 
-Env = TypeVar("Env")
-Request = TypeVar("Request")
-
-
 class Assignment(Generic[Env, Request]):
     """Idle environments on one side, waiting requests on the other.
 
-    At any time at least one side is empty.
+    At any time at least one side is empty. A process that has already built the environment of an
+    episode saves its set-up, often seconds. So an episode prefers such an environment, and a free
+    environment prefers such an episode; but no request is passed over more than `patience` times.
 
     Args:
         patience: how often the oldest request may be passed over by a younger one that fits the
@@ -222,12 +225,12 @@ class Assignment(Generic[Env, Request]):
         """Number of requests that wait for an environment."""
         return len(self._waiting)
 
-    def ask(self, request: Request, spec: EnvSpec) -> Env | None:
+    def request_env(self, request: Request, spec: EnvSpec) -> Env | None:
         """Take an environment for the request.
 
         It is one that holds `spec`, else an empty one, else the longest idle.
 
-        Return None if all are busy; `offer` then returns the request when its turn has come.
+        Return None if all are busy; `offer_env` then returns the request when its turn has come.
         """
         if not self._idle:
             self._waiting.append((request, spec))
@@ -237,7 +240,7 @@ class Assignment(Generic[Env, Request]):
         index = held.index(wanted) if wanted in held else 0
         return self._idle.pop(index)[0]
 
-    def offer(self, env: Env, held: EnvSpec | None) -> Request | None:
+    def offer_env(self, env: Env, held: EnvSpec | None) -> Request | None:
         """Return the waiting request for a free environment and remove it from the list.
 
         None keeps the environment idle.

@@ -14,6 +14,8 @@ from vla_rl.env_workers.worker import EnvWorker
 from vla_rl.errors import ActorDied, ActorFrozen, EnvError
 from vla_rl.types import EnvSpec
 
+T = TypeVar("T")
+
 _CGROUP = Path("/sys/fs/cgroup")
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -52,6 +54,7 @@ def available_mb() -> float:
     """
     lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     left = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) / 1024
+    # in a container the machine's figure is not ours: a group that exceeds its limit is killed
     limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
     if (
         limit.is_file()
@@ -75,11 +78,9 @@ def _reclaimable() -> int:
     return sum(int(size) for name, size in pairs if name in _RECLAIMABLE)
 
 
-T = TypeVar("T")
-
 _MAILBOX_PER_ENV = 16
-"""Places for unanswered calls of one environment: enough that the environments of a process do not
-wait for a place."""
+"""Unanswered calls that one environment may have: enough that the environments of a process do not
+wait for room in its mailbox."""
 
 
 class SimulatorProcess:
@@ -136,13 +137,13 @@ class SimulatorProcess:
             prepared; ConfigError for an unusable interpreter.
         """
         await cls.prepare(runtime, config, specs)
-        timeouts = LearnedTimeouts(name, leniency or config.leniency())
+        timeouts = LearnedTimeouts(name, leniency or config.make_leniency())
         try:
             worker = await runtime.spawn(
                 EnvWorker,
                 num_envs,
                 name=name,
-                placement=config.placement_of(index, specs),
+                placement=config.get_placement(index, specs),
                 deadline_s=config.step_timeout_s,
                 deadlines_s=dict.fromkeys(("open", "reset"), config.reset_timeout_s),
                 limits=timeouts.by_endpoint,
@@ -150,6 +151,7 @@ class SimulatorProcess:
                 mailbox=_MAILBOX_PER_ENV * num_envs,
             )
         except TimeoutError as error:
+            # a process that does not come up counts as a death, against the same budget
             raise ActorFrozen(name, 0, str(error)) from error
         return cls(runtime, worker, name, num_envs, timeouts)
 
@@ -162,7 +164,7 @@ class SimulatorProcess:
         if config.python is not None:
             await check_interpreter(config.python, {"gymnasium": "gymnasium"})
         try:
-            await runtime.prepare(config.placement_of(0, specs))
+            await runtime.prepare(config.get_placement(0, specs))
         except EnvError as error:
             if config.python is None:
                 raise
@@ -181,21 +183,23 @@ class SimulatorProcess:
 
         None while it is alive.
         """
+        # a failed call knows it first: the runtime learns of the same death in its next turn
         return self._death or self._runtime.info(self.worker).end
 
-    def note_death(self, death: ActorDied) -> None:
+    def record_death(self, death: ActorDied) -> None:
         """Record a death that a call reported; the runtime may notice it only later."""
         self._death = death
 
-    def note_opening(self, spec: EnvSpec) -> None:
+    def record_opening(self, spec: EnvSpec) -> None:
         """Forget the durations of earlier calls if another environment is going to be built."""
+        # by id and not by spec: tasks of one benchmark take about as long as each other
         if spec.id != self._env_id:
             self._env_id = spec.id
             self._timeouts.forget()
 
     @property
     def held(self) -> list[EnvSpec | None]:
-        """Environments that are built and intact, by place."""
+        """Environments that are built and intact, in order."""
         return [env.held for env in self.envs]
 
     def is_alive(self) -> bool:
@@ -225,7 +229,7 @@ class SimulatorProcess:
 
 
 class RemoteEnv:
-    """Records which environment is built and intact in its place.
+    """Records which environment is built and intact in one slot of a process.
 
         with env as worker:  # an EnvError or a death in here is recorded
             answer = await worker.render(env.index)
@@ -252,7 +256,7 @@ class RemoteEnv:
         trace: TracebackType | None,
     ) -> None:
         if isinstance(error, ActorDied | EnvError):
-            self.note_error(error)
+            self.record_error(error)
 
     @property
     def held(self) -> EnvSpec | None:
@@ -263,13 +267,13 @@ class RemoteEnv:
         """Build the environment, unless it is already open; return its description."""
         if self._description is None or self.held != spec:
             self._held = None
-            self.process.note_opening(spec)
+            self.process.record_opening(spec)
             with self as worker:
                 self._description = await worker.open(self.index, spec)
             self._held = spec
         return self._description
 
-    async def answered(self, call: Awaitable[T]) -> T:
+    async def await_recorded(self, call: Awaitable[T]) -> T:
         """Await a call of the worker whose errors are recorded.
 
         For calls that are awaited together with others.
@@ -277,14 +281,14 @@ class RemoteEnv:
         with self:
             return await call
 
-    def note_error(self, error: ActorDied | EnvError) -> None:
+    def record_error(self, error: ActorDied | EnvError) -> None:
         """Record an error: a broken environment is built anew.
 
         A death is final for all environments in the process.
         """
         self._held = None
         if isinstance(error, ActorDied):
-            self.process.note_death(error)
+            self.process.record_death(error)
 
     async def close(self) -> None:
         """Close the environment, and end the process if it has no other environment."""

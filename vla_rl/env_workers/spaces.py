@@ -1,4 +1,4 @@
-"""An environment's spaces, attributes and values in the form that is sent between processes.
+"""An environment's spaces, attributes, values in the form that is sent between processes.
 
 A simulator process sends its environment's spaces to its owner (`describe_space`, `build_space`), and
 checks each observation with a function compiled once (`observation_check`): kind, shape and dtype
@@ -181,16 +181,17 @@ def holds_tuple(space: spaces.Space[Any]) -> bool:
     return isinstance(space, spaces.Tuple)
 
 
-def with_tuples(space: spaces.Space[Any], value: Any) -> Any:
+def restore_tuples(space: spaces.Space[Any], value: Any) -> Any:
     """Restore the tuples of the space in a value from another process."""
     if isinstance(space, spaces.Dict):
-        return {key: with_tuples(part, value[key]) for key, part in space.items()}
+        return {key: restore_tuples(part, value[key]) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(with_tuples(part, item) for part, item in zip(space, value, strict=True))
+        return tuple(restore_tuples(part, item) for part, item in zip(space, value, strict=True))
     return value
 
 
 def _array_check(space: spaces.Space[Any], name: str) -> Check:
+    # closures with what they compare, because a check runs at every control step of every environment
     shape, dtype = space.shape, space.dtype
 
     def check(value: Any) -> str | None:
@@ -276,13 +277,15 @@ def _contains_check(space: spaces.Space[Any], name: str) -> Check:
     return check
 
 
-def out_of_space(space: spaces.Space[Any], value: Any, name: str = "observation") -> str | None:
+def find_out_of_range(
+    space: spaces.Space[Any], value: Any, name: str = "observation"
+) -> str | None:
     """Check each number; return which part of `value` is out of range, or None.
 
     Kinds, shapes and dtypes must be right.
     """
     if isinstance(space, spaces.Dict):
-        found = (out_of_space(part, value[key], key) for key, part in space.items())
+        found = (find_out_of_range(part, value[key], key) for key, part in space.items())
         return next((problem for problem in found if problem), None)
     if space.contains(value):
         return None

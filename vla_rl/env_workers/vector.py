@@ -37,11 +37,12 @@ class LoopThread:
         self._ready: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, Runtime]] = (
             concurrent.futures.Future()
         )
+        # a daemon, so that a program that forgets `close` still ends; its actors end with this process
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         self._loop, self.runtime = self._ready.result()
 
-    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run the coroutine in the thread's loop and wait for its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
@@ -64,9 +65,6 @@ class LoopThread:
         async with Runtime(name=self._name) as runtime:
             self._ready.set_result((asyncio.get_running_loop(), runtime))
             await self._stop.wait()
-
-
-_T = TypeVar("_T")
 
 
 def make_vec(
@@ -140,7 +138,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         self.num_envs, self.copy, self.autoreset_mode = num_envs, copy, autoreset_mode
         self._thread = LoopThread(f"vector env {env.id}")
         try:
-            self._rows = self._thread.call(
+            self._rows = self._thread.run(
                 EnvRows.start(self._thread.runtime, env, num_envs, config)
             )
         except BaseException:
@@ -243,11 +241,12 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
             self._gate,
             self.autoreset_mode is AutoresetMode.NEXT_STEP and self._must_reset.any(),
         )
-        rows = None if resets else gate.packed_rows(actions)
+        # one comparison for the whole batch; single checks, which can name the wrong row, only if it fails
+        rows = None if resets else gate.pack_rows(actions)
         if rows is not None and len(rows) == self.num_envs:
             return rows
         return [
-            None if resets and must_reset else gate.pack(gate.one(action))
+            None if resets and must_reset else gate.pack(gate.check(action))
             for must_reset, action in zip(
                 self._must_reset, iterate(self.action_space, actions), strict=True
             )
@@ -296,7 +295,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         self._thread.close()
 
     def _observations(self) -> Any:
-        return self._batch.give() if self.copy else self._batch.get()
+        return self._batch.detach() if self.copy else self._batch.get()
 
     def _choose_batch(self, *, is_whole: bool) -> None:
         """Choose where the next observations are written.
@@ -306,17 +305,17 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         if not self.copy:
             return
         if is_whole:
-            self._batch.turn_page()
+            self._batch.start_batch()
         else:
-            self._batch.keep_rows()
+            self._batch.keep_other_rows()
 
-    def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if self.closed:
             coroutine.close()
             raise gymnasium.error.ClosedEnvironmentError(
                 "this vector environment is closed; make another one."
             )
-        return self._thread.call(coroutine)
+        return self._thread.run(coroutine)
 
     def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
         if seed is None or isinstance(seed, int | np.integer):

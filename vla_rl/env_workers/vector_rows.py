@@ -1,4 +1,4 @@
-"""The environments of a vector environment, one row each, in a batch that all processes write into.
+"""The environments of a vector environment, one row each in a batch that all processes write into.
 
 They are driven from inside the loop: `EnvRows` has all of them, a `RowGroup` those of one process.
 """
@@ -45,12 +45,12 @@ class SharedBatch:
         self._fd = make_memory_file("vla_rl-batch", NUM_BATCHES * self._num_bytes)
         self._memory = mmap.mmap(self._fd, 0)
         self._batches = [self._batch_view(number) for number in range(NUM_BATCHES)]
-        self._arrays = layout.places(self._batches[0], num_envs)
+        self._arrays = layout.get_arrays(self._batches[0], num_envs)
         self._others: list[Others] = [[None for _ in layout.others] for _ in range(num_envs)]
         self._free = deque(range(1, NUM_BATCHES))
-        self.current = self._last_given = 0
-        """Number of the batch being written, and of the one given last; batch 0 is never given
-        away."""
+        self.current = self._last_detached = 0
+        """Number of the batch being written, and of the one handed out last; batch 0 is never handed
+        out."""
 
     @property
     def path(self) -> str:
@@ -66,42 +66,43 @@ class SharedBatch:
             os.close(self._fd)
             self._fd = -1
 
-    def put(self, index: int, others: Others) -> None:
+    def store_others(self, index: int, others: Others) -> None:
         """Store the values of one environment that are not arrays."""
         if others:
             self._others[index] = others
 
-    def row(self, index: int) -> Any:
+    def copy_row(self, index: int) -> Any:
         """Return a copy of one environment's observation."""
-        arrays = self._layout.places(self._batches[self.current], self._num_envs)
+        arrays = self._layout.get_arrays(self._batches[self.current], self._num_envs)
         return self._layout.assemble(
             [array[index, ...].copy() for array in arrays], self._others[index]
         )
 
     def get(self) -> Any:
-        """Return batch 0, valid until `turn_page`; later rows are written into its arrays."""
+        """Return batch 0, valid until `start_batch`; later rows are written into its arrays."""
         return self._layout.assemble(self._arrays, self._columns())
 
-    def turn_page(self) -> None:
-        """Have later rows written into a batch that `give` can give away, if one is free."""
+    def start_batch(self) -> None:
+        """Have later rows written into a batch that `detach` can hand out, if one is free."""
         if self.current == 0 and self._free:
             self.current = self._free.pop()
 
-    def keep_rows(self) -> None:
+    def keep_other_rows(self) -> None:
         """Keep the rows of the last batch, except those that are written from now on."""
-        if self.current != 0:  # its content was never given away
+        if self.current != 0:  # its content was never handed out
             self._free.append(self.current)
             self.current = 0
-        if self._last_given != 0:
-            np.copyto(self._batches[0], self._batches[self._last_given])
+        if self._last_detached != 0:
+            np.copyto(self._batches[0], self._batches[self._last_detached])
 
-    def give(self) -> Any:
+    def detach(self) -> Any:
         """Return the batch, owned by its receiver.
 
         Its memory is written again only when its last array is gone.
         """
         number, self.current = self.current, 0
-        self._last_given = number
+        self._last_detached = number
+        # the receiver keeps more batches than there are: waiting for it would stop its own loop
         if number == 0:
             content = self._batches[0].copy()
         else:
@@ -109,7 +110,9 @@ class SharedBatch:
                 self._num_bytes, np.uint8, self._memory, number * self._num_bytes
             )
             content._number, content._free = number, self._free
-        return self._layout.assemble(self._layout.places(content, self._num_envs), self._columns())
+        return self._layout.assemble(
+            self._layout.get_arrays(content, self._num_envs), self._columns()
+        )
 
     def _batch_view(self, number: int) -> np.ndarray:
         return np.ndarray(self._num_bytes, np.uint8, self._memory, number * self._num_bytes)
@@ -125,7 +128,7 @@ class SharedBatch:
 
 
 class _DetachedBatch(np.ndarray):
-    """The base of the arrays of a batch that was given away.
+    """The base of the arrays of a batch that was handed out.
 
     When the last of them is gone, the batch is free again.
     """
@@ -134,7 +137,7 @@ class _DetachedBatch(np.ndarray):
     _free: deque[int]
 
     def __del__(self) -> None:
-        free = getattr(self, "_free", None)  # a view of a lease is not a lease
+        free = getattr(self, "_free", None)  # a view of one is not one itself
         if free is not None:
             free.append(self._number)
 
@@ -160,7 +163,7 @@ class RowGroup:
     async def share_batch(self, num_rows: int) -> None:
         """Let the process write into the batch from now on."""
         await gather_all(
-            env.answered(
+            env.await_recorded(
                 self.process.worker.write_rows(
                     number, self._batch.path, self.first + number, num_rows
                 )
@@ -174,7 +177,7 @@ class RowGroup:
             (_, others), info = await worker.reset(
                 row - self.first, seed, options, self._batch.current
             )
-        self._batch.put(row, others)
+        self._batch.store_others(row, others)
         return info
 
     async def render(self, row: int) -> Any:
@@ -202,11 +205,11 @@ class RowGroup:
             steps = await call
         except (ActorDied, EnvError) as error:
             for env in self.process.envs:
-                env.note_error(error)
+                env.record_error(error)
             raise
         answers: list[Answer] = []
         for row, ((_, others), reward, terminated, truncated, info) in enumerate(steps, self.first):
-            self._batch.put(row, others)
+            self._batch.store_others(row, others)
             answers.append((reward, terminated, truncated, info, None))
         return answers
 
@@ -225,7 +228,7 @@ class RowGroup:
         Return the answer with the new info and the final values.
         """
         reward, terminated, truncated, info, _ = answer
-        final = {"final_obs": self._batch.row(row), "final_info": info}
+        final = {"final_obs": self._batch.copy_row(row), "final_info": info}
         return reward, terminated, truncated, await self.reset(row, None, None), final
 
     def _env(self, row: int) -> RemoteEnv:
@@ -238,7 +241,7 @@ class RowGroup:
             (_, others), reward, terminated, truncated, info = await worker.step(
                 row - self.first, action, self._batch.current
             )
-        self._batch.put(row, others)
+        self._batch.store_others(row, others)
         return reward, terminated, truncated, info, None
 
 
@@ -268,9 +271,9 @@ class EnvRows:
         cls, runtime: Runtime, env: EnvSpec, num_envs: int, config: SimulatorConfig
     ) -> "EnvRows":
         """Start all processes with all environments built."""
-        sizes = config.envs_of_processes(num_envs)
-        config.require_room(len(sizes))
-        starting, leniency = asyncio.Semaphore(config.concurrent_starts), config.leniency()
+        sizes = config.split_envs(num_envs)
+        config.require_limits(len(sizes))
+        starting, leniency = asyncio.Semaphore(config.concurrent_starts), config.make_leniency()
 
         async def start(index: int, num_in_it: int) -> tuple[SimulatorProcess, EnvDescription]:
             async with starting:
@@ -363,7 +366,7 @@ class EnvRows:
 
         A failure is raised when all calls have ended.
 
-        The last call is awaited first: once it is answered, most others are too, and need no
+        The last call is awaited first: once it is await_recorded, most others are too, and need no
         wake-up.
         """
         by_group: deque[list[Answer]] = deque()

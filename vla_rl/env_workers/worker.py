@@ -31,10 +31,10 @@ PackedChunk: TypeAlias = tuple[Packed, np.ndarray, bool, bool, Info, np.ndarray 
 """A chunk for sending: the fields of a `ChunkOutcome`, in order."""
 
 
-class EnvPlace:
-    """Room for one environment in the process, with what packs its observations.
+class EnvSlot:
+    """One environment of the process, with what packs its observations.
 
-        with place as env:  # an EnvError in here closes the environment
+        with slot as env:  # an EnvError in here closes the environment
             observation, info = env.reset(seed, options)
 
     An environment that broke its contract is closed at once: its state is unknown, and a later step
@@ -108,18 +108,18 @@ class EnvWorker(Actor):
     the batch that an observation is written to, see `Packer`.
 
     Args:
-        num_envs: number of places for environments.
+        num_envs: number of slots for environments.
     """
 
     def __init__(self, num_envs: int) -> None:
-        self._places = [EnvPlace() for _ in range(num_envs)]
+        self._slots = [EnvSlot() for _ in range(num_envs)]
 
     async def on_stop(self) -> None:
         """Close all environments. Raises: the first fault, when all are closed."""
         faults = []
-        for place in self._places:
+        for slot in self._slots:
             try:
-                place.close()
+                slot.close()
             except EnvError as error:
                 faults.append(error)
         if faults:
@@ -127,24 +127,24 @@ class EnvWorker(Actor):
 
     async def open(self, env: int, spec: EnvSpec) -> EnvDescription:
         """Build an environment, unless it is already open."""
-        return self._places[env].open(spec)
+        return self._slots[env].open(spec)
 
     async def write_rows(self, env: int, path: str, index: int, num_rows: int) -> None:
         """Write observations into row `index` of a shared batch from now on."""
-        self._places[env].write_rows(path, index, num_rows)
+        self._slots[env].write_rows(path, index, num_rows)
 
     async def reset(
         self, env: int, seed: int | None, options: dict[str, Any] | None, batch: int
     ) -> tuple[Packed, Info]:
         """Begin an episode."""
-        place = self._places[env]
-        with place as opened:
+        slot = self._slots[env]
+        with slot as opened:
             observation, info = opened.reset(seed, options)
-        return place.packer.pack(observation, batch), info
+        return slot.packer.pack(observation, batch), info
 
     async def step(self, env: int, action: Any, batch: int) -> PackedStep:
         """Run one control step; `action` is packed by an `ActionGate`."""
-        return _stepped(self._places[env], action, batch)
+        return _stepped(self._slots[env], action, batch)
 
     async def step_all(self, actions: list[Any], batch: int) -> list[PackedStep]:
         """Run one control step of each environment here, in order.
@@ -152,9 +152,9 @@ class EnvWorker(Actor):
         Raises: the first fault, when all have run.
         """
         steps, faults = [], []
-        for place, action in zip(self._places, actions, strict=True):
+        for slot, action in zip(self._slots, actions, strict=True):
             try:
-                steps.append(_stepped(place, action, batch))
+                steps.append(_stepped(slot, action, batch))
             except EnvError as error:
                 faults.append(error)
         if faults:
@@ -165,11 +165,11 @@ class EnvWorker(Actor):
         self, env: int, actions: np.ndarray, frames_every: int | None
     ) -> PackedChunk:
         """Run the rows until they are done or the episode ends."""
-        place = self._places[env]
-        with place as opened:
+        slot = self._slots[env]
+        with slot as opened:
             outcome = opened.step_chunk(actions, frames_every)
         return (
-            place.packer.pack(outcome.observation),
+            slot.packer.pack(outcome.observation),
             outcome.rewards,
             outcome.terminated,
             outcome.truncated,
@@ -179,7 +179,7 @@ class EnvWorker(Actor):
 
     async def render(self, env: int) -> Any:
         """Return what the environment's render returns."""
-        with self._places[env] as opened:
+        with self._slots[env] as opened:
             return opened.render()
 
     async def call(self, env: int, name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
@@ -187,30 +187,30 @@ class EnvWorker(Actor):
 
         Its errors are the caller's, so the environment stays open.
         """
-        return self._places[env].env.call(name, args, kwargs)
+        return self._slots[env].env.call(name, args, kwargs)
 
     async def set_attr(self, env: int, name: str, value: list[Any]) -> None:
         """Set an attribute to what `attributes.marked` was given."""
-        self._places[env].env.set_attr(name, unmark(value))
+        self._slots[env].env.set_attr(name, unmark(value))
 
     async def get_state(self, env: int) -> Any:
         """Return the environment's state as plain values."""
-        with self._places[env] as opened:
+        with self._slots[env] as opened:
             return opened.get_state()
 
     async def set_state(self, env: int, state: Any) -> Packed:
         """Continue from a state of this or another process; return the observation there."""
-        place = self._places[env]
-        with place as opened:
+        slot = self._slots[env]
+        with slot as opened:
             observation = opened.set_state(state)
-        return place.packer.pack(observation)
+        return slot.packer.pack(observation)
 
     async def close_env(self, env: int) -> None:
         """Close an environment; the process stays for the next one."""
-        self._places[env].close()
+        self._slots[env].close()
 
 
-def _stepped(place: EnvPlace, action: Any, batch: int) -> PackedStep:
-    with place as env:
-        observation, reward, terminated, truncated, info = env.step(place.gate.unpack(action))
-    return place.packer.pack(observation, batch), reward, terminated, truncated, info
+def _stepped(slot: EnvSlot, action: Any, batch: int) -> PackedStep:
+    with slot as env:
+        observation, reward, terminated, truncated, info = env.step(slot.gate.unpack(action))
+    return slot.packer.pack(observation, batch), reward, terminated, truncated, info
