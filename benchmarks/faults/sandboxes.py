@@ -1,4 +1,4 @@
-"""Dying sandboxes: the keeper or its owner is killed or frozen while calls and programs run."""
+"""Dying sandboxes: the call runner or its owner is killed or frozen while calls and programs run."""
 
 import contextlib
 import signal
@@ -14,7 +14,7 @@ _OWNER = "benchmarks.faults.sandbox_owner"
 
 
 def dying_sandboxes(case: Try) -> None:
-    """Kill or freeze keepers, after which calls continue, and then the owner, after which nothing
+    """Kill or freeze call runners, after which calls continue, and then the owner, after which nothing
     may be left.
     """
     with nothing_left(case):
@@ -22,11 +22,11 @@ def dying_sandboxes(case: Try) -> None:
             _expect_answers(case, owner, "at the start")
             for _ in range(case.dice.randint(1, 3)):
                 time.sleep(case.dice.uniform(0.0, 1.0))
-                _fault_to_keeper(case, owner)
+                _fault_to_runner(case, owner)
                 owner.forget_lines()
-                _expect_answers(case, owner, "after the keeper's end")
+                _expect_answers(case, owner, "after the call runner's end")
             if case.dice.random() < 0.5:
-                _fault_to_keeper(case, owner)
+                _fault_to_runner(case, owner)
             owner.process.kill()
         # The next owner removes the folder of an owner that was killed.
         with Target(case, _OWNER, ("--calls", "8")) as owner:
@@ -44,7 +44,7 @@ def _expect_answers(case: Try, owner: Target, when: str) -> None:
             return
 
 
-def _fault_to_keeper(case: Try, owner: Target) -> None:
+def _fault_to_runner(case: Try, owner: Target) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
-        for keeper in psutil.Process(owner.process.pid).children():
-            keeper.send_signal(case.dice.choice((signal.SIGKILL, signal.SIGSTOP)))
+        for runner in psutil.Process(owner.process.pid).children():
+            runner.send_signal(case.dice.choice((signal.SIGKILL, signal.SIGSTOP)))

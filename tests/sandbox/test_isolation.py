@@ -108,19 +108,19 @@ def test_calls_run_on_a_kernel_that_gives_no_namespaces_and_one_line_says_what_f
     assert line.endswith("processes are limited all the same, and no process outlives its call")
 
 
-async def test_what_is_left_out_by_configuration_is_logged_once_for_all_keepers(
+async def test_what_is_left_out_by_configuration_is_logged_once_for_all_call_runners(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with Sandbox(SandboxConfig(without=("namespaces", "seccomp"))) as sandbox:
         with caplog.at_level(logging.INFO):
             result = await sandbox.run_program("print(5)")
             assert (result.stdout, result.is_offline) == ("5\n", False)
-            keeper = sandbox.keeper_pid
-            assert keeper is not None
-            os.kill(keeper, signal.SIGKILL)
+            runner = sandbox.runner_pid
+            assert runner is not None
+            os.kill(runner, signal.SIGKILL)
             while (await sandbox.run_program("print(5)")).fault == "died":
                 pass
-            assert sandbox.keeper_pid != keeper
+            assert sandbox.runner_pid != runner
     assert (
         sandbox.missing["namespaces"] == sandbox.missing["seccomp"] == "left out by configuration"
     )

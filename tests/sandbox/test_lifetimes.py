@@ -1,4 +1,4 @@
-"""No process and no folder of a sandbox outlives its keeper or its owner, whatever ends them and
+"""No process and no folder of a sandbox outlives its call runner or its owner, whatever ends them and
 whatever a call tries.
 """
 
@@ -28,12 +28,12 @@ class Owner(NamedTuple):
 
     process: "subprocess.Popen[str]"
     reaper: int
-    keeper: int
+    runner: int
     below: list[int]
     """Calls, and all that they started."""
 
     pidfds: list[int]
-    """Descriptors of the reaper, the keeper and all below."""
+    """Descriptors of the reaper, the call runner and all below."""
 
     folder: Path
     import_begun: Path
@@ -77,7 +77,7 @@ def owner(who: str, without: tuple[str, ...] = ()) -> Iterator[Owner]:
             pytest.skip("this root cannot become another user")
         told = json.loads(line)
         told["folder"] = Path(told["folder"])
-        pidfds = [os.pidfd_open(pid) for pid in (told["reaper"], told["keeper"], *told["below"])]
+        pidfds = [os.pidfd_open(pid) for pid in (told["reaper"], told["runner"], *told["below"])]
         for fd in pidfds:
             stack.callback(kill_and_close, fd)
         yield Owner(process, **told, pidfds=pidfds, import_begun=folder / "import_begun")
@@ -120,11 +120,11 @@ AT_BOTH_ENDS = pytest.mark.parametrize(
 
 
 @EVERYWHERE
-def test_everything_below_a_keeper_that_is_killed_dies_with_it(
+def test_everything_below_a_call_runner_that_is_killed_dies_with_it(
     who: str, without: tuple[str, ...]
 ) -> None:
     with owner(who, without) as one:
-        os.kill(one.keeper, signal.SIGKILL)
+        os.kill(one.runner, signal.SIGKILL)
         assert one.all_of_it_ends()
         assert not one.folder.exists()
 
@@ -135,11 +135,11 @@ def kill_owner(one: Owner) -> None:
 
 
 @AT_BOTH_ENDS
-def test_everything_ends_with_an_owner_that_is_killed_while_its_keeper_is_stopped(
+def test_everything_ends_with_an_owner_that_is_killed_while_its_call_runner_is_stopped(
     who: str, without: tuple[str, ...]
 ) -> None:
     with owner(who, without) as one:
-        os.kill(one.keeper, signal.SIGSTOP)
+        os.kill(one.runner, signal.SIGSTOP)
         kill_owner(one)
         assert one.all_of_it_ends()
         assert not one.folder.exists()
@@ -150,7 +150,7 @@ def test_everything_ends_with_an_owner_that_is_killed_while_all_of_its_processes
     who: str, without: tuple[str, ...]
 ) -> None:
     with owner(who, without) as one:
-        for pid in (one.process.pid, one.reaper, one.keeper, *one.below):
+        for pid in (one.process.pid, one.reaper, one.runner, *one.below):
             os.kill(pid, signal.SIGSTOP)
         kill_owner(one)
         assert one.all_of_it_ends()
@@ -158,7 +158,7 @@ def test_everything_ends_with_an_owner_that_is_killed_while_all_of_its_processes
 
 
 @AT_BOTH_ENDS
-def test_everything_ends_with_an_owner_that_is_killed_while_its_keeper_is_in_an_import(
+def test_everything_ends_with_an_owner_that_is_killed_while_its_call_runner_is_in_an_import(
     who: str, without: tuple[str, ...]
 ) -> None:
     with owner(who, without) as one:
@@ -206,16 +206,16 @@ def test_nothing_is_left_after_our_own_process_is_killed(tmp_path: Path) -> None
         "        task = asyncio.create_task(sandbox.run_program('import time; "
         "time.sleep(4321.5)', '', "
         "ProcessLimits(timeout_s=1000)))\n"
-        "        while sandbox.keeper_pid is None: await asyncio.sleep(0.01)\n"
-        "        print(sandbox.keeper_pid, flush=True)\n        await task\nasyncio.run(main())"
+        "        while sandbox.runner_pid is None: await asyncio.sleep(0.01)\n"
+        "        print(sandbox.runner_pid, flush=True)\n        await task\nasyncio.run(main())"
     )
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
-        keeper = psutil.Process(int(process.stdout.readline()))
+        runner = psutil.Process(int(process.stdout.readline()))
         assert list(tmp_path.iterdir())
         process.kill()
-    psutil.wait_procs([keeper], timeout=60)
-    assert not keeper.is_running()
+    psutil.wait_procs([runner], timeout=60)
+    assert not runner.is_running()
     assert not list(tmp_path.iterdir())

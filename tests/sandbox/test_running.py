@@ -1,4 +1,4 @@
-"""One call as its keeper forks it and ends it, in a program of its own: one that forks, as a keeper
+"""One call as its call runner forks it and ends it, in a program of its own: one that forks, as a call runner
 does, has no threads.
 """
 
@@ -23,7 +23,7 @@ setattr(isolation, name, refused)
 call = ProgramCall(0, f"open({folder + '/ran'!r}, 'w')", "", ProcessLimits(network=False))
 running_call = running.RunningCall(call, Path(folder), frozenset([means]))
 select.select([running_call.pidfd], [], [])
-ended = running_call.ended()
+ended = running_call.reap()
 print(ended.fault, "|", ended.words)
 """
 
@@ -54,7 +54,7 @@ from vla_rl.sandbox.protocol import ProgramCall
 call = ProgramCall(0, "while True: pass", "", ProcessLimits(timeout_s=0.5))
 busy = running.RunningCall(call, Path(sys.argv[1]), frozenset())
 select.select([busy.pidfd], [], [])
-ended = busy.ended()
+ended = busy.reap()
 print(ended.fault, "|", ended.words)
 """
 
@@ -82,7 +82,7 @@ program = f"import os; os.kill(os.getpid(), {number})"
 limits = ProcessLimits(timeout_s=timeout_s, cpu_s=1)
 call = running.RunningCall(ProgramCall(0, program, "", limits), folder, frozenset())
 select.select([call.pidfd], [], [])
-ended = call.ended()
+ended = call.reap()
 print(ended.fault, "|", ended.words)
 """
 
@@ -128,12 +128,12 @@ from vla_rl.sandbox.protocol import ProgramCall
 call = running.RunningCall(ProgramCall(0, "print(5)", "", ProcessLimits()), Path(sys.argv[1]), frozenset())
 select.select([call.pidfd], [], [])
 call.check(call.deadline + 1.0)
-ended = call.ended()
+ended = call.reap()
 print(ended.fault, ended.stdout)
 """
 
 
-def test_a_call_that_ended_while_its_keeper_was_at_an_import_keeps_its_answer(
+def test_a_call_that_ended_while_its_call_runner_was_at_an_import_keeps_its_answer(
     tmp_path: Path,
 ) -> None:
     assert said_by(NOBODY_LOOKS_FOR_A_WHILE, tmp_path) == "None b'5\\n'\n"
@@ -171,7 +171,7 @@ except ChildProcessError:
 
 
 @pytest.mark.parametrize("means", ["", "namespaces"])
-def test_a_process_whose_keeper_died_before_it_could_ask_to_die_with_it_does_not_run(
+def test_a_process_whose_call_runner_died_before_it_could_ask_to_die_with_it_does_not_run(
     means: str, tmp_path: Path
 ) -> None:
     assert said_by(ORPHANED, tmp_path, means) == "not run\n"

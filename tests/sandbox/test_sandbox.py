@@ -40,9 +40,9 @@ async def sandbox() -> AsyncIterator[Sandbox]:
         yield sandbox
 
 
-def children_of_keeper(sandbox: Sandbox) -> list[int]:
-    assert sandbox.keeper_pid is not None
-    return get_descendants(sandbox.keeper_pid)
+def runner_children(sandbox: Sandbox) -> list[int]:
+    assert sandbox.runner_pid is not None
+    return get_descendants(sandbox.runner_pid)
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -101,7 +101,7 @@ async def test_a_hung_function_is_killed_at_its_deadline_and_others_go_on(sandbo
             "timed_out",
             f"it took longer than {scale:g} s and was stopped",
         )
-        assert children_of_keeper(sandbox) == []
+        assert runner_children(sandbox) == []
 
     await at_some_pace(at)
 
@@ -144,7 +144,7 @@ async def test_a_function_that_forks_without_end_is_stopped_early(
             "misbehaving:forks_without_end", {}, ProcessLimits(timeout_s=30.0, max_processes=8)
         )
         assert result.fault in ("raised", "too_many_processes")
-        assert len(children_of_keeper(sandbox)) == 0
+        assert len(runner_children(sandbox)) == 0
 
 
 @WITH_AND_WITHOUT_NAMESPACES
@@ -164,10 +164,10 @@ async def test_a_call_that_was_not_isolated_is_tried_again_for_a_while(
     answer, asked = CallRunnerProcess.answer, list[int]()
 
     async def refused(
-        keeper: CallRunnerProcess, number: int, message: bytes, within_s: float
+        runner: CallRunnerProcess, number: int, message: bytes, within_s: float
     ) -> Ended:
         asked.append(number)
-        ended = await answer(keeper, number, message, within_s)
+        ended = await answer(runner, number, message, within_s)
         return (
             msgspec.structs.replace(ended, fault="not_isolated")
             if len(asked) <= num_refusals
@@ -185,9 +185,9 @@ async def test_what_a_call_left_behind_is_killed_with_it(without: tuple[Means, .
     async with asyncio.timeout(110), Sandbox(SandboxConfig(without=without)) as sandbox:
         result = await sandbox.call("misbehaving:leaves_a_process_behind", {"seconds": 7654.25})
         assert result.fault is None
-        assert sandbox.keeper_pid is not None
-        reaper = psutil.Process(sandbox.keeper_pid).ppid()
-        assert get_descendants(reaper) == [sandbox.keeper_pid]
+        assert sandbox.runner_pid is not None
+        reaper = psutil.Process(sandbox.runner_pid).ppid()
+        assert get_descendants(reaper) == [sandbox.runner_pid]
 
 
 async def test_memory_files_and_exit_codes_have_limits_or_names(sandbox: Sandbox) -> None:
@@ -277,11 +277,11 @@ async def test_a_cancelled_call_ends_its_process(sandbox: Sandbox) -> None:
     task = asyncio.create_task(
         sandbox.call("misbehaving:sleeps", {"seconds": 1000.0}, ProcessLimits(timeout_s=1000.0))
     )
-    await until(lambda: sandbox.keeper_pid is not None and bool(children_of_keeper(sandbox)))
+    await until(lambda: sandbox.runner_pid is not None and bool(runner_children(sandbox)))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await until(lambda: not children_of_keeper(sandbox))
+    await until(lambda: not runner_children(sandbox))
 
 
 async def test_calls_beyond_the_limit_wait_and_their_deadline_has_not_begun() -> None:
@@ -311,30 +311,30 @@ async def test_faults_cost_no_place() -> None:
         assert [result.value for result in await both] == ["awake", "awake"]
 
 
-async def test_a_keeper_that_dies_is_replaced_and_its_calls_are_told(sandbox: Sandbox) -> None:
+async def test_a_call_runner_that_dies_is_replaced_and_its_calls_are_told(sandbox: Sandbox) -> None:
     folder, _ = (await sandbox.call("misbehaving:folder")).value
     hung = asyncio.create_task(sandbox.call("misbehaving:sleeps", {"seconds": 1000.0}))
-    await until(lambda: sandbox.keeper_pid is not None and bool(children_of_keeper(sandbox)))
-    assert sandbox.keeper_pid is not None
-    os.kill(sandbox.keeper_pid, signal.SIGKILL)
+    await until(lambda: sandbox.runner_pid is not None and bool(runner_children(sandbox)))
+    assert sandbox.runner_pid is not None
+    os.kill(sandbox.runner_pid, signal.SIGKILL)
     assert (await hung).text == "the process that keeps it died"
     assert (await sandbox.call("misbehaving:add", {"left": 1, "right": 2})).value == 3
     assert not Path(folder).parent.exists()
 
 
-async def stuck_keeper(sandbox: Sandbox) -> tuple["asyncio.Task[CallResult]", list[int], Path]:
-    """A call of a thousand seconds, the processes behind it, and the keeper's folder.
+async def stuck_runner(sandbox: Sandbox) -> tuple["asyncio.Task[CallResult]", list[int], Path]:
+    """A call of a thousand seconds, the processes behind it, and the call runner's folder.
 
-    The keeper answers no more.
+    The call runner answers no more.
     """
     folder, _ = (await sandbox.call("misbehaving:folder")).value
     running = asyncio.create_task(
         sandbox.call("misbehaving:sleeps", {"seconds": 1000.0}, ProcessLimits(timeout_s=1000))
     )
-    await until(lambda: bool(children_of_keeper(sandbox)))
-    assert sandbox.keeper_pid is not None
-    os.kill(sandbox.keeper_pid, signal.SIGSTOP)
-    return running, [sandbox.keeper_pid, *children_of_keeper(sandbox)], Path(folder).parent
+    await until(lambda: bool(runner_children(sandbox)))
+    assert sandbox.runner_pid is not None
+    os.kill(sandbox.runner_pid, signal.SIGSTOP)
+    return running, [sandbox.runner_pid, *runner_children(sandbox)], Path(folder).parent
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ async def stuck_keeper(sandbox: Sandbox) -> tuple["asyncio.Task[CallResult]", li
     ],
     ids=["its state shows it", "its deadline passes"],
 )
-async def test_a_keeper_that_is_stuck_is_replaced_with_all_that_it_ran_and_its_calls_are_told(
+async def test_a_call_runner_that_is_stuck_is_replaced_with_all_that_it_ran_and_its_calls_are_told(
     grace_s: float,
     looks: bool,
     words: str,
@@ -355,7 +355,7 @@ async def test_a_keeper_that_is_stuck_is_replaced_with_all_that_it_ran_and_its_c
     if not looks:
         monkeypatch.setattr(runner_process, "LOOK_EVERY_S", 1000.0)
     async with asyncio.timeout(60), Sandbox(SandboxConfig(keeper_grace_s=grace_s)) as sandbox:
-        running, processes, folder = await stuck_keeper(sandbox)
+        running, processes, folder = await stuck_runner(sandbox)
         call = await sandbox.call(
             "misbehaving:add", {"left": 1, "right": 2}, ProcessLimits(timeout_s=1.5)
         )
@@ -364,23 +364,23 @@ async def test_a_keeper_that_is_stuck_is_replaced_with_all_that_it_ran_and_its_c
             f"the process that keeps it {words} and was killed",
         )
         assert await running == call
-        assert f"the keeper of a sandbox (pid {processes[0]}) {words}" in caplog.text
+        assert f"the call runner of a sandbox (pid {processes[0]}) {words}" in caplog.text
         assert (await sandbox.call("misbehaving:add", {"left": 1, "right": 2})).value == 3
         assert all(map(is_gone, processes))
         assert not folder.exists()
         assert sandbox.counts == {"done": 2, "died": 2}
 
 
-async def test_nothing_is_left_of_a_keeper_that_is_stuck_when_its_sandbox_is_closed() -> None:
+async def test_nothing_is_left_of_a_call_runner_that_is_stuck_when_its_sandbox_is_closed() -> None:
     async with asyncio.timeout(60):
         async with Sandbox() as sandbox:
-            running, processes, folder = await stuck_keeper(sandbox)
+            running, processes, folder = await stuck_runner(sandbox)
         assert (await running).fault == "died"
     assert all(map(is_gone, processes))
     assert not folder.exists()
 
 
-async def test_a_call_that_is_cancelled_while_its_stuck_keeper_ends_leaves_nothing(
+async def test_a_call_that_is_cancelled_while_its_stuck_call_runner_ends_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kill, is_cancelled, killed = runner_process.kill_tree, threading.Event(), list[int]()
@@ -394,11 +394,11 @@ async def test_a_call_that_is_cancelled_while_its_stuck_keeper_ends_leaves_nothi
     monkeypatch.setattr(runner_process, "LOOK_EVERY_S", 1000.0)
     monkeypatch.setattr(runner_process, "kill_tree", kill_later)
     async with asyncio.timeout(100), Sandbox(SandboxConfig(keeper_grace_s=0.5)) as sandbox:
-        running, processes, folder = await stuck_keeper(sandbox)
+        running, processes, folder = await stuck_runner(sandbox)
         call = asyncio.create_task(
             sandbox.call("misbehaving:raises", {}, ProcessLimits(timeout_s=0.5))
         )
-        assert (await running).fault == "died"  # told as soon as the keeper is given up
+        assert (await running).fault == "died"  # told as soon as the call runner is given up
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -409,14 +409,14 @@ async def test_a_call_that_is_cancelled_while_its_stuck_keeper_ends_leaves_nothi
         assert not folder.exists()
 
 
-async def test_a_keeper_that_imports_is_not_stuck_and_goes_on_ending_calls() -> None:
+async def test_a_call_runner_that_imports_is_not_stuck_and_goes_on_ending_calls() -> None:
     async with asyncio.timeout(100), Sandbox(SandboxConfig(keeper_grace_s=1.0)) as sandbox:
         await sandbox.call("misbehaving:folder")
         hung = asyncio.create_task(
             sandbox.call("misbehaving:hangs", {}, ProcessLimits(timeout_s=1.0))
         )
-        await until(lambda: bool(children_of_keeper(sandbox)))
-        keeper, processes = sandbox.keeper_pid, children_of_keeper(sandbox)
+        await until(lambda: bool(runner_children(sandbox)))
+        runner, processes = sandbox.runner_pid, runner_children(sandbox)
         answer = asyncio.create_task(
             sandbox.call("slow_to_import:answer", {}, ProcessLimits(timeout_s=30.0))
         )
@@ -424,10 +424,10 @@ async def test_a_keeper_that_imports_is_not_stuck_and_goes_on_ending_calls() -> 
         assert not answer.done()
         assert (await answer).value == 42
         assert (await hung).fault == "timed_out"
-        assert sandbox.keeper_pid == keeper
+        assert sandbox.runner_pid == runner
 
 
-async def test_a_keeper_that_is_asked_for_an_import_in_the_last_look_is_not_stuck(
+async def test_a_call_runner_that_is_asked_for_an_import_in_the_last_look_is_not_stuck(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wait = asyncio.wait
@@ -435,23 +435,23 @@ async def test_a_keeper_that_is_asked_for_an_import_in_the_last_look_is_not_stuc
     monkeypatch.setattr(runner_process, "STOPPED_AFTER_S", 60.0)
     async with asyncio.timeout(100), Sandbox(SandboxConfig(keeper_grace_s=0.5)) as sandbox:
         await sandbox.call("misbehaving:folder")
-        keeper = sandbox.keeper_pid
-        assert keeper is not None
+        runner = sandbox.runner_pid
+        assert runner is not None
 
         async def look(answers: set[asyncio.Future[Ended]], timeout: float) -> object:
             found = await wait(answers, timeout=timeout)
             if timeout == runner_process._LAST_LOOK_S:
                 await sandbox.preload("colorsys")
-                os.kill(keeper, signal.SIGCONT)
+                os.kill(runner, signal.SIGCONT)
             return found
 
         monkeypatch.setattr(asyncio, "wait", look)
-        os.kill(keeper, signal.SIGSTOP)
+        os.kill(runner, signal.SIGSTOP)
         limits = ProcessLimits(timeout_s=0.25)
         assert (
             await sandbox.call("misbehaving:sleeps", {"seconds": 1000.0}, limits)
         ).fault == "timed_out"
-        assert sandbox.keeper_pid == keeper
+        assert sandbox.runner_pid == runner
 
 
 async def test_nothing_is_left_after_a_sandbox_is_closed() -> None:
@@ -459,11 +459,11 @@ async def test_nothing_is_left_after_a_sandbox_is_closed() -> None:
         task = asyncio.create_task(
             sandbox.call("misbehaving:sleeps", {"seconds": 1000.0}, ProcessLimits(timeout_s=1000))
         )
-        await until(lambda: sandbox.keeper_pid is not None and bool(children_of_keeper(sandbox)))
-        keeper, children = sandbox.keeper_pid, children_of_keeper(sandbox)
-        assert keeper is not None
+        await until(lambda: sandbox.runner_pid is not None and bool(runner_children(sandbox)))
+        runner, children = sandbox.runner_pid, runner_children(sandbox)
+        assert runner is not None
     assert (await task).fault == "died"
-    assert all(map(is_gone, (keeper, *children)))
+    assert all(map(is_gone, (runner, *children)))
     with pytest.raises(RuntimeError, match="not open"):
         await sandbox.call("misbehaving:raises")
 

@@ -37,7 +37,7 @@ async def test_exact_and_match_compare_texts() -> None:
         ).value == 1.0
         assert (await score(sandbox, "match", "Linz", ["Graz", "Linz"])).value == 1.0
         assert (await score(sandbox, "match", "Wien", ["Graz", "Linz"])).value == 0.0
-        assert sandbox.keeper_pid is None  # nothing to run
+        assert sandbox.runner_pid is None  # nothing to run
 
 
 @SHARED

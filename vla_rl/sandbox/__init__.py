@@ -6,10 +6,10 @@ They contain the effects of tools, scorers and model-written code.
     ProcessLimits    time, CPU, memory, files, output, processes, network
     CallResult       the returned value and the output, or the limit that was exceeded
 
-One keeper process forks for every call, isolates it as far as the kernel allows, watches it, and
+One call runner forks for every call, isolates it as far as the kernel allows, watches it, and
 kills it with all processes that it started.
 
-The names below are imported on first use, because the keeper's process imports this package too
+The names below are imported on first use, because the call runner's process imports this package too
 and has no use for the owner's side of it.
 """
 

@@ -21,7 +21,7 @@ from vla_rl.util.foreign_data import repair_unicode
 
 RESULT_FD: Final = 3
 _STATUS_FD: Final = 4
-_KEEPER_FD: Final = 5
+_RUNNER_FD: Final = 5
 PROGRAM_FILE: Final = "program.py"
 NOT_ISOLATED: Final = b"\xc1not isolated: "
 """Prefix of a reason that is sent instead of a result; msgpack does not use its first byte, so no
@@ -48,14 +48,14 @@ def run_call(
     Args:
         call: the call to run.
         folder: an empty folder for this call only.
-        fds: pipes for stdout, stderr, the result and the status, and the keeper's pidfd.
+        fds: pipes for stdout, stderr, the result and the status, and the call runner's pidfd.
         isolation: the isolation that forked this process.
     """
     try:
         os.setsid()
         become_subreaper()
         _take_over_streams(fds)
-        isolation.enter((1, 2, RESULT_FD), _STATUS_FD, _KEEPER_FD)
+        isolation.enter((1, 2, RESULT_FD), _STATUS_FD, _RUNNER_FD)
         _enter_folder(folder, call)
         _set_limits(call.limits, is_program=isinstance(call, ProgramCall), means=isolation.means)
         if isinstance(call, ProgramCall):
@@ -68,7 +68,8 @@ def run_call(
             os.execve(sys.executable, [sys.executable, "-I", PROGRAM_FILE], environment)
         pid = os.getpid()
         answer = _call_function(call)
-        if os.getpid() != pid:  # a process that the function forked must not answer
+        # a process that the function forked returns here too, and must not answer
+        if os.getpid() != pid:
             os._exit(0)
         _write_all(RESULT_FD, answer)
         sys.stdout.flush()
@@ -76,7 +77,7 @@ def run_call(
         os._exit(0)
     except NotIsolated as failure:
         report_not_isolated(failure, RESULT_FD)
-    except BaseException as error:  # no exception may return into the keeper's own code
+    except BaseException as error:  # no exception may return into the call runner's own code
         try:
             os.write(2, f"{type(error).__name__}: {error}\n".encode(errors="replace"))
         finally:
@@ -98,13 +99,14 @@ def _take_over_streams(fds: Sequence[int]) -> None:
     for number, fd in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for fd in fds], start=1):
         os.dup2(fd, number, inheritable=number < RESULT_FD)
     for open_fd in map(int, os.listdir("/proc/self/fd")):
-        if open_fd > _KEEPER_FD:
+        if open_fd > _RUNNER_FD:
             # the descriptor of the listing itself is closed already
             with contextlib.suppress(OSError):
                 os.close(open_fd)
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
+    # of all processes of a run, the kernel should end the one that can be repeated
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
 

@@ -125,7 +125,7 @@ def fork_from_first_process(status_fd: int) -> None:
     The first process reports the child's end, and then ends the namespace.
 
     Args:
-        status_fd: a pipe to the keeper, which `read_wait_status` reads.
+        status_fd: a pipe to the call runner, which `read_wait_status` reads.
     """
     if (pid := os.fork()) == 0:
         os.close(status_fd)
@@ -170,7 +170,7 @@ class NotIsolated(Exception):
 
 
 class Isolation:
-    """Isolation of one call: the keeper creates it and forks with it, the child enters it.
+    """Isolation of one call: the call runner creates it and forks with it, the child enters it.
 
     Args:
         means: the means to use.
@@ -190,15 +190,15 @@ class Isolation:
         with _require_means("namespaces"):
             return fork_first_process(network=self._limits.network)
 
-    def enter(self, streams: Sequence[int], status_fd: int, keeper_fd: int) -> None:
+    def enter(self, streams: Sequence[int], status_fd: int, runner_fd: int) -> None:
         """Isolate this process, or a child that continues for it, from the rest of the machine.
 
         Raises: NotIsolated, in the process or in that child.
 
         Args:
             streams: pipes that it writes to.
-            status_fd: a pipe to the keeper, for `read_wait_status`; closed here.
-            keeper_fd: the keeper's pidfd; closed here.
+            status_fd: a pipe to the call runner, for `read_wait_status`; closed here.
+            runner_fd: the call runner's pidfd; closed here.
         """
         own_uid, writable = unused_uid(), [self._folder]
         if "namespaces" in self.means:
@@ -210,7 +210,7 @@ class Isolation:
             writable += [SHARED_MEMORY] if SHARED_MEMORY.is_dir() else []
         if "namespaces" in self.means:
             with _require_means("namespaces"):
-                die_with_parent(keeper_fd)
+                die_with_parent(runner_fd)
                 fork_from_first_process(status_fd)
         if "own_user" in self.means:
             with _require_means("own_user"):
@@ -223,7 +223,7 @@ class Isolation:
                 confine_writing(writable, network=self._limits.network)
         if "namespaces" not in self.means:
             os.close(status_fd)
-            die_with_parent(keeper_fd)  # only now: the kernel resets it when the user changes
+            die_with_parent(runner_fd)  # only now: the kernel resets it when the user changes
         if "seccomp" in self.means:
             with _require_means("seccomp"):
                 refuse_calls(network=self._limits.network)
@@ -238,6 +238,7 @@ def find_means(wanted: frozenset[Means], folder: Path) -> tuple[frozenset[Means]
 
     Returns: the means that work together, and the reason for each of the others.
     """
+    # together and not one by one: a mount needs a namespace, and some kernels allow one but not the other
     means, refused = wanted, dict[Means, str]()
     while means and (failure := _find_failure(means, folder)) is not None:
         refused[failure.means] = failure.reason
@@ -268,16 +269,16 @@ def _try_means(means: frozenset[Means], folder: Path) -> _Failure | None:
     ]
     isolation = Isolation(means, folder, ProcessLimits(network=False, disk_mb=1))
     reader, writer = os.pipe()
-    keeper = os.pidfd_open(os.getpid())
+    runner = os.pidfd_open(os.getpid())
     try:
         if (pid := isolation.fork()) == 0:
-            _enter_and_end(isolation, writer, keeper, needed)
+            _enter_and_end(isolation, writer, runner, needed)
     except NotIsolated as failure:
         os.close(reader)
         return _Failure(failure.means, failure.reason, failure.errno)
     finally:
         os.close(writer)
-        os.close(keeper)
+        os.close(runner)
     with open(reader, "rb") as told:
         words = told.read()
     os.waitpid(pid, 0)
@@ -290,10 +291,10 @@ def _try_means(means: frozenset[Means], folder: Path) -> _Failure | None:
 
 
 def _enter_and_end(
-    isolation: Isolation, writer: int, keeper: int, needed: Sequence[str]
+    isolation: Isolation, writer: int, runner: int, needed: Sequence[str]
 ) -> NoReturn:
     try:
-        isolation.enter((writer,), os.open(os.devnull, os.O_WRONLY), keeper)
+        isolation.enter((writer,), os.open(os.devnull, os.O_WRONLY), runner)
         with _require_means("own_user"):
             _require_readable(needed)
         os.write(writer, _ENTERED)
@@ -301,7 +302,7 @@ def _enter_and_end(
         os.write(
             writer, msgspec.json.encode(_Failure(failure.means, failure.reason, failure.errno))
         )
-    finally:  # no exception may return into the keeper's own code
+    finally:  # no exception may return into the call runner's own code
         os._exit(0)
 
 

@@ -84,6 +84,7 @@ def fork_in_namespaces(flags: int) -> int:
     Args:
         flags: the CLONE_NEW... flags.
     """
+    # clone3 by number: glibc has no function for it, and `os.fork` no flags
     arguments = struct.pack("=8Q", flags, 0, 0, 0, signal.SIGCHLD, 0, 0, 0)  # struct clone_args
     ctypes.pythonapi.PyOS_BeforeFork()
     pid = int(_libc_with_lock.syscall(*_as_words(_CLONE3, arguments, len(arguments))))

@@ -199,7 +199,7 @@ Request: TypeAlias = FunctionCall | ProgramCall | Import | Cancel
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The keeper accepts calls."""
+    """The call runner accepts calls."""
 
     pid: int
     open_to_calls: list[str]
@@ -210,7 +210,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Imported(msgspec.Struct, frozen=True, tag=True):
-    """An import is finished, and the keeper survived it."""
+    """An import is finished, and the call runner survived it."""
 
     module: str
 

@@ -79,6 +79,7 @@ def import_ahead(module: str, meanwhile: Callable[[], None] | None) -> None:
         if time.monotonic() > until:
             raise TimeoutError(f"it took longer than {IMPORT_TIMEOUT_S} s")
 
+    # a signal and not a thread: a fork copies one thread alone, so this process may have no other
     previous = signal.signal(signal.SIGALRM, look)
     signal.setitimer(
         signal.ITIMER_REAL, IMPORT_TIMEOUT_S if meanwhile is None else _LOOK_EVERY_S, _LOOK_EVERY_S
@@ -106,7 +107,7 @@ CHECK_EVERY_S: Final = 0.02
 """Seconds between two counts of the processes of running calls."""
 
 
-class Keeper:
+class CallRunner:
     """Runs the calls that come through a socket, until the socket is closed.
 
     Args:
@@ -133,26 +134,27 @@ class Keeper:
         self._find_means()
         try:
             while True:
-                for key, _ in self._selector.select(self._patience()):
+                for key, _ in self._selector.select(self._select_timeout()):
                     if key.fileobj is self._connection:
                         data = self._connection.recv(1 << 20)
                         if not data:
                             return
                         for body in self._unframer.feed(data):
-                            self._take(self._decoder.decode(body))
+                            self._handle(self._decoder.decode(body))
                     else:
                         self._on_event(key)
                 self._check_calls()
         finally:
+            # a sandbox that was killed closes its end too, so this covers every way in which it can go
             for call in list(self._calls.values()):
                 call.kill("died", "its sandbox was closed")
-                call.ended()
-            self._end_strays(set())
+                call.reap()
+            self._kill_strays(set())
 
     def _find_means(self) -> None:
         if "own_user" in self._wanted:
             self._folder.chmod(0o711)  # so that other users can reach their own folders in it
-        folder = self._folder / "trial"
+        folder = self._folder / "probe"
         folder.mkdir(mode=0o700)
         self._means, refused = find_means(self._wanted, folder)
         folder.rmdir()
@@ -164,10 +166,10 @@ class Keeper:
         for call in list(self._calls.values()):
             call.check(now)
 
-    def _patience(self) -> float | None:
+    def _select_timeout(self) -> float | None:
         return CHECK_EVERY_S if self._calls else None
 
-    def _take(self, request: Request) -> None:
+    def _handle(self, request: Request) -> None:
         if isinstance(request, (FunctionCall, ProgramCall)):
             call = RunningCall(request, self._folder, self._means)
             self._calls[request.id] = call
@@ -195,10 +197,10 @@ class Keeper:
         for fd in (*call.pipes, call.pidfd):
             if fd in registered:
                 self._selector.unregister(fd)
-        self._end_strays({call.pid, *(other.pid for other in self._calls.values())})
-        self._connection.sendall(frame(call.ended()))
+        self._kill_strays({call.pid, *(other.pid for other in self._calls.values())})
+        self._connection.sendall(frame(call.reap()))
 
-    def _end_strays(self, known: set[int]) -> None:
+    def _kill_strays(self, known: set[int]) -> None:
         """Kill and reap children that are not calls: processes that a call left behind."""
         while strays := [pid for pid in get_children(os.getpid()) if pid not in known]:
             for pid in strays:
@@ -229,32 +231,33 @@ def main() -> NoReturn:
 
 
 def _watch_call_runner(start: Start, owner: int) -> None:
-    """Fork the keeper, wait for its end or for the owner's, and kill everything that is left."""
+    """Fork the call runner, wait for its end or for the owner's, and kill everything that is left."""
     reaper_pid, signals = os.getpid(), os.pipe()
-    keeper_pid = os.fork()
-    if keeper_pid == 0:
+    runner_pid = os.fork()
+    if runner_pid == 0:
         die_with_parent_only(reaper_pid)
         for fd in (owner, start.folder_lock, *signals):
             os.close(fd)
         run_call_runner(start)
-    os.close(start.connection)  # the owner learns from its end that the keeper is gone
+    os.close(start.connection)  # the owner learns from its end that the call runner is gone
+    # Python runs handlers between two instructions, but `select` would wait on: the pipe ends it
     os.set_blocking(signals[1], False)
     signal.set_wakeup_fd(signals[1])
     for number in _SIGNALS_TO_END_ON:
         signal.signal(number, lambda *_: None)
-    # three ways to end, one wait: the owner dies, the keeper dies, or somebody asks this process to
-    select.select([owner, os.pidfd_open(keeper_pid), signals[0]], [], [])
+    # three ways to end, one wait: the owner dies, the call runner dies, or somebody asks this process to
+    select.select([owner, os.pidfd_open(runner_pid), signals[0]], [], [])
     kill_descendants(reaper_pid)
 
 
 def run_call_runner(start: Start) -> NoReturn:
-    """Run the keeper until its socket is closed."""
+    """Run the call runner until its socket is closed."""
     try:
         become_subreaper()
         with socket.socket(fileno=start.connection) as connection:
             os.set_inheritable(connection.fileno(), False)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                Keeper(connection, Path(start.folder), start.without).run()
+                CallRunner(connection, Path(start.folder), start.without).run()
         os._exit(0)  # without exit handlers of imported modules
     except BaseException:
         sys.excepthook(*sys.exc_info())

@@ -1,4 +1,4 @@
-"""The event loop's side of one call runner: requests, pending answers, and a clean shutdown.
+"""The event loop's side of one call runner: requests, pending answers, a clean shutdown.
 
 The shutdown leaves nothing behind.
 """
@@ -45,14 +45,14 @@ STOPPED_AFTER_S: Final = 2.0
 
 
 class CallRunnerProcess:
-    """A keeper and its reaper from their start to their end; `start` starts them.
+    """A call runner and its reaper from their start to their end; `start` starts them.
 
-    The keeper ends every call by the call's own limits. If an answer takes longer, or a signal
-    stops the keeper, it is stuck: it is killed with all its calls, and every caller gets an answer
+    The call runner ends every call by the call's own limits. If an answer takes longer, or a signal
+    stops the call runner, it is stuck: it is killed with all its calls, and every caller gets an answer
     with the fault "died".
 
     Invariant: when `stop` has returned, the two processes, all that they started, and their folder
-    are gone. If this process is killed, or another one kills the keeper, the reaper ensures that.
+    are gone. If this process is killed, or another one kills the call runner, the reaper ensures that.
     """
 
     def __init__(
@@ -79,8 +79,10 @@ class CallRunnerProcess:
         self._ending: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
         self._reading = loop.create_task(self._read(reader), name="reader of the sandbox")
-        self._watching = loop.create_task(self._watch(), name="watch over the sandbox's keeper")
-        for module in [module for module, is_sound in imported.items() if is_sound]:
+        self._watching = loop.create_task(
+            self._watch(), name="watch over the sandbox's call runner"
+        )
+        for module in [module for module, survived in imported.items() if survived]:
             self._import(module)
 
     @classmethod
@@ -95,12 +97,13 @@ class CallRunnerProcess:
 
         Args:
             environment: environment variables of the process and its calls.
-            imported: modules that a keeper imported, and whether it survived the import; updated
+            imported: modules that a call runner imported, and whether it survived the import; updated
                 here. The ones that it survived are imported again.
             without: means of isolation not to use.
-            on_ready: called when the keeper accepts calls, with the result of its tests of this
+            on_ready: called when the call runner accepts calls, with the result of its tests of this
                 kernel.
         """
+        # what sandboxes of killed programs left: their own reaper may have been killed with them
         await asyncio.to_thread(remove_abandoned_folders, _FOLDERS)
         folder = OwnedFolder(_FOLDERS)
         ours, theirs = socket.socketpair()
@@ -121,7 +124,7 @@ class CallRunnerProcess:
                 )
             reader, writer = await asyncio.open_connection(sock=ours)
         except BaseException:
-            ours.close()  # a keeper that was started ends then
+            ours.close()  # a call runner that was started ends then
             folder.remove()
             raise
         return cls(process, reader, writer, folder, imported, on_ready)
@@ -132,9 +135,9 @@ class CallRunnerProcess:
         return not self._is_stuck and not self._reading.done()
 
     def preload(self, module: str) -> None:
-        """Import a module in the keeper before the next fork, unless that was tried before."""
+        """Import a module in the call runner before the next fork, unless that was tried before."""
         if module not in self._imported:
-            # until it has survived the import: the next keeper must not import what killed this one
+            # until it has survived the import: the next call runner must not import what killed this one
             self._imported[module] = False
             self._import(module)
 
@@ -152,8 +155,8 @@ class CallRunnerProcess:
         self._writer.write(message)
         try:
             with waiting(f"sandboxed call {number}", on="its process"):
-                if not await self._comes_in_time(future, allowed_s):
-                    await self._give_up(f"did not answer within {allowed_s:g} s")
+                if not await self._wait_in_time(future, allowed_s):
+                    await self._kill_stuck(f"did not answer within {allowed_s:g} s")
                 return future.result()
         except asyncio.CancelledError:
             if not self._writer.is_closing():
@@ -163,15 +166,15 @@ class CallRunnerProcess:
             del self._pending[number]
 
     async def stop(self) -> None:
-        """Close the socket, so that the keeper kills all calls and ends.
+        """Close the socket, so that the call runner kills all calls and ends.
 
-        A keeper that is stuck or does not end is killed.
+        A call runner that is stuck or does not end is killed.
 
         If this is cancelled, the shutdown continues, and the next `stop` waits for it.
         """
         if self._ending is None:
             self._ending = asyncio.get_running_loop().create_task(
-                self._end(), name="end of a sandbox's keeper"
+                self._end(), name="end of a sandbox's call runner"
             )
         await asyncio.shield(self._ending)
 
@@ -198,10 +201,10 @@ class CallRunnerProcess:
         self._num_imports += 1
         self._writer.write(frame(Import(module)))
 
-    async def _comes_in_time(self, future: asyncio.Future[Ended], allowed_s: float) -> bool:
+    async def _wait_in_time(self, future: asyncio.Future[Ended], allowed_s: float) -> bool:
         clock = asyncio.get_running_loop().time
         began, num_over = clock(), self._num_imports_over
-        # the keeper does one thing at a time: an import for another caller delays this call too
+        # the call runner does one thing at a time: an import for another caller delays this call too
         while not future.done():
             num_imports = self._num_imports
             left_s = began + allowed_s + IMPORT_TIMEOUT_S * (num_imports - num_over) - clock()
@@ -211,19 +214,19 @@ class CallRunnerProcess:
                 break
         return future.done()
 
-    async def _give_up(self, words: str) -> None:
+    async def _kill_stuck(self, words: str) -> None:
         logger.error(
-            "the keeper of a sandbox (pid %s) %s; it is killed, with the %d calls that it runs.",
+            "the call runner of a sandbox (pid %s) %s; it is killed, with the %d calls that it runs.",
             self.pid,
             words,
             len(self._pending),
         )
         self._is_stuck = True
-        self._lose(f"the process that keeps it {words} and was killed")
+        self._fail_pending(f"the process that keeps it {words} and was killed")
         await self.stop()
 
     async def _watch(self) -> None:
-        """Kill the keeper if a signal stops it or its reaper."""
+        """Kill the call runner if a signal stops it or its reaper."""
         heartbeat = FreezeDetector(look_every_s=LOOK_EVERY_S, stopped_after_s=STOPPED_AFTER_S)
         while not self._reading.done():
             await asyncio.sleep(LOOK_EVERY_S)
@@ -231,21 +234,21 @@ class CallRunnerProcess:
             state = ProcessState.RUNNING if find_stopped(pids) is None else ProcessState.STOPPED
             is_frozen = heartbeat.observe(asyncio.get_running_loop().time(), 0, state).is_frozen
             if is_frozen and self._ending is None:
-                await self._give_up("was stopped by a signal for some 2 s")
+                await self._kill_stuck("was stopped by a signal for some 2 s")
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Deliver answers until the keeper ends; calls without an answer by then have died."""
+        """Deliver answers until the call runner ends; calls without an answer by then have died."""
         unframer, decoder = Unframer(), msgspec.msgpack.Decoder(Answer)
         try:
             while data := await reader.read(_READ_BYTES):
                 for body in unframer.feed(data):
-                    self._take(decoder.decode(body))
+                    self._handle(decoder.decode(body))
         except ConnectionError:
             pass  # the same as its end
         finally:
-            self._lose("the process that keeps it died")
+            self._fail_pending("the process that keeps it died")
 
-    def _take(self, answer: Answer) -> None:
+    def _handle(self, answer: Answer) -> None:
         if isinstance(answer, Ready):
             self.pid = answer.pid
             self._on_ready(answer)
@@ -258,7 +261,7 @@ class CallRunnerProcess:
         if future is not None and not future.done():
             future.set_result(answer)
 
-    def _lose(self, words: str) -> None:
+    def _fail_pending(self, words: str) -> None:
         for number, future in self._pending.items():
             if not future.done():
                 lost = Ended(

@@ -1,4 +1,4 @@
-"""One call in a child of the keeper: its pipes, deadline, resources, and its end."""
+"""One call in a child of the call runner: its pipes, its deadline, its use of memory, its end."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ whole tick to the process that runs at the end of the tick: beside a busy proces
 
 
 class RunningCall:
-    """Forks on construction, in the keeper.
+    """Forks on construction, in the call runner.
 
     Args:
         call: the call to run.
@@ -65,14 +65,14 @@ class RunningCall:
         self.deadline = self._began + call.limits.timeout_s
 
     def _fork(self, writing: list[int]) -> int:
-        keeper = os.pidfd_open(os.getpid())
+        runner = os.pidfd_open(os.getpid())
         try:
             if (pid := self._isolation.fork()) == 0:
-                run_call(self.call, self._folder, [*writing, keeper], self._isolation)
+                run_call(self.call, self._folder, [*writing, runner], self._isolation)
         except NotIsolated as failure:
             if (pid := os.fork()) == 0:
                 report_not_isolated(failure, writing[STREAMS.index("returned")])
-        os.close(keeper)
+        os.close(runner)
         return pid
 
     def read(self, fd: int) -> bool:
@@ -104,7 +104,7 @@ class RunningCall:
         too_many = limits.max_processes + is_first
         below = get_descendants(self.pid, too_many)
         if now >= self.deadline:
-            self.kill("timed_out", self._too_long())
+            self.kill("timed_out", self._describe_timeout())
         elif len(below) >= too_many:
             self.kill(
                 "too_many_processes",
@@ -141,7 +141,7 @@ class RunningCall:
             else:
                 kill_tree(self.pid)
 
-    def ended(self) -> Ended:
+    def reap(self) -> Ended:
         """Reap the call after its pidfd reported its end, and return how it ended.
 
         Its folder is removed.
@@ -149,15 +149,16 @@ class RunningCall:
         _, status, usage = os.wait4(self.pid, 0)
         told = read_wait_status(self._status_fd)
         os.close(self._status_fd)
+        # bytes that arrived before the end are still in the pipes
         for fd in list(self.pipes):
-            while self._kept_grows(fd):
+            while self._read_rest(fd):
                 pass
             os.close(fd)
         os.close(self.pidfd)
         remove_tree(self._folder)
         duration_s = time.monotonic() - self._began
         cpu_s = usage.ru_utime + usage.ru_stime
-        fault = self._fault or self._fault_of(
+        fault = self._fault or self._find_fault(
             os.waitstatus_to_exitcode(status if told is None else told), duration_s, cpu_s
         )
         return Ended(
@@ -180,15 +181,15 @@ class RunningCall:
                 f"it {verb} more than {self.call.limits.output_kb} KiB and was stopped",
             )
 
-    def _kept_grows(self, fd: int) -> bool:
+    def _read_rest(self, fd: int) -> bool:
         """Read the rest of a pipe after the end; all processes that hold it are dead or dying."""
         before = len(self._kept[self.pipes[fd]])
         return self.read(fd) and len(self._kept[self.pipes[fd]]) > before
 
-    def _too_long(self) -> str:
+    def _describe_timeout(self) -> str:
         return f"it took longer than {self.call.limits.timeout_s:g} s and was stopped"
 
-    def _fault_of(
+    def _find_fault(
         self, exit_code: int, duration_s: float, cpu_s: float
     ) -> tuple[Fault, str] | None:
         limits = self.call.limits
@@ -202,7 +203,7 @@ class RunningCall:
             )
         # the kernel killed it first
         if exit_code == -signal.SIGKILL and duration_s >= limits.timeout_s:
-            return ("timed_out", self._too_long())
+            return ("timed_out", self._describe_timeout())
         if exit_code == -signal.SIGKILL and cpu_s >= _CPU_SHARE * limits.most_cpu_s:
             return (
                 "timed_out",

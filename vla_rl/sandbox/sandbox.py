@@ -60,9 +60,9 @@ class SandboxConfig(Config, frozen=True, kw_only=True):
     inherited, so that keys and tokens in this process's environment stay private."""
 
     keeper_grace_s: float = 30.0
-    """Most seconds after a call's own `timeout_s` in which the keeper has to report its end. A
-    keeper that takes longer is
-    stuck: it is killed with all its calls, and the next call starts another."""
+    """Most seconds after a call's own `timeout_s` in which the call runner has to report its end. A
+    call runner that takes longer is stuck: it is killed with all its calls, and the next call
+    starts another."""
 
     without: tuple[Means, ...] = ()
     """Means of isolation not to use: namespaces, mounts, own_user, landlock, seccomp. By default
@@ -87,7 +87,12 @@ not valid UTF-8."""
 
 
 class CallResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a call."""
+    """The result of a call.
+
+    Example:
+        CallResult(value=5, stdout="computed\n", duration_s=0.013)
+        CallResult(fault="timed_out", text="it took longer than 10 s and was stopped", duration_s=10.02)
+    """
 
     value: Any = None
     """The function's result, as plain values; None if it did not return."""
@@ -104,7 +109,7 @@ class CallResult(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the call had no network."""
 
     duration_s: float = 0.0
-    """Seconds from its start to its end, without the wait for a free place."""
+    """Seconds from its start to its end, without the wait for a free slot."""
 
 
 class Sandbox:
@@ -112,7 +117,7 @@ class Sandbox:
 
     `async with` starts nothing: the first call does.
 
-    A call never raises an error of its function. A keeper that dies or is stuck is replaced; its
+    A call never raises an error of its function. A call runner that dies or is stuck is replaced; its
     calls are answered with the fault "died". A call writes only in a folder of its own, and can
     read all that this user can read; actions that this kernel and user cannot prevent are logged
     once.
@@ -123,11 +128,11 @@ class Sandbox:
         self.counts: Counter[str] = Counter()
         """Number of calls by their end: "done" or a fault."""
         self._numbers = itertools.count()
-        self._room = asyncio.Semaphore(self._config.max_calls)
+        self._slots = asyncio.Semaphore(self._config.max_calls)
         self._imported: dict[str, bool] = {}
-        """Modules that a keeper imported, and whether it survived the import."""
+        """Modules that a call runner imported, and whether it survived the import."""
         self._starting = asyncio.Lock()
-        self._keeper: CallRunnerProcess | None = None
+        self._runner: CallRunnerProcess | None = None
         self.missing: dict[Means, str] = {}
         """Means of isolation that calls run without, each with the reason; known when the first
         call has ended."""
@@ -145,14 +150,14 @@ class Sandbox:
     ) -> None:
         self._is_open = False
         async with self._starting:
-            keeper, self._keeper = self._keeper, None
-            if keeper is not None:
-                await keeper.stop()
+            runner, self._runner = self._runner, None
+            if runner is not None:
+                await runner.stop()
 
     @property
-    def keeper_pid(self) -> int | None:
+    def runner_pid(self) -> int | None:
         """Pid of the process that forks; None until a first call has started one."""
-        return None if self._keeper is None else self._keeper.pid
+        return None if self._runner is None else self._runner.pid
 
     async def call(
         self,
@@ -167,7 +172,7 @@ class Sandbox:
         With `is_converted` the arguments are converted to the type hints, such as a dict to a
         struct.
 
-        The module is imported once, in the keeper, and should start no threads. A call's time
+        The module is imported once, in the call runner, and should start no threads. A call's time
         starts after the import.
         """
         limits = limits if limits is not None else ProcessLimits()
@@ -176,23 +181,23 @@ class Sandbox:
         try:
             message = frame(FunctionCall(number, path, arguments or {}, limits, is_converted))
         except UNSENDABLE as error:
-            return self._counted(
+            return self._count_result(
                 CallResult(fault="raised", text=f"its arguments cannot be sent: {error}")
             )
         ended = await self._answer(number, message, limits)
-        result = _result_of(ended)
+        result = _make_result(ended)
         if ended.fault is not None:
-            return self._counted(result)
+            return self._count_result(result)
         try:
             returned = msgspec.msgpack.decode(ended.returned, type=Returned)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             text = "its process ended without an answer"
-            return self._counted(msgspec.structs.replace(result, fault="died", text=text))
+            return self._count_result(msgspec.structs.replace(result, fault="died", text=text))
         if returned.error is not None:
-            return self._counted(
+            return self._count_result(
                 msgspec.structs.replace(result, fault="raised", text=returned.error)
             )
-        return self._counted(msgspec.structs.replace(result, value=returned.value))
+        return self._count_result(msgspec.structs.replace(result, value=returned.value))
 
     async def run_program(
         self, source: str, stdin: str = "", limits: ProcessLimits | None = None
@@ -203,51 +208,51 @@ class Sandbox:
         try:
             message = frame(ProgramCall(number, source, stdin, limits))
         except UNSENDABLE as error:
-            return self._counted(
+            return self._count_result(
                 CallResult(fault="raised", text=f"the program cannot be sent: {error}")
             )
-        return self._counted(_result_of(await self._answer(number, message, limits)))
+        return self._count_result(_make_result(await self._answer(number, message, limits)))
 
     async def preload(self, module: str) -> None:
-        """Import a module in the keeper, once.
+        """Import a module in the call runner, once.
 
-        A module that kills the keeper is not tried again.
+        A module that kills the call runner is not tried again.
         """
-        (await self._serving_keeper()).preload(module)
+        (await self._get_runner()).preload(module)
 
     async def _answer(self, number: int, message: bytes, limits: ProcessLimits) -> Ended:
-        with waiting(f"sandboxed call {number}", on="a free place in the sandbox"):
-            await self._room.acquire()
+        with waiting(f"sandboxed call {number}", on="a free slot of the sandbox"):
+            await self._slots.acquire()
         try:
-            ended = await self._answer_of_keeper(number, message, limits)
+            ended = await self._ask_runner(number, message, limits)
             for wait_s in RETRIES_AFTER_S:
                 if ended.fault != "not_isolated":
                     break
                 await asyncio.sleep(wait_s)
-                ended = await self._answer_of_keeper(number, message, limits)
+                ended = await self._ask_runner(number, message, limits)
             return ended
         finally:
-            self._room.release()
+            self._slots.release()
 
-    async def _answer_of_keeper(self, number: int, message: bytes, limits: ProcessLimits) -> Ended:
-        keeper = await self._serving_keeper()
-        return await keeper.answer(number, message, limits.timeout_s + self._config.keeper_grace_s)
+    async def _ask_runner(self, number: int, message: bytes, limits: ProcessLimits) -> Ended:
+        runner = await self._get_runner()
+        return await runner.answer(number, message, limits.timeout_s + self._config.keeper_grace_s)
 
-    async def _serving_keeper(self) -> CallRunnerProcess:
-        """Return the keeper, or start another. Raises: RuntimeError if the sandbox is not open."""
+    async def _get_runner(self) -> CallRunnerProcess:
+        """Return the call runner, or start another. Raises: RuntimeError if the sandbox is not open."""
         async with self._starting:
             if not self._is_open:
                 raise RuntimeError("the sandbox is not open; use `async with`.")
-            if self._keeper is None or not self._keeper.is_serving:
-                if self._keeper is not None:
-                    await self._keeper.stop()
-                self._keeper = await CallRunnerProcess.start(
+            if self._runner is None or not self._runner.is_serving:
+                if self._runner is not None:
+                    await self._runner.stop()
+                self._runner = await CallRunnerProcess.start(
                     self._environment(), self._imported, self._config.without, self._describe
                 )
-            return self._keeper
+            return self._runner
 
     def _describe(self, ready: Ready) -> None:
-        """Log what calls are not prevented from, unless an earlier keeper has logged it."""
+        """Log what calls are not prevented from, unless an earlier call runner has logged it."""
         missing = {
             **dict.fromkeys(self._config.without, "left out by configuration"),
             **ready.refused,
@@ -259,13 +264,14 @@ class Sandbox:
 
     def _environment(self) -> dict[str, str]:
         inherited = inherited_environment()
+        # tokens and keys of the run's environment are no business of code that a model wrote
         ours: dict[str, str] = {name: inherited[name] for name in _INHERITED if name in inherited}
         search = os.pathsep.join(path for path in sys.path if path)
-        # calls are forked from the keeper: threads that an import starts there would be missing in them
+        # calls are forked from the call runner: threads that an import starts there would be missing in them
         one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         return {**ours, **one_thread, **self._config.environment, "PYTHONPATH": search}
 
-    def _counted(self, result: CallResult) -> CallResult:
+    def _count_result(self, result: CallResult) -> CallResult:
         self.counts[result.fault or "done"] += 1
         return result
 
@@ -281,7 +287,7 @@ def function_path(function: Callable[..., Any]) -> str:
         raise TypeError(f"{error}, or make it `async def`, which runs in the loop.") from None
 
 
-def _result_of(ended: Ended) -> CallResult:
+def _make_result(ended: Ended) -> CallResult:
     return CallResult(
         fault=ended.fault,
         text=ended.words,

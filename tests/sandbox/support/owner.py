@@ -1,6 +1,6 @@
 """`python owner.py <SandboxConfig as JSON>`: a sandbox whose calls try to outlive it. Prints its
 processes and its folder as JSON once all of them run, and waits to be killed; on a line from its
-standard input the keeper goes to an endless import.
+standard input the call runner goes to an endless import.
 """
 
 import asyncio
@@ -49,17 +49,17 @@ async def own(options: dict[str, Any]) -> None:
             asyncio.create_task(sandbox.run_program(ESCAPING, "", limits)),
             asyncio.create_task(sandbox.call("owner:escape", {}, limits)),
         ]
-        while sandbox.keeper_pid is None or sleepers_among(get_descendants(sandbox.keeper_pid)) < 3:  # noqa: ASYNC110
+        while sandbox.runner_pid is None or sleepers_among(get_descendants(sandbox.runner_pid)) < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         (reaper,) = get_children(os.getpid())
-        assert sandbox._keeper is not None
+        assert sandbox._runner is not None
         print(
             json.dumps(
                 {
                     "reaper": reaper,
-                    "keeper": sandbox.keeper_pid,
-                    "below": get_descendants(sandbox.keeper_pid),
-                    "folder": str(sandbox._keeper._folder.path),
+                    "runner": sandbox.runner_pid,
+                    "below": get_descendants(sandbox.runner_pid),
+                    "folder": str(sandbox._runner._folder.path),
                 }
             ),
             flush=True,

@@ -1,4 +1,4 @@
-"""Small programs that a test runs aside: a process that forks as a keeper does has no threads, and
+"""Small programs that a test runs aside: a process that forks as a call runner does has no threads, and
 a test has some.
 """
 
