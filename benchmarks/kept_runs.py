@@ -14,8 +14,8 @@ from typing import Any
 from benchmarks.provenance import PACKAGES, machine
 from vla_rl.errors import VlaRlError
 from vla_rl.evaluation.results import complete_lines
-from vla_rl.graph import AppendedFile
 from vla_rl.reporting import RunDirectory
+from vla_rl.util.appended_file import AppendedFile
 
 
 def command_line(description: str) -> argparse.ArgumentParser:

@@ -15,7 +15,7 @@ import msgspec
 
 from vla_rl.evaluation.conditions import record_conditions, refuse_other_conditions
 from vla_rl.evaluation.results import complete_lines
-from vla_rl.graph import AppendedFile
+from vla_rl.util.appended_file import AppendedFile
 
 
 class ArmRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

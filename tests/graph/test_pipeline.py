@@ -134,13 +134,6 @@ def test_a_pipeline_from_a_built_graph_is_changed_into_another_one() -> None:
     assert graph.topological_order == ("source", "double", "plus")
 
 
-def test_the_old_name_of_from_graph_still_works_with_a_warning() -> None:
-    graph = built_in().build()
-    with pytest.warns(DeprecationWarning, match="Pipeline.from_graph"):
-        pipeline = graph.edit()
-    assert pipeline.nodes == built_in().nodes
-
-
 def test_an_edit_of_an_unknown_node_names_the_nearest() -> None:
     node = Node.declare("n", source, writes="n")
     with pytest.raises(UnknownNode, match="did you mean 'double'"):

@@ -18,7 +18,7 @@ async def test_lower_priority_numbers_go_first_and_then_the_first_come(until: An
         order.append(name)
         device.release(1)
 
-    assert device.take(1)
+    assert device.try_take(1)
     async with asyncio.timeout(20), asyncio.TaskGroup() as tg:
         for name, priority in (("late", 2), ("first", 1), ("second", 1)):
             tg.create_task(use(name, priority))
@@ -29,10 +29,10 @@ async def test_lower_priority_numbers_go_first_and_then_the_first_come(until: An
 
 async def test_nobody_overtakes_one_who_needs_more() -> None:
     device = Resource("device", 2)
-    assert device.take(1)
+    assert device.try_take(1)
     large = asyncio.create_task(device.wait(2, 0))
     await asyncio.sleep(0)
-    assert not device.take(1)  # one unit is free, but somebody stands in line for two
+    assert not device.try_take(1)  # one unit is free, but somebody stands in line for two
     device.release(1)
     async with asyncio.timeout(20):
         await large
@@ -41,7 +41,7 @@ async def test_nobody_overtakes_one_who_needs_more() -> None:
 
 async def test_a_cancelled_wait_frees_the_line() -> None:
     device = Resource("device", 2)
-    assert device.take(1)
+    assert device.try_take(1)
     large, small = asyncio.create_task(device.wait(2, 0)), asyncio.create_task(device.wait(1, 1))
     await asyncio.sleep(0)
     large.cancel()
@@ -52,7 +52,7 @@ async def test_a_cancelled_wait_frees_the_line() -> None:
 
 async def test_units_granted_to_one_cancelled_in_the_same_breath_go_to_the_next() -> None:
     device = Resource("device")
-    assert device.take(1)
+    assert device.try_take(1)
     first, second = asyncio.create_task(device.wait(1, 0)), asyncio.create_task(device.wait(1, 1))
     await asyncio.sleep(0)
     device.release(1)  # granted to `first`, which does not run any more

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from disks import SmallDisk
 
-from vla_rl.graph import AppendedFile
+from vla_rl.util.appended_file import AppendedFile
 
 
 def test_half_a_record_is_taken_back_and_the_record_may_be_tried_again(

@@ -11,9 +11,9 @@ from typing import Any, Final, Self, TypeAlias
 import msgspec
 
 from vla_rl.errors import ConfigError
-from vla_rl.graph import AppendedFile
 from vla_rl.reporting.record_files import RetryingWriter
 from vla_rl.types import EpisodeSpec, Trajectory
+from vla_rl.util.appended_file import AppendedFile
 
 MOST_RESULTS: Final = 1_000_000
 """Maximum number of results that wait for room on a full disk; no evaluation has more, and all are

@@ -44,11 +44,9 @@ from vla_rl.graph.validation import (
     UnknownDependency,
     UnknownFunction,
 )
-from vla_rl.util.appended_file import AppendedFile
 
 __all__ = [
     "DROP",
-    "AppendedFile",
     "CriticalPath",
     "CyclicGraph",
     "DuplicateNode",

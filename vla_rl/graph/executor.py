@@ -72,6 +72,7 @@ class Executor:
             name: given if isinstance(given, Resource) else Resource(name, given)
             for name, given in {"device": 1, **(resources or {})}.items()
         }
+        # once and not in each update: an update of the smallest pipeline takes less than a millisecond
         self._plan = make_plan(graph, self.resources, as_names(keep))
         self._stream_capacity, self._clock = stream_capacity, clock
 
@@ -270,7 +271,7 @@ class Run:
             except asyncio.CancelledError as error:
                 # the tasks are already cancelled; keep waiting for their end
                 cancelled = error
-        self.cut_short += tuple(update.so_far() for update in self._in_flight)
+        self.cut_short += tuple(update.describe_progress() for update in self._in_flight)
         self._in_flight.clear()
         if cancelled is not None:
             raise cancelled

@@ -113,6 +113,10 @@ class NodeOutput:
         values: the values of all names that it writes, if there are several.
         metrics: numbers about this node's work, merged into `Update.metrics`; for a stream, the
             mean over its items.
+
+    Example:
+        NodeOutput(batch=kept, metrics={"filter/kept": 0.75})
+        NodeOutput(values={"rewards": rewards, "successes": successes})
     """
 
     batch: Any = NOTHING
@@ -234,7 +238,12 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """`target` waits for `source`: for its end, or, along a stream, for each of its items."""
+    """`target` waits for `source`: for its end, or, along a stream, for each of its items.
+
+    Example:
+        Edge("rollout", "filter", "groups", streamed=True)
+        Edge("save", "publish", None)
+    """
 
     source: str
     target: str
@@ -294,7 +303,7 @@ class FunctionKind(enum.Enum):
     """A coroutine function, called for each item of a stream."""
 
 
-def kind_of(node: Node, func: Any) -> FunctionKind:
+def get_function_kind(node: Node, func: Any) -> FunctionKind:
     """Return how the function is run. Raises `NotAsync` for anything that is not async."""
     if inspect.isclass(func):
         raise NotAsync(

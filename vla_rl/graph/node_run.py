@@ -9,11 +9,13 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import aclosing
 from contextvars import ContextVar
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from vla_rl.graph.node import DROP, NOTHING, FunctionKind, NodeOutput, NodeStatus, suggest
 from vla_rl.graph.plan import END, PlannedNode, StreamBuffer
 from vla_rl.graph.update import Activity, Clock, Interval, Span, Waited, WrongOutput
+
+logger = logging.getLogger("vla_rl.graph")
 
 CURRENT_NODE: Final[ContextVar[str | None]] = ContextVar("current_node", default=None)
 """Name and update of the node, such as `update[3]`; None outside of the graph."""
@@ -129,20 +131,6 @@ def _describe_result(value: object) -> str:
     return "None" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"
 
 
-logger = logging.getLogger("vla_rl.graph")
-
-
-class UpdateContext(Protocol):
-    """Parts of the update that a node uses."""
-
-    index: int
-    values: dict[str, Any]
-
-    def add_metrics(self, node: str, metrics: Mapping[str, float]) -> None:
-        """Merge a node's metrics into those of the update."""
-        ...
-
-
 async def _contain_exit(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run `work`; its SystemExit would end the whole loop, and leave no error."""
     try:
@@ -160,17 +148,25 @@ class NodeRun:
     """
 
     __slots__ = (
-        "_attempts", "_num_dropped", "_num_items", "_update", "activity", "inbox", "items",
+        "_add_metrics", "_attempts", "_num_dropped", "_num_items", "_update", "_values", "activity", "inbox", "items",
         "outboxes", "planned", "skipped", "status", "task", "waits",
     )  # fmt: skip
 
-    def __init__(self, planned: PlannedNode, update: UpdateContext, clock: Clock) -> None:
-        self.planned, self._update = planned, update
+    def __init__(
+        self,
+        planned: PlannedNode,
+        update: int,
+        values: dict[str, Any],
+        add_metrics: Callable[[str, Mapping[str, float]], None],
+        clock: Clock,
+    ) -> None:
+        self.planned, self._update, self._values = planned, update, values
+        self._add_metrics = add_metrics
         self.status = NodeStatus.PENDING
         self.waits = planned.num_waits
         self.skipped = False
         self.task: asyncio.Task[None] | None = None
-        self.activity = Activity(planned.id, update.index, clock)
+        self.activity = Activity(planned.id, update, clock)
         self.inbox: StreamBuffer | None = None
         self.outboxes: list[StreamBuffer] = []
         self.items: list[Any] | None = (
@@ -196,38 +192,39 @@ class NodeRun:
             else self._per_item if kind is FunctionKind.PER_ITEM
             else self._source
         )  # fmt: skip
-        name = f"{self.planned.id}[{self._update.index}]"
+        name = f"{self.planned.id}[{self._update}]"
         context = contextvars.copy_context()
         context.run(CURRENT_NODE.set, name)
         self.task = asyncio.get_running_loop().create_task(
             _contain_exit(work), name=name, context=context
         )
+        # a callback and not an awaiting task: it runs in the same turn, so that no node of an update
+        # ends without its dependents being started or skipped
         self.task.add_done_callback(lambda _: on_end(self))
 
     def span(self) -> Span:
         """Return the node's intervals and counts."""
         return Span(
-            self.planned.id, self._update.index, self.status, tuple(self.activity.intervals),
+            self.planned.id, self._update, self.status, tuple(self.activity.intervals),
             self._attempts, self._num_items, self._num_dropped,
         )  # fmt: skip
 
     async def _once(self) -> None:
         result = await self._call(self._arguments())
-        values, metrics = unpack_call(
-            self.planned.id, self._update.index, self.planned.writes, result
-        )
-        self._update.values.update(values)
+        values, metrics = unpack_call(self.planned.id, self._update, self.planned.writes, result)
+        self._values.update(values)
         if metrics:
-            self._update.add_metrics(self.planned.id, metrics)
-        self.activity.pause()
+            self._add_metrics(self.planned.id, metrics)
+        self.activity.pause_work()
 
     async def _per_item(self) -> None:
         assert self.inbox is not None
         arguments = self._arguments()
-        while (item := await self.inbox.get(self.activity)) is not END:
+        while (item := await self.inbox.get_item(self.activity)) is not END:
             await self._emit(await self._call({**arguments, self.planned.item: item}))
+            # a group of episodes holds hundreds of megabytes of images: not while waiting for the next one
             del item
-        self.activity.pause()
+        self.activity.pause_work()
 
     async def _source(self) -> None:
         """Pass on the items of the generator; resources are held only while it makes an item."""
@@ -236,7 +233,7 @@ class NodeRun:
             self._attempts += 1
             async with aclosing(self.planned.func(**self._arguments())) as generator:
                 while True:
-                    await self._hold()
+                    await self._take_resources()
                     try:
                         item = await anext(generator, END)
                     except self.planned.retry_on as error:
@@ -248,9 +245,9 @@ class NodeRun:
                         self._log_retry(failures, error)
                         break
                     finally:
-                        self._let_go(len(self.planned.resources))
+                        self._release_resources(len(self.planned.resources))
                     if item is END:
-                        self.activity.pause()
+                        self.activity.pause_work()
                         return
                     await self._emit(item)
                     del item
@@ -261,7 +258,7 @@ class NodeRun:
         Repeat it after a failure as often as the node allows.
         """
         planned, failures = self.planned, 0
-        await self._hold()
+        await self._take_resources()
         try:
             while True:
                 self._attempts += 1
@@ -273,14 +270,12 @@ class NodeRun:
                         raise
                     self._log_retry(failures, error)
         finally:
-            self._let_go(len(planned.resources))
+            self._release_resources(len(planned.resources))
 
     async def _emit(self, result: object) -> None:
-        item, metrics = unpack_item(
-            self.planned.id, self._update.index, self.planned.writes, result
-        )
+        item, metrics = unpack_item(self.planned.id, self._update, self.planned.writes, result)
         if metrics:
-            self._update.add_metrics(self.planned.id, metrics)
+            self._add_metrics(self.planned.id, metrics)
         if item is DROP:
             self._num_dropped += bool(self.planned.writes)
             return
@@ -288,35 +283,35 @@ class NodeRun:
         if self.items is not None:
             self.items.append(item)
         for outbox in self.outboxes:
-            await outbox.put(item, self.activity)
+            await outbox.put_item(item, self.activity)
 
     def _arguments(self) -> dict[str, Any]:
-        values = self._update.values
+        values = self._values
         return {
             **self.planned.config,
             **{parameter: values[name] for parameter, name in self.planned.reads},
         }
 
-    async def _hold(self) -> None:
+    async def _take_resources(self) -> None:
         """Take the resources, in order of name; the node counts as running from then on."""
         for position, (resource, units) in enumerate(self.planned.resources):
-            if not resource.take(units):
-                self.activity.pause()
+            if not resource.try_take(units):
+                self.activity.pause_work()
                 try:
-                    by = await resource.wait(units, self._update.index)
+                    by = await resource.wait(units, self._update)
                 except BaseException:
-                    self._let_go(position)
+                    self._release_resources(position)
                     raise
-                self.activity.resume(by, Waited.RESOURCE)
-        self.activity.begin()
+                self.activity.resume_work(by, Waited.RESOURCE)
+        self.activity.begin_work()
         self.status = NodeStatus.RUNNING
 
-    def _let_go(self, count: int) -> None:
+    def _release_resources(self, count: int) -> None:
         for resource, units in self.planned.resources[:count]:
             resource.release(units, by=self.activity.last)
 
     def _log_retry(self, failures: int, error: Exception) -> None:
         logger.warning(
             "node %r in update %d failed, try %d of %d: %s: %s",
-            self.planned.id, self._update.index, failures, self.planned.retries + 1, type(error).__name__, error,
+            self.planned.id, self._update, failures, self.planned.retries + 1, type(error).__name__, error,
         )  # fmt: skip

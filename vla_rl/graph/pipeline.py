@@ -27,12 +27,11 @@ from vla_rl.graph.node import (
 from vla_rl.graph.task_graph import TaskGraph, UnknownNode
 from vla_rl.graph.validation import DuplicateNode, UnknownFunction, build_graph, resolve_function
 
+T = TypeVar("T")
+
 
 class InvalidPipelineFile(GraphError):
     """A TOML file that does not describe a pipeline: an unknown key, a wrong type, no node."""
-
-
-T = TypeVar("T")
 
 
 class NodeTable(NodeFields, total=False):
@@ -227,7 +226,7 @@ class Pipeline:
 
         Raises the `GraphError` of the first mistake.
         """
-        return build_graph(self)
+        return build_graph(self.id, self.description, self.inputs, self.nodes)
 
     def _upstream_writers(self, position: int) -> list[str]:
         """Return the ids of the nodes whose values the node at `position` waits for."""

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Final, final
 
 from vla_rl.errors import GraphError
-from vla_rl.graph.node import FunctionKind, Node, kind_of, suggest
+from vla_rl.graph.node import FunctionKind, Node, get_function_kind, suggest
 from vla_rl.graph.task_graph import TaskGraph
 from vla_rl.graph.update import Activity, Interval, Waited
 
@@ -59,7 +59,7 @@ class Resource:
         """Number of calls that wait in line now."""
         return sum(not future.done() for *_, future in self._waiters)
 
-    def take(self, units: int) -> bool:
+    def try_take(self, units: int) -> bool:
         """Take units if they are free and no call waits in line; return whether they were taken."""
         # also refused while others wait: small calls would otherwise overtake one that needs several
         # units, which might then never get them together
@@ -104,7 +104,7 @@ class Resource:
                 return
 
     async def __aenter__(self) -> "Resource":
-        if not self.take(1):
+        if not self.try_take(1):
             await self.wait(1, priority=0)
         return self
 
@@ -148,37 +148,37 @@ class StreamBuffer:
         self._reader: asyncio.Future[Interval | None] | None = None
         self._writer: asyncio.Future[Interval | None] | None = None
 
-    async def put(self, item: object, activity: Activity) -> None:
+    async def put_item(self, item: object, activity: Activity) -> None:
         """Add an item; waits while the channel is full. Does nothing once the reader has ended."""
         while len(self._items) >= self._capacity and not self._abandoned:
             # the pause is recorded, so that a full stream shows up on the critical path as the
             # reader's time and not as the writer's work
-            activity.pause()
+            activity.pause_work()
             self._writer = asyncio.get_running_loop().create_future()
-            activity.resume(await self._writer, Waited.FULL_STREAM)
+            activity.resume_work(await self._writer, Waited.FULL_STREAM)
         if not self._abandoned:
             self._items.append(item)
             _wake_waiter(self._reader, activity.last)
 
-    async def get(self, activity: Activity) -> Any:
+    async def get_item(self, activity: Activity) -> Any:
         """Wait for the next item and return it, or `END`."""
         while not self._items and not self._closed:
-            activity.pause()
+            activity.pause_work()
             self._reader = asyncio.get_running_loop().create_future()
-            activity.resume(await self._reader, Waited.STREAM)
-        activity.begin()
+            activity.resume_work(await self._reader, Waited.STREAM)
+        activity.begin_work()
         if not self._items:
             return END
         item = self._items.popleft()
         _wake_waiter(self._writer, activity.last)
         return item
 
-    def close(self, last: Interval | None) -> None:
+    def end_stream(self, last: Interval | None) -> None:
         """Close the channel for writing; `last` is the interval in which the writer ended."""
         self._closed = True
         _wake_waiter(self._reader, last)
 
-    def abandon(self) -> None:
+    def stop_reading(self) -> None:
         """Drop unread items, as the reader has ended.
 
         The writer then continues as if each item were read at once.
@@ -308,7 +308,7 @@ def _plan_node(
         position=positions[node.id],
         id=node.id,
         func=node.func,
-        kind=kind_of(node, node.func),
+        kind=get_function_kind(node, node.func),
         config=node.config,
         writes=node.writes,
         retries=node.retries,

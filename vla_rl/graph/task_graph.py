@@ -4,18 +4,17 @@ It never changes after it is built. In all drawings a solid arrow is a value, a 
 dashed one only an order.
 """
 
-import importlib
 import logging
 import os
 import shutil
 import subprocess
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
 
 from vla_rl.errors import GraphError
 from vla_rl.graph.node import Edge, Node, NodeRole, NodeType, suggest
+
+logger = logging.getLogger("vla_rl.graph")
 
 
 class UnknownNode(GraphError):
@@ -116,16 +115,6 @@ class TaskGraph:
         """Return the nodes of a role, in topological order."""
         return tuple(node for node in self.nodes.values() if node.node_role is node_role)
 
-    def edit(self) -> Any:
-        """Return `Pipeline.from_graph(self)`; this name goes with the next release."""
-        warnings.warn(
-            "graph.edit() is Pipeline.from_graph(graph) now; the old name goes with the next "
-            "release",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return importlib.import_module("vla_rl.graph.pipeline").Pipeline.from_graph(self)
-
     def mermaid(self) -> str:
         """Return the graph as mermaid text, which GitHub and many editors can render."""
         return to_mermaid(self)
@@ -156,8 +145,6 @@ class TaskGraph:
         return tuple(other for other in self.nodes if other in seen)
 
 
-logger = logging.getLogger("vla_rl.graph")
-
 _RENDERED_SUFFIXES = (".svg", ".png", ".pdf")
 _DOT_TIMEOUT_S = 60.0
 
@@ -170,40 +157,7 @@ _COLORS = {
 _OTHER_COLOR = "#f5f5f5"
 
 
-class Drawable(Protocol):
-    """Parts of a `TaskGraph` that a drawing shows."""
-
-    @property
-    def id(self) -> str:
-        """Name of the graph."""
-        ...
-
-    @property
-    def description(self) -> str:
-        """Description in one line; may be empty."""
-        ...
-
-    @property
-    def nodes(self) -> Mapping[str, Node]:
-        """Nodes by id, in topological order."""
-        ...
-
-    @property
-    def edges(self) -> tuple[Edge, ...]:
-        """All edges."""
-        ...
-
-    @property
-    def streamed(self) -> frozenset[str]:
-        """Names of the values that are streams."""
-        ...
-
-    def dependencies(self, node_id: str) -> tuple[str, ...]:
-        """Return the nodes that this one waits for, directly."""
-        ...
-
-
-def draw_graph(graph: Drawable, path: Path) -> Path:
+def draw_graph(graph: TaskGraph, path: Path) -> Path:
     """Write a drawing in the format of the suffix; see `TaskGraph.draw`."""
     suffix = path.suffix.lower()
     texts = {".mmd": to_mermaid, ".dot": to_dot, ".txt": to_tree}
@@ -214,6 +168,7 @@ def draw_graph(graph: Drawable, path: Path) -> Path:
         raise GraphError(
             f"cannot draw into {str(path)!r}{suggest(suffix, (*_RENDERED_SUFFIXES, *texts))}"
         )
+    # graphviz is no Python package: a drawing in another format is worth more than an error
     dot = shutil.which("dot")
     if dot is None:
         path = path.with_suffix(".mmd")
@@ -240,7 +195,7 @@ def draw_graph(graph: Drawable, path: Path) -> Path:
     return path
 
 
-def to_tree(graph: Drawable) -> str:
+def to_tree(graph: TaskGraph) -> str:
     """Return the graph as an indented tree: each node once, below the last of its dependencies."""
     below: dict[str | None, list[str]] = {}
     order = {node_id: position for position, node_id in enumerate(graph.nodes)}
@@ -259,7 +214,7 @@ def to_tree(graph: Drawable) -> str:
     return "\n".join([title, *lines(None, ""), *(["(* a stream)"] if graph.streamed else [])])
 
 
-def to_mermaid(graph: Drawable) -> str:
+def to_mermaid(graph: TaskGraph) -> str:
     """Return the graph as a mermaid flowchart."""
     names = {node_id: f"n{number}" for number, node_id in enumerate(graph.nodes)}
     out = ["flowchart TD"]
@@ -274,7 +229,7 @@ def to_mermaid(graph: Drawable) -> str:
     return "\n".join(out) + "\n"
 
 
-def to_dot(graph: Drawable) -> str:
+def to_dot(graph: TaskGraph) -> str:
     """Return the graph in graphviz's language."""
     out = [
         f"digraph {_quote(graph.id)} {{",
@@ -295,7 +250,7 @@ def to_dot(graph: Drawable) -> str:
     return "\n".join([*out, "}"]) + "\n"
 
 
-def _describe_node(graph: Drawable, node: Node, parent: str | None) -> str:
+def _describe_node(graph: TaskGraph, node: Node, parent: str | None) -> str:
     def shown(name: str) -> str:
         return f"{name}*" if name in graph.streamed else name
 

@@ -48,8 +48,8 @@ class TraceWriter:
         }
         self._resources = {node_id: sorted(node.resources) for node_id, node in graph.nodes.items()}
         self._types = {node_id: node.node_type.value for node_id, node in graph.nodes.items()}
-        self._lanes_beside: dict[str, int] = {}
-        first, *others = self._names_of_lanes(graph.id)
+        self._other_lanes: dict[str, int] = {}
+        first, *others = self._lane_events(graph.id)
         self._file = AppendedFile(
             self.path, opening=f"[\n{json.dumps(first)}".encode() + _encode_lines(others), anew=True
         )
@@ -79,16 +79,17 @@ class TraceWriter:
         ]
         for span in update.spans.values():
             events.extend(self._span_events(span, facts.get(span.node, {})))
-        lanes = dict(self._lanes_beside)
+        lanes = dict(self._other_lanes)
         if slices and not lanes:
-            events.append(self._name("process_name", 0, "other processes", beside=1))
+            events.append(self._name("process_name", 0, "other processes", other_process=1))
         for name, shown in slices.items():
             if name not in lanes:
                 lanes[name] = len(lanes)
-                events.append(self._name("thread_name", lanes[name], name, beside=1))
+                events.append(self._name("thread_name", lanes[name], name, other_process=1))
             events.extend(self._slice_event(each, lanes[name]) for each in shown)
+        # lanes count only once they are in the file: a disk that was full gets their names again
         self._file.write(_encode_lines(events))
-        self._lanes_beside = lanes
+        self._other_lanes = lanes
 
     def close(self) -> None:
         """Finish the file; a second call does nothing. Raises: OSError."""
@@ -151,19 +152,19 @@ class TraceWriter:
             "pid": self._process, "tid": _UPDATES_LANE, "args": {"update": update.index, "critical path": path},
         }  # fmt: skip
 
-    def _names_of_lanes(self, graph_id: str) -> Iterable[dict[str, Any]]:
+    def _lane_events(self, graph_id: str) -> Iterable[dict[str, Any]]:
         yield self._name("process_name", _UPDATES_LANE, f"graph {graph_id}")
         yield self._name("thread_name", _UPDATES_LANE, "updates")
         for node_id, lane in self._lanes.items():
             yield self._name("thread_name", lane, node_id)
             yield {**self._name("thread_sort_index", lane, node_id), "args": {"sort_index": lane}}
 
-    def _name(self, kind: str, lane: int, name: str, *, beside: int = 0) -> dict[str, Any]:
+    def _name(self, kind: str, lane: int, name: str, *, other_process: int = 0) -> dict[str, Any]:
         return {
             "name": kind,
             "ph": "M",
             "ts": 0,
-            "pid": self._process + beside,
+            "pid": self._process + other_process,
             "tid": lane,
             "args": {"name": name},
         }

@@ -89,19 +89,19 @@ class Activity:
         """Store what the next interval will have waited for."""
         self._cause, self._waited = cause, waited
 
-    def begin(self) -> None:
+    def begin_work(self) -> None:
         """Begin an interval, unless one is open."""
         if self.open is None:
             self.open = Interval(self._node, self._update, self._clock(), self._cause, self._waited)
             self.intervals.append(self.open)
 
-    def pause(self) -> None:
+    def pause_work(self) -> None:
         """End the open interval, if there is one."""
         if self.open is not None:
             self.open.end = self._clock()
             self.open = None
 
-    def resume(self, cause: Interval | None, waited: Waited) -> None:
+    def resume_work(self, cause: Interval | None, waited: Waited) -> None:
         """Begin an interval after a wait.
 
         `cause` is None if the wait was for something outside the graph.
@@ -113,7 +113,7 @@ class Activity:
             cause = last
         if cause is not None:
             self.wake(cause, waited)
-        self.begin()
+        self.begin_work()
 
 
 def _ended_before(cause: Interval, last: Interval) -> bool:
@@ -122,7 +122,12 @@ def _ended_before(cause: Interval, last: Interval) -> bool:
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Work of one node in one update."""
+    """Work of one node in one update.
+
+    Example:
+        Span(node="filter", update=3, status=NodeStatus.COMPLETED, intervals=(...), attempts=8,
+            num_items=6, num_dropped=2)
+    """
 
     node: str
     update: int
@@ -155,7 +160,11 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A piece of a critical path: during these seconds the update waited only for this node."""
+    """A piece of a critical path: during these seconds the update waited only for this node.
+
+    Example:
+        Segment(node="rollout", update=2, duration_s=10.1, waited=Waited.PREVIOUS_UPDATE)
+    """
 
     node: str
     update: int
@@ -251,7 +260,12 @@ class Values(dict[str, Any]):
 
 
 class Update(msgspec.Struct, frozen=True):
-    """One pass through the graph. Times are seconds on the executor's clock."""
+    """One pass through the graph. Times are seconds on the executor's clock.
+
+    Example:
+        Update(index=3, values={"loss": 0.21}, metrics={"train/num_groups": 6.0}, spans={...},
+            started=120.4, ended=132.8, critical_path=...)
+    """
 
     index: int
     values: Values

@@ -1,4 +1,10 @@
-"""One update in flight: starts each node when its dependencies are ready; contains failures."""
+"""One update in flight: starts each node when its dependencies are ready; contains failures.
+
+a node waits for             woken by
+its dependencies             the end of the last of them, or of the same node one update before
+units of a resource          the release of another node, of this update or another one
+an item of its stream        the writer's next item, or the end of the stream
+room in its own stream       the slowest reader's next item, or that reader's end"""
 
 import asyncio
 from collections.abc import Mapping
@@ -44,11 +50,11 @@ class UpdateRun:
         plan: Plan,
         index: int,
         inputs: Mapping[str, Any],
-        listener: UpdateObserver,
+        observer: UpdateObserver,
         clock: Clock,
         stream_capacity: int,
     ) -> None:
-        self.index, self._plan, self._listener, self._clock = index, plan, listener, clock
+        self.index, self._plan, self._observer, self._clock = index, plan, observer, clock
         self.values: dict[str, Any] = {**inputs, "update": index}
         self.failure: NodeFailed | None = None
         self.result: Update | None = None
@@ -56,7 +62,9 @@ class UpdateRun:
         self._num_readers = dict(plan.num_readers)
         self._metrics: dict[str, tuple[str, float, int]] = {}
         self._last: Interval | None = None
-        self.nodes = [NodeRun(planned, self, clock) for planned in plan.nodes]
+        self.nodes = [
+            NodeRun(planned, index, self.values, self.add_metrics, clock) for planned in plan.nodes
+        ]
         self._remaining = len(self.nodes)
         for node in self.nodes:
             for position in node.planned.stream_readers:
@@ -72,6 +80,8 @@ class UpdateRun:
     def start(self, previous: "UpdateRun | None") -> None:
         """Start the nodes without dependencies; the others follow automatically."""
         self._started = self._clock()
+        # a node keeps its order over updates: two runs of one node at once would share what its
+        # function holds, such as a policy or an optimizer
         for node in self.nodes:
             if (
                 previous is not None
@@ -126,7 +136,7 @@ class UpdateRun:
             for interval in node.activity.intervals:
                 interval.forget_cause()
 
-    def so_far(self) -> Update:
+    def describe_progress(self) -> Update:
         """Return the unfinished update, or the result if it has ended."""
         if self.result is not None:
             return self.result
@@ -146,7 +156,7 @@ class UpdateRun:
     def _node_ended(self, node: NodeRun) -> None:
         task, node.task = node.task, None
         assert task is not None
-        node.activity.pause()
+        node.activity.pause_work()
         self._last = node.activity.last or self._last
         error = (
             asyncio.CancelledError("its own code cancelled it")
@@ -155,7 +165,7 @@ class UpdateRun:
         )
         if self._stopping or node.skipped:
             node.status = NodeStatus.SKIPPED
-            self._note_late_error(node, None if task.cancelled() else error)
+            self._add_late_error(node, None if task.cancelled() else error)
         elif error is None:
             node.status = NodeStatus.COMPLETED
         else:
@@ -171,7 +181,7 @@ class UpdateRun:
         planned, last = node.planned, node.activity.last
         for position in planned.releases:
             self.release(position, last, Waited.DEPENDENCY)
-        self._listener.node_completed(self, planned.position)
+        self._observer.node_completed(self, planned.position)
 
     def _settle(self, node: NodeRun) -> None:
         """Record the end of a node: close its streams, and free values that no other node reads."""
@@ -180,9 +190,9 @@ class UpdateRun:
             self.values[node.planned.writes[0]] = node.items
         node.items = None
         if node.inbox is not None:
-            node.inbox.abandon()
+            node.inbox.stop_reading()
         for outbox in node.outboxes:
-            outbox.close(node.activity.last)
+            outbox.end_stream(node.activity.last)
         for _, name in node.planned.reads:
             if name in self._num_readers:
                 self._num_readers[name] -= 1
@@ -196,7 +206,7 @@ class UpdateRun:
         elif isinstance(error, NodeFailed):
             self.failure = error
         elif isinstance(error, WrongInput):
-            self.failure = self._blamed(node, error)
+            self.failure = self._blame_writer(node, error)
         else:
             self.failure = NodeFailed(node.planned.id, self.index, message)
             self.failure.__cause__ = error
@@ -210,9 +220,9 @@ class UpdateRun:
             elif other.status is NodeStatus.PENDING:
                 other.status = NodeStatus.SKIPPED
                 self._settle(other)
-        self._listener.update_failed(self)
+        self._observer.update_failed(self)
 
-    def _blamed(self, reader: NodeRun, error: WrongInput) -> NodeFailed:
+    def _blame_writer(self, reader: NodeRun, error: WrongInput) -> NodeFailed:
         """Return the failure of the node that wrote the value `reader` cannot use.
 
         If no node wrote it, the failure is the reader's.
@@ -231,7 +241,7 @@ class UpdateRun:
         )
         return WrongOutput(writer, self.index, message + error.problem)
 
-    def _note_late_error(self, node: NodeRun, error: BaseException | None) -> None:
+    def _add_late_error(self, node: NodeRun, error: BaseException | None) -> None:
         if error is not None and self.failure is not None:
             text = f"{type(error).__name__}: {error}"
             self.failure.add_note(
@@ -239,8 +249,8 @@ class UpdateRun:
             )
 
     def _finish(self) -> None:
-        self.result = self.so_far()
+        self.result = self.describe_progress()
         self.values.clear()
         if self.failure is not None:
             self.failure.report = self.result
-        self._listener.update_ended(self)
+        self._observer.update_ended(self)

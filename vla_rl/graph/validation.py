@@ -7,10 +7,11 @@ import importlib
 import pkgutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
 
 from vla_rl.errors import GraphError
-from vla_rl.graph.node import Edge, FunctionKind, Node, check_signature, kind_of, suggest
+from vla_rl.graph.node import Edge, FunctionKind, Node, check_signature, get_function_kind, suggest
 from vla_rl.graph.task_graph import TaskGraph
 
 
@@ -86,51 +87,42 @@ def _nearest_module(name: str) -> str:
             path = importlib.import_module(parent).__path__ if parent else None
         except (ImportError, AttributeError):
             break
-        beside = [f"{parent}.{m.name}" if parent else m.name for m in pkgutil.iter_modules(path)]
-        if ".".join(parts[: depth + 1]) not in beside:
-            known = [".".join((candidate, *parts[depth + 1 :])) for candidate in beside]
+        siblings = [f"{parent}.{m.name}" if parent else m.name for m in pkgutil.iter_modules(path)]
+        if ".".join(parts[: depth + 1]) not in siblings:
+            known = [".".join((candidate, *parts[depth + 1 :])) for candidate in siblings]
             break
     hint = suggest(name, known)
     return hint if hint.endswith("?") else "."
 
 
-class Declared(Protocol):
-    """Content of a `Pipeline`: nodes that are not checked against each other yet."""
-
-    id: str
-    description: str
-    inputs: tuple[str, ...]
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        """The nodes as declared, in order."""
-        ...
-
-
-def build_graph(pipeline: Declared) -> TaskGraph:
-    """Check a pipeline and return its graph, nodes in topological order.
+def build_graph(
+    pipeline_id: str, description: str, inputs: tuple[str, ...], declared: tuple[Node, ...]
+) -> TaskGraph:
+    """Check the nodes of a pipeline and return its graph, nodes in topological order.
 
     Raises the first `GraphError`.
     """
-    if not pipeline.nodes:
-        raise GraphError(f"pipeline {pipeline.id!r} has no nodes; add one with add_node")
-    nodes = _resolve_nodes(pipeline)
-    kinds = {node.id: kind_of(node, node.func) for node in nodes.values()}
+    if not declared:
+        raise GraphError(f"pipeline {pipeline_id!r} has no nodes; add one with add_node")
+    # in this order, so that the first error is the cause: what a function is decides which values are
+    # streams, and those decide which nodes wait for which
+    nodes = _resolve_nodes(pipeline_id, declared)
+    kinds = {node.id: get_function_kind(node, node.func) for node in nodes.values()}
     for node in nodes.values():
         check_signature(node, node.func)
-    writers = _find_writers(pipeline, nodes)
+    writers = _find_writers(pipeline_id, inputs, nodes)
     streamed = {name for name, writer in writers.items() if kinds[writer] is not FunctionKind.CALL}
-    _check_reads(pipeline, nodes, writers)
+    _check_reads(inputs, nodes, writers)
     for node in nodes.values():
         _check_stream(node, kinds[node.id], streamed)
     edges = _find_edges(nodes, writers, streamed)
     order = _sort_nodes(nodes, edges)
     _check_stream_order(nodes, edges)
     return TaskGraph(
-        pipeline.id,
-        pipeline.description,
-        pipeline.inputs,
-        declared=pipeline.nodes,
+        pipeline_id,
+        description,
+        inputs,
+        declared=declared,
         nodes=(nodes[node_id] for node_id in order),
         edges=edges,
         streamed=streamed,
@@ -142,29 +134,28 @@ def find_cycle(targets: Mapping[str, Iterable[str]]) -> list[str]:
 
     Empty if there is none.
     """
-    done: set[str] = set()
-    for root in targets:
-        path: list[str] = [root]
-        pending = [iter(targets[root])] if root not in done else []
-        while pending:
-            step = next(pending[-1], None)
-            if step is None:
-                done.add(path.pop())
-                pending.pop()
-            elif step in path:
-                return [*path[path.index(step) :], step]
-            elif step not in done:
-                path.append(step)
-                pending.append(iter(targets[step]))
+    try:
+        _sorter(targets).prepare()
+    except CycleError as error:
+        cycle: list[str] = error.args[1]
+        return cycle
     return []
 
 
-def _resolve_nodes(pipeline: Declared) -> dict[str, Node]:
+def _sorter(targets: Mapping[str, Iterable[str]]) -> TopologicalSorter[str]:
+    sorter = TopologicalSorter[str](dict.fromkeys(targets, ()))
+    for node_id, after in targets.items():
+        for target in after:
+            sorter.add(target, node_id)
+    return sorter
+
+
+def _resolve_nodes(pipeline_id: str, declared: tuple[Node, ...]) -> dict[str, Node]:
     nodes: dict[str, Node] = {}
-    for node in pipeline.nodes:
+    for node in declared:
         if node.id in nodes:
             raise DuplicateNode(
-                f"pipeline {pipeline.id!r} has two nodes {node.id!r}; give one another id, or "
+                f"pipeline {pipeline_id!r} has two nodes {node.id!r}; give one another id, or "
                 "change it with replace_node"
             )
         func = (
@@ -178,19 +169,21 @@ def _resolve_nodes(pipeline: Declared) -> dict[str, Node]:
             if dep not in nodes:
                 raise UnknownDependency(
                     f"node {node.id!r} depends on {dep!r}, which is not a node of "
-                    f"{pipeline.id!r}{suggest(dep, nodes)}"
+                    f"{pipeline_id!r}{suggest(dep, nodes)}"
                 )
     return nodes
 
 
-def _find_writers(pipeline: Declared, nodes: Mapping[str, Node]) -> dict[str, str]:
+def _find_writers(
+    pipeline_id: str, inputs: tuple[str, ...], nodes: Mapping[str, Node]
+) -> dict[str, str]:
     writers: dict[str, str] = {}
     for node in nodes.values():
         for name in node.writes:
-            if name in pipeline.inputs:
+            if name in inputs:
                 raise TwoWriters(
                     f"node {node.id!r} writes {name!r}, which is an input of "
-                    f"{pipeline.id!r}; rename one"
+                    f"{pipeline_id!r}; rename one"
                 )
             if name in writers:
                 both = f"nodes {writers[name]!r} and {node.id!r} both write {name!r}"
@@ -202,8 +195,10 @@ def _find_writers(pipeline: Declared, nodes: Mapping[str, Node]) -> dict[str, st
     return writers
 
 
-def _check_reads(pipeline: Declared, nodes: Mapping[str, Node], writers: Mapping[str, str]) -> None:
-    known = [*pipeline.inputs, *writers]
+def _check_reads(
+    inputs: tuple[str, ...], nodes: Mapping[str, Node], writers: Mapping[str, str]
+) -> None:
+    known = [*inputs, *writers]
     for node in nodes.values():
         for name in node.reads.values():
             if name not in known:
@@ -273,16 +268,18 @@ def _sort_nodes(nodes: Mapping[str, Node], edges: Iterable[Edge]) -> list[str]:
             f"nodes wait for each other in a cycle: {' -> '.join(cycle)}; remove one of these "
             "reads or deps"
         )
-    waiting = dict.fromkeys(nodes, 0)
-    for edge in edges:
-        waiting[edge.target] += 1
+    # of the nodes that could come next the one that was declared first, so that drawings, traces and
+    # reports list nodes as their author did
+    sorter, position = _sorter(targets), {node_id: number for number, node_id in enumerate(nodes)}
+    sorter.prepare()
     order: list[str] = []
-    while len(order) < len(nodes):
-        node_id = next(node_id for node_id in waiting if waiting[node_id] == 0)
-        del waiting[node_id]
+    ready: list[str] = []
+    while sorter.is_active():
+        ready.extend(sorter.get_ready())
+        node_id = min(ready, key=position.__getitem__)
+        ready.remove(node_id)
         order.append(node_id)
-        for target in targets[node_id]:
-            waiting[target] -= 1
+        sorter.done(node_id)
     return order
 
 

@@ -15,9 +15,9 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from vla_rl.errors import ConfigError
-from vla_rl.graph import AppendedFile
 from vla_rl.reporting.record_files import RetryingWriter, set_aside_lines
 from vla_rl.reporting.run_directory import RunDirectory
+from vla_rl.util.appended_file import AppendedFile
 
 _EVENT_FILES: Final = itertools.count()
 """Numbers that distinguish the event files of one process."""

@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from vla_rl.graph import AppendedFile
+from vla_rl.util.appended_file import AppendedFile
 
 
 def write_whole(path: Path, data: bytes) -> None:
