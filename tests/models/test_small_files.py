@@ -139,11 +139,11 @@ async def test_the_prompt_with_tools_is_the_same_after_saving_and_in_a_runs_chec
 ) -> None:
     with_named_templates(tmp_path / "loaded")
     policy = load_language_model(tmp_path / "loaded")
-    prompt = policy.text_of(QUESTION, (TOOL,))
+    prompt = policy.render_text(QUESTION, (TOOL,))
     assert prompt.startswith("TOOLS add")
-    assert not policy.text_of(QUESTION).startswith("TOOLS")
+    assert not policy.render_text(QUESTION).startswith("TOOLS")
     policy.save(tmp_path / "saved")
-    assert load_language_model(tmp_path / "saved").text_of(QUESTION, (TOOL,)) == prompt
+    assert load_language_model(tmp_path / "saved").render_text(QUESTION, (TOOL,)) == prompt
     state = TrainingState(
         1,
         policy.checkpoint_tensors(),
@@ -152,7 +152,7 @@ async def test_the_prompt_with_tools_is_the_same_after_saving_and_in_a_runs_chec
         policy.checkpoint_files(),
     )
     folder = await save_checkpoint(tmp_path / "run", TeamState.of_one(state), {})
-    assert load_language_model(folder / "policy").text_of(QUESTION, (TOOL,)) == prompt
+    assert load_language_model(folder / "policy").render_text(QUESTION, (TOOL,)) == prompt
     # what a resume saves again has it too
     again = (await load_checkpoint(folder)).state.only.policy_files
     assert again == dict(policy.checkpoint_files())
@@ -175,17 +175,17 @@ def test_a_processor_with_named_templates_describes_tools(tmp_path: Path) -> Non
     (folder / "chat_template.json").unlink()
     (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(ValueError, match="describes none"):
-        load_language_model(folder).text_of(QUESTION, (TOOL,))
+        load_language_model(folder).render_text(QUESTION, (TOOL,))
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text(
         "{{ tools | length }} tools"
     )
     policy = load_language_model(folder)
-    assert policy.text_of(QUESTION, (TOOL,)) == "1 tools"
+    assert policy.render_text(QUESTION, (TOOL,)) == "1 tools"
     policy.save(tmp_path / "saved")
     again = load_language_model(tmp_path / "saved")
-    assert again.text_of(QUESTION, (TOOL,)) == "1 tools"
-    assert again.text_of(QUESTION) == policy.text_of(QUESTION)
+    assert again.render_text(QUESTION, (TOOL,)) == "1 tools"
+    assert again.render_text(QUESTION) == policy.render_text(QUESTION)
 
 
 def test_templates_in_the_list_of_older_versions_are_carried_too(tmp_path: Path) -> None:
@@ -200,13 +200,13 @@ def test_templates_in_the_list_of_older_versions_are_carried_too(tmp_path: Path)
         },
     ]
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    both = load_language_model(folder).text_of(QUESTION, (TOOL,))
+    both = load_language_model(folder).render_text(QUESTION, (TOOL,))
     shutil.rmtree(folder / "additional_chat_templates")
     (folder / "chat_template.jinja").unlink()
     policy = load_language_model(folder)
-    assert policy.text_of(QUESTION, (TOOL,)) == both
+    assert policy.render_text(QUESTION, (TOOL,)) == both
     policy.save(tmp_path / "saved")
-    assert load_language_model(tmp_path / "saved").text_of(QUESTION, (TOOL,)) == both
+    assert load_language_model(tmp_path / "saved").render_text(QUESTION, (TOOL,)) == both
 
 
 @pytest.fixture

@@ -159,4 +159,4 @@ class _Prompt(NamedTuple):
 
 def _prompt(policy: VisionLanguageModel, image: np.ndarray) -> _Prompt:
     tokens = policy.render([Message(role="user", images=(image,), content="left?")])
-    return _Prompt(tokens.tolist(), policy.see(tokens, [image]).image_starts.tolist())
+    return _Prompt(tokens.tolist(), policy.prepare_prompt(tokens, [image]).image_starts.tolist())

@@ -99,7 +99,7 @@ class ImagePrompt(Protocol):
 class ImageChatInterface(Protocol):
     """The part of a chat interface that only models with a vision tower have."""
 
-    def see(self, tokens: np.ndarray, images: Sequence[np.ndarray]) -> ImagePrompt:
+    def prepare_prompt(self, tokens: np.ndarray, images: Sequence[np.ndarray]) -> ImagePrompt:
         """Prepare a rendered conversation and its images for the model.
 
         Raises: ValueError if the tokens are not those of a conversation with these images.
@@ -139,7 +139,7 @@ class Question:
         grammar: restricts the reply, if there is one.
         options: options of the reply.
         images: images of the conversation, in their order.
-        seen: prompt and images as the model reads them; None without images.
+        image_prompt: prompt and images as the model reads them; None without images.
     """
 
     tokens: np.ndarray
@@ -147,7 +147,7 @@ class Question:
     grammar: str | None
     options: ReplyOptions
     images: tuple[np.ndarray, ...] = ()
-    seen: ImagePrompt | None = None
+    image_prompt: ImagePrompt | None = None
 
 
 def make_question(
@@ -191,8 +191,8 @@ def make_question(
         # rejects a grammar that cannot be compiled before sampling starts
         chat.vocabulary.guide(grammar)
     messages = tuple(prompt) if is_conversation else ()
-    images, seen = process_images(chat, tokens, messages)
-    return Question(tokens, messages, grammar, options, images, seen)
+    images, image_prompt = process_images(chat, tokens, messages)
+    return Question(tokens, messages, grammar, options, images, image_prompt)
 
 
 def process_images(
@@ -210,7 +210,7 @@ def process_images(
             f"the conversation has {len(images)} images, but {type(chat).__name__} reads text alone; "
             "take a policy with a vision tower, such as Qwen2.5-VL"
         )
-    return images, chat.see(tokens, images)
+    return images, chat.prepare_prompt(tokens, images)
 
 
 def make_completion(chat: ChatInterface, asked: Question, sampled: Sampled) -> Completion:
@@ -233,7 +233,9 @@ def make_completion(chat: ChatInterface, asked: Question, sampled: Sampled) -> C
         grammar=asked.grammar,
         stopped_by=sampled.stopped_by,
         images=asked.images,
-        image_starts=() if asked.seen is None else tuple(asked.seen.image_starts.tolist()),
+        image_starts=()
+        if asked.image_prompt is None
+        else tuple(asked.image_prompt.image_starts.tolist()),
         report=None if asked.options.top_log_probs is None else _report(chat.vocabulary, sampled),
     )
 

@@ -46,7 +46,7 @@ class Reply:
         guide: position of the reply in its grammar, if it has one.
         stop_watch: finds texts that end the reply, if there are any.
         num_alternatives: number of likeliest tokens recorded beside each sampled one.
-        seen: the prompt as the model reads it, if it has images.
+        image_prompt: the prompt as the model reads it, if it has images.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Reply:
         guide: Guide | None = None,
         stop_watch: StopWatch | None = None,
         num_alternatives: int = 0,
-        seen: ImagePrompt | None = None,
+        image_prompt: ImagePrompt | None = None,
     ) -> None:
         if not sampling.temperature > 0.0:
             raise ValueError(
@@ -67,11 +67,13 @@ class Reply:
         self.prompt, self.sampling, self.max_tokens = prompt, sampling, max_tokens
         self.guide, self.num_alternatives = guide, num_alternatives
         self._stop_watch = stop_watch
-        self.seen = seen
+        self.image_prompt = image_prompt
         self.conversation: list[int] = prompt.tolist()
         """Tokens of the prompt, then of the reply."""
 
-        self.compared: list[int] = self.conversation if seen is None else seen.compared.tolist()
+        self.compared: list[int] = (
+            self.conversation if image_prompt is None else image_prompt.compared.tolist()
+        )
         """The same, with the contents of images: what a slot holds is reused only if these numbers
         are equal."""
 
@@ -306,11 +308,15 @@ class Generator:
         assert self._version is not None
         replies = [self._running[slot] for slot in slots]
         starts = [reply.num_held for reply in replies]
-        seen = [reply.seen for reply in replies]
+        image_prompts = [reply.image_prompt for reply in replies]
         # models that read text alone need not know of images
-        sights = {"seen": seen} if any(each is not None for each in seen) else {}
+        images = (
+            {"image_prompts": image_prompts}
+            if any(each is not None for each in image_prompts)
+            else {}
+        )
         logits = self._model.extend(
-            self._memory, list(slots), starts, [reply.unread for reply in replies], **sights
+            self._memory, list(slots), starts, [reply.unread for reply in replies], **images
         )
         logits = _under_grammars(logits, replies)[:, None]
         samplings = [reply.sampling for reply in replies]

@@ -216,12 +216,12 @@ class ImageLanguageModel(LanguageModel[BatchT], ImageChatInterface, Protocol[Bat
         slots: Sequence[int],
         starts: Sequence[int],
         tokens: Sequence[Sequence[int]],
-        seen: Sequence[ImagePrompt | None] = (),
+        image_prompts: Sequence[ImagePrompt | None] = (),
     ) -> Tensor:
         """Read more tokens of some conversations, as `LanguageModel.extend` does.
 
         Args:
             memory, slots, starts, tokens: as there.
-            seen: for each row its prompt with images, or None; empty if no row has any.
+            image_prompts: for each row its prompt with images, or None; empty if no row has any.
         """
         ...

@@ -128,7 +128,7 @@ class ReplyQueue:
             guide=None if asked.grammar is None else vocabulary.guide(asked.grammar),
             stop_watch=StopWatch(vocabulary, options.stop) if options.stop else None,
             num_alternatives=options.top_log_probs or 0,
-            seen=asked.seen,
+            image_prompt=asked.image_prompt,
         )
 
     async def _run(self) -> None:

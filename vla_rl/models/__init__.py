@@ -1,3 +1,4 @@
-"""Policies, one folder for each family: configuration, network, processor, checkpoint and policy
-class.
+"""Policies, one folder or file for each family.
+
+Each has a configuration, a network, a checkpoint format, and one policy class.
 """

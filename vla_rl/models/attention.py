@@ -1,4 +1,4 @@
-"""Attention of every transformer here: sdpa under the mask that a policy made, and no other.
+"""Attention of every transformer here: sdpa under the mask that a policy made, without any other.
 
     mask [B, 1, Q, K]    that mask; with Q = 1, what every query sees
     mask [B, K]          padding: spelt out as the mask that it stands for
@@ -54,7 +54,7 @@ class PackedRows:
     are_read: bool = False
 
     @classmethod
-    def of(cls, lengths: list[int], device: torch.device) -> Self:
+    def from_lengths(cls, lengths: list[int], device: torch.device) -> Self:
         """Return rows of these lengths; their offsets are uploaded once for all layers."""
         ends = torch.tensor([0, *lengths]).cumsum(0).int()
         return cls(lengths, to_device(ends, device))
@@ -150,13 +150,13 @@ def _spell_out_padding(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     mask = kwargs.get("attention_mask")
     if mask is None or mask.ndim != 2:
         return None
-    seen = kwargs.get("input_ids")
-    if seen is None:
-        seen = kwargs["inputs_embeds"]
-    visible = mask.bool()[:, None, None, :].expand(-1, 1, seen.shape[1], -1)
+    inputs = kwargs.get("input_ids")
+    if inputs is None:
+        inputs = kwargs["inputs_embeds"]
+    visible = mask.bool()[:, None, None, :].expand(-1, 1, inputs.shape[1], -1)
     if is_causal(module.config):
-        place = torch.arange(mask.shape[1], device=mask.device)
-        visible = visible & (place <= place[-seen.shape[1] :, None])
+        positions = torch.arange(mask.shape[1], device=mask.device)
+        visible = visible & (positions <= positions[-inputs.shape[1] :, None])
     return args, {**kwargs, "attention_mask": visible}
 
 

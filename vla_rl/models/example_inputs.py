@@ -65,14 +65,14 @@ def example_observation(model: Any, seed: int = 0) -> Observation | None:
         return None
     size = (config.image_size, config.image_size, 3)
     random = np.random.default_rng(seed)
-    seen: dict[str, Any] = {
+    fields: dict[str, Any] = {
         camera: random.integers(0, 256, size, dtype=np.uint8) for camera in config.cameras
     }
     proprio = getattr(config, "proprio", None)
     if proprio is not None:
         middle = (np.array(proprio.low) + np.array(proprio.high)) / 2
-        seen[proprio.key] = middle.astype(np.float32)
-    observation: Mapping[str, Any] = {**seen, "instruction": INSTRUCTION}
+        fields[proprio.key] = middle.astype(np.float32)
+    observation: Mapping[str, Any] = {**fields, "instruction": INSTRUCTION}
     return dict(observation)
 
 
@@ -97,7 +97,7 @@ class ConversationSizes:
     scored: int
     """Tokens after them."""
 
-    replied: int
+    completion_tokens: int
     """Those of them that the policy generates."""
 
     rows: int
@@ -120,7 +120,7 @@ def longest_conversations(
     max_turns: int,
     max_reply: int | None = None,
     max_tokens: int | None = None,
-    heard: int | None = None,
+    observation_tokens: int | None = None,
     images: Sequence[ImageSize] = (),
 ) -> ConversationSizes:
     """Return the longest conversations of a run.
@@ -132,15 +132,19 @@ def longest_conversations(
         max_turns: replies of a conversation.
         max_reply: tokens of a reply. None: the engine's limit.
         max_tokens: tokens of all replies. None: no limit.
-        heard: most tokens of a conversation that are not replies; None if that is not known.
+        observation_tokens: most tokens of a conversation that are not replies; None if that is not known.
         images: images that a conversation shows.
 
     Raises: ConfigError if the images alone fill the context.
     """
     context = min(model.context_size, engine.max_context or model.context_size)
     reply = min(max_reply or engine.max_reply, engine.max_reply)
-    replied = min(max_turns * reply, max_tokens or context, context - 1)
-    length = context if heard is None else min(context, heard + replied)
+    completion_tokens = min(max_turns * reply, max_tokens or context, context - 1)
+    length = (
+        context
+        if observation_tokens is None
+        else min(context, observation_tokens + completion_tokens)
+    )
     num_image_tokens = sum(count_image_tokens(model, images))
     if num_image_tokens + 1 > length:
         raise ConfigError(
@@ -148,11 +152,11 @@ def longest_conversations(
             f"{length}; show fewer or smaller ones, or raise engine.max_context"
         )
     # between turns something is heard, which is scored too and masked
-    prompt = length - replied if max_turns == 1 else 1
+    prompt = length - completion_tokens if max_turns == 1 else 1
     rows = learner.micro_batch
     if learner.micro_batch_tokens is not None:
         rows = min(rows, max(1, learner.micro_batch_tokens // length))
-    return ConversationSizes(prompt, length - prompt, replied, rows, tuple(images))
+    return ConversationSizes(prompt, length - prompt, completion_tokens, rows, tuple(images))
 
 
 def shortest_conversations(
@@ -160,7 +164,7 @@ def shortest_conversations(
 ) -> ConversationSizes:
     """Return conversations that show images, and have one more token before a reply of one."""
     prompt = sum(count_image_tokens(model, images)) + 1
-    return ConversationSizes(prompt, scored=1, replied=1, rows=rows, images=tuple(images))
+    return ConversationSizes(prompt, scored=1, completion_tokens=1, rows=rows, images=tuple(images))
 
 
 def trace_conversations(model: "CausalLanguageModel", sizes: ConversationSizes) -> TracedPass:

@@ -1,4 +1,4 @@
-"""Load any policy: its family, device and settings.
+"""Load any policy, as its checkpoint says.
 
 Shared by all recipes that load a checkpoint. Importing this module does not import torch, so that a
 recipe can show its help at once.
@@ -134,16 +134,16 @@ def load_policy(
             f"policy_family is {family!r}, but {head.parent} has an action head, {head.name}; set "
             "it to continuous"
         )
-    place = choose_device(device)
+    chosen = choose_device(device)
     if family == "openvla":
         refuse_unused(family, new_parts=new_parts or None)
-        return OpenVla.load(checkpoint, config, device=place)
+        return OpenVla.load(checkpoint, config, device=chosen)
     if family == "openvla_oft":
         return openvla_oft.OpenVlaOft.load(
-            checkpoint, config, new_parts=new_parts, seed=seed, device=place
+            checkpoint, config, new_parts=new_parts, seed=seed, device=chosen
         )
     return openvla_oft.ContinuousOpenVlaOft.load(
-        checkpoint, config, new_parts=new_parts, seed=seed, device=place
+        checkpoint, config, new_parts=new_parts, seed=seed, device=chosen
     )
 
 

@@ -101,7 +101,7 @@ class OpenVlaNetwork(PrismaticNetwork):
         output = self.language_model.model(inputs_embeds=sequence, use_cache=False, read=read)
         return self._logits(output.last_hidden_state)
 
-    def begin(self, batch: PrismaticBatch) -> "Decoding":
+    def start_decoding(self, batch: PrismaticBatch) -> "Decoding":
         """Read the observations once; the returned `Decoding` then generates token after token."""
         sequence, num_patches = self._embedded(batch, batch.prompts)
         lengths = batch.prompt_lengths + num_patches
@@ -126,8 +126,8 @@ class OpenVlaNetwork(PrismaticNetwork):
 
     def _embedded(self, batch: PrismaticBatch, text: Tensor) -> tuple[Tensor, int]:
         patches = self.projector(self.vision_backbone(batch.images))
-        words = self.language_model.get_input_embeddings()(text)
-        return torch.cat([words[:, :1], patches, words[:, 1:]], dim=1), patches.shape[1]
+        embeddings = self.language_model.get_input_embeddings()(text)
+        return torch.cat([embeddings[:, :1], patches, embeddings[:, 1:]], dim=1), patches.shape[1]
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return self.head_logits(hidden, self._head_rows)
@@ -150,7 +150,7 @@ class Decoding:
         self._network, self._cache, self._mask, self._positions = network, cache, mask, positions
         self.logits = logits
 
-    def tell(self, tokens: Tensor) -> None:
+    def append_tokens(self, tokens: Tensor) -> None:
         """Append the chosen token ids, int64 [B], and compute the next logits."""
         network = self._network
         embedded = network.language_model.get_input_embeddings()(tokens[:, None])
@@ -292,7 +292,7 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
     def _generated(
         self, batch: PrismaticBatch, temperatures: Tensor, is_greedy: Tensor, noise: Tensor
     ) -> Tensors:
-        decoding, first_id = self._network.begin(batch), self._network.first_id
+        decoding, first_id = self._network.start_decoding(batch), self._network.first_id
         chosen: list[Tensor] = []
         log_probs: list[Tensor] = []
         for position in range(self.config.action_dim):
@@ -302,7 +302,7 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
             chosen.append(index + first_id)
             log_probs.append(log_prob)
             if position + 1 < self.config.action_dim:
-                decoding.tell(chosen[-1][:, 0])
+                decoding.append_tokens(chosen[-1][:, 0])
         return torch.cat(chosen, dim=1), torch.cat(log_probs, dim=1)
 
 
@@ -320,7 +320,7 @@ def read_config(folder: PublicFolder, format: CheckpointFormat) -> OpenVlaConfig
     extension = folder.extension
     require_family(folder.path, extension, "openvla")
     if beside := sorted(
-        path.name for place in folder.folders for path in place.glob("*checkpoint*.pt")
+        path.name for each in folder.folders for path in each.glob("*checkpoint*.pt")
     ):
         raise CheckpointError(
             f"{folder.path} has {', '.join(beside)} beside its weights, as OpenVLA-OFT's "

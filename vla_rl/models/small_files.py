@@ -135,11 +135,11 @@ def require_agreement(folder: Path, *, with_images: bool) -> None:
     ]
     _compare_each(folder, "chat template", [each for each in templates if each[1]])
     for token in ("bos_token", "eos_token"):
-        said = [
+        stated = [
             (file, _token_text(_read_field(folder, file, token)))
             for file in (TOKENIZER_CONFIG, SPECIAL_TOKENS_FILE)
         ]
-        _compare(f"the {token} of {folder}", [each for each in said if each[1] is not None])
+        _compare(f"the {token} of {folder}", [each for each in stated if each[1] is not None])
     require_same_tokens_and_images(folder)
 
 

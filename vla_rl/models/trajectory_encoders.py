@@ -65,7 +65,7 @@ class PolicyTowerEncoder:
         async with aclosing(self._lane.prepared_ahead(self._images, trajectories)) as prepared:
             async for _, images in prepared:
                 vectors = [
-                    await self._lane.run(self._look, part, work="embed")
+                    await self._lane.run(self._run_tower, part, work="embed")
                     for part in torch.split(images, FRAMES_PER_BATCH)
                 ]
                 rows.append(np.concatenate(vectors))
@@ -105,11 +105,11 @@ class PolicyTowerEncoder:
             batch = self._model.prepare(chosen)
         except ValueError as error:
             raise cannot_embed(trajectory, str(error)) from error
-        images: torch.Tensor = batch.spread(batch.images)
+        images: torch.Tensor = batch.per_decision(batch.images)
         return images
 
     @torch.inference_mode()
-    def _look(self, images: torch.Tensor) -> NDArray[np.float32]:
+    def _run_tower(self, images: torch.Tensor) -> NDArray[np.float32]:
         device = next(self._tower.parameters()).device
         patches: torch.Tensor = self._tower(to_device(images, device))
         features: NDArray[np.float32] = patches.float().mean(dim=1).cpu().numpy()

@@ -30,7 +30,7 @@ from vla_rl.engines import DeviceLane
 from vla_rl.engines.device_lane import to_device
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.tensor_reading import download, tensor_files
-from vla_rl.models.weight_files import check_weights, refuse_adapter_beside, refuse_other_sources
+from vla_rl.models.weight_files import check_weights, refuse_extra_adapter, refuse_other_sources
 from vla_rl.types import Trajectory
 from vla_rl.util.arrays import torch_dtype
 from vla_rl.util.finiteness import require_finite
@@ -113,7 +113,7 @@ def check_folder(folder: str) -> None:
     _require_weights(folder)
     if Path(folder).is_dir():
         try:
-            refuse_adapter_beside(Path(folder))
+            refuse_extra_adapter(Path(folder))
             refuse_other_sources(Path(folder), tensor_files(Path(folder)))
         except CheckpointError as error:
             raise ConfigError(f"V-JEPA 2 in {folder!r} cannot be used: {error}") from error
@@ -136,8 +136,8 @@ def load_encoder(config: VJepa2Config) -> nn.Module:
     # positions are rotary and computed from these two, so any size fits the weights
     model_config.crop_size, model_config.frames_per_clip = config.image_size, config.num_frames
     try:
-        is_here = Path(config.folder).is_dir()
-        folder = Path(config.folder) if is_here else download(config.folder, without=("*.pt",))
+        is_local = Path(config.folder).is_dir()
+        folder = Path(config.folder) if is_local else download(config.folder, without=("*.pt",))
         check_weights(folder)
         loaded: Any = VJEPA2Model.from_pretrained(
             folder,

@@ -60,7 +60,7 @@ def check_weights(folder: Path) -> None:
     differ.
     """
     verify_origin(folder)
-    refuse_adapter_beside(folder)
+    refuse_extra_adapter(folder)
     files = tensor_files(folder)
     refuse_other_sources(folder, files)
     for name in sorted(set(files.values())):
@@ -131,7 +131,7 @@ def _has_manifest(folder: Path) -> bool:
     return b'"blake2b"' in data or data.strip() == b"{}"
 
 
-def refuse_adapter_beside(folder: Path) -> None:
+def refuse_extra_adapter(folder: Path) -> None:
     """Raise CheckpointError if a folder holds an adapter beside whole weights."""
     if not holds_weights(folder):
         return
@@ -234,8 +234,8 @@ def _describe(tensor: Tensor, other: Tensor) -> str:
     size = f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.")
     if tensor.shape != other.shape or tensor.numel() == 0:
         return size
-    place = int((tensor != other).flatten().nonzero()[0])
-    return f"{size}, number {place} is {tensor.flatten()[place].item():.9g}"
+    index = int((tensor != other).flatten().nonzero()[0])
+    return f"{size}, number {index} is {tensor.flatten()[index].item():.9g}"
 
 
 def _open_source(path: Path) -> tuple[list[str], Callable[[str], Tensor]]:

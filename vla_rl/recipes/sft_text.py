@@ -113,7 +113,7 @@ def new_policy(config: SftTextConfig) -> "CausalLanguageModel":
     """Create a policy with random weights and a tokenizer that is trained on such conversations."""
     blank = tiny(config.shape, (), config.seed)
     texts = [
-        blank.text_of(make_conversation(config, number), TOOLS)
+        blank.render_text(make_conversation(config, number), TOOLS)
         for number in range(NUM_TOKENIZER_TEXTS)
     ]
     return tiny(config.shape, texts, config.seed)

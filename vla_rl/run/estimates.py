@@ -166,7 +166,7 @@ def _longest_talks(
         max_turns=limits.max_turns,
         max_reply=limits.max_reply,
         max_tokens=limits.max_tokens,
-        heard=heard_tokens,
+        observation_tokens=heard_tokens,
         images=images,
     )
 
@@ -252,7 +252,7 @@ def seconds_of_update(
     work = Workload(
         # a conversation is one row, which is generated token by token
         decisions=episodes * (num_chunks if talks is None else 1),
-        passes=1 if talks is None else talks.replied,
+        passes=1 if talks is None else talks.completion_tokens,
         epochs=learner.epochs,
         steps=-(-episodes // each) * learner.epochs,
         acting_rows=max(config.num_envs // 2, 1),

@@ -94,11 +94,11 @@ def test_what_a_deep_7b_keeps_is_known_from_a_shallow_one() -> None:
     [
         pytest.param(
             32_000,
-            ConversationSizes(prompt=100, scored=100, replied=100, rows=2),
+            ConversationSizes(prompt=100, scored=100, completion_tokens=100, rows=2),
             marks=pytest.mark.proof,
         ),
         # more logits than one chunk has
-        (152_000, ConversationSizes(prompt=100, scored=1900, replied=300, rows=2)),
+        (152_000, ConversationSizes(prompt=100, scored=1900, completion_tokens=300, rows=2)),
     ],
 )
 def test_the_estimate_of_a_language_policy_is_within_5_percent_of_torchs_tracker(
@@ -124,7 +124,9 @@ def test_the_estimate_of_a_language_policy_is_within_5_percent_of_torchs_tracker
 def test_the_estimate_of_a_policy_that_sees_is_within_5_percent_of_torchs_tracker() -> None:
     # a block of the tower for each kind of attention
     model = tiny_vision(num_layers=1, depth=2)
-    shown = ConversationSizes(prompt=60, scored=20, replied=20, rows=2, images=((168, 140),))
+    shown = ConversationSizes(
+        prompt=60, scored=20, completion_tokens=20, rows=2, images=((168, 140),)
+    )
     found = compare_talks(model, shown)
     assert abs(found.error) <= 0.05
     text = estimate_talks(found.size, trace_kept_conversations(model, replace(shown, images=())))
@@ -235,7 +237,7 @@ def test_a_trace_leaves_the_policy_as_it_was() -> None:
     assert len(kept.inside) == len(kept.inputs) == 2 + 2 + 2 - 2  # towers stop before
     assert sum(kept.inputs) < sum(kept.inside)
     assert all(parameter.grad is None for parameter in model.network.parameters())
-    assert not model.network._looks_both_ways, (
+    assert not model.network._is_bidirectional, (
         "the check that a pass makes was made with no numbers"
     )
     assert all(torch.equal(before[name], now) for name, now in model.network.state_dict().items())

@@ -120,7 +120,7 @@ def test_a_prompt_is_what_the_tokenizers_own_template_makes(policy: CausalLangua
         ),
         Message(role="tool", content="3", tool_call_id="call_0", name="add"),
     )
-    text = policy.text_of(messages, (ADD,))
+    text = policy.render_text(messages, (ADD,))
     assert text == (
         '<|im_start|>system\n\n<tools>\n{"name": "add", "description": "Add two numbers.", '
         '"parameters": {"type": "object", '
@@ -237,7 +237,7 @@ def test_a_rejection_says_whether_the_policys_own_replies_are_the_cause(
 def test_a_template_reads_arguments_one_by_one(policy: CausalLanguageModel) -> None:
     chat = ChatFormat(policy._tokenizer, policy.stop_tokens, ITEMS)
     said = (ASKED, parse_reply('<tool_call>{"name": "add", "arguments": {"a": [1]}}</tool_call>'))
-    assert chat.text_of(said, (ADD,), add_generation_prompt=True).strip() == "a=[1];"
+    assert chat.render_text(said, (ADD,), add_generation_prompt=True).strip() == "a=[1];"
 
 
 def test_a_message_without_text_is_no_prompt(policy: CausalLanguageModel) -> None:
@@ -251,7 +251,7 @@ def test_half_a_surrogate_pair_is_replaced_in_every_text_that_is_tokenized(
 ) -> None:
     half = calls('{"a": "\\ud835"}')  # of a client: a policy's own is a call error
     said = (Message(role="user", content="caf\udce9"), half, ANSWER)
-    text = policy.text_of(said, (ADD,))
+    text = policy.render_text(said, (ADD,))
     assert "<|im_start|>user\ncaf\ufffd<|im_end|>" in text
     assert '{"a": "\ufffd"}' in text
     whole = policy.render_whole(said, (ADD,))

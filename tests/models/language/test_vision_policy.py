@@ -53,7 +53,7 @@ def user(text: str, *images: np.ndarray) -> Message:
 
 def observed(policy: VisionLanguageModel, *messages: Message) -> Observation:
     asked = make_question(policy, messages, (), ANY_REPLY)
-    starts = [] if asked.seen is None else asked.seen.image_starts
+    starts = [] if asked.image_prompt is None else asked.image_prompt.image_starts
     return observed_conversation(asked.tokens, asked.images, starts)
 
 
@@ -81,7 +81,7 @@ def test_tokens_and_log_probs_are_those_of_transformers(
         folder, attn_implementation="eager"
     ).eval()
     processor: Any = transformers.AutoProcessor.from_pretrained(folder)
-    text = policy.text_of(messages) + "<|im_start|>assistant\n"
+    text = policy.render_text(messages) + "<|im_start|>assistant\n"
     inputs = processor(text=[text], images=[WIDE, TALL, noise(3)], return_tensors="pt")
     assert inputs["input_ids"][0].tolist() == seen["prompt_tokens"].tolist()
     inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([reply])], dim=1)
@@ -118,13 +118,13 @@ def test_reading_on_in_a_slot_gives_the_logits_of_reading_all_at_once(
     asked = make_question(policy, (user("left?", WIDE, TALL),), (), ANY_REPLY)
     plain = policy.render((user("what is this about?"),))
     memory, tokens = policy.key_values(3), [*asked.tokens.tolist(), 20, 21]
-    policy.extend(memory, [2, 0], [0, 0], [tokens[:17], plain[:-1].tolist()], [asked.seen, None])
-    found = policy.extend(memory, [2], [17], [tokens[17:-1]], [asked.seen])
+    policy.extend(memory, [2, 0], [0, 0], [tokens[:17], plain[:-1].tolist()], [asked.image_prompt, None])
+    found = policy.extend(memory, [2], [17], [tokens[17:-1]], [asked.image_prompt])
     last = policy.extend(
         memory, [0, 2], [len(plain) - 1, len(tokens) - 1], [[int(plain[-1])], tokens[-1:]],
-        [None, asked.seen],
+        [None, asked.image_prompt],
     )  # fmt: skip
-    starts = [] if asked.seen is None else asked.seen.image_starts
+    starts = [] if asked.image_prompt is None else asked.image_prompt.image_starts
     seen = observed_conversation(asked.tokens, asked.images, starts)
     for logits, reply in ((found[0], [20, 21]), (last[1], [20, 21, 22])):
         expected = scored(policy, [seen], [reply])[0]
@@ -240,7 +240,7 @@ def test_what_cannot_be_shown_is_refused_by_name(policy: VisionLanguageModel, fo
     with pytest.raises(ValueError, match=r"image is float64 \[8, 8\], expected .* uint8 \[H, W, 3"):
         policy.render((user("look", np.zeros((8, 8))),))
     with pytest.raises(ValueError, match="has 0 image tokens, expected 30 for its 1 images"):
-        policy.see(np.array([20, 21]), (WIDE,))
+        policy.prepare_prompt(np.array([20, 21]), (WIDE,))
     add = ToolSpec(name="add", description="Add.", parameters={"type": "object", "properties": {}})
     with pytest.raises(ValueError, match="1 tools, but the chat template describes none"):
         policy.render((user("look", TALL),), (add,))

@@ -336,5 +336,8 @@ def test_pictures_are_looked_at_once_for_all_denoising_steps(
         noisy, steps = torch.zeros(1, 8, 7), torch.tensor([3])
         again = policy.network.predict_noise(batch, noisy, steps)
         torch.testing.assert_close(
-            policy.network.predict_noise(batch, noisy, steps, policy.network.see(batch)), again
+            policy.network.predict_noise(
+                batch, noisy, steps, policy.network.embed_observation(batch)
+            ),
+            again,
         )

@@ -228,7 +228,7 @@ def test_what_is_recorded_waits_for_nothing_on_the_host(
             chunk = torch.zeros(
                 3, any_policy.config.chunk_size, any_policy.config.action_dim, device="meta"
             )
-            (seen,) = any_policy._acting(any_policy._seen, on_meta)
+            (seen,) = any_policy._acting(any_policy._embed_observation, on_meta)
             any_policy._acting(any_policy._noise, on_meta, chunk, rows.long(), seen)
     assert len(recorded) == (2 if is_diffusion(any_policy) else 1)
 

@@ -104,18 +104,18 @@ def _cropped(values: Tensor, draws: AugmentationDraws, area: float) -> Tensor:
     """
     size, side = values.shape[-1], area**0.5
     steps: Tensor = torch.arange(size, device=values.device) * side
-    room = (size - 1) * (1.0 - side)
+    margin = (size - 1) * (1.0 - side)
 
     def grid(start: Tensor) -> Tensor:
-        places: Tensor = to_device(start, values.device)[:, None] * room + steps
-        return places * (2.0 / (size - 1)) - 1.0
+        points: Tensor = to_device(start, values.device)[:, None] * margin + steps
+        return points * (2.0 / (size - 1)) - 1.0
 
     rows, columns = grid(draws.top), grid(draws.left)
-    places = torch.stack(
+    points = torch.stack(
         [columns[:, None, :].expand(-1, size, -1), rows[:, :, None].expand(-1, -1, size)], dim=-1
     )
     return torch.nn.functional.grid_sample(
-        values, places, mode="bilinear", align_corners=True, padding_mode="border"
+        values, points, mode="bilinear", align_corners=True, padding_mode="border"
     )
 
 
@@ -137,7 +137,7 @@ def _from_hsv(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
     """Invert `_to_hsv`; returns [B, 3, H, W]."""
 
     def channel(offset: float) -> Tensor:
-        place = (offset + hue * 6.0) % 6.0
-        return value - value * saturation * torch.minimum(place, 4.0 - place).clamp(0.0, 1.0)
+        sixths = (offset + hue * 6.0) % 6.0
+        return value - value * saturation * torch.minimum(sixths, 4.0 - sixths).clamp(0.0, 1.0)
 
     return torch.stack([channel(5.0), channel(3.0), channel(1.0)], dim=1)

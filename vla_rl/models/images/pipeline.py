@@ -104,21 +104,21 @@ def _lerp(images: Tensor, dim: int, num_out: int, area: float) -> Tensor:
     step = (
         side * np.float32(num_in - 1) / np.float32(num_out - 1) if num_out > 1 else np.float32(0.0)
     )
-    place = start * np.float32(num_in - 1) + np.arange(num_out, dtype=np.float32) * step
-    low = np.floor(place).astype(np.int64)
-    share, below, above = (
+    position = start * np.float32(num_in - 1) + np.arange(num_out, dtype=np.float32) * step
+    low = np.floor(position).astype(np.int64)
+    fraction, below, above = (
         to_device(torch.from_numpy(each), images.device)
-        for each in (place - low.astype(np.float32), low, np.minimum(low + 1, num_in - 1))
+        for each in (position - low.astype(np.float32), low, np.minimum(low + 1, num_in - 1))
     )
     first, second = images.index_select(dim, below), images.index_select(dim, above)
-    return first + (second - first) * share.view(
+    return first + (second - first) * fraction.view(
         [-1 if axis == dim else 1 for axis in range(images.ndim)]
     )
 
 
 @lru_cache(maxsize=64)
 def _pillow_weights(num_in: int, num_out: int) -> tuple[np.ndarray, int]:
-    return _whole(_bicubic_matrix(num_in, num_out), PILLOW_BITS), PILLOW_BITS
+    return _to_integers(_bicubic_matrix(num_in, num_out), PILLOW_BITS), PILLOW_BITS
 
 
 @lru_cache(maxsize=64)
@@ -127,10 +127,10 @@ def _torch_weights(num_in: int, num_out: int) -> tuple[np.ndarray, int]:
     matrix = _bicubic_matrix(num_in, num_out)
     largest = float(matrix.max())
     bits = next((bits for bits in range(22) if int(0.5 + largest * 2.0 ** (bits + 1)) >= 2**15), 22)
-    return _whole(matrix, bits), bits
+    return _to_integers(matrix, bits), bits
 
 
-def _whole(matrix: np.ndarray, bits: int) -> np.ndarray:
+def _to_integers(matrix: np.ndarray, bits: int) -> np.ndarray:
     """Return weights times 2**bits, rounded half away from zero."""
     scaled = matrix * 2.0**bits
     return np.asarray(np.trunc(scaled + np.copysign(0.5, scaled)))

@@ -1,4 +1,6 @@
-"""Messages to prompts by a tokenizer's own chat template, and replies back to messages.
+"""Messages as text, by a tokenizer's own chat template.
+
+A conversation is rendered to a prompt, and a reply is parsed back into a message.
 
 Tool calls have the format of Hermes models (and of Qwen's after them):
 `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them after or between the
@@ -63,7 +65,7 @@ class ChatFormat:
 
         Raises: ConversationRejected, a ValueError, if the template rejects the conversation.
         """
-        return self._tokens(self.text_of(messages, tools, add_generation_prompt=True))
+        return self._tokens(self.render_text(messages, tools, add_generation_prompt=True))
 
     def render_whole(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
@@ -71,7 +73,7 @@ class ChatFormat:
         """Render a conversation up to the end of its last message, int64 [P], for
         demonstrations.
         """
-        return self._tokens(self.text_of(messages, tools, add_generation_prompt=False))
+        return self._tokens(self.render_text(messages, tools, add_generation_prompt=False))
 
     def tokenize(self, text: str) -> np.ndarray:
         """Tokenize plain text, int64 [P], without the template."""
@@ -83,7 +85,7 @@ class ChatFormat:
         text: str = self._tokenizer.decode(kept, skip_special_tokens=False)
         return repair_unicode(text)
 
-    def text_of(
+    def render_text(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, add_generation_prompt: bool
     ) -> str:
         """Render a conversation as text with the template.
@@ -117,14 +119,14 @@ class ChatFormat:
     ) -> str:
         text: str = self._tokenizer.apply_chat_template(
             [self._given(message) for message in messages],
-            chat_template=self._template_for(tools),
+            chat_template=self._choose_template(tools),
             tools=[_tool_for_template(tool) for tool in tools] or None,
             add_generation_prompt=add_generation_prompt,
             tokenize=False,
         )
         return repair_unicode(text)
 
-    def _template_for(self, tools: Sequence[ToolSpec]) -> str | None:
+    def _choose_template(self, tools: Sequence[ToolSpec]) -> str | None:
         """Return the template of a conversation; None for the tokenizer's own choice.
 
         Of several by name, `tool_use` is for conversations with tools, as in transformers.

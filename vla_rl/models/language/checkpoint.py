@@ -1,5 +1,4 @@
-"""Checkpoints of causal language models in Hugging Face's layout, read and written for
-transformers.
+"""Checkpoints of causal language models, in Hugging Face's layout for transformers.
 
     config.json, model.safetensors (or shards and their index), tokenizer.json,
     tokenizer_config.json, chat_template.jinja, and every other small file beside them

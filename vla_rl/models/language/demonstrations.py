@@ -19,29 +19,31 @@ def chat_demonstration(
     Raises: ValueError if the conversation has no assistant message, or images that the policy does
     not read, or if the template renders a message differently when more messages follow.
     """
-    spoken = [number for number, message in enumerate(messages) if message.role == "assistant"]
-    if not spoken:
+    assistant_turns = [
+        number for number, message in enumerate(messages) if message.role == "assistant"
+    ]
+    if not assistant_turns:
         raise ValueError(
             "the conversation has no assistant message, expected at least one to train on."
         )
-    whole = policy.render_whole(messages[: spoken[-1] + 1], tools)
-    trained_tokens = np.zeros(len(whole), np.bool_)
-    for number in spoken:
+    tokens = policy.render_whole(messages[: assistant_turns[-1] + 1], tools)
+    trained_tokens = np.zeros(len(tokens), np.bool_)
+    for number in assistant_turns:
         before = policy.render(messages[:number], tools)
         start = len(before)
-        if (whole[:start] != before).any():
+        if (tokens[:start] != before).any():
             raise ValueError(
                 f"the chat template renders the first {number} messages differently when more "
                 "follow, so no loss mask can be built."
             )
-        ends = np.flatnonzero(np.isin(whole[start:], list(policy.stop_tokens)))
-        trained_tokens[start : start + int(ends[0]) + 1 if len(ends) else len(whole)] = True
-    images, seen = process_images(policy, whole, messages[: spoken[-1] + 1])
-    starts = () if seen is None else seen.image_starts
+        ends = np.flatnonzero(np.isin(tokens[start:], list(policy.stop_tokens)))
+        trained_tokens[start : start + int(ends[0]) + 1 if len(ends) else len(tokens)] = True
+    images, prompt = process_images(policy, tokens, messages[: assistant_turns[-1] + 1])
+    starts = () if prompt is None else prompt.image_starts
     first, last = int(trained_tokens.argmax()), int(np.flatnonzero(trained_tokens)[-1]) + 1
     return Demonstration(
-        observation=observed_conversation(whole[:first], images, starts),
-        actions=whole[None, first:last],
+        observation=observed_conversation(tokens[:first], images, starts),
+        actions=tokens[None, first:last],
         num_valid=1,
         trained_tokens=trained_tokens[first:last],
     )

@@ -37,7 +37,7 @@ class PreparedImages:
     """The images of one conversation, as the network reads them."""
 
     starts: tuple[int, ...]
-    """Place of each image's first token in the conversation."""
+    """Position of each image's first token in the conversation."""
 
     grids: tuple[Grid, ...]
 
@@ -70,12 +70,12 @@ class PreparedPrompt:
 
     @property
     def image_starts(self) -> np.ndarray:
-        """Place of each image's first token, int64 [n]."""
+        """Position of each image's first token, int64 [n]."""
         return np.array(self.images.starts, np.int64)
 
 
 class ImageReader:
-    """Turns images into patches and places, as one checkpoint wants them.
+    """Turns images into patches and token positions, as one checkpoint wants them.
 
     Args:
         image_processor: transformers' image processor of the checkpoint.
@@ -102,8 +102,8 @@ class ImageReader:
         num_patches = self._processor.get_number_of_image_patches(height, width)
         return int(num_patches) // self._merge**2
 
-    def shown(self, images: Sequence[np.ndarray], starts: Sequence[int]) -> PreparedImages:
-        """Prepare the images of a conversation, given the place of each one's first token.
+    def prepare_images(self, images: Sequence[np.ndarray], starts: Sequence[int]) -> PreparedImages:
+        """Prepare the images of a conversation, given the position of each one's first token.
 
         Raises: ValueError for an array that is no image.
         """
@@ -114,25 +114,25 @@ class ImageReader:
         )
         return self._of_patches(found["pixel_values"], found["image_grid_thw"], starts)
 
-    def seen(self, tokens: np.ndarray, images: Sequence[np.ndarray]) -> PreparedPrompt:
+    def prepare_prompt(self, tokens: np.ndarray, images: Sequence[np.ndarray]) -> PreparedPrompt:
         """Prepare a rendered prompt with images. Raises: ValueError if they do not fit."""
         for image in images:
             require_image(image)
-        places = np.flatnonzero(tokens == self.image_token)
+        token_positions = np.flatnonzero(tokens == self.image_token)
         lengths = [self.num_tokens(*image.shape[:2]) for image in images]
-        if len(places) != sum(lengths):
+        if len(token_positions) != sum(lengths):
             raise ValueError(
-                f"the prompt has {len(places)} image tokens, expected {sum(lengths)} for its "
+                f"the prompt has {len(token_positions)} image tokens, expected {sum(lengths)} for its "
                 f"{len(images)} images; take the tokens that this policy's `render` returns"
             )
         ends = np.cumsum(lengths)
-        shown = self.shown(images, places[ends - lengths].tolist())
+        prepared = self.prepare_images(images, token_positions[ends - lengths].tolist())
         compared = tokens.copy()
-        compared[places] = np.repeat([-hash_image(image) for image in images], lengths)
-        return PreparedPrompt(shown, self.positions(len(tokens), shown), compared)
+        compared[token_positions] = np.repeat([-hash_image(image) for image in images], lengths)
+        return PreparedPrompt(prepared, self.positions(len(tokens), prepared), compared)
 
-    def places(self, images: PreparedImages | None) -> Tensor:
-        """Return the places of all image tokens in their conversation, int64 [M]."""
+    def token_positions(self, images: PreparedImages | None) -> Tensor:
+        """Return the positions of all image tokens in their conversation, int64 [M]."""
         parts = [torch.zeros(0, dtype=torch.long)]
         if images is not None:
             for start, (rows, columns) in zip(images.starts, images.grids, strict=True):
@@ -237,27 +237,29 @@ class ImageChatFormat(ChatFormat):
 
         Raises: ValueError if the template rejects the conversation.
         """
-        return self._placed(messages, self.text_of(messages, tools, add_generation_prompt=True))
+        return self._placed(messages, self.render_text(messages, tools, add_generation_prompt=True))
 
     def render_whole(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
     ) -> np.ndarray:
         """Render a conversation up to the end of its last message, int64 [P]."""
-        return self._placed(messages, self.text_of(messages, tools, add_generation_prompt=False))
+        return self._placed(
+            messages, self.render_text(messages, tools, add_generation_prompt=False)
+        )
 
-    def text_of(
+    def render_text(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, add_generation_prompt: bool
     ) -> str:
         """Render a conversation as text, with one mark for each image.
 
         Raises: ValueError if the template rejects it, or describes no tools although there are some.
         """
-        if tools and "tools" not in (self._template_for(tools) or ""):
+        if tools and "tools" not in (self._choose_template(tools) or ""):
             raise ValueError(
                 f"the conversation has {len(tools)} tools, but the chat template describes none to "
                 "the policy; put a chat_template.jinja with tools beside the checkpoint's files"
             )
-        return super().text_of(messages, tools, add_generation_prompt=add_generation_prompt)
+        return super().render_text(messages, tools, add_generation_prompt=add_generation_prompt)
 
     def tokenize(self, text: str) -> np.ndarray:
         """Tokenize plain text, int64 [P]; marks of images in it are text too."""
@@ -294,11 +296,11 @@ class ImageChatFormat(ChatFormat):
         if num_marks != len(images):
             # a template that cuts thoughts out may join a mark of what was around them
             bare = [msgspec.structs.replace(message, images=()) for message in messages]
-            said = self.text_of(bare, (), add_generation_prompt=False)
+            text_without = self.render_text(bare, (), add_generation_prompt=False)
             raise ConversationRejected(
                 f"the chat template rendered {num_marks} images of {len(images)}; expected one mark "
                 f"{self._image_mark!r} for each. Does it show images of this role?",
-                is_reply_at_fault=self._image_mark in said,
+                is_reply_at_fault=self._image_mark in text_without,
             )
         if not images:
             return self._tokens(text)

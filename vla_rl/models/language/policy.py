@@ -1,5 +1,5 @@
-"""Language policies that transformers loads (Llama, Qwen and similar), behind the interface of
-engines and learners.
+"""Language policies that transformers loads, such as Llama or Qwen, behind the interface that engines
+use.
 
     prompt_tokens ─┐                            ┌─► hidden states ─► head ─► log-probs of the reply      (learning)
     reply tokens ──┴─► one row, padded, or end  ┤
@@ -127,9 +127,9 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         """Render a conversation up to the end of its last message, int64 [P]."""
         return self._format.render_whole(messages, tools)
 
-    def text_of(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
+    def render_text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
         """Return a conversation up to the end of its last message as text, by its chat template."""
-        return self._format.text_of(messages, tools, add_generation_prompt=False)
+        return self._format.render_text(messages, tools, add_generation_prompt=False)
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
@@ -196,10 +196,10 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         )
         before = starts + torch.tensor([len(prompt) for prompt in prompts]) - 1
         last = torch.tensor([max(len(reply) - 1, 0) for reply in replies])
-        places = before[:, None] + torch.minimum(torch.arange(width), last[:, None])
+        positions = before[:, None] + torch.minimum(torch.arange(width), last[:, None])
         log_probs, entropies = score_tokens(
             self._head,
-            hidden[to_device(places.flatten(), self._device)],
+            hidden[to_device(positions.flatten(), self._device)],
             to_device(tokens.clamp(min=0).flatten(), self._device),
             to_device(temperatures, self._device).repeat_interleave(width),
             mask_forbidden_tokens(
@@ -322,7 +322,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
             batch: their prompts.
             rows: tokens of each row.
             lines: the same tokens on padded lines, or end to end on one; int64 [N, W], on the host.
-            starts: place of each row's first token in the flattened lines.
+            starts: position of each row's first token in the flattened lines.
         """
         inputs = {"input_ids": to_device(lines, self._device)}
         if len(lines) < len(rows):

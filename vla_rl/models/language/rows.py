@@ -79,7 +79,7 @@ def _check_prompt(observation: Observation, vocab_size: int) -> np.ndarray:
 
 RowInputs = Callable[[Tensor, Sequence[int]], dict[str, Tensor]]
 """Returns the trunk's inputs for whole rows, of the tokens int64 [N, W] on their lines, on the
-host, and of the place of each row's first token in the flattened lines."""
+host, and of the position of each row's first token in the flattened lines."""
 
 
 def read_rows(
@@ -111,7 +111,7 @@ def _read_packed(
     trunk: Any, rows: Sequence[Tensor], inputs: RowInputs, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     lengths = [len(row) for row in rows]
-    packed = PackedRows.of(lengths, device)
+    packed = PackedRows.from_lengths(lengths, device)
     starts = torch.tensor(lengths).cumsum(0) - torch.tensor(lengths)
     given = inputs(torch.cat(list(rows))[None], starts.tolist())
     hidden: Tensor = trunk(**given, use_cache=False, packed=packed).last_hidden_state

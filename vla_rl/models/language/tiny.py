@@ -1,6 +1,7 @@
-"""A small language model made here, in the exact layout of the large ones: a Llama with a million
-weights, and a tokenizer trained on a few texts. transformers loads its folder alone; nothing is
-downloaded.
+"""A small language model made here, in the exact layout of the large ones.
+
+It is a Llama with a million weights, whose tokenizer is trained on a few texts. transformers loads
+its folder alone; nothing is downloaded.
 """
 
 import json

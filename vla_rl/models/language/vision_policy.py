@@ -88,12 +88,12 @@ class VisionLanguageModel(CausalLanguageModel):
         """The token that stands for a part of an image."""
         return self._reader.image_token
 
-    def see(self, tokens: np.ndarray, images: Sequence[np.ndarray]) -> PreparedPrompt:
+    def prepare_prompt(self, tokens: np.ndarray, images: Sequence[np.ndarray]) -> PreparedPrompt:
         """Prepare a rendered conversation with images.
 
         Raises: ValueError if the tokens are not those of a conversation with these images.
         """
-        return self._reader.seen(tokens, images)
+        return self._reader.prepare_prompt(tokens, images)
 
     def prepare(self, observations: Sequence[Observation]) -> PromptsWithImages:
         """Return prompts and images.
@@ -102,7 +102,7 @@ class VisionLanguageModel(CausalLanguageModel):
         array that is no image.
         """
         prompts = super().prepare(observations)
-        images = tuple(self._shown(observation) for observation in observations)
+        images = tuple(self._prepare_images(observation) for observation in observations)
         given = {each.name: getattr(prompts, each.name) for each in fields(prompts)}
         return PromptsWithImages(**given, images=images)
 
@@ -112,13 +112,13 @@ class VisionLanguageModel(CausalLanguageModel):
         slots: Sequence[int],
         starts: Sequence[int],
         tokens: Sequence[Sequence[int]],
-        seen: Sequence[ImagePrompt | None] = (),
+        image_prompts: Sequence[ImagePrompt | None] = (),
     ) -> Tensor:
         """Return the logits float32 [B, V] of the token after each row's last."""
-        if not seen:
+        if not image_prompts:
             return super().extend(memory, slots, starts, tokens)
         lengths = [len(row) for row in tokens]
-        inputs = partial(self._next_sights, seen, starts, lengths)
+        inputs = partial(self._continue_inputs, image_prompts, starts, lengths)
         return self._extend(memory, slots, starts, tokens, inputs)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
@@ -149,15 +149,15 @@ class VisionLanguageModel(CausalLanguageModel):
         """Return embeddings and rotary positions of whole rows."""
         assert isinstance(batch, PromptsWithImages)
         positions = torch.zeros(3, lines.numel(), dtype=torch.long)
-        places = []
+        feature_positions = []
         for row, start, images in zip(rows, starts, batch.images, strict=True):
             positions[:, start : start + len(row)] = self._reader.positions(len(row), images)
-            places.append(start + self._reader.places(images))
-        shown = [images for images in batch.images if images is not None]
-        features = self._reader.embed(self._tower, shown or [self._reader.blank])
+            feature_positions.append(start + self._reader.token_positions(images))
+        images_read = [images for images in batch.images if images is not None]
+        features = self._reader.embed(self._tower, images_read or [self._reader.blank])
         embedded = self._embedded(lines)
-        if shown:
-            embedded = insert_features(embedded, torch.cat(places), features)
+        if images_read:
+            embedded = insert_features(embedded, torch.cat(feature_positions), features)
         else:
             embedded = embedded + 0.0 * features.sum()
         return {
@@ -165,9 +165,9 @@ class VisionLanguageModel(CausalLanguageModel):
             "position_ids": to_device(positions.view(3, *lines.shape), self._device),
         }
 
-    def _next_sights(
+    def _continue_inputs(
         self,
-        seen: Sequence[ImagePrompt | None],
+        image_prompts: Sequence[ImagePrompt | None],
         starts: Sequence[int],
         lengths: Sequence[int],
         tokens: Tensor,
@@ -175,31 +175,35 @@ class VisionLanguageModel(CausalLanguageModel):
     ) -> dict[str, Tensor]:
         """Return embeddings and rotary positions of tokens that continue conversations."""
         rotary = positions.expand(3, -1, -1).clone()
-        places, shown, kept, num_features = [], [], [], 0
-        for line, (prompt, start, length) in enumerate(zip(seen, starts, lengths, strict=True)):
+        feature_positions, images_read, kept, num_features = [], [], [], 0
+        for line, (prompt, start, length) in enumerate(
+            zip(image_prompts, starts, lengths, strict=True)
+        ):
             if prompt is None:
                 continue
             assert isinstance(prompt, PreparedPrompt)
             rotary[:, line] = continue_positions(prompt.positions, positions[line])
-            own = self._reader.places(prompt.images)
+            own = self._reader.token_positions(prompt.images)
             is_read = (own >= start) & (own < start + length)
             if is_read.any():
-                places.append(line * tokens.shape[1] + own[is_read] - start)
+                feature_positions.append(line * tokens.shape[1] + own[is_read] - start)
                 kept.append(num_features + is_read.nonzero()[:, 0])
-                shown.append(prompt.images)
+                images_read.append(prompt.images)
                 num_features += len(own)
         embedded = self._embedded(tokens)
-        if shown:
-            features = self._reader.embed(self._tower, shown)
+        if images_read:
+            features = self._reader.embed(self._tower, images_read)
             chosen = features[to_device(torch.cat(kept), self._device)]
-            embedded = insert_features(embedded, torch.cat(places), chosen)
+            embedded = insert_features(embedded, torch.cat(feature_positions), chosen)
         return {"inputs_embeds": embedded, "position_ids": to_device(rotary, self._device)}
 
-    def _shown(self, observation: Observation) -> PreparedImages | None:
+    def _prepare_images(self, observation: Observation) -> PreparedImages | None:
         images = images_of(observation)
         if not images:
             return None
-        return self._reader.shown(images, [int(start) for start in observation["image_starts"]])
+        return self._reader.prepare_images(
+            images, [int(start) for start in observation["image_starts"]]
+        )
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         embedded: Tensor = self._trunk.embed_tokens(to_device(tokens, self._device))
@@ -214,19 +218,19 @@ def public_name(name: str) -> str:
     return name
 
 
-def continue_positions(prompt: Tensor, places: Tensor) -> Tensor:
-    """Return rotary positions int64 [3, W] of places in a conversation: those of its prompt, int64
+def continue_positions(prompt: Tensor, positions: Tensor) -> Tensor:
+    """Return rotary positions int64 [3, W] of tokens in a conversation: those of its prompt, int64
     [3, P], and after it on from the largest.
     """
     length = prompt.shape[1]
-    after = int(prompt.max()) + 1 + (places - length)
-    return torch.where(places < length, prompt[:, places.clamp(max=length - 1)], after)
+    after = int(prompt.max()) + 1 + (positions - length)
+    return torch.where(positions < length, prompt[:, positions.clamp(max=length - 1)], after)
 
 
-def insert_features(embedded: Tensor, places: Tensor, features: Tensor) -> Tensor:
-    """Return embeddings [B, W, D] with features [M, D] at flattened places int64 [M]."""
+def insert_features(embedded: Tensor, positions: Tensor, features: Tensor) -> Tensor:
+    """Return embeddings [B, W, D] with features [M, D] at flattened positions int64 [M]."""
     flat = embedded.flatten(0, 1)
-    at = to_device(places, embedded.device)
+    at = to_device(positions, embedded.device)
     return flat.index_copy(0, at, features.to(embedded.dtype)).view_as(embedded)
 
 

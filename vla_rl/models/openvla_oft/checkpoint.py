@@ -1,5 +1,6 @@
-"""OpenVLA-OFT's checkpoints: the public folder, the parts beside its main weights (`parts`), and
-what `vla_rl.json` adds.
+"""OpenVLA-OFT's checkpoints: the public folder, with parts beside its main weights.
+
+`vla_rl.json` adds what the public layout lacks.
 """
 
 from collections.abc import Collection, Mapping
@@ -82,14 +83,14 @@ def read_config(
     extension = folder.extension
     require_family(folder.path, extension, "openvla_oft")
     require_known_parts(new_parts)
-    beside = find_parts(folder.folders)
-    kind = _resolve_head(folder, head, beside, new_parts)
+    part_files = find_parts(folder.folders)
+    kind = _resolve_head(folder, head, part_files, new_parts)
     key = choose_key(folder.statistics, format.norm_key or extension.norm_key, folder.path)
     scale: Normalization = resolve_setting(
         folder.path, "normalization", extension.normalization, format.normalization, "bounds_q99"
     )
     has_proprio = folder.public.use_proprio or _has_part(
-        folder.path, "proprio_projector", beside, new_parts
+        folder.path, "proprio_projector", part_files, new_parts
     )
     shared = shared_config(folder.public, extension, folder.tokenizer_file, folder.pixels)
     llm: LlmConfig = shared.pop("llm")
@@ -118,7 +119,7 @@ def read_config(
         proprio=_read_proprio(folder, key, scale) if has_proprio else None,
         chunk_size=_resolve_chunk_size(folder, bounds.action_dim, format.chunk_size),
         head=kind,
-        has_film=extension.has_film or FILM_TOWERS in beside or "film" in new_parts,
+        has_film=extension.has_film or FILM_TOWERS in part_files or "film" in new_parts,
         has_stop_token=conventions.has_stop_token,
     )
     if format.adapter_use == "train" and config.has_film and folder.adapter is not None:
@@ -144,13 +145,15 @@ def load_network(
     with torch.device("meta"):
         network = OpenVlaOftNetwork(config)
     main = tensor_files(folder.path)
-    dtype_beside = dtype or stored_dtype(folder.path, NORM)
-    beside = read_parts(folder.folders, dtype_beside)
-    require_new_parts(new_parts, network, [*main, *beside], folder.path)
-    initialize_new_parts(new_parts, network, seed, dtype_beside, device)
-    require_whole_towers(beside, {public_name(name) for name in network.state_dict()}, folder.path)
+    parts_dtype = dtype or stored_dtype(folder.path, NORM)
+    part_tensors = read_parts(folder.folders, parts_dtype)
+    require_new_parts(new_parts, network, [*main, *part_tensors], folder.path)
+    initialize_new_parts(new_parts, network, seed, parts_dtype, device)
+    require_whole_towers(
+        part_tensors, {public_name(name) for name in network.state_dict()}, folder.path
+    )
     twice = sorted(
-        name for name in main.keys() & beside.keys() if not name.startswith(TOWER_PREFIX)
+        name for name in main.keys() & part_tensors.keys() if not name.startswith(TOWER_PREFIX)
     )
     if twice:
         raise CheckpointError(
@@ -159,7 +162,7 @@ def load_network(
     load_folder(
         network,
         folder,
-        beside=beside,
+        extra=part_tensors,
         missing=tuple(f"{part}." for part in new_parts),
         without=(FILMED_TOWERS,) if config.has_film else (),
         dtype=dtype,
@@ -198,16 +201,16 @@ def list_files(
 def _resolve_head(
     folder: PublicFolder,
     asked: Head | None,
-    beside: Mapping[str, Path],
+    part_files: Mapping[str, Path],
     new_parts: Collection[NewPart],
 ) -> Head:
     """Return the head of a checkpoint, which is the requested one; None accepts both continuous
     ones.
     """
     known = folder.extension.head
-    if asked == "tokens" and "action_head" in beside:
+    if asked == "tokens" and "action_head" in part_files:
         raise CheckpointError(
-            f"{folder.path} has an action head, {beside['action_head'].name}, so its actions are "
+            f"{folder.path} has an action head, {part_files['action_head'].name}, so its actions are "
             "not tokens; load it with ContinuousOpenVlaOft (policy_family continuous)."
         )
     if asked is None and known == "tokens":
@@ -216,7 +219,7 @@ def _resolve_head(
             "openvla_oft)."
         )
     head: Head = resolve_setting(folder.path, "head", known, asked, "l1")
-    if head != "tokens" and not _has_part(folder.path, "action_head", beside, new_parts):
+    if head != "tokens" and not _has_part(folder.path, "action_head", part_files, new_parts):
         raise CheckpointError(
             f"{folder.path} has no action head, neither action_head--*_checkpoint.pt nor one "
             "among its weights; load it with OpenVlaOft (policy_family openvla_oft), or add a new "
@@ -284,7 +287,9 @@ def _resolve_epsilon(extension: Extension) -> float:
     return 0.0 if extension.gripper == "signed" else EPSILON
 
 
-def _has_part(folder: Path, part: str, beside: Collection[str], new_parts: Collection[str]) -> bool:
-    return part in (*beside, *new_parts) or any(
+def _has_part(
+    folder: Path, part: str, part_files: Collection[str], new_parts: Collection[str]
+) -> bool:
+    return part in (*part_files, *new_parts) or any(
         name.startswith(f"{part}.") for name in tensor_files(folder)
     )

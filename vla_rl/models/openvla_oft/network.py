@@ -158,9 +158,9 @@ def denoise(noisy: Tensor, predicted_noise: Tensor, step: int) -> Tensor:
     The predicted clean chunk is clipped to [-1, 1], as the public checkpoints' scheduler does.
     """
     alphas = cumulative_alphas()
-    alpha, before = float(alphas[step]), float(alphas[step - 1]) if step > 0 else 1.0
+    alpha, previous = float(alphas[step]), float(alphas[step - 1]) if step > 0 else 1.0
     clean = ((noisy - math.sqrt(1.0 - alpha) * predicted_noise) / math.sqrt(alpha)).clamp(-1.0, 1.0)
-    return math.sqrt(before) * clean + math.sqrt(1.0 - before) * predicted_noise
+    return math.sqrt(previous) * clean + math.sqrt(1.0 - previous) * predicted_noise
 
 
 class FilmBlock(nn.Module):
@@ -231,7 +231,7 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         self._num_stop_tokens = int(config.has_stop_token)
         self._action_ids = slice(config.llm.vocab_size - config.num_bins, config.llm.vocab_size)
         self._pad_id = config.llm.pad_token_id
-        self._looks_both_ways = False
+        self._is_bidirectional = False
         width = config.llm.hidden_size
         self.proprio_projector = (
             ProprioProjector(len(config.proprio.low), width) if config.proprio else None
@@ -261,13 +261,19 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         return actions
 
     def predict_noise(
-        self, batch: PrismaticBatch, noisy: Tensor, step: Tensor, seen: Tensor | None = None
+        self,
+        batch: PrismaticBatch,
+        noisy: Tensor,
+        step: Tensor,
+        observation_tokens: Tensor | None = None,
     ) -> Tensor:
         """Predict the noise in noisy chunks [B, H, D] at denoising steps int64 [B], by the
-        diffusion head; `seen` as in `read`.
+        diffusion head; `observation_tokens` as in `read`.
         """
         assert isinstance(self.action_head, DiffusionHead)
-        noise: Tensor = self.action_head(self.read(batch, noisy.flatten(1), step, seen))
+        noise: Tensor = self.action_head(
+            self.read(batch, noisy.flatten(1), step, observation_tokens)
+        )
         return noise
 
     def read(
@@ -275,7 +281,7 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         batch: PrismaticBatch,
         noisy: Tensor | None = None,
         step: Tensor | None = None,
-        seen: Tensor | None = None,
+        observation_tokens: Tensor | None = None,
     ) -> Tensor:
         """Return the trunk's output at the positions where the action is read, [B, T, hidden_size].
 
@@ -283,40 +289,48 @@ class OpenVlaOftNetwork(PrismaticNetwork):
             batch: observations, on this network's device.
             noisy, step: with diffusion, the noisy numbers [B, T] and their denoising steps int64
                 [B].
-            seen: result of `see` for the same batch, to reuse it over several reads.
+            observation_tokens: result of `embed_observation` for the same batch, to reuse it over several reads.
         """
         self._check_attention()
         embed = self.language_model.get_input_embeddings()
         text, is_placeholder = self._text(batch)
-        words = embed(text).masked_fill(is_placeholder[..., None], 0.0)
+        embeddings = embed(text).masked_fill(is_placeholder[..., None], 0.0)
         if noisy is not None:
             assert self.noisy_action_projector is not None
-            numbers = self.noisy_action_projector(noisy.to(words.dtype))
-            words = words.masked_scatter(is_placeholder[..., None], numbers)
-        before = [self.see(batch) if seen is None else seen]
+            numbers = self.noisy_action_projector(noisy.to(embeddings.dtype))
+            embeddings = embeddings.masked_scatter(is_placeholder[..., None], numbers)
+        prefix = [
+            self.embed_observation(batch) if observation_tokens is None else observation_tokens
+        ]
         if step is not None:
-            before.append(time_token(step, words.shape[2]).to(words.dtype)[:, None])
-        num_seen = sum(tokens.shape[1] for tokens in before)
-        sequence = torch.cat([embed(batch.prompts[:, :1]), *before, words], dim=1)
-        num_after = num_seen + self._num_action_tokens + self._num_stop_tokens
-        lengths = batch.prompt_lengths + num_after if batch.is_padded else None
+            prefix.append(time_token(step, embeddings.shape[2]).to(embeddings.dtype)[:, None])
+        num_observation_tokens = sum(tokens.shape[1] for tokens in prefix)
+        sequence = torch.cat([embed(batch.prompts[:, :1]), *prefix, embeddings], dim=1)
+        num_known = num_observation_tokens + self._num_action_tokens + self._num_stop_tokens
+        lengths = batch.prompt_lengths + num_known if batch.is_padded else None
         # the last prompt token stands at num_seen + prompt_length - 1, and the first number is read
         # there
-        first = batch.prompt_lengths + num_seen - 1
+        first = batch.prompt_lengths + num_observation_tokens - 1
         return self.hidden_states(
             sequence, lengths, consecutive_positions(first, self._num_action_tokens)
         )
 
-    def see(self, batch: PrismaticBatch) -> Tensor:
+    def embed_observation(self, batch: PrismaticBatch) -> Tensor:
         """Embed pictures and proprioception for the trunk, [B, V, hidden_size]: the same for every
         denoising step.
         """
-        seen: Tensor = self.projector(self._patches(batch))
+        observation_tokens: Tensor = self.projector(self._patches(batch))
         if self.proprio_projector is None:
-            return seen
+            return observation_tokens
         assert batch.proprio is not None
         proprio = batch.proprio.to(self.proprio_projector.fc1.weight.dtype)
-        return torch.cat([seen, self.proprio_projector(proprio)[:, None].to(seen.dtype)], dim=1)
+        return torch.cat(
+            [
+                observation_tokens,
+                self.proprio_projector(proprio)[:, None].to(observation_tokens.dtype),
+            ],
+            dim=1,
+        )
 
     def hidden_states(
         self, sequence: Tensor, lengths: Tensor | None, read: Tensor | None = None
@@ -340,9 +354,9 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         if self.film is None:
             return self.vision_backbone(batch.images)  # type: ignore[no-any-return]
         condition = self._language(batch).repeat_interleave(batch.images.shape[1], dim=0)
-        return self.vision_backbone(batch.images, partial(self._look, condition))  # type: ignore[no-any-return]
+        return self.vision_backbone(batch.images, partial(self._run_tower, condition))  # type: ignore[no-any-return]
 
-    def _look(self, condition: Tensor, tower: nn.Module, pixels: Tensor, name: str) -> Tensor:
+    def _run_tower(self, condition: Tensor, tower: nn.Module, pixels: Tensor, name: str) -> Tensor:
         return apply_film(tower, getattr(self.film, name), pixels, condition)
 
     def _language(self, batch: PrismaticBatch) -> Tensor:
@@ -351,11 +365,11 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         """
         embed = self.language_model.get_input_embeddings()
         text, is_placeholder = self._text(batch)
-        words = embed(text)
-        place = torch.arange(words.shape[1], device=words.device)
+        embeddings = embed(text)
+        positions = torch.arange(embeddings.shape[1], device=embeddings.device)
         num_text = batch.prompt_lengths - 1 + self._num_action_tokens + self._num_stop_tokens
-        is_language = (place < num_text[:, None]) & ~is_placeholder
-        summed = (words * is_language[..., None]).sum(dim=1) + embed(batch.prompts[:, 0])
+        is_language = (positions < num_text[:, None]) & ~is_placeholder
+        summed = (embeddings * is_language[..., None]).sum(dim=1) + embed(batch.prompts[:, 0])
         mean: Tensor = summed / (is_language.sum(dim=1, keepdim=True) + 1)
         return mean
 
@@ -367,13 +381,13 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         text = nn.functional.pad(
             rest, (0, self._num_action_tokens + self._num_stop_tokens), value=self._pad_id
         )
-        place = torch.arange(text.shape[1], device=text.device) - (
+        positions = torch.arange(text.shape[1], device=text.device) - (
             batch.prompt_lengths[:, None] - 1
         )
-        is_placeholder = (place >= 0) & (place < self._num_action_tokens)
+        is_placeholder = (positions >= 0) & (positions < self._num_action_tokens)
         text = text.masked_fill(is_placeholder, PLACEHOLDER_ID)
         if self._num_stop_tokens:
-            text = text.masked_fill(place == self._num_action_tokens, STOP_ID)
+            text = text.masked_fill(positions == self._num_action_tokens, STOP_ID)
         return text, is_placeholder
 
     def _check_attention(self) -> None:
@@ -381,7 +395,7 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         built.
         """
         # while a pass is traced there are no numbers to compare
-        if not self._looks_both_ways and detect_fake_mode() is None:
+        if not self._is_bidirectional and detect_fake_mode() is None:
             weight = self.language_model.lm_head.weight
             require_bidirectional(self.hidden_states, weight.shape[1], weight)
-            self._looks_both_ways = True
+            self._is_bidirectional = True

@@ -97,21 +97,25 @@ def read_parts(folders: Sequence[Path], dtype: torch.dtype) -> dict[str, Tensor]
     return tensors
 
 
-def require_whole_towers(beside: Mapping[str, Tensor], expected: set[str], folder: Path) -> None:
+def require_whole_towers(
+    part_tensors: Mapping[str, Tensor], expected: set[str], folder: Path
+) -> None:
     """Check that the part with FiLM holds whole towers: a gap would be filled by towers that FiLM
     was not trained with.
 
     Args:
-        beside: tensors that `read_parts` returned.
+        part_tensors: tensors that `read_parts` returned.
         expected: public names of the network's tensors.
         folder: the checkpoint, for errors.
 
     Raises: CheckpointError.
     """
-    if not any(name.startswith(FILM_PREFIX) for name in beside):
+    if not any(name.startswith(FILM_PREFIX) for name in part_tensors):
         return
     missing = sorted(
-        name for name in expected - beside.keys() if name.startswith((FILM_PREFIX, TOWER_PREFIX))
+        name
+        for name in expected - part_tensors.keys()
+        if name.startswith((FILM_PREFIX, TOWER_PREFIX))
     )
     if missing:
         raise CheckpointError(
@@ -128,8 +132,8 @@ def split_parts(
     parts = {part: _select_module(tensors, part) for part in MODULES}
     if any(name.startswith(FILM_PREFIX) for name in tensors):
         parts[FILM_TOWERS] = film_file_tensors(tensors)
-    beside = (FILM_PREFIX, *(f"{part}." for part in MODULES))
-    main = {name: tensor for name, tensor in tensors.items() if not name.startswith(beside)}
+    part_prefixes = (FILM_PREFIX, *(f"{part}." for part in MODULES))
+    main = {name: tensor for name, tensor in tensors.items() if not name.startswith(part_prefixes)}
     return main, {f"{part}--latest_checkpoint.pt": held for part, held in parts.items() if held}
 
 

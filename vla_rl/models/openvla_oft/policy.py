@@ -1,4 +1,4 @@
-"""OpenVLA-OFT's policies, behind the one interface of engines and learners.
+"""OpenVLA-OFT's policies, behind the one interface of engines, learners, evaluators.
 
     OftPolicy ─┬─ OpenVlaOft             a chunk of action tokens
                └─ ContinuousOpenVlaOft   a chunk of numbers (Kim et al. 2025, arXiv:2502.19645)
@@ -59,7 +59,7 @@ class OftPolicy(PrismaticPolicy[OpenVlaOftConfig, OpenVlaOftNetwork]):
         """Return the trunk's output, averaged over the positions where the action is read, [B,
         feature_size].
         """
-        return batch.spread(self._network.read(batch).mean(dim=1))
+        return batch.per_decision(self._network.read(batch).mean(dim=1))
 
     def checkpoint_files(self) -> Mapping[str, bytes]:
         """Return `config.json`, `tokenizer.json`, `vla_rl.json`, and the other small files of a
@@ -67,7 +67,7 @@ class OftPolicy(PrismaticPolicy[OpenVlaOftConfig, OpenVlaOftNetwork]):
         """
         return checkpoint.list_files(self.config, self._tokenizer, self._origin)
 
-    def _files_of(
+    def _split_by_file(
         self, tensors: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Tensor], Mapping[str, Mapping[str, Tensor]]]:
         """Split tensors by file: several for continuous heads and FiLM, as OpenVLA-OFT's code
@@ -169,7 +169,7 @@ class OpenVlaOft(OftPolicy):
     def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
         """Sample token ids int64 [B, T]; return them and their log-probs float32 [B, T]."""
         (logits,) = self._acting(self._logits, batch)
-        chosen, log_probs = choose_tokens(batch.spread(logits), samplings)
+        chosen, log_probs = choose_tokens(batch.per_decision(logits), samplings)
         return chosen + self._action_tokenizer.first_id, log_probs
 
     def log_probs(
@@ -178,7 +178,7 @@ class OpenVlaOft(OftPolicy):
         """Return log-probs and entropies of the given token ids, float32 [B, T] each, over the
         action tokens only.
         """
-        logits = batch.spread(self._network(batch))
+        logits = batch.per_decision(self._network(batch))
         index = to_device(tokens, self._device) - self._action_tokenizer.first_id
         log_probs = tempered_log_probs(logits, to_device(temperatures, self._device))
         # log_probs are logits too: their softmax is the same distribution
@@ -188,7 +188,7 @@ class OpenVlaOft(OftPolicy):
         """Return the mean log-prob of the bins around each given token id, float32 [B, T], weighed
         by a Gaussian whose standard deviation is `width` bins.
         """
-        log_probs = batch.spread(self._network(batch)).float().log_softmax(-1)
+        log_probs = batch.per_decision(self._network(batch)).float().log_softmax(-1)
         index = to_device(tokens, self._device) - self._action_tokenizer.first_id
         away = torch.arange(log_probs.shape[-1], device=self._device) - index[..., None]
         weights = (-0.5 * (away / width) ** 2).softmax(-1)
@@ -311,21 +311,23 @@ class ContinuousOpenVlaOft(OftPolicy):
         )
         normal = (math.sqrt(2.0) * torch.erfinv(2.0 * uniforms - 1.0)).float().view(shape)
         chunk = to_device(normal, self._device)
-        (seen,) = self._acting(self._seen, batch)
+        (observation_tokens,) = self._acting(self._embed_observation, batch)
         for step in reversed(range(NUM_DENOISING_STEPS)):
             steps = torch.full((len(samplings),), step, device=self._device)
-            (noise,) = self._acting(self._noise, batch, chunk, steps, seen)
+            (noise,) = self._acting(self._noise, batch, chunk, steps, observation_tokens)
             chunk = denoise(chunk, noise, step)
         return chunk.flatten(1)
 
     def _centre(self, batch: PrismaticBatch) -> Tensors:
         return (self._network.regress(batch).flatten(1).float(),)
 
-    def _seen(self, batch: PrismaticBatch) -> Tensors:
-        return (self._network.see(batch),)
+    def _embed_observation(self, batch: PrismaticBatch) -> Tensors:
+        return (self._network.embed_observation(batch),)
 
-    def _noise(self, batch: PrismaticBatch, chunk: Tensor, steps: Tensor, seen: Tensor) -> Tensors:
-        return (self._network.predict_noise(batch, chunk, steps, seen).float(),)
+    def _noise(
+        self, batch: PrismaticBatch, chunk: Tensor, steps: Tensor, observation_tokens: Tensor
+    ) -> Tensors:
+        return (self._network.predict_noise(batch, chunk, steps, observation_tokens).float(),)
 
     def _noise_errors(self, batch: PrismaticBatch, numbers: Tensor) -> Tensor:
         chunk = numbers.view(len(numbers), self.config.chunk_size, self.config.action_dim)

@@ -1,5 +1,4 @@
-"""Conversion between numbers and action tokens: the last ids of the vocabulary are bins of [-1, 1],
-counted downwards.
+"""Action tokens: the last ids of the vocabulary are bins of [-1, 1], counted downwards.
 
     edges     linspace(-1, 1, num_bins)          num_bins of them, so num_bins - 1 bins with a centre each
     encode    id = vocab_size - digitize(clip(a, -1, 1), edges)

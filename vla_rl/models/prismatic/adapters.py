@@ -320,9 +320,9 @@ def _read_peft_config(path: Path) -> PeftAdapter:
         ) from error
     others = [name for name, value in fields.items() if not _is_harmless(name, value)]
     if others:
-        shown = ", ".join(f"{name} {excerpt(fields[name])}" for name in others)
+        listed = ", ".join(f"{name} {excerpt(fields[name])}" for name in others)
         raise CheckpointError(
-            f"{path} has {shown}; expected plain LoRA adapters of one rank and alpha, without "
+            f"{path} has {listed}; expected plain LoRA adapters of one rank and alpha, without "
             "biases, that were trained on their base as it is. Merge the adapter with peft "
             "(merge_and_unload) and load the merged checkpoint."
         )

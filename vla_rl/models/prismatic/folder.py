@@ -1,8 +1,13 @@
-"""`preprocessor_config.json` of a checkpoint: how its own processor converts a picture to numbers.
+"""A checkpoint folder in the public layout, read except for its weights.
 
-Its colour means and deviations are used. Size, interpolation and crop are compared with the image
-pipelines here; a checkpoint with other values is rejected, because it would see pictures that it
-was not trained on.
+It is one folder, or two if its weights are a base and a peft adapter: then parts and small files
+beside the adapter take precedence over the base's. Python files beside the weights are copied as
+bytes and never imported. Nothing is written into the folder; a trained policy is saved to a new
+one.
+
+A checkpoint's own processor is described in `preprocessor_config.json`. Its colour means and
+deviations are used. Size, interpolation and crop are compared with the image pipelines here; a
+checkpoint with other values is rejected, because it would see images that it was not trained on.
 """
 
 import logging
@@ -29,7 +34,7 @@ from vla_rl.models.prismatic.public_config import (
 from vla_rl.models.prismatic.statistics import StatisticsSets, read_statistics
 from vla_rl.models.small_files import companion_files, require_same_tokens_and_images
 from vla_rl.models.tensor_reading import HUB_ID, INDEX_FILE, download, holds_weights
-from vla_rl.models.weight_files import ADAPTER_CONFIG, MAIN_WEIGHTS, refuse_adapter_beside
+from vla_rl.models.weight_files import ADAPTER_CONFIG, MAIN_WEIGHTS, refuse_extra_adapter
 from vla_rl.util.values import excerpt
 
 PREPROCESSOR_FILE: Final = "preprocessor_config.json"
@@ -182,13 +187,13 @@ class PublicFolder:
     adapter: PeftAdapter | None = None
     """An adapter that belongs on the main weights."""
 
-    beside_adapter: Path | None = None
+    parts_folder: Path | None = None
     """Folder of the parts and small files that were trained together with the adapter."""
 
     @property
     def folders(self) -> tuple[Path, ...]:
         """Folders of parts and small files; an earlier one takes precedence."""
-        return (self.path,) if self.beside_adapter is None else (self.beside_adapter, self.path)
+        return (self.path,) if self.parts_folder is None else (self.parts_folder, self.path)
 
     @property
     def tokenizer_file(self) -> Path:
@@ -198,8 +203,8 @@ class PublicFolder:
     @property
     def all_files(self) -> tuple[Path, ...]:
         """Every file, including the adapter's."""
-        places = dict.fromkeys((*self.folders, *([self.adapter.path] if self.adapter else [])))
-        return tuple(file for place in places for file in sorted(place.iterdir()) if file.is_file())
+        owners = dict.fromkeys((*self.folders, *([self.adapter.path] if self.adapter else [])))
+        return tuple(file for owner in owners for file in sorted(owner.iterdir()) if file.is_file())
 
 
 def open_folder(
@@ -248,20 +253,22 @@ def _read_adapted(base: Path, folder: Path) -> PublicFolder:
         raise CheckpointError(
             f"{folder} has no adapter; expected {ADAPTER_CONFIG} in it, or in its {LORA_FOLDER}."
         )
-    beside = adapter.path.parent if adapter.path.name == LORA_FOLDER else adapter.path
-    if beside == base:
+    parts_folder = adapter.path.parent if adapter.path.name == LORA_FOLDER else adapter.path
+    if parts_folder == base:
         raise CheckpointError(
             f"the weights of {base} have the adapter in its {LORA_FOLDER} merged in already, as "
             "OpenVLA-OFT saves them; leave the adapter out, or name it together with the "
             "checkpoint that it was trained on."
         )
-    return _read_folder(base, adapter, beside)
+    return _read_folder(base, adapter, parts_folder)
 
 
-def _read_folder(path: Path, adapter: PeftAdapter | None, beside: Path | None) -> PublicFolder:
-    refuse_adapter_beside(path)
+def _read_folder(
+    path: Path, adapter: PeftAdapter | None, parts_folder: Path | None
+) -> PublicFolder:
+    refuse_extra_adapter(path)
     require_same_tokens_and_images(path)
-    folders = (path,) if beside is None else (beside, path)
+    folders = (path,) if parts_folder is None else (parts_folder, path)
     files: dict[str, bytes] = {}
     for folder in reversed(folders):
         files |= _small_files(folder, adapter)
@@ -288,7 +295,7 @@ def _read_folder(path: Path, adapter: PeftAdapter | None, beside: Path | None) -
         files=files,
         index=index,
         adapter=adapter,
-        beside_adapter=beside,
+        parts_folder=parts_folder,
     )
 
 

@@ -98,10 +98,10 @@ class FusedVisionBackbone(nn.Module):
         """Channels of a fused patch."""
         return int(self.featurizer.embed_dim) + int(self.fused_featurizer.embed_dim)  # type: ignore[arg-type]
 
-    def forward(self, images: Tensor, look: RunTower = _second_to_last_block) -> Tensor:
+    def forward(self, images: Tensor, run_tower: RunTower = _second_to_last_block) -> Tensor:
         """Compute patch features [B, N * patches, width] of images uint8 [B, N, 3, S, S].
 
-        `look` runs a tower on pixels.
+        `run_tower` runs a tower on pixels.
         """
         batch, num_images = images.shape[:2]
         pixels = images.flatten(0, 1).float() / 255.0
@@ -112,7 +112,8 @@ class FusedVisionBackbone(nn.Module):
             ("fused_featurizer", (pixels - siglip_mean) / siglip_std),
         )
         patches = torch.cat(
-            [look(getattr(self, name), seen.to(dtype), name) for name, seen in towers], dim=-1
+            [run_tower(getattr(self, name), scaled.to(dtype), name) for name, scaled in towers],
+            dim=-1,
         )
         return patches.view(batch, num_images * patches.shape[1], patches.shape[2])
 

@@ -103,7 +103,7 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
         Raises: CheckpointError.
         """
         index = None if self._origin is None else self._origin.index
-        tensors, parts = self._files_of(self.checkpoint_tensors())
+        tensors, parts = self._split_by_file(self.checkpoint_tensors())
         write_weights(Path(folder), tensors, self.checkpoint_files(), index, parts)
 
     def copy(self) -> Self:
@@ -199,7 +199,7 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
         check_names(self.checkpoint_tensors(), tensors)
         self._network.load_state_dict({timm_name(name): tensor for name, tensor in tensors.items()})
 
-    def _files_of(
+    def _split_by_file(
         self, tensors: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Tensor], Mapping[str, Mapping[str, Tensor]]]:
         """Split tensors for saving: the main weights, and those in separate files, by file name."""

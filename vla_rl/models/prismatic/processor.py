@@ -62,7 +62,7 @@ class PrismaticBatch:
             rows=None if self.rows is None else to_device(self.rows, device),
         )
 
-    def spread(self, values: Tensor) -> Tensor:
+    def per_decision(self, values: Tensor) -> Tensor:
         """Return values of observations, [B, ...], for each decision: [N, ...]."""
         return values if self.rows is None else values[self.rows]
 
@@ -91,14 +91,14 @@ def deduplicate(
     rows: list[int] = []
     for observation in observations:
         values = [observation.get(key) for key in keys]
-        seen = tuple(
+        identity = tuple(
             (value.tobytes(), value.shape) if isinstance(value, np.ndarray) else value
             for value in values
         )
-        if seen not in found:
-            found[seen] = len(chosen)
+        if identity not in found:
+            found[identity] = len(chosen)
             chosen.append(observation)
-        rows.append(found[seen])
+        rows.append(found[identity])
     return chosen, rows
 
 

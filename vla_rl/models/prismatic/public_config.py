@@ -1,5 +1,4 @@
-"""`config.json` of the public checkpoints, and `vla_rl.json` for settings that the public layout
-lacks.
+"""`config.json` of the public checkpoints; `vla_rl.json` has the settings that it lacks.
 
 The public file is kept byte for byte through a load and a save. Tower overrides, cameras, chunk
 size, gripper, head and dialect are stored in ours. A public folder has no `vla_rl.json` and takes
@@ -132,11 +131,13 @@ def _require_plain_llama(public: PublicConfig, fields: dict[str, Any], path: Pat
     """
     text = public.text_config
     head_dim = text.hidden_size // text.num_attention_heads
-    unread = {
+    other_fields = {
         name: fields[name] for name in fields.keys() - {*text.__struct_fields__, *UNUSED_FIELDS}
     }
     others = [
-        name for name, value in unread.items() if value and (name, value) != ("head_dim", head_dim)
+        name
+        for name, value in other_fields.items()
+        if value and (name, value) != ("head_dim", head_dim)
     ]
     if not others:
         return
@@ -147,10 +148,10 @@ def _require_plain_llama(public: PublicConfig, fields: dict[str, Any], path: Pat
     of_replies = generation().to_dict().keys()
     defaults = transformers.LlamaConfig().to_dict()
     for name in sorted(others):
-        if name in of_any_model or name in of_replies or defaults.get(name) == unread[name]:
+        if name in of_any_model or name in of_replies or defaults.get(name) == other_fields[name]:
             continue
         raise CheckpointError(
-            f"{path}: text_config.{name} is {excerpt(unread[name])}, which is not read here; expected "
+            f"{path}: text_config.{name} is {excerpt(other_fields[name])}, which is not read here; expected "
             "it to be absent or Llama's default, because the trunk would compute otherwise than "
             "it was trained."
         )

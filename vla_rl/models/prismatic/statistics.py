@@ -1,4 +1,4 @@
-"""Action bounds from a checkpoint's statistics, in `dataset_statistics.json` and in `config.json`.
+"""Action bounds from a checkpoint's statistics: `dataset_statistics.json`, else `config.json`.
 
 A set that both files of one folder have must be the same in both. Those beside an adapter take
 precedence over those of its base.

@@ -1,4 +1,4 @@
-"""The Llama trunk of transformers, with causal or bidirectional attention and exact positions.
+"""The Llama trunk of transformers, causal or bidirectional, with exact positions.
 
 Two faults ruin a policy without an error: a causal mask in OpenVLA-OFT (tens of points), and rotary
 frequencies rounded by a cast to bfloat16 (a phase error of 0.4 rad at position 300). The first is
@@ -51,12 +51,14 @@ def insert_tail(rows: Tensor, lengths: Tensor, tail: Tensor, fill: int) -> Tenso
     int64 [B, P + T].
     """
     width, num_tail = rows.shape[1], tail.shape[1]
-    place = torch.arange(width + num_tail, device=rows.device) - lengths[:, None]
-    padded = torch.nn.functional.pad(rows, (0, num_tail), value=fill).masked_fill(place >= 0, fill)
+    offsets = torch.arange(width + num_tail, device=rows.device) - lengths[:, None]
+    padded = torch.nn.functional.pad(rows, (0, num_tail), value=fill).masked_fill(
+        offsets >= 0, fill
+    )
     if num_tail == 0:
         return padded
-    in_tail = (place >= 0) & (place < num_tail)
-    return torch.where(in_tail, tail.gather(1, place.clamp(0, num_tail - 1)), padded)
+    in_tail = (offsets >= 0) & (offsets < num_tail)
+    return torch.where(in_tail, tail.gather(1, offsets.clamp(0, num_tail - 1)), padded)
 
 
 def consecutive_positions(first: Tensor, num: int) -> Tensor:
@@ -83,38 +85,38 @@ class LastLayer(LlamaDecoderLayer):
             whole: Tensor = super().forward(hidden_states, **given)
             return whole
         residual = gather_rows(hidden_states, read)
-        seen = self.input_layernorm(hidden_states)
+        inputs = self.input_layernorm(hidden_states)
         residual = residual + self._attend(
-            seen, read, given["attention_mask"], *given["position_embeddings"]
+            inputs, read, given["attention_mask"], *given["position_embeddings"]
         )
         output: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
         return output
 
     def _attend(
-        self, seen: Tensor, read: Tensor, mask: Tensor | None, cos: Tensor, sin: Tensor
+        self, inputs: Tensor, read: Tensor, mask: Tensor | None, cos: Tensor, sin: Tensor
     ) -> Tensor:
         attention = self.self_attn
         queries, keys, values = (
             project(rows).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
             for project, rows in (
-                (attention.q_proj, gather_rows(seen, read)),
-                (attention.k_proj, seen),
-                (attention.v_proj, seen),
+                (attention.q_proj, gather_rows(inputs, read)),
+                (attention.k_proj, inputs),
+                (attention.v_proj, inputs),
             )
         )
-        cos, sin = (table.expand(len(seen), -1, -1) for table in (cos, sin))
+        cos, sin = (table.expand(len(inputs), -1, -1) for table in (cos, sin))
         queries, _ = apply_rotary_pos_emb(
             queries, queries, gather_rows(cos, read), gather_rows(sin, read)
         )
         keys, _ = apply_rotary_pos_emb(keys, keys, cos, sin)
-        mask = self._seen_from(read, seen.shape[1], mask)
+        mask = self._select_mask(read, inputs.shape[1], mask)
         found = nn.functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, scale=attention.scaling
         )
         attended: Tensor = attention.o_proj(found.transpose(1, 2).flatten(2))
         return attended
 
-    def _seen_from(self, read: Tensor, num_positions: int, mask: Tensor | None) -> Tensor | None:
+    def _select_mask(self, read: Tensor, num_positions: int, mask: Tensor | None) -> Tensor | None:
         """Return the mask of the positions that are read; None if they see all others."""
         if mask is None:
             if not is_causal(self.self_attn.config):

@@ -53,7 +53,7 @@ def load_weights(
     folder: Path,
     *,
     inner_name: Callable[[str], str],
-    beside: Mapping[str, Tensor] = MappingProxyType({}),
+    extra: Mapping[str, Tensor] = MappingProxyType({}),
     adapters: Mapping[str, Adapter] = MappingProxyType({}),
     missing: tuple[str, ...] = (),
     dtype: torch.dtype | None = None,
@@ -65,7 +65,7 @@ def load_weights(
         network: its parameters' names and shapes are the expected ones.
         folder: a checkpoint in the public layout.
         timm_name: maps a public name to the network's.
-        beside: tensors of separate files, by public name; they replace the folder's.
+        extra: tensors of separate files, by public name; they replace the folder's.
         adapters: adapters by layer; each is merged into its layer's weight.
         missing: prefixes of the network's names that the folder does not have; those are left
             unchanged.
@@ -76,8 +76,8 @@ def load_weights(
     the missing memory.
     """
     check_weights(folder)
-    files = {name: file for name, file in tensor_files(folder).items() if name not in beside}
-    held = {**tensor_shapes(folder, files), **_shapes(beside)}
+    files = {name: file for name, file in tensor_files(folder).items() if name not in extra}
+    held = {**tensor_shapes(folder, files), **_shapes(extra)}
     _refuse_misfits(adapters, held, folder)
     expected = {
         name: tensor
@@ -89,8 +89,8 @@ def load_weights(
         num_bytes = sum((folder / file).stat().st_size for file in set(files.values()))
     else:
         num_bytes = sum(tensor.numel() for tensor in expected.values()) * dtype.itemsize
-    _check_room(num_bytes, torch.device(device))
-    for name, tensor in _all_tensors(folder, files, beside):
+    _require_memory(num_bytes, torch.device(device))
+    for name, tensor in _all_tensors(folder, files, extra):
         require_finite({name: tensor}, folder)
         moved, layer = tensor.to(device), name.removesuffix(".weight")
         if layer in adapters:
@@ -147,25 +147,25 @@ def _refuse_others(expected: Mapping[str, list[int]], found: Mapping[str, list[i
         )
 
 
-def _check_room(needed: int, device: torch.device) -> None:
+def _require_memory(needed: int, device: torch.device) -> None:
     if device.type == "cuda":
-        free, place = torch.cuda.mem_get_info(device)[0], f"{device} has {{}} GB free"
+        free, available = torch.cuda.mem_get_info(device)[0], f"{device} has {{}} GB free"
     else:
-        free, place = psutil.virtual_memory().available, "{} GB are available"
+        free, available = psutil.virtual_memory().available, "{} GB are available"
     if needed > free:
         raise CheckpointError(
             f"the weights need {needed / 1e9:.1f} GB, but "
-            + place.format(f"{free / 1e9:.1f}")
+            + available.format(f"{free / 1e9:.1f}")
             + "; choose another device or a smaller dtype."
         )
 
 
 def _all_tensors(
-    folder: Path, files: Mapping[str, str], beside: Mapping[str, Tensor]
+    folder: Path, files: Mapping[str, str], extra: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
     for file in dict.fromkeys(files.values()):
         yield from iterate_tensors(folder / file, [name for name in files if files[name] == file])
-    yield from beside.items()
+    yield from extra.items()
 
 
 def _assign(network: nn.Module, name: str, tensor: Tensor) -> None:
@@ -217,7 +217,7 @@ def load_folder(
     network: nn.Module,
     folder: PublicFolder,
     *,
-    beside: Mapping[str, Tensor] = MappingProxyType({}),
+    extra: Mapping[str, Tensor] = MappingProxyType({}),
     missing: tuple[str, ...] = (),
     without: tuple[str, ...] = (),
     dtype: torch.dtype | None = None,
@@ -228,7 +228,7 @@ def load_folder(
     Args:
         network: the network, with adapters if the checkpoint's are to be kept.
         folder: the checkpoint.
-        beside: tensors of its parts, by public name.
+        extra: tensors of its parts, by public name.
         missing: prefixes of names that the checkpoint does not have; those tensors are left
             unchanged.
         without: prefixes of the adapter's layers that a part already holds merged.
@@ -245,8 +245,8 @@ def load_folder(
     }
     if folder.adapter is not None:
         held = folder.adapter.tensors()
-        dtype_beside = dtype or stored_dtype(folder.path, NORM)
-        beside = {**beside, **held.whole}
+        extra_dtype = dtype or stored_dtype(folder.path, NORM)
+        extra = {**extra, **held.whole}
         adapters = {
             layer: adapter
             for layer, adapter in held.layers.items()
@@ -255,8 +255,8 @@ def load_folder(
         if wrapped:
             for layer, adapter in adapters.items():
                 halves = {"A": adapter.down, "B": adapter.up}
-                beside |= {
-                    f"{layer}.lora_{half}.{ADAPTER_NAME}.weight": x.to(dtype_beside)
+                extra |= {
+                    f"{layer}.lora_{half}.{ADAPTER_NAME}.weight": x.to(extra_dtype)
                     for half, x in halves.items()
                 }
             adapters = {}
@@ -266,7 +266,7 @@ def load_folder(
         inner_name=(lambda name: wrapped.get(timm_name(name), timm_name(name)))
         if wrapped
         else timm_name,
-        beside=beside,
+        extra=extra,
         adapters=adapters,
         missing=missing,
         dtype=dtype,
@@ -299,11 +299,13 @@ def write_weights(
         parts: tensors of separate PyTorch files, by file name.
     """
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-    num_beside = sum(tensor.nbytes for part in parts.values() for tensor in part.values())
+    num_part_bytes = sum(tensor.nbytes for part in parts.values() for tensor in part.values())
     shards = _reuse_shards(index, tensors, num_bytes)
     if shards is None:
         shards, index = _split_into_shards(tensors), None
-    with writing_folder(folder, num_bytes + num_beside + sum(map(len, files.values()))) as writer:
+    with writing_folder(
+        folder, num_bytes + num_part_bytes + sum(map(len, files.values()))
+    ) as writer:
         for name, shard in shards.items():
             writer.write_tensors(name, shard)
         if len(shards) > 1 and index is None:

@@ -102,11 +102,11 @@ class ServedPrismatic(nn.Module, SupportsMultiModal):  # type: ignore[misc]
         """
         if "images" not in features:
             return []
-        seen = self.projector(self.vision_backbone(_stacked(features["images"])))
+        tokens = self.projector(self.vision_backbone(_stacked(features["images"])))
         if self.proprio_projector is not None:
-            proprio = _stacked(features["proprio"]).to(seen.dtype)
-            seen = torch.cat([seen, self.proprio_projector(proprio)[:, None]], dim=1)
-        return list(seen)
+            proprio = _stacked(features["proprio"]).to(tokens.dtype)
+            tokens = torch.cat([tokens, self.proprio_projector(proprio)[:, None]], dim=1)
+        return list(tokens)
 
     def forward(
         self,
@@ -237,12 +237,14 @@ class ActionPooler(Pooler):  # type: ignore[misc]
         cursor = pooling_metadata.get_pooling_cursor()
         samplings = [_sampling(params.extra_kwargs) for params in pooling_metadata.pooling_params]
         last = cursor.last_token_indices_gpu
-        place = (
+        positions = (
             last[:, None]
             - self._num_behind
             - torch.arange(self._num_tokens - 1, -1, -1, device=last.device)
         )
-        read = hidden_states[place.clamp(min=0)]  # vLLM's own dummies may be shorter than a chunk
+        read = hidden_states[
+            positions.clamp(min=0)
+        ]  # vLLM's own dummies may be shorter than a chunk
         logits = read @ model.language_model.lm_head.weight[self._rows].T
         chosen, log_probs = choose_tokens(logits, samplings)
         version = torch.full_like(log_probs, model.weight_version)
@@ -274,13 +276,13 @@ class ServedOpenVlaOft(ServedPrismatic):
         is_multimodal: Tensor | None = None,
     ) -> Tensor:
         """Embed words; placeholders are exactly zero; features replace their positions."""
-        words: Tensor = self.language_model.model.embed_input_ids(input_ids)
-        words = words.masked_fill((input_ids == self._placeholder_id)[:, None], 0.0)
+        embeddings: Tensor = self.language_model.model.embed_input_ids(input_ids)
+        embeddings = embeddings.masked_fill((input_ids == self._placeholder_id)[:, None], 0.0)
         if not multimodal_embeddings:
-            return words
+            return embeddings
         assert is_multimodal is not None
-        embedded = words.clone()
-        embedded[is_multimodal.to(words.device)] = torch.cat(list(multimodal_embeddings)).to(
-            words.dtype
+        embedded = embeddings.clone()
+        embedded[is_multimodal.to(embeddings.device)] = torch.cat(list(multimodal_embeddings)).to(
+            embeddings.dtype
         )
         return embedded

@@ -92,13 +92,13 @@ def register() -> None:
 
     AutoConfig.register(MODEL_TYPE, ServedConfig, exist_ok=True)
     if not ARCHITECTURES.keys() <= set(ModelRegistry.get_supported_archs()):
-        for name, place in ARCHITECTURES.items():
-            ModelRegistry.register_model(name, place)
+        for name, path in ARCHITECTURES.items():
+            ModelRegistry.register_model(name, path)
         WeightTransferEngineFactory.register_engine(TRANSFER_BACKEND, *TRANSFER_CLASS)
-    _leave_with_the_parent()
+    _exit_with_the_parent()
 
 
-def _leave_with_the_parent() -> None:
+def _exit_with_the_parent() -> None:
     """End this process with its parent, also if Python skipped the `preload` folder (its flags -E
     and -I).
     """

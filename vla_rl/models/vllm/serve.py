@@ -1,4 +1,4 @@
-"""Policies as vLLM serves them: engine layout, requests and weights."""
+"""Policies as vLLM serves them: engine layout, requests, weights."""
 
 from collections.abc import Mapping
 from typing import Any, Final, overload
@@ -49,7 +49,7 @@ class ServedPrismaticPolicy(ServedActions):
         else:
             num_tokens = config.action_dim
         self._placeholders = [pad] * self._num_features
-        self._layout = self._layout_of(num_tokens)
+        self._layout = self._build_layout(num_tokens)
 
     @property
     def layout(self) -> EngineLayout:
@@ -74,7 +74,7 @@ class ServedPrismaticPolicy(ServedActions):
         """Build a request: BOS, features, prompt, and for OpenVLA-OFT the placeholders of its
         chunk.
         """
-        return self._request_of(self._policy.prepare([observation]))
+        return self._build_request(self._policy.prepare([observation]))
 
     def sample_request(self) -> EngineRequest:
         """Return a request of black pictures and a short instruction."""
@@ -91,7 +91,7 @@ class ServedPrismaticPolicy(ServedActions):
         chunk: np.ndarray = self._policy.decode(tokens[None])[0]
         return chunk
 
-    def _request_of(self, batch: PrismaticBatch) -> EngineRequest:
+    def _build_request(self, batch: PrismaticBatch) -> EngineRequest:
         ids = batch.prompts[0].tolist()
         if len(ids) > MAX_PROMPT:
             raise ContextOverflow(len(ids), MAX_PROMPT)
@@ -105,7 +105,7 @@ class ServedPrismaticPolicy(ServedActions):
             num_features=self._num_features,
         )
 
-    def _layout_of(self, num_tokens: int) -> EngineLayout:
+    def _build_layout(self, num_tokens: int) -> EngineLayout:
         from vla_rl.models.vllm.plugin import trunk_config
 
         config = self._policy.config
