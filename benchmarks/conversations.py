@@ -18,7 +18,7 @@ from vla_rl.types import (
     Step,
     StopReason,
     Trajectory,
-    observed_conversation,
+    make_conversation_observation,
 )
 
 SHAPE = TinyConfig(
@@ -69,7 +69,7 @@ def turn(
 ) -> Step:
     """A reply with the log-probs that the policy itself gives it."""
     tokens = np.array(reply)
-    observation = observed_conversation(np.array(prompt), images, image_starts)
+    observation = make_conversation_observation(np.array(prompt), images, image_starts)
     with torch.inference_mode():
         log_probs, _ = policy.log_probs(
             policy.prepare([observation]), torch.from_numpy(tokens)[None], torch.ones(1)

@@ -27,7 +27,7 @@ from vla_rl.learner.imitation import Demonstration, Imitator
 from vla_rl.learner.scoring import Reference
 from vla_rl.models.trajectory_encoders import trajectory_encoder
 from vla_rl.types import ReplyOptions, Sampling, Trajectory
-from vla_rl.types.reply_options import ANY_REPLY
+from vla_rl.types.language import ANY_REPLY
 
 
 async def act(lane: DeviceLane, *, family: str) -> None:

@@ -33,7 +33,7 @@ from vla_rl.algorithms.losses.config import CorrectionConfig, KlLossConfig
 from vla_rl.algorithms.losses.policy import LOSSES
 from vla_rl.models.prismatic.config import LoraConfig
 from vla_rl.types import ReplyOptions
-from vla_rl.types.reply_options import JsonFormat
+from vla_rl.types.language import JsonFormat
 
 
 def _recomputed(policy: Any) -> Any:

@@ -118,7 +118,7 @@ class Watched:
         firsts = [
             each.info[FIRST_DECISION]
             for each in self._ended
-            if each.deposit is not None and each.deposit.host == name
+            if each.episode_ref is not None and each.episode_ref.host == name
         ]
         return [first for first in firsts if first > ready_s]
 

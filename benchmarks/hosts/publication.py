@@ -39,7 +39,7 @@ from vla_rl.remote_rollout.host_fleet import HostFleet
 from vla_rl.remote_rollout.host_recipe import PIECE_BYTES
 from vla_rl.remote_rollout.weight_publication import HostWeights
 from vla_rl.rollout import SchedulerConfig
-from vla_rl.types import SOLE_MEMBER, Roster
+from vla_rl.types import SOLE_MEMBER, AgentNames
 
 NUM_HOSTS: Final = 4
 HIDDEN: Final = (512,) * 61
@@ -59,7 +59,9 @@ class Publication:
         self.num_bytes = sum(each.nbytes for each in self._network.parameters())
         self._weights: dict[int, HostWeights] = {}
         for number in (1, NUM_HOSTS):
-            weights = HostWeights(Roster([SOLE_MEMBER]), 0, _must_not_be_lost, _ignored, _ignored)
+            weights = HostWeights(
+                AgentNames([SOLE_MEMBER]), 0, _must_not_be_lost, _ignored, _ignored
+            )
             weights.hosts.update(list(rollout.weights.hosts.items())[:number])
             weights.open(self._start)
             self._weights[number] = weights

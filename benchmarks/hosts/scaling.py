@@ -111,8 +111,8 @@ class Watched:
             self._num_decisions,
             self._players.decisions(now).num_decisions,
         )
-        assert trajectory.deposit is not None, "the depots have room"
-        self._ended[trajectory.deposit.host].append((now, self._num_decisions - before))
+        assert trajectory.episode_ref is not None, "the depots have room"
+        self._ended[trajectory.episode_ref.host].append((now, self._num_decisions - before))
 
 
 def _decisions_per_s(ended: list[tuple[float, int]]) -> float:

@@ -25,7 +25,7 @@ from vla_rl.types import (
     RegexFormat,
     ReplyOptions,
     Sampling,
-    observed_conversation,
+    make_conversation_observation,
 )
 
 PROMPT = np.array([5, 6], np.int64)
@@ -139,7 +139,7 @@ def said(seed: int) -> tuple[Message, ...]:
 
 
 def log_probs_of(policy: VisionLanguageModel, reply: Completion) -> np.ndarray:
-    seen = observed_conversation(reply.prompt_tokens, reply.images, reply.image_starts)
+    seen = make_conversation_observation(reply.prompt_tokens, reply.images, reply.image_starts)
     tokens = torch.from_numpy(reply.tokens)[None]
     found, _ = policy.log_probs(policy.prepare([seen]), tokens, torch.ones(1))
     log_probs: np.ndarray = found.detach().numpy()[0]

@@ -50,8 +50,8 @@ def test_a_value_out_of_its_range_is_refused(changed: dict[str, int], message: s
 
 
 def test_without_evaluations_during_the_run_their_options_are_not_read() -> None:
-    assert set(HeldOutSchedule().unread()) == {"simulators", "niceness", "stop_after"}
-    assert not HeldOutSchedule(every=5).unread()
+    assert set(HeldOutSchedule().unused_options()) == {"simulators", "niceness", "stop_after"}
+    assert not HeldOutSchedule(every=5).unused_options()
 
 
 Sets = tuple[Sequence[EpisodeSpec], Sequence[EpisodeSpec]]

@@ -33,7 +33,7 @@ from vla_rl.types import (
     Step,
     StopReason,
     Trajectory,
-    parts_of,
+    split_by_agent,
 )
 
 SHAPE = TinyConfig(
@@ -107,7 +107,7 @@ async def test_each_learner_learns_what_it_would_from_its_own_decisions_alone() 
         )
         report = await team.update(trajectories, ADVANTAGES)
         for name, policy in apart.items():
-            parts = parts_of(trajectories, name)
+            parts = split_by_agent(trajectories, name)
             await Learner(policy, lane, CONFIG).update(
                 [part.trajectory for part in parts],
                 [ADVANTAGES[part.row][list(part.decisions)] for part in parts],
@@ -177,10 +177,10 @@ async def test_each_reference_and_critic_is_asked_about_its_own_agent() -> None:
         await team.update(trajectories, await team.values(trajectories), returns)
         judged = await team.values(trajectories)
         solver = await critics["solver"].values(
-            [part.trajectory for part in parts_of(trajectories, "solver")]
+            [part.trajectory for part in split_by_agent(trajectories, "solver")]
         )
         checker = await critics["checker"].values(
-            [part.trajectory for part in parts_of(trajectories, "checker")]
+            [part.trajectory for part in split_by_agent(trajectories, "checker")]
         )
         assert judged[0].values.tolist() == [
             solver[0].values[0],

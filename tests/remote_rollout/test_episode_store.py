@@ -81,33 +81,33 @@ def test_a_light_episode_of_64_decisions_is_under_20_kilobytes() -> None:
 def test_arrays_are_handed_over_once() -> None:
     depot, before = EpisodeStore("a", 1 << 20), trajectory()
     light = depot.put(before)
-    assert light.deposit is not None
-    assert light.deposit.num_bytes == depot.num_bytes > 3 * 3072
-    arrays = depot.take(light.deposit.key)
+    assert light.episode_ref is not None
+    assert light.episode_ref.num_bytes == depot.num_bytes > 3 * 3072
+    arrays = depot.take(light.episode_ref.key)
     assert arrays is not None
     assert as_bytes(materialise(light, arrays)) == as_bytes(before)
     assert depot.num_bytes == 0
-    assert depot.take(light.deposit.key) is None
-    depot.drop(light.deposit.key)
+    assert depot.take(light.episode_ref.key) is None
+    depot.drop(light.episode_ref.key)
 
 
 def test_an_episode_without_room_is_handed_over_whole() -> None:
     num_bytes = sum(array.nbytes for array in split_arrays(trajectory())[1].values())
     depot = EpisodeStore("a", num_bytes + 10)
     first, second = depot.put(trajectory()), depot.put(trajectory())
-    assert first.deposit is not None
-    assert second.deposit is None
+    assert first.episode_ref is not None
+    assert second.episode_ref is None
     assert as_bytes(second) == as_bytes(trajectory())
-    depot.drop(first.deposit.key)
-    assert depot.put(trajectory()).deposit is not None
+    depot.drop(first.episode_ref.key)
+    assert depot.put(trajectory()).episode_ref is not None
 
 
 def test_keys_of_another_process_on_the_same_host_are_unknown() -> None:
     one, other = EpisodeStore("a", 1 << 20), EpisodeStore("a", 1 << 20)
     light = one.put(trajectory())
     other.put(trajectory())
-    assert light.deposit is not None
-    assert other.take(light.deposit.key) is None
+    assert light.episode_ref is not None
+    assert other.take(light.episode_ref.key) is None
 
 
 def resumed_with(depot_stays: bool) -> tuple[int, int]:
@@ -122,7 +122,7 @@ def resumed_with(depot_stays: bool) -> tuple[int, int]:
                 await asyncio.sleep(0.001)
         state = killed.scheduler.state()
         light = [each for group in state.groups for each in group.trajectories]
-        keys = tuple(each.deposit.key for each in light if each.deposit is not None)
+        keys = tuple(each.episode_ref.key for each in light if each.episode_ref is not None)
         assert len(keys) == len(light) >= 1
         resumed = Cluster(max_staleness=0)
         left = depot if depot_stays else EpisodeStore("far", 1 << 20)
@@ -136,7 +136,7 @@ def resumed_with(depot_stays: bool) -> tuple[int, int]:
             # none of them was lost by the run that resumes
             assert resumed.scheduler.metrics().get("rollout/lost/died", 0.0) == 0
         members = [each for group in groups for each in group.trajectories]
-        assert all(each.deposit is None for each in members)
+        assert all(each.episode_ref is None for each in members)
         kept = {each.episode.episode_id for each in light}
         return len(kept), again.num_played - (len(members) - len(kept))
 
@@ -165,7 +165,7 @@ def test_a_group_that_was_on_its_way_here_is_fetched_after_a_resume() -> None:
         state = killed.scheduler.state()
         complete = [group for group in state.groups if group.is_complete]
         assert complete
-        assert all(each.deposit is not None for each in complete[0].trajectories)
+        assert all(each.episode_ref is not None for each in complete[0].trajectories)
         resumed = Cluster(max_staleness=0)
         keys = tuple(place.key for place in killed.scheduler.deposits())
         again = FarHost(resumed.engine, 4, depot=depot, kept=keys)

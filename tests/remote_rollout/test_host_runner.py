@@ -16,7 +16,7 @@ from vla_rl.remote_rollout.episode_store import EpisodeStore
 from vla_rl.remote_rollout.host_runner import HostEpisodeRunner
 from vla_rl.rollout import EpisodeLost
 from vla_rl.rollout.counts import MAX_HOST_LOSSES
-from vla_rl.types import Shelved, Trajectory
+from vla_rl.types import ImageCacheRef, Trajectory
 from vla_rl.util.simulated_time import run_in_simulated_time
 
 T = TypeVar("T")
@@ -309,7 +309,9 @@ def test_arrays_that_are_lost_with_their_host_cost_a_replay_and_no_episode() -> 
             lost.cut()
             cluster.players.remove("lost")
             groups = await updating
-            assert all(member.deposit is None for group in groups for member in group.trajectories)
+            assert all(
+                member.episode_ref is None for group in groups for member in group.trajectories
+            )
             # what ran there, and what had ended there
             assert cluster.scheduler.metrics()["rollout/lost/died"] >= 3
             await cluster.update()
@@ -323,26 +325,28 @@ class ShelvingHost(FarHost):
 
     async def whole(self, trajectory: Trajectory) -> Trajectory:
         whole = await super().whole(trajectory)
-        assert trajectory.deposit is not None
-        shelved = Shelved(host="", key=trajectory.deposit.key, num_bytes=10)
-        return msgspec.structs.replace(whole, shelved=shelved)
+        assert trajectory.episode_ref is not None
+        cached_images = ImageCacheRef(host="", key=trajectory.episode_ref.key, num_bytes=10)
+        return msgspec.structs.replace(whole, cached_images=cached_images)
 
 
 def test_pictures_on_a_shelf_are_dropped_once_their_group_was_trained() -> None:
     async def main() -> None:
-        dropped: list[Shelved] = []
+        dropped: list[ImageCacheRef] = []
         cluster = Cluster(drop_shelved=dropped.append)
         cluster.players.add(
             "far", ShelvingHost(cluster.engine, 4, depot=EpisodeStore("far", 1 << 20))
         )
-        trained: list[Shelved | None] = []
+        trained: list[ImageCacheRef | None] = []
         async with cluster.engine.batcher, cluster.scheduler:
             for _ in range(3):
                 groups = await cluster.update()
-                trained += [member.shelved for group in groups for member in group.trajectories]
+                trained += [
+                    member.cached_images for group in groups for member in group.trajectories
+                ]
                 assert dropped == trained
                 assert None not in trained
-            shelved = cluster.players.metrics()["hosts/picture_bytes_shelved"]
-            assert shelved >= 10 * len(trained) == 10 * 3 * 16
+            cached_images = cluster.players.metrics()["hosts/picture_bytes_shelved"]
+            assert cached_images >= 10 * len(trained) == 10 * 3 * 16
 
     run_in_simulated_time(main())

@@ -94,7 +94,7 @@ class Campaign:
 
 def _is_whole(group: Group) -> bool:
     return len(group.trajectories) == GROUP_SIZE and all(
-        each.deposit is None for each in group.trajectories
+        each.episode_ref is None for each in group.trajectories
     )
 
 

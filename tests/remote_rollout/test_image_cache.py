@@ -24,7 +24,7 @@ from vla_rl.remote_rollout.image_links import (
     join_arrays,
 )
 from vla_rl.remote_rollout.image_routes import ImageCopies, ImageRoute, ImageRoutes
-from vla_rl.types import Deposit, Shelved, ShelvedArray
+from vla_rl.types import ArrayRef, EpisodeRef, ImageCacheRef
 
 T = TypeVar("T")
 
@@ -232,7 +232,7 @@ async def test_pictures_whose_host_dies_before_they_are_reported_make_room_for_o
         routes._shelves = shelves
         async with routes:
             lost, stays = (ImageRoute(routes, "far", ["home"]) for _ in range(2))
-            deposits = [Deposit(host="far", key=key, num_bytes=NUM_BYTES) for key in EPISODES]
+            deposits = [EpisodeRef(host="far", key=key, num_bytes=NUM_BYTES) for key in EPISODES]
             fetching = asyncio.create_task(lost.fetch(deposits[0]))
             await shelves.has_fetched.wait()
             lost.end()
@@ -253,10 +253,10 @@ async def test_a_picture_is_borrowed_once_for_an_update_and_freed_after_it() -> 
         async with routes:
             route = ImageRoute(routes, "far", ["home"])
             found = [
-                await route.fetch(Deposit(host="far", key=episode, num_bytes=NUM_BYTES))
+                await route.fetch(EpisodeRef(host="far", key=episode, num_bytes=NUM_BYTES))
                 for episode in EPISODES
             ]
-            (shelved, first), (_, second) = (each for each in found if each is not None)
+            (cached_images, first), (_, second) = (each for each in found if each is not None)
             images = [first["0/observation/image"], second["0/observation/image"]]
             num_before = len(memories())
             copies = await routes.copy_images("other", images[:1])
@@ -268,7 +268,7 @@ async def test_a_picture_is_borrowed_once_for_an_update_and_freed_after_it() -> 
             assert again.by_original[images[0]] == copies.by_original[images[0]]
             for image in images:
                 assert np.array_equal(again.by_original[image].read(), image.read())
-            routes.drop(shelved)
+            routes.drop(cached_images)
             await routes.release_images(await routes.copy_images("other", images[1:]))
             assert len(memories()) == num_before + 1
             assert np.array_equal(again.by_original[images[1]].read(), images[1].read())
@@ -278,7 +278,7 @@ async def test_a_picture_is_borrowed_once_for_an_update_and_freed_after_it() -> 
 class SilentRoutes(ImageRoutes):
     """Ways over a shelf that hears nothing of a host, as behind a cable that was pulled."""
 
-    async def fetch(self, home: str, name: str, deposit: Deposit) -> FetchedImages:
+    async def fetch(self, home: str, name: str, episode_ref: EpisodeRef) -> FetchedImages:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -289,13 +289,13 @@ class SilentRoutes(ImageRoutes):
 async def test_pictures_of_a_host_that_is_gone_are_not_waited_for() -> None:
     async with asyncio.timeout(60):
         route = ImageRoute(SilentRoutes(1 << 20), "far", [""])
-        deposit = Deposit(host="far", key=7, num_bytes=NUM_BYTES)
-        fetching = asyncio.create_task(route.fetch(deposit))
+        episode_ref = EpisodeRef(host="far", key=7, num_bytes=NUM_BYTES)
+        fetching = asyncio.create_task(route.fetch(episode_ref))
         await asyncio.sleep(0)
         assert not fetching.done()
         route.end()
         assert await fetching is None
-        assert await route.fetch(deposit) is None
+        assert await route.fetch(episode_ref) is None
 
 
 def test_the_process_of_a_shelf_imports_no_torch() -> None:
@@ -306,15 +306,11 @@ def test_the_process_of_a_shelf_imports_no_torch() -> None:
 COPY_BYTES = 4 * 4 * 3
 
 
-def picture(episode: int, number: int = 0, host: str = "home") -> ShelvedArray:
-    return ShelvedArray(
-        host, f"memory of {episode}", episode, number * COPY_BYTES, "|u1", (4, 4, 3)
-    )
+def picture(episode: int, number: int = 0, host: str = "home") -> ArrayRef:
+    return ArrayRef(host, f"memory of {episode}", episode, number * COPY_BYTES, "|u1", (4, 4, 3))
 
 
-def borrowed(
-    loans: ImageCopies, key: int, *originals: ShelvedArray
-) -> dict[ShelvedArray, ShelvedArray]:
+def borrowed(loans: ImageCopies, key: int, *originals: ArrayRef) -> dict[ArrayRef, ArrayRef]:
     """Add a memory on the shelf of `beside` that has copies of these."""
     copies = {each: picture(key, number, "beside") for number, each in enumerate(originals)}
     loans.add("beside", key, copies)
@@ -354,8 +350,8 @@ def test_copies_of_an_episode_that_is_dropped_are_freed_whatever_room_there_is()
     borrowed(loans, 1, picture(7), picture(8))
     borrowed(loans, 2, picture(9))
     assert loans.end("beside", [1], room=1000) == []
-    loans.drop(Shelved(host="home", key=8, num_bytes=COPY_BYTES))
-    loans.drop(Shelved(host="another", key=9, num_bytes=COPY_BYTES))
+    loans.drop(ImageCacheRef(host="home", key=8, num_bytes=COPY_BYTES))
+    loans.drop(ImageCacheRef(host="another", key=9, num_bytes=COPY_BYTES))
     assert loans.end("beside", [2], room=1000) == [1]
 
 

@@ -47,7 +47,7 @@ from vla_rl.rollout import (
 )
 from vla_rl.run.train import default_agent
 from vla_rl.team.members import Team
-from vla_rl.types import SOLE_MEMBER, EnvSpec, EpisodeSpec, Group, Roster, ShelvedArray, Trajectory
+from vla_rl.types import SOLE_MEMBER, AgentNames, ArrayRef, EnvSpec, EpisodeSpec, Group, Trajectory
 
 SMALL = TinyConfig(
     hidden_size=32,
@@ -81,14 +81,14 @@ async def require_same_beside(
     async with ImageRoutes(1 << 24) as routes:
         far = RolloutHostRunner(host, status, route=await routes.to("far", host, "127.0.0.1"))
         beside = await far.whole(await far.play(episode))
-        assert beside.shelved is not None
+        assert beside.cached_images is not None
         assert beside.embedding is not None
         assert whole.embedding is not None
         assert np.array_equal(beside.embedding, whole.embedding)
         places = [step.observation["image"] for step in beside.steps]
-        assert all(isinstance(place, ShelvedArray) for place in places)
+        assert all(isinstance(place, ArrayRef) for place in places)
         assert observed_bytes(beside) == 0
-        assert beside.shelved.num_bytes == observed_bytes(whole)
+        assert beside.cached_images.num_bytes == observed_bytes(whole)
         read = unpack_observations(pack_observations([step.observation for step in beside.steps]))
         steps = tuple(
             msgspec.structs.replace(step, observation=seen)
@@ -96,7 +96,7 @@ async def require_same_beside(
         )
         assert [list(seen) for seen in read] == [list(step.observation) for step in whole.steps]
         assert figures(msgspec.structs.replace(beside, steps=steps)) == figures(whole)
-        routes.drop(beside.shelved)
+        routes.drop(beside.cached_images)
         await far.whole(await far.play(episode))  # which takes the message along
         with pytest.raises(OSError, match="the process that held them has dropped them"):
             places[0].read()
@@ -141,7 +141,7 @@ async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that
                 return figures(await LocalEpisodeRunner(pool, engine, embodied_agent).play(episode))
 
         light = await far.play(episode)
-        assert light.deposit is not None
+        assert light.episode_ref is not None
         assert light.steps[0].observation["image"] is None
         whole = await far.whole(light)
         first = figures(whole)
@@ -149,7 +149,7 @@ async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that
 
         await require_same_beside(host, status, episode, whole)
 
-        roster = Roster([SOLE_MEMBER])
+        agent_names = AgentNames([SOLE_MEMBER])
         # a host embeds what it hands over, with the encoder of the run
         group = Group(group_id=0, trajectories=(whole,), dispatch_version=0)
         assert whole.embedding is not None
@@ -160,7 +160,7 @@ async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that
         assert np.array_equal(there, here)
 
         weights = HostWeights(
-            roster, 0, lambda name, death: None, lambda version: None, lambda version: None
+            agent_names, 0, lambda name, death: None, lambda version: None, lambda version: None
         )
         weights.hosts["far"] = WeightHost(host, "127.0.0.1")
         weights.open(lambda work, name: asyncio.create_task(work, name=name))

@@ -36,7 +36,7 @@ from vla_rl.remote_rollout.host_recipe import fixed_digest, make_host_recipe, ru
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import GroupSource, SchedulerState, embodied_agent
 from vla_rl.team.members import Team
-from vla_rl.types import SOLE_MEMBER, Deposit, EpisodeSpec, Trajectory
+from vla_rl.types import SOLE_MEMBER, EpisodeRef, EpisodeSpec, Trajectory
 
 
 class OneHost(ThisHost):
@@ -85,7 +85,7 @@ class Site:
     def rollout(
         self,
         lane: DeviceLane,
-        deposits: Sequence[Deposit] = (),
+        deposits: Sequence[EpisodeRef] = (),
         config: TrainToyConfig | None = None,
     ) -> HostFleet:
         """Return the control side of a run, or of its resume, which restored weights 3."""
@@ -179,14 +179,14 @@ async def test_the_resume_gets_the_simulators_the_engine_and_the_episodes_it_nee
                 lose(run)
                 await until(lambda: run.weights.hosts.get("far") not in (None, before))
                 needed, forgotten = await played(site, run, 0), await played(site, run, 1)
-                assert needed.deposit is not None
-                assert forgotten.deposit is not None
+                assert needed.episode_ref is not None
+                assert forgotten.episode_ref is not None
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(HostRestarter, "_bring_up_late", no_host)
                     lose(run)
                     await until(lambda: server.num_waiting == 1)
                     raise Killed
-        resumed = site.rollout(lane, deposits=[needed.deposit])
+        resumed = site.rollout(lane, deposits=[needed.episode_ref])
         for parameter in model_of(resumed).network.parameters():
             parameter.data.mul_(1.1)  # update 3 was made again, and came out otherwise
         await lane.run(resumed.weights.sinks[SOLE_MEMBER].adopt, model_of(resumed).network, 3)
@@ -195,7 +195,7 @@ async def test_the_resume_gets_the_simulators_the_engine_and_the_episodes_it_nee
             assert resumed.players.holds(needed)
             assert not resumed.players.holds(forgotten)
             whole = await resumed.players.whole(needed)
-            assert whole.deposit is None
+            assert whole.episode_ref is None
             assert len(whole.steps[0].chunk.tokens) > 0
             again = await played(site, resumed, 1)
             assert again.steps[0].chunk.weight_version == 3

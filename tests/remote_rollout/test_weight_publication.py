@@ -19,7 +19,7 @@ from vla_rl.remote_rollout.peer_sockets import SocketAddress
 from vla_rl.remote_rollout.weight_links import ReceivedBytes
 from vla_rl.remote_rollout.weight_publication import HostWeights
 from vla_rl.remote_rollout.weight_sources import LocalWeightSource, WeightHost
-from vla_rl.types import SOLE_MEMBER, Roster
+from vla_rl.types import SOLE_MEMBER, AgentNames
 
 
 async def test_every_host_has_a_version_before_any_acts_with_it() -> None:
@@ -114,16 +114,16 @@ async def test_weights_that_an_update_did_not_change_are_not_sent_again() -> Non
 
 async def test_hosts_serve_a_version_once_they_have_it_of_every_policy() -> None:
     versions: list[int] = []
-    roster = Roster(["left", "right"])
+    agent_names = AgentNames(["left", "right"])
     weights = HostWeights(
-        roster, 0, lambda name, death: None, lambda version: None, versions.append
+        agent_names, 0, lambda name, death: None, lambda version: None, versions.append
     )
     for version, name in ((1, "left"), (1, "right"), (2, "right"), (2, "left")):
         weights.sinks[name].adopt(nn.Linear(3, 2), version)
     assert versions == [0, 1, 1, 2]
     names = {"weights_s", "weights_waited_s"}
     assert weights.metrics().keys() == {
-        f"{of}/hosts/{name}" for of in roster.names for name in names
+        f"{of}/hosts/{name}" for of in agent_names.names for name in names
     }
 
 

@@ -7,7 +7,7 @@ from rollout_fakes import finished, source
 from vla_rl.errors import ConservationError
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.rollout.episode_records import EpisodeRecords, GroupState, OutstandingGroups
-from vla_rl.types import EpisodeSpec, Group, Shelved
+from vla_rl.types import EpisodeSpec, Group, ImageCacheRef
 
 
 def book_of(max_staleness: int = 0, num_updates: int | None = None) -> EpisodeRecords:
@@ -144,8 +144,8 @@ def test_a_saved_group_goes_on_with_the_members_that_it_lacks() -> None:
 def test_a_member_whose_pictures_end_with_the_run_is_run_again_after_a_resume() -> None:
     groups, plan = OutstandingGroups(), source(group_size=2).next_group()
     groups.add(plan, dispatch_version=3)
-    beside = Shelved(host="", key=1, num_bytes=10)
-    groups.finish(msgspec.structs.replace(finished(plan.episodes[0]), shelved=beside))
+    beside = ImageCacheRef(host="", key=1, num_bytes=10)
+    groups.finish(msgspec.structs.replace(finished(plan.episodes[0]), cached_images=beside))
     groups.finish(finished(plan.episodes[1]))
     assert groups.num_played() == (2, 0)
     (saved,) = groups.state()

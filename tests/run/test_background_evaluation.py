@@ -429,5 +429,5 @@ def test_a_schedule_that_cannot_be_is_refused(changed: dict[str, Any], message: 
 
 
 def test_the_options_of_evaluations_beside_training_need_an_interval() -> None:
-    assert set(HeldOutSchedule().unread()) == {"simulators", "niceness", "stop_after"}
-    assert HeldOutSchedule(every=3).unread() == {}
+    assert set(HeldOutSchedule().unused_options()) == {"simulators", "niceness", "stop_after"}
+    assert HeldOutSchedule(every=3).unused_options() == {}

@@ -501,6 +501,6 @@ def test_without_ray_the_run_is_refused_before_it_starts(tmp_path: Path) -> None
 def test_hosts_are_listed_or_found_by_ray() -> None:
     with pytest.raises(ConfigError, match=r"none beside ray\.address"):
         ClusterConfig(hosts="hosts.toml", ray=RayConfig(address="auto"))
-    assert "num_hosts" in RayConfig().unread()
-    assert RayConfig(address="auto").unread() == {}
+    assert "num_hosts" in RayConfig().unused_options()
+    assert RayConfig(address="auto").unused_options() == {}
     assert ClusterConfig(ray=RayConfig(address="auto")).has_hosts

@@ -344,7 +344,7 @@ def test_one_policy_is_a_team_of_one_and_a_team_is_itself() -> None:
     model = mlp_policy()
     team = Team.of(model)
     assert {name: member.model for name, member in team.members.items()} == {SOLE_MEMBER: model}
-    assert team.roster.acts_for_all
+    assert team.agent_names.acts_for_all
     assert Team.of(team) is team
 
 

@@ -17,7 +17,7 @@ from vla_rl.rollout import (
     embodied_agent,
 )
 from vla_rl.rollout.policies import DecisionCounts
-from vla_rl.types import EpisodeSpec, Group, Shelved, Trajectory
+from vla_rl.types import EpisodeSpec, Group, ImageCacheRef, Trajectory
 
 
 class FarHost:
@@ -77,23 +77,23 @@ class FarHost:
             await asyncio.wait((playing, cut))
 
     def holds(self, trajectory: Trajectory) -> bool:
-        return trajectory.deposit is None or trajectory.deposit.key in self._kept
+        return trajectory.episode_ref is None or trajectory.episode_ref.key in self._kept
 
     async def whole(self, trajectory: Trajectory) -> Trajectory:
         if self._cut.is_set():
             raise ActorDied("far", 0, "host unreachable for 1.2 s")
-        assert trajectory.deposit is not None
+        assert trajectory.episode_ref is not None
         self.is_asked_for_arrays.set()
         if self.is_slow_to_send:
             await asyncio.Event().wait()
-        arrays = self.depot.take(trajectory.deposit.key)
+        arrays = self.depot.take(trajectory.episode_ref.key)
         if arrays is None:
             raise EpisodeLost(trajectory.episode, "died", "far was started again since")
         return materialise(trajectory, arrays)
 
     def drop(self, trajectory: Trajectory) -> None:
-        assert trajectory.deposit is not None
-        self.depot.drop(trajectory.deposit.key)
+        assert trajectory.episode_ref is not None
+        self.depot.drop(trajectory.episode_ref.key)
         self.num_dropped += 1
 
     def decisions(self, now: float) -> DecisionCounts:
@@ -109,7 +109,7 @@ class Cluster:
     def __init__(
         self,
         keep: Callable[[Group], bool] | None = None,
-        drop_shelved: Callable[[Shelved], None] | None = None,
+        drop_shelved: Callable[[ImageCacheRef], None] | None = None,
         kind_of: Callable[[EpisodeSpec], str] = lambda episode: ANY_KIND,
         **settings: object,
     ) -> None:

@@ -17,7 +17,7 @@ from vla_rl.remote_rollout.weight_links import ReceivedBytes
 from vla_rl.remote_rollout.weight_publication import HostWeights
 from vla_rl.remote_rollout.weight_sources import WeightHost
 from vla_rl.remote_rollout.weight_store import WeightStore
-from vla_rl.types import SOLE_MEMBER, Roster
+from vla_rl.types import SOLE_MEMBER, AgentNames
 
 
 class Host:
@@ -120,7 +120,7 @@ class Site:
         self.coming: list[int] = []
         self._started: list[asyncio.Task[None]] = []
         self.weights = HostWeights(
-            Roster([SOLE_MEMBER]),
+            AgentNames([SOLE_MEMBER]),
             0,
             lambda name, _: self.lost.append(name),
             self.coming.append,

@@ -1,20 +1,88 @@
-"""A conversation is observed with its images, and they come back in their order."""
+"""Conversations are observations; arrays in another process are read by reference."""
 
+from pathlib import Path
+
+import msgspec
 import numpy as np
+import pytest
 
-from vla_rl.types.observation import images_of, observed_conversation
+from vla_rl.types.observation import KEY_BYTES, ArrayRef, get_images, make_conversation_observation
 
 
 def test_a_conversation_of_words_alone_has_no_keys_of_images() -> None:
     tokens = np.arange(3)
-    seen = observed_conversation(tokens)
+    seen = make_conversation_observation(tokens)
     assert seen == {"prompt_tokens": tokens}
-    assert images_of(seen) == ()
+    assert get_images(seen) == ()
 
 
 def test_more_than_ten_images_keep_their_order() -> None:
     images = [np.full((1, 1, 3), number, np.uint8) for number in range(12)]
-    seen = observed_conversation(np.arange(30), images, range(0, 24, 2))
-    assert [int(image[0, 0, 0]) for image in images_of(seen)] == list(range(12))
+    seen = make_conversation_observation(np.arange(30), images, range(0, 24, 2))
+    assert [int(image[0, 0, 0]) for image in get_images(seen)] == list(range(12))
     assert seen["image_starts"].dtype == np.int64
     assert seen["image_starts"].tolist() == list(range(0, 24, 2))
+
+
+ARRAY = np.arange(12, dtype=np.int16).reshape(3, 4)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    path = tmp_path / "shelf"
+    path.write_bytes((77).to_bytes(KEY_BYTES, "little") + b"other" + ARRAY.tobytes())
+    return path
+
+
+def cached_images(path: Path, **changes) -> ArrayRef:
+    fields = {
+        "host": "",
+        "path": str(path),
+        "key": 77,
+        "start": KEY_BYTES + 5,
+        "dtype": "int16",
+        "shape": (3, 4),
+    } | changes
+    return ArrayRef(**fields)
+
+
+def test_the_array_is_read_from_its_place(memory: Path) -> None:
+    found = cached_images(memory).read()
+    assert found.dtype == np.int16
+    np.testing.assert_array_equal(found, ARRAY)
+    assert cached_images(memory).num_bytes == 24
+
+
+def test_a_single_number_and_an_array_of_nothing_are_read_too(memory: Path) -> None:
+    assert cached_images(memory, shape=()).read() == 0
+    assert cached_images(memory, shape=(0, 4)).read().shape == (0, 4)
+
+
+def test_memory_that_is_gone_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="are gone: the process that held them has ended"):
+        cached_images(tmp_path / "none").read()
+
+
+def test_memory_that_was_used_again_is_not_read_as_the_old_one(memory: Path) -> None:
+    with pytest.raises(OSError, match="24 bytes of 77 at 13, expected 24 of 78"):
+        cached_images(memory, key=78).read()
+
+
+def test_memory_that_is_too_short_is_an_error(memory: Path) -> None:
+    with pytest.raises(OSError, match="has 0 bytes of 77 at 15, expected 24"):
+        cached_images(memory, start=KEY_BYTES + 7).read()
+
+
+def test_an_array_larger_than_the_memory_is_refused_before_it_takes_any(memory: Path) -> None:
+    with pytest.raises(OSError, match=f"expected {2 << 50} of 77"):
+        cached_images(memory, shape=(1 << 50,)).read()
+
+
+def test_a_type_that_ends_a_process_inside_numpy_is_refused(memory: Path) -> None:
+    with pytest.raises(ValueError, match=r"dtype is 'M8\[s/0\]', expected one number"):
+        cached_images(memory, dtype="M8[s/0]").read()
+
+
+def test_it_goes_over_a_wire_as_it_is(memory: Path) -> None:
+    sent = msgspec.msgpack.encode(cached_images(memory))
+    assert msgspec.msgpack.decode(sent, type=ArrayRef) == cached_images(memory)

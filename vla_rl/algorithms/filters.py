@@ -84,7 +84,7 @@ class OverlongConfig(Config, frozen=True, kw_only=True):
         self.require(fits, "buffer", f"1 <= buffer <= max_length = {self.max_length}")
         self.require(0.0 <= self.factor < float("inf"), "factor", "a finite weight >= 0")
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return the options of the penalty, if it is turned off."""
         if self.max_length is not None:
             return {}

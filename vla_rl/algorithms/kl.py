@@ -123,7 +123,7 @@ class KlRewardConfig(Config, frozen=True, kw_only=True):
         )
         self.require(self.horizon >= 1, "horizon", "at least 1 sample")
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return the options of an adaptive weight, if the weight is fixed."""
         if self.target is not None:
             return {}

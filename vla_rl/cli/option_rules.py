@@ -5,7 +5,7 @@ user sets one of two options that depend on each other, the default of the other
 are set and do not fit, that is refused.
 
 An option that nothing reads under the other values is left out of the help and refused if it is set:
-each configuration names its own in `Config.unread`, and pipelines name what they read in `READS`.
+each configuration names its own in `Config.unused_options`, and pipelines name what they read in `READS`.
 Options that users of other trainers look for, and that do not exist, are refused by name.
 """
 
@@ -191,7 +191,7 @@ def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def unused_options(config: Config) -> dict[str, str]:
     """Return unread options of a configuration and its tables, by dotted path, with reasons."""
-    found = dict(config.unread())
+    found = dict(config.unused_options())
     if isinstance(config, LearningConfig):
         found = {**unused_by_pipeline(config.pipeline), **found}
     for name in config.__struct_fields__:

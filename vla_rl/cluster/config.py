@@ -48,7 +48,7 @@ class RayConfig(Config, frozen=True, kw_only=True):
             self.look_every_s is None or self.look_every_s > 0, "look_every_s", "> 0 s or none"
         )
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return the options that only matter with an address."""
         others = [name for name in self.__struct_fields__ if name != "address"]
         return {} if self.address is not None else dict.fromkeys(others, "address is none")
@@ -125,7 +125,7 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
         """Whether other hosts run episodes."""
         return self.hosts is not None or self.ray.address is not None
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return the options that only matter with several hosts."""
         of_learners = ("allow_unencrypted_ranks", "ranks_port")
         if self.has_hosts:

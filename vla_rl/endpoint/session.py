@@ -13,16 +13,16 @@ from vla_rl.endpoint.http import RequestError
 from vla_rl.errors import ContextOverflow, ConversationRejected
 from vla_rl.rollout.chat_agent import make_reply_step
 from vla_rl.types import (
+    AgentNames,
     Completion,
     EpisodeSpec,
     Info,
     LanguagePolicies,
     LanguagePolicy,
     Message,
-    Roster,
     StopReason,
     Trajectory,
-    by_member,
+    key_by_member,
 )
 
 
@@ -59,22 +59,22 @@ class Session:
         self.failure: Exception | None = None
         """The policy's own exception, if it failed for another reason; the client only got status
         500."""
-        self._policies = by_member(policy)
-        self._roster = Roster(self._policies)
+        self._policies = key_by_member(policy)
+        self._agent_names = AgentNames(self._policies)
         self._conversations: dict[str, tuple[Message, ...]] = {}
         self._running: set[asyncio.Task[Any]] = set()
 
     @property
     def models(self) -> tuple[str, ...] | None:
         """Names of models that requests may use; None: any name."""
-        return None if self._roster.acts_for_all else self._roster.names
+        return None if self._agent_names.acts_for_all else self._agent_names.names
 
     def find_policy(self, model: str) -> tuple[str, LanguagePolicy]:
         """Return the agent of a request and its policy.
 
         Raises: KeyError for a name that no agent has.
         """
-        agent = self._roster.member_of(model)
+        agent = self._agent_names.member_of(model)
         return agent, self._policies[agent]
 
     def recall(self, answer_id: str) -> Sequence[Message] | None:

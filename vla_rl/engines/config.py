@@ -230,7 +230,7 @@ class EngineConfig(Config, frozen=True, kw_only=True):
         self.require(self.max_batch >= 1, "max_batch", "at least 1 decision")
         self.require(self.max_wait_s >= 0.0, "max_wait_s", "at least 0 seconds")
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return the options of the other kinds of engine."""
         torch_only = ("max_batch", "max_wait_s", "cuda_graphs", "kept_conversations")
         others = {"vllm", "remote"} - {self.kind} | set(torch_only if self.kind != "torch" else ())

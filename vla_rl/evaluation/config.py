@@ -269,7 +269,7 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
             )
         planned_episodes(self)
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return the options of videos, if there are none."""
         return {} if self.videos != "none" else {"videos_per_task": "videos is 'none'"}
 

@@ -60,7 +60,7 @@ class HeldOutSchedule(Config, frozen=True, kw_only=True):
         self.require(self.simulators >= 1, "simulators", "at least 1")
         self.require(0 <= self.niceness <= 19, "niceness", "0 to 19")
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return the options of evaluations during the run, if there are none."""
         if self.every is not None:
             return {}

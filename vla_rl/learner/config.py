@@ -64,7 +64,7 @@ class OptimizerConfig(Config, frozen=True, kw_only=True):
         self.require(self.max_grad_norm > 0.0, "max_grad_norm", "above 0")
         self.require(self.max_skips_in_a_row >= 1, "max_skips_in_a_row", "at least 1 step")
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return the options of the decay, if there is none."""
         return {} if self.decay_steps is not None else {"final_lr_share": "decay_steps is none"}
 
@@ -163,7 +163,7 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
         self.require(fits, "trajectory_length", needed)
         self.require(self.max_mismatch > 0.0, "max_mismatch", "above 0")
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return the options of other aggregations."""
         if self.aggregation == "seq_mean_token_sum_norm":
             return {}

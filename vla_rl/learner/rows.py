@@ -30,7 +30,7 @@ from torch import Tensor
 
 from vla_rl.algorithms.losses import TokenBatch
 from vla_rl.engines.policy_model import NO_TOKEN
-from vla_rl.types import Observation, Step, Trajectory, images_of, observed_conversation
+from vla_rl.types import Observation, Step, Trajectory, get_images, make_conversation_observation
 
 
 class Recorded(NamedTuple):
@@ -207,8 +207,8 @@ class Row:
         log-probs have to be computed.
         """
         observation = dict(self.observation)
-        if images := images_of(self.newest):
-            observation |= observed_conversation(
+        if images := get_images(self.newest):
+            observation |= make_conversation_observation(
                 observation["prompt_tokens"], images, self.newest["image_starts"]
             )
         if self.grammars:
@@ -315,7 +315,7 @@ def _tokens_between(before: Step, step: Step) -> np.ndarray | None:
     past = np.concatenate([before.observation["prompt_tokens"], before.chunk.tokens])
     if len(prompt) < len(past) or (prompt[: len(past)] != past).any():
         return None
-    if not _begins_alike(images_of(step.observation), images_of(before.observation)):
+    if not _begins_alike(get_images(step.observation), get_images(before.observation)):
         return None
     between: np.ndarray = prompt[len(past) :]
     return between

@@ -23,7 +23,7 @@ from vla_rl.learner.finiteness import TrajectoryValues
 from vla_rl.learner.learner import PolicyLearner, UpdateReport
 from vla_rl.learner.rows import Advantage
 from vla_rl.learner.scoring import PolicyReference
-from vla_rl.types import AgentPart, Roster, Trajectory
+from vla_rl.types import AgentNames, AgentPart, Trajectory
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class LearnerTeam:
                 "least 1 of each; updates_per_turn=None lets all of them learn in every update"
             )
         self._learners, self._updates_per_turn = dict(learners), updates_per_turn
-        self._roster = Roster(learners)
+        self._agent_names = AgentNames(learners)
 
     @property
     def weight_version(self) -> int:
@@ -94,13 +94,13 @@ class LearnerTeam:
         A member's metrics begin with `Roster.prefix`. Raises: ConfigError for a decision of an
         agent without a learner.
         """
-        self._roster.require_all(trajectories)
+        self._agent_names.require_all(trajectories)
         turn = self.learning(self.weight_version)
         metrics: dict[str, float] = {}
         slices: dict[str, tuple[Slice, ...]] = {}
         notes: list[str] = []
         for name, learner in self._learners.items():
-            parts = self._roster.parts_of(trajectories, name) if name in turn else []
+            parts = self._agent_names.parts_of(trajectories, name) if name in turn else []
             if not parts:
                 report = await learner.publish_unchanged()
             else:
@@ -118,7 +118,9 @@ class LearnerTeam:
             metrics |= self._named(name, report.metrics)
             slices |= self._named(name, report.slices)
             if report.note:
-                notes.append(report.note if self._roster.acts_for_all else f"{name}: {report.note}")
+                notes.append(
+                    report.note if self._agent_names.acts_for_all else f"{name}: {report.note}"
+                )
         return UpdateReport(self.weight_version, metrics, slices, "; ".join(notes))
 
     async def publish_unchanged(self) -> UpdateReport:
@@ -139,16 +141,16 @@ class LearnerTeam:
 
         Raises: CheckpointError if it is of other members.
         """
-        if state.roster != self._roster:
+        if state.agent_names != self._agent_names:
             raise CheckpointError(
-                f"the checkpoint has {state.roster}, expected {self._roster}; resume with the "
+                f"the checkpoint has {state.agent_names}, expected {self._agent_names}; resume with the "
                 "recipe and settings that made it."
             )
         for name, learner in self._learners.items():
             await learner.restore(state.members[name])
 
     def _named(self, name: str, found: Mapping[str, T]) -> dict[str, T]:
-        prefix = self._roster.prefix(name)
+        prefix = self._agent_names.prefix(name)
         return {f"{prefix}{key}": value for key, value in found.items()}
 
 
@@ -160,21 +162,21 @@ class CriticTeam:
     """
 
     def __init__(self, critics: Mapping[str, PolicyCritic]) -> None:
-        self._critics, self._roster = dict(critics), Roster(critics)
+        self._critics, self._agent_names = dict(critics), AgentNames(critics)
 
     async def values(self, trajectories: Sequence[Trajectory]) -> list[TrajectoryValues]:
         """Compute the values of all decisions of all trajectories.
 
         The last agent's critic values the final observation.
         """
-        self._roster.require_all(trajectories)
+        self._agent_names.require_all(trajectories)
 
         async def judged(name: str, parts: Sequence[AgentPart]) -> list[TrajectoryValues]:
             return await self._critics[name].values([part.trajectory for part in parts])
 
         values = [np.zeros(len(trajectory.steps), np.float32) for trajectory in trajectories]
         bootstraps = [0.0] * len(trajectories)
-        for part, found in await _each_part(self._roster, trajectories, judged):
+        for part, found in await _each_part(self._agent_names, trajectories, judged):
             values[part.row][list(part.decisions)] = found.values
             if part.decisions[-1] == len(trajectories[part.row].steps) - 1:
                 bootstraps[part.row] = found.bootstrap
@@ -194,7 +196,7 @@ class CriticTeam:
         """
         metrics: dict[str, float] = {}
         for name, critic in self._critics.items():
-            parts = self._roster.parts_of(trajectories, name)
+            parts = self._agent_names.parts_of(trajectories, name)
             if not parts:
                 continue
             own = [(judged[part.row], list(part.decisions)) for part in parts]
@@ -204,18 +206,18 @@ class CriticTeam:
                 [returns[part.row][list(part.decisions)] for part in parts],
                 number=number,
             )
-            prefix = self._roster.prefix(name)
+            prefix = self._agent_names.prefix(name)
             metrics |= {f"{prefix}{key}": value for key, value in report.items()}
         return metrics
 
     async def snapshot(self) -> Mapping[str, Tensor] | StagedTensors:
         """Copy all state that the next update depends on, by name."""
-        if self._roster.acts_for_all:
+        if self._agent_names.acts_for_all:
             return await next(iter(self._critics.values())).snapshot()
         tensors: dict[str, Tensor] = {}
         staged: dict[str, StagedTensors] = {}
         for name, critic in self._critics.items():
-            prefix, found = self._roster.prefix(name), await critic.snapshot()
+            prefix, found = self._agent_names.prefix(name), await critic.snapshot()
             if isinstance(found, StagedTensors):
                 staged[prefix] = found
             else:
@@ -236,7 +238,7 @@ class CriticTeam:
         Raises: CheckpointError if it is of other critics.
         """
         for name, critic in self._critics.items():
-            await critic.restore(tensors, file, self._roster.prefix(name))
+            await critic.restore(tensors, file, self._agent_names.prefix(name))
 
 
 class ReferenceTeam:
@@ -247,24 +249,24 @@ class ReferenceTeam:
     """
 
     def __init__(self, references: Mapping[str, PolicyReference]) -> None:
-        self._references, self._roster = dict(references), Roster(references)
+        self._references, self._agent_names = dict(references), AgentNames(references)
 
     async def log_probs(self, trajectories: Sequence[Trajectory]) -> list[list[np.ndarray]]:
         """Compute the log-probs, for each trajectory float32 [T] of each decision."""
-        self._roster.require_all(trajectories)
+        self._agent_names.require_all(trajectories)
 
         async def scored(name: str, parts: Sequence[AgentPart]) -> list[list[np.ndarray]]:
             return await self._references[name].log_probs([part.trajectory for part in parts])
 
         rows = [[np.zeros(0, np.float32)] * len(trajectory.steps) for trajectory in trajectories]
-        for part, found in await _each_part(self._roster, trajectories, scored):
+        for part, found in await _each_part(self._agent_names, trajectories, scored):
             for place, log_probs in zip(part.decisions, found, strict=True):
                 rows[part.row][place] = log_probs
         return rows
 
 
 async def _each_part(
-    roster: Roster,
+    agent_names: AgentNames,
     trajectories: Sequence[Trajectory],
     ask: Callable[[str, Sequence[AgentPart]], Coroutine[Any, Any, list[T]]],
 ) -> list[tuple[AgentPart, T]]:
@@ -273,8 +275,8 @@ async def _each_part(
     Return each part with its answer.
     """
     answers: list[tuple[AgentPart, T]] = []
-    for name in roster.names:
-        parts = roster.parts_of(trajectories, name)
+    for name in agent_names.names:
+        parts = agent_names.parts_of(trajectories, name)
         if parts:
             answers += zip(parts, await ask(name, parts), strict=True)
     return answers

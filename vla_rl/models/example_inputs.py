@@ -27,7 +27,7 @@ from vla_rl.learner.estimates.traced_pass import (
 )
 from vla_rl.models.mlp import MlpConfig
 from vla_rl.models.prismatic.config import PrismaticConfig
-from vla_rl.types import Observation, observed_conversation
+from vla_rl.types import Observation, make_conversation_observation
 
 if TYPE_CHECKING:  # takes seconds to import, and policies of actions do without
     from vla_rl.models.language import CausalLanguageModel
@@ -204,7 +204,7 @@ def prepare_conversations(model: "CausalLanguageModel", sizes: ConversationSizes
     images = [np.zeros((*size, 3), np.uint8) for size in sizes.images]
     lengths = count_image_tokens(model, sizes.images)
     starts = (np.cumsum(lengths) - lengths).tolist() if lengths else []
-    return model.prepare([observed_conversation(tokens, images, starts)] * sizes.rows)
+    return model.prepare([make_conversation_observation(tokens, images, starts)] * sizes.rows)
 
 
 def score_conversations(

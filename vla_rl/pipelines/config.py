@@ -222,7 +222,7 @@ class TrainingConfig(LearningConfig, frozen=True, kw_only=True):
 
     simulators: SimulatorConfig = SimulatorConfig(num_envs=max(os.cpu_count() or 1, 1))
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return the options of language policies."""
         return dict.fromkeys(OF_LANGUAGE_POLICIES, "it is for language policies only")
 
@@ -249,7 +249,7 @@ class TextTrainingConfig(LearningConfig, frozen=True, kw_only=True):
             "none: conversations have no control steps to record",
         )
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return the options of simulators and of policies that act in them."""
         of_robots = ("engine.cuda_graphs", "run.chaos_every_s", "run.record_to")
         return dict.fromkeys(of_robots, "it is for runs with simulators only")
@@ -266,7 +266,7 @@ class MixedTrainingConfig(TrainingConfig, frozen=True, kw_only=True):
     text: TextPoolConfig = TextPoolConfig()
     chat: ChatLimits = ChatLimits()
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return no option, because policies of both kinds learn."""
         return {}
 

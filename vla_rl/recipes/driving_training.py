@@ -128,10 +128,10 @@ class HeldOutScenesConfig(HeldOutSchedule, frozen=True, kw_only=True):
         """Return how held-out scenes are driven by a policy that trains at `temperature`."""
         return Sampling(greedy=True, by_mean=self.by_mean, temperature=temperature)
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return all other options if there are no scenes, else those of the schedule."""
         if self.scenes > 0:
-            return super().unread()
+            return super().unused_options()
         others = [name for name in self.__struct_fields__ if name != "scenes"]
         return dict.fromkeys(others, "held_out.scenes is 0")
 

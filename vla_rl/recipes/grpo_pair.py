@@ -57,7 +57,7 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
             is_possible, "turns", "'joint' if one policy acts for all agents; set weights to 'own'"
         )
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return the options of turns, if all policies learn in every update."""
         return (
             {} if self.turns == "alternating" else {"updates_per_turn": "agents.turns is 'joint'"}

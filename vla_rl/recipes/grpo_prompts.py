@@ -85,10 +85,10 @@ class GrpoPromptsConfig(TextTrainingConfig, frozen=True, kw_only=True):
         self.require(self.num_validation >= 0, "num_validation", "at least 0")
         self.require(self.num_tries >= 1, "num_tries", "at least 1")
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return also the options of validation, if there is none."""
         of_validation = {} if self.num_validation else {"num_tries": "num_validation is 0"}
-        return {**super().unread(), **of_validation}
+        return {**super().unused_options(), **of_validation}
 
     @property
     def max_reply(self) -> int:

@@ -76,10 +76,10 @@ class GrpoSquaresConfig(TextTrainingConfig, frozen=True, kw_only=True):
         self.require(self.num_validation >= 0, "num_validation", "at least 0")
         self.require(self.size >= 8, "size", "at least 8 pixels")
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return also the options of validation, if there is none."""
         of_validation = {} if self.num_validation else {"num_tries": "num_validation is 0"}
-        return {**super().unread(), **of_validation}
+        return {**super().unused_options(), **of_validation}
 
     @property
     def env(self) -> EnvSpec:

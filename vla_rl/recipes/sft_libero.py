@@ -151,7 +151,7 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
                     "the default without --from: it describes the checkpoint to start from",
                 )
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return the options of a start from a checkpoint, of adapters and of augmentation, if
         there are none, and those of language policies.
         """

@@ -39,7 +39,7 @@ from vla_rl.recipes.grpo_driving import DrivingConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.recipes.suite_training import starting_policy, training_starts as libero_starts
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
-from vla_rl.types import DEFAULT_AGENT, Agent, Roster, Trajectory, by_member
+from vla_rl.types import DEFAULT_AGENT, Agent, AgentNames, Trajectory, key_by_member
 
 if TYPE_CHECKING:
     from vla_rl.team.members import Team
@@ -118,14 +118,14 @@ class SideBySideConfig(MixedTrainingConfig, frozen=True, kw_only=True):
         )
         self.require(self.num_starts >= 3, "num_starts", "at least 3, one of each kind")
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return the optimizers of policies that do not take part."""
         unread = {}
         if self.robot != "libero":
             unread["libero_optimizer"] = "robot is toy"
         if self.driving_share == 0.0:
             unread["driving_optimizer"] = "driving_share is 0"
-        return {**super().unread(), **unread}
+        return {**super().unused_options(), **unread}
 
 
 def solved_or_scored(trajectory: Trajectory) -> Reward:
@@ -149,8 +149,8 @@ async def run_either(env: Any, policies: Any, *, limits: ChatLimits) -> Trajecto
     """Run one episode with the policy that it needs: see `mixed_agent`."""
     is_text = is_text_task(env.episode.env)
     acting = DRIVER if env.episode.env.id == DRIVING else ROBOT
-    policies = by_member(policies)
-    is_shared = Roster(policies).acts_for_all
+    policies = key_by_member(policies)
+    is_shared = AgentNames(policies).acts_for_all
     if is_shared or not (is_text or acting in policies):
         names = "all environments" if is_shared else sorted(policies)
         raise ConfigError(

@@ -60,11 +60,11 @@ class SrpoDrivingConfig(DrivingConfig, frozen=True, kw_only=True):
         super().__post_init__()
         self.require(0.0 < self.success_score <= 1.0, "success_score", "above 0 and at most 1")
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return the options of rewards that are scores, if SRPO makes its own."""
         if self.pipeline != "embodied_srpo":
-            return super().unread()
-        return {**super().unread(), "reward_of": "srpo rewards successes"}
+            return super().unused_options()
+        return {**super().unused_options(), "reward_of": "srpo rewards successes"}
 
     def env_of(self, split: str) -> EnvSpec:
         """Return the environment over `train` or `held_out`."""

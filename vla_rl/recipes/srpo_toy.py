@@ -56,12 +56,12 @@ class HeldOutReaches(HeldOutSchedule, frozen=True, kw_only=True):
     """Numbers of the starts of each colour that choose the best checkpoint, with `every`. None: as
     many as are reported, the next ones that are not trained on."""
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return all other options if there are no held-out episodes, else those of the
         schedule.
         """
         if self.init_states is not None:
-            return super().unread()
+            return super().unused_options()
         others = [name for name in self.__struct_fields__ if name != "init_states"]
         return dict.fromkeys(others, "held_out.init_states is none")
 

@@ -70,12 +70,12 @@ class HeldOutStarts(HeldOutSchedule, frozen=True, kw_only=True):
     step_limit: int | None = None
     """Control steps after which an episode is a failure. None: each suite's published limit."""
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return all other options if there are no held-out episodes, else those of the
         schedule.
         """
         if self.init_states is not None:
-            return super().unread()
+            return super().unused_options()
         others = [name for name in self.__struct_fields__ if name != "init_states"]
         return dict.fromkeys(others, "held_out.init_states is none")
 
@@ -177,10 +177,10 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
         held_out_episodes(self)
         choosing_episodes(self)
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return also the options of adapters, if there are no new ones."""
         of_adapters = ("lora_alpha", "lora_targets") if self.lora_rank is None else ()
-        return {**super().unread(), **dict.fromkeys(of_adapters, "lora_rank is none")}
+        return {**super().unused_options(), **dict.fromkeys(of_adapters, "lora_rank is none")}
 
     @property
     def played(self) -> tuple[SuiteTask, ...]:

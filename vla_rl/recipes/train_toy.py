@@ -53,12 +53,12 @@ class HeldOutSeeds(HeldOutSchedule, frozen=True, kw_only=True):
         is_possible = self.choose_starts is None or self.choose_starts >= 1
         self.require(is_possible, "choose_starts", "at least 1, or none")
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return all other options if there are no held-out episodes, else those of the
         schedule.
         """
         if self.starts > 0:
-            return super().unread()
+            return super().unused_options()
         others = [name for name in self.__struct_fields__ if name != "starts"]
         return dict.fromkeys(others, "held_out.starts is 0")
 

@@ -106,7 +106,7 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
         self.require(is_known, "policy", "expert, random, shipped or the folder of a checkpoint")
         check_starts(self.suite, self.tasks, self.init_states)
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return the options of a checkpoint, if none acts."""
         if self.has_checkpoint:
             return {}

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from vla_rl.types import Deposit, Observation, ShelvedArray, Step, Trajectory
+from vla_rl.types import ArrayRef, EpisodeRef, Observation, Step, Trajectory
 
 LARGE_BYTES: Final = 512
 """Arrays from this size on are kept; a smaller one costs less in place than its entry."""
@@ -59,8 +59,8 @@ class EpisodeStore:
         key, self._next_key = self._next_key, self._next_key + 1
         self._kept[key] = trajectory, num_bytes, arrays
         self._num_bytes += num_bytes
-        deposit = Deposit(host=self._host, key=key, num_bytes=num_bytes)
-        return msgspec.structs.replace(light, deposit=deposit)
+        episode_ref = EpisodeRef(host=self._host, key=key, num_bytes=num_bytes)
+        return msgspec.structs.replace(light, episode_ref=episode_ref)
 
     def trajectory(self, key: int) -> Trajectory | None:
         """Return a trajectory whose arrays are kept, with all of them; None if they are not here."""
@@ -142,7 +142,7 @@ def split_arrays(trajectory: Trajectory) -> tuple[Trajectory, dict[str, np.ndarr
     return light, arrays
 
 
-def materialise(light: Trajectory, arrays: Mapping[str, np.ndarray | ShelvedArray]) -> Trajectory:
+def materialise(light: Trajectory, arrays: Mapping[str, np.ndarray | ArrayRef]) -> Trajectory:
     """Put the arrays back into a trajectory that was lightened, or what stands for them."""
     observations: dict[str, dict[str, Any]] = {}
     for place, array in arrays.items():
@@ -157,7 +157,7 @@ def materialise(light: Trajectory, arrays: Mapping[str, np.ndarray | ShelvedArra
         light,
         steps=steps,
         final_observation=final,
-        deposit=None,
+        episode_ref=None,
         embedding=arrays.get(EMBEDDING, light.embedding),
     )
 

@@ -26,7 +26,7 @@ from vla_rl.remote_rollout.host_recipe import EnvironmentShare, HostRecipe, Host
 from vla_rl.remote_rollout.image_routes import ImageRoute
 from vla_rl.remote_rollout.rollout_host import RolloutHost
 from vla_rl.rollout import DecisionCounts, EpisodeLost, owned_copy
-from vla_rl.types import Deposit, EpisodeSpec, Trajectory
+from vla_rl.types import EpisodeRef, EpisodeSpec, Trajectory
 
 START_WITHIN_S: Final = 300.0
 """Longest start of the process on a host, which imports torch and the policies' code."""
@@ -94,7 +94,7 @@ class HostStarter:
         shares: Mapping[str, EnvironmentShare],
         policies: Path,
         owner: str,
-        deposits: Callable[[], Iterable[Deposit]],
+        deposits: Callable[[], Iterable[EpisodeRef]],
         has_weights: Callable[[], bool],
     ) -> None:
         self._runtime, self._config, self._recipe = runtime, config, recipe
@@ -293,39 +293,39 @@ class RolloutHostRunner:
 
     def holds(self, trajectory: Trajectory) -> bool:
         """Return whether its arrays were there when the host was taken over."""
-        deposit = trajectory.deposit
-        return deposit is None or deposit.key in self._status.kept
+        episode_ref = trajectory.episode_ref
+        return episode_ref is None or episode_ref.key in self._status.kept
 
     async def whole(self, trajectory: Trajectory) -> Trajectory:
         """Return a light trajectory with all its arrays, or with places on a shelf for its pictures.
 
         Raises: ActorDied; EpisodeLost; RankFailed if the shelf is gone.
         """
-        deposit = trajectory.deposit
-        if deposit is None:
+        episode_ref = trajectory.episode_ref
+        if episode_ref is None:
             return trajectory
         route = self._route if lacks_observed(trajectory) else None
         # the pictures first: what is taken from the host is no longer there
-        found = None if route is None else await route.fetch(deposit)
+        found = None if route is None else await route.fetch(episode_ref)
         arrays = None
         try:
-            arrays = await self._host.take(deposit.key, found is not None)
+            arrays = await self._host.take(episode_ref.key, found is not None)
         finally:
             if arrays is None and route is not None and found is not None:
                 route.drop(found[0])
         if arrays is None:
-            what = f"host {deposit.host!r} was started again since, and lacks its arrays"
+            what = f"host {episode_ref.host!r} was started again since, and lacks its arrays"
             raise EpisodeLost(trajectory.episode, "died", what)
         if route is not None and found is None:
             route.came_here()
-        shelved, pictures = (None, {}) if found is None else found
+        cached_images, pictures = (None, {}) if found is None else found
         whole = materialise(trajectory, {**owned_copy(arrays), **pictures})
-        return msgspec.structs.replace(whole, shelved=shelved)
+        return msgspec.structs.replace(whole, cached_images=cached_images)
 
     def drop(self, trajectory: Trajectory) -> None:
         """Let the arrays be dropped there, with the next episode's message."""
-        if trajectory.deposit is not None:
-            self._dropped.append(trajectory.deposit.key)
+        if trajectory.episode_ref is not None:
+            self._dropped.append(trajectory.episode_ref.key)
 
     def decisions(self, now: float) -> DecisionCounts:
         """Return the counts as of the last episode that ended there."""

@@ -49,7 +49,7 @@ from vla_rl.remote_rollout.weight_publication import HostWeights
 from vla_rl.remote_rollout.weight_sources import WeightHost
 from vla_rl.rollout import EpisodeRunner
 from vla_rl.team.members import Team
-from vla_rl.types import Deposit
+from vla_rl.types import EpisodeRef
 from vla_rl.util.ownership import OwnedFolder, remove_abandoned_folders
 from vla_rl.util.stalls import note_progress, waiting
 from vla_rl.util.task_groups import leave
@@ -85,7 +85,7 @@ class HostFleet:
         *,
         here: EpisodeRunner | None,
         weight_version: int,
-        deposits: Callable[[], Iterable[Deposit]] = tuple,
+        deposits: Callable[[], Iterable[EpisodeRef]] = tuple,
     ) -> None:
         self._hosts, self._config, self._recipe = hosts, config, recipe
         self._team, self._lane, self._here = team, lane, here
@@ -102,7 +102,7 @@ class HostFleet:
 
         kind_of = environment_kind if self._shape.kinds else lambda episode: ANY_KIND
         self.players = HostEpisodeRunner(
-            weight_version, lambda shelved: self.pictures.drop(shelved), kind_of
+            weight_version, lambda cached_images: self.pictures.drop(cached_images), kind_of
         )
         """Runs episodes on the hosts that are there."""
 
@@ -110,7 +110,7 @@ class HostFleet:
         """Runs held-out episodes on the same hosts."""
 
         self.weights = HostWeights(
-            team.roster, weight_version, self._drop, self.players.announced, self._published
+            team.agent_names, weight_version, self._drop, self.players.announced, self._published
         )
         """Gets the learners' weights."""
 

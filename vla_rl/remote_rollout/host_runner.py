@@ -18,7 +18,7 @@ from vla_rl.remote_rollout.episode_store import observed_bytes
 from vla_rl.remote_rollout.host_pace import ANY_KIND, HostLoad, HostPace
 from vla_rl.rollout.episode_runner import EpisodeLost, EpisodeRunner
 from vla_rl.rollout.policies import DecisionCounts
-from vla_rl.types import EpisodeSpec, Shelved, Trajectory
+from vla_rl.types import EpisodeSpec, ImageCacheRef, Trajectory
 from vla_rl.util.stalls import waiting
 
 _LOOK_EVERY_S: Final = 1.0
@@ -37,11 +37,11 @@ class HostEpisodeRunner:
     def __init__(
         self,
         weight_version: int,
-        drop_shelved: Callable[[Shelved], None] | None = None,
+        drop_shelved: Callable[[ImageCacheRef], None] | None = None,
         kind_of: Callable[[EpisodeSpec], str] = lambda episode: ANY_KIND,
     ) -> None:
         self._weight_version = self._coming_version = weight_version
-        self._drop_shelved, self._kind_of = drop_shelved, kind_of
+        self._drop_cached_images, self._kind_of = drop_shelved, kind_of
         self._picture_bytes = {"here": 0, "shelved": 0}
         self._members: dict[str, HostLoad] = {}
         self._pace = HostPace(self._members)
@@ -193,9 +193,9 @@ class HostEpisodeRunner:
 
         Raises: EpisodeLost if they are gone with their host.
         """
-        if trajectory.deposit is None:
+        if trajectory.episode_ref is None:
             return trajectory
-        host, episode = trajectory.deposit.host, trajectory.episode
+        host, episode = trajectory.episode_ref.host, trajectory.episode
         member = self._members.get(host)
         if member is None:
             raise EpisodeLost(episode, "died", f"host {host!r}, which had its arrays, is gone")
@@ -204,23 +204,25 @@ class HostEpisodeRunner:
         except ActorDied as death:
             raise EpisodeLost(episode, "died", f"host {host!r} is gone: {death.cause}") from death
         self._picture_bytes["here"] += observed_bytes(whole)
-        self._picture_bytes["shelved"] += 0 if whole.shelved is None else whole.shelved.num_bytes
+        self._picture_bytes["shelved"] += (
+            0 if whole.cached_images is None else whole.cached_images.num_bytes
+        )
         return whole
 
     def drop(self, trajectory: Trajectory) -> None:
         """Let the arrays of a trajectory be dropped where they are, if they are not here."""
-        if trajectory.shelved is not None and self._drop_shelved is not None:
-            self._drop_shelved(trajectory.shelved)
-        if trajectory.deposit is not None:
-            member = self._members.get(trajectory.deposit.host)
+        if trajectory.cached_images is not None and self._drop_cached_images is not None:
+            self._drop_cached_images(trajectory.cached_images)
+        if trajectory.episode_ref is not None:
+            member = self._members.get(trajectory.episode_ref.host)
             if member is not None:
                 member.player.drop(trajectory)
 
     def holds(self, trajectory: Trajectory) -> bool:
         """Return whether the host of its arrays was taken over with them."""
-        if trajectory.deposit is None:
+        if trajectory.episode_ref is None:
             return True
-        member = self._members.get(trajectory.deposit.host)
+        member = self._members.get(trajectory.episode_ref.host)
         return member is not None and member.player.holds(trajectory)
 
     def decisions(self, now: float) -> DecisionCounts:

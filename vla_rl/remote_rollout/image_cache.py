@@ -29,8 +29,8 @@ from vla_rl.remote_rollout.image_links import (
     ImagesMissing,
 )
 from vla_rl.remote_rollout.peer_sockets import SocketAddress
-from vla_rl.types import ShelvedArray
-from vla_rl.types.shelved import KEY_BYTES
+from vla_rl.types import ArrayRef
+from vla_rl.types.observation import KEY_BYTES
 from vla_rl.util.tasks import finish_despite_cancellation
 
 if TYPE_CHECKING:  # they import torch, which the process of a cache does not need
@@ -52,7 +52,7 @@ class FetchedImages(msgspec.Struct, frozen=True, kw_only=True):
     fault: str = ""
     """Fault of the connection; empty if it works."""
 
-    def arrays(self, key: int, host: str = "") -> dict[str, ShelvedArray]:
+    def arrays(self, key: int, host: str = "") -> dict[str, ArrayRef]:
         """Return what stands for each array, by its place in the episode with this key.
 
         Args:
@@ -60,7 +60,7 @@ class FetchedImages(msgspec.Struct, frozen=True, kw_only=True):
             host: the shelf's host.
         """
         return {
-            each.place: ShelvedArray(
+            each.place: ArrayRef(
                 host, self.path, key, KEY_BYTES + each.start, each.dtype, each.shape
             )
             for each in self.layout
@@ -74,11 +74,11 @@ class CopiedImages(msgspec.Struct, frozen=True, kw_only=True):
     key: int
     """Key of the memory that holds them."""
 
-    def places(self, host: str, arrays: Sequence[ShelvedArray]) -> dict[ShelvedArray, ShelvedArray]:
+    def places(self, host: str, arrays: Sequence[ArrayRef]) -> dict[ArrayRef, ArrayRef]:
         """Return the copy of each array on the shelf of `host`; `arrays` are in their order."""
         start, found = KEY_BYTES, {}
         for each in arrays:
-            found[each] = ShelvedArray(host, self.path, self.key, start, each.dtype, each.shape)
+            found[each] = ArrayRef(host, self.path, self.key, start, each.dtype, each.shape)
             start += each.num_bytes
         return found
 
@@ -184,7 +184,7 @@ class ImageCache(Actor):
 
     @actor_method(concurrent=True)
     async def film(
-        self, images: list[ShelvedArray], captions: list[tuple[str, str]], frames_per_s: float
+        self, images: list[ArrayRef], captions: list[tuple[str, str]], frames_per_s: float
     ) -> np.ndarray:
         """Make a video of pictures that are here; return its bytes, uint8 [bytes].
 

@@ -22,7 +22,7 @@ from vla_rl.actors.remote.host_connection import LINK_WITHIN_S
 from vla_rl.actors.wire.codec import Codec
 from vla_rl.actors.wire.envelope import Frames, Kind, MalformedMessage, unpack_envelope
 from vla_rl.remote_rollout.peer_sockets import ServerSocket, SocketAddress, open_link
-from vla_rl.types.shelved import KEY_BYTES
+from vla_rl.types.observation import KEY_BYTES
 
 
 class ImageMemory:

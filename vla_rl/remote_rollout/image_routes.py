@@ -27,14 +27,14 @@ from vla_rl.learner.distributed.rank_hosts import RankAssignments
 from vla_rl.remote_rollout.image_cache import FetchedImages, ImageCaches
 from vla_rl.remote_rollout.image_links import ImageRequest
 from vla_rl.remote_rollout.rollout_host import RolloutHost
-from vla_rl.types import Deposit, Shelved, ShelvedArray
+from vla_rl.types import ArrayRef, EpisodeRef, ImageCacheRef
 
 
 @dataclass
 class _CopyBatch:
     """Copies that were borrowed together."""
 
-    copies: dict[ShelvedArray, ShelvedArray]
+    copies: dict[ArrayRef, ArrayRef]
     """The copy of each original."""
 
     num_readers: int = 1
@@ -45,8 +45,8 @@ class _CopyBatch:
     def num_bytes(self) -> int:
         return sum(original.num_bytes for original in self.copies)
 
-    def is_of(self, shelved: Shelved) -> bool:
-        episode = shelved.host, shelved.key
+    def is_of(self, cached_images: ImageCacheRef) -> bool:
+        episode = cached_images.host, cached_images.key
         return any((original.host, original.key) == episode for original in self.copies)
 
 
@@ -57,7 +57,7 @@ class _CacheCopies:
     memories: dict[int, _CopyBatch] = field(default_factory=dict)
     """Memories by key, in the order of their last use."""
 
-    key_of: dict[ShelvedArray, int] = field(default_factory=dict)
+    key_of: dict[ArrayRef, int] = field(default_factory=dict)
     """Key of the memory with the copy of an original."""
 
 
@@ -68,8 +68,8 @@ class ImageCopies:
         self._shelves: dict[str, _CacheCopies] = {}
 
     def held(
-        self, host: str, pictures: Collection[ShelvedArray]
-    ) -> tuple[list[int], dict[ShelvedArray, ShelvedArray]]:
+        self, host: str, pictures: Collection[ArrayRef]
+    ) -> tuple[list[int], dict[ArrayRef, ArrayRef]]:
         """Return the copies that are on the shelf of `host`, and the keys of their memories.
 
         They stay until `end` is called with these keys.
@@ -81,7 +81,7 @@ class ImageCopies:
             shelf.memories[key].num_readers += 1
         return keys, {each: shelf.memories[key].copies[each] for each, key in found.items()}
 
-    def add(self, host: str, key: int, copies: Mapping[ShelvedArray, ShelvedArray]) -> None:
+    def add(self, host: str, key: int, copies: Mapping[ArrayRef, ArrayRef]) -> None:
         """Add a memory that was borrowed, and is read until `end` is called with its key."""
         shelf = self._shelves.setdefault(host, _CacheCopies())
         shelf.memories[key] = _CopyBatch(dict(copies))
@@ -115,11 +115,11 @@ class ImageCopies:
                     del shelf.key_of[original]
         return freed
 
-    def drop(self, shelved: Shelved) -> None:
+    def drop(self, cached_images: ImageCacheRef) -> None:
         """Let the copies of an episode's pictures be freed, whose originals are dropped."""
         for shelf in self._shelves.values():
             for memory in shelf.memories.values():
-                memory.is_stale = memory.is_stale or memory.is_of(shelved)
+                memory.is_stale = memory.is_stale or memory.is_of(cached_images)
 
 
 logger = logging.getLogger(__name__)
@@ -215,41 +215,42 @@ class ImageRoutes:
         if route is not None:
             route.end()
 
-    async def fetch(self, home: str, name: str, deposit: Deposit) -> FetchedImages:
+    async def fetch(self, home: str, name: str, episode_ref: EpisodeRef) -> FetchedImages:
         """Put the observations of an episode on a shelf. Raises: RankFailed if the shelf is gone."""
         dropped, self._dropped[home] = self._dropped[home], []
-        self._held[home] += deposit.num_bytes
+        self._held[home] += episode_ref.num_bytes
         num_bytes = 0
         try:
             fetched = await self._shelves.ask(
-                home, lambda shelf: shelf.fetch(name, deposit.key, deposit.num_bytes, dropped)
+                home,
+                lambda shelf: shelf.fetch(name, episode_ref.key, episode_ref.num_bytes, dropped),
             )
             num_bytes = fetched.num_bytes
         except asyncio.CancelledError:
             # the shelf may have them already, with its answer on the way
-            self._dropped[home] += [*dropped, deposit.key]
+            self._dropped[home] += [*dropped, episode_ref.key]
             raise
         finally:
-            self._held[home] += num_bytes - deposit.num_bytes
+            self._held[home] += num_bytes - episode_ref.num_bytes
         return fetched
 
     def emptiest(self, homes: Collection[str]) -> str:
         """Return the one of these hosts whose shelf has least."""
         return min(homes, key=lambda home: self._held[home])
 
-    def drop(self, shelved: Shelved) -> None:
+    def drop(self, cached_images: ImageCacheRef) -> None:
         """Let the pictures of an episode be dropped, with the next one that is fetched."""
-        self._held[shelved.host] -= shelved.num_bytes
-        self._dropped[shelved.host].append(shelved.key)
-        self._loans.drop(shelved)
+        self._held[cached_images.host] -= cached_images.num_bytes
+        self._dropped[cached_images.host].append(cached_images.key)
+        self._loans.drop(cached_images)
 
-    async def copy_images(self, host: str, pictures: Collection[ShelvedArray]) -> CopiedImages:
+    async def copy_images(self, host: str, pictures: Collection[ArrayRef]) -> CopiedImages:
         """Copy pictures of other shelves to that of a host: a `ImageCopier`.
 
         Those that an earlier mini-batch left there are not copied again.
         """
         keys, places = self._loans.held(host, pictures)
-        of_home: dict[str, dict[int, list[ShelvedArray]]] = {}
+        of_home: dict[str, dict[int, list[ArrayRef]]] = {}
         for each in pictures:
             if each not in places:
                 of_home.setdefault(each.host, {}).setdefault(each.key, []).append(each)
@@ -268,8 +269,8 @@ class ImageRoutes:
             await self._shelves.ask(copies.host, lambda shelf: shelf.give_back(freed))
 
     async def _borrowed(
-        self, host: str, home: str, by_key: dict[int, list[ShelvedArray]]
-    ) -> tuple[int, dict[ShelvedArray, ShelvedArray]]:
+        self, host: str, home: str, by_key: dict[int, list[ArrayRef]]
+    ) -> tuple[int, dict[ArrayRef, ArrayRef]]:
         wanted = [
             ImageRequest(key, tuple((each.start, each.start + each.num_bytes) for each in arrays))
             for key, arrays in by_key.items()
@@ -287,7 +288,7 @@ class ImageRoutes:
 
     def film(
         self,
-        images: Sequence[ShelvedArray],
+        images: Sequence[ArrayRef],
         captions: Sequence[tuple[str, str]],
         frames_per_s: float,
     ) -> "Future[np.ndarray]":
@@ -350,7 +351,9 @@ class ImageRoute:
         self._homes, self._fault = list(homes), ""
         self._ended = asyncio.Event()
 
-    async def fetch(self, deposit: Deposit) -> tuple[Shelved, dict[str, ShelvedArray]] | None:
+    async def fetch(
+        self, episode_ref: EpisodeRef
+    ) -> tuple[ImageCacheRef, dict[str, ArrayRef]] | None:
         """Put the observations of an episode on a shelf; return what stands for them, by place.
 
         None if they have to come here. Raises: RankFailed if the shelf is gone.
@@ -358,7 +361,7 @@ class ImageRoute:
         if not self._homes or self._ended.is_set():
             return None
         home = self._routes.emptiest(self._homes)
-        fetched = await self._unless_ended(self._routes.fetch(home, self._name, deposit))
+        fetched = await self._unless_ended(self._routes.fetch(home, self._name, episode_ref))
         if fetched is None:
             return None
         if fetched.fault:
@@ -367,8 +370,8 @@ class ImageRoute:
                 self._homes.remove(home)
         if not fetched.is_here:
             return None
-        shelved = Shelved(host=home, key=deposit.key, num_bytes=fetched.num_bytes)
-        return shelved, fetched.arrays(deposit.key, home)
+        cached_images = ImageCacheRef(host=home, key=episode_ref.key, num_bytes=fetched.num_bytes)
+        return cached_images, fetched.arrays(episode_ref.key, home)
 
     def end(self) -> None:
         """Wait no longer for pictures: the host is gone."""
@@ -378,9 +381,9 @@ class ImageRoute:
         """Note that the pictures of an episode came here, and say why, once."""
         self._routes.say_why(self._name, self._fault)
 
-    def drop(self, shelved: Shelved) -> None:
+    def drop(self, cached_images: ImageCacheRef) -> None:
         """Let the pictures of an episode be dropped."""
-        self._routes.drop(shelved)
+        self._routes.drop(cached_images)
 
     async def _unless_ended(
         self, fetching: Coroutine[Any, Any, FetchedImages]

@@ -28,7 +28,7 @@ from vla_rl.remote_rollout.flat_weights import HeldVersion
 from vla_rl.remote_rollout.host_recipe import HostStatus
 from vla_rl.remote_rollout.rollout_host import RolloutHost
 from vla_rl.remote_rollout.weight_sources import MemberWeightSink, WeightHost, WeightSource
-from vla_rl.types import Roster
+from vla_rl.types import AgentNames
 
 logger = logging.getLogger(__name__)
 
@@ -49,32 +49,32 @@ class HostWeights:
 
     def __init__(
         self,
-        roster: Roster,
+        agent_names: AgentNames,
         weight_version: int,
         lost: Callable[[str, ActorDied], None],
         announced: Callable[[int], None],
         published: Callable[[int], None],
     ) -> None:
         # held by a publication of a policy; all of them by a host while it joins
-        self._turns = {name: asyncio.Lock() for name in roster.names}
+        self._turns = {name: asyncio.Lock() for name in agent_names.names}
         self.hosts: dict[str, WeightHost] = {}
         """The hosts that get new versions, by name."""
 
         self._stocked: dict[str, tuple[str, ...]] = {}
         self._reach = Reachability()
 
-        self._roster, self._lost = roster, lost
+        self._agent_names, self._lost = agent_names, lost
         self._announced, self._published = announced, published
-        self._versions = dict.fromkeys(roster.names, weight_version)
+        self._versions = dict.fromkeys(agent_names.names, weight_version)
         self._coming = dict(self._versions)
         self._on_their_way: dict[str, asyncio.Task[None]] = {}
         self._start: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]] | None = None
         self._newest: dict[str, WeightSource] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._update_s = dict.fromkeys(roster.names, 0.0)
-        self._waited_s = dict.fromkeys(roster.names, 0.0)
+        self._update_s = dict.fromkeys(agent_names.names, 0.0)
+        self._waited_s = dict.fromkeys(agent_names.names, 0.0)
         self.sinks: Mapping[str, MemberWeightSink] = {
-            name: MemberWeightSink(name, self.adopt, self.publish) for name in roster.names
+            name: MemberWeightSink(name, self.adopt, self.publish) for name in agent_names.names
         }
         """Receivers of the learners' weights, by member name."""
 
@@ -140,7 +140,7 @@ class HostWeights:
     @property
     def has_newest(self) -> bool:
         """Whether the newest versions can be given to a host that has other weights."""
-        return all(name in self._newest for name in self._roster.names)
+        return all(name in self._newest for name in self._agent_names.names)
 
     async def join(
         self,
@@ -192,7 +192,7 @@ class HostWeights:
         """
         return {
             member: await self._caught_up(member, name, host, status.held[member], is_new=is_new)
-            for member in self._roster.names
+            for member in self._agent_names.names
         }
 
     def metrics(self) -> dict[str, float]:
@@ -202,12 +202,12 @@ class HostWeights:
         `hosts/weights_waited_s` of them, or for the version before.
         """
         return {
-            f"{self._roster.prefix(name)}hosts/{key}": seconds[name]
+            f"{self._agent_names.prefix(name)}hosts/{key}": seconds[name]
             for key, seconds in (
                 ("weights_s", self._update_s),
                 ("weights_waited_s", self._waited_s),
             )
-            for name in self._roster.names
+            for name in self._agent_names.names
         }
 
     async def _caught_up(

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vla_rl.reporting.record_files import FailureReporter
-from vla_rl.types import Observation, ShelvedArray, Trajectory
+from vla_rl.types import ArrayRef, Observation, Trajectory
 
 MIN_SIDE = 256
 """Smaller images are enlarged by a whole factor to at least this height and width, so that text can
@@ -158,7 +158,7 @@ class VideoChoice:
 
 
 VideoMaker: TypeAlias = Callable[
-    [Sequence[ShelvedArray], Sequence[tuple[str, str]], float], "Future[NDArray[np.uint8]]"
+    [Sequence[ArrayRef], Sequence[tuple[str, str]], float], "Future[NDArray[np.uint8]]"
 ]
 """Begins a video where its pictures are, as `filmed` makes it. Called in the event loop."""
 
@@ -228,7 +228,7 @@ class VideoRecorder:
         self._thread.shutdown(wait=True)
 
     def _begin(self, path: Path, trajectory: Trajectory) -> Future[None]:
-        if trajectory.shelved is None or self._film is None:
+        if trajectory.cached_images is None or self._film is None:
             return self._thread.submit(
                 write_video, path, trajectory, self._image_key, self._frames_per_s
             )
@@ -238,9 +238,9 @@ class VideoRecorder:
             failed: Future[None] = Future()
             failed.set_exception(error)
             return failed
-        shelved = [image for image in images if isinstance(image, ShelvedArray)]
+        cached_images = [image for image in images if isinstance(image, ArrayRef)]
         # begun here and now: the pictures are dropped after the update
-        film = self._film(shelved, video_captions(trajectory), self._frames_per_s)
+        film = self._film(cached_images, video_captions(trajectory), self._frames_per_s)
         return self._thread.submit(_write_encoded, path, film)
 
     def _done(self, name: str, trajectory: Trajectory, job: Future[None]) -> None:
@@ -317,16 +317,16 @@ def video_captions(trajectory: Trajectory) -> list[tuple[str, str]]:
     ]
 
 
-def video_images(trajectory: Trajectory, image_key: str) -> list[NDArray[np.uint8] | ShelvedArray]:
+def video_images(trajectory: Trajectory, image_key: str) -> list[NDArray[np.uint8] | ArrayRef]:
     """Return the image of each observation, the final one included.
 
     Raises: ValueError, naming the episode, if one has none.
     """
-    images: list[NDArray[np.uint8] | ShelvedArray] = []
+    images: list[NDArray[np.uint8] | ArrayRef] = []
     for index, observation in enumerate(_observations(trajectory)):
         image = observation.get(image_key)
         if (
-            not isinstance(image, np.ndarray | ShelvedArray)
+            not isinstance(image, np.ndarray | ArrayRef)
             or np.dtype(image.dtype) != np.uint8
             or image.shape[2:] != (3,)
         ):
@@ -342,7 +342,7 @@ def _observations(trajectory: Trajectory) -> list[Observation]:
     return [*(step.observation for step in trajectory.steps), trajectory.final_observation]
 
 
-def _require_array(image: NDArray[np.uint8] | ShelvedArray) -> NDArray[np.uint8]:
+def _require_array(image: NDArray[np.uint8] | ArrayRef) -> NDArray[np.uint8]:
     assert isinstance(image, np.ndarray), "pictures on a shelf are filmed there"
     return image
 

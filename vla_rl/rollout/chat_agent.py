@@ -25,13 +25,13 @@ from vla_rl.rollout.agents import stop_reason
 from vla_rl.types import (
     ANY_REPLY,
     ActionChunk,
+    AgentNames,
     Completion,
     Config,
     LanguagePolicies,
     LanguagePolicy,
     Message,
     ReplyOptions,
-    Roster,
     Step,
     StopReason,
     TextEnv,
@@ -39,9 +39,9 @@ from vla_rl.types import (
     TextStart,
     ToolSpec,
     Trajectory,
-    by_member,
-    images_of,
-    observed_conversation,
+    get_images,
+    key_by_member,
+    make_conversation_observation,
 )
 
 
@@ -51,7 +51,9 @@ def make_reply_step(reply: Completion, agent: str, reward: float) -> Step:
     `observation["grammar"]` is the grammar that sampling was restricted to, if there was one: a
     learner computes the log-probs of the same restricted distribution.
     """
-    observation = observed_conversation(reply.prompt_tokens, reply.images, reply.image_starts)
+    observation = make_conversation_observation(
+        reply.prompt_tokens, reply.images, reply.image_starts
+    )
     if reply.grammar is not None:
         observation |= {"grammar": reply.grammar}
     chunk = ActionChunk(
@@ -151,8 +153,8 @@ class _Conversation:
         limits: ChatLimits,
     ) -> None:
         self._env, self._limits = env, limits
-        self._policies = by_member(policy)
-        self._roster = Roster(self._policies)
+        self._policies = key_by_member(policy)
+        self._agent_names = AgentNames(self._policies)
         self._messages: dict[str, list[Message]] = {}
         self._tools: dict[str, tuple[ToolSpec, ...]] = {}
         self._options: ReplyOptions = ANY_REPLY
@@ -276,8 +278,8 @@ class _Conversation:
         return Trajectory(
             episode=self._env.episode,
             steps=tuple(self._steps),
-            final_observation=observed_conversation(
-                seen, images_of(last.observation), last.observation.get("image_starts", ())
+            final_observation=make_conversation_observation(
+                seen, get_images(last.observation), last.observation.get("image_starts", ())
             ),
             stop_reason=reason,
             info={
@@ -291,7 +293,7 @@ class _Conversation:
 
     def _policy_of(self, agent: str) -> LanguagePolicy:
         try:
-            return self._policies[self._roster.member_of(agent)]
+            return self._policies[self._agent_names.member_of(agent)]
         except KeyError:
             raise ConfigError(
                 f"it is the turn of agent {agent!r}, but there are policies for "

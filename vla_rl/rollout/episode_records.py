@@ -34,7 +34,7 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
 
 def has_references(group: Group) -> bool:
     """Return whether arrays of a group are on other hosts."""
-    return any(member.deposit is not None for member in group.trajectories)
+    return any(member.episode_ref is not None for member in group.trajectories)
 
 
 class _OutstandingGroup:
@@ -137,7 +137,7 @@ class OutstandingGroups:
             member
             for record in self._records.values()
             for member in record.in_order()
-            if member.deposit is not None
+            if member.episode_ref is not None
         )
 
     def complete_and_light(self) -> tuple[Group, ...]:
@@ -159,7 +159,9 @@ class OutstandingGroups:
             GroupState(
                 plan=record.plan,
                 dispatch_version=record.dispatch_version,
-                trajectories=tuple(each for each in record.in_order() if each.shelved is None),
+                trajectories=tuple(
+                    each for each in record.in_order() if each.cached_images is None
+                ),
             )
             for record in self._records.values()
         )

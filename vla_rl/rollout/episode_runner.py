@@ -234,7 +234,7 @@ class LocalEpisodeRunner:
 
     def holds(self, trajectory: Trajectory) -> bool:
         """Return whether all of it is here."""
-        return trajectory.deposit is None
+        return trajectory.episode_ref is None
 
     async def whole(self, trajectory: Trajectory) -> Trajectory:
         """Return the trajectory: all of it is here."""

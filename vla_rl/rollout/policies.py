@@ -22,17 +22,17 @@ from vla_rl.types import (
     ANY_REPLY,
     SOLE_MEMBER,
     ActionChunk,
+    AgentNames,
     Completion,
     EpisodeSpec,
     Message,
     Observation,
     Prompt,
     ReplyOptions,
-    Roster,
     Sampling,
     ToolSpec,
     derive_seed,
-    first_impossible,
+    find_impossible_log_prob,
 )
 from vla_rl.util.stalls import begin_wait, end_wait
 
@@ -70,7 +70,7 @@ class EngineTeam:
     def __init__(self, engines: Mapping[str, ActionEngine | ChatEngine]) -> None:
         if not engines:
             raise ValueError("a team has no engine, expected one for each agent of the environment")
-        self.engines, self._roster = dict(engines), Roster(engines)
+        self.engines, self._agent_names = dict(engines), AgentNames(engines)
 
     @classmethod
     def of(cls, engine: "AnyEngine") -> "EngineTeam":
@@ -101,7 +101,7 @@ class EngineTeam:
 
         Raises: KeyError if no policy acts for the agent.
         """
-        return getattr(self.engines[self._roster.member_of(agent)], "token_ids", None)
+        return getattr(self.engines[self._agent_names.member_of(agent)], "token_ids", None)
 
     async def arrive(self) -> None:
         """Wait until no weights are on their way."""
@@ -120,13 +120,13 @@ class EngineTeam:
             name: EpisodePolicy(
                 engine,
                 msgspec.structs.replace(
-                    episode, policy_seed=self._roster.seed(episode.policy_seed, name)
+                    episode, policy_seed=self._agent_names.seed(episode.policy_seed, name)
                 ),
                 gauge,
             )
             for name, engine in self.engines.items()
         }
-        return policies[SOLE_MEMBER] if self._roster.acts_for_all else policies
+        return policies[SOLE_MEMBER] if self._agent_names.acts_for_all else policies
 
 
 AnyEngine: TypeAlias = ActionEngine | ChatEngine | EngineTeam
@@ -289,7 +289,7 @@ class EpisodePolicy:
     def _require_possible(
         self, number: int, log_probs: np.ndarray, tokens: np.ndarray, version: int
     ) -> None:
-        place = first_impossible(log_probs, tokens)
+        place = find_impossible_log_prob(log_probs, tokens)
         if place is not None:
             episode = self._episode
             raise PolicyError(

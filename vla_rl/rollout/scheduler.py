@@ -27,7 +27,7 @@ from vla_rl.rollout.episode_runner import EpisodeLost, EpisodeRunner
 from vla_rl.rollout.episode_tasks import RunningEpisodes
 from vla_rl.rollout.groups import GroupSource
 from vla_rl.rollout.staleness import SchedulerConfig
-from vla_rl.types import Deposit, EpisodeSpec, Group, Trajectory
+from vla_rl.types import EpisodeRef, EpisodeSpec, Group, Trajectory
 from vla_rl.util.stalls import note_progress, waiting
 
 
@@ -194,9 +194,11 @@ class EpisodeScheduler:
         self._book.restore(state)
         self.check_conservation()
 
-    def deposits(self) -> tuple[Deposit, ...]:
+    def deposits(self) -> tuple[EpisodeRef, ...]:
         """Return the places on other hosts of all arrays that are needed still."""
-        return tuple(member.deposit for member in self._book.groups.light() if member.deposit)
+        return tuple(
+            member.episode_ref for member in self._book.groups.light() if member.episode_ref
+        )
 
     def metrics(self) -> dict[str, float]:
         """Return rates since the last call, queue depths, and losses since the run started.
@@ -301,7 +303,7 @@ class EpisodeScheduler:
 
         Members whose host is gone are run again.
         """
-        light = [member for member in group.trajectories if member.deposit is not None]
+        light = [member for member in group.trajectories if member.episode_ref is not None]
         found = await asyncio.gather(
             *(self._player.whole(member) for member in light), return_exceptions=True
         )
@@ -316,7 +318,7 @@ class EpisodeScheduler:
                 raise result
             else:
                 complete = self._book.groups.finish(result)
-        if complete is not None and all(each.deposit is None for each in complete.trajectories):
+        if complete is not None and all(each.episode_ref is None for each in complete.trajectories):
             self._book.handover.add(complete)
         self._wake()
         self._fill()

@@ -49,7 +49,7 @@ from vla_rl.remote_rollout.host_recipe import make_host_recipe, run_shape
 from vla_rl.remote_rollout.image_routes import ImageRoutes
 from vla_rl.rollout import LocalEpisodeRunner, TaskStart
 from vla_rl.team.members import Team
-from vla_rl.types import Agent, Deposit
+from vla_rl.types import Agent, EpisodeRef
 
 START_ANSWER_S: Final = 20.0
 """Time in which listed hosts must answer when a run starts."""
@@ -87,7 +87,7 @@ def make_host_fleet(
     lane: DeviceLane,
     here: LocalEpisodeRunner | None,
     weight_version: int,
-    deposits: Callable[[], Iterable[Deposit]],
+    deposits: Callable[[], Iterable[EpisodeRef]],
 ) -> HostFleet:
     """Make what runs the episodes on other hosts.
 

@@ -58,7 +58,7 @@ from vla_rl.team.members import (
     sharded_learners,
 )
 from vla_rl.team.pools import RunPool, make_pool, start_kinds
-from vla_rl.types import Agent, Group, Sampling, agents_of, derive_seed, parts_of
+from vla_rl.types import Agent, Group, Sampling, derive_seed, list_agents, split_by_agent
 
 if TYPE_CHECKING:
     from vla_rl.remote_rollout.host_fleet import HostFleet
@@ -353,9 +353,9 @@ def group_filter(config: FilterConfig) -> Callable[[Group], bool] | None:
         # with several agents, it is enough that one has a learning signal
         return not all(
             has_equal_rewards(
-                [part.trajectory.undiscounted_return for part in parts_of(members, agent)]
+                [part.trajectory.undiscounted_return for part in split_by_agent(members, agent)]
             )
-            for agent in agents_of(members)
+            for agent in list_agents(members)
         )
 
     return is_kept

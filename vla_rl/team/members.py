@@ -45,7 +45,7 @@ from vla_rl.learner.optimizer import training_bytes
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import EngineTeam
 from vla_rl.rollout.engines import LaggingEngine
-from vla_rl.types import SOLE_MEMBER, Roster, derive_seed
+from vla_rl.types import SOLE_MEMBER, AgentNames, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.engines.server import ServerChatEngine
@@ -132,9 +132,9 @@ class Team:
         return replace(self, members=members)
 
     @property
-    def roster(self) -> Roster:
+    def agent_names(self) -> AgentNames:
         """Names of the members."""
-        return Roster(self.members)
+        return AgentNames(self.members)
 
     @property
     def num_bytes(self) -> tuple[int, int]:
@@ -187,9 +187,9 @@ class RunEngines(EngineTeam):
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of engines in their own processes; one in this process has none."""
-        roster = Roster(self._owned)
+        agent_names = AgentNames(self._owned)
         return {
-            f"{roster.prefix(name)}{key}": value
+            f"{agent_names.prefix(name)}{key}": value
             for name, engine in self._owned.items()
             for key, value in engine.metrics().items()
         }
@@ -265,7 +265,7 @@ def make_learners(
                 settings,
                 sinks,
                 weight_version=weight_version,
-                member="" if team.roster.acts_for_all else name,
+                member="" if team.agent_names.acts_for_all else name,
                 other_bytes=sum(rank_bytes.values()) - rank_bytes[name],
                 lost_gpus=lost_gpus,
                 are_assigned=bool(config.cluster.learners),
@@ -287,7 +287,7 @@ def make_critics(
     """Make the critics of a run; the ranks of a sharded learner compute its policy's critic."""
     critics: dict[str, PolicyCritic] = {}
     for name, member in team.members.items():
-        seed = team.roster.seed(derive_seed(config.run.seed, "critic"), name)
+        seed = team.agent_names.seed(derive_seed(config.run.seed, "critic"), name)
         sharded = _as_sharded(learners.member(name), member.learner or config.learner)
         critics[name] = (
             Critic(member.model, lane, config.critic, seed)

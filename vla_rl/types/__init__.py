@@ -13,76 +13,68 @@ from typing import TYPE_CHECKING
 from vla_rl.util.imports import lazy_names
 
 if TYPE_CHECKING:
-    from vla_rl.types.agent_parts import (
+    from vla_rl.types.agents import (
+        SOLE_MEMBER as SOLE_MEMBER,
+        Agent as Agent,
+        AgentNames as AgentNames,
         AgentPart as AgentPart,
-        agents_of as agents_of,
-        parts_of as parts_of,
+        Env as Env,
+        EnvPool as EnvPool,
+        Policy as Policy,
+        key_by_member as key_by_member,
+        list_agents as list_agents,
+        split_by_agent as split_by_agent,
     )
-    from vla_rl.types.config import Config as Config
+    from vla_rl.types.config import Config as Config, ExplainsFields as ExplainsFields
     from vla_rl.types.episode import (
         EnvSpec as EnvSpec,
         EpisodeSpec as EpisodeSpec,
         Sampling as Sampling,
         WrapperSpec as WrapperSpec,
+        derive_seed as derive_seed,
     )
     from vla_rl.types.language import (
+        ANY_REPLY as ANY_REPLY,
         DEFAULT_AGENT as DEFAULT_AGENT,
+        ChoiceFormat as ChoiceFormat,
         Completion as Completion,
         FinishReason as FinishReason,
+        GrammarFormat as GrammarFormat,
+        JsonFormat as JsonFormat,
         LanguagePolicies as LanguagePolicies,
         LanguagePolicy as LanguagePolicy,
         Message as Message,
         Prompt as Prompt,
+        RegexFormat as RegexFormat,
+        ReplyFormat as ReplyFormat,
+        ReplyOptions as ReplyOptions,
         TextEnv as TextEnv,
         TextOutcome as TextOutcome,
         TextStart as TextStart,
         TokenReport as TokenReport,
         ToolCall as ToolCall,
+        ToolRule as ToolRule,
         ToolSpec as ToolSpec,
     )
-    from vla_rl.types.log_probs import (
-        MAX_LOG_PROB as MAX_LOG_PROB,
-        first_impossible as first_impossible,
-    )
     from vla_rl.types.observation import (
+        ArrayRef as ArrayRef,
+        ImageCacheRef as ImageCacheRef,
         Info as Info,
         Observation as Observation,
-        images_of as images_of,
-        observed_conversation as observed_conversation,
+        get_images as get_images,
+        make_conversation_observation as make_conversation_observation,
     )
-    from vla_rl.types.protocols import (
-        Agent as Agent,
-        Env as Env,
-        EnvPool as EnvPool,
-        Policy as Policy,
-    )
-    from vla_rl.types.reply_options import (
-        ANY_REPLY as ANY_REPLY,
-        ChoiceFormat as ChoiceFormat,
-        GrammarFormat as GrammarFormat,
-        JsonFormat as JsonFormat,
-        RegexFormat as RegexFormat,
-        ReplyFormat as ReplyFormat,
-        ReplyOptions as ReplyOptions,
-        ToolRule as ToolRule,
-    )
-    from vla_rl.types.roster import (
-        SOLE_MEMBER as SOLE_MEMBER,
-        Roster as Roster,
-        by_member as by_member,
-    )
-    from vla_rl.types.seeds import derive_seed as derive_seed
-    from vla_rl.types.shelved import Shelved as Shelved, ShelvedArray as ShelvedArray
-    from vla_rl.types.struct import ExplainsFields as ExplainsFields
     from vla_rl.types.trajectory import (
+        MAX_LOG_PROB as MAX_LOG_PROB,
         ActionChunk as ActionChunk,
         ChunkOutcome as ChunkOutcome,
         DecisionRewards as DecisionRewards,
-        Deposit as Deposit,
+        EpisodeRef as EpisodeRef,
         Group as Group,
         Step as Step,
         StopReason as StopReason,
         Trajectory as Trajectory,
+        find_impossible_log_prob as find_impossible_log_prob,
     )
 
 

@@ -1,16 +1,55 @@
-"""The base of every configuration: small, frozen, keyword-only, without unknown fields."""
+"""The base of every configuration: small, frozen, keyword-only, without unknown fields.
+
+Classes that users build by keyword report a wrong one with the class, the nearest field.
+"""
 
 import difflib
 import functools
 from collections.abc import Mapping
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from vla_rl.errors import ConfigError
-from vla_rl.types.struct import ExplainsFields
 from vla_rl.util.values import make_fields_plain
+
+
+class ExplainsFields(msgspec.StructMeta):
+    """Metaclass of a `msgspec.Struct` that explains which field was probably meant."""
+
+    # type checkers know the fields, which this signature would hide from them
+    if not TYPE_CHECKING:
+
+        def __call__(cls, *args: Any, **fields: Any) -> Any:
+            try:
+                return super().__call__(*args, **fields)
+            except TypeError as error:
+                problem = _describe_misfit(cls, args, fields)
+                if problem is None:  # raised by the class's own __post_init__
+                    raise
+                raise TypeError(problem) from error.__cause__
+
+
+def _describe_misfit(
+    cls: type[msgspec.Struct], args: tuple[Any, ...], given: dict[str, Any]
+) -> str | None:
+    """Describe the argument that the fields of `cls` do not allow; None if all fit."""
+    fields = msgspec.structs.fields(cls)
+    names = [field.name for field in fields]
+    if args:
+        number = "1 argument" if len(args) == 1 else f"{len(args)} arguments"
+        return (
+            f"{cls.__name__} got {number} without a name, expected keywords only: "
+            f"{', '.join(names)}"
+        )
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"its fields: {', '.join(names)}"
+            return f"{cls.__name__} has no field {name!r}; {hint}"
+    missing = [field.name for field in fields if field.required and field.name not in given]
+    return f"{cls.__name__} lacks {', '.join(map(repr, missing))}" if missing else None
 
 
 class Config(
@@ -43,7 +82,7 @@ class Config(
     def __post_init__(self) -> None:
         self._require_types()
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return options that nothing reads beside the other values, each with the reason.
 
         Options are named by dotted path; the name of a table stands for all of its options.
@@ -63,7 +102,7 @@ class Config(
 
     def _require_types(self) -> None:
         make_fields_plain(self)
-        for field, hint, choices in _types_of(type(self)):
+        for field, hint, choices in _get_types(type(self)):
             value: Any = getattr(self, field)
             if choices and value not in choices:
                 near = difflib.get_close_matches(
@@ -71,14 +110,14 @@ class Config(
                 )
                 nearest = f"; did you mean {near[0]!r}?" if near else ""
                 self.require(False, field, f"one of {', '.join(map(repr, choices))}{nearest}")
-            if not choices and not _is_of(value, hint):
+            if not choices and not _fits_type(value, hint):
                 shown = f"a {type(value).__name__}" if isinstance(value, Config) else repr(value)
                 raise ConfigError(
-                    f"{type(self).__name__}.{field} is {shown}, expected {_spelt(hint)}"
+                    f"{type(self).__name__}.{field} is {shown}, expected {_describe_type(hint)}"
                 )
 
 
-def _is_of(value: Any, hint: Any) -> bool:
+def _fits_type(value: Any, hint: Any) -> bool:
     """Return whether `value` is of the type `hint`.
 
     Integers are valid floats.
@@ -99,7 +138,7 @@ def _is_of(value: Any, hint: Any) -> bool:
     return True
 
 
-def _spelt(hint: Any) -> str:
+def _describe_type(hint: Any) -> str:
     """Return a type in words: `int or none`, `'hidden', 'all-linear' or a list of str`."""
     members = get_args(hint)
     if hint is NoneType:
@@ -107,9 +146,9 @@ def _spelt(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return ", ".join(map(repr, members))
     if get_origin(hint) in (Union, UnionType):
-        return " or ".join(map(_spelt, members))
+        return " or ".join(map(_describe_type, members))
     if get_origin(hint) is tuple and members[-1:] == (...,):
-        return f"a list of {_spelt(members[0])}"
+        return f"a list of {_describe_type(members[0])}"
     return (
         hint.__name__
         if isinstance(hint, type) and not members
@@ -118,18 +157,18 @@ def _spelt(hint: Any) -> str:
 
 
 @functools.cache
-def _types_of(config: type[Config]) -> tuple[tuple[str, Any, tuple[Any, ...]], ...]:
+def _get_types(config: type[Config]) -> tuple[tuple[str, Any, tuple[Any, ...]], ...]:
     """Return each field with its type and, if it allows a few values only, those values."""
     try:
         hints = get_type_hints(config)
     except NameError:  # a type that only type checkers can import: the fields are not checked then
         return ()
     return tuple(
-        (field, hints[field], _literal_choices(hints[field])) for field in config.__struct_fields__
+        (field, hints[field], _list_choices(hints[field])) for field in config.__struct_fields__
     )
 
 
-def _literal_choices(hint: Any) -> tuple[Any, ...]:
+def _list_choices(hint: Any) -> tuple[Any, ...]:
     """Return the values of a `Literal`, or of a union of them and None.
 
     Empty for any other type.
@@ -139,6 +178,6 @@ def _literal_choices(hint: Any) -> tuple[Any, ...]:
     if get_origin(hint) not in (Union, UnionType):
         return ()
     members = [
-        (None,) if member is NoneType else _literal_choices(member) for member in get_args(hint)
+        (None,) if member is NoneType else _list_choices(member) for member in get_args(hint)
     ]
     return tuple(value for member in members for value in member) if all(members) else ()

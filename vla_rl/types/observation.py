@@ -1,20 +1,32 @@
-"""Observations and infos: plain values that all environments and policies can exchange.
+"""Observations: plain values that all environments or policies can exchange.
 
 An observation has the form of the environment's gymnasium space; embodied environments use a flat
 dict:
 
     image, wrist_image, ...   uint8 [H, W, 3], RGB, upright
-    state, ...                float32 [D], proprioception; the environment's docstring gives units and frames
+    state, ...                float32 [D], proprioception; the environment's docstring gives units, frames
     instruction               str, the task in words
 
 A conversation is observed as `prompt_tokens`, int64 [P]; one with images also as `image_0`, `image_1`,
-... in their order, and `image_starts`, int64 [n]: the place of each image's first token.
+... in their order, with `image_starts`, int64 [n]: the index of each image's first token.
+
+An array may lie in memory of another process, an image cache:
+
+    observation["image"]   np.ndarray      it is in this process
+                           ArrayRef        it is in the image cache of the host that will read it
+
+A process of that host reads it by its path. The memory ends with the process that holds it.
 """
 
+import math
+import os
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
+import msgspec
 import numpy as np
+
+from vla_rl.util.arrays import parse_dtype
 
 Observation: TypeAlias = dict[str, Any]
 """Nested dicts, lists and tuples of NumPy arrays, numbers and strings."""
@@ -24,7 +36,7 @@ Info: TypeAlias = dict[str, Any]
 success."""
 
 
-def observed_conversation(
+def make_conversation_observation(
     prompt_tokens: np.ndarray,
     images: Sequence[np.ndarray] = (),
     image_starts: Sequence[int] | np.ndarray = (),
@@ -37,10 +49,73 @@ def observed_conversation(
     return seen
 
 
-def images_of(observation: Observation) -> tuple[np.ndarray, ...]:
+def get_images(observation: Observation) -> tuple[np.ndarray, ...]:
     """Return the images of an observed conversation, in their order."""
     if "image_starts" not in observation:
         return ()
     return tuple(
         observation[f"image_{number}"] for number in range(len(observation["image_starts"]))
     )
+
+
+KEY_BYTES: Final = 8
+"""Bytes at the beginning of each memory, which say whose arrays it has."""
+
+
+class ArrayRef(msgspec.Struct, frozen=True, array_like=True):
+    """An array in memory of another process; in an observation it stands for that array."""
+
+    host: str
+    """Name of the host that has it; empty for the one that controls the run."""
+
+    path: str
+    """Path of the memory there."""
+
+    key: int
+    """Key of the memory. A path is used again after its memory was dropped."""
+
+    start: int
+    """Place of its first byte."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * parse_dtype(self.dtype).itemsize
+
+    def read(self) -> np.ndarray:
+        """Copy the array, on its host. Raises: OSError if the memory is gone."""
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"the pictures at {self.path} are gone: the process that held them has ended, or has "
+                "dropped them"
+            ) from None
+        try:
+            key, num_read = int.from_bytes(os.pread(descriptor, KEY_BYTES, 0), "little"), 0
+            # looked up before any memory is taken: the size is what another process has said
+            if self.start + self.num_bytes <= os.fstat(descriptor).st_size:
+                array = np.empty(self.shape, parse_dtype(self.dtype))
+                content = array.reshape(-1).view(np.uint8).data
+                num_read = os.preadv(descriptor, [content], self.start)
+        finally:
+            os.close(descriptor)
+        if key != self.key or num_read != self.num_bytes:
+            raise OSError(
+                f"{self.path} has {num_read} bytes of {key} at {self.start}, expected "
+                f"{self.num_bytes} of {self.key}: the process that held them has dropped them"
+            )
+        return array
+
+
+class ImageCacheRef(msgspec.Struct, frozen=True, kw_only=True):
+    """The place of a trajectory's large observations on the host whose ranks will read them."""
+
+    host: str
+    """Name of the host, as in `ArrayRef`."""
+
+    key: int
+    num_bytes: int

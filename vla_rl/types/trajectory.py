@@ -1,17 +1,42 @@
-"""The record of an episode from reset to end, chunk by chunk, and groups of them."""
+"""The record of an episode from reset to end, chunk by chunk.
+
+A group holds the trajectories of one start.
+"""
 
 import enum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from vla_rl.types.config import ExplainsFields
 from vla_rl.types.episode import EpisodeSpec
 from vla_rl.types.language import DEFAULT_AGENT
-from vla_rl.types.observation import Info, Observation
-from vla_rl.types.shelved import Shelved
-from vla_rl.types.struct import ExplainsFields
+from vla_rl.types.observation import ImageCacheRef, Info, Observation
+
+MAX_LOG_PROB: Final = 1e-3
+"""Largest log-prob of a token, in nats. Rounding in a log-softmax may lift a certain token a little
+above 0; larger numbers are not natural logs of probabilities."""
+
+
+def find_impossible_log_prob(
+    log_probs: NDArray[np.floating], tokens: NDArray[np.generic]
+) -> int | None:
+    """Find the first log-prob that no policy can have.
+
+    Args:
+        log_probs: float [T].
+        tokens: [T]; integers are ids with a probability, floats are numbers with a density, whose
+            log may be above 0.
+
+    Returns: its index, or None.
+    """
+    # NaN compares false with everything
+    possible = (log_probs > -np.inf) & (
+        log_probs < np.inf if tokens.dtype.kind == "f" else log_probs <= MAX_LOG_PROB
+    )
+    return None if possible.all() else int(np.argmin(possible))
 
 
 class StopReason(enum.Enum):
@@ -162,7 +187,7 @@ class Step(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
         return np.arange(len(self.chunk.tokens)) < self.num_executed * self.chunk.tokens_per_step
 
 
-class Deposit(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
+class EpisodeRef(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """The place of a trajectory's large arrays on the host where they were made."""
 
     host: str
@@ -180,13 +205,13 @@ class Trajectory(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
     info: Info = {}
     """The info of the last step, plus what the agent adds."""
 
-    deposit: Deposit | None = None
+    episode_ref: EpisodeRef | None = msgspec.field(default=None, name="deposit")
     """Place of its observations, tokens and actions, if it is light: then rewards, versions, infos
     and small values alone are here. None for every trajectory of an update."""
 
-    shelved: Shelved | None = None
+    cached_images: ImageCacheRef | None = msgspec.field(default=None, name="shelved")
     """Place of its large observations, if they are beside the ranks that will read them: then each is
-    a `ShelvedArray` here. None: all is here, or with the deposit."""
+    a `ArrayRef` here. None: all is here, or with the deposit."""
 
     embedding: np.ndarray | None = None
     """float32 [T, D], the trajectory as the run's encoder sees it, computed on the host that ran the

@@ -115,7 +115,7 @@ async def test_a_host_embeds_what_it_hands_over_beside_its_engine_process(tmp_pa
         routes = await stack.enter_async_context(ImageRoutes(1 << 24))
         far = RolloutHostRunner(host, status, route=await routes.to("far", host, "127.0.0.1"))
         found = await far.whole(await far.play(episode))
-        assert found.shelved is not None
+        assert found.cached_images is not None
         assert observed_bytes(found) == 0
         assert found.embedding is not None
         (here,) = await encoder.embed([with_pictures(found)])

@@ -26,8 +26,8 @@ from vla_rl.types import (
     Observation,
     ToolCall,
     ToolSpec,
-    images_of,
-    observed_conversation,
+    get_images,
+    make_conversation_observation,
 )
 
 WIDE, TALL = noise(1, 140, 168), noise(2, 70, 40)
@@ -54,7 +54,7 @@ def user(text: str, *images: np.ndarray) -> Message:
 def observed(policy: VisionLanguageModel, *messages: Message) -> Observation:
     asked = make_question(policy, messages, (), ANY_REPLY)
     starts = [] if asked.image_prompt is None else asked.image_prompt.image_starts
-    return observed_conversation(asked.tokens, asked.images, starts)
+    return make_conversation_observation(asked.tokens, asked.images, starts)
 
 
 def scored(
@@ -118,14 +118,16 @@ def test_reading_on_in_a_slot_gives_the_logits_of_reading_all_at_once(
     asked = make_question(policy, (user("left?", WIDE, TALL),), (), ANY_REPLY)
     plain = policy.render((user("what is this about?"),))
     memory, tokens = policy.key_values(3), [*asked.tokens.tolist(), 20, 21]
-    policy.extend(memory, [2, 0], [0, 0], [tokens[:17], plain[:-1].tolist()], [asked.image_prompt, None])
+    policy.extend(
+        memory, [2, 0], [0, 0], [tokens[:17], plain[:-1].tolist()], [asked.image_prompt, None]
+    )
     found = policy.extend(memory, [2], [17], [tokens[17:-1]], [asked.image_prompt])
     last = policy.extend(
         memory, [0, 2], [len(plain) - 1, len(tokens) - 1], [[int(plain[-1])], tokens[-1:]],
         [None, asked.image_prompt],
     )  # fmt: skip
     starts = [] if asked.image_prompt is None else asked.image_prompt.image_starts
-    seen = observed_conversation(asked.tokens, asked.images, starts)
+    seen = make_conversation_observation(asked.tokens, asked.images, starts)
     for logits, reply in ((found[0], [20, 21]), (last[1], [20, 21, 22])):
         expected = scored(policy, [seen], [reply])[0]
         own = torch.log_softmax(logits, dim=-1)[reply[-1]]
@@ -217,7 +219,7 @@ def test_demonstrations_show_the_images_of_all_turns(policy: VisionLanguageModel
     starts = lesson.observation["image_starts"]
     assert (whole[starts] == policy.image_token).all()
     assert starts.tolist()[:1] == first["image_starts"].tolist()
-    assert images_of(lesson.observation)[1] is TALL
+    assert get_images(lesson.observation)[1] is TALL
     (found,) = scored(policy, [lesson.observation], [lesson.actions[0].tolist()])
     assert np.isfinite(found).all()
     assert lesson.trained_tokens is not None

@@ -107,7 +107,7 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
         """
         return {**ADVANTAGE_PARAMETERS.get(self.name, {}), **self.chosen}
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return the parameters of other estimators; a custom one may read all."""
         if is_function_path(self.name):
             return {}

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_rl.types import Step, Trajectory, agents_of
+from vla_rl.types import Step, Trajectory, list_agents
 
 Floats: TypeAlias = NDArray[np.floating]
 
@@ -303,7 +303,7 @@ def _agents(trajectories: Sequence[Trajectory], level: StepLevel) -> NDArray[np.
 
     It is an index in the sorted names of all deciding agents.
     """
-    number_of = {name: number for number, name in enumerate(sorted(agents_of(trajectories)))}
+    number_of = {name: number for number, name in enumerate(sorted(list_agents(trajectories)))}
     rows = [
         [number_of[step.agent] for step in trajectory.steps for _ in _by_level(step, level)[1]]
         for trajectory in trajectories

@@ -37,7 +37,7 @@ class KlLossConfig(Config, frozen=True, kw_only=True):
             "KlLossConfig.estimator",
         )
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return the options of the penalty, if it is turned off."""
         return {} if self.coef > 0.0 else {"estimator": "learner.loss.kl.coef is 0"}
 
@@ -99,7 +99,7 @@ class CorrectionConfig(Config, frozen=True, kw_only=True):
             )
         self.require(0.0 <= self.veto_below < 1.0, "veto_below", "in [0, 1)")
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return the options of a truncation or mask that is turned off."""
         off = {} if self.truncate != "none" else {"truncate_at": "truncate is 'none'"}
         return off | (
@@ -186,7 +186,7 @@ class PolicyLossSettings(Config, frozen=True, kw_only=True):
         """
         return {**(self.declared.defaults if self.declared else {}), **self.chosen}
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return the parameters of other losses; a custom loss may read all."""
         if is_function_path(self.name):
             return {}

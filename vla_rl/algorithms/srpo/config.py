@@ -49,7 +49,7 @@ class SrpoConfig(Config, frozen=True, kw_only=True):
         self.require(0.0 < self.radius_scale < float("inf"), "radius_scale", "a finite factor > 0")
         self.require(self.carry_over >= 0, "carry_over", "at least 0 successes a task")
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return the options of other rules and references."""
         of_rule = {"aligned": ("clusters", "radius_scale"), "paper": ()}
         others = of_rule.get(self.rule, ("alpha", "clusters", "radius_scale"))
@@ -162,7 +162,7 @@ class EmbeddingConfig(Config, frozen=True, kw_only=True):
             has_folder, "encoder", "embedding.vjepa2.folder to name a V-JEPA 2 checkpoint as well"
         )
 
-    def unread(self) -> Mapping[str, str]:
+    def unused_options(self) -> Mapping[str, str]:
         """Return the options of other encoders."""
         reads = {
             "pixels": ("num_frames", "image_size", "image_key"),

@@ -267,7 +267,7 @@ def _write(writer: FolderWriter, state: TeamState, packed: Mapping[str, bytes]) 
         _write_tensors(writer, CRITIC_TENSORS, state.critic)
     for name, data in packed.items():
         writer.write_bytes(_part_file(name), data)
-    agents = () if state.roster.acts_for_all else state.roster.names
+    agents = () if state.agent_names.acts_for_all else state.agent_names.names
     writer.write_bytes(
         HEADER, msgspec.json.encode(CheckpointHeader(FORMAT, state.weight_version, agents))
     )
@@ -365,7 +365,7 @@ def _require_listed(folder: Path, entries: Collection[str], name: str) -> None:
 
 def _by_folder(state: TeamState) -> dict[str, TrainingState]:
     """Return each policy's state by the subfolder that it is written to; a team of one has none."""
-    if state.roster.acts_for_all:
+    if state.agent_names.acts_for_all:
         return {"": state.only}
     return {_agent_folder(name): each for name, each in state.members.items()}
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.errors import CheckpointError
-from vla_rl.types import SOLE_MEMBER, Roster
+from vla_rl.types import SOLE_MEMBER, AgentNames
 from vla_rl.util.arrays import is_plain_dtype, view_as_array
 
 
@@ -77,15 +77,15 @@ class TeamState:
         """State of the only policy. Raises: CheckpointError if there are several."""
         if len(self.members) > 1:
             raise CheckpointError(
-                f"the checkpoint has {self.roster}, expected one policy; "
+                f"the checkpoint has {self.agent_names}, expected one policy; "
                 "resume with the recipe and settings that made it."
             )
         return next(iter(self.members.values()))
 
     @property
-    def roster(self) -> Roster:
+    def agent_names(self) -> AgentNames:
         """Names of the members."""
-        return Roster(self.members)
+        return AgentNames(self.members)
 
     @property
     def weight_version(self) -> int:

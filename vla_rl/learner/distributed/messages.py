@@ -21,14 +21,14 @@ from vla_rl.learner.backend import MicroBatchSums, on_host
 from vla_rl.learner.critic_backend import ValueRows
 from vla_rl.learner.decisions import Decisions
 from vla_rl.learner.imitation_backend import SftRows
-from vla_rl.types import Observation, ShelvedArray
+from vla_rl.types import ArrayRef, Observation
 
 
 class ObservationBatch(msgspec.Struct, frozen=True):
     """Observations of some rows. An image in the cache of the rank's host is named, and None in `local`."""
 
     local: list[dict[str, Any]]
-    cached: list[dict[str, ShelvedArray]]
+    cached: list[dict[str, ArrayRef]]
 
 
 class Rows(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ def unpack_rows(message: Rows) -> Decisions:
 def pack_observations(observations: Sequence[Observation]) -> ObservationBatch:
     """Return the message of some observations."""
     cached = [
-        {name: value for name, value in each.items() if isinstance(value, ShelvedArray)}
+        {name: value for name, value in each.items() if isinstance(value, ArrayRef)}
         for each in observations
     ]
     # None keeps the key: a policy may read its images in their order
@@ -245,14 +245,14 @@ class CopiedImages:
     keys: tuple[int, ...]
     """Memories there that hold them."""
 
-    by_original: dict[ShelvedArray, ShelvedArray]
+    by_original: dict[ArrayRef, ArrayRef]
     """The copy of each."""
 
 
 class ImageCopier(Protocol):
     """Copies images from the cache of one host to another's."""
 
-    async def copy_images(self, host: str, images: Collection[ShelvedArray]) -> CopiedImages:
+    async def copy_images(self, host: str, images: Collection[ArrayRef]) -> CopiedImages:
         """Copy images to the cache of `host`. Raises: RankFailed if that cannot be."""
         ...
 
@@ -281,7 +281,7 @@ async def with_local_images(
         value
         for row in rows
         for value in observations[row].values()
-        if isinstance(value, ShelvedArray) and value.host != host
+        if isinstance(value, ArrayRef) and value.host != host
     }
     if not away or image_copier is None:
         yield tuple(observations)
@@ -297,4 +297,4 @@ async def with_local_images(
 
 
 def _find_copy(value: Any, copies: CopiedImages) -> Any:
-    return copies.by_original.get(value, value) if isinstance(value, ShelvedArray) else value
+    return copies.by_original.get(value, value) if isinstance(value, ArrayRef) else value

@@ -7,7 +7,7 @@ import numpy as np
 from vla_rl.engines.chat_interface import process_images
 from vla_rl.learner.imitation import Demonstration
 from vla_rl.models.language.policy import CausalLanguageModel
-from vla_rl.types import Message, ToolSpec, observed_conversation
+from vla_rl.types import Message, ToolSpec, make_conversation_observation
 
 
 def chat_demonstration(
@@ -42,7 +42,7 @@ def chat_demonstration(
     starts = () if prompt is None else prompt.image_starts
     first, last = int(trained_tokens.argmax()), int(np.flatnonzero(trained_tokens)[-1]) + 1
     return Demonstration(
-        observation=observed_conversation(tokens[:first], images, starts),
+        observation=make_conversation_observation(tokens[:first], images, starts),
         actions=tokens[None, first:last],
         num_valid=1,
         trained_tokens=trained_tokens[first:last],

@@ -31,7 +31,7 @@ from vla_rl.models.language.images import (
 )
 from vla_rl.models.language.policy import CausalLanguageModel
 from vla_rl.models.language.rows import Prompts, SlotKeyValues
-from vla_rl.types import Observation, images_of
+from vla_rl.types import Observation, get_images
 
 PUBLIC_PREFIXES = {"model.language_model.": "model.", "model.visual.": "visual."}
 """transformers' names of this network's parts, and those of its public checkpoints."""
@@ -198,7 +198,7 @@ class VisionLanguageModel(CausalLanguageModel):
         return {"inputs_embeds": embedded, "position_ids": to_device(rotary, self._device)}
 
     def _prepare_images(self, observation: Observation) -> PreparedImages | None:
-        images = images_of(observation)
+        images = get_images(observation)
         if not images:
             return None
         return self._reader.prepare_images(

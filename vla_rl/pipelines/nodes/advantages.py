@@ -22,7 +22,7 @@ from vla_rl.pipelines.nodes.rewards import (
     outcomes_by_agent,
     rewards_by_group,
 )
-from vla_rl.types import AgentPart, DecisionRewards, Group, Trajectory, agents_of, parts_of
+from vla_rl.types import AgentPart, DecisionRewards, Group, Trajectory, list_agents, split_by_agent
 
 if TYPE_CHECKING:
     from vla_rl.learner import TrajectoryValues
@@ -183,8 +183,8 @@ class GroupAdvantage:
         flat = [reward for of_group in rewards_by_group(groups, rewards) for reward in of_group]
         advantages = [np.zeros(len(trajectory.steps), np.float32) for trajectory in trajectories]
         informative: list[bool] = []
-        for agent in agents_of(trajectories):
-            parts = parts_of(trajectories, agent)
+        for agent in list_agents(trajectories):
+            parts = split_by_agent(trajectories, agent)
             batch = _agent_batch(agent, parts, trajectories, flat)
             made = self._estimate(batch).per_trajectory()
             for part, advantage in zip(parts, made, strict=True):

@@ -27,8 +27,8 @@ from vla_rl.types import (
     DecisionRewards,
     Group,
     Trajectory,
-    agents_of,
-    parts_of,
+    list_agents,
+    split_by_agent,
 )
 from vla_rl.util.choices import chosen, is_function_path, load_function
 
@@ -174,7 +174,7 @@ def outcome(trajectory: Trajectory, rewards: DecisionRewards) -> float:
 def outcomes_by_agent(trajectory: Trajectory, rewards: DecisionRewards) -> dict[str, float]:
     """Return the total reward of each agent's decisions, by its name."""
     deciders = np.array([step.agent for step in trajectory.steps])
-    agents = agents_of([trajectory])
+    agents = list_agents([trajectory])
     return {agent: float(np.sum(rewards[deciders == agent])) for agent in agents}
 
 
@@ -279,10 +279,10 @@ def score_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 def _metrics_by_agent(group: Group, rewards: Sequence[DecisionRewards]) -> dict[str, float]:
     """Return each named agent's mean reward (`reward/solver/mean`) and success rate."""
     metrics = {}
-    for agent in agents_of(group.trajectories):
+    for agent in list_agents(group.trajectories):
         if agent == DEFAULT_AGENT:
             continue
-        parts = parts_of(group.trajectories, agent)
+        parts = split_by_agent(group.trajectories, agent)
         earned = [
             outcomes_by_agent(group.trajectories[part.row], rewards[part.row])[agent]
             for part in parts
