@@ -1,5 +1,6 @@
 """CONTRIBUTING.md names files, targets and names that exist."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+ANSWERS = re.findall(r"^\| ([^|]+\?) \| `([\w/]+\.py):([\w.]+)`", PAGE, re.MULTILINE)
 RECIPES = dict(re.findall(r"^## (Add [^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
 
 
@@ -30,14 +32,26 @@ def test_every_target_of_the_makefile_is_in_the_table_of_commands() -> None:
     assert explained == set(targets.split()) - {"demo", "install", "clean"}  # README has these
 
 
-def test_the_readme_leads_to_the_files_that_people_look_for() -> None:
+def test_the_readme_leads_to_the_table_of_questions() -> None:
     assert "(CONTRIBUTING.md)" in (ROOT / "README.md").read_text()
+    assert len(ANSWERS) >= 30
+
+
+@pytest.mark.parametrize(("question", "path", "name"), ANSWERS)
+def test_each_question_is_answered_by_a_name_that_is_there(
+    question: str, path: str, name: str
+) -> None:
+    body: list[ast.stmt] = ast.parse((ROOT / "vla_rl" / path).read_text()).body
+    for part in name.split("."):
+        (found,) = [node for node in body if getattr(node, "name", None) == part]
+        body = getattr(found, "body", [])
+
+
+def test_the_files_beside_an_answer_are_there() -> None:
     table = PAGE.partition("## Where things are")[2].partition("\n## ")[0]
-    files = re.findall(r"^\| [^|]+ \| `([\w/.]+)`", table, re.MULTILINE)
-    holds = ("def clipped_surrogate", "class Pipeline", "Replacements(", "apply", "class Learner")
-    assert len(files) >= len(holds)
-    for path, name in zip(files, holds, strict=False):
-        assert name in (ROOT / path).read_text(), (path, name)
+    table = table.replace("`vla_rl/`", "")
+    paths = set(re.findall(r"`([\w/]+/[\w.]*)", table))
+    assert not [path for path in sorted(paths) if not (ROOT / "vla_rl" / path).exists()]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +74,7 @@ def test_the_readme_leads_to_the_files_that_people_look_for() -> None:
             "vla_rl/models/loading.py",
             ["Family", "CheckpointFormat", "policy_family", "load_policy"],
         ),
-        ("Add a pipeline", "vla_rl/pipelines/__init__.py", ["PIPELINES", "SETTINGS"]),
+        ("Add a pipeline", "vla_rl/pipelines/registry.py", ["PIPELINES", "SETTINGS"]),
         ("Add a pipeline", "tests/pipelines/test_pipelines.py", ["NEEDS_IMAGES"]),
     ],
 )
