@@ -161,11 +161,18 @@ def real_assets() -> str:
 
     A test that asks for it is skipped on a machine that has the stand-ins alone.
     """
-    from installed_assets import installed_assets  # here: most tests need no simulator's imports
+    # here: most tests need no simulator's imports
+    from vla_rl.envs.libero.assets import (
+        ASSETS_VARIABLE,
+        STAND_INS,
+        find_assets,
+        get_wheels_command,
+    )
 
-    from vla_rl.envs.libero.assets import STAND_INS, get_wheels_command
-
-    found = installed_assets()
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get(ASSETS_VARIABLE) == STAND_INS:
+            patch.delenv(ASSETS_VARIABLE)
+        found = find_assets()
     if found.source == STAND_INS:
         pytest.skip(f"LIBERO's own assets are not installed: {get_wheels_command()}")
     return str(found.path)

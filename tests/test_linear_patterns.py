@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from growth import assert_grows_in_proportion
+from durations import assert_grows_in_proportion
 
 from vla_rl.envs.text.tasks import arithmetic
 from vla_rl.scoring import scorers

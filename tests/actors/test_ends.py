@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from pace import at_some_pace
+from durations import at_some_pace
 from processes import children_of
 from sample_actors import Counter, FailsToStart, Slow, Streamer
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from durations import at_some_pace
 from hooks import Heir
-from pace import at_some_pace
 from processes import children_of, processes_of_session
 from sample_actors import Counter
 

@@ -212,7 +212,7 @@ def test_commands_without_a_pipeline_refuse_what_they_would_not_read_too(
         ["--engine", "vllm", "--engine.vllm.num-engines", "2"],
         ["--lora-rank", "8", "--lora-alpha", "32"],
         ["--srpo.rule", "paper", "--srpo.radius-scale", "2"],
-        ["--pipeline", "own_pipelines:without_checkpoints", "--critic.hidden", "3"],
+        ["--pipeline", "own_parts:without_checkpoints", "--critic.hidden", "3"],
         ["--critic.hidden", "64"],
     ],
 )

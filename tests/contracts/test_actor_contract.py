@@ -16,7 +16,7 @@ import pytest_asyncio
 SUPPORT = Path(__file__).parents[1] / "actors" / "support"
 sys.path.insert(0, str(SUPPORT))
 
-from pace import at_some_pace  # noqa: E402
+from durations import at_some_pace  # noqa: E402
 from sample_actors import (  # noqa: E402
     Counter,
     CrashLoop,

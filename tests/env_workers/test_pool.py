@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from pace import at_some_pace
+from durations import at_some_pace
 
 from vla_rl.actors import Runtime
 from vla_rl.env_workers import SimulatorConfig, SimulatorPool

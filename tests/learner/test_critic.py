@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from small_worlds import mlp, played, state, walk
+from small_episodes import mlp, run_policy, state, walk
 from torch import Tensor
 
 from vla_rl.algorithms import AdvantageConfig, advantage_estimator
@@ -53,7 +53,7 @@ async def test_a_critic_learns_a_value_function_that_is_known(lane: DeviceLane, 
             explained.append(metrics["critic/explained_variance"])
         ((value,),) = [
             judged.values
-            for judged in await critic.values([played(policy, 1, [state(1.0, 0.0)] * 2)])
+            for judged in await critic.values([run_policy(policy, 1, [state(1.0, 0.0)] * 2)])
         ]
     assert abs(explained[0]) < 1e-5  # a new head says 0 everywhere
     assert np.mean(explained[-10:]) > 0.95
@@ -66,10 +66,10 @@ async def test_a_time_limit_is_continued_by_the_last_value_and_an_end_is_not(
 ) -> None:
     policy = mlp()
     observations = [state(0.1, 0.0), state(0.2, 0.0), state(0.3, 0.0)]
-    ended = played(policy, 1, observations, StopReason.TERMINATED)
-    solved = played(policy, 2, observations, StopReason.SUCCESS)
-    cut_off = played(policy, 3, observations, StopReason.TIME_LIMIT)
-    in_time = played(policy, 4, observations, StopReason.SUCCESS_AT_LIMIT)
+    ended = run_policy(policy, 1, observations, StopReason.TERMINATED)
+    solved = run_policy(policy, 2, observations, StopReason.SUCCESS)
+    cut_off = run_policy(policy, 3, observations, StopReason.TIME_LIMIT)
+    in_time = run_policy(policy, 4, observations, StopReason.SUCCESS_AT_LIMIT)
     critic = Critic(policy, lane, CONFIG, seed=0)
     with torch.no_grad():
         critic.head.out.bias.fill_(5.0)  # V = 5 everywhere

@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from small_episodes import trajectory
-from small_worlds import SHAPE, mlp, walk
+from small_episodes import SHAPE, mlp, trajectory, walk
 from torch import Tensor
 
 from vla_rl.algorithms import CorrectionConfig, KlLossConfig, PolicyLossConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import own_losses
+import own_parts
 import pytest
 import torch
 from torch import Tensor
@@ -283,7 +283,7 @@ async def test_gradients_that_are_not_finite_skip_the_step_loudly_and_then_end_t
     policy: OpenVlaOft, lane: DeviceLane, play: Play, caplog: pytest.LogCaptureFixture
 ) -> None:
     trajectories, before = batch_of(play, policy), parameters(policy)
-    loss = PolicyLossConfig(name="own_losses:nan_loss")
+    loss = PolicyLossConfig(name="own_parts:nan_loss")
     learner = Learner(
         policy, lane, config(optimizer=OptimizerConfig(max_skips_in_a_row=2), loss=loss)
     )
@@ -304,13 +304,13 @@ async def test_a_cancelled_update_leaves_no_gradient_behind(
     undisturbed = policy.copy()
     async with asyncio.timeout(60):
         await Learner(undisturbed, lane, config(micro_batch=1)).update(trajectories, ADVANTAGES)
-        loss = PolicyLossConfig(name="own_losses:second_micro_batch_waits")
+        loss = PolicyLossConfig(name="own_parts:second_micro_batch_waits")
         learner = Learner(policy, lane, config(micro_batch=1, loss=loss))
         doomed = asyncio.create_task(learner.update(trajectories, ADVANTAGES))
-        await asyncio.to_thread(own_losses.reached.wait, 30)
+        await asyncio.to_thread(own_parts.reached.wait, 30)
         assert policy.network.projector.fc1.weight.grad is not None
         doomed.cancel()
-        own_losses.go_on.set()
+        own_parts.go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await doomed
         assert learner.weight_version == 0

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from small_worlds import mlp, walk
+from small_episodes import mlp, walk
 from torch import Tensor
 
 from vla_rl.algorithms import CorrectionConfig, KlLossConfig, PolicyLossConfig

@@ -162,17 +162,17 @@ def test_every_pipeline_draws(pipeline: str, tmp_path: Path) -> None:
 
 def test_a_pipeline_of_ones_own_is_named_by_its_function(tmp_path: Path) -> None:
     config = small("grpo", tmp_path)
-    own = msgspec.structs.replace(config, pipeline="own_pipelines:without_checkpoints")
+    own = msgspec.structs.replace(config, pipeline="own_parts:without_checkpoints")
     assert "checkpoint" not in run_of(own).graph.nodes
     # of its SETTINGS
-    assert with_pipeline(config, "own_pipelines:without_checkpoints").temperature == 1.5
+    assert with_pipeline(config, "own_parts:without_checkpoints").temperature == 1.5
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("grpoo", "did you mean 'grpo'"),
-        ("own_pipelines:withot_checkpoints", "did you mean 'without_checkpoints'"),
+        ("own_parts:withot_checkpoints", "did you mean 'without_checkpoints'"),
         ("no_such_module:pipeline", "no_such_module"),
     ],
 )

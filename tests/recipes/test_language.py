@@ -104,7 +104,7 @@ async def test_one_command_trains_on_a_file_of_questions(tmp_path: Path) -> None
         "--prompt-field",
         "question",
         "--scorer",
-        "checksum_tasks:score",
+        "rewarded_texts:score",
         "--learner.optimizer.lr",
         "1e-2",
     )

@@ -76,7 +76,7 @@ def config_of(root: Path) -> SideBySideConfig:
 
 def text_starts(task: str) -> list[TaskStart]:
     return [
-        TaskStart(env=EnvSpec(id=f"checksum_tasks:{task}"), task="text", seed=seed)
+        TaskStart(env=EnvSpec(id=f"rewarded_texts:{task}"), task="text", seed=seed)
         for seed in range(4)
     ]
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from slow_agents import hesitant_agent
+from own_agents import hesitant_agent
 from toy_runs import small_run
 
 import vla_rl.cli.dry_run

@@ -11,10 +11,9 @@ import msgspec
 import pytest
 import torch
 import uvloop
+from host_servers import on_loopback, start_and_list
 from processes import children_of
-from ranked_runs import ONE_HOST, books_of, ranked_run, trained
-from served_hosts import listed, on_loopback
-from toy_runs import deterministic, small_run
+from toy_runs import ONE_HOST, deterministic, episode_counts, ranked_run, small_run, train_ranked
 
 from vla_rl.actors import LastingForkServers, make_keys
 from vla_rl.algorithms import EmbeddingConfig
@@ -135,7 +134,7 @@ def test_conversations_are_compared_in_the_control_process(hosts: Path) -> None:
         vocab_size=300,
         context_size=128,
     )
-    starts = [TaskStart(env=EnvSpec(id="digits_task:Digits"), task="digits", seed=3)]
+    starts = [TaskStart(env=EnvSpec(id="rewarded_texts:Digits"), task="digits", seed=3)]
     training = TrainingRun(config, starts, tiny(shape, ["go on"], seed=0))
     assert way(training) == f"{THROUGH}those of conversations are compared here"
 
@@ -202,7 +201,7 @@ def test_a_run_whose_pictures_pass_this_process_by_learns_what_it_learns_with_th
 ) -> None:
     far = on_loopback("a", tmp_path / "keys")
     try:
-        require_same_either_way(tmp_path, listed([far], tmp_path), capsys)
+        require_same_either_way(tmp_path, start_and_list([far], tmp_path), capsys)
     finally:
         far.kill()
 
@@ -215,7 +214,9 @@ def test_ranks_on_two_hosts_read_pictures_of_a_third_and_learn_what_they_learn_w
 ) -> None:
     far = [on_loopback(name, tmp_path / "keys") for name in "ab"]
     try:
-        require_same_either_way(tmp_path, listed(far, tmp_path), capsys, learners=("here", "b"))
+        require_same_either_way(
+            tmp_path, start_and_list(far, tmp_path), capsys, learners=("here", "b")
+        )
     finally:
         for host in far:
             host.kill()
@@ -228,7 +229,9 @@ def test_a_critic_on_ranks_judges_pictures_that_pass_this_process_by_as_it_judge
 ) -> None:
     far = on_loopback("a", tmp_path / "keys")
     try:
-        require_same_either_way(tmp_path, listed([far], tmp_path), capsys, pipeline="embodied_ppo")
+        require_same_either_way(
+            tmp_path, start_and_list([far], tmp_path), capsys, pipeline="embodied_ppo"
+        )
     finally:
         far.kill()
 
@@ -268,9 +271,9 @@ async def test_a_run_whose_pictures_are_lost_before_their_update_continues_from_
             os.kill(pid, signal.SIGKILL)
 
     try:
-        cluster = ClusterConfig(hosts=str(listed([far], tmp_path)))
+        cluster = ClusterConfig(hosts=str(start_and_list([far], tmp_path)))
         config = reaching(tmp_path / "struck", 2, cluster, updates=2)
-        struck = await trained(config, strike, lasting_servers)
+        struck = await train_ranked(config, strike, lasting_servers)
     finally:
         far.kill()
     out = capsys.readouterr().out
@@ -282,9 +285,9 @@ async def test_a_run_whose_pictures_are_lost_before_their_update_continues_from_
         out,
     )
     alone_config = reaching(tmp_path / "alone", 1, updates=2)
-    alone = await trained(alone_config, fork_servers=lasting_servers)
+    alone = await train_ranked(alone_config, fork_servers=lasting_servers)
     assert decisions_of(struck) == decisions_of(alone)
-    assert await books_of(struck, 2) == await books_of(alone, 2)
+    assert await episode_counts(struck, 2) == await episode_counts(alone, 2)
     assert shelves() == []
 
 
@@ -300,13 +303,13 @@ async def test_a_host_that_is_lost_once_its_pictures_are_beside_the_ranks_costs_
             lost.kill()
 
     try:
-        cluster = ClusterConfig(hosts=str(listed([lost, stays], tmp_path)))
+        cluster = ClusterConfig(hosts=str(start_and_list([lost, stays], tmp_path)))
         config = reaching(tmp_path / "struck", 2, cluster)
-        struck = await trained(config, strike)
+        struck = await train_ranked(config, strike)
     finally:
         stays.kill()
     assert "Restart" not in capsys.readouterr().out
-    alone = await trained(reaching(tmp_path / "alone", 1))
+    alone = await train_ranked(reaching(tmp_path / "alone", 1))
     assert decisions_of(struck) == decisions_of(alone)
-    assert await books_of(struck, 3) == await books_of(alone, 3)
+    assert await episode_counts(struck, 3) == await episode_counts(alone, 3)
     assert all(line["hosts/picture_bytes_here"] == 0 for line in read_metrics(struck.metrics))

@@ -15,10 +15,10 @@ import msgspec
 import pytest
 import pytest_asyncio
 import torch
-from loopback_hosts import loopback_hosts
-from ranked_runs import ranked_run
-from small_worlds import SHAPE, mlp, walk
-from turn_agents import by_turns
+from host_servers import loopback_hosts
+from own_agents import by_turns
+from small_episodes import SHAPE, mlp, walk
+from toy_runs import ranked_run
 from weight_hosts import Host, Site
 
 from benchmarks import conversations

@@ -201,7 +201,7 @@ async def test_conversations_run_on_a_host_too(tmp_path: Path) -> None:
         engine=EngineConfig(is_deterministic=True, max_reply=6),
         scheduler=SchedulerConfig(groups_per_update=1, max_staleness=0, deterministic=True),
     )
-    starts = [TaskStart(env=EnvSpec(id="digits_task:Digits"), task="digits", seed=3)]
+    starts = [TaskStart(env=EnvSpec(id="rewarded_texts:Digits"), task="digits", seed=3)]
     model = tiny(SMALL, ["go on"], seed=0)
     model.save(tmp_path / "policies" / SOLE_MEMBER)
     agent = default_agent(config)

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from offline_evaluation import offline
 from processes import processes_of_session
+from toy_rollouts import evaluate_offline
 from toy_runs import start_recipe
 
 from vla_rl.actors import RemoteHost, make_keys, read_keys
@@ -205,7 +205,9 @@ async def test_the_resume_gets_the_simulators_the_engine_and_the_episodes_it_nee
             await judge.elsewhere(RunDirectory(site.folder), resumed.evaluators)
             await lane.run(model_of(resumed).save, tmp_path / "policy")
         lines = (site.folder / "held_out.jsonl").read_bytes().splitlines()
-        assert sorted(lines) == sorted(await offline(tmp_path / "policy", episodes, version=3))
+        assert sorted(lines) == sorted(
+            await evaluate_offline(tmp_path / "policy", episodes, version=3)
+        )
     shown = capsys.readouterr().out
     for number in (0, 1):
         taken = (

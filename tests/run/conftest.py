@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 
 import pytest_asyncio
-from shared_servers import open_to_file
+from toy_runs import share_servers
 
 from vla_rl.actors import LastingForkServers
 
@@ -14,5 +14,5 @@ async def servers() -> AsyncIterator[LastingForkServers]:
     second. Tests that use them run in one loop: `shared_servers.SHARES_SERVERS`.
     """
     async with LastingForkServers("tests") as opened:
-        open_to_file(opened)
+        share_servers(opened)
         yield opened

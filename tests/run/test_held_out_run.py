@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from offline_evaluation import offline
+from toy_rollouts import evaluate_offline
 from toy_runs import run_here, start_recipe
 
 from vla_rl.actors import LastingForkServers
@@ -69,7 +69,9 @@ async def test_the_results_beside_training_are_those_of_an_offline_evaluation_to
         for version in versions:
             folder = find_checkpoint(run.checkpoints, version)
             assert folder is not None
-            expected[version] = await offline(folder / "policy", episodes, version, servers)
+            expected[version] = await evaluate_offline(
+                folder / "policy", episodes, version, servers
+            )
     for version in versions:
         found = [line for line in lines if SUCCESSES.row_in(line).weight_version == version]
         assert sorted(found) == sorted(expected[version])

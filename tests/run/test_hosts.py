@@ -16,12 +16,17 @@ import numpy as np
 import pytest
 import torch
 import uvloop
-from loopback_hosts import loopback_hosts
-from ranked_runs import books_of, numbers_of, ranked_run, trained
-from served_hosts import ServedHost, listed, on_loopback
-from slow_agents import hesitant_agent
-from toy_runs import deterministic, small_mlp_run, small_run
-from turn_agents import by_turns
+from host_servers import ServedHost, loopback_hosts, on_loopback, start_and_list
+from own_agents import by_turns, hesitant_agent
+from toy_runs import (
+    deterministic,
+    episode_counts,
+    ranked_run,
+    small_mlp_run,
+    small_run,
+    train_ranked,
+    update_numbers,
+)
 
 from benchmarks.hosts.namespaces import NamespaceHost, NamespacesRefused, network_namespaces
 from vla_rl.actors import InLoop, Runtime
@@ -185,7 +190,7 @@ def test_a_run_whose_episodes_another_host_runs_learns_what_one_host_learns_what
 ) -> None:
     far = on_loopback("a", tmp_path / "keys", env=clocks_apart(tmp_path / "clocks"))
     try:
-        hosts = listed([far], tmp_path)
+        hosts = start_and_list([far], tmp_path)
         learnt = weights_after(srpo_on_hosts(tmp_path / "far", hosts, 2), agent=embodied_agent)
     finally:
         far.kill()
@@ -208,7 +213,7 @@ def test_a_run_on_two_hosts_one_killed_and_started_again_learns_what_one_host_le
         ServedHost(name, f"{each.address}:7070", tmp_path / "keys", each.popen)
         for name, each in zip("ab", others, strict=True)
     ]
-    hosts = listed(far, tmp_path)
+    hosts = start_and_list(far, tmp_path)
     # sockets and threads of the run belong to the namespace from here on
     with control.entered():
         learnt = weights_after(srpo_on_hosts(tmp_path / "far", hosts, UPDATES), Strikes(far[0]))
@@ -302,7 +307,7 @@ async def test_a_host_asks_the_policy_of_each_kind_of_episode(tmp_path: Path) ->
     )
     starts = [
         TaskStart(env=env_spec(toy), task="reach", options={"init_state_id": 1}),
-        TaskStart(env=EnvSpec(id="digits_task:Digits"), task="digits", seed=3),
+        TaskStart(env=EnvSpec(id="rewarded_texts:Digits"), task="digits", seed=3),
     ]
     agent = mixed_agent(config.chat)
     episodes = [GroupSource([start], 1, seed=0).next_group().episodes[0] for start in starts]
@@ -349,7 +354,7 @@ async def learnt_of_both_kinds(root: Path, hosts: Path | None) -> list[torch.Ten
         for number in range(4)
         for start in (
             TaskStart(env=env_spec(toy), task="reach", options={"init_state_id": number}),
-            TaskStart(env=EnvSpec(id="digits_task:Digits"), task="digits", seed=number),
+            TaskStart(env=EnvSpec(id="rewarded_texts:Digits"), task="digits", seed=number),
         )
     ]
     await train(config, starts, Team(members), agent=mixed_agent(config.chat))
@@ -431,7 +436,7 @@ async def test_ranks_on_two_nodes_learn_what_one_process_learns_and_continue_wit
     tmp_path: Path, nodes: tuple[Any, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     ray_cluster, last = nodes
-    alone = await trained(ranked_run(tmp_path / "alone", 1, updates=3))
+    alone = await train_ranked(ranked_run(tmp_path / "alone", 1, updates=3))
     cluster = ClusterConfig(
         ray=RayConfig(address=ray_cluster.address, num_hosts=2, interface="lo", look_every_s=None),
         learners=("127.0.0.2", "127.0.0.3"),
@@ -443,14 +448,16 @@ async def test_ranks_on_two_nodes_learn_what_one_process_learns_and_continue_wit
         if update == 2:
             ray_cluster.remove_node(last, allow_graceful=False)
 
-    shared = await trained(ranked_run(tmp_path / "shared", 2, updates=3, cluster=cluster), strike)
+    shared = await train_ranked(
+        ranked_run(tmp_path / "shared", 2, updates=3, cluster=cluster), strike
+    )
     out = capsys.readouterr().out
     assert re.search(r"rank 1 of 2 on host '127.0.0.3' \(pid \d+\) is gone: .* update 1", out)
     assert re.search(
         r"the host '127.0.0.3', which has ranks, is away.* Restart 2 of .* update 1\n", out
     )
-    assert numbers_of(shared) == pytest.approx(numbers_of(alone), rel=1e-4, abs=1e-6)
-    assert await books_of(shared, 3) == await books_of(alone, 3)
+    assert update_numbers(shared) == pytest.approx(update_numbers(alone), rel=1e-4, abs=1e-6)
+    assert await episode_counts(shared, 3) == await episode_counts(alone, 3)
 
 
 async def test_a_dry_run_places_ranks_on_named_nodes(tmp_path: Path) -> None:

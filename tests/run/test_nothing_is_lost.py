@@ -17,8 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 from disks import SmallDisk, tmpfs
-from shared_servers import SHARES_SERVERS, servers_of_file
-from toy_runs import SMALL, of_updates, small_run
+from toy_runs import SHARES_SERVERS, SMALL, get_servers, of_updates, small_run
 
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import CheckpointError
@@ -41,7 +40,7 @@ async def train_toy(config: TrainToyConfig, **options: Any) -> Outcome:
             config,
             training_starts(config),
             new_policy(config),
-            fork_servers=servers_of_file(),
+            fork_servers=get_servers(),
             **options,
         )
 
@@ -203,7 +202,7 @@ async def test_after_a_failure_of_the_learner_itself_nothing_is_saved_and_the_ne
 ) -> None:
     config = of_updates(tmp_path, 3, checkpoint_every=1)
     training = TrainingRun(
-        config, training_starts(config), new_policy(config), fork_servers=servers_of_file()
+        config, training_starts(config), new_policy(config), fork_servers=get_servers()
     )
     learner = training._parts.learner
     update = learner.update

@@ -11,18 +11,20 @@ from typing import Any
 
 import msgspec
 import pytest
-from own_policies import StartsAsTheFileSays
-from ranked_runs import (
-    books_of,
-    books_of as scheduler_records,
-    numbers_of,
-    ranked_run,
-    trained as train_ranked,
-)
+from host_servers import ServedHost, on_loopback, start_and_list
+from own_parts import StartsAsTheFileSays
 from rich.console import Console
-from served_hosts import ServedHost, listed, on_loopback
-from small_worlds import mlp
-from toy_runs import Toy, deterministic, small_run
+from small_episodes import mlp
+from toy_runs import (
+    Toy,
+    deterministic,
+    episode_counts,
+    episode_counts as scheduler_records,
+    ranked_run,
+    small_run,
+    train_ranked,
+    update_numbers,
+)
 
 from benchmarks.hosts.namespaces import NamespacesRefused, network_namespaces
 from vla_rl.actors import LastingForkServers, Runtime, make_keys
@@ -81,7 +83,7 @@ def with_ranks(
             config.learner,
             ranks=num_ranks,
             loss=PolicyLossConfig(
-                name="own_losses:fails_as_the_file_says", kl=KlLossConfig(coef=0.01)
+                name="own_parts:fails_as_the_file_says", kl=KlLossConfig(coef=0.01)
             ),
         ),
     )
@@ -276,7 +278,7 @@ async def test_a_dry_run_prints_the_memory_of_each_rank(tmp_path: Path) -> None:
 
 
 def failing_ranks(root: Path, num_ranks: int) -> TrainToyConfig:
-    return ranked_run(root, num_ranks, updates=2, loss="own_losses:fails_as_the_file_says")
+    return ranked_run(root, num_ranks, updates=2, loss="own_parts:fails_as_the_file_says")
 
 
 async def train_failing(config: TrainToyConfig) -> RunDirectory:
@@ -288,7 +290,7 @@ async def train_failing(config: TrainToyConfig) -> RunDirectory:
 
 async def require_same(found: RunDirectory, expected: RunDirectory) -> None:
     """Compare the updates, and the books after the last: counts and data cursor."""
-    assert numbers_of(found) == pytest.approx(numbers_of(expected), rel=1e-4, abs=1e-6)
+    assert update_numbers(found) == pytest.approx(update_numbers(expected), rel=1e-4, abs=1e-6)
     assert await scheduler_records(found, 2) == await scheduler_records(expected, 2)
 
 
@@ -377,7 +379,7 @@ async def test_a_run_with_ranks_on_two_hosts_is_that_of_one_process_and_continue
     learning, lost = (on_loopback(name, tmp_path / "keys") for name in ("a", "b"))
     try:
         cluster = ClusterConfig(
-            hosts=str(listed([learning, lost], tmp_path)),
+            hosts=str(start_and_list([learning, lost], tmp_path)),
             learners=("a", "b"),
             plays_here=True,
             allow_unencrypted_ranks=True,
@@ -398,8 +400,8 @@ async def test_a_run_with_ranks_on_two_hosts_is_that_of_one_process_and_continue
     )
     assert re.search(r"the host 'b', which has ranks, is away.* Restart 2 of .* update 1\n", out)
     assert out.count("2 learner ranks share the update") == 2
-    assert numbers_of(shared) == pytest.approx(numbers_of(alone), rel=1e-4, abs=1e-6)
-    assert await books_of(shared, 3) == await books_of(alone, 3)
+    assert update_numbers(shared) == pytest.approx(update_numbers(alone), rel=1e-4, abs=1e-6)
+    assert await episode_counts(shared, 3) == await episode_counts(alone, 3)
 
 
 @pytest.mark.proof
@@ -419,7 +421,7 @@ def test_ranks_in_network_namespaces_talk_over_their_cable_and_continue_after_it
             for name, each in zip(("learns", "acts"), others, strict=True)
         ]
         cluster = ClusterConfig(
-            hosts=str(listed(far, tmp_path)),
+            hosts=str(start_and_list(far, tmp_path)),
             learners=("here", "learns"),
             allow_unencrypted_ranks=True,
         )
@@ -431,7 +433,7 @@ def test_ranks_in_network_namespaces_talk_over_their_cable_and_continue_after_it
         with control.entered():
             config = ranked_run(tmp_path / "shared", 2, updates=3, cluster=cluster)
             shared = asyncio.run(train_ranked(config, strike))
-            books = asyncio.run(books_of(shared, 3))
+            books = asyncio.run(episode_counts(shared, 3))
         for host in far:
             host.kill()
     # later: threads of ZeroMQ stay in the namespace in which they began
@@ -442,8 +444,8 @@ def test_ranks_in_network_namespaces_talk_over_their_cable_and_continue_after_it
         r"the host 'learns', which has ranks, is away.* Restart 2 of .* update 1\n", out
     )
     assert "episodes run on acts" in out
-    assert numbers_of(shared) == pytest.approx(numbers_of(alone), rel=1e-4, abs=1e-6)
-    assert books == asyncio.run(books_of(alone, 3))
+    assert update_numbers(shared) == pytest.approx(update_numbers(alone), rel=1e-4, abs=1e-6)
+    assert books == asyncio.run(episode_counts(alone, 3))
 
 
 def test_gpus_of_a_lost_host_are_left_out_and_ranks_on_cpus_move() -> None:

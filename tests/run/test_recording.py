@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from played_toys import STILL, TOY, Fixed, played, toy_episodes
-from shared_servers import SHARES_SERVERS, servers_of_file
-from toy_runs import small_run
+from toy_rollouts import STILL, TOY, FixedAnswer, run_toys, toy_episodes
+from toy_runs import SHARES_SERVERS, get_servers, small_run
 
 from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.datasets import LeRobotWriter, read_lerobot
@@ -42,7 +41,7 @@ pytestmark = SHARES_SERVERS
 async def played_here(
     agent: Agent, episodes: Sequence[EpisodeSpec], **options: Any
 ) -> list[Trajectory]:
-    return await played(agent, episodes, servers=servers_of_file(), **options)
+    return await run_toys(agent, episodes, servers=get_servers(), **options)
 
 
 async def test_recording_looks_more_often_and_changes_nothing(tmp_path: Path) -> None:
@@ -73,9 +72,9 @@ async def test_an_agent_of_one_s_own_is_recorded_as_it_plays_by_chunks_and_pictu
 ) -> None:
     toy = EnvSpec(id=TOY.id, kwargs={**TOY.kwargs, "render_mode": "rgb_array"})
     looking = functools.partial(embodied_agent, frames_every=2)
-    (plain,) = await played_here(looking, toy_episodes(1, toy), engine=Fixed(STILL, rows=4))
+    (plain,) = await played_here(looking, toy_episodes(1, toy), engine=FixedAnswer(STILL, rows=4))
     agent = EpisodeRecorder(LeRobotWriter(tmp_path)).record(looking)
-    (recorded,) = await played_here(agent, toy_episodes(1, toy), engine=Fixed(STILL, rows=4))
+    (recorded,) = await played_here(agent, toy_episodes(1, toy), engine=FixedAnswer(STILL, rows=4))
     assert [len(step.rewards) for step in recorded.steps] == [4, 2]
     for one, other in zip(plain.steps, recorded.steps, strict=True):
         assert one.frames is not None
@@ -126,7 +125,7 @@ async def test_an_episode_that_a_full_disk_does_not_take_is_left_out_and_the_nex
 async def test_the_same_episodes_of_another_run_or_other_weights_are_recorded_too(
     tmp_path: Path,
 ) -> None:
-    for run, engine in (("one", None), ("other", None), ("other", Fixed(STILL))):
+    for run, engine in (("one", None), ("other", None), ("other", FixedAnswer(STILL))):
         await played_here(
             EpisodeRecorder(LeRobotWriter(tmp_path), run).record(), toy_episodes(1), engine=engine
         )

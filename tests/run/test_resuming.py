@@ -14,8 +14,14 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
-from shared_servers import SHARES_SERVERS, servers_of_file
-from toy_runs import COMMAND, SMALL, of_updates as pole_run, small_mlp_run
+from toy_runs import (
+    COMMAND,
+    SHARES_SERVERS,
+    SMALL,
+    get_servers,
+    of_updates as pole_run,
+    small_mlp_run,
+)
 
 from vla_rl.actors import LastingForkServers
 from vla_rl.cli.command_line import Command, TrainingLaunch, parse_command
@@ -53,7 +59,7 @@ async def train_toy(config: TrainToyConfig, **options: Any) -> Outcome:
             config,
             training_starts(config),
             new_policy(config),
-            fork_servers=servers_of_file(),
+            fork_servers=get_servers(),
             **options,
         )
 

@@ -37,7 +37,7 @@ SHAPE = TinyConfig(
     context_size=512,
 )
 STARTS = [
-    TaskStart(env=EnvSpec(id="checksum_tasks:ChecksumPair"), task="checksum", seed=seed)
+    TaskStart(env=EnvSpec(id="rewarded_texts:ChecksumPair"), task="checksum", seed=seed)
     for seed in range(4)
 ]
 

@@ -38,7 +38,8 @@ SHAPE = TinyConfig(
     context_size=128,
 )
 STARTS = [
-    TaskStart(env=EnvSpec(id="digits_task:Digits"), task="digits", seed=seed) for seed in range(4)
+    TaskStart(env=EnvSpec(id="rewarded_texts:Digits"), task="digits", seed=seed)
+    for seed in range(4)
 ]
 
 

@@ -16,8 +16,14 @@ import pytest
 import pytest_asyncio
 import torch
 from safetensors.torch import load_file
-from shared_servers import SHARES_SERVERS, servers_of_file
-from toy_runs import deterministic, of_updates, small_mlp_run, small_run as small_reach_run
+from toy_runs import (
+    SHARES_SERVERS,
+    deterministic,
+    get_servers,
+    of_updates,
+    small_mlp_run,
+    small_run as small_reach_run,
+)
 
 import vla_rl
 from vla_rl.actors import LastingForkServers
@@ -59,7 +65,7 @@ async def train_toy(config: TrainToyConfig, **options: Any) -> Outcome:
             config,
             training_starts(config),
             new_policy(config),
-            fork_servers=servers_of_file(),
+            fork_servers=get_servers(),
             **options,
         )
 
@@ -162,7 +168,7 @@ async def test_a_simulator_that_is_killed_changes_nothing_but_one_counter(tmp_pa
             training_starts(config),
             new_policy(config),
             agent=agent,
-            fork_servers=servers_of_file(),
+            fork_servers=get_servers(),
         )
     )
     async with asyncio.timeout(100):

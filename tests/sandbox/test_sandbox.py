@@ -13,7 +13,7 @@ import msgspec
 import psutil
 import pytest
 import pytest_asyncio
-from pace import at_some_pace
+from durations import at_some_pace
 from processes import is_gone
 
 from vla_rl.errors import ConfigError

@@ -1,7 +1,7 @@
 """Check what a reply settles on: its final answer, and its last program."""
 
 import pytest
-from growth import assert_grows_in_proportion
+from durations import assert_grows_in_proportion
 
 from vla_rl.scoring import final_answer
 from vla_rl.scoring.scorers import find_last_program

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from pace import at_some_pace
+from durations import at_some_pace
 
 from vla_rl.errors import ConfigError, DataError, EnvError
 from vla_rl.sandbox import CallResult, ProcessLimits, Sandbox, SandboxConfig

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from growth import assert_grows_in_proportion
+from durations import assert_grows_in_proportion
 
 from vla_rl.errors import CheckpointError, DataError, EnvError
 from vla_rl.util.foreign_data import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from loopback_hosts import loopback_hosts
+from host_servers import loopback_hosts
 from small_policies import moved, speaking_policy
 from toy_runs import small_run
 
@@ -34,7 +34,8 @@ from vla_rl.team.members import Team
 from vla_rl.types import SOLE_MEMBER, EnvSpec, Trajectory
 
 STARTS = [
-    TaskStart(env=EnvSpec(id="digits_task:Digits"), task="digits", seed=seed) for seed in range(4)
+    TaskStart(env=EnvSpec(id="rewarded_texts:Digits"), task="digits", seed=seed)
+    for seed in range(4)
 ]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_worlds import mlp, walk
+from small_episodes import mlp, walk
 from torch import Tensor, nn
 
 from benchmarks.shared_updates import settings

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 import torch
 import torch.distributed as dist
-from small_worlds import mlp, walk
+from small_episodes import mlp, walk
 
 from benchmarks.shared_updates import gradients, relative_difference, saved, settings
 from vla_rl.actors import RemoteHost, Runtime, make_keys, read_keys

@@ -15,7 +15,7 @@ import pytest_asyncio
 import torch
 import transformers
 from engine_fixtures import play as play_fixture
-from small_worlds import mlp, walk
+from small_episodes import mlp, walk
 from tiny_vision import shown_episodes, tiny_vision
 from torch import Tensor
 
@@ -384,7 +384,7 @@ async def test_a_gradient_with_nan_on_one_rank_is_skipped_on_all(
     runtime: Runtime, lane: DeviceLane
 ) -> None:
     policy = mlp()
-    loss = PolicyLossConfig(name="own_losses:nan_of_large_advantages")
+    loss = PolicyLossConfig(name="own_parts:nan_of_large_advantages")
     trajectories, before = episodes(policy), weights(policy)
     learner = sharded(policy, runtime, lane, 3, loss=loss)
     learner.count_flops(1e9)

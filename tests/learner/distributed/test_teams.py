@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from small_worlds import mlp, state, walk
+from small_episodes import mlp, state, walk
 
 from benchmarks import conversations
 from benchmarks.shared_updates import settings

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 import torch
 import transformers
-from small_worlds import mlp
+from small_episodes import mlp
 from tiny_vision import tiny_vision
 from weight_hosts import Host, Site
 

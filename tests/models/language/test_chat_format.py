@@ -5,7 +5,7 @@ cannot be read.
 import numpy as np
 import pytest
 import transformers
-from growth import assert_grows_in_proportion
+from durations import assert_grows_in_proportion
 
 from vla_rl.engines import DeviceLane
 from vla_rl.engines.chat_interface import make_question

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_episodes import PAIR, SHARED, group_of, played_greedily, shared, trajectory
+from small_episodes import PAIR, SHARED, as_greedy, make_group, shared, trajectory
 
 from vla_rl.algorithms import AdvantageConfig
 from vla_rl.algorithms.filters import OverlongConfig
@@ -132,7 +132,7 @@ async def test_an_end_is_an_end_and_a_time_limit_is_continued() -> None:
         TrajectoryValues(np.array([0.5], np.float32), 10.0),
     ]
     config = AdvantageConfig(name="gae", gamma=0.9, lam=1.0, whiten=False)
-    output = await CriticAdvantage(config)([group_of(ended, cut_off)], [[2.0, 2.0]], [judged])
+    output = await CriticAdvantage(config)([make_group(ended, cut_off)], [[2.0, 2.0]], [judged])
     assert output.values is not None
     # the chunk took two control steps, so what comes after it is worth 0.81
     np.testing.assert_allclose(
@@ -143,7 +143,7 @@ async def test_an_end_is_an_end_and_a_time_limit_is_continued() -> None:
 
 async def test_remax_compares_with_the_greedy_member_and_learns_from_the_others() -> None:
     sampled, other = trajectory([[1.0], [2.0]], 0), trajectory([[0.5]], 1)
-    group = group_of(sampled, other, played_greedily(trajectory([[2.0]], 2)))
+    group = make_group(sampled, other, as_greedy(trajectory([[2.0]], 2)))
     output = await GroupAdvantage(AdvantageConfig(name="remax"))(
         [group], [[np.array([1.0, 2.0]), 0.5, 2.0]]
     )
@@ -215,7 +215,7 @@ async def test_one_number_for_an_episode_is_every_agents() -> None:
 
 
 async def test_marfts_row_holds_all_agents_in_order_of_acting() -> None:
-    episode = group_of(shared(0, ("solver", 0.5), ("checker", 1.0)))
+    episode = make_group(shared(0, ("solver", 0.5), ("checker", 1.0)))
     config = AdvantageConfig(name="marft_gae", gamma=0.5, lam=1.0, whiten=False)
     judged = [TrajectoryValues(np.array([0.25, 0.75], np.float32), 0.0)]
     output = await CriticAdvantage(config)([episode], [[np.array([0.5, 1.0])]], [judged])

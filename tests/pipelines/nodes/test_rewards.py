@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from small_episodes import PAIR, SHARED, SILENT, group_of, trajectory
+from small_episodes import PAIR, SHARED, SILENT, make_group, trajectory
 
 from vla_rl.errors import ConfigError, EnvError
 from vla_rl.pipelines.nodes.rewards import (
@@ -52,7 +52,7 @@ async def test_a_reward_for_success_is_refused_if_success_is_unknown() -> None:
 
 
 async def test_episodes_that_the_agent_cut_off_are_failures_though_nobody_judged_them() -> None:
-    cut = group_of(trajectory([[1.0]], 0, StopReason.TURN_LIMIT))
+    cut = make_group(trajectory([[1.0]], 0, StopReason.TURN_LIMIT))
     assert (await GroupReward(RewardConfig(function="success"))(cut)).batch == [
         np.zeros(1, np.float32)
     ]
@@ -60,15 +60,15 @@ async def test_episodes_that_the_agent_cut_off_are_failures_though_nobody_judged
 
 @pytest.mark.parametrize("manager", ["each", "threads"])
 async def test_a_reward_of_ones_own_is_named_by_its_function(manager: str) -> None:
-    assert await rewards_of(function="own_pipelines:by_length", manager=manager) == [
+    assert await rewards_of(function="own_parts:by_length", manager=manager) == [
         [0.0, -2.0],
         [-1.0],
     ]
 
 
 async def test_a_reward_may_wait_and_a_manager_may_be_ones_own() -> None:
-    assert await rewards_of(function="own_pipelines:by_length_later") == [[0.0, -2.0], [-1.0]]
-    assert await rewards_of(function="own_pipelines:by_length", manager="own_pipelines:halved") == [
+    assert await rewards_of(function="own_parts:by_length_later") == [[0.0, -2.0], [-1.0]]
+    assert await rewards_of(function="own_parts:by_length", manager="own_parts:halved") == [
         [0.0, -1.0],
         [-0.5],
     ]
@@ -79,7 +79,7 @@ async def test_a_reward_may_wait_and_a_manager_may_be_ones_own() -> None:
     [
         ({"function": "sucess"}, "did you mean 'success'"),
         ({"manager": "thread"}, "did you mean 'threads'"),
-        ({"function": "own_pipelines:by_lenght"}, "did you mean 'by_length'"),
+        ({"function": "own_parts:by_lenght"}, "did you mean 'by_length'"),
     ],
 )
 def test_an_unknown_reward_is_refused_with_the_nearest(
@@ -99,9 +99,10 @@ async def test_a_reward_that_is_not_finite_is_refused_with_its_episode() -> None
 
 async def test_threads_let_rewards_that_block_run_beside_each_other() -> None:
     async with asyncio.timeout(30):
-        assert await rewards_of(
-            function="own_pipelines:waits_for_the_other", manager="threads"
-        ) == [[0.0, 1.0], [1.0]]
+        assert await rewards_of(function="own_parts:waits_for_the_other", manager="threads") == [
+            [0.0, 1.0],
+            [1.0],
+        ]
 
 
 async def test_what_agents_earn_is_reported_by_name() -> None:
@@ -113,7 +114,7 @@ async def test_what_agents_earn_is_reported_by_name() -> None:
     assert "reward/policy/mean" not in (await GroupReward(RewardConfig())(PAIR)).metrics
 
 
-@pytest.mark.parametrize("function", ["environment", "success", "own_pipelines:by_length"])
+@pytest.mark.parametrize("function", ["environment", "success", "own_parts:by_length"])
 async def test_whatever_a_reward_returns_the_node_writes_float32_for_each_decision(
     function: str,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_episodes import PAIR, SILENT, group_of, played_greedily, shared, trajectory
+from small_episodes import PAIR, SILENT, as_greedy, make_group, shared, trajectory
 
 from vla_rl.errors import EnvError
 from vla_rl.graph.update import WrongInput
@@ -94,8 +94,8 @@ async def test_an_update_has_every_episode_with_its_advantage_and_is_noted_once(
 async def test_episodes_that_are_not_learned_from_take_their_references_along() -> None:
     learner = CountedUpdates()
     groups = [
-        group_of(trajectory([[1.0]], 0), trajectory([[0.0]], 1, StopReason.TIME_LIMIT)),
-        group_of(played_greedily(trajectory([[1.0]], 2)), trajectory([[1.0]], 3)),
+        make_group(trajectory([[1.0]], 0), trajectory([[0.0]], 1, StopReason.TIME_LIMIT)),
+        make_group(as_greedy(trajectory([[1.0]], 2)), trajectory([[1.0]], 3)),
     ]
     await learn(learner, Ledger(), mask_truncated=True)(
         groups, [1.0, 2.0, 3.0, 4.0], [["a", "b"], ["c", "d"]]
@@ -105,7 +105,7 @@ async def test_episodes_that_are_not_learned_from_take_their_references_along() 
 
 async def test_an_update_without_an_episode_counts_and_changes_nothing() -> None:
     learner, ledger = CountedUpdates(), Ledger()
-    cut = group_of(trajectory([[0.0]], 0, StopReason.TIME_LIMIT))
+    cut = make_group(trajectory([[0.0]], 0, StopReason.TIME_LIMIT))
     await learn(learner, ledger, mask_truncated=True)([cut], [1.0])
     assert not learner.learned
     assert (ledger.version, ledger.groups) == (1, [[cut]])
@@ -219,7 +219,7 @@ async def test_values_and_log_probs_are_those_of_the_groups_episodes() -> None:
 async def test_the_critic_learns_from_all_groups_in_order_and_only_metrics_are_written() -> None:
     network = Network()
     network.may_end.set()
-    groups = [PAIR, group_of(*PAIR.trajectories[:1])]
+    groups = [PAIR, make_group(*PAIR.trajectories[:1])]
     judged = [*JUDGED, JUDGED[0][:1]]
     output = await TrainCritic(network)(3, groups, judged, RETURNS)  # type: ignore[arg-type]
     ((trajectories, flat, returns, number),) = network.learnt
@@ -272,8 +272,8 @@ def test_a_success_at_the_time_limit_was_judged_and_passes_the_filters() -> None
     )
     keep = group_filter(FilterConfig(drop_truncated=True))
     assert keep is not None
-    assert keep(group_of(ended, in_time))
-    assert not keep(group_of(ended, trajectory([[1.0]], 1, StopReason.TIME_LIMIT)))
+    assert keep(make_group(ended, in_time))
+    assert not keep(make_group(ended, trajectory([[1.0]], 1, StopReason.TIME_LIMIT)))
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_groups_that_are_worth_an_update_are_kept(config: FilterConfig, is_kept:
 
 def test_groups_that_teach_nothing_are_dropped_and_no_filter_keeps_everything() -> None:
     unsolved = {"is_success": False}
-    equal = group_of(
+    equal = make_group(
         trajectory([[1.0, 1.0]], 0, info=unsolved),
         trajectory([[2.0]], 1, StopReason.TIME_LIMIT, unsolved),
     )
@@ -314,10 +314,10 @@ def test_groups_that_teach_nothing_are_dropped_and_no_filter_keeps_everything() 
 def test_a_group_is_kept_where_one_agent_has_something_to_learn() -> None:
     keep = group_filter(FilterConfig(drop_equal="return"))
     assert keep is not None
-    crossed = group_of(
+    crossed = make_group(
         shared(0, ("solver", 1.0), ("checker", 0.0)), shared(1, ("solver", 0.0), ("checker", 1.0))
     )
-    equal = group_of(
+    equal = make_group(
         shared(0, ("solver", 1.0), ("checker", 0.5)), shared(1, ("solver", 1.0), ("checker", 0.5))
     )
     assert keep(crossed)

@@ -1,11 +1,35 @@
-"""`vla-rl host` at an address, as a machine of its own that can be killed."""
+"""Host servers, in this loop or as machines of their own that can be killed, with the list that names them."""
 
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+from vla_rl.actors import make_keys, read_keys
+from vla_rl.actors.host import HostServer
+
+
+@asynccontextmanager
+async def loopback_hosts(folder: Path, number: int = 1) -> AsyncIterator[Path]:
+    """Serve `far1`, `far2`, ... at ports of this machine; yield the list of hosts."""
+    make_keys(folder / "keys")
+    keys, client = (read_keys(folder / f"keys/{name}.key") for name in ("server", "client"))
+    lines = ['client_key = "keys/client.key"\n']
+    async with AsyncExitStack() as stack:
+        for k in range(1, number + 1):
+            opened = HostServer("tcp://127.0.0.1:0", keys, [client.public], lost_after_s=20.0)
+            server = await stack.enter_async_context(opened)
+            # a busy machine may hold up any thread for seconds; a closed connection is seen at once
+            lines.append(
+                f'[[host]]\nname = "far{k}"\naddress = "{server.address}"\n'
+                'public_key = "keys/server.pub"\nlost_after_s = 20.0\n'
+            )
+        path = folder / "hosts.toml"
+        path.write_text("".join(lines))
+        yield path
 
 
 class ServedHost:
@@ -53,7 +77,7 @@ def on_loopback(name: str, keys: Path, env: Mapping[str, str] | None = None) -> 
         return ServedHost(name, f"127.0.0.1:{probe.getsockname()[1]}", keys, env=env)
 
 
-def listed(hosts: Sequence[ServedHost], folder: Path) -> Path:
+def start_and_list(hosts: Sequence[ServedHost], folder: Path) -> Path:
     """Start these hosts, and write their list."""
     for host in hosts:
         host.start()

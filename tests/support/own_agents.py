@@ -1,11 +1,18 @@
-"""An agent of two policies that decide by turns; other hosts import it by name."""
+"""Agents of one's own, which other hosts import by name."""
 
+import asyncio
 from collections.abc import Mapping
 
 import numpy as np
 
-from vla_rl.rollout import owned_chunk, owned_copy, stop_reason
+from vla_rl.rollout import embodied_agent, owned_chunk, owned_copy, stop_reason
 from vla_rl.types import Env, Policy, Step, Trajectory
+
+
+async def hesitant_agent(env: Env, policy: Policy) -> Trajectory:
+    """Wait for a second, then act as ever."""
+    await asyncio.sleep(1.0)
+    return await embodied_agent(env, policy)
 
 
 async def by_turns(env: Env, policies: Mapping[str, Policy], *, first: str) -> Trajectory:

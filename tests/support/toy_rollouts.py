@@ -1,14 +1,19 @@
-"""Episodes of the reach task, run with an engine of a test."""
+"""Episodes that are run in this process, apart from any training run."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vla_rl.actors import LastingForkServers, Runtime
+from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.env_workers import SimulatorConfig, SimulatorPool
-from vla_rl.evaluation import run_each
+from vla_rl.evaluation.checkpoint_evaluator import load_policy
+from vla_rl.evaluation.held_out_records import success_line
+from vla_rl.evaluation.run_episodes import run_each, within_range
 from vla_rl.recipes.watch_libero import RandomActions
+from vla_rl.rollout import embodied_agent
 from vla_rl.types import (
     ActionChunk,
     Agent,
@@ -38,7 +43,7 @@ def toy_episodes(num: int, env: EnvSpec = TOY) -> list[EpisodeSpec]:
     ]
 
 
-async def played(
+async def run_toys(
     agent: Agent,
     episodes: Sequence[EpisodeSpec],
     num_envs: int = 2,
@@ -59,7 +64,7 @@ async def played(
     return sorted(trajectories, key=lambda trajectory: trajectory.episode.episode_id)
 
 
-class Fixed:
+class FixedAnswer:
     """An engine that always gives the same answer."""
 
     weight_version = 4
@@ -77,3 +82,26 @@ class Fixed:
 
 
 STILL = [0.0] * 7
+
+
+async def evaluate_offline(
+    policy: Path,
+    episodes: Sequence[EpisodeSpec],
+    version: int,
+    fork_servers: LastingForkServers | None = None,
+) -> list[bytes]:
+    """The lines of an MLP policy's folder, with one simulator, and so decisions one at a time."""
+    lines = []
+
+    async def done(trajectory: Trajectory) -> None:
+        lines.append(success_line(version, trajectory))
+
+    model = load_policy("vla_rl.models.mlp:MlpPolicy", policy, "cpu")
+    async with (
+        Runtime("offline", fork_servers=fork_servers) as runtime,
+        DeviceLane(1) as lane,
+        SimulatorPool(runtime, SimulatorConfig(num_envs=1)) as pool,
+        TorchActionEngine(model, lane, EngineConfig(), version) as engine,
+    ):
+        await run_each(pool, engine, within_range(embodied_agent), episodes, done)
+    return lines
