@@ -241,17 +241,17 @@ def test_the_command_line_may_leave_settings_of_a_file_unread(tmp_path: Path) ->
 
 def test_a_run_is_resumed_with_what_its_own_configuration_says(tmp_path: Path) -> None:
     config = msgspec.structs.replace(SrpoToyConfig(), run=RunConfig(root=str(tmp_path)))
-    unread = msgspec.structs.replace(
+    unused = msgspec.structs.replace(
         config, critic=msgspec.structs.replace(config.critic, hidden=3)
     )
-    run = RunDirectory.create(tmp_path, "a", unread)
+    run = RunDirectory.create(tmp_path, "a", unused)
     parse(SrpoToyConfig, "--resume", str(run.path))
     with pytest.raises(ConfigError, match=r"critic.epochs is 9, but nothing would read it"):
         parse(SrpoToyConfig, "--resume", str(run.path), "--critic.epochs", "9")
 
 
 @pytest.mark.parametrize("config", [SrpoLiberoConfig, GrpoTextConfig, SftLiberoConfig, WatchConfig])
-def test_the_unread_options_are_options(config: type[Config]) -> None:
+def test_the_unused_options_are_options(config: type[Config]) -> None:
     made = config()
     for path in unused_options(made):
         if path in OPTIONAL and isinstance(made, LearningConfig):

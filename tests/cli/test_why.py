@@ -12,11 +12,11 @@ from rich.console import Console
 from toy_runs import small_run
 
 from vla_rl.cli import main
-from vla_rl.cli.why import names_in, tree_of
+from vla_rl.cli.why import make_tree, split_names
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.recipes.srpo_toy import new_policy, training_starts
 from vla_rl.reporting import RunDirectory
-from vla_rl.reporting.waits import ListedDeath, ListedTask, ListedWait, NoAnswer, RunWaits, ask_run
+from vla_rl.reporting.waits import ListedExit, ListedTask, ListedWait, NoAnswer, RunWaits, ask_run
 from vla_rl.rollout import embodied_agent
 from vla_rl.run.train import TrainingRun
 from vla_rl.types import Env, Policy, Trajectory
@@ -36,7 +36,7 @@ def waits(**others: object) -> RunWaits:
         waits=(EPISODE_12, UPDATE),
         tasks=(),
         threads=(),
-        deaths=(),
+        exits=(),
     )
     return msgspec.structs.replace(plain, **others)
 
@@ -44,7 +44,7 @@ def waits(**others: object) -> RunWaits:
 def lines_of(shown: RunWaits) -> list[str]:
     console = Console(width=200, soft_wrap=True)
     with console.capture() as captured:
-        console.print(tree_of(shown, "runs/x"))
+        console.print(make_tree(shown, "runs/x"))
     return [line.strip("│├─└ ") for line in captured.get().splitlines()]
 
 
@@ -75,15 +75,15 @@ def test_two_that_wait_for_each_other_are_both_shown() -> None:
 
 
 def test_last_words_of_dead_processes_and_a_blocked_loop_are_shown() -> None:
-    death = ListedDeath(what="actor 'sim-1' (pid 5) died: SIGSEGV\n    its last words", seconds=3.0)
-    lines = lines_of(waits(deaths=(death,), blocked_at="  File x.py\n    sleep(9)"))
+    ended = ListedExit(what="actor 'sim-1' (pid 5) died: SIGSEGV\n    its last words", seconds=3.0)
+    lines = lines_of(waits(exits=(ended,), blocked_at="  File x.py\n    sleep(9)"))
     assert "3.0 s ago: actor 'sim-1' (pid 5) died: SIGSEGV" in lines
     assert "its last words" in lines
     assert "sleep(9)" in lines
 
 
 def test_several_of_a_kind_are_named_one_by_one() -> None:
-    assert names_in("group 7: episodes 12, 13") == ["group 7", "episode 12", "episode 13"]
+    assert split_names("group 7: episodes 12, 13") == ["group 7", "episode 12", "episode 13"]
 
 
 async def test_a_run_that_a_stopped_simulator_holds_up_says_so(

@@ -36,7 +36,7 @@ async def test_the_page_judges_an_episode(
     namespace: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with asyncio.timeout(60):
-        await namespace["judge"]()
+        await namespace["evaluate"]()
     assert capsys.readouterr().out == "(1,) 0.0 8.0 (56,)\n"
 
 

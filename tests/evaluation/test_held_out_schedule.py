@@ -21,7 +21,7 @@ from vla_rl.evaluation.held_out_schedule import (
     trend_window,
 )
 from vla_rl.recipes import driving_training, srpo_driving_loop, srpo_toy, suite_training, train_toy
-from vla_rl.recipes.driving_training import HeldOutScenesConfig, score_judge
+from vla_rl.recipes.driving_training import HeldOutScenesConfig, make_scene_evaluator
 from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
 from vla_rl.recipes.ppo_libero import PpoLiberoConfig
@@ -64,8 +64,8 @@ def evaluated_in_background(config: Any, **changed: Any) -> Any:
 
 
 def scene_sets(module: Any, config: Any) -> Sets:
-    judge = score_judge(module.held_out_episodes(config), config.held_out, None, "p")
-    return judge.episodes, judge.choose
+    evaluator = make_scene_evaluator(module.held_out_episodes(config), config.held_out, None, "p")
+    return evaluator.episodes, evaluator.choose
 
 
 def two_sets(config: Any) -> tuple[Sets, RowFormat]:
@@ -120,8 +120,8 @@ def test_without_evaluations_beside_training_all_starts_are_reported_and_none_ch
     config = SrpoLiberoConfig()
     assert len(suite_training.held_out_episodes(config)) == 60
     assert suite_training.choosing_episodes(config) == []
-    judge = HeldOutEvaluator(starts(4), choose=starts(8)[4:])
-    assert (len(judge.episodes), judge.choose) == (4, ())
+    evaluator = HeldOutEvaluator(starts(4), choose=starts(8)[4:])
+    assert (len(evaluator.episodes), evaluator.choose) == (4, ())
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_an_own_list_of_episodes_is_split_task_by_task() -> None:
     report, choose = split_in_two(starts(7))
     assert [each.episode_id for each in report] == [0, 1, 4, 5]
     assert [each.episode_id for each in choose] == [2, 3, 6]
-    judge = HeldOutEvaluator(starts(7), schedule=HeldOutSchedule(every=2))
-    assert (judge.episodes, judge.choose) == (report, choose)
+    evaluator = HeldOutEvaluator(starts(7), schedule=HeldOutSchedule(every=2))
+    assert (evaluator.episodes, evaluator.choose) == (report, choose)
 
 
 def test_an_episode_in_both_sets_is_refused() -> None:
@@ -173,8 +173,8 @@ def test_scenes_that_a_folder_lacks_leave_a_set_for_each(
 ) -> None:
     def sizes(num_found: int, **wanted: int) -> tuple[int, int]:
         held_out = HeldOutScenesConfig(every=5, **wanted)
-        judge = score_judge(starts(num_found), held_out, None, "p")
-        return len(judge.episodes), len(judge.choose)
+        evaluator = make_scene_evaluator(starts(num_found), held_out, None, "p")
+        return len(evaluator.episodes), len(evaluator.choose)
 
     assert sizes(100, scenes=50) == (50, 50)
     assert capsys.readouterr().out == ""

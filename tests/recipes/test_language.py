@@ -315,8 +315,10 @@ def test_the_plan_counts_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     model = tiny_vision(num_layers=1, depth=DEPTH)
     footprint, team = episode_footprint(config, model), Team.of(model)
-    with_images = estimate_run(config, team, footprint.heard_tokens, footprint.heard_images)
-    without = estimate_run(config, team, footprint.heard_tokens)
+    with_images = estimate_run(
+        config, team, footprint.observation_tokens, footprint.observation_images
+    )
+    without = estimate_run(config, team, footprint.observation_tokens)
     assert with_images is not None
     assert without is not None
     assert with_images.talks is not None
@@ -333,7 +335,7 @@ def test_the_plan_counts_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     kept = tracked.estimate.terms["activations"]
     assert with_images.certain.terms["activations"] == kept > 0
     assert without.certain.terms["activations"] == 0
-    shows = team.showing(footprint.heard_images)
+    shows = team.showing(footprint.observation_images)
     available = without.certain.total + kept // 2
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (available, available))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
@@ -341,7 +343,7 @@ def test_the_plan_counts_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigError, match="needs more memory than the GPU has free"):
         require_gpu_memory(config, shows, torch.device("cuda"))
     with pytest.raises(ConfigError, match=r"images of a conversation have \d+ tokens"):
-        estimate_run(config, team, footprint.heard_tokens, ((448, 448),) * 8)
+        estimate_run(config, team, footprint.observation_tokens, ((448, 448),) * 8)
 
 
 def test_a_policy_that_reads_text_alone_is_refused_and_a_frozen_tower_stays() -> None:

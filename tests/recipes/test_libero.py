@@ -64,9 +64,9 @@ async def test_srpo_updates_a_policy_from_episodes_of_real_libero(
         held_out=HeldOutConfig(init_states="48-49", step_limit=16, physics="fast"),
     )
     policy = OpenVlaOft.create(tiny(), seed=0)
-    judge = HeldOutEvaluator(held_out_episodes(config), film=write_contact_sheet)
+    evaluator = HeldOutEvaluator(held_out_episodes(config), film=write_contact_sheet)
     async with asyncio.timeout(280):
-        outcome = await train(config, training_starts(config), policy, judge=judge)
+        outcome = await train(config, training_starts(config), policy, evaluator=evaluator)
     (metrics,) = read_metrics(outcome.run.metrics)
     assert outcome.progress.num_episodes == 2
     assert outcome.progress.env_steps == 32
@@ -114,13 +114,13 @@ def test_a_run_is_not_judged_with_other_assets_than_it_was(tmp_path: Path) -> No
 
 
 async def judged_by(run: RunDirectory, **changed: Any) -> None:
-    """The judge of a run, which has nothing to play any more."""
+    """The evaluator of a run, which has nothing to play any more."""
     config = SrpoLiberoConfig(
         tasks=("libero_goal/7",),
         held_out=HeldOutConfig(**{"init_states": "48-49", "step_limit": 16, **changed}),
     )
-    judge = HeldOutEvaluator(held_out_episodes(config))
-    judge.check(run)
+    evaluator = HeldOutEvaluator(held_out_episodes(config))
+    evaluator.check(run)
     for state in (48, 49):
         result = EpisodeResult(
             suite="libero_goal", task_id=7, task="libero_goal/7", instruction="turn on the stove", init_state_id=state,
@@ -128,7 +128,7 @@ async def judged_by(run: RunDirectory, **changed: Any) -> None:
         )  # fmt: skip
         with results_path(run).open("ab") as file:
             file.write(msgspec.json.encode(HeldOutResult(weight_version=1, result=result)) + b"\n")
-    await judge(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=1))  # type: ignore[arg-type]
+    await evaluator(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=1))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -168,10 +168,10 @@ async def test_a_film_that_cannot_be_written_costs_no_result(
     monkeypatch.setattr(held_out, "run_each", played)
     run = RunDirectory.create(tmp_path, "judged", Config())
     config = SrpoLiberoConfig(tasks=("libero_goal/7",), held_out=HeldOutConfig(init_states="48-49"))
-    judge = HeldOutEvaluator(held_out_episodes(config), film=full_disk)
-    await judge(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=0))  # type: ignore[arg-type]
+    evaluator = HeldOutEvaluator(held_out_episodes(config), film=full_disk)
+    await evaluator(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=0))  # type: ignore[arg-type]
     assert [line.result.init_state_id for line in read_held_out(results_path(run))] == [48, 49]
-    assert judge.num_failed_films == 2
+    assert evaluator.num_failed_films == 2
     assert caplog.text.count("no space left") == 1
 
 
@@ -195,8 +195,8 @@ async def test_held_out_results_wait_for_room_on_a_full_disk_and_never_end_the_r
     monkeypatch.setattr(held_out, "run_each", played)
     run = RunDirectory.create(tmp_path, "judged", Config())
     config = SrpoLiberoConfig(tasks=("libero_goal/7",), held_out=HeldOutConfig(init_states="40-48"))
-    judge = HeldOutEvaluator(held_out_episodes(config))
-    await judge(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=0))  # type: ignore[arg-type]
+    evaluator = HeldOutEvaluator(held_out_episodes(config))
+    await evaluator(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=0))  # type: ignore[arg-type]
     assert [line.result.init_state_id for line in read_held_out(results_path(run))] == list(
         range(40, 49)
     )

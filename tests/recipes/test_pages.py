@@ -222,7 +222,7 @@ async def test_the_family_is_trained_judged_and_loaded(
     before = policy.network["head"].weight.detach().clone()  # type: ignore[index]
     async with asyncio.timeout(200):
         outcome = await page["train_mine"](policy, tmp_path)
-        share = await page["judge"](policy)
+        share = await page["evaluate"](policy)
     assert outcome.progress.num_episodes >= 4 * 16
     assert 0.0 <= share <= 1.0
     assert not torch.equal(policy.network["head"].weight, before)  # type: ignore[index]

@@ -201,8 +201,8 @@ async def test_the_resume_gets_the_simulators_the_engine_and_the_episodes_it_nee
             assert again.steps[0].chunk.weight_version == 3
             # held-out episodes run there too, and give the bits of an evaluation of the weights here
             episodes = held_out_of(site)
-            judge = HeldOutEvaluator(episodes)
-            await judge.elsewhere(RunDirectory(site.folder), resumed.evaluators)
+            evaluator = HeldOutEvaluator(episodes)
+            await evaluator.elsewhere(RunDirectory(site.folder), resumed.evaluators)
             await lane.run(model_of(resumed).save, tmp_path / "policy")
         lines = (site.folder / "held_out.jsonl").read_bytes().splitlines()
         assert sorted(lines) == sorted(

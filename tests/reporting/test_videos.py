@@ -112,7 +112,7 @@ def test_where_there_was_no_room_for_the_first_of_its_kind_a_later_one_is_writte
     choice = VideoChoice(every_updates=5)
     (first,) = choice.choose(0, [make_trajectory(1)])
     assert choice.choose(1, [make_trajectory(2)]) == []
-    choice.give_back(first)
+    choice.undo_choice(first)
     (later,) = choice.choose(1, [make_trajectory(3)])
     assert later.episode.episode_id == 3
 

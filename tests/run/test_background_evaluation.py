@@ -140,12 +140,12 @@ class Beside:
         self.all_noted: dict[int, asyncio.Event] = {}
 
     def open(self, first: int = 0) -> BackgroundEvaluation:
-        judge = HeldOutEvaluator(REPORT, choose=CHOOSE, schedule=self._schedule)
+        evaluator = HeldOutEvaluator(REPORT, choose=CHOOSE, schedule=self._schedule)
         settings = evaluator_settings(
             policy_that_acts(0), success_line, None, SimulatorConfig(), torch_threads=1, niceness=1
         )
         return BackgroundEvaluation(
-            judge,
+            evaluator,
             settings,
             self.run,
             Runtime("judged"),

@@ -117,7 +117,7 @@ async def test_what_pays_is_learnt_from_random_weights(tmp_path: Path) -> None:
         optimizer=OptimizerConfig(lr=4e-2, warmup_steps=0), micro_batch_tokens=1024
     )
     config = config_of(tmp_path, "grpo", updates=19, learner=fast)
-    outcome = await run(config, judge=validation)
+    outcome = await run(config, evaluator=validation)
     lines = (outcome.run.path / "validation.jsonl").read_bytes().splitlines()
     before, after = [msgspec.json.decode(line)["metrics"]["mean"] for line in lines]
     assert before < 0.25
@@ -137,11 +137,11 @@ async def test_weights_are_validated_once_however_often_the_run_is_resumed(tmp_p
         STARTS[:1], 2, functools.partial(chat_agent, limits=ChatLimits(max_reply=6)), Sampling()
     )
     config = config_of(tmp_path, "grpo", updates=1)
-    first = await run(config, judge=validation)
+    first = await run(config, evaluator=validation)
     path = first.run.path / "validation.jsonl"
     path.write_bytes(path.read_bytes()[:-10])  # killed while it wrote the second line
     for _ in range(2):
-        await run(config, judge=validation, resume=RunDirectory.resume(first.run.path))
+        await run(config, evaluator=validation, resume=RunDirectory.resume(first.run.path))
         assert [result.weight_version for result in read_validation(path)] == [0, 1]
 
 
@@ -195,8 +195,8 @@ async def test_problems_of_other_runs_are_never_put_beside_each_other(tmp_path: 
         functools.partial(chat_agent, limits=ChatLimits(max_reply=6)),
         config_of(tmp_path, "grpo", updates=1),
     )
-    first = await run(config, judge=Validation(STARTS[:1], 2, agent, Sampling()))
-    for judge, name in (
+    first = await run(config, evaluator=Validation(STARTS[:1], 2, agent, Sampling()))
+    for evaluator, name in (
         (Validation(STARTS[:1], 3, agent, Sampling()), "num_tries is 3 now, but .* says 2"),
         (Validation(STARTS[1:2], 2, agent, Sampling()), "problems is .* now, but"),
         (
@@ -205,7 +205,7 @@ async def test_problems_of_other_runs_are_never_put_beside_each_other(tmp_path: 
         ),
     ):
         with pytest.raises(ConfigError, match=name):
-            await run(config, judge=judge, resume=RunDirectory.resume(first.run.path))
+            await run(config, evaluator=evaluator, resume=RunDirectory.resume(first.run.path))
 
 
 async def test_wandb_that_is_not_installed_is_said_before_anything_starts(

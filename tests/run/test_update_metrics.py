@@ -321,7 +321,7 @@ def test_a_language_policys_update_is_estimated_from_its_longest_conversations(
     assert unknown.talks == ConversationSizes(
         prompt=1, scored=255, completion_tokens=48, rows=1000 // 256
     )
-    known = estimate_run(config, team, heard_tokens=52)
+    known = estimate_run(config, team, observation_tokens=52)
     assert known is not None
     assert known.talks == ConversationSizes(prompt=1, scored=99, completion_tokens=48, rows=10)
     shape: Any = speaker().network.config
@@ -330,7 +330,7 @@ def test_a_language_policys_update_is_estimated_from_its_longest_conversations(
     assert known.memory.total > known.certain.total
     assert known.traced.act_flops > 100 * 2 * known.size.num_trained * 0.8
     one_turn = msgspec.structs.replace(config, chat=ChatLimits(max_turns=1))
-    alone = estimate_run(one_turn, team, heard_tokens=52)
+    alone = estimate_run(one_turn, team, observation_tokens=52)
     assert alone is not None
     assert alone.talks == ConversationSizes(
         prompt=52, scored=32, completion_tokens=32, rows=1000 // 84

@@ -157,19 +157,19 @@ def _show_help(
     """Print the help of the options that are read with the given values."""
     others = [argument for argument in arguments if argument not in (HELP_ALL, "-h", "--help")]
 
-    def show(registry: ConstructorRegistry, place: str) -> Any:
-        return parse(args=[*others, "--help"], registry=registry, description=place)
+    def show(registry: ConstructorRegistry, description: str) -> Any:
+        return parse(args=[*others, "--help"], registry=registry, description=description)
 
     # `--engine vllm --help-all` shows vLLM's options; help is shown for wrong values too
-    given = default
+    set_values = default
     if others:
         with (
             contextlib.suppress(SystemExit, ConfigError),
             contextlib.redirect_stdout(io.StringIO()),
             contextlib.redirect_stderr(io.StringIO()),
         ):
-            given = parse(args=others, registry=option_registry()).config
-    print_help(show, default, given, description, wants_all=HELP_ALL in arguments)
+            set_values = parse(args=others, registry=option_registry()).config
+    print_help(show, default, set_values, description, wants_all=HELP_ALL in arguments)
 
 
 def _flags_in(kind: Any, prefix: str = "") -> set[str]:

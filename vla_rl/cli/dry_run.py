@@ -63,9 +63,9 @@ def print_plan(
     training_bytes: int,
     console: Console | None = None,
     size: "PolicySize | None" = None,
-    judge: PolicyEvaluator | None = None,
+    evaluator: PolicyEvaluator | None = None,
     estimate: "RunEstimate | None" = None,
-    ranks_here: int | None = None,
+    num_local_ranks: int | None = None,
 ) -> None:
     """Print the plan of a run.
 
@@ -77,10 +77,10 @@ def print_plan(
         training_bytes: further bytes that the learner needs.
         console: console to print on; None for standard output.
         size: numbers of the policy, needed if several ranks share the learner's work.
-        judge: what evaluates the policy; its evaluations beside training have a process and
+        evaluator: what evaluates the policy; its evaluations in the background have a process and
             simulators of their own.
         estimate: memory and arithmetic of the policy's update; None if they are not known.
-        ranks_here: learner ranks on this host, if others have some; None: all.
+        num_local_ranks: learner ranks on this host, if others have some; None: all.
     """
     out = console if console is not None else plain_console()
     ranks = None
@@ -94,26 +94,28 @@ def print_plan(
             has_reference=has_reference(config),
             critic=config.critic if config.advantage.needs_values else None,
         )
-    beside = (
-        judge if isinstance(judge, HeldOutEvaluator) and judge.schedule.every is not None else None
+    background = (
+        evaluator
+        if isinstance(evaluator, HeldOutEvaluator) and evaluator.schedule.every is not None
+        else None
     )
     out.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
-    out.print(_process_table(config, footprint, ranks, beside))
+    out.print(_process_table(config, footprint, ranks, background))
     out.print(_describe_episodes(config))
     items = [
         MemoryItem("Python, torch and the rest of this process", 700 * MIB),
-        *learner_items(config, weight_bytes, training_bytes, ranks, ranks_here),
+        *learner_items(config, weight_bytes, training_bytes, ranks, num_local_ranks),
         *weight_copies(config, weight_bytes),
     ]
-    plays_here = not config.cluster.has_hosts or config.cluster.plays_here
-    if isinstance(config, TrainingConfig) and plays_here:
+    runs_here = not config.cluster.has_hosts or config.cluster.plays_here
+    if isinstance(config, TrainingConfig) and runs_here:
         items += simulator_items(config.simulators, footprint)
     longest = footprint.num_chunks * footprint.chunk_bytes
     num_episodes = _most_outstanding(config)
     items.append(MemoryItem("outstanding episodes, at their longest", longest, num_episodes))
-    if beside is not None:
-        out.print(_describe_evaluations(config.run.updates, beside))
-        items += evaluator_items(beside, footprint, weight_bytes)
+    if background is not None:
+        out.print(_describe_evaluations(config.run.updates, background))
+        items += evaluator_items(background, footprint, weight_bytes)
     title = "Memory estimate" + (" of this host" if config.cluster.has_hosts else "")
     out.print(memory_table(title, items, available_bytes()))
     if size is not None and ranks is not None:
@@ -127,7 +129,7 @@ def _process_table(
     config: LearningConfig,
     footprint: EpisodeFootprint,
     ranks: "RankMemory | None",
-    beside: HeldOutEvaluator | None,
+    background: HeldOutEvaluator | None,
 ) -> Table:
     table = Table("process", "count", "what it does", title="Processes")
     threads = config.run.torch_threads
@@ -147,12 +149,12 @@ def _process_table(
         table.add_row(describe_environments(config), num_processes, what)
     else:
         _add_hosts(table, config, f"{num_processes} processes of {what}; engines")
-    if beside is not None:
+    if background is not None:
         table.add_row(
             "held-out evaluator",
             "1",
-            f"a checkpoint's policy and {beside.schedule.simulators} simulators of its own, at "
-            f"niceness {beside.schedule.niceness}, while one is evaluated",
+            f"a checkpoint's policy and {background.schedule.simulators} simulators of its own, at "
+            f"niceness {background.schedule.niceness}, while one is evaluated",
         )
     return table
 
@@ -180,7 +182,7 @@ def _most_outstanding(config: LearningConfig) -> int:
 
 
 def _describe_episodes(config: LearningConfig) -> str:
-    """Return the episodes of the run in words."""
+    """Return a description of the run's episodes."""
     scheduler, per_group = config.scheduler, config.episodes_per_group
     num_groups = config.run.updates * scheduler.groups_per_update
     return (
@@ -191,22 +193,22 @@ def _describe_episodes(config: LearningConfig) -> str:
     )
 
 
-def _describe_evaluations(num_updates: int, judge: HeldOutEvaluator) -> str:
-    """Return the evaluations beside training in words."""
-    every, report, choose = judge.schedule.every, len(judge.episodes), len(judge.choose)
+def _describe_evaluations(num_updates: int, evaluator: HeldOutEvaluator) -> str:
+    """Return a description of the evaluations during training."""
+    every, report, choose = evaluator.schedule.every, len(evaluator.episodes), len(evaluator.choose)
     assert every is not None
     num = num_updates // every + 1 + (num_updates % every > 0)
     text = (
         f"held out: {report} starts are reported, for weights 0, the best and the last; {choose} "
         f"others choose the best checkpoint: {num} evaluations at most, of weights 0 and of every "
-        f"{every} updates beside training, of the last weights after it; at most "
+        f"{every} updates during training, of the last weights after it; at most "
         f"{num * choose + 3 * report} greedy episodes; "
         "up to 4 checkpoints more than run.keep_checkpoints are on disk: the one that is "
         "evaluated, the next one, the best, and that of weights 0 until it is reported"
     )
-    if judge.schedule.stop_after is None:
+    if evaluator.schedule.stop_after is None:
         return text
-    patience = judge.schedule.stop_after
+    patience = evaluator.schedule.stop_after
     num_needed = trend_window(choose, patience) - 1
     line = f"the run stops early after about {num_needed} evaluations without gain"
     return f"{text}\n{describe_noise(choose, patience) or line}"
@@ -218,12 +220,12 @@ def _environment_processes(config: LearningConfig, footprint: EpisodeFootprint) 
         return str(config.num_envs), f"{footprint.what_runs}, coroutines of this process"
     in_each = config.simulators.split_envs(config.simulators.num_envs)
     how_many = "one environment" if max(in_each) == 1 else f"up to {max(in_each)} environments"
-    beside = (
-        f"; {config.text.num_envs} conversations beside them"
+    conversations = (
+        f"; {config.text.num_envs} conversations besides"
         if isinstance(config, MixedTrainingConfig)
         else ""
     )
-    return str(len(in_each)), f"{footprint.what_runs}, {how_many} in each{beside}"
+    return str(len(in_each)), f"{footprint.what_runs}, {how_many} in each{conversations}"
 
 
 def _device_name(config: RunConfig) -> str:
@@ -252,17 +254,17 @@ async def plan_layout(
     # torch takes 2 s to import: the help of recipes that open environments must not wait
     from vla_rl.remote_rollout.host_recipe import run_shape
 
-    here = Host(name="this host", resources=replace(get_own_resources(), gpus=list_own_gpus()))
-    others, note = await _other_hosts(config.cluster)
+    this_host = Host(name="this host", resources=replace(get_own_resources(), gpus=list_own_gpus()))
+    others, remark = await _other_hosts(config.cluster)
     needs = Needs(acting_bytes=team.num_bytes[0], simulator_bytes=footprint.simulator_mb * MIB)
-    layout = plan_run_layout([here, *others], run_shape(config, team), needs)
-    num_envs = sum(place.num_simulators for place in layout.simulators)
+    layout = plan_run_layout([this_host, *others], run_shape(config, team), needs)
+    num_envs = sum(each.num_simulators for each in layout.simulators)
     config.scheduler.require_feasible(num_envs=num_envs, group_size=config.episodes_per_group)
-    return layout, format_layout(layout) + note
+    return layout, format_layout(layout) + remark
 
 
 async def _other_hosts(config: ClusterConfig) -> tuple[list[Host], str]:
-    """Return the other hosts, and a note if they are not as they say themselves."""
+    """Return the other hosts, and a remark if they are not as they say themselves."""
     if config.hosts is None:
         return _ray_hosts(config), "\nas reserved; the cluster itself is asked when the run starts"
     path = Path(config.hosts)
@@ -270,8 +272,8 @@ async def _other_hosts(config: ClusterConfig) -> tuple[list[Host], str]:
         async with ListedHosts(path, answer_within_s=ANSWER_WITHIN_S) as listed:
             return [host for host in listed.hosts() if host.placement is not None], ""
     except ConfigError as error:
-        note = f"\nnot every host answered, so this is what {path} declares:\n{error}"
-        return _declared_hosts(path), note
+        remark = f"\nnot every host answered, so this is what {path} declares:\n{error}"
+        return _declared_hosts(path), remark
 
 
 def _ray_hosts(cluster: ClusterConfig) -> list[Host]:
@@ -308,7 +310,7 @@ async def rehearse_training(
     model: "Trainable",
     *,
     agent: Agent | None = None,
-    judge: PolicyEvaluator | None = None,
+    evaluator: PolicyEvaluator | None = None,
     resume: Path | None = None,
     resume_from: str | None = None,
 ) -> None:
@@ -333,10 +335,10 @@ async def rehearse_training(
         require_writable(resume)
         found = await checkpoint_to_resume(run, resume_from, verify_resumable)
         first_update = 0 if found is None else found[1]
-        if judge is not None:
-            judge.check(run)
+        if evaluator is not None:
+            evaluator.check(run)
     acting = agent or default_agent(config)
-    TrainingRun(config, starts, model, agent=acting, judge=judge, first_update=first_update)
+    TrainingRun(config, starts, model, agent=acting, evaluator=evaluator, first_update=first_update)
     simulators = config.simulators if isinstance(config, TrainingConfig) else SimulatorConfig()
     await open_each(envs, simulators)
 

@@ -183,10 +183,10 @@ async def _evaluate(
     ):
         missing = [episode for episode in episodes if episode_key(episode) not in file.results]
         if missing:
-            player = await asyncio.to_thread(_load, config) if model is None else model
-            print(describe_policy(player), flush=True)
+            policy = await asyncio.to_thread(_load, config) if model is None else model
+            print(describe_policy(policy), flush=True)
             await stop.unless_asked(
-                _run_episodes(player, config, conditions, missing, file, run, len(episodes))
+                _run_episodes(policy, config, conditions, missing, file, run, len(episodes))
             )
         results, num_waiting = list(file.results.values()), file.num_waiting
         num_missing = sum(episode_key(episode) not in file.results for episode in episodes)
@@ -292,10 +292,10 @@ async def _run_episodes(
         bar = progress.add_task(
             "evaluating", total=num_planned, completed=num_planned - len(missing)
         )
-        keeper = ResultRecorder(config, file, run.videos)
+        recorder = ResultRecorder(config, file, run.videos)
 
         async def done(trajectory: Trajectory) -> None:
-            await keeper.keep(trajectory)
+            await recorder.keep(trajectory)
             successes = sum(result.is_success for result in file.results.values())
             progress.update(
                 bar, advance=1, description=f"{successes} of {len(file.results)} succeeded"

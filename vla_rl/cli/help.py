@@ -146,8 +146,8 @@ def print_help(
         description: description of the recipe, in paragraphs.
         wants_all: show every option that is read, not only the common ones.
     """
-    unread = unused_options(given)
-    hidden = {id(table): names for table, names in _selected_tables(default, unread)}
+    unused = unused_options(given)
+    hidden = {id(table): names for table, names in _selected_tables(default, unused)}
 
     def is_read(table: Config, name: str) -> bool:
         return name not in hidden.get(id(table), ())
@@ -164,8 +164,8 @@ def print_help(
     num_more = num_options(default, is_read) - num_options(default, is_shown)
     if num_more:
         print(f"{num_more} more options: {program_name()} {HELP_ALL}")
-    if wants_all and unread:
-        print(_list_unused_options(unread))
+    if wants_all and unused:
+        print(_list_unused_options(unused))
     raise SystemExit(0)
 
 
@@ -182,10 +182,10 @@ def _selected_tables(
             yield from _selected_tables(table, paths, f"{prefix}{name}.")
 
 
-def _list_unused_options(unread: Mapping[str, str]) -> str:
+def _list_unused_options(unused: Mapping[str, str]) -> str:
     """List the options that other values would make readable, by the reason."""
     by_reason: dict[str, list[str]] = {}
-    for path, why in unread.items():
+    for path, why in unused.items():
         by_reason.setdefault(why, []).append(path)
     rows = [f"{why}: {', '.join(paths)}" for why, paths in by_reason.items()]
     return fill_paragraphs("Not shown, because nothing would read them:") + "".join(

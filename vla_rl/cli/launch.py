@@ -126,7 +126,7 @@ async def launch(
     model: "Trainable",
     footprint: EpisodeFootprint,
     about: Mapping[str, str] | None = None,
-    judge: PolicyEvaluator | None = None,
+    evaluator: PolicyEvaluator | None = None,
     agent: Agent | None = None,
 ) -> int:
     """Plan, draw or train with a recipe's starts and policy, as the command line says; return the
@@ -134,7 +134,7 @@ async def launch(
 
     The status is 0, or 128 plus the number of the signal that stopped the run in order. `about`
     goes into the run's `about.json`: facts about its environments that the configuration lacks.
-    `judge` as in `train`; `agent` defaults to that of `default_agent`.
+    `evaluator` as in `train`; `agent` defaults to that of `default_agent`.
     """
     # torch takes 2 s to import and matplotlib half a second: `--help` and errors must not wait
     from vla_rl.cli.doctor import Machine, check_at_start
@@ -142,24 +142,24 @@ async def launch(
     from vla_rl.team.members import Team
 
     config, wanted = command.config, command.launch
-    if footprint.heard_images:
-        model = Team.of(model).showing(footprint.heard_images)
+    if footprint.observation_images:
+        model = Team.of(model).showing(footprint.observation_images)
     if wanted.dry_run:
-        await _plan_and_rehearse(config, wanted, starts, model, footprint, agent, judge)
+        await _plan_and_rehearse(config, wanted, starts, model, footprint, agent, evaluator)
         return 0
     if wanted.draw is not None:
         print(f"drawn into {TrainingRun(config, starts, model).graph.draw(wanted.draw)}")
         return 0
     weights, others = Team.of(model).num_bytes
     shares = config.learner.ranks > 1 or config.engine.kind == "vllm"
-    patient = Machine(
+    machine = Machine(
         root=config.run.root,
         keep_checkpoints=config.run.keep_checkpoints,
         checkpoint_bytes=weights + others,  # gradients too, which are not saved: an upper bound
         shared_mib=Machine().shared_mib if shares else 0,
     )
-    for finding in await asyncio.to_thread(check_at_start, patient):
-        print(finding, file=sys.stderr, flush=True)
+    for result in await asyncio.to_thread(check_at_start, machine):
+        print(result, file=sys.stderr, flush=True)
     resume = RunDirectory.resume(wanted.resume) if wanted.resume is not None else None
     outcome = await train(
         config,
@@ -169,7 +169,7 @@ async def launch(
         resume=resume,
         resume_from=wanted.resume_from,
         about=about,
-        judge=judge,
+        evaluator=evaluator,
     )
     await _write_report(outcome.run)
     print(f"everything of this run is in {outcome.run.path}")
@@ -185,7 +185,7 @@ async def _plan_and_rehearse(
     model: "Trainable",
     footprint: EpisodeFootprint,
     agent: Agent | None,
-    judge: PolicyEvaluator | None,
+    evaluator: PolicyEvaluator | None,
 ) -> None:
     """Print what a run would do, and find everything that it would read."""
     from vla_rl.cli.dry_run import plan_layout, print_plan, rehearse_training
@@ -203,7 +203,7 @@ async def _plan_and_rehearse(
     shown = concerns_gpus(config, team)
     estimate = None
     if shown:
-        estimate = await asyncio.to_thread(estimate_run, config, team, footprint.heard_tokens)
+        estimate = await asyncio.to_thread(estimate_run, config, team, footprint.observation_tokens)
     layout = None
     if config.cluster.has_hosts:
         layout, table = await plan_layout(config, footprint, team)
@@ -212,9 +212,9 @@ async def _plan_and_rehearse(
         footprint,
         *team.num_bytes,
         size=size,
-        judge=judge,
+        evaluator=evaluator,
         estimate=estimate,
-        ranks_here=None if layout is None else len(layout.ranks_on(layout.hosts[0])),
+        num_local_ranks=None if layout is None else len(layout.ranks_on(layout.hosts[0])),
     )
     if layout is not None:
         print(table)
@@ -223,7 +223,7 @@ async def _plan_and_rehearse(
         starts,
         model,
         agent=agent,
-        judge=judge,
+        evaluator=evaluator,
         resume=wanted.resume,
         resume_from=wanted.resume_from,
     )

@@ -53,13 +53,13 @@ class EpisodeFootprint(msgspec.Struct, frozen=True, kw_only=True):
     decision_s: float | None = None
     """Seconds of one core that a simulator takes for one decision. None: unknown."""
 
-    heard_tokens: int | None = None
+    observation_tokens: int | None = None
     """Conversations only: most tokens of an episode that the policy reads and did not generate. None:
     as many as its context has room for."""
 
-    heard_images: tuple[tuple[int, int], ...] = ()
+    observation_images: tuple[tuple[int, int], ...] = ()
     """Conversations only: height and width of each image of an episode, in pixels. Its tokens are
-    among `heard_tokens`."""
+    among `observation_tokens`."""
 
 
 def learner_items(
@@ -67,18 +67,18 @@ def learner_items(
     weights: int,
     training: int,
     ranks: "RankMemory | None",
-    ranks_here: int | None,
+    num_local_ranks: int | None,
 ) -> list[MemoryItem]:
     if ranks is None:
         return [MemoryItem("weights, gradients and optimizer", weights + training)]
     each = RANK_BYTES + ranks.total + ranks.offloaded
-    num_here = config.learner.ranks if ranks_here is None else ranks_here
+    num_local = config.learner.ranks if num_local_ranks is None else num_local_ranks
     acting = MemoryItem("the policy's weights in this process", weights)
-    return [acting, MemoryItem("learner ranks", each, num_here)] if num_here else [acting]
+    return [acting, MemoryItem("learner ranks", each, num_local)] if num_local else [acting]
 
 
 def evaluator_items(
-    judge: HeldOutEvaluator, footprint: EpisodeFootprint, weights: int
+    evaluator: HeldOutEvaluator, footprint: EpisodeFootprint, weights: int
 ) -> list[MemoryItem]:
     return [
         MemoryItem("held-out evaluator: Python, torch and the weights", 700 * MIB + weights),
@@ -86,7 +86,7 @@ def evaluator_items(
         MemoryItem(
             "held-out evaluator: private memory of each simulator",
             footprint.simulator_mb * MIB,
-            judge.schedule.simulators,
+            evaluator.schedule.simulators,
         ),
     ]
 
@@ -206,8 +206,8 @@ def _memory_table(
     table = Table("what", "GiB", title=title, show_footer=True)
     table.columns[1].justify = "right"
     for name, num_bytes in memory.terms.items():
-        told = f"{name}, {how}" if name == "activations" else name
-        table.add_row(told, f"{num_bytes / GIB:.3f}")
+        label = f"{name}, {how}" if name == "activations" else name
+        table.add_row(label, f"{num_bytes / GIB:.3f}")
     table.add_row("(of trained, frozen numbers)", f"{size.num_trained:,}, {size.num_frozen:,}")
     verdicts = [
         f"{'fits' if memory.total <= has else 'DOES NOT FIT'} {name} ({has / GIB:.1f} GiB)"
@@ -234,8 +234,8 @@ def _seconds_table(
         return None
     least = seconds_of_update(config, estimate, peak, num_chunks=num_chunks, decision_s=decision_s)
     learning = update_flops(estimate.traced, recomputes=estimate.recomputes)
-    told = f"{name}, {peak.flops / 1e12:.4g} TFLOP/s"
-    table = Table("what", "at least", title=f"Seconds of one update on {told}", show_footer=True)
+    label = f"{name}, {peak.flops / 1e12:.4g} TFLOP/s"
+    table = Table("what", "at least", title=f"Seconds of one update on {label}", show_footer=True)
     table.columns[1].justify = "right"
     each = "decision" if estimate.talks is None else "conversation"
     acting = f"acting, {estimate.traced.act_flops / 1e9:.4g} GFLOP a {each}"

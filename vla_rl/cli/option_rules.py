@@ -29,7 +29,7 @@ class Follows(NamedTuple):
     option: str
     depends_on: tuple[str, ...]
     value: Callable[[Options], Any]
-    """Returns the default beside the other values; that of the recipe if it fits."""
+    """Returns the default for the other values; that of the recipe if it fits."""
 
 
 def _groups(options: Options) -> int:
@@ -190,7 +190,7 @@ def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unused_options(config: Config) -> dict[str, str]:
-    """Return unread options of a configuration and its tables, by dotted path, with reasons."""
+    """Return what nothing reads in a configuration: options by dotted path, with reasons."""
     found = dict(config.unused_options())
     if isinstance(config, LearningConfig):
         found = {**unused_by_pipeline(config.pipeline), **found}

@@ -50,7 +50,7 @@ from vla_rl.run.terminal import lasting_output
 logger = logging.getLogger(__name__)
 
 MAX_PAIRS = 3
-"""Maximum number of pairs of film strips, before and after training, that are shown."""
+"""Maximum number of pairs of contact sheets, before and after training, that are shown."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class SheetPair:
-    """Film strips of one start by the first weights and by the last."""
+    """Contact sheets of one start by the first weights and by the last."""
 
     title: str
     before: str
@@ -146,13 +146,15 @@ def running_minutes(rows: Rows) -> float:
     resume.
     """
     times = [(float(row.get("wall_time_s") or 0.0), row.get("time/update_s")) for row in rows]
-    gaps = [(after - before, taken) for (before, _), (after, taken) in itertools.pairwise(times)]
-    return sum(gap if taken is None else min(gap, taken) for gap, taken in gaps) / 60
+    gaps = [
+        (after - before, update_s) for (before, _), (after, update_s) in itertools.pairwise(times)
+    ]
+    return sum(gap if update_s is None else min(gap, update_s) for gap, update_s in gaps) / 60
 
 
 def comparisons(held_out: list[HeldOutResult], best: int | None = None) -> list[Comparison]:
     """Compare the episodes that the first and the last weights both ran: a row per task and one for
-    all, or none. Those of the best weights stand beside them, if they ran all of these.
+    all, or none. Those of the best weights stand next to them, if they ran all of these.
     """
     first, last = _first_and_last(held_out)
     chosen = _best_results(held_out, best, last)
@@ -233,17 +235,17 @@ def how_to_evaluate(config: Mapping[str, Any]) -> str:
         )
     if "num_validation" in config:
         return "--num-validation 64"
-    return "train(..., judge=...) in Python"
+    return "train(..., evaluator=...) in Python"
 
 
 def count_left_out(held_out: list[HeldOutResult]) -> int:
     """Count the episodes that the first weights ran and the last did not, because their evaluation
     was stopped.
     """
-    played = group_by_version(held_out)
+    versions = group_by_version(held_out)
     return (
-        len(next(iter(played.values()))) - len(_first_and_last(held_out)[0])
-        if len(played) > 1
+        len(next(iter(versions.values()))) - len(_first_and_last(held_out)[0])
+        if len(versions) > 1
         else 0
     )
 

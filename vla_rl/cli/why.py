@@ -38,11 +38,11 @@ def main() -> int:
         return 1
     # a terminal wraps long lines itself; rich would cut them
     wide = plain_console(width=10_000, soft_wrap=True, highlight=False)
-    wide.print(tree_of(waits, str(run.path)))
+    wide.print(make_tree(waits, str(run.path)))
     return 0
 
 
-def tree_of(waits: RunWaits, run: str) -> Tree:
+def make_tree(waits: RunWaits, run: str) -> Tree:
     """Return who waits for whom as a tree, with tasks, threads and dead processes below."""
     counts = ", ".join(f"{what} {count}" for what, count in waits.progress.items())
     tree = _node(
@@ -53,20 +53,20 @@ def tree_of(waits: RunWaits, run: str) -> Tree:
         for line in waits.blocked_at.splitlines():
             blocked.add(Text(line.strip()))
     _add_waits(tree.add(Text("who waits for whom")), waits)
-    _add_places(tree.add(Text("tasks of the loop")), waits.tasks)
-    _add_places(tree.add(Text("other threads")), waits.threads)
-    if waits.deaths:
+    _add_tasks(tree.add(Text("tasks of the loop")), waits.tasks)
+    _add_tasks(tree.add(Text("other threads")), waits.threads)
+    if waits.exits:
         dead = tree.add(Text("processes that ended unexpectedly, the newest first"))
-        for death in reversed(waits.deaths):
-            first, *words = death.what.splitlines()
-            place = dead.add(Text(f"{death.seconds:.1f} s ago: {first}"))
-            for word in words:
-                place.add(Text(word.strip()))
+        for ended in reversed(waits.exits):
+            first, *stderr = ended.what.splitlines()
+            branch = dead.add(Text(f"{ended.seconds:.1f} s ago: {first}"))
+            for line in stderr:
+                branch.add(Text(line.strip()))
     return tree
 
 
 def _add_waits(tree: Tree, waits: RunWaits) -> None:
-    awaited = {id(wait): _awaited_by(wait, waits.waits) for wait in waits.waits}
+    awaited = {id(wait): _list_awaited(wait, waits.waits) for wait in waits.waits}
     below = {id(child) for children in awaited.values() for child in children}
     tasks = {task.name: task for task in waits.tasks}
     shown: set[int] = set()
@@ -86,27 +86,27 @@ def _add_wait(
     shown: set[int],
 ) -> None:
     shown.add(id(wait))
-    place = tree.add(Text(f"{wait.who} waits for {wait.on} since {wait.seconds:.1f} s"))
+    branch = tree.add(Text(f"{wait.who} waits for {wait.on} since {wait.seconds:.1f} s"))
     if wait.process:
-        place.add(Text(wait.process))
+        branch.add(Text(wait.process))
     children = [child for child in awaited[id(wait)] if id(child) not in shown]
     for child in children[:MOST_OF_A_KIND]:
-        _add_wait(place, child, awaited, tasks, shown)
+        _add_wait(branch, child, awaited, tasks, shown)
     if len(children) > MOST_OF_A_KIND:
-        place.add(Text(f"and {len(children) - MOST_OF_A_KIND} more"))
+        branch.add(Text(f"and {len(children) - MOST_OF_A_KIND} more"))
         shown.update(id(child) for child in children)
     named = {child.who for child in awaited[id(wait)]}
-    for name in names_in(wait.on):
+    for name in split_names(wait.on):
         if name in tasks and name not in named:
-            place.add(Text(f"{name} is at {tasks[name].at}"))
+            branch.add(Text(f"{name} is at {tasks[name].at}"))
 
 
-def _awaited_by(wait: ListedWait, others: Iterable[ListedWait]) -> list[ListedWait]:
-    names = names_in(wait.on)
+def _list_awaited(wait: ListedWait, others: Iterable[ListedWait]) -> list[ListedWait]:
+    names = split_names(wait.on)
     return [other for other in others if other.who in names and other is not wait]
 
 
-def names_in(text: str) -> list[str]:
+def split_names(text: str) -> list[str]:
     """Return what a wait names: `episodes 12, 13` is `episode 12` and `episode 13`."""
     return [
         f"{word} {number}"
@@ -115,14 +115,14 @@ def names_in(text: str) -> list[str]:
     ]
 
 
-def _add_places(tree: Tree, tasks: Sequence[ListedTask]) -> None:
-    """Add a line for each place, with the tasks that stand there."""
-    by_place: dict[str, list[str]] = {}
+def _add_tasks(tree: Tree, tasks: Sequence[ListedTask]) -> None:
+    """Add a row for each line of code, with the tasks that stand there."""
+    by_line: dict[str, list[str]] = {}
     for task in tasks:
-        by_place.setdefault(task.at, []).append(task.name)
-    for place, names in by_place.items():
+        by_line.setdefault(task.at, []).append(task.name)
+    for line, names in by_line.items():
         more = f" and {len(names) - MOST_OF_A_KIND} more" if len(names) > MOST_OF_A_KIND else ""
-        tree.add(Text(f"{', '.join(names[:MOST_OF_A_KIND])}{more}: {place}"))
+        tree.add(Text(f"{', '.join(names[:MOST_OF_A_KIND])}{more}: {line}"))
 
 
 def _node(text: str) -> Tree:

@@ -80,7 +80,7 @@ class HeldOutEvaluator:
             half of `episodes` choose, and the other half is reported.
         assets: the assets of LIBERO that were found, if the episodes do not name them.
         schedule: evaluations during the run; with `every`, the run evaluates its checkpoints in a
-            process of their own and calls this judge for no other version.
+            process of their own and calls this evaluator for no other version.
         format: the file of the results and their measure.
         policy_digest: digest of the checkpoint that the run starts from, for
             `schedule.first_results_of`.

@@ -37,7 +37,7 @@ class ValidationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Validation:
-    """Runs the same episodes at each call; a `Judge` of a training run.
+    """Runs the same episodes at each call; a `PolicyEvaluator` of a training run.
 
     Args:
         starts: the problems.

@@ -242,17 +242,17 @@ async def main(command: Command[TrainingLaunch, SceneTrainingConfig]) -> int:
     about = {"scenes": f"train 0-{len(starts) - 1}", "score": config.version}
     film = write_drive_sheet if starts[0].env.id == DRIVING else None
     about[POLICY_DIGEST] = await asyncio.to_thread(compute_digest_as_read, config.policy, FORMAT)
-    judge = score_judge(episodes, config.held_out, film, about[POLICY_DIGEST])
-    return await train_driver(command, config.policy, starts, judge, about)
+    evaluator = make_scene_evaluator(episodes, config.held_out, film, about[POLICY_DIGEST])
+    return await train_driver(command, config.policy, starts, evaluator, about)
 
 
-def score_judge(
+def make_scene_evaluator(
     episodes: Sequence[EpisodeSpec],
     held_out: HeldOutScenesConfig,
     film: ContactSheetWriter | None,
     policy_digest: str,
 ) -> ScoreEvaluator:
-    """Return the judge of held-out scenes: the first `held_out.scenes` of `episodes` are reported,
+    """Return the evaluator of held-out scenes: the first `held_out.scenes` of `episodes` are reported,
     and the others choose the best checkpoint.
 
     If a folder has few others, and their number is not set, half of the scenes that would be
@@ -268,14 +268,14 @@ def score_judge(
                 f"held_out.scenes is {held_out.scenes}, and only {len(episodes)} held-out scenes were "
                 "found, so none is left to choose the best checkpoint by; expected a smaller number"
             )
-    judge = ScoreEvaluator(report, held_out, film, policy_digest, choose)
-    if len(judge.choose) < held_out.num_choosing:
+    evaluator = ScoreEvaluator(report, held_out, film, policy_digest, choose)
+    if len(evaluator.choose) < held_out.num_choosing:
         print(
-            f"{len(episodes)} held-out scenes were found: {len(judge.episodes)} are reported, and "
-            f"{len(judge.choose)} choose the best checkpoint",
+            f"{len(episodes)} held-out scenes were found: {len(evaluator.episodes)} are reported, and "
+            f"{len(evaluator.choose)} choose the best checkpoint",
             flush=True,
         )
-    return judge
+    return evaluator
 
 
 def load_driver(
@@ -330,14 +330,14 @@ async def train_driver(
     command: Command[TrainingLaunch, ConfigT],
     policy: str,
     starts: Sequence[TaskStart],
-    judge: ScoreEvaluator,
+    evaluator: ScoreEvaluator,
     about: Mapping[str, str],
     num_chunks: int = 1,
 ) -> int:
     """Train the policy in a folder on driving scenes that grade themselves; return the exit status.
 
     Args:
-        judge: runs the held-out episodes, if it has any.
+        evaluator: runs the held-out episodes, if it has any.
         num_chunks: most decisions of an episode.
     """
     config = command.config
@@ -363,6 +363,6 @@ async def train_driver(
             num_chunks=num_chunks,
         ),
         about,
-        judge if judge.episodes else None,
+        evaluator if evaluator.episodes else None,
         embodied_agent_within_range,
     )

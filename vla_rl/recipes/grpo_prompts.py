@@ -201,14 +201,14 @@ async def main(command: Command[TrainingLaunch, GrpoPromptsConfig]) -> int:
         server_mb=0,
         chunk_bytes=16 * (longest + config.max_reply),
         num_chunks=1,
-        heard_tokens=longest,
+        observation_tokens=longest,
     )
-    judge = None
+    evaluator = None
     if held_out:
         agent = partial(chat_agent, limits=config.chat)
         sampling = Sampling(temperature=config.temperature)
-        judge = Validation(row_starts(config, held_out), config.num_tries, agent, sampling)
-    return await launch(command, starts, model, footprint, judge=judge)
+        evaluator = Validation(row_starts(config, held_out), config.num_tries, agent, sampling)
+    return await launch(command, starts, model, footprint, evaluator=evaluator)
 
 
 def cli() -> int:

@@ -137,8 +137,8 @@ def episode_footprint(config: GrpoSquaresConfig, model: "VisionLanguageModel") -
         server_mb=0,
         chunk_bytes=image.nbytes + 16 * (heard + config.max_reply),
         num_chunks=1,
-        heard_tokens=heard,
-        heard_images=((config.size, config.size),),
+        observation_tokens=heard,
+        observation_images=((config.size, config.size),),
     )
 
 
@@ -148,12 +148,14 @@ async def main(command: Command[TrainingLaunch, GrpoSquaresConfig]) -> int:
     make_text_task(config.env)
     trained, held_out = split_starts(config)
     model = await asyncio.to_thread(load_vision_policy, config)
-    judge = None
+    evaluator = None
     if held_out:
         agent = partial(chat_agent, limits=config.chat)
         sampling = Sampling(temperature=config.temperature)
-        judge = Validation(held_out, config.num_tries, agent, sampling)
-    return await launch(command, trained, model, episode_footprint(config, model), judge=judge)
+        evaluator = Validation(held_out, config.num_tries, agent, sampling)
+    return await launch(
+        command, trained, model, episode_footprint(config, model), evaluator=evaluator
+    )
 
 
 def cli() -> int:

@@ -169,7 +169,7 @@ async def launch_text(command: Command[TrainingLaunch, Any], model: "Trainable")
         num_chunks=config.chat.max_turns,
     )
     return await launch(
-        command, training_starts(config), model, footprint, judge=make_validation(config)
+        command, training_starts(config), model, footprint, evaluator=make_validation(config)
     )
 
 

@@ -32,7 +32,7 @@ from vla_rl.recipes.driving_training import (
     IMAGE_SIZE,
     ROUTE_BASE,
     HeldOutScenesConfig,
-    score_judge,
+    make_scene_evaluator,
     train_driver,
 )
 from vla_rl.rollout import SchedulerConfig, TaskStart
@@ -155,7 +155,7 @@ async def main(command: Command[TrainingLaunch, SrpoDrivingLoopConfig]) -> int:
         command,
         config.policy,
         training_starts(config),
-        score_judge(episodes, config.held_out, write_drive_sheet, digest),
+        make_scene_evaluator(episodes, config.held_out, write_drive_sheet, digest),
         {
             "layouts": ", ".join(config.kinds),
             "score": "driving score",

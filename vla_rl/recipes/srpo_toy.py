@@ -207,7 +207,9 @@ async def main(command: Command[TrainingLaunch, SrpoToyConfig]) -> int:
             chunk_bytes=3 * 32 * 32 + 512,
             num_chunks=-(-config.step_limit // config.chunk_size),
         ),
-        judge=HeldOutEvaluator(held_out, choose=choosing_episodes(config), schedule=config.held_out)
+        evaluator=HeldOutEvaluator(
+            held_out, choose=choosing_episodes(config), schedule=config.held_out
+        )
         if held_out
         else None,
     )

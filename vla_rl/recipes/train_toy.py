@@ -233,10 +233,10 @@ async def main(command: Command[TrainingLaunch, TrainToyConfig]) -> int:
         num_chunks=-(-config.step_limit // config.chunk_size),
     )
     held_out, chosen_by = held_out_episodes(config), choosing_episodes(config)
-    judge = (
+    evaluator = (
         HeldOutEvaluator(held_out, choose=chosen_by, schedule=config.held_out) if held_out else None
     )
-    return await launch(command, training_starts(config), model, footprint, judge=judge)
+    return await launch(command, training_starts(config), model, footprint, evaluator=evaluator)
 
 
 def cli() -> int:

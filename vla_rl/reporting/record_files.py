@@ -3,7 +3,7 @@
 A full disk must never end a run. Records that a `RetryingWriter` could not write wait in memory, in
 order, and are tried again with the next record. Things whose failure a `FailureReporter` reports are
 lost. The first of several failures is reported, and so is their end. Lines that a resumed run makes
-again move from their file to one beside it.
+again move from their file to one next to it.
 """
 
 import logging
@@ -20,7 +20,7 @@ from vla_rl.util.appended_file import AppendedFile
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write `data` beside `path`, sync it, and rename it into place.
+    """Write `data` next to `path`, sync it, and rename it.
 
     Raises: OSError; no part of the new file stays.
     """

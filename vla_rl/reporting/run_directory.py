@@ -116,11 +116,11 @@ class RunDirectory:
     def existing(cls, path: Path) -> "RunDirectory":
         """Open the folder of an earlier run for reading.
 
-        Raises: ConfigError, with the runs beside it, if it is not one.
+        Raises: ConfigError, with the runs in the same folder, if it is not one.
         """
         # os.path: pathlib raises for a name that is too long, or in a folder that may not be read
         if not os.path.isfile(path / CONFIG_FILE):
-            others = _runs_beside(path)
+            others = _sibling_runs(path)
             found = (
                 f"runs in {path.absolute().parent} are: {', '.join(others)}"
                 if others
@@ -247,7 +247,7 @@ def require_plain(value: Any, name: str) -> None:
         )
 
 
-def _runs_beside(path: Path) -> list[str]:
+def _sibling_runs(path: Path) -> list[str]:
     try:
         return sorted(run.parent.name for run in path.absolute().parent.glob(f"*/{CONFIG_FILE}"))
     except OSError:
@@ -276,24 +276,24 @@ def require_writable(folder: Path) -> None:
 
 
 def require_digest(path: Path, data: bytes) -> None:
-    """Compare `data`, read from `path`, with the digest beside it.
+    """Compare `data`, read from `path`, with the digest next to it.
 
     A file of an older run, without a digest, passes.
 
     Raises: ConfigError if they differ.
     """
-    beside = _digest_path(path)
-    if not beside.is_file():
+    digest = _digest_path(path)
+    if not digest.is_file():
         return
     try:
-        words = beside.read_bytes().split()
+        fields = digest.read_bytes().split()
     except OSError as error:
-        raise ConfigError(f"{beside} cannot be read: {error.strerror}") from error
-    if not words or words[0] != hashlib.sha256(data).hexdigest().encode():
+        raise ConfigError(f"{digest} cannot be read: {error.strerror}") from error
+    if not fields or fields[0] != hashlib.sha256(data).hexdigest().encode():
         raise ConfigError(
-            f"{path} is not what was written (its digest differs from {beside.name}): it was "
+            f"{path} is not what was written (its digest differs from {digest.name}): it was "
             "edited, or is damaged; pass changes as options instead of editing it, or remove "
-            f"{beside.name} to accept the file as it is."
+            f"{digest.name} to accept the file as it is."
         )
 
 

@@ -95,7 +95,7 @@ def encode_mp4(path: Path, frames: Iterator[NDArray[np.uint8]], frames_per_s: fl
     ) as ffmpeg:
         try:
             _feed_ffmpeg(ffmpeg, first, frames)
-            _, words = ffmpeg.communicate()
+            _, output = ffmpeg.communicate()
         except BaseException:
             ffmpeg.kill()
             assert ffmpeg.stdin is not None
@@ -106,7 +106,7 @@ def encode_mp4(path: Path, frames: Iterator[NDArray[np.uint8]], frames_per_s: fl
     if ffmpeg.returncode != 0:
         raise OSError(
             f"ffmpeg could not write {path} (exit code {ffmpeg.returncode}): "
-            f"{words.decode(errors='replace').strip()}"
+            f"{output.decode(errors='replace').strip()}"
         )
 
 
@@ -149,7 +149,7 @@ class VideoChoice:
                 chosen.append(trajectory)
         return chosen
 
-    def give_back(self, trajectory: Trajectory) -> None:
+    def undo_choice(self, trajectory: Trajectory) -> None:
         """Undo the choice of a trajectory that was not written.
 
         The window's next one of its kind replaces it.
@@ -160,7 +160,7 @@ class VideoChoice:
 VideoMaker: TypeAlias = Callable[
     [Sequence[ArrayRef], Sequence[tuple[str, str]], float], "Future[NDArray[np.uint8]]"
 ]
-"""Begins a video where its pictures are, as `filmed` makes it. Called in the event loop."""
+"""Starts a video where its images are, as `encode_video` makes it. Called in the event loop."""
 
 
 class VideoRecorder:
@@ -174,12 +174,12 @@ class VideoRecorder:
     episode of its kind is tried.
 
     Args:
-        folder: the place of the videos.
+        folder: the folder of the videos.
         every_updates: updates of a window.
         image_key: name of the image in an observation.
         frames_per_s: decisions in a second.
         max_pending: most videos that are not written yet.
-        film: makes videos of pictures that are on a shelf; None if all pictures are here.
+        make_video: makes videos of images that another process holds; None if this one holds all.
     """
 
     def __init__(
@@ -190,10 +190,10 @@ class VideoRecorder:
         image_key: str = "image",
         frames_per_s: float = 5.0,
         max_pending: int = 8,
-        film: VideoMaker | None = None,
+        make_video: VideoMaker | None = None,
     ) -> None:
         self._folder, self._image_key, self._frames_per_s = folder, image_key, frames_per_s
-        self._choice, self._film = VideoChoice(every_updates), film
+        self._choice, self._make_video = VideoChoice(every_updates), make_video
         self._room = threading.BoundedSemaphore(max_pending)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="videos")
         self._failures = FailureReporter(
@@ -217,7 +217,7 @@ class VideoRecorder:
         for trajectory in self._choice.choose(update, trajectories):
             if not self._room.acquire(blocking=False):
                 self.num_left_out += 1
-                self._choice.give_back(trajectory)
+                self._choice.undo_choice(trajectory)
                 continue
             path = self._folder / video_name(update, trajectory)
             job = self._begin(path, trajectory)
@@ -228,7 +228,7 @@ class VideoRecorder:
         self._thread.shutdown(wait=True)
 
     def _begin(self, path: Path, trajectory: Trajectory) -> Future[None]:
-        if trajectory.cached_images is None or self._film is None:
+        if trajectory.cached_images is None or self._make_video is None:
             return self._thread.submit(
                 write_video, path, trajectory, self._image_key, self._frames_per_s
             )
@@ -239,9 +239,9 @@ class VideoRecorder:
             failed.set_exception(error)
             return failed
         cached_images = [image for image in images if isinstance(image, ArrayRef)]
-        # begun here and now: the pictures are dropped after the update
-        film = self._film(cached_images, video_captions(trajectory), self._frames_per_s)
-        return self._thread.submit(_write_encoded, path, film)
+        # started here and now: the images are dropped after the update
+        video = self._make_video(cached_images, video_captions(trajectory), self._frames_per_s)
+        return self._thread.submit(_write_encoded, path, video)
 
     def _done(self, name: str, trajectory: Trajectory, job: Future[None]) -> None:
         self._room.release()
@@ -252,7 +252,7 @@ class VideoRecorder:
             return
         self._failures.failed(name, error)
         if isinstance(error, OSError):
-            self._choice.give_back(trajectory)
+            self._choice.undo_choice(trajectory)
 
 
 def video_name(update: int, trajectory: Trajectory) -> str:
@@ -343,7 +343,7 @@ def _observations(trajectory: Trajectory) -> list[Observation]:
 
 
 def _require_array(image: NDArray[np.uint8] | ArrayRef) -> NDArray[np.uint8]:
-    assert isinstance(image, np.ndarray), "pictures on a shelf are filmed there"
+    assert isinstance(image, np.ndarray), "a video of references is made where the images are"
     return image
 
 
@@ -358,6 +358,6 @@ def _part_file(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def _write_encoded(path: Path, film: Future[NDArray[np.uint8]]) -> None:
+def _write_encoded(path: Path, video: Future[NDArray[np.uint8]]) -> None:
     with _part_file(path) as part:
-        film.result().tofile(part)
+        video.result().tofile(part)

@@ -61,8 +61,8 @@ class ListedTask(msgspec.Struct, frozen=True, kw_only=True):
     at: str
 
 
-class ListedDeath(msgspec.Struct, frozen=True, kw_only=True):
-    """One process that ended unexpectedly, with its last words."""
+class ListedExit(msgspec.Struct, frozen=True, kw_only=True):
+    """One process that ended unexpectedly, with the end of its stderr."""
 
     what: str
     seconds: float
@@ -86,7 +86,7 @@ class RunWaits(msgspec.Struct, frozen=True, kw_only=True):
     threads: tuple[ListedTask, ...]
     """Threads besides the loop's, and the line that each stands at."""
 
-    deaths: tuple[ListedDeath, ...]
+    exits: tuple[ListedExit, ...] = msgspec.field(name="deaths")
     """The newest last."""
 
 
@@ -117,8 +117,8 @@ def collect_waits(loop: asyncio.AbstractEventLoop, loop_thread_id: int, pid: int
             for task in list_tasks(loop)
         ),
         threads=_other_threads(loop_thread_id),
-        deaths=tuple(
-            ListedDeath(what=death.what, seconds=now - death.at) for death in list_recent_exits()
+        exits=tuple(
+            ListedExit(what=each.what, seconds=now - each.at) for each in list_recent_exits()
         ),
     )
 
@@ -301,10 +301,10 @@ def _read_process(run: RunDirectory) -> RunningProcess:
             f"{path} cannot be read ({error}), expected the process of the run; ask as the user "
             "who started it"
         ) from error
-    here = socket.gethostname()
-    if process.host != here:
+    this_host = socket.gethostname()
+    if process.host != this_host:
         raise NoAnswer(
-            f"{run.path} runs on {process.host!r} and this is {here!r}; ask it there, only "
+            f"{run.path} runs on {process.host!r} and this is {this_host!r}; ask it there, only "
             "processes of the same machine can"
         )
     if process.boot_id != _boot_id() or _start_ticks(process.pid) != process.start_ticks:

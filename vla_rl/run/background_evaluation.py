@@ -80,7 +80,7 @@ class BackgroundEvaluation:
     """Evaluates checkpoints one after another while the run trains on.
 
     Args:
-        judge: the held-out episodes, their results, and the schedule.
+        evaluator: the held-out episodes, their results, and the schedule.
         settings: the policy's class, and the simulators beside training.
         run: the run's directory.
         runtime: owns the evaluator's process.
@@ -90,7 +90,7 @@ class BackgroundEvaluation:
 
     def __init__(
         self,
-        judge: HeldOutEvaluator,
+        evaluator: HeldOutEvaluator,
         settings: EvaluatorSettings,
         run: RunDirectory,
         runtime: Runtime,
@@ -98,7 +98,12 @@ class BackgroundEvaluation:
         first: int,
         note: Callable[[int, dict[str, float]], Awaitable[None]],
     ) -> None:
-        self._judge, self._settings, self._run, self._runtime = judge, settings, run, runtime
+        self._evaluator, self._settings, self._run, self._runtime = (
+            evaluator,
+            settings,
+            run,
+            runtime,
+        )
         self._first, self._note, self._skipped = first, note, list[int]()
         self._choose: _StartSet | None = None
         self._report: _StartSet | None = None  # none in a run from before there were two sets
@@ -140,7 +145,7 @@ class BackgroundEvaluation:
         report = () if self._report is None else self._report.points
         chose = () if self._choose is None else self._choose.points
         return make_curve(
-            self._judge.format.measure,
+            self._evaluator.format.measure,
             chose,
             report,
             self._skipped,
@@ -154,7 +159,7 @@ class BackgroundEvaluation:
 
     def is_due(self, version: int) -> bool:
         """Return whether the schedule evaluates this version."""
-        every = self._judge.schedule.every
+        every = self._evaluator.schedule.every
         return every is not None and version % every == 0
 
     def offer(self, version: int) -> None:
@@ -214,19 +219,19 @@ class BackgroundEvaluation:
         await asyncio.wait((self._judging,))  # its error is raised when the block is left
 
     def _open(self, *, has_one_set: bool) -> None:
-        judge, report = self._judge, self._judge.open(self._run)
+        evaluator, report = self._evaluator, self._evaluator.open(self._run)
         if has_one_set:
-            self._choose = _StartSet("chose", judge.one_set, judge.format, report)
+            self._choose = _StartSet("chose", evaluator.one_set, evaluator.format, report)
             print(
                 f"{self._run.path} was begun with one set of held-out starts, which go on choosing "
                 "the best checkpoint: its results are marked as such, and no other starts report it",
                 flush=True,
             )
         else:
-            book = judge.open_choosing(self._run)
-            self._report = _StartSet("report", judge.episodes, judge.format, report)
-            self._choose = _StartSet("chose", judge.choose, judge.choose_format, book)
-        patience, num = judge.schedule.stop_after, len(self._choose.episodes)
+            book = evaluator.open_choosing(self._run)
+            self._report = _StartSet("report", evaluator.episodes, evaluator.format, report)
+            self._choose = _StartSet("chose", evaluator.choose, evaluator.choose_format, book)
+        patience, num = evaluator.schedule.stop_after, len(self._choose.episodes)
         if patience is not None and (line := describe_noise(num, patience)) is not None:
             print(line, flush=True)
 
@@ -330,7 +335,7 @@ class BackgroundEvaluation:
         return f"; the best are weights {best.weights} with {best.chose.mean:.3g}"
 
     def _stop_if_no_gain(self, curve: Curve) -> None:
-        patience = self._judge.schedule.stop_after
+        patience = self._evaluator.schedule.stop_after
         if patience is None or self._last is not None:
             return
         if not has_stopped_gaining(
@@ -372,20 +377,20 @@ class BackgroundEvaluation:
 
 
 def background_settings(
-    judge: PolicyEvaluator | None, config: LearningConfig, team: Team
+    evaluator: PolicyEvaluator | None, config: LearningConfig, team: Team
 ) -> EvaluatorSettings | None:
-    """Return the settings of evaluations beside training; None if the judge has no such schedule.
+    """Return the settings of evaluations beside training; None if the evaluator has no such schedule.
 
     Raises: ConfigError if this run cannot have them.
     """
-    if not isinstance(judge, HeldOutEvaluator) or judge.schedule.every is None:
+    if not isinstance(evaluator, HeldOutEvaluator) or evaluator.schedule.every is None:
         return None
-    schedule = judge.schedule
+    schedule = evaluator.schedule
     schedule.require(
-        len(judge.episodes) > 0 and len(judge.choose) > 0,
+        len(evaluator.episodes) > 0 and len(evaluator.choose) > 0,
         "every",
-        f"none, because there are {len(judge.episodes)} held-out starts to report and "
-        f"{len(judge.choose)} others to choose the best checkpoint by; at least one of each is needed",
+        f"none, because there are {len(evaluator.episodes)} held-out starts to report and "
+        f"{len(evaluator.choose)} others to choose the best checkpoint by; at least one of each is needed",
     )
     schedule.require(
         isinstance(config, TrainingConfig) and len(team.members) == 1,
@@ -396,8 +401,8 @@ def background_settings(
     (member,) = team.members.values()
     return evaluator_settings(
         member.model,
-        judge.format.line_of,
-        judge.film,
+        evaluator.format.line_of,
+        evaluator.film,
         msgspec.structs.replace(config.simulators, num_envs=schedule.simulators),
         torch_threads=config.run.torch_threads,
         niceness=schedule.niceness,

@@ -62,24 +62,24 @@ class RunEstimate:
 def estimate_run(
     config: LearningConfig,
     team: Team,
-    heard_tokens: int | None = None,
-    heard_images: Sequence[tuple[int, int]] | None = None,
+    observation_tokens: int | None = None,
+    observation_images: Sequence[tuple[int, int]] | None = None,
 ) -> RunEstimate | None:
     """Estimate the update of a run with one policy; None for teams and families that are not ours.
 
     Args:
         config: configuration of the run.
         team: its policies.
-        heard_tokens: most tokens of a conversation that are not replies; None if not known.
-        heard_images: height and width of each image of a conversation. None: those that the member
+        observation_tokens: most tokens of a conversation that are not replies; None if not known.
+        observation_images: height and width of each image of a conversation. None: those that the member
             shows.
     """
     if len(team.members) > 1:
         return None
     (member,) = team.members.values()
     if hasattr(member.model, "render"):
-        images = member.shown_images if heard_images is None else tuple(heard_images)
-        return _estimate_talks(config, member, heard_tokens, images)
+        images = member.shown_images if observation_images is None else tuple(observation_images)
+        return _estimate_talks(config, member, observation_tokens, images)
     row = example_row(member.model)
     if row is None:
         return None
@@ -121,10 +121,10 @@ def _recomputes(member: Member) -> bool:
 def _estimate_talks(
     config: LearningConfig,
     member: Member,
-    heard_tokens: int | None,
+    observation_tokens: int | None,
     images: tuple[tuple[int, int], ...],
 ) -> RunEstimate | None:
-    talks = _longest_talks(config, member, heard_tokens, images)
+    talks = _longest_talks(config, member, observation_tokens, images)
     if talks is None:
         return None
     from vla_rl.models.example_inputs import trace_conversations
@@ -144,7 +144,7 @@ def _estimate_talks(
 def _longest_talks(
     config: LearningConfig,
     member: Member,
-    heard_tokens: int | None,
+    observation_tokens: int | None,
     images: tuple[tuple[int, int], ...],
 ) -> "ConversationSizes | None":
     """Return the longest conversations of a language policy; None if its family is not ours."""
@@ -166,7 +166,7 @@ def _longest_talks(
         max_turns=limits.max_turns,
         max_reply=limits.max_reply,
         max_tokens=limits.max_tokens,
-        observation_tokens=heard_tokens,
+        observation_tokens=observation_tokens,
         images=images,
     )
 

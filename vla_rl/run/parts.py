@@ -280,7 +280,7 @@ class TrainingParts:
     def write_videos(self, run: RunDirectory) -> VideoRecorder:
         """Make the node `show` write videos into `run`; the caller closes the recorder."""
         film = None if self.hosts is None else self.hosts.pictures.film
-        videos = VideoRecorder(run.videos, self.config.run.videos_every, film=film)
+        videos = VideoRecorder(run.videos, self.config.run.videos_every, make_video=film)
         self.show.offer = videos.offer
         return videos
 

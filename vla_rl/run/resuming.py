@@ -124,7 +124,7 @@ def _require_version(folder: Path, state: SchedulerState, version: int) -> None:
 
 
 async def set_later_aside(
-    run: RunDirectory, folder: Path | None, version: int, judge: PolicyEvaluator | None
+    run: RunDirectory, folder: Path | None, version: int, evaluator: PolicyEvaluator | None
 ) -> None:
     """Set aside checkpoints and results of later weights than `folder`'s.
 
@@ -140,9 +140,9 @@ async def set_later_aside(
         for set_aside in (set_incomplete_aside, partial(set_newer_aside, folder=folder)):
             for moved in await asyncio.to_thread(set_aside, run.checkpoints):
                 print(f"{moved.name.removeprefix('aside-')} is kept as {moved}", flush=True)
-    if judge is not None:
+    if evaluator is not None:
         try:
-            await asyncio.to_thread(judge.leave_later, run, version)
+            await asyncio.to_thread(evaluator.leave_later, run, version)
         except OSError as error:
             raise ConfigError(
                 f"the results in {run.path} cannot be written: {error}; make room first"

@@ -83,7 +83,7 @@ async def train(
     resume: RunDirectory | None = None,
     resume_from: str | None = None,
     about: Mapping[str, str] | None = None,
-    judge: PolicyEvaluator | None = None,
+    evaluator: PolicyEvaluator | None = None,
     fork_servers: LastingForkServers | None = None,
 ) -> Outcome:
     """Train `model` in place from `starts`.
@@ -105,7 +105,7 @@ async def train(
             are set aside.
         about: facts that results depend on besides the configuration, such as the assets that were
             found; for `about.json`.
-        judge: evaluates the policy before the first update and after the last, and beside training
+        evaluator: evaluates the policy before the first update and after the last, and beside training
             if it is a `HeldOutEvaluator` with such a schedule.
         fork_servers: servers for the processes of several runs, one after the other; None: the run
             starts its own.
@@ -137,7 +137,7 @@ async def train(
             policies,
             agent=acting,
             customise=customise,
-            judge=judge,
+            evaluator=evaluator,
             first_update=first_update,
             restarts=restarts,
             fork_servers=fork_servers or own,
@@ -156,7 +156,7 @@ async def train(
         else:
             run = resume
             stack.enter_context(run.owned())
-            training, checkpoint = await _make_resumed(make, run, resume_from, judge)
+            training, checkpoint = await _make_resumed(make, run, resume_from, evaluator)
         while True:
             is_resumed = resume is not None or restarts.num_restarts > 0
             try:
@@ -168,7 +168,7 @@ async def train(
                     raise
                 restarts.count(error, training.saved_version)
             try:
-                training, checkpoint = await _make_resumed(make, run, None, judge)
+                training, checkpoint = await _make_resumed(make, run, None, evaluator)
             except ConfigError as refused:
                 raise restarts.explained(refused) from refused.__cause__
 
@@ -177,16 +177,16 @@ async def _make_resumed(
     make: Callable[..., TrainingRun],
     run: RunDirectory,
     name: str | None,
-    judge: PolicyEvaluator | None,
+    evaluator: PolicyEvaluator | None,
 ) -> tuple[TrainingRun, Checkpoint | None]:
     """Return the rest of a run, not started, and the checkpoint that it starts from."""
     found = await checkpoint_to_resume(run, name, load_resumable)
     folder, checkpoint = (None, None) if found is None else found
     first_update = 0 if checkpoint is None else checkpoint.state.weight_version
-    if judge is not None:
-        judge.check(run)
+    if evaluator is not None:
+        evaluator.check(run)
     # built before anything is written: a configuration that is refused must leave the run as it was
     training = make(first_update=first_update)
     run.record_resume(training.config)
-    await set_later_aside(run, folder, first_update, judge)
+    await set_later_aside(run, folder, first_update, evaluator)
     return training, checkpoint

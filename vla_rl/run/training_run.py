@@ -77,13 +77,13 @@ class TrainingRun:
         *,
         agent: Agent = embodied_agent,
         customise: Customise = lambda pipeline: pipeline,
-        judge: PolicyEvaluator | None = None,
+        evaluator: PolicyEvaluator | None = None,
         first_update: int = 0,
         restarts: Restarts | None = None,
         fork_servers: LastingForkServers | None = None,
     ) -> None:
-        self._config, self._judge, team = config, judge, Team.of(model)
-        self._beside_settings = background_settings(judge, config, team)
+        self._config, self._evaluator, team = config, evaluator, Team.of(model)
+        self._beside_settings = background_settings(evaluator, config, team)
         self._parts = TrainingParts(
             config,
             starts,
@@ -92,7 +92,7 @@ class TrainingRun:
             first_update=first_update,
             restarts=restarts,
             # held-out episodes run on the hosts
-            evaluates_here=judge is not None and not isinstance(judge, HeldOutEvaluator),
+            evaluates_here=evaluator is not None and not isinstance(evaluator, HeldOutEvaluator),
             fork_servers=fork_servers,
         )
         self.graph: TaskGraph = customise_pipeline(make_pipeline(self._parts), customise).build()
@@ -197,10 +197,10 @@ class TrainingRun:
         """Return the evaluations beside training, for which the run saves checkpoints too."""
         if self._beside_settings is None:
             return None
-        assert isinstance(self._judge, HeldOutEvaluator)
+        assert isinstance(self._evaluator, HeldOutEvaluator)
         parts = self._parts
         beside = BackgroundEvaluation(
-            self._judge,
+            self._evaluator,
             self._beside_settings,
             run,
             parts.runtime,
@@ -265,12 +265,12 @@ class TrainingRun:
     async def _make_updates(self, run: RunDirectory, record: RunRecord) -> None:
         beside = self._beside
         if beside is None:
-            await self._make_updates_and_judge(run, record, self._judge)
+            await self._make_updates_and_evaluate(run, record, self._evaluator)
             return
         assert isinstance(self._config, TrainingConfig)
         scheduler = self._parts.scheduler
         async with beside:
-            updates = self._make_updates_and_judge(run, record, None)
+            updates = self._make_updates_and_evaluate(run, record, None)
             await unless_set(beside.has_stopped_gaining, updates)
             if scheduler.version == self._config.run.updates:
                 await self._save_last()
@@ -281,36 +281,36 @@ class TrainingRun:
             await beside.finish(scheduler.version, self._config.simulators)
             await self._parts.saver.prune()
 
-    async def _make_updates_and_judge(
-        self, run: RunDirectory, record: RunRecord, judge: PolicyEvaluator | None
+    async def _make_updates_and_evaluate(
+        self, run: RunDirectory, record: RunRecord, evaluator: PolicyEvaluator | None
     ) -> None:
-        """Make the updates; `judge` evaluates before the first and after the last of them."""
+        """Make the updates; `evaluator` evaluates before the first and after the last of them."""
         parts, last = self._parts, self._config.run.updates
         seed = derive_seed(self._config.run.seed, "chaos")
         broken = chaos(lambda: self.simulator_pids, self._config.run.chaos_every_s, seed)
         # faults last in and first out: a simulator that closes must not be frozen meanwhile
         async with parts.opened_players(run.path), broken:
             if parts.scheduler.version == 0:
-                if judge is not None:
-                    await self._evaluate(run, judge)
+                if evaluator is not None:
+                    await self._evaluate(run, evaluator)
                 if self._beside is not None:
                     await self._beside.begin(self._save_now)
             if parts.scheduler.version < last:
                 await self._train(run, record)
-            if judge is not None and parts.scheduler.version == last:
+            if evaluator is not None and parts.scheduler.version == last:
                 await self._save_last()  # the evaluated weights have to be on disk
-                await self._evaluate(run, judge)
+                await self._evaluate(run, evaluator)
 
-    async def _evaluate(self, run: RunDirectory, judge: PolicyEvaluator) -> None:
+    async def _evaluate(self, run: RunDirectory, evaluator: PolicyEvaluator) -> None:
         """Evaluate the current weights: on the hosts that run episodes, if there are any."""
         parts = self._parts
-        if parts.hosts is not None and isinstance(judge, HeldOutEvaluator):
+        if parts.hosts is not None and isinstance(evaluator, HeldOutEvaluator):
             await parts.hosts.weights.arrive()
-            await judge.elsewhere(run, parts.hosts.evaluators)
+            await evaluator.elsewhere(run, parts.hosts.evaluators)
         else:
             if parts.engine is not None:
                 await parts.engine.arrive()
-            await judge(run, parts.pool, parts.engine)
+            await evaluator(run, parts.pool, parts.engine)
 
     async def _save_last(self) -> None:
         if self._parts.saver.saved_version != self._config.run.updates:

@@ -26,8 +26,8 @@ def first_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def trials_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trials of torch in this process, which has imported it: a new one does so for two seconds."""
+def probes_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes of torch in this process, which has imported it: a new one does so for two seconds."""
 
     def tried(arguments: Sequence[str], seconds: float) -> Probe:
         with monkeypatch.context() as patch:

@@ -55,15 +55,15 @@ async def test_a_recipe_prints_what_is_found_at_its_start(
     assert line.startswith("error: GPU 0 (NVIDIA H100 80GB HBM3) has 40.6 of 79.6 GiB in use")
 
 
-def test_a_check_that_fails_or_hangs_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(patient: Machine) -> Iterable[CheckResult]:
+def test_a_check_that_fails_or_hangs_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(machine: Machine) -> Iterable[CheckResult]:
         raise OSError("no such thing")
 
-    def endless(patient: Machine) -> Iterable[CheckResult]:
+    def endless(machine: Machine) -> Iterable[CheckResult]:
         run_probe(["-c", "import time; time.sleep(600)"], 600.0)
         return ()
 
-    checks = {"broken": broken, "endless": endless, "fine": lambda patient: ()}
+    checks = {"broken": broken, "endless": endless, "fine": lambda machine: ()}
     monkeypatch.setattr("vla_rl.cli.doctor.checks.CHECKS", checks)
     found = run_checks(Machine(seconds=1.0))
     assert "broken failed (OSError: no such thing)" in words(found["broken"])
@@ -71,7 +71,7 @@ def test_a_check_that_fails_or_hangs_is_a_finding(monkeypatch: pytest.MonkeyPatc
     assert not found["fine"]
 
 
-def test_the_program_prints_each_check_and_its_findings_and_ends_with_their_status(
+def test_the_program_prints_each_check_and_its_results_and_ends_with_their_status(
     tmp_path: Path,
 ) -> None:
     soonest = ["descriptors", "shared memory", "disk"]
@@ -126,8 +126,8 @@ def test_the_shipped_policy_is_in_order() -> None:
 
 def test_a_folder_trained_for_numbers_that_is_read_as_tokens_is_named(policy_copy: Path) -> None:
     (policy_copy / "action_head--50000_checkpoint.pt").write_bytes(b"weights of an L1 head")
-    patient = Machine(checkpoint=str(policy_copy), policy_family="openvla_oft")
-    found = words(checkpoint_that_acts(patient))
+    machine = Machine(checkpoint=str(policy_copy), policy_family="openvla_oft")
+    found = words(checkpoint_that_acts(machine))
     assert "action_head--50000_checkpoint.pt lies beside it" in found
     assert "--policy-family continuous" in found
 
@@ -143,7 +143,7 @@ def test_statistics_of_another_robot_are_named(policy_copy: Path) -> None:
 
 
 def test_statistics_that_are_asked_for_and_missing_are_named(policy_copy: Path) -> None:
-    patient = Machine(checkpoint=str(policy_copy), norm_key="libero_goal")
-    found = words(checkpoint_that_acts(patient))
+    machine = Machine(checkpoint=str(policy_copy), norm_key="libero_goal")
+    found = words(checkpoint_that_acts(machine))
     assert "no 'libero_goal'" in found
     assert "--norm-key" in found

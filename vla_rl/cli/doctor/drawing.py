@@ -1,4 +1,4 @@
-"""Draw one small picture, here or in a fork: `python -m vla_rl.cli.doctor.drawing here|fork`.
+"""Draw one small image, here or in a fork: `python -m vla_rl.cli.doctor.drawing here|fork`.
 
 A program of its own, because a driver that fails may hang or take the process with it.
 """
@@ -13,11 +13,11 @@ SCENE: Final = """<mujoco><worldbody><light pos="0 0 3"/><geom type="box" size="
 <camera name="eye" pos="0 -2 0" xyaxes="1 0 0 0 0 1"/></worldbody></mujoco>"""
 
 FORK_S: Final = 6.0
-"""Time limit of a fork's picture. One whose driver lacks its threads waits for ever."""
+"""Time limit of a fork's image. One whose driver lacks its threads waits for ever."""
 
 
 def draw() -> None:
-    """Draw a red box. Raises: RuntimeError if the picture has one colour only."""
+    """Draw a red box. Raises: RuntimeError if the image has one colour only."""
     from vla_rl.envs.mujoco.loading import choose_graphics
 
     backend = choose_graphics()
@@ -29,16 +29,16 @@ def draw() -> None:
     renderer = mujoco.Renderer(model, 64, 64)
     try:
         renderer.update_scene(data, camera="eye")
-        picture = renderer.render()
+        image = renderer.render()
     finally:
         renderer.close()
-    if picture.max() == picture.min():
-        raise RuntimeError(f"{backend} drew a picture of one colour ({picture.max()})")
+    if image.max() == image.min():
+        raise RuntimeError(f"{backend} drew an image of one colour ({image.max()})")
     print(backend, flush=True)
 
 
 def draw_in_fork() -> int:
-    """Fork as the simulators' server does, before any picture, and draw there; return the status."""
+    """Fork as the simulators' server does, before any image, and draw there; return the status."""
     child = os.fork()
     if child == 0:
         status = 1

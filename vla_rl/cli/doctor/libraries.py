@@ -25,16 +25,16 @@ from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.util.installing import install_command
 
 MOST_CHARACTERS: Final = 300
-"""Characters of a failed trial's last words that a finding quotes."""
+"""Characters of a failed probe's output that a result quotes."""
 
 _running_probes: Final[set[subprocess.Popen[str]]] = set()
 
 
 class Probe(NamedTuple):
-    """The end of a trial."""
+    """The end of a probe."""
 
     worked: bool
-    words: str
+    output: str
     """Its output, or the reason why it failed."""
 
     is_late: bool = False
@@ -84,13 +84,13 @@ def run_probe(arguments: Sequence[str], seconds: float) -> Probe:
 
 
 def kill_probes() -> None:
-    """Kill the trials that still run."""
+    """Kill the probes that still run."""
     for process in tuple(_running_probes):
         _kill_probe(process)
 
 
 def _kill_probe(process: subprocess.Popen[str]) -> None:
-    # forks of the trial too: one that hangs in OpenGL would stay for ever
+    # forks of the probe too: one that hangs in OpenGL would stay for ever
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -98,33 +98,33 @@ def _kill_probe(process: subprocess.Popen[str]) -> None:
 DRAWING: Final = "vla_rl.cli.doctor.drawing"
 
 
-def opengl_that_draws(patient: Machine) -> Iterable[CheckResult]:
-    """Check that a picture can be drawn off screen, and also in a process that was forked before.
+def opengl_that_draws(machine: Machine) -> Iterable[CheckResult]:
+    """Check that an image can be drawn off screen, and also in a process that was forked before.
 
     Simulators are such forks. The second is tried only if the first works.
     """
-    drawn = run_probe(["-m", DRAWING, "here"], patient.seconds)
+    drawn = run_probe(["-m", DRAWING, "here"], machine.seconds)
     if not drawn.worked:
         yield CheckResult(
-            f"no picture can be drawn ({drawn.words})",
+            f"no image can be drawn ({drawn.output})",
             "Simulators with cameras (LIBERO, Meta-World) cannot start",
             "Run `apt-get install libegl1 libgl1` (or libosmesa6, on the CPU); unset MUJOCO_GL and "
             "MUJOCO_EGL_DEVICE_ID; a container needs NVIDIA_DRIVER_CAPABILITIES=all",
         )
         return
-    if drawn.words == "osmesa":
+    if drawn.output == "osmesa":
         yield CheckResult(
-            "pictures are drawn by OSMesa",
+            "images are drawn by OSMesa",
             "It draws on the CPU, and slower than EGL",
             "Run `apt-get install libegl1 libgl1`",
             "warning",
         )
-    forked = run_probe(["-m", DRAWING, "fork"], patient.seconds)
+    forked = run_probe(["-m", DRAWING, "fork"], machine.seconds)
     if not forked.worked:
         yield CheckResult(
-            f"a forked process cannot draw ({forked.words})",
+            f"a forked process cannot draw ({forked.output})",
             "Simulators are forked from a server that has built the scenes; each would hang at its "
-            "first picture",
+            "first image",
             "Look for a sitecustomize.py or .pth file that opens OpenGL or a GPU in every Python; "
             "or set --simulators.start spawn",
         )
@@ -136,23 +136,23 @@ CAUSAL: Final = "attends causally"
 LIBRARY_PROBE: Final = f"{_IMPORT}libraries.load_vllm_library(sys.argv[1])"
 
 
-def torch_that_computes(patient: Machine) -> Iterable[CheckResult]:
+def torch_that_computes(machine: Machine) -> Iterable[CheckResult]:
     """Check that vision towers can be built and computed, which takes torch, torchvision and timm,
     and that OpenVLA-OFT's trunk attends in both directions with this transformers.
     """
-    looked = run_probe(["-c", ATTENTION_PROBE], patient.seconds)
-    if looked.is_late:
-        yield not_finished("a small OpenVLA-OFT", patient.seconds)
-    elif not looked.worked and CAUSAL in looked.words:
+    probed = run_probe(["-c", ATTENTION_PROBE], machine.seconds)
+    if probed.is_late:
+        yield not_finished("a small OpenVLA-OFT", machine.seconds)
+    elif not probed.worked and CAUSAL in probed.output:
         yield CheckResult(
-            f"OpenVLA-OFT's trunk does not attend in both directions ({looked.words})",
+            f"OpenVLA-OFT's trunk does not attend in both directions ({probed.output})",
             "OpenVLA-OFT loses tens of points of success without an error",
             "Install the pinned release: `pip install 'transformers>=5.16.1,<5.20'`; remove code "
             "that changes its attention",
         )
-    elif not looked.worked:
+    elif not probed.worked:
         yield CheckResult(
-            f"a vision tower cannot be computed ({looked.words})",
+            f"a vision tower cannot be computed ({probed.output})",
             "No OpenVLA policy can be loaded",
             "Install builds of torch and torchvision of one release together: "
             "`pip install torch==2.13.* torchvision==0.28.*`, both from the same index",
@@ -181,7 +181,7 @@ def compute_bidirectional_trunk() -> None:
     require_bidirectional(network.hidden_states, weight.shape[1], weight)
 
 
-def vllm_that_fits(patient: Machine) -> Iterable[CheckResult]:
+def vllm_that_fits(machine: Machine) -> Iterable[CheckResult]:
     """Check that an installed vLLM is the pinned one, and that its library loads beside this torch."""
     from vla_rl.engines.vllm.adapter import installed_build, require_vllm
 
@@ -194,17 +194,17 @@ def vllm_that_fits(patient: Machine) -> Iterable[CheckResult]:
             require_vllm()
     except ConfigError as error:
         yield CheckResult(str(error).rstrip("."), "--engine vllm refuses to start", remedy)
-    looked = run_probe(["-c", LIBRARY_PROBE, str(Path(found.origin).parent)], patient.seconds)
-    if looked.lacks_instructions:
+    probed = run_probe(["-c", LIBRARY_PROBE, str(Path(found.origin).parent)], machine.seconds)
+    if probed.lacks_instructions:
         yield CheckResult(
-            f"vLLM's compiled library cannot run on this CPU ({looked.words})",
+            f"vLLM's compiled library cannot run on this CPU ({probed.output})",
             "--engine vllm cannot start: this build of vLLM needs a CPU with AVX2 or AVX-512",
             "Use --engine torch, or another machine; in a virtual machine, pass the host's CPU on",
         )
-    elif not looked.worked and not looked.is_late:
+    elif not probed.worked and not probed.is_late:
         yield CheckResult(
             f"vLLM's compiled library cannot be loaded beside torch {version('torch')} "
-            f"({looked.words})",
+            f"({probed.output})",
             "--engine vllm cannot start: the build belongs to another torch",
             remedy,
         )
@@ -241,7 +241,7 @@ MANIFEST: Final = "manifest.json"
 PHYSICS_PROBE: Final = "from vla_rl.envs.libero.probe import probe_physics; probe_physics()"
 
 
-def bowl_that_settles(patient: Machine) -> Iterable[CheckResult]:
+def bowl_that_settles(machine: Machine) -> Iterable[CheckResult]:
     """Check that the bowl of libero_spatial task 5 comes to rest as in published results."""
     if find_spec("libero") is None:
         yield CheckResult(
@@ -251,21 +251,21 @@ def bowl_that_settles(patient: Machine) -> Iterable[CheckResult]:
             "warning",
         )
         return
-    settled = run_probe(["-c", PHYSICS_PROBE], patient.seconds)
+    settled = run_probe(["-c", PHYSICS_PROBE], machine.seconds)
     if settled.is_late:
-        yield not_finished("the fall of LIBERO's bowl", patient.seconds)
-    elif settled.words.startswith("FileNotFoundError: "):
-        lacking = settled.words.removeprefix("FileNotFoundError: ").rstrip(".")
+        yield not_finished("the fall of LIBERO's bowl", machine.seconds)
+    elif settled.output.startswith("FileNotFoundError: "):
+        lacking = settled.output.removeprefix("FileNotFoundError: ").rstrip(".")
         yield CheckResult(lacking, "LIBERO's tasks cannot start", "See the error's remedy")
     elif not settled.worked:
         yield CheckResult(
-            f"LIBERO's physics is not that of published results ({settled.words})",
+            f"LIBERO's physics is not that of published results ({settled.output})",
             "Success rates would be some points off, without an error",
             'Run `pip install "mujoco>=3.3.0,<3.3.3"`, and use LIBERO\'s own assets',
         )
 
 
-def assets_with_digests(patient: Machine) -> Iterable[CheckResult]:
+def assets_with_digests(machine: Machine) -> Iterable[CheckResult]:
     """Check the digests of shipped policies, of LIBERO's asset packages, and the chosen folder."""
     for folder in sorted(path.parent for path in SHIPPED.glob(f"*/{MANIFEST}")):
         yield from _check_folder(folder)
@@ -281,7 +281,7 @@ def assets_with_digests(patient: Machine) -> Iterable[CheckResult]:
         return
     from vla_rl.envs.libero.assets import STAND_INS, find_assets
 
-    os.environ["VLA_RL_STAND_INS_ANNOUNCED"] = "1"  # said below, as a finding
+    os.environ["VLA_RL_STAND_INS_ANNOUNCED"] = "1"  # said below, as a result
     try:
         found = find_assets()
     except FileNotFoundError as error:

@@ -87,7 +87,7 @@ class Machine(Config, frozen=True, kw_only=True):
 
 
 def not_finished(what: str, seconds: float) -> CheckResult:
-    """Return the finding of a check that was not finished: nothing is known then."""
+    """Return the result of a check that was not finished: nothing is known then."""
     return CheckResult(
         f"{what} was not finished within {seconds:.0f} s",
         "Whether it would go wrong is not known",
@@ -110,21 +110,21 @@ STATE_SHARE: Final = 7
 """A checkpoint holds both moments and masters in float32 beside bfloat16 weights: (2 + 12) / 2."""
 
 
-def descriptors(patient: Machine) -> Iterable[CheckResult]:
+def descriptors(machine: Machine) -> Iterable[CheckResult]:
     """Check that as many processes as wanted may be started."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = OTHER_DESCRIPTORS + DESCRIPTORS_OF_A_PROCESS * patient.num_envs
+    need = OTHER_DESCRIPTORS + DESCRIPTORS_OF_A_PROCESS * machine.num_envs
     need += len(os.listdir("/proc/self/fd"))
     if hard != resource.RLIM_INFINITY and hard < need:
         yield CheckResult(
-            f"this process may open {hard} files, and {patient.num_envs} simulators need {need}",
+            f"this process may open {hard} files, and {machine.num_envs} simulators need {need}",
             "The run is refused at its start",
             f"Run `ulimit -n {need}` in the shell before, which may need an administrator, or take "
             "fewer simulators (--simulators.num-envs)",
         )
 
 
-def shared_memory(patient: Machine) -> Iterable[CheckResult]:
+def shared_memory(machine: Machine) -> Iterable[CheckResult]:
     """Check that memory can be shared between processes, and that its folder has room."""
     try:
         fd = make_memory_file("vla_rl-doctor", PROBE_BYTES)
@@ -139,8 +139,8 @@ def shared_memory(patient: Machine) -> Iterable[CheckResult]:
             "Pictures travel through shared memory; no simulator can start",
             "Raise the limits on memory and files (`ulimit -v`, `ulimit -f`, the container's)",
         )
-    folder = Path(patient.shared_memory)
-    if patient.shared_mib == 0:
+    folder = Path(machine.shared_memory)
+    if machine.shared_mib == 0:
         return
     try:
         room = shutil.disk_usage(folder).free
@@ -151,26 +151,26 @@ def shared_memory(patient: Machine) -> Iterable[CheckResult]:
             "Mount it: `mount -t tmpfs tmpfs /dev/shm`",
         )
         return
-    if room < patient.shared_mib * MIB:
+    if room < machine.shared_mib * MIB:
         yield CheckResult(
-            f"{folder} has room for {room / MIB:.0f} MiB, expected {patient.shared_mib}",
+            f"{folder} has room for {room / MIB:.0f} MiB, expected {machine.shared_mib}",
             "Several learner ranks (NCCL) and vLLM die there with a bus error, without a word",
             "Start the container with `--shm-size=8g` or `--ipc=host`",
         )
 
 
-def disk(patient: Machine) -> Iterable[CheckResult]:
+def disk(machine: Machine) -> Iterable[CheckResult]:
     """Check that the run's folder has room for its checkpoints."""
-    folder = Path(patient.root).absolute()
+    folder = Path(machine.root).absolute()
     while not folder.exists():
         folder = folder.parent
-    each = patient.checkpoint_bytes or STATE_SHARE * _weight_bytes(patient.checkpoint)
+    each = machine.checkpoint_bytes or STATE_SHARE * _weight_bytes(machine.checkpoint)
     # the newest is complete before the oldest is removed
-    need = (patient.keep_checkpoints + 1) * each + OTHER_RUN_BYTES
+    need = (machine.keep_checkpoints + 1) * each + OTHER_RUN_BYTES
     free = shutil.disk_usage(folder).free
     if free < need:
         yield CheckResult(
-            f"{folder} has {free / GIB:.1f} GiB free, and {patient.keep_checkpoints} checkpoints, "
+            f"{folder} has {free / GIB:.1f} GiB free, and {machine.keep_checkpoints} checkpoints, "
             f"the one being written, videos and metrics take {need / GIB:.1f} GiB",
             "Checkpoints would be put off with a warning, and the last one would be an error",
             "Choose another --run.root, or fewer --run.keep-checkpoints",
@@ -193,7 +193,7 @@ IN_USE_SHARE: Final = 0.05
 monitor takes less."""
 
 
-def gpus(patient: Machine) -> Iterable[CheckResult]:
+def gpus(machine: Machine) -> Iterable[CheckResult]:
     """Check that torch sees the GPUs that the driver lists, and that others leave them free."""
     listed = gpu_memory()
     if not listed:
@@ -203,7 +203,7 @@ def gpus(patient: Machine) -> Iterable[CheckResult]:
     yield from _gpus_in_use(listed)
 
 
-def gpus_in_use(patient: Machine) -> Iterable[CheckResult]:
+def gpus_in_use(machine: Machine) -> Iterable[CheckResult]:
     """Check that others leave the GPUs free; imports no torch."""
     return _gpus_in_use(gpu_memory())
 

@@ -25,26 +25,26 @@ LIBERO_REACH: Final = 0.5
 each of its data sets. Robots whose actions are metres have a few hundredths."""
 
 
-def checkpoint_that_acts(patient: Machine) -> Iterable[CheckResult]:
+def checkpoint_that_acts(machine: Machine) -> Iterable[CheckResult]:
     """Check a policy's statistics, and that its tokens were trained."""
-    if patient.checkpoint is None:
+    if machine.checkpoint is None:
         return
     from vla_rl.models.prismatic.folder import open_folder
 
     try:
-        folder = open_folder(patient.checkpoint)
+        folder = open_folder(machine.checkpoint)
     except VlaRlError as error:
-        yield _unreadable(patient.checkpoint, error)
+        yield _unreadable(machine.checkpoint, error)
         return
-    yield from _statistics(folder, patient)
-    heads = list(_trained_for_numbers(folder, patient))
+    yield from _statistics(folder, machine)
+    heads = list(_trained_for_numbers(folder, machine))
     yield from heads
     if heads:
         return
     from vla_rl.models.loading import count_weight_bytes
 
     size = count_weight_bytes(folder)
-    if size > patient.load_gib * 2**30:
+    if size > machine.load_gib * 2**30:
         yield CheckResult(
             f"{folder.path} has {size / 2**30:.1f} GiB of weights, and was not loaded",
             "Whether its head was ever trained for tokens was not checked",
@@ -52,16 +52,16 @@ def checkpoint_that_acts(patient: Machine) -> Iterable[CheckResult]:
             "warning",
         )
         return
-    yield from _asked_for_actions(folder, patient)
+    yield from _asked_for_actions(folder, machine)
 
 
-def _trained_for_numbers(folder: "PublicFolder", patient: Machine) -> Iterable[CheckResult]:
+def _trained_for_numbers(folder: "PublicFolder", machine: Machine) -> Iterable[CheckResult]:
     """Find a folder that would be read as tokens although it was trained for numbers."""
     from vla_rl.models.loading import find_action_head, read_family
 
     head = find_action_head(folder)
     try:
-        family = read_family(folder) if patient.policy_family == "auto" else patient.policy_family
+        family = read_family(folder) if machine.policy_family == "auto" else machine.policy_family
     except ConfigError as error:
         yield _unreadable(str(folder.path), error)
         return
@@ -76,11 +76,11 @@ def _trained_for_numbers(folder: "PublicFolder", patient: Machine) -> Iterable[C
         )
 
 
-def _asked_for_actions(folder: "PublicFolder", patient: Machine) -> Iterable[CheckResult]:
+def _asked_for_actions(folder: "PublicFolder", machine: Machine) -> Iterable[CheckResult]:
     from vla_rl.models.loading import load_policy
     from vla_rl.models.prismatic.conventions import CheckpointFormat
 
-    format = CheckpointFormat(policy_family=patient.policy_family, norm_key=patient.norm_key)
+    format = CheckpointFormat(policy_family=machine.policy_family, norm_key=machine.norm_key)
     try:
         policy = load_policy(folder, format, "cpu")
     except VlaRlError as error:
@@ -99,7 +99,7 @@ def _asked_for_actions(folder: "PublicFolder", patient: Machine) -> Iterable[Che
 
 
 def entropy_share(policy: "VlaPolicy") -> float:
-    """Return the mean entropy of a policy's action tokens on pictures of noise, as a share of a
+    """Return the mean entropy of a policy's action tokens on images of noise, as a share of a
     uniform choice's.
     """
     import numpy as np
@@ -118,12 +118,12 @@ def entropy_share(policy: "VlaPolicy") -> float:
     return float(entropies.mean()) / math.log(config.num_bins)
 
 
-def _statistics(folder: "PublicFolder", patient: Machine) -> Iterable[CheckResult]:
+def _statistics(folder: "PublicFolder", machine: Machine) -> Iterable[CheckResult]:
     from vla_rl.models.prismatic.statistics import choose_key, read_statistics
 
     try:
         key = choose_key(
-            folder.statistics, patient.norm_key or folder.extension.norm_key, folder.path
+            folder.statistics, machine.norm_key or folder.extension.norm_key, folder.path
         )
         chosen = folder.statistics[key].action
     except VlaRlError as error:
