@@ -229,7 +229,7 @@ async def publication_mb(runtime: Runtime, lane: DeviceLane) -> float:
         pids = [os.getpid(), runtime.info(learner.ranks.ranks[0]).pid]
         before = [private_mb(pid) for pid in pids]
         most = list(before)
-        publication = asyncio.create_task(learner.ranks.fetch())
+        publication = asyncio.create_task(learner.ranks.fetch_weights())
         while not publication.done():
             most = [max(pair) for pair in zip(most, map(private_mb, pids), strict=True)]
             await asyncio.sleep(0.001)

@@ -130,7 +130,7 @@ async def measured_updates(
         learner = learner_of(
             model, runtime, lane, ThroughControl(sink) if through_control else sink
         )
-        learner.assign(assign_ranks(learns, list_of_learner))
+        learner.assign_ranks(assign_ranks(learns, list_of_learner))
         async with learner:
             num_bytes = sum(each.nbytes for each in model.network.parameters())
             seconds, waited, copies = [], [], []

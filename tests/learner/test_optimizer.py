@@ -46,7 +46,7 @@ def test_gradients_are_clipped_over_all_parameters_and_the_norm_is_reported() ->
     optimizer = PolicyOptimizer(network, OptimizerConfig(max_grad_norm=1.0))
     network.weight.grad = torch.tensor([[3.0, 4.0]])
     assert optimizer.step().grad_norm == pytest.approx(5.0)
-    moments = optimizer.tensors()["exp_avg/weight"]
+    moments = optimizer.state_tensors()["exp_avg/weight"]
     # a tenth of the gradient, clipped to norm 1
     torch.testing.assert_close(moments, torch.tensor([[0.06, 0.08]]))
 
@@ -69,19 +69,19 @@ def test_parameters_without_a_gradient_have_no_state() -> None:
     optimizer = PolicyOptimizer(network, OptimizerConfig())
     torch.autograd.backward(network["used"](torch.ones(1, 1)).sum())
     optimizer.step()
-    assert {name.split("/")[-1] for name in optimizer.tensors()} == {
+    assert {name.split("/")[-1] for name in optimizer.state_tensors()} == {
         "num_steps",
         "used.weight",
         "used.bias",
     }
     again = PolicyOptimizer(network, OptimizerConfig())
-    again.load_tensors(optimizer.tensors())
+    again.load_tensors(optimizer.state_tensors())
     assert again.num_steps == 1
 
 
 def test_a_state_of_another_network_is_refused() -> None:
     _, optimizer, _ = stepped(OptimizerConfig(), 1)
-    state = optimizer.tensors()
+    state = optimizer.state_tensors()
     for network, complaint in (
         (nn.Linear(3, 1), r"state of weight is \[1, 2\], expected \[1, 3\]"),
         (nn.Sequential(nn.Linear(2, 1)), "unknown names, such as 'exp_avg/bias'"),
@@ -138,14 +138,17 @@ def test_masters_go_on_from_a_saved_state_to_the_last_bit() -> None:
     again = nn.Linear(8, 8, dtype=torch.bfloat16)
     again.load_state_dict(network.state_dict())
     resumed = PolicyOptimizer(again, OptimizerConfig(lr=1e-5))
-    resumed.load_tensors({name: tensor.clone() for name, tensor in optimizer.tensors().items()})
+    resumed.load_tensors(
+        {name: tensor.clone() for name, tensor in optimizer.state_tensors().items()}
+    )
     train(network, optimizer)
     train(again, resumed)
-    assert resumed.tensors().keys() == optimizer.tensors().keys()
+    assert resumed.state_tensors().keys() == optimizer.state_tensors().keys()
     assert all(
-        torch.equal(tensor, resumed.tensors()[name]) for name, tensor in optimizer.tensors().items()
+        torch.equal(tensor, resumed.state_tensors()[name])
+        for name, tensor in optimizer.state_tensors().items()
     )
-    assert not torch.equal(optimizer.tensors()["master/weight"], network.weight.float())
+    assert not torch.equal(optimizer.state_tensors()["master/weight"], network.weight.float())
 
 
 def test_a_state_with_masters_goes_on_in_float32_from_them() -> None:
@@ -156,8 +159,8 @@ def test_a_state_with_masters_goes_on_in_float32_from_them() -> None:
     optimizer.step()
     exact = nn.Linear(8, 8)
     exact.load_state_dict(rounded.state_dict())
-    PolicyOptimizer(exact, OptimizerConfig()).load_tensors(optimizer.tensors())
-    assert torch.equal(exact.weight, optimizer.tensors()["master/weight"])
+    PolicyOptimizer(exact, OptimizerConfig()).load_tensors(optimizer.state_tensors())
+    assert torch.equal(exact.weight, optimizer.state_tensors()["master/weight"])
     assert not torch.equal(exact.weight, rounded.weight.float())
 
 
@@ -188,5 +191,7 @@ def test_what_training_takes_is_counted_before_anything_is_made(dtype: torch.dty
         moved.grad.nbytes for moved in optimizer._moved.values() if moved.grad is not None
     )
     optimizer.step()
-    kept = sum(tensor.nbytes for name, tensor in optimizer.tensors().items() if tensor.dim() == 2)
+    kept = sum(
+        tensor.nbytes for name, tensor in optimizer.state_tensors().items() if tensor.dim() == 2
+    )
     assert expected == gradients + kept

@@ -117,7 +117,7 @@ async def test_ranks_on_another_host_give_their_weights_too(
         )
         far = RankAssignment("cpu", host="far", placement=there, address="127.0.0.1")
         two = ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink])
-        two.assign(RankAssignments((RankAssignment("cpu", address="127.0.0.1"), far)))
+        two.assign_ranks(RankAssignments((RankAssignment("cpu", address="127.0.0.1"), far)))
         async with two:
             await two.update(episodes(policy), ADVANTAGES)
     await site.arrive()

@@ -52,7 +52,7 @@ class MicroBatchSums:
     first_nonfinite: Tensor
     """Number that `finiteness.first_nonfinite` returned, int64 []."""
 
-    def tensors(self) -> list[Tensor]:
+    def all_tensors(self) -> list[Tensor]:
         """Return all tensors, in the order in which `with_tensors` takes them."""
         own = [getattr(self, name) for name in _OWN]
         numbers = [getattr(self.diagnostics, name) for name in _DIAGNOSTICS]
@@ -74,7 +74,7 @@ def on_host(
     sums: Sequence[MicroBatchSums], *others: Tensor
 ) -> tuple[list[MicroBatchSums], list[Tensor]]:
     """Copy the sums of micro-batches, and other tensors, to the host in one copy."""
-    found = iter(to_host(*(each for part in sums for each in part.tensors()), *others))
+    found = iter(to_host(*(each for part in sums for each in part.all_tensors()), *others))
     return [part.with_tensors(found) for part in sums], list(found)
 
 
@@ -111,7 +111,7 @@ class Training:
         """Device of the parameters."""
         return next(self.model.network.parameters()).device
 
-    def step(self, publish: bool, grad_norm: float | None = None) -> StepReport:
+    def optim_step(self, publish: bool, grad_norm: float | None = None) -> StepReport:
         """Take one optimizer step; with `publish`, raise the version and publish the weights in the
         same piece of work.
 
@@ -123,7 +123,7 @@ class Training:
         # under the old version
         if publish:
             self.weight_version += 1
-            self.publish()
+            self.publish_weights()
         return report
 
     def publish_unchanged(self) -> None:
@@ -132,10 +132,10 @@ class Training:
         The optimizer does not step.
         """
         self.weight_version += 1
-        self.publish()
+        self.publish_weights()
 
-    def publish(self) -> None:
-        """Give the current weights and their version to every engine that acts with them."""
+    def publish_weights(self) -> None:
+        """Send the current weights and their version to every engine that acts with them."""
         for sink in self._sinks:
             sink.adopt(self.model.network, self.weight_version)
 
@@ -144,7 +144,7 @@ class Training:
         return TrainingState(
             weight_version=self.weight_version,
             policy=_copied(self.model.checkpoint_tensors()),
-            optimizer=_copied(self.optimizer.tensors()),
+            optimizer=_copied(self.optimizer.state_tensors()),
             rng=random_state(),
             policy_files=dict(self.model.checkpoint_files()),
         )
@@ -160,7 +160,7 @@ class Training:
         self.optimizer.load_tensors(state.optimizer)
         set_random_state(state.rng)
         self.weight_version = state.weight_version
-        self.publish()
+        self.publish_weights()
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -327,7 +327,7 @@ class LocalBackend:
     async def optim_step(self, publish: bool) -> StepReport:
         """Take one optimizer step."""
         grad_norm, self._grad_norm = self._grad_norm, None
-        return await self._lane.run(self._training.step, publish, grad_norm, work="update")
+        return await self._lane.run(self._training.optim_step, publish, grad_norm, work="update")
 
     async def publish_unchanged(self) -> None:
         """Publish the same weights as a new version."""

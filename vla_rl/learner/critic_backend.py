@@ -234,7 +234,7 @@ class LocalCriticBackend:
         state = self.module.network.state_dict()
         tensors = {f"{NETWORK}{name}": tensor for name, tensor in state.items()}
         tensors |= {
-            f"{OPTIMIZER}{name}": tensor for name, tensor in self._optimizer.tensors().items()
+            f"{OPTIMIZER}{name}": tensor for name, tensor in self._optimizer.state_tensors().items()
         }
         tensors[NUM_UPDATES] = torch.tensor(num_updates)
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

@@ -74,7 +74,7 @@ class Decisions(TokenColumns):
             name: column[index, :width]
             if column.ndim == 2 and column.shape[1] == full
             else column[index]
-            for name, column in self.tensors().items()
+            for name, column in self.named_columns().items()
         }
         return replace(
             self,
@@ -85,7 +85,9 @@ class Decisions(TokenColumns):
 
     def on_device(self, device: torch.device) -> "Decisions":
         """Return the same rows with columns on a device; observations stay where they are."""
-        columns: Any = {name: to_device(column, device) for name, column in self.tensors().items()}
+        columns: Any = {
+            name: to_device(column, device) for name, column in self.named_columns().items()
+        }
         return replace(self, **columns)
 
     def split_by_decision(self, values: Tensor) -> list[np.ndarray]:

@@ -74,7 +74,7 @@ class PolicyImitator:
         async with self._turn:
             losses = await self._backend.forward_backward(rows)
             report = await self._backend.optim_step()
-            loss = await self._backend.total(losses)
+            loss = await self._backend.sum_losses(losses)
         metrics = {
             "imitation/loss": loss,
             "imitation/grad_norm": report.grad_norm,
@@ -83,10 +83,10 @@ class PolicyImitator:
         }
         return UpdateReport(self.weight_version, metrics)
 
-    async def fetch(self) -> None:
+    async def fetch_weights(self) -> None:
         """Bring the weights of the model in this process up to date, to save or to evaluate it."""
         async with self._turn:
-            await self._backend.fetch()
+            await self._backend.fetch_weights()
 
     async def evaluate(self, demonstrations: Sequence[Demonstration]) -> dict[str, float]:
         """Compare greedy actions with the demonstrated ones: mean |a - a*| in the environment's

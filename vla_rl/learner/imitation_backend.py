@@ -114,11 +114,11 @@ class ImitationBackend(Protocol):
         """Take one optimizer step, and raise the version."""
         ...
 
-    async def total(self, losses: Sequence[Tensor]) -> float:
+    async def sum_losses(self, losses: Sequence[Tensor]) -> float:
         """Return the sum of the losses."""
         ...
 
-    async def fetch(self) -> None:
+    async def fetch_weights(self) -> None:
         """Bring the weights of the model in this process up to date."""
         ...
 
@@ -189,13 +189,13 @@ class LocalImitationBackend:
 
     async def optim_step(self) -> StepReport:
         """Take one optimizer step, and publish."""
-        return await self._lane.run(self._training.step, True, work="update")
+        return await self._lane.run(self._training.optim_step, True, work="update")
 
-    async def total(self, losses: Sequence[Tensor]) -> float:
+    async def sum_losses(self, losses: Sequence[Tensor]) -> float:
         """Read the sum of the losses from the device."""
         return await self._lane.run(_total, losses, work="update")
 
-    async def fetch(self) -> None:
+    async def fetch_weights(self) -> None:
         """Do nothing: the model in this process is the one that is trained."""
 
     async def snapshot(self) -> TrainingState:

@@ -188,7 +188,7 @@ class PolicyOptimizer:
         cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
         return config.lr * (config.final_lr_share + (1.0 - config.final_lr_share) * cosine)
 
-    def tensors(self) -> dict[str, Tensor]:
+    def state_tensors(self) -> dict[str, Tensor]:
         """Return the whole state as named tensors; views, not copies."""
         state = {NUM_STEPS: torch.tensor(self._num_steps)}
         for name, moved in self._moved.items():

@@ -230,7 +230,7 @@ def micro_batches(num_input_tokens: Tensor, size: MicroBatchSize) -> list[Tensor
         chosen: list[int] = []
         while row < len(lengths) and len(chosen) < size.rows:
             lines.place(lengths[row])
-            left.take(row)
+            left.take_row(row)
             chosen.append(row)
             # rows before the first that fits the largest free space are too long
             row = left.first_left(max(row, bisect_left(rising, -lines.most_room)))
@@ -244,7 +244,7 @@ class _RowsLeft:
     def __init__(self, num_rows: int) -> None:
         self._next = list(range(num_rows + 1))
 
-    def take(self, row: int) -> None:
+    def take_row(self, row: int) -> None:
         self._next[row] = row + 1
 
     def first_left(self, row: int) -> int:

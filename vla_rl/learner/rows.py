@@ -105,7 +105,7 @@ class TokenColumns:
     action_tokens: int = 1
     """Number of tokens of one control step."""
 
-    def tensors(self) -> dict[str, Tensor]:
+    def named_columns(self) -> dict[str, Tensor]:
         """Return the columns that are present, by name."""
         named = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: column for name, column in named.items() if isinstance(column, Tensor)}

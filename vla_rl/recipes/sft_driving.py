@@ -223,7 +223,7 @@ async def main(command: Command[Launch, SftDrivingConfig]) -> int:
                 print(f"update {number}: loss {np.mean(losses[-200:]):.3f}", flush=True)
 
         async def save(folder: Path) -> None:
-            await imitator.fetch()
+            await imitator.fetch_weights()
             await lane.run(policy.save, folder, work="checkpoint")
 
         return await train_supervised(

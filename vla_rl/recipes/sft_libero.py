@@ -302,7 +302,7 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
                 print(f"update {number}: loss {sum(losses[-500:]) / 500:.3f}")
 
         async def save(folder: Path) -> None:
-            await imitator.fetch()
+            await imitator.fetch_weights()
             await lane.run(_save_merged, policy, folder, work="checkpoint")
 
         status = await train_supervised(

@@ -144,7 +144,7 @@ async def train_policy(config: SftTextConfig, policy: "CausalLanguageModel") -> 
                 print(f"update {number}: loss {loss:.3f}", flush=True)
 
         async def save(folder: Path) -> None:
-            await imitator.fetch()
+            await imitator.fetch_weights()
             await lane.run(policy.save, folder, work="checkpoint")
 
         return await train_supervised(

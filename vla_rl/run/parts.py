@@ -226,7 +226,7 @@ class TrainingParts:
         assert self.hosts is not None, "hosts that learn are listed"
         self.hosts.pictures.assign(assignments)
         for learner in sharded_learners(self.learner, self._team):
-            learner.assign(assignments)
+            learner.assign_ranks(assignments)
             learner.ranks.group.image_copier = self.hosts.pictures
 
     @asynccontextmanager

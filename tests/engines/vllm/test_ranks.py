@@ -43,7 +43,7 @@ async def test_engines_hold_the_bytes_of_the_ranks(tensor_parallel: int) -> None
         assert len(written) == 1
         assert written != first
         # the model of this process had nothing to do with it, and holds the same when it is asked
-        await learner.ranks.fetch()
+        await learner.ranks.fetch_weights()
         await lane.run(engine.adopt, policy.network, 2)
         await engine.arrive()
         assert set((await engine.checksums()).values()) == written

@@ -103,7 +103,7 @@ async def test_ranks_here_and_on_another_host_learn_and_continue_what_one_proces
     one, first = Learner(alone, lane, settings()), Critic(alone, lane, judging, seed=3)
     three = ShardedLearner(shared, runtime, lane, settings(ranks=3))
     second = three.critic(judging, seed=3)
-    three.assign(assign_ranks(far, 2))
+    three.assign_ranks(assign_ranks(far, 2))
     async with three:
         places = [runtime.info(rank).placement for rank in three.ranks.ranks]
         assert [isinstance(place, RemoteHost) for place in places] == [False, True, True]
@@ -135,7 +135,7 @@ async def test_a_killed_rank_of_another_host_is_named_and_ends_all(
     policy = mlp()
     trajectories = episodes(policy)
     learner = ShardedLearner(policy, runtime, lane, settings(ranks=2))
-    learner.assign(assign_ranks(far, 1))
+    learner.assign_ranks(assign_ranks(far, 1))
     async with learner:
         await learner.update(trajectories, list(ADVANTAGES))
         pids = [runtime.info(rank).pid for rank in learner.ranks.ranks]
@@ -165,7 +165,7 @@ async def test_a_port_in_use_and_a_missing_interface_are_refused_by_name(
         find_interface(Network("203.0.113.7"))
     there = RankAssignment("cpu", host="a", placement=far, address=LOOPBACK, interface="ib7")
     learner = ShardedLearner(mlp(), runtime, lane, settings(ranks=2))
-    learner.assign(RankAssignments((RankAssignment("cpu", address=LOOPBACK), there)))
+    learner.assign_ranks(RankAssignments((RankAssignment("cpu", address=LOOPBACK), there)))
     with pytest.raises(ConfigError, match="rank 1 on host 'a': the network interface 'ib7' does"):
         async with learner:
             pass
@@ -177,7 +177,7 @@ async def test_a_host_without_the_policys_module_is_named(
     plain = mlp()
     policy = type("Own", (MlpPolicy,), {"__module__": "nowhere"})(plain.config, plain.network)
     learner = ShardedLearner(policy, runtime, lane, settings(ranks=2))
-    learner.assign(
+    learner.assign_ranks(
         RankAssignments((RankAssignment("cpu", host="a", placement=far, address=LOOPBACK),) * 2)
     )
     told = r"rank \d on host 'a' cannot import nowhere:Own: .*PYTHONPATH"

@@ -180,7 +180,7 @@ async def test_two_ranks_imitate_as_one_process_and_the_model_follows_when_asked
                 assert reports[1].metrics == pytest.approx(reports[0].metrics, rel=1e-4)
             assert two.weight_version == 3
             assert torch.equal(weights_of_policy(shared), before)
-            await two.fetch()
+            await two.fetch_weights()
             assert weights_of_policy(shared).numpy() == pytest.approx(
                 weights_of_policy(alone).numpy(), abs=1e-5
             )
@@ -189,7 +189,7 @@ async def test_two_ranks_imitate_as_one_process_and_the_model_follows_when_asked
             await two.update(lessons)
             await one.update(lessons)
             assert state.weight_version == 3
-            await two.fetch()
+            await two.fetch_weights()
     assert weights_of_policy(shared).numpy() == pytest.approx(
         weights_of_policy(alone).numpy(), abs=1e-5
     )
@@ -214,7 +214,7 @@ async def test_conversations_are_learnt_as_in_one_process(shard: str) -> None:
                     (await each.update(lessons)).metrics["imitation/loss"] for each in (one, three)
                 ]
                 assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-            await three.fetch()
+            await three.fetch_weights()
     assert weights_of_policy(shared).numpy() == pytest.approx(
         weights_of_policy(alone).numpy(), abs=1e-5
     )

@@ -79,11 +79,11 @@ def peak_of(training: SharedTraining, loss: Callable[[], Tensor]) -> int:
     tracker.track_external(*training.sharded.module.parameters())
     with tracker:
         for micro_batches in ((True,), (False, True)):
-            training.begin(clear=True)
+            training.gather_weights(clear=True)
             for is_last in micro_batches:
                 training.sharded.begin_pass(is_last=is_last)
                 torch.autograd.backward(loss())
-            training.step()
+            training.optim_step()
     peaks: dict[Any, dict[str, int]] = tracker.get_tracker_snapshot("peak")
     return max(of_device["Total"] for of_device in peaks.values())
 

@@ -103,7 +103,7 @@ class ShardedBackend:
                 # policies of a team, also of those whose ranks did not fail
                 await self._lane.run(self._take_first_weights)
             elif error is None and self._publication.is_model_old:
-                await self.fetch()
+                await self.fetch_weights()
         finally:
             await self.group.close()
 
@@ -152,7 +152,7 @@ class ShardedBackend:
         publish = publication.publish if publication.is_model_old else publication.publish_model
         await self._to_its_end(self._published(publish))
 
-    async def fetch(self) -> None:
+    async def fetch_weights(self) -> None:
         """Replace the model's weights by the ranks'; nothing is published."""
         await self._to_its_end(self._publication.receive())
 
@@ -174,7 +174,7 @@ class ShardedBackend:
 
         async def score(rank: LearnerRank, parts: Sequence[Tensor]) -> None:
             if not of_reference:
-                await rank.begin(False)
+                await rank.gather_weights(False)
             padded = [*parts, *[idle] * (num_passes - len(parts))]
             async with self.group.with_local_images(
                 rank, decisions.observations, padded
@@ -186,7 +186,7 @@ class ShardedBackend:
             for index, result in zip(parts, found, strict=False):
                 scores[index, : result.shape[1]] = torch.tensor(result)
             if not of_reference:
-                await rank.end()
+                await rank.scatter_weights()
 
         await self.group.together(score(*pair) for pair in self.group.dealt(dealt))
         require_log_probs(
@@ -221,7 +221,7 @@ class ShardedBackend:
             images = minibatch.observations
             async with self.group.with_local_images(rank, images, [*parts, idle]) as observations:
                 local = replace(minibatch, observations=observations)
-                await rank.begin(True)
+                await rank.gather_weights(True)
                 found = await in_order(call, range(num_passes))
             return [unpack_sums(each) for each in found[: len(parts)]]
 
@@ -367,7 +367,7 @@ async def write_staged(
 
     async def write(rank: int) -> None:
         if not group.other_hosts.is_on_other_host(rank):
-            await group.ranks[rank].write(number, name, str(path), begins)
+            await group.ranks[rank].write_staged(number, name, str(path), begins)
             return
         async for piece in group.ranks[rank].pieces(number, name, begins):
             await asyncio.to_thread(_write_piece, path, piece)

@@ -111,7 +111,7 @@ class RankGroup:
         """The other hosts of the ranks."""
         return OtherHosts(self.ranks, self.assignments)
 
-    def assign(self, assignments: RankAssignments) -> None:
+    def set_assignments(self, assignments: RankAssignments) -> None:
         """Start the ranks there, and not all on this host. Call it before `start`."""
         self._require_not_started("other hosts")
         self._assignments = assignments
@@ -226,7 +226,7 @@ class RankGroup:
             restore(rank, paths or here)
             for rank, paths in zip(self.ranks, hosts.by_rank(found), strict=True)
         )
-        await self.together(hosts.remove(rank) for rank in numbers)
+        await self.together(hosts.remove_files(rank) for rank in numbers)
 
     async def each(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         """Await calls in which no rank waits for another; return their results.
@@ -283,8 +283,12 @@ class RankGroup:
         )
         hosts = self.other_hosts
         await self.together(hosts.require_same_code(rank, source.policy_class) for rank in numbers)
-        rendezvous, *_ = await self.together(start.listen(rank, self.ranks[0]) for rank in numbers)
-        await self.together(start.connect(rank, self.ranks[rank], rendezvous) for rank in numbers)
+        rendezvous, *_ = await self.together(
+            start.open_rendezvous(rank, self.ranks[0]) for rank in numbers
+        )
+        await self.together(
+            start.connect_rank(rank, self.ranks[rank], rendezvous) for rank in numbers
+        )
         found = await self.together(
             hosts.bring_folder(rank, self.policy_folder) for rank in numbers
         )
@@ -293,7 +297,7 @@ class RankGroup:
             for rank, folder in zip(self.ranks, hosts.by_rank(found), strict=True)
         )
         # at once: a host that is killed leaves no copy of the policy on its disk
-        await self.together(hosts.remove(rank) for rank in numbers)
+        await self.together(hosts.remove_files(rank) for rank in numbers)
         self.clock_offsets_s = await self.together(self._clock_offset_s(rank) for rank in numbers)
 
     async def _clock_offset_s(self, rank: int) -> float:

@@ -62,14 +62,14 @@ class HostRank(Actor):
         """Return this host's clock, in seconds."""
         return time.monotonic()
 
-    async def listen(self, network: Network, port: int, num_ranks: int) -> Rendezvous:
+    async def open_rendezvous(self, network: Network, port: int, num_ranks: int) -> Rendezvous:
         """Wait at a port for the other ranks; for rank 0. Raises: ConfigError."""
         self._rendezvous_server = await asyncio.to_thread(
             RendezvousServer, network, port, num_ranks
         )
         return self._rendezvous_server.rendezvous
 
-    async def put(self, name: str, size: int, start: int, piece: np.ndarray) -> str:
+    async def write_piece(self, name: str, size: int, start: int, piece: np.ndarray) -> str:
         """Write a piece of a file; what was not sent of it reads as zeros.
 
         Args:
@@ -80,9 +80,9 @@ class HostRank(Actor):
 
         Returns: the path of the file here. Raises: ValueError for a place outside of the folder.
         """
-        return await asyncio.to_thread(self._put, name, size, start, piece)
+        return await asyncio.to_thread(self._write_piece, name, size, start, piece)
 
-    async def remove(self) -> None:
+    async def remove_files(self) -> None:
         """Remove the files that were brought."""
         brought, self._brought = self._brought, None
         if brought is not None:
@@ -90,9 +90,9 @@ class HostRank(Actor):
 
     async def on_stop(self) -> None:
         """Remove the files that were brought."""
-        await self.remove()
+        await self.remove_files()
 
-    def _put(self, name: str, size: int, start: int, piece: np.ndarray) -> str:
+    def _write_piece(self, name: str, size: int, start: int, piece: np.ndarray) -> str:
         if self._brought is None:
             remove_abandoned_folders(FOLDER_PREFIX)
             self._brought = OwnedFolder(FOLDER_PREFIX)

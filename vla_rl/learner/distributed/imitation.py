@@ -111,13 +111,13 @@ class ShardedImitationBackend:
         await self._ranks.publish_unchanged()
         return report
 
-    async def total(self, losses: Sequence[Tensor]) -> float:
+    async def sum_losses(self, losses: Sequence[Tensor]) -> float:
         """Return the sum of the losses."""
         return float(torch.stack(list(losses)).sum())
 
-    async def fetch(self) -> None:
+    async def fetch_weights(self) -> None:
         """Replace the model's weights by those of the ranks."""
-        await self._ranks.fetch()
+        await self._ranks.fetch_weights()
 
     async def snapshot(self) -> TrainingState:
         """Copy the state on every rank; its files are written from there."""
@@ -136,7 +136,7 @@ class ShardedImitationBackend:
         num_tokens, idle = int(rows.mask.sum()), idle_row(rows.num_input_tokens)
 
         async def train(rank: LearnerRank, parts: Sequence[Tensor]) -> list[Tensor]:
-            await rank.begin(True)
+            await rank.gather_weights(True)
             num_passes = max(len(parts), least)
 
             def call(number: int) -> Awaitable[Any]:

@@ -60,7 +60,7 @@ class ShardedLearner(PolicyLearner):
         member: name of the policy in a team of several; "" in a team of one.
         other_bytes: bytes that ranks of other policies hold on each GPU.
         lost_gpus: numbers of the GPUs that no rank may use.
-        are_assigned: whether `assign` will name the hosts and GPUs of the ranks.
+        are_assigned: whether `assign_ranks` will name the hosts and GPUs of the ranks.
 
     Raises: ConfigError if the ranks cannot share this policy on this machine.
     """
@@ -108,7 +108,7 @@ class ShardedLearner(PolicyLearner):
     ) -> None:
         await self._ranks.__aexit__(kind, error, traceback)
 
-    def assign(self, assignments: RankAssignments) -> None:
+    def assign_ranks(self, assignments: RankAssignments) -> None:
         """Start the ranks on these hosts and GPUs. Call it before `async with`.
 
         Raises: ConfigError if a GPU has too little memory.
@@ -121,7 +121,7 @@ class ShardedLearner(PolicyLearner):
             critic=self._critic_config,
             gpus=[(name, size) for name, size in gpu_bytes if size is not None],
         )
-        self._ranks.group.assign(assignments)
+        self._ranks.group.set_assignments(assignments)
 
     def count_flops(self, peak_flops: float) -> None:
         """Measure each rank's MFU, given its device's operations per second.
@@ -240,7 +240,7 @@ class ShardedCriticBackend:
         values, idle = torch.zeros(len(observations)), idle_row(lengths)
 
         async def score(rank: LearnerRank, parts: Sequence[Tensor]) -> None:
-            await rank.begin_critic(False)
+            await rank.gather_critic(False)
             padded = [*parts, *[idle] * (num_passes - len(parts))]
 
             def call(index: Tensor) -> Awaitable[Any]:
@@ -250,7 +250,7 @@ class ShardedCriticBackend:
                 found = await in_order(call, padded)
             for index, result in zip(parts, found, strict=False):
                 values[index] = torch.tensor(result)
-            await rank.end_critic()
+            await rank.scatter_critic()
 
         await self._group.together(score(*pair) for pair in self._group.dealt(dealt))
         return values
@@ -261,7 +261,7 @@ class ShardedCriticBackend:
         num_rows, idle = len(rows.target), idle_row(lengths)
 
         async def fit(rank: LearnerRank, parts: Sequence[Tensor]) -> list[tuple[float, float]]:
-            await rank.begin_critic(True)
+            await rank.gather_critic(True)
             num_passes = max(len(parts), least, 1)
 
             def call(number: int) -> Awaitable[Any]:

@@ -93,7 +93,7 @@ class ParameterPiece(msgspec.Struct, frozen=True):
 
 def pack_rows(rows: Decisions) -> Rows:
     """Return the message of some rows."""
-    columns = {name: column.numpy() for name, column in rows.tensors().items()}
+    columns = {name: column.numpy() for name, column in rows.named_columns().items()}
     return Rows(pack_observations(rows.observations), columns, rows.action_tokens)
 
 

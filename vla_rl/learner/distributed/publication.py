@@ -216,7 +216,7 @@ class RankShards:
     async def new_links(self, shards: Sequence[WeightShard]) -> list[str]:
         """Return the ranks' public keys. Raises: RankFailed."""
         ranks = self._group.ranks
-        return await self._group.each(ranks[shard.holder].new_link() for shard in shards)
+        return await self._group.each(ranks[shard.holder].new_link_key() for shard in shards)
 
     async def send_shards(
         self, shards: Sequence[WeightShard], links: Sequence[str], sockets: Sequence[ShardSocket]

@@ -76,9 +76,9 @@ class LearnerRank(HostRank):
             self._lane.observe(self._flop_counter)
         self._lane.observe(self._clock)
 
-    async def begin(self, clear: bool) -> None:
+    async def gather_weights(self, clear: bool) -> None:
         """Gather the weights for the passes that follow; with `clear`, drop gradients first."""
-        await self._lane.run(self._parts.policy.begin, clear, work="gather")
+        await self._lane.run(self._parts.policy.gather_weights, clear, work="gather")
 
     @actor_method(concurrent=True)
     async def forward_backward(
@@ -112,17 +112,17 @@ class LearnerRank(HostRank):
         work = "reference" if of_reference else "log_probs"
         return await self._lane.run(self._parts.score, batch, decisions, of_reference, work=work)
 
-    async def end(self) -> None:
+    async def scatter_weights(self) -> None:
         """Drop the gathered weights after scoring."""
         await self._lane.run(self._parts.policy.sharded.scatter, work="scatter")
 
     async def optim_step(self) -> StepReport:
         """Clip by the norm over all ranks, and update this rank's part of the weights."""
-        return await self._lane.run(self._parts.policy.step, work="step")
+        return await self._lane.run(self._parts.policy.optim_step, work="step")
 
-    async def begin_critic(self, clear: bool) -> None:
+    async def gather_critic(self, clear: bool) -> None:
         """Gather the critic's weights; with `clear`, drop its gradients first."""
-        await self._lane.run(self._parts.begin_critic, clear, work="gather")
+        await self._lane.run(self._parts.gather_critic, clear, work="gather")
 
     @actor_method(concurrent=True)
     async def critic_values(self, observations: ObservationBatch) -> np.ndarray:
@@ -139,9 +139,9 @@ class LearnerRank(HostRank):
         batch = await self._lane.prepare(self._parts.prepare_critic_batch, rows.observations)
         return await self._lane.run(self._parts.fit, batch, rows, num_rows, is_last, work="critic")
 
-    async def end_critic(self) -> None:
+    async def scatter_critic(self) -> None:
         """Drop the critic's gathered weights after its values."""
-        await self._lane.run(self._parts.end_critic, work="scatter")
+        await self._lane.run(self._parts.scatter_critic, work="scatter")
 
     async def optim_step_critic(self) -> StepReport:
         """Update this rank's part of the critic."""
@@ -165,18 +165,18 @@ class LearnerRank(HostRank):
 
         Args: those of `ShardHolders.shares`.
         """
-        return await self._lane.run(self._shard.describe, begins, row_bytes, work="publish")
+        return await self._lane.run(self._shard.describe_shard, begins, row_bytes, work="publish")
 
-    async def new_link(self) -> str:
+    async def new_link_key(self) -> str:
         """Return the public key with which this rank will connect to a host."""
-        return self._shard.new_link()
+        return self._shard.new_link_key()
 
     @actor_method(concurrent=True)
     async def send_shard(self, link_key: str, socket: ShardSocket, state: int) -> None:
         """Send the shard that `describe_shard` described to a host, until it closes its socket.
 
         Args:
-            link_key: what `new_link` returned.
+            link_key: what `new_link_key` returned.
             socket: where the host receives it.
             state: that of the shard.
 
@@ -210,7 +210,7 @@ class LearnerRank(HostRank):
         return self._keep(number, copied)
 
     @actor_method(concurrent=True)
-    async def write(self, number: int, file: str, path: str, begins: dict[str, int]) -> None:
+    async def write_staged(self, number: int, file: str, path: str, begins: dict[str, int]) -> None:
         """Write a staged part of one file in place. Raises: CheckpointError."""
         parts = self._staged_part(number, file)
         # on the host's thread: the next update computes meanwhile
@@ -220,7 +220,7 @@ class LearnerRank(HostRank):
     async def pieces(
         self, number: int, file: str, begins: dict[str, int]
     ) -> AsyncIterator[FilePiece]:
-        """Yield a staged part of one file, as `write` would write it."""
+        """Yield a staged part of one file, as `write_staged` would write it."""
         for name, part in self._staged_part(number, file).items():
             for at, run, distance, data in split_part(part, begins[name], PIECE_BYTES):
                 yield FilePiece(at, run, distance, data)

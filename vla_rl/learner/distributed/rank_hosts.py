@@ -168,7 +168,7 @@ class RankStarter:
                 "`vla-rl host`"
             ) from error
 
-    async def listen(self, rank: int, first: LearnerRank) -> Rendezvous:
+    async def open_rendezvous(self, rank: int, first: LearnerRank) -> Rendezvous:
         """Return where the ranks meet; rank 0 waits there for those of other hosts.
 
         Raises: ConfigError if it cannot.
@@ -177,11 +177,11 @@ class RankStarter:
         if rank > 0 or network is None:
             return self._here
         try:
-            return await first.listen(network, self._assignments.port, len(self._networks))
+            return await first.open_rendezvous(network, self._assignments.port, len(self._networks))
         except ConfigError as error:
             raise self._located(rank, error) from error
 
-    async def connect(self, rank: int, actor: LearnerRank, rendezvous: Rendezvous) -> None:
+    async def connect_rank(self, rank: int, actor: LearnerRank, rendezvous: Rendezvous) -> None:
         """Connect a rank to all others. Raises: ConfigError, TimeoutError if it cannot."""
         try:
             # twice: those that wait for a host that is missing report it first
@@ -314,10 +314,10 @@ class OtherHosts:
                 by_rank[number] = found[numbers[0]]
         return by_rank
 
-    async def remove(self, rank: int) -> None:
+    async def remove_files(self, rank: int) -> None:
         """Remove what was sent, if this is the first rank of a host."""
         if rank in self._first:
-            await self._ranks[rank].remove()
+            await self._ranks[rank].remove_files()
 
     async def _send(
         self, rank: int, file: Path, name: str, ranges: Sequence[tuple[int, int]]
@@ -326,7 +326,7 @@ class OtherHosts:
 
         async def send(piece: tuple[int, int]) -> str:
             data = await asyncio.to_thread(read_bytes, file, *piece)
-            return await self._ranks[rank].put(name, size, piece[0], data)
+            return await self._ranks[rank].write_piece(name, size, piece[0], data)
 
         # an empty file has one piece too
         pieces = split_ranges(ranges) or [(0, 0)]

@@ -177,11 +177,11 @@ class RankParts:
         scores: np.ndarray = log_probs.float().cpu().numpy()
         return scores
 
-    def begin_critic(self, clear: bool) -> None:
+    def gather_critic(self, clear: bool) -> None:
         """Gather the weights that the critic's passes need."""
-        self.trained_critic.begin(clear)
+        self.trained_critic.gather_weights(clear)
         if not self._value_module.trains_trunk:
-            self.policy.begin(clear=False)
+            self.policy.gather_weights(clear=False)
 
     def compute_values(self, batch: Any) -> np.ndarray:
         """Compute values without a gradient."""
@@ -198,7 +198,7 @@ class RankParts:
         )
         return float(sums.loss), float(sums.num_clipped)
 
-    def end_critic(self) -> None:
+    def scatter_critic(self) -> None:
         """Drop the weights that the critic's passes gathered."""
         self.trained_critic.sharded.scatter()
         self.policy.sharded.scatter()
@@ -206,7 +206,7 @@ class RankParts:
     def optim_step_critic(self) -> StepReport:
         """Take one optimizer step of the critic."""
         self.policy.sharded.scatter()
-        return self.trained_critic.step()
+        return self.trained_critic.optim_step()
 
     def copied(self, is_first: bool) -> dict[str, dict[str, Part]]:
         """Copy this rank's part of the policy's two files."""

@@ -78,13 +78,13 @@ class SharedTraining:
         self.num_changes = 0
         """Number of times that the weights were changed, by a step or by a restore."""
 
-    def begin(self, clear: bool) -> None:
+    def gather_weights(self, clear: bool) -> None:
         """Gather the weights for the passes that follow; with `clear`, drop gradients first."""
         if clear:
             self.optimizer.zero_grad()
         self.sharded.gather()
 
-    def step(self) -> StepReport:
+    def optim_step(self) -> StepReport:
         """Clip by the norm over all ranks, and update this rank's part of the weights."""
         self.sharded.scatter()
         self.num_changes += 1
@@ -130,7 +130,7 @@ class SharedTraining:
     def copied_optimizer(self, *, is_first: bool) -> dict[str, Part]:
         """Copy this rank's part of the optimizer's state, as one process saves it."""
         copied = partial(copy_part, is_first_rank=is_first)
-        tensors = dict(self.optimizer.tensors())
+        tensors = dict(self.optimizer.state_tensors())
         tensors |= {
             f"{MASTER}/{name}": tensor
             for name, tensor in self.optimizer.parameters.items()
@@ -150,12 +150,14 @@ class SharedTraining:
             )
         with torch.no_grad():
             for name, inner in self._names.items():
-                state[inner].copy_(weights.read(name, state[inner]))
+                state[inner].copy_(weights.read_part(name, state[inner]))
         trained, tensors = self.optimizer.parameters, {}
         for name in saved.names:
             kind, _, inner = name.partition("/")
             is_whole = kind == "step" or inner not in trained
-            tensors[name] = saved.numbers(name) if is_whole else saved.read(name, trained[inner])
+            tensors[name] = (
+                saved.numbers(name) if is_whole else saved.read_part(name, trained[inner])
+            )
         self.optimizer.load_tensors(tensors)
 
     def needed(self, weights: ShardReader, saved: ShardReader) -> list[list[tuple[int, int]]]:
@@ -202,7 +204,7 @@ class RankShard:
         self._row_bytes = 0
         self._keys: dict[str, KeyPair] = {}
 
-    def describe(self, begins: dict[str, int], row_bytes: int) -> WeightShard:
+    def describe_shard(self, begins: dict[str, int], row_bytes: int) -> WeightShard:
         """Return what this rank holds, on the device lane; `send` sends the same later."""
         self._begins, self._row_bytes = begins, row_bytes
         digest = ShardDigest()
@@ -215,7 +217,7 @@ class RankShard:
             digest=digest.digest,
         )
 
-    def new_link(self) -> str:
+    def new_link_key(self) -> str:
         """Make keys for one host; return the public one."""
         keys = make_link_keys()
         self._keys[keys.public] = keys

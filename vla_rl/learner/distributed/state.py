@@ -275,7 +275,7 @@ class ShardReader:
         found = [name for name in self._file.keys() if name.startswith(prefix)]  # noqa: SIM118
         self.names = frozenset(name.removeprefix(prefix) for name in found)
 
-    def read(self, name: str, like: Tensor) -> Tensor:
+    def read_part(self, name: str, like: Tensor) -> Tensor:
         """Return the part of a tensor that this rank holds of `like`, as a tensor like it.
 
         Raises: CheckpointError if the tensor is missing, or has another shape.

@@ -127,7 +127,7 @@ class _ActivationRecord:
     is_in_block: bool = False
     held: list[Tensor] = field(default_factory=list)
 
-    def note(self, tensor: Tensor) -> Tensor:
+    def record_kept(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in self.counted:
             self.counted.add(storage._cdata)
@@ -141,18 +141,18 @@ class _ActivationRecord:
                 self.outside += num_bytes
         return tensor
 
-    def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter_block(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = args[0] if args else kwargs["hidden_states"]
         self.inputs.append(given.untyped_storage().nbytes())
         self.inside.append(0)
         self.is_in_block = True
 
-    def leave(self, *_: Any) -> None:
+    def leave_block(self, *_: Any) -> None:
         self.is_in_block = False
 
-    def keep(self, log_probs: Callable[[], tuple[Tensor, Tensor]]) -> Tensor:
+    def compute_kept(self, log_probs: Callable[[], tuple[Tensor, Tensor]]) -> Tensor:
         """Compute log-probs, and note what autograd keeps for their backward pass."""
-        with torch.autograd.graph.saved_tensors_hooks(self.note, lambda kept: kept):
+        with torch.autograd.graph.saved_tensors_hooks(self.record_kept, lambda kept: kept):
             return log_probs()[0]
 
     @property
@@ -204,7 +204,7 @@ def trace_computation(
     trained = [each for each in network.parameters() if each.requires_grad]
     with _recorded(network, blocks, log_probs) as record:
         with flop_counter() as counter:
-            found = record.keep(log_probs)
+            found = record.compute_kept(log_probs)
             act_flops = counter.get_total_flops()
             torch.autograd.grad(found.sum(), trained, allow_unused=True)
         update_flops = counter.get_total_flops()
@@ -216,7 +216,7 @@ def kept_by_computation(
 ) -> Kept:
     """Trace the memory of a computation alone; arguments as in `trace_computation`."""
     with _recorded(network, blocks, log_probs) as record:
-        record.keep(log_probs)
+        record.compute_kept(log_probs)
     return record.kept
 
 
@@ -234,8 +234,8 @@ def _recorded(
         stack.enter_context(_without_recomputation(blocks))
         for block in blocks:
             for remove in (
-                block.register_forward_pre_hook(record.enter, with_kwargs=True),
-                block.register_forward_hook(record.leave),
+                block.register_forward_pre_hook(record.enter_block, with_kwargs=True),
+                block.register_forward_hook(record.leave_block),
             ):
                 stack.callback(remove.remove)
         yield record
