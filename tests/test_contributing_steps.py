@@ -117,20 +117,18 @@ def watched(package: Path) -> Path:
     """The package with one more pipeline."""
     room = own_room(package, "pipelines")
     (room / "watched.py").write_text(WATCHED)
-    change(room / "__init__.py", '"grpo",\n', '"grpo",\n            "watched",\n')
+    change(room / "registry.py", '"grpo",\n', '"grpo",\n            "watched",\n')
     return package
 
 
 def test_an_environment_that_is_added_as_the_steps_say_keeps_the_contract(package: Path) -> None:
     room = own_room(package, "envs")
-    (room / "slider").mkdir()
-    (room / "slider" / "__init__.py").write_text('"""The smallest environment, copied."""\n')
-    shutil.copy(room / "toy" / "reach.py", room / "slider" / "env.py")
-    change(room / "slider" / "env.py", "class ToyReachEnv", "class SliderEnv")
+    smallest = (room / "toy.py").read_text()
+    (room / "slider.py").write_text(smallest.replace("ToyReachEnv", "SliderEnv"))
     change(
         room / "__init__.py",
         '_register("vla_rl/control',
-        '_register("vla_rl/slider-v0", "vla_rl.envs.slider.env:SliderEnv")\n_register("vla_rl/control',
+        '_register("vla_rl/slider-v0", "vla_rl.envs.slider:SliderEnv")\n_register("vla_rl/control',
     )
     contracts = package.parent / "contracts"
     shutil.copytree(ROOT / "tests" / "contracts", contracts)
@@ -163,7 +161,7 @@ def cousin(package: Path) -> Path:
         '    if family == "openvla":\n',
         '    if family == "cousin":\n'
         "        from vla_rl.models import cousin\n\n"
-        "        return cousin.OpenVla.load(checkpoint, config, device=place)\n"
+        "        return cousin.OpenVla.load(checkpoint, config, device=chosen)\n"
         '    if family == "openvla":\n',
     )
     return package
