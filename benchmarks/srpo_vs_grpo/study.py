@@ -22,7 +22,7 @@ from vla_rl.evaluation.held_out import conditions_path
 from vla_rl.evaluation.held_out_records import read_held_out, results_path
 from vla_rl.models.loading import BASE_POLICY, CheckpointConfig, compute_digest
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
-from vla_rl.recipes.srpo_libero import LiberoConfig, SrpoLiberoConfig
+from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.reporting import RunDirectory
 
 ARMS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
@@ -34,7 +34,7 @@ ARMS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 """Recipe and options of each arm: binary reward, our rule, the rule of SRPO's released code."""
 
-RECIPES: Final[Mapping[str, type[LiberoConfig]]] = MappingProxyType(
+RECIPES: Final[Mapping[str, type[SrpoLiberoConfig]]] = MappingProxyType(
     {"grpo_libero": GrpoLiberoConfig, "srpo_libero": SrpoLiberoConfig}
 )
 

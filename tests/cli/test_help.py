@@ -21,7 +21,7 @@ from vla_rl.pipelines.config import TrainingConfig
 from vla_rl.recipes.grpo_driving import DrivingConfig
 from vla_rl.recipes.grpo_text import GrpoTextConfig
 from vla_rl.recipes.sft_libero import SftLiberoConfig
-from vla_rl.recipes.srpo_libero import LiberoConfig, SuiteTrainingConfig
+from vla_rl.recipes.srpo_libero import SrpoLiberoConfig, SuiteTrainingConfig
 from vla_rl.recipes.srpo_toy import SrpoToyConfig
 from vla_rl.recipes.train_toy import TrainToyConfig
 from vla_rl.types import Config
@@ -155,7 +155,7 @@ def test_help_fills_its_paragraphs_to_the_width_of_the_terminal(
 def test_the_common_options_exist_in_a_recipe() -> None:
     tables: dict[str, type[Config]] = {}
     waiting: list[type[Config]] = [
-        LiberoConfig,
+        SrpoLiberoConfig,
         SuiteTrainingConfig,
         GrpoTextConfig,
         SftLiberoConfig,

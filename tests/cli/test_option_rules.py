@@ -1,17 +1,14 @@
 """Rules between options: defaults follow, options that nothing reads or that do not exist are refused."""
 
 import contextlib
-import importlib
 import io
-import pkgutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from training_recipes import training_recipes
 
-import vla_rl.recipes
 from vla_rl.cli.command_line import Launch, TrainingLaunch, parse_command
 from vla_rl.cli.option_rules import FOLLOWING, follow, unused_options
 from vla_rl.errors import ConfigError
@@ -65,22 +62,6 @@ PAIRS = (
 )
 
 
-def recipes() -> Iterator[Any]:
-    """The configuration of each recipe that trains by reinforcement learning."""
-    for found in pkgutil.iter_modules(vla_rl.recipes.__path__):
-        module = importlib.import_module(f"vla_rl.recipes.{found.name}")
-        name = f"{found.name.replace('_', '')}config"
-        for kind in list(vars(module).values()):
-            if (
-                isinstance(kind, type)
-                and issubclass(kind, LearningConfig)
-                and kind.__module__ == module.__name__
-                and kind.__name__.lower() == name
-                and not found.name.endswith("_training")
-            ):
-                yield kind
-
-
 def parse_options(kind: Any, *arguments: str) -> Any:
     return parse_command(TrainingLaunch, kind, "", list(arguments)).config
 
@@ -98,7 +79,7 @@ def refusal(kind: Any, *arguments: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("kind", [*recipes()], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", training_recipes(), ids=lambda kind: kind.__name__)
 def test_no_setting_is_refused_because_of_an_option_that_the_user_did_not_set(kind: Any) -> None:
     lines = [(f"--{name}", str(value)) for name, values in SWEPT.items() for value in values]
     found = {line: refusal(kind, *line) for line in (*lines, *PAIRS)}
@@ -168,7 +149,7 @@ def parse(config: type[Config], *arguments: str, launch: type[Launch] = Training
             ["--held-out.init-states", "None", "--held-out.physics", "fast"],
             "held_out.init_states is none",
         ),
-        (SrpoLiberoConfig, ["--learner.optimizer.final-lr-share", "0.5"], "decay_steps is none"),
+        (GrpoTextConfig, ["--learner.optimizer.final-lr-share", "0.5"], "decay_steps is none"),
         (SrpoLiberoConfig, ["--learner.loss.kl.estimator", "k1"], "learner.loss.kl.coef is 0"),
         (
             TrainToyConfig,

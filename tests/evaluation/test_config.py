@@ -18,7 +18,7 @@ from vla_rl.evaluation.config import planned_episodes
 from vla_rl.recipes.driving_training import HeldOutScenesConfig
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.recipes.grpo_text import GrpoTextConfig
-from vla_rl.recipes.srpo_libero import HeldOutConfig, LiberoConfig
+from vla_rl.recipes.srpo_libero import HeldOutConfig, SrpoLiberoConfig
 from vla_rl.recipes.train_toy import HeldOutSeeds, TrainToyConfig
 from vla_rl.types import EnvSpec
 
@@ -152,6 +152,6 @@ def test_every_option_it_names_exists() -> None:
     named = set(re.findall(r"`?--([a-z][a-z-]+)", PAGE.read_text())) - {
         *("help", "dry-run", "resume", "resume-from"),
     }
-    shown = (EvalLiberoConfig, LiberoConfig, TrainToyConfig, GrpoTextConfig)
+    shown = (EvalLiberoConfig, SrpoLiberoConfig, TrainToyConfig, GrpoTextConfig)
     known = {name for config in shown for name in config.__struct_fields__}
     assert {name.replace("-", "_") for name in named} <= known

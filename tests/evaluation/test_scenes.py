@@ -24,8 +24,8 @@ from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.recipes.eval_metaworld import EvalMetaworldConfig
 from vla_rl.recipes.parity import ParityConfig, Way
 from vla_rl.recipes.record_demonstrations import RecordConfig
-from vla_rl.recipes.srpo_libero import HeldOutConfig, LiberoConfig
-from vla_rl.recipes.srpo_metaworld import MetaworldConfig
+from vla_rl.recipes.srpo_libero import HeldOutConfig, SrpoLiberoConfig
+from vla_rl.recipes.srpo_metaworld import SrpoMetaworldConfig
 from vla_rl.recipes.watch_libero import WatchConfig
 from vla_rl.types import Config, EnvSpec
 
@@ -64,12 +64,12 @@ def test_a_metaworld_scene_makes_environments_by_the_id_of_the_suite() -> None:
         (EvalLiberoConfig(checkpoint="any"), 256, None, "exact", "exact", "published"),
         (WatchConfig(), 224, None, "exact", "exact", "same"),
         (RecordConfig(), 224, None, "exact", "fast", "same"),
-        (LiberoConfig(), 84, 160, "fast", "fast", "same"),
-        (LiberoConfig(policy="any"), 256, None, "exact", "fast", "same"),
+        (SrpoLiberoConfig(), 84, 160, "fast", "fast", "same"),
+        (SrpoLiberoConfig(policy="any"), 256, None, "exact", "fast", "same"),
     ],
 )
 def test_defaults_of_the_recipes_are_those_of_the_table(
-    config: EvalLiberoConfig | WatchConfig | RecordConfig | LiberoConfig,
+    config: EvalLiberoConfig | WatchConfig | RecordConfig | SrpoLiberoConfig,
     image_size: int,
     step_limit: int | None,
     quality: str,
@@ -83,7 +83,7 @@ def test_defaults_of_the_recipes_are_those_of_the_table(
 
 
 def test_held_out_episodes_have_the_images_of_training_and_the_physics_of_evaluations() -> None:
-    training = LiberoConfig(image_size=64, quality="exact", step_limit=100)
+    training = SrpoLiberoConfig(image_size=64, quality="exact", step_limit=100)
     assert training.held_out_scene == msgspec.structs.replace(
         training.scene, physics="exact", step_limit=None
     )
@@ -93,12 +93,12 @@ OF_LIBERO = [
     EvalLiberoConfig,
     WatchConfig,
     RecordConfig,
-    LiberoConfig,
+    SrpoLiberoConfig,
     HeldOutConfig,
     ParityConfig,
     Way,
 ]
-OF_METAWORLD = [EvalMetaworldConfig, MetaworldConfig]
+OF_METAWORLD = [EvalMetaworldConfig, SrpoMetaworldConfig]
 
 
 @pytest.mark.parametrize("recipe", OF_LIBERO)

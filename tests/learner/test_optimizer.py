@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from vla_rl.errors import CheckpointError, ConfigError
-from vla_rl.learner import OptimizerConfig
+from vla_rl.learner import ImitationConfig, OptimizerConfig
 from vla_rl.learner.optimizer import PolicyOptimizer, training_bytes
 
 
@@ -195,3 +195,15 @@ def test_what_training_takes_is_counted_before_anything_is_made(dtype: torch.dty
         tensor.nbytes for name, tensor in optimizer.state_tensors().items() if tensor.dim() == 2
     )
     assert expected == gradients + kept
+
+
+def test_a_decay_of_the_whole_run_ends_with_it_unless_the_warm_up_is_longer() -> None:
+    config = OptimizerConfig(warmup_steps=12, decay_steps="run")
+    assert config.over_run(104).decay_steps == 104
+    assert config.over_run(12).decay_steps is None
+    assert OptimizerConfig(decay_steps=50).over_run(104).decay_steps == 50
+
+
+def test_a_supervised_run_is_told_the_number_of_its_updates() -> None:
+    with pytest.raises(ConfigError, match="decay_steps is 'run', expected the number of updates"):
+        ImitationConfig(optimizer=OptimizerConfig(decay_steps="run"))

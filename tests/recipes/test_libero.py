@@ -25,7 +25,7 @@ from vla_rl.evaluation import (
 from vla_rl.evaluation.conditions import record_conditions
 from vla_rl.evaluation.held_out_records import HeldOutResult, results_path
 from vla_rl.evaluation.results import line_writer
-from vla_rl.learner import LearnerConfig, OptimizerConfig, latest_checkpoint
+from vla_rl.learner import LearnerConfig, latest_checkpoint
 from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny
 from vla_rl.models.prismatic.config import OpenVlaConfig
@@ -33,12 +33,7 @@ from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes import srpo_libero
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
 from vla_rl.recipes.ppo_libero import PpoLiberoConfig
-from vla_rl.recipes.srpo_libero import (
-    HeldOutConfig,
-    LiberoConfig,
-    SrpoLiberoConfig,
-    with_decay_over_run,
-)
+from vla_rl.recipes.srpo_libero import HeldOutConfig, SrpoLiberoConfig
 from vla_rl.recipes.suite_training import held_out_episodes, starting_policy, training_starts
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.rollout import SchedulerConfig
@@ -225,7 +220,7 @@ def test_without_assets_the_run_is_refused_before_anything_starts(
     ],
 )
 def test_each_recipe_trains_by_its_pipeline_in_the_fast_simulator(
-    recipe: type[LiberoConfig], pipeline: str, reward: str
+    recipe: type[SrpoLiberoConfig], pipeline: str, reward: str
 ) -> None:
     config = parse_command(TrainingLaunch, recipe, "RL on LIBERO.", []).config
     assert (config.pipeline, config.reward.function) == (pipeline, reward)
@@ -262,27 +257,22 @@ def test_training_episodes_are_cut_short_for_the_policy_that_ships_and_judged_on
         assert {episode.env.kwargs["step_limit"] for episode in held_out_episodes(config)} == {None}
 
 
-def test_the_learning_rate_decays_over_the_whole_run_of_the_shipped_policy() -> None:
-    config = SrpoLiberoConfig()
-    assert config.decays_over_run
-    # 26 updates of 32 episodes in steps of 8
-    assert with_decay_over_run(config).learner.optimizer.decay_steps == 26 * 4
-    twice = msgspec.structs.replace(config.learner, epochs=2, minibatch_trajectories=10)
-    longer = msgspec.structs.replace(config, learner=twice)
-    assert with_decay_over_run(longer).learner.optimizer.decay_steps == 26 * 2 * 4
-
-
 @pytest.mark.parametrize(
-    "config",
+    ("options", "expected"),
     [
-        SrpoLiberoConfig(policy="somewhere/else"),
-        SrpoLiberoConfig(run=RunConfig(name="short", updates=3)),
-        SrpoLiberoConfig(learner=LearnerConfig(optimizer=OptimizerConfig(decay_steps=50))),
+        ([], "run"),
+        (["--policy", "somewhere/else"], None),
+        (["--config", "srpo_openvla_oft_libero_goal"], None),
+        (["--policy", "somewhere/else", "--learner.optimizer.decay-steps", "run"], "run"),
+        (["--learner.optimizer.decay-steps", "50"], 50),
+        (["--learner.optimizer.decay-steps", "None"], None),
     ],
-    ids=["another policy", "no longer than the warm-up", "set"],
 )
-def test_it_is_as_configured_otherwise(config: SrpoLiberoConfig) -> None:
-    assert not config.decays_over_run
+def test_the_learning_rate_of_the_shipped_policy_decays_until_the_run_ends(
+    options: list[str], expected: object
+) -> None:
+    config = parse_command(TrainingLaunch, SrpoLiberoConfig, "", options).config
+    assert config.learner.optimizer.decay_steps == expected
 
 
 def test_held_out_starts_are_not_those_of_training() -> None:

@@ -28,7 +28,7 @@ from vla_rl.errors import ConfigError, PolicyError
 from vla_rl.learner import Demonstration, ImitationConfig, Imitator
 from vla_rl.models.prismatic.config import TINY_TOKENIZER
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
-from vla_rl.recipes.srpo_libero import LiberoConfig, SrpoLiberoConfig, main
+from vla_rl.recipes.srpo_libero import SrpoLiberoConfig, main
 from vla_rl.team.members import Member
 from vla_rl.types import EnvSpec, Sampling
 
@@ -47,7 +47,7 @@ NAMES = [f"{method}_openvla_oft_{suite}" for method in ("srpo", "grpo") for suit
 NAMES += [f"srpo_openvla_oft_{suite}_8gpus" for suite in SUITES]
 
 
-def parsed(name: str, *arguments: str) -> Command[TrainingLaunch, LiberoConfig]:
+def parsed(name: str, *arguments: str) -> Command[TrainingLaunch, SrpoLiberoConfig]:
     config = SrpoLiberoConfig if name.startswith("srpo") else GrpoLiberoConfig
     return parse_command(TrainingLaunch, config, "", ["--config", name, *arguments])
 

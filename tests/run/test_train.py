@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import shutil
 import signal
@@ -31,7 +32,7 @@ from vla_rl.cli.command_line import read_config
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import CheckpointError, ConfigError, EnvError
 from vla_rl.graph import Pipeline
-from vla_rl.learner import CriticConfig, latest_checkpoint
+from vla_rl.learner import CriticConfig, OptimizerConfig, latest_checkpoint
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.pipelines.config import FilterConfig, RunConfig, TrainingConfig
 from vla_rl.pipelines.registry import customise_pipeline, refuse_unused_settings
@@ -119,6 +120,17 @@ async def test_episodes_are_conserved_and_the_first_ratio_is_one(tmp_path: Path)
     assert metrics[2]["simulation/leases"] == 8
 
 
+async def test_the_learning_rate_decays_until_the_last_step_of_the_run(tmp_path: Path) -> None:
+    small = small_run(tmp_path)
+    optimizer = OptimizerConfig(lr=1e-3, warmup_steps=0, decay_steps="run", final_lr_share=0.0)
+    # two updates of four episodes, in steps of two
+    learner = msgspec.structs.replace(small.learner, optimizer=optimizer, minibatch_trajectories=2)
+    outcome = await train_toy(msgspec.structs.replace(small, learner=learner))
+    rates = [line["update/lr"] for line in metrics_of(outcome.run).values()]
+    # the last steps of the updates are steps 1 and 3 of 0 to 3
+    assert rates == pytest.approx([1e-3 * (1 + math.cos(math.pi * n / 4)) / 2 for n in (1, 3)])
+
+
 async def test_a_resumed_run_goes_on_where_it_was(whole: Outcome, tmp_path: Path) -> None:
     path = Path(shutil.copytree(whole.run.path, tmp_path / "run"))
     config = with_updates(deterministic(small_run(tmp_path), num_envs=2), 3)
@@ -191,7 +203,7 @@ async def test_an_environment_that_raises_ends_the_run_with_its_own_traceback(
         async with asyncio.timeout(60):
             await train(small_run(tmp_path), [TaskStart(env=spec, task="faulty")], policy)
     assert "vla_rl/faulty-v0" in str(caught.value)
-    assert "faulty.py" in "".join(caught.value.__notes__)
+    assert "toy.py" in "".join(caught.value.__notes__)
     assert any(note.startswith("while running episode") for note in caught.value.__notes__)
 
 

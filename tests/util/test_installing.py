@@ -33,7 +33,7 @@ def shown_strings(path: Path) -> Iterator[tuple[int, str]]:
     unseen = [body[0] for body in bodies] + [
         node.body[0] for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
     ]
-    is_command = "run_recipe(" in path.read_text()
+    is_command = "run_recipe" in path.read_text()
     unseen += tree.body[1:] if is_command else tree.body
     hidden = {id(statement.value) for statement in unseen if isinstance(statement, ast.Expr)}
     for node in ast.walk(tree):

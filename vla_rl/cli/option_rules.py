@@ -31,6 +31,9 @@ class Follows(NamedTuple):
     value: Callable[[Options], Any]
     """Returns the default for the other values; that of the recipe if it fits."""
 
+    is_number: bool = True
+    """Whether the options that it depends on are whole numbers, or none."""
+
 
 def _groups(options: Options) -> int:
     groups, most = (
@@ -77,23 +80,31 @@ def _below_decay(options: Options, who: str) -> int:
         options[f"{who}.optimizer.warmup_steps"],
         options[f"{who}.optimizer.decay_steps"],
     )
-    return int(warmup if decay is None else max(0, min(warmup, decay - 1)))
+    return int(max(0, min(warmup, decay - 1)) if isinstance(decay, int) else warmup)
 
 
-def _decay(options: Options) -> int | None:
-    return _above_warmup(options, "learner")
+def _decay(options: Options) -> Any:
+    """Return none instead of `run` for another policy than the shipped one: published policies are
+    trained at a constant rate.
+    """
+    if options["learner.optimizer.decay_steps"] != "run":
+        return _above_warmup(options, "learner")
+    # the layouts of checkpoints come with it, which most recipes do without
+    from vla_rl.models.loading import is_base_policy
+
+    return "run" if is_base_policy(options["policy"]) else None
 
 
-def _decay_of_critic(options: Options) -> int | None:
+def _decay_of_critic(options: Options) -> Any:
     return _above_warmup(options, "critic")
 
 
-def _above_warmup(options: Options, who: str) -> int | None:
+def _above_warmup(options: Options, who: str) -> Any:
     warmup, decay = (
         options[f"{who}.optimizer.warmup_steps"],
         options[f"{who}.optimizer.decay_steps"],
     )
-    return None if decay is None else max(decay, warmup + 1)
+    return max(decay, warmup + 1) if isinstance(decay, int) and isinstance(warmup, int) else decay
 
 
 def _ranks(options: Options) -> int:
@@ -113,7 +124,12 @@ FOLLOWING: Final = (
     Follows("simulators.num_envs", (*CAPACITY, "text.num_envs"), _simulators),
     Follows("text.num_envs", (*CAPACITY, "simulators.num_envs"), _conversations),
     Follows("learner.optimizer.warmup_steps", ("learner.optimizer.decay_steps",), _warmup),
-    Follows("learner.optimizer.decay_steps", ("learner.optimizer.warmup_steps",), _decay),
+    Follows(
+        "learner.optimizer.decay_steps",
+        ("learner.optimizer.warmup_steps", "policy"),
+        _decay,
+        is_number=False,
+    ),
     Follows("critic.optimizer.warmup_steps", ("critic.optimizer.decay_steps",), _warmup_of_critic),
     Follows("critic.optimizer.decay_steps", ("critic.optimizer.warmup_steps",), _decay_of_critic),
     Follows("learner.ranks", ("learner.tensor_parallel",), _ranks),
@@ -134,14 +150,12 @@ def follow(
     on_line = _set_on_line(arguments)
     chosen = {*_flat(in_file), *on_line}
     options = _flat(defaults)
-    options |= {
-        name: value for name, value in on_line.items() if name in options and value is not _OTHER
-    }
+    options |= {name: value for name, value in on_line.items() if name in options}
     changed: dict[str, Any] = {}
-    for option, depends_on, value in FOLLOWING:
+    for option, depends_on, value, is_number in FOLLOWING:
         if option in chosen or option not in options or not chosen & {*depends_on}:
             continue
-        if any(not _is_number(options.get(name)) for name in depends_on):
+        if is_number and any(not _is_number(options.get(name)) for name in depends_on):
             continue
         options[option] = changed[option] = value(options)
     return _nested(changed)
@@ -151,11 +165,8 @@ def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int) and value >= 0)
 
 
-_OTHER: Final = object()
-
-
 def _set_on_line(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the options that the command line sets, with the values that are whole numbers."""
+    """Return the options that the command line sets, with their values: numbers, none or texts."""
     found: dict[str, Any] = {}
     for number, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
@@ -163,7 +174,7 @@ def _set_on_line(arguments: Sequence[str]) -> dict[str, Any]:
             continue
         if not equals:
             value = arguments[number + 1] if number + 1 < len(arguments) else ""
-        read = None if value == "None" else int(value) if value.isdecimal() else _OTHER
+        read = None if value == "None" else int(value) if value.isdecimal() else value
         found[name.removeprefix("--").replace("-", "_")] = read
     return found
 

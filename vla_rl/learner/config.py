@@ -4,7 +4,9 @@ Importing them does not import torch.
 """
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
+
+from msgspec.structs import replace
 
 from vla_rl.algorithms.losses import PolicyLossConfig, ValueLossConfig
 from vla_rl.types import Config
@@ -29,9 +31,10 @@ class OptimizerConfig(Config, frozen=True, kw_only=True):
     """Optimizer steps over which the learning rate rises linearly, starting at lr /
     warmup_steps."""
 
-    decay_steps: int | None = None
+    decay_steps: int | Literal["run"] | None = None
     """Optimizer step, counted from the start of training, at which the cosine decay to
-    `final_lr_share` ends; none keeps the learning rate constant after the warm-up."""
+    `final_lr_share` ends. run: the last step of the run, if that is longer than the warm-up; none
+    keeps the learning rate constant after the warm-up."""
 
     final_lr_share: float = 0.05
     """Share of `lr` that is left at the end of the decay, in [0, 1]."""
@@ -52,9 +55,9 @@ class OptimizerConfig(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         self.require(self.lr > 0.0, "lr", "above 0")
         self.require(self.warmup_steps >= 0, "warmup_steps", "at least 0 steps")
-        decays = self.decay_steps is None or self.decay_steps > self.warmup_steps
+        decays = not isinstance(self.decay_steps, int) or self.decay_steps > self.warmup_steps
         self.require(
-            decays, "decay_steps", f"more than warmup_steps = {self.warmup_steps}, or none"
+            decays, "decay_steps", f"more than warmup_steps = {self.warmup_steps}, run, or none"
         )
         self.require(0.0 <= self.final_lr_share <= 1.0, "final_lr_share", "a share between 0 and 1")
         self.require(
@@ -63,6 +66,12 @@ class OptimizerConfig(Config, frozen=True, kw_only=True):
         self.require(self.weight_decay >= 0.0, "weight_decay", "at least 0")
         self.require(self.max_grad_norm > 0.0, "max_grad_norm", "above 0")
         self.require(self.max_skips_in_a_row >= 1, "max_skips_in_a_row", "at least 1 step")
+
+    def over_run(self, num_steps: int) -> Self:
+        """Return the settings of a run of this many optimizer steps, whose decay ends at a number."""
+        if self.decay_steps != "run":
+            return self
+        return replace(self, decay_steps=num_steps if num_steps > self.warmup_steps else None)
 
     def unused_options(self) -> Mapping[str, str]:
         """Return the options of the decay, if there is none."""
@@ -184,10 +193,6 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
         """Whether an update is one optimizer step: no weights exist between two versions."""
         return self.minibatch_trajectories is None and self.epochs == 1
 
-    def num_steps(self, trajectories: int) -> int:
-        """Return the number of optimizer steps of an update on this number of trajectories."""
-        return self.epochs * -(-trajectories // (self.minibatch_trajectories or trajectories))
-
 
 class CriticConfig(Config, frozen=True, kw_only=True):
     """Settings of the critic and its updates, in pipelines that have one."""
@@ -276,6 +281,11 @@ class ImitationConfig(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         self.require(self.micro_batch >= 1, "micro_batch", "at least 1 chunk")
         self.require(self.ranks >= 1, "ranks", "at least 1 process")
+        self.optimizer.require(
+            self.optimizer.decay_steps != "run",
+            "decay_steps",
+            "the number of updates, or none: a supervised run does not set it by itself",
+        )
         self.require(self.label_width >= 0.0, "label_width", "at least 0 bins")
         is_possible = self.label_width == 0.0 or self.ranks == 1
         self.require(is_possible, "label_width", "0 with several ranks")

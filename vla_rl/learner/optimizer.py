@@ -182,6 +182,7 @@ class PolicyOptimizer:
             return config.lr * (step + 1) / config.warmup_steps
         if config.decay_steps is None:
             return config.lr
+        assert config.decay_steps != "run", "a run has replaced it by a number"
         progress = min(
             (step - config.warmup_steps) / (config.decay_steps - config.warmup_steps), 1.0
         )

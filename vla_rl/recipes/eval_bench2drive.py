@@ -11,6 +11,7 @@ import asyncio
 import logging
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -245,9 +246,7 @@ def _format_percent(ratio: float | None) -> str:
     return f"{'-':>8}  " if ratio is None else f"{100 * ratio:8.2f} %"
 
 
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(Launch, EvalBench2DriveConfig, main, __doc__ or "")
+cli = partial(run_recipe, Launch, EvalBench2DriveConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

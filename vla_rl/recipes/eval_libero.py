@@ -21,6 +21,7 @@ If it is killed, only the running episodes are lost; `--resume runs/eval-...` ru
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import tyro
@@ -132,9 +133,7 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
         return not self.perturbations or kind_of_change(task) in self.perturbations
 
 
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(EvalLaunch, EvalLiberoConfig, main, __doc__ or "")
+cli = partial(run_recipe, EvalLaunch, EvalLiberoConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

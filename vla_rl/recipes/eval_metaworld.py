@@ -10,6 +10,7 @@ and the videos of `eval_libero`, with the same options to resume and to record.
 """
 
 import sys
+from functools import partial
 from typing import ClassVar
 
 import tyro
@@ -58,9 +59,7 @@ class EvalMetaworldConfig(EvalConfig, frozen=True, kw_only=True):
         )
 
 
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(EvalLaunch, EvalMetaworldConfig, main, __doc__ or "")
+cli = partial(run_recipe, EvalLaunch, EvalMetaworldConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ planner wrote. The scenes come from a navsim install by `vla_rl/envs/navsim/expo
 import asyncio
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -213,9 +214,7 @@ def _episode(config: EvalNavsimConfig, number: int) -> EpisodeSpec:
     )
 
 
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(Launch, EvalNavsimConfig, main, __doc__ or "")
+cli = partial(run_recipe, Launch, EvalNavsimConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

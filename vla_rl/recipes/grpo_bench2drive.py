@@ -9,11 +9,13 @@ leaderboard's driving score. One server for each CARLA, one simulator process fo
 import asyncio
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from vla_rl.algorithms import AdvantageConfig
+from vla_rl.algorithms.losses import PolicyLossConfig
 from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.cli.launch import launch, run_recipe
 from vla_rl.cli.memory_plan import EpisodeFootprint
@@ -45,9 +47,12 @@ class GrpoBench2DriveConfig(EmbodiedConfig, frozen=True, kw_only=True):
     run: RunConfig = RunConfig(name="grpo_bench2drive", updates=20, checkpoint_every=1)
     pipeline: str = "embodied_grpo"
     group_size: int = 4
+    temperature: float = 1.0
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=2, max_staleness=1)
     learner: LearnerConfig = LearnerConfig(
-        optimizer=OptimizerConfig(lr=1e-4, warmup_steps=10), minibatch_trajectories=4
+        optimizer=OptimizerConfig(lr=1e-4, warmup_steps=10),
+        loss=PolicyLossConfig(clip_low=0.2, clip_high=0.28),
+        minibatch_trajectories=4,
     )
     reward: RewardConfig = RewardConfig(function="environment")
     advantage: AdvantageConfig = BY_GROUP_MEAN
@@ -143,9 +148,7 @@ async def main(command: Command[TrainingLaunch, GrpoBench2DriveConfig]) -> int:
     )
 
 
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(TrainingLaunch, GrpoBench2DriveConfig, main, __doc__ or "")
+cli = partial(run_recipe, TrainingLaunch, GrpoBench2DriveConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

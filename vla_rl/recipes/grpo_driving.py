@@ -9,9 +9,11 @@ printed.
 """
 
 import sys
-from typing import TYPE_CHECKING, get_args
+from functools import partial
+from typing import get_args
 
 from vla_rl.algorithms import AdvantageConfig
+from vla_rl.algorithms.losses import PolicyLossConfig
 from vla_rl.cli.command_line import TrainingLaunch
 from vla_rl.cli.launch import run_recipe
 from vla_rl.envs.driving.observing import ROUTE_POINTS
@@ -31,9 +33,6 @@ from vla_rl.recipes.driving_training import (
 )
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.types import EnvSpec
-
-if TYPE_CHECKING:
-    pass
 
 
 class DrivingConfig(SceneTrainingConfig, frozen=True, kw_only=True):
@@ -94,8 +93,9 @@ class GrpoDrivingConfig(DrivingConfig, frozen=True, kw_only=True):
     temperature: float = 0.5
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=32, max_staleness=1)
     learner: LearnerConfig = LearnerConfig(
-        # a group shares its picture, so all trajectories of an update are 32 rows of the network
         optimizer=OptimizerConfig(lr=3e-4, warmup_steps=10, decay_steps=50),
+        loss=PolicyLossConfig(clip_low=0.2, clip_high=0.28),
+        # A group shares its image, so all trajectories of an update are 32 rows of the network.
         micro_batch=256,
     )
     version: Version = "pdms_v1"
@@ -105,9 +105,7 @@ class GrpoDrivingConfig(DrivingConfig, frozen=True, kw_only=True):
     held_out: HeldOutScenesConfig = HeldOutScenesConfig(by_mean=True)
 
 
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(TrainingLaunch, GrpoDrivingConfig, main, __doc__ or "")
+cli = partial(run_recipe, TrainingLaunch, GrpoDrivingConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

@@ -6,24 +6,23 @@ continues.
 """
 
 import sys
+from functools import partial
 
 from vla_rl.cli.command_line import TrainingLaunch
 from vla_rl.cli.launch import run_recipe
 from vla_rl.pipelines.config import FilterConfig, RunConfig
-from vla_rl.recipes.srpo_libero import LiberoConfig, main
+from vla_rl.recipes.srpo_libero import SrpoLiberoConfig, main
 
 
-class GrpoLiberoConfig(LiberoConfig, frozen=True, kw_only=True):
-    """GRPO on LIBERO."""
+class GrpoLiberoConfig(SrpoLiberoConfig, frozen=True, kw_only=True):
+    """GRPO on LIBERO: the settings of `SrpoLiberoConfig`, and these."""
 
     run: RunConfig = RunConfig(name="grpo_libero", updates=12)
     pipeline: str = "embodied_grpo"
     filter: FilterConfig = FilterConfig(accuracy_bounds=(0.1, 0.9))
 
 
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(TrainingLaunch, GrpoLiberoConfig, main, __doc__ or "")
+cli = partial(run_recipe, TrainingLaunch, GrpoLiberoConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

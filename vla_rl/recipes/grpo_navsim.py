@@ -7,15 +7,19 @@ navsim. `eval_navsim` prints the benchmark's table of the trained policy.
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 
 from vla_rl.algorithms import AdvantageConfig
+from vla_rl.algorithms.losses import PolicyLossConfig
 from vla_rl.cli.command_line import TrainingLaunch
 from vla_rl.cli.launch import run_recipe
 from vla_rl.envs.driving.scores.navsim import list_recorded
 from vla_rl.errors import ConfigError
+from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.driving_training import BY_GROUP_MEAN, IMAGE_SIZE, SceneTrainingConfig, main
+from vla_rl.rollout import SchedulerConfig
 from vla_rl.types import EnvSpec
 
 
@@ -25,6 +29,14 @@ class GrpoNavsimConfig(SceneTrainingConfig, frozen=True, kw_only=True):
     run: RunConfig = RunConfig(name="grpo_navsim", updates=60, checkpoint_every=20, videos_every=60)
     pipeline: str = "embodied_grpo"
     advantage: AdvantageConfig = BY_GROUP_MEAN
+    group_size: int = 8
+    temperature: float = 0.4
+    scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=16, max_staleness=1)
+    learner: LearnerConfig = LearnerConfig(
+        optimizer=OptimizerConfig(lr=2e-4, warmup_steps=10),
+        loss=PolicyLossConfig(clip_low=0.2, clip_high=0.28),
+        minibatch_trajectories=64,
+    )
 
     folder: str = "navtrain_scenes"
     """Folder of the training scenes, written by export_scenes.py."""
@@ -70,9 +82,7 @@ class GrpoNavsimConfig(SceneTrainingConfig, frozen=True, kw_only=True):
         return Path(self.folder if split == "train" else self.held_out_folder).resolve()
 
 
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(TrainingLaunch, GrpoNavsimConfig, main, __doc__ or "")
+cli = partial(run_recipe, TrainingLaunch, GrpoNavsimConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

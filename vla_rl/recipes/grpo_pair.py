@@ -16,6 +16,7 @@ policy.
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import vla_rl
@@ -125,9 +126,7 @@ async def main(command: Command[TrainingLaunch, GrpoPairConfig]) -> int:
     return await launch_text(command, load_policies(command.config))
 
 
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(TrainingLaunch, GrpoPairConfig, main, __doc__ or "")
+cli = partial(run_recipe, TrainingLaunch, GrpoPairConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

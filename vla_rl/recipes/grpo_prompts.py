@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vla_rl.algorithms.losses import PolicyLossConfig
 from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.cli.launch import launch, run_recipe
 from vla_rl.cli.memory_plan import EpisodeFootprint
@@ -49,7 +50,10 @@ class GrpoPromptsConfig(TextTrainingConfig, frozen=True, kw_only=True):
     chat: ChatLimits = ChatLimits(max_turns=1)
     engine: EngineConfig = EngineConfig(max_batch=64, kept_conversations=16, max_reply=512)
     learner: LearnerConfig = LearnerConfig(
-        optimizer=OptimizerConfig(lr=1e-6, warmup_steps=5), micro_batch=32, micro_batch_tokens=8192
+        optimizer=OptimizerConfig(lr=1e-6, warmup_steps=5),
+        loss=PolicyLossConfig(clip_low=0.2, clip_high=0.2),
+        micro_batch=32,
+        micro_batch_tokens=8192,
     )
 
     policy: str = "Qwen/Qwen3-0.6B"
@@ -211,9 +215,7 @@ async def main(command: Command[TrainingLaunch, GrpoPromptsConfig]) -> int:
     return await launch(command, starts, model, footprint, evaluator=evaluator)
 
 
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(TrainingLaunch, GrpoPromptsConfig, main, __doc__ or "")
+cli = partial(run_recipe, TrainingLaunch, GrpoPromptsConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
+from vla_rl.algorithms.losses import PolicyLossConfig
 from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.cli.launch import launch, run_recipe
 from vla_rl.cli.memory_plan import EpisodeFootprint
@@ -44,7 +45,10 @@ class GrpoSquaresConfig(TextTrainingConfig, frozen=True, kw_only=True):
     chat: ChatLimits = ChatLimits(max_turns=1)
     engine: EngineConfig = EngineConfig(max_batch=64, kept_conversations=16, max_reply=16)
     learner: LearnerConfig = LearnerConfig(
-        optimizer=OptimizerConfig(lr=1e-6, warmup_steps=5), micro_batch=32, micro_batch_tokens=8192
+        optimizer=OptimizerConfig(lr=1e-6, warmup_steps=5),
+        loss=PolicyLossConfig(clip_low=0.2, clip_high=0.2),
+        micro_batch=32,
+        micro_batch_tokens=8192,
     )
 
     policy: str = "Qwen/Qwen2.5-VL-3B-Instruct"
@@ -158,9 +162,7 @@ async def main(command: Command[TrainingLaunch, GrpoSquaresConfig]) -> int:
     )
 
 
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(TrainingLaunch, GrpoSquaresConfig, main, __doc__ or "")
+cli = partial(run_recipe, TrainingLaunch, GrpoSquaresConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import vla_rl
+from vla_rl.algorithms.losses import PolicyLossConfig
 from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.cli.launch import launch, run_recipe
 from vla_rl.cli.memory_plan import EpisodeFootprint
@@ -49,7 +50,10 @@ class GrpoTextConfig(TextTrainingConfig, frozen=True, kw_only=True):
     chat: ChatLimits = ChatLimits(max_turns=6, max_reply=32)
     engine: EngineConfig = EngineConfig(max_batch=64, kept_conversations=64, max_reply=32)
     learner: LearnerConfig = LearnerConfig(
-        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=2), micro_batch=128, micro_batch_tokens=8192
+        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=2),
+        loss=PolicyLossConfig(clip_low=0.2, clip_high=0.2),
+        micro_batch=128,
+        micro_batch_tokens=8192,
     )
     critic: CriticConfig = CriticConfig(
         optimizer=OptimizerConfig(lr=1e-3, warmup_steps=0), micro_batch_tokens=8192, epochs=2
@@ -178,9 +182,7 @@ async def main(command: Command[TrainingLaunch, GrpoTextConfig]) -> int:
     return await launch_text(command, language.load_language_model(command.config.policy))
 
 
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(TrainingLaunch, GrpoTextConfig, main, __doc__ or "")
+cli = partial(run_recipe, TrainingLaunch, GrpoTextConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ if all values are equal, and 1 if one differs.
 
 import asyncio
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -244,9 +245,7 @@ async def _record_trace(config: ParityConfig, policy: "VlaPolicy", way: Way, sid
     return await asyncio.to_thread(record_trace, played[0], policy, f"vla_rl, {side}")
 
 
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(Launch, ParityConfig, main, __doc__ or "")
+cli = partial(run_recipe, Launch, ParityConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

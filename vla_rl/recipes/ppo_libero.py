@@ -6,17 +6,20 @@ learning signal.
 """
 
 import sys
+from functools import partial
 
 from vla_rl.algorithms import AdvantageConfig
+from vla_rl.algorithms.losses import PolicyLossConfig
 from vla_rl.cli.command_line import TrainingLaunch
 from vla_rl.cli.launch import run_recipe
+from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.pipelines.config import RunConfig
-from vla_rl.recipes.srpo_libero import LiberoConfig, main
+from vla_rl.recipes.srpo_libero import SrpoLiberoConfig, main
 from vla_rl.rollout import SchedulerConfig
 
 
-class PpoLiberoConfig(LiberoConfig, frozen=True, kw_only=True):
-    """PPO on LIBERO."""
+class PpoLiberoConfig(SrpoLiberoConfig, frozen=True, kw_only=True):
+    """PPO on LIBERO: the settings of `SrpoLiberoConfig`, and these."""
 
     run: RunConfig = RunConfig(name="ppo_libero", updates=12)
     pipeline: str = "embodied_ppo"
@@ -25,11 +28,15 @@ class PpoLiberoConfig(LiberoConfig, frozen=True, kw_only=True):
     """Episodes from each start. One is enough, because the critic's estimate is the baseline."""
 
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=32, max_staleness=1)
+    learner: LearnerConfig = LearnerConfig(
+        optimizer=OptimizerConfig(lr=3e-4, warmup_steps=12, decay_steps="run"),
+        loss=PolicyLossConfig(clip_low=0.2, clip_high=0.28),
+        aggregation="token_mean",
+        minibatch_trajectories=8,
+    )
 
 
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(TrainingLaunch, PpoLiberoConfig, main, __doc__ or "")
+cli = partial(run_recipe, TrainingLaunch, PpoLiberoConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

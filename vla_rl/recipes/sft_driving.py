@@ -9,6 +9,7 @@ car's state and points of the route; it answers with 8 x 3 tokens in one pass.
 import asyncio
 import random
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -231,9 +232,7 @@ async def main(command: Command[Launch, SftDrivingConfig]) -> int:
         )
 
 
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(Launch, SftDrivingConfig, main, __doc__ or "")
+cli = partial(run_recipe, Launch, SftDrivingConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

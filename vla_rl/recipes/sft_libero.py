@@ -18,6 +18,7 @@ import asyncio
 import random
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -323,9 +324,7 @@ def _save_merged(policy: "VlaPolicy", folder: Path) -> None:
     (policy.merged() if policy.config.lora is not None else policy).save(folder)
 
 
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(Launch, SftLiberoConfig, main, __doc__ or "")
+cli = partial(run_recipe, Launch, SftLiberoConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

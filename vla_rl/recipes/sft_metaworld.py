@@ -6,6 +6,7 @@ numbers, and the last number is an effort between -1 and 1, not a command to ope
 """
 
 import sys
+from functools import partial
 from typing import Literal
 
 from vla_rl.cli.command_line import Launch
@@ -24,9 +25,7 @@ class SftMetaworldConfig(SftLiberoConfig, frozen=True, kw_only=True):
     data; policy: the checkpoint's own."""
 
 
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(Launch, SftMetaworldConfig, main, __doc__ or "")
+cli = partial(run_recipe, Launch, SftMetaworldConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

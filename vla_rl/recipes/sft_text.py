@@ -10,6 +10,7 @@ policy that `grpo_text` improves, in Hugging Face's layout. It takes minutes on 
 import asyncio
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -177,9 +178,7 @@ async def main(command: Command[Launch, SftTextConfig]) -> int:
     return await train_policy(config, policy)
 
 
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(Launch, SftTextConfig, main, __doc__ or "")
+cli = partial(run_recipe, Launch, SftTextConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 import vla_rl
+from vla_rl.algorithms.losses import PolicyLossConfig
 from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.cli.launch import launch, run_recipe
 from vla_rl.cli.memory_plan import EpisodeFootprint
@@ -63,6 +64,7 @@ class SideBySideConfig(MixedTrainingConfig, frozen=True, kw_only=True):
     engine: EngineConfig = EngineConfig(max_batch=32, kept_conversations=64, max_reply=32)
     learner: LearnerConfig = LearnerConfig(
         optimizer=OptimizerConfig(lr=1e-3, warmup_steps=4, decay_steps=24),
+        loss=PolicyLossConfig(clip_low=0.2, clip_high=0.2),
         entropy_coef=0.01,
         micro_batch_tokens=8192,
     )
@@ -80,10 +82,10 @@ class SideBySideConfig(MixedTrainingConfig, frozen=True, kw_only=True):
     """Tasks of the robot. toy: the reaching task, from random weights; libero: the tasks of
     srpo_libero, from the policy that ships."""
 
-    libero_optimizer: OptimizerConfig = SrpoLiberoConfig().learner.optimizer
+    libero_optimizer: OptimizerConfig = OptimizerConfig(lr=3e-4, warmup_steps=12)
     """Optimizer of the robot on LIBERO."""
 
-    driving_optimizer: OptimizerConfig = DrivingConfig().learner.optimizer
+    driving_optimizer: OptimizerConfig = OptimizerConfig(lr=2e-4, warmup_steps=10)
     """Optimizer of the driver."""
 
     policy: str = str(grpo_text.ARITHMETIC_BASE)
@@ -279,9 +281,7 @@ async def main(command: Command[TrainingLaunch, SideBySideConfig]) -> int:
     )
 
 
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(TrainingLaunch, SideBySideConfig, main, __doc__ or "")
+cli = partial(run_recipe, TrainingLaunch, SideBySideConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

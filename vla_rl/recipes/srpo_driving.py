@@ -9,8 +9,10 @@ held-out scenes are driven, and every sub-score is printed.
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 
 from vla_rl.algorithms import AdvantageConfig, EmbeddingConfig, SrpoConfig
+from vla_rl.algorithms.losses import PolicyLossConfig
 from vla_rl.cli.command_line import TrainingLaunch
 from vla_rl.cli.launch import run_recipe
 from vla_rl.envs.driving.observing import ROUTE_POINTS
@@ -48,6 +50,7 @@ class SrpoDrivingConfig(DrivingConfig, frozen=True, kw_only=True):
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=32, max_staleness=1)
     learner: LearnerConfig = LearnerConfig(
         optimizer=OptimizerConfig(lr=3e-4, warmup_steps=10, decay_steps=100),
+        loss=PolicyLossConfig(clip_low=0.2, clip_high=0.28),
         micro_batch=256,
     )
     version: Version = "pdms_v1"
@@ -72,9 +75,7 @@ class SrpoDrivingConfig(DrivingConfig, frozen=True, kw_only=True):
         return EnvSpec(id=env.id, kwargs={**env.kwargs, "success_score": self.success_score})
 
 
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(TrainingLaunch, SrpoDrivingConfig, main, __doc__ or "")
+cli = partial(run_recipe, TrainingLaunch, SrpoDrivingConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

@@ -10,9 +10,11 @@ PDMS.
 import asyncio
 import os
 import sys
+from functools import partial
 from typing import Final
 
 from vla_rl.algorithms import EmbeddingConfig
+from vla_rl.algorithms.losses import PolicyLossConfig
 from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.cli.launch import run_recipe
 from vla_rl.env_workers import SimulatorConfig
@@ -50,6 +52,7 @@ class SrpoDrivingLoopConfig(EmbodiedConfig, frozen=True, kw_only=True):
     run: RunConfig = RunConfig(
         name="srpo_driving_loop", updates=40, checkpoint_every=20, videos_every=40
     )
+    pipeline: str = "embodied_srpo"
     group_size: int = 8
     temperature: float = 0.7
     """Sampling temperature for rollout and training, above 0. Held-out drives are greedy."""
@@ -59,6 +62,7 @@ class SrpoDrivingLoopConfig(EmbodiedConfig, frozen=True, kw_only=True):
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=8, max_staleness=1)
     learner: LearnerConfig = LearnerConfig(
         optimizer=OptimizerConfig(lr=5e-4, warmup_steps=10, decay_steps=160),
+        loss=PolicyLossConfig(clip_low=0.2, clip_high=0.28),
         minibatch_trajectories=16,
         micro_batch=256,
     )
@@ -165,9 +169,7 @@ async def main(command: Command[TrainingLaunch, SrpoDrivingLoopConfig]) -> int:
     )
 
 
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(TrainingLaunch, SrpoDrivingLoopConfig, main, __doc__ or "")
+cli = partial(run_recipe, TrainingLaunch, SrpoDrivingLoopConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

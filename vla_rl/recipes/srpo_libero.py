@@ -5,13 +5,14 @@ how near it came to the successes of the same update, and updates the policy. Th
 metrics, checkpoints, videos and a trace. `grpo_libero` and `ppo_libero` are this with other settings.
 """
 
-import dataclasses
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar, Final
 
 import msgspec
 
+from vla_rl.algorithms.losses import PolicyLossConfig
 from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.cli.launch import run_recipe
 from vla_rl.envs.libero.assets import Assets
@@ -24,29 +25,13 @@ from vla_rl.evaluation.scenes import (
     resolve_checkpoint,
 )
 from vla_rl.evaluation.suites import LIBERO, Benchmark, SuiteTask
+from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import SHIPPED, is_base_policy
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes import suite_training
-from vla_rl.recipes.suite_training import (
-    HeldOutStarts,
-    SuiteTrainingConfig,
-    held_out_episodes,
-    starting_policy,
-    training_starts,
-)
+from vla_rl.recipes.suite_training import HeldOutStarts, SuiteTrainingConfig
+from vla_rl.rollout import SchedulerConfig
 from vla_rl.types import EnvSpec
-
-__all__ = [
-    "HeldOutConfig",
-    "HeldOutStarts",
-    "LiberoConfig",
-    "SuiteTrainingConfig",
-    "held_out_episodes",
-    "main",
-    "starting_policy",
-    "training_starts",
-    "with_decay_over_run",
-]
 
 BASE_POLICY_STEP_LIMIT: Final = 160
 """Control steps. Only 2 of 212 greedy successes of the trained base policy took longer:
@@ -66,14 +51,27 @@ class HeldOutConfig(HeldOutStarts, frozen=True, kw_only=True):
     Evaluations use exact."""
 
 
-class LiberoConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
-    """Reinforcement learning on LIBERO's tasks; the defaults are for the small shipped policy."""
+class SrpoLiberoConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
+    """SRPO on LIBERO's tasks; the defaults are for the small shipped policy."""
 
     benchmark: ClassVar[Benchmark] = LIBERO
 
+    run: RunConfig = RunConfig(name="srpo_libero", updates=26)
+    pipeline: str = "embodied_srpo"
     tasks: tuple[str, ...] = ("libero_object/1,6", "libero_goal/7")
     """Suites, such as libero_goal, or some of a suite's tasks by LIBERO's numbers, such as
     libero_goal/0-3,7."""
+
+    group_size: int = 8
+    temperature: float = 0.3
+    scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=4, max_staleness=1)
+    # With a constant learning rate, and steps of four episodes instead of eight, a task that was
+    # nearly solved lost a quarter of its held-out starts in the last updates (docs/results.md).
+    learner: LearnerConfig = LearnerConfig(
+        optimizer=OptimizerConfig(lr=3e-4, warmup_steps=12, decay_steps="run"),
+        loss=PolicyLossConfig(clip_low=0.2, clip_high=0.28),
+        minibatch_trajectories=8,
+    )
 
     physics: Physics = "fast"
     """exact gives robosuite's results bit for bit; fast is quicker and equals them up to rounding.
@@ -93,22 +91,6 @@ class LiberoConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
     def policy_folder(self) -> str:
         """Folder or hub id of the checkpoint that `policy` names."""
         return resolve_checkpoint(self.policy, self.assets)
-
-    @property
-    def num_optimizer_steps(self) -> int:
-        """Number of optimizer steps of the whole run."""
-        episodes = self.scheduler.groups_per_update * self.group_size
-        return self.run.updates * self.learner.num_steps(episodes)
-
-    @property
-    def decays_over_run(self) -> bool:
-        """Whether the learning rate decays over the whole run: with the shipped policy, unless its
-        decay is set or the run is shorter than the warm-up.
-        """
-        optimizer = self.learner.optimizer
-        is_unset = optimizer.decay_steps is None
-        is_long = self.num_optimizer_steps > optimizer.warmup_steps
-        return is_base_policy(self.policy) and is_unset and is_long
 
     @property
     def scene(self) -> LiberoScene:
@@ -147,40 +129,19 @@ class LiberoConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
         ]
 
 
-async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
+async def main(command: Command[TrainingLaunch, SrpoLiberoConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
-    if config.decays_over_run:
-        config = with_decay_over_run(config)
-        print(
-            "the learning rate decays over the run's "
-            f"{config.learner.optimizer.decay_steps} optimizer steps, as is best for the shipped "
-            "policy; --learner.optimizer.decay-steps sets another number",
-            flush=True,
-        )
     facts: dict[str, str] = {"physics": config.physics}
     if not command.launch.draw:
         assets = assets_in_use(config.scene.assets)
         print(f"LIBERO's assets: {assets.path} ({assets.source})", flush=True)
         _warn_of_other_images(config, assets)
         facts |= {"assets": assets.source, "assets_path": str(assets.path)}
-    return await suite_training.main(dataclasses.replace(command, config=config), facts)
+    return await suite_training.main(command, facts)
 
 
-def with_decay_over_run(config: LiberoConfig) -> LiberoConfig:
-    """Return the configuration with a learning rate that decays until the run's last step.
-
-    With a constant one, and steps of four episodes instead of eight, a task that was nearly solved
-    lost a quarter of its held-out starts in the last updates (docs/results.md).
-    """
-    optimizer = msgspec.structs.replace(
-        config.learner.optimizer, decay_steps=config.num_optimizer_steps
-    )
-    learner = msgspec.structs.replace(config.learner, optimizer=optimizer)
-    return msgspec.structs.replace(config, learner=learner)
-
-
-def _warn_of_other_images(config: LiberoConfig, assets: Assets) -> None:
+def _warn_of_other_images(config: SrpoLiberoConfig, assets: Assets) -> None:
     warning = describe_other_images(
         config.policy_folder, assets.source, config.scene.image_size, config.scene.quality
     )
@@ -188,15 +149,7 @@ def _warn_of_other_images(config: LiberoConfig, assets: Assets) -> None:
         print(warning, flush=True)
 
 
-class SrpoLiberoConfig(LiberoConfig, frozen=True, kw_only=True):
-    """SRPO on LIBERO."""
-
-    run: RunConfig = RunConfig(name="srpo_libero", updates=26)
-
-
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(TrainingLaunch, SrpoLiberoConfig, main, __doc__ or "")
+cli = partial(run_recipe, TrainingLaunch, SrpoLiberoConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

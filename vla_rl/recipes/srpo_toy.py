@@ -9,11 +9,13 @@ random weights, and its success rate rises within minutes.
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from vla_rl.algorithms import EmbeddingConfig
+from vla_rl.algorithms.losses import PolicyLossConfig
 from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.cli.launch import launch, run_recipe
 from vla_rl.cli.memory_plan import EpisodeFootprint
@@ -70,11 +72,15 @@ class SrpoToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """SRPO on the reaching task."""
 
     run: RunConfig = RunConfig(name="srpo_toy", updates=24, checkpoint_every=8, videos_every=12)
+    pipeline: str = "embodied_srpo"
     group_size: int = 8
+    temperature: float = 1.0
     embedding: EmbeddingConfig = EmbeddingConfig(encoder="state")
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=4, max_staleness=1)
     learner: LearnerConfig = LearnerConfig(
-        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=4, decay_steps=24), entropy_coef=0.01
+        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=4, decay_steps=24),
+        loss=PolicyLossConfig(clip_low=0.2, clip_high=0.28),
+        entropy_coef=0.01,
     )
 
     task_ids: tuple[int, ...] = (0,)
@@ -215,9 +221,7 @@ async def main(command: Command[TrainingLaunch, SrpoToyConfig]) -> int:
     )
 
 
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(TrainingLaunch, SrpoToyConfig, main, __doc__ or "")
+cli = partial(run_recipe, TrainingLaunch, SrpoToyConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

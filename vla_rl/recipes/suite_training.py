@@ -35,7 +35,6 @@ from vla_rl.evaluation.suites import (
     get_benchmark,
     require_fitting,
 )
-from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import (
     CheckpointFormat,
     compute_digest_as_read,
@@ -43,7 +42,7 @@ from vla_rl.models.loading import (
     load_policy,
 )
 from vla_rl.pipelines.config import EmbodiedConfig
-from vla_rl.rollout import SchedulerConfig, TaskStart
+from vla_rl.rollout import TaskStart
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
 
 if TYPE_CHECKING:
@@ -86,13 +85,7 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     benchmark: ClassVar[Benchmark]
     """The benchmark of the tasks."""
 
-    group_size: int = 8
-    scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=4, max_staleness=1)
-    learner: LearnerConfig = LearnerConfig(
-        optimizer=OptimizerConfig(lr=3e-4, warmup_steps=12), minibatch_trajectories=8
-    )
-
-    temperature: float = 0.3
+    temperature: float = 1.0
     """Sampling temperature for rollout and training, above 0. Higher explores further from the
     greedy action, which evaluation uses."""
 

@@ -10,6 +10,7 @@ successes are counted too.
 import itertools
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import gymnasium
@@ -17,6 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 import vla_rl.envs  # noqa: F401  # registers ours
+from vla_rl.algorithms.losses import PolicyLossConfig
 from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.cli.launch import launch, run_recipe
 from vla_rl.cli.memory_plan import EpisodeFootprint
@@ -72,6 +74,7 @@ class TrainToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=4, max_staleness=1)
     learner: LearnerConfig = LearnerConfig(
         optimizer=OptimizerConfig(lr=3e-3, warmup_steps=0),
+        loss=PolicyLossConfig(clip_low=0.2, clip_high=0.2),
         micro_batch=512,
         minibatch_trajectories=8,
         epochs=2,
@@ -239,9 +242,7 @@ async def main(command: Command[TrainingLaunch, TrainToyConfig]) -> int:
     return await launch(command, training_starts(config), model, footprint, evaluator=evaluator)
 
 
-def cli() -> int:
-    """Run the command line; return the exit status."""
-    return run_recipe(TrainingLaunch, TrainToyConfig, main, __doc__ or "")
+cli = partial(run_recipe, TrainingLaunch, TrainToyConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

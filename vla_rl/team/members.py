@@ -13,7 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
+
+import msgspec
 
 from vla_rl.actors import Runtime
 from vla_rl.engines import (
@@ -29,6 +31,7 @@ from vla_rl.engines.policy_model import missing_methods, unfit_for_learning
 from vla_rl.errors import ConfigError
 from vla_rl.learner import (
     Critic,
+    CriticConfig,
     CriticTeam,
     Learner,
     LearnerConfig,
@@ -144,6 +147,8 @@ class Team:
         return weights, sum(training_bytes(network) for network in networks)
 
 
+SettingsT = TypeVar("SettingsT", LearnerConfig, CriticConfig)
+
 Trainable: TypeAlias = RunModel | Team
 """A model that `train` accepts: one policy for all agents, or a team."""
 
@@ -235,7 +240,10 @@ def make_learners(
         different numbers of ranks.
     """
     learners: dict[str, PolicyLearner] = {}
-    each = {name: member.learner or config.learner for name, member in team.members.items()}
+    each = {
+        name: _over_run(config, member.learner or config.learner)
+        for name, member in team.members.items()
+    }
     num_ranks = max(settings.ranks for settings in each.values())
     rank_bytes = {
         name: rank_memory(measure_policy(member.model, each[name]), each[name]).total
@@ -281,18 +289,27 @@ def make_learners(
     return LearnerTeam(learners, team.updates_per_turn)
 
 
+def _over_run(config: LearningConfig, settings: SettingsT) -> SettingsT:
+    """Return the settings with the number of the run's optimizer steps, where its end is meant."""
+    episodes = config.scheduler.groups_per_update * config.group_size
+    of_update = settings.epochs * -(-episodes // (settings.minibatch_trajectories or episodes))
+    optimizer = settings.optimizer.over_run(config.run.updates * of_update)
+    return msgspec.structs.replace(settings, optimizer=optimizer)
+
+
 def make_critics(
     config: LearningConfig, team: Team, lane: DeviceLane, learners: LearnerTeam
 ) -> CriticTeam:
     """Make the critics of a run; the ranks of a sharded learner compute its policy's critic."""
     critics: dict[str, PolicyCritic] = {}
+    settings = _over_run(config, config.critic)
     for name, member in team.members.items():
         seed = team.agent_names.seed(derive_seed(config.run.seed, "critic"), name)
         sharded = _as_sharded(learners.member(name), member.learner or config.learner)
         critics[name] = (
-            Critic(member.model, lane, config.critic, seed)
+            Critic(member.model, lane, settings, seed)
             if sharded is None
-            else sharded.critic(config.critic, seed)
+            else sharded.critic(settings, seed)
         )
     return CriticTeam(critics)
 
