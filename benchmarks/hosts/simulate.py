@@ -40,7 +40,7 @@ from vla_rl.rollout import (
     TaskStart,
 )
 from vla_rl.types import EnvSpec
-from vla_rl.util.simulated_time import run_in_simulated_time
+from vla_rl.util.tasks import run_in_simulated_time
 
 KEYS = ("efficiency_8", "efficiency_64", "efficiency_512")
 WARM_UP, MEASURED = 1, 2

@@ -31,7 +31,7 @@ from vla_rl.models.prismatic.statistics import read_statistics
 from vla_rl.recipes.grpo_text import ARITHMETIC_BASE
 from vla_rl.reporting import RunDirectory
 from vla_rl.types import Config
-from vla_rl.util.atomic_folder import read_manifest
+from vla_rl.util.atomic_files import read_manifest
 
 NO_TEXT = b'{"name": "\xff\xfe", "id": "\xff"}\n'
 NESTED = b"[" * 100_000

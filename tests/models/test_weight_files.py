@@ -30,7 +30,7 @@ from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft
 from vla_rl.models.prismatic.config import TINY_TOKENIZER
 from vla_rl.models.tensor_reading import INDEX_FILE, SINGLE_FILE
 from vla_rl.models.vjepa2 import check_folder, load_encoder
-from vla_rl.util.atomic_folder import MANIFEST, FileEntry, _digest
+from vla_rl.util.atomic_files import MANIFEST, FileEntry, digest_file
 
 SHAPE = MlpConfig(state_size=3, action_low=(-1.0,), action_high=(1.0,), num_bins=5, chunk_size=2)
 SMALL = TinyConfig(
@@ -236,7 +236,7 @@ def in_a_checkpoint(folder: Path) -> Path:
     moved = folder.rename(checkpoint / "policy")
     (checkpoint / HEADER).write_bytes(msgspec.json.encode(CheckpointHeader(1, 1)))
     entries = {
-        path.relative_to(checkpoint).as_posix(): FileEntry(path.stat().st_size, _digest(path))
+        path.relative_to(checkpoint).as_posix(): FileEntry(path.stat().st_size, digest_file(path))
         for path in checkpoint.rglob("*")
         if path.is_file()
     }

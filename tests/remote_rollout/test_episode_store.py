@@ -9,7 +9,7 @@ from rollout_fakes import source
 
 from vla_rl.remote_rollout.episode_store import EpisodeStore, materialise, split_arrays
 from vla_rl.types import ActionChunk, Step, StopReason, Trajectory
-from vla_rl.util.simulated_time import run_in_simulated_time
+from vla_rl.util.tasks import run_in_simulated_time
 
 
 def trajectory(num_steps: int = 3) -> Trajectory:

@@ -9,7 +9,7 @@ from rollout_fakes import CountingEngine
 
 from vla_rl.remote_rollout.host_pace import ANY_KIND, HostLoad, HostPace
 from vla_rl.types import EpisodeSpec, Trajectory
-from vla_rl.util.simulated_time import run_in_simulated_time
+from vla_rl.util.tasks import run_in_simulated_time
 
 NO_PLAYER: Any = None
 

@@ -17,7 +17,7 @@ from vla_rl.remote_rollout.host_runner import HostEpisodeRunner
 from vla_rl.rollout import EpisodeLost
 from vla_rl.rollout.counts import MAX_HOST_LOSSES
 from vla_rl.types import ImageCacheRef, Trajectory
-from vla_rl.util.simulated_time import run_in_simulated_time
+from vla_rl.util.tasks import run_in_simulated_time
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from vla_rl.remote_rollout.host_runner import HostEpisodeRunner
 from vla_rl.rollout import EpisodeScheduler, SchedulerConfig
 from vla_rl.rollout.episode_records import SchedulerState
 from vla_rl.types import Group
-from vla_rl.util.simulated_time import run_in_simulated_time
+from vla_rl.util.tasks import run_in_simulated_time
 
 UPDATES = 6
 GROUP_SIZE, GROUPS_PER_UPDATE = 4, 4

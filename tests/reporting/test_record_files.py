@@ -8,18 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.reporting.record_files import (
-    FailureReporter,
-    RetryingWriter,
-    set_aside_lines,
-    write_whole,
-)
+from vla_rl.reporting.record_files import FailureReporter, RetryingWriter, set_aside_lines
+from vla_rl.util.atomic_files import replace_file
 
 
 def test_the_new_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     file = tmp_path / "state.json"
     for content in (b"first", b"2"):
-        write_whole(file, content)
+        replace_file(file, content)
         assert file.read_bytes() == content
     assert list(tmp_path.iterdir()) == [file]
 
@@ -29,21 +25,21 @@ def test_a_failure_leaves_the_old_file_and_no_part_of_the_new_one(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "state.json"
-    write_whole(file, b"first")
+    replace_file(file, b"first")
 
     def fail(*arguments: object) -> None:
         raise OSError("no space left")
 
     monkeypatch.setattr(os, step, fail)
     with pytest.raises(OSError, match="no space left"):
-        write_whole(file, b"second")
+        replace_file(file, b"second")
     assert file.read_bytes() == b"first"
     assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        write_whole(tmp_path / "none" / "state.json", b"")
+        replace_file(tmp_path / "none" / "state.json", b"")
 
 
 class FullDisk:

@@ -18,7 +18,7 @@ from vla_rl.rollout import (
 )
 from vla_rl.rollout.policies import EngineTeam
 from vla_rl.types import Agent, Env, EpisodeSpec, Policy, Trajectory
-from vla_rl.util.simulated_time import run_in_simulated_time
+from vla_rl.util.tasks import run_in_simulated_time
 
 EPISODE = source(1).next_group().episodes[0]
 

@@ -10,8 +10,8 @@ import pytest
 
 from vla_rl.errors import AgentError
 from vla_rl.rollout.episode_tasks import RunningEpisodes, run_agent
-from vla_rl.util.simulated_time import run_in_simulated_time
 from vla_rl.util.stalls import list_awaiting_frames
+from vla_rl.util.tasks import run_in_simulated_time
 
 Agent = Callable[[], Coroutine[Any, Any, Any]]
 

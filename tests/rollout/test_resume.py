@@ -20,7 +20,7 @@ from vla_rl.rollout import (
     embodied_agent,
 )
 from vla_rl.types import Group
-from vla_rl.util.simulated_time import run_in_simulated_time
+from vla_rl.util.tasks import run_in_simulated_time
 
 
 def through_bytes(state: SchedulerState) -> SchedulerState:

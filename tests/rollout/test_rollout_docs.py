@@ -9,7 +9,7 @@ from rollout_fakes import CountingEngine, LatencyPool
 
 from vla_rl.rollout import SchedulerState
 from vla_rl.types import Group
-from vla_rl.util.simulated_time import run_in_simulated_time
+from vla_rl.util.tasks import run_in_simulated_time
 
 PAGE = Path(__file__).parents[2] / "docs" / "rollout.md"
 

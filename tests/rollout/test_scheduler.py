@@ -12,8 +12,8 @@ from rollout_fakes import CountdownEnv, LatencyPool, Setup, source
 from vla_rl.errors import ConfigError
 from vla_rl.rollout import embodied_agent
 from vla_rl.types import Env, EpisodeSpec, Policy, Trajectory
-from vla_rl.util.simulated_time import run_in_simulated_time
 from vla_rl.util.stalls import list_waits
+from vla_rl.util.tasks import run_in_simulated_time
 
 
 def test_updates_are_made_of_whole_groups_within_the_staleness_bound() -> None:

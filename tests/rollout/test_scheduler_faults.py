@@ -11,7 +11,7 @@ from rollout_fakes import Faults, LatencyPool, Setup
 from vla_rl.errors import ActorDied, AgentError, EnvError
 from vla_rl.rollout import EpisodeLost, embodied_agent
 from vla_rl.types import Agent, Env, Policy, Trajectory
-from vla_rl.util.simulated_time import run_in_simulated_time
+from vla_rl.util.tasks import run_in_simulated_time
 
 
 def test_a_dead_simulator_costs_a_replay_of_the_same_episode_and_nothing_else() -> None:

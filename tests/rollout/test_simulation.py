@@ -9,7 +9,7 @@ from rollout_fakes import CountingEngine, Faults, LatencyPool, fingerprint, sour
 
 from vla_rl.rollout import EpisodeScheduler, LocalEpisodeRunner, SchedulerConfig, embodied_agent
 from vla_rl.types import Group
-from vla_rl.util.simulated_time import run_in_simulated_time
+from vla_rl.util.tasks import run_in_simulated_time
 
 GROUP_SIZE, GROUPS_PER_UPDATE, MAX_STALENESS, NUM_ENVS = 4, 8, 2, 32
 FAULTS = Faults(death=0.01, freeze=0.005, slow=0.02)

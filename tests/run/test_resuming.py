@@ -43,7 +43,7 @@ from vla_rl.run.resuming import checkpoint_to_resume, load_resumable, verify_res
 from vla_rl.run.supervised import train_supervised
 from vla_rl.run.train import Outcome, train
 from vla_rl.types import Config, Sampling
-from vla_rl.util.atomic_folder import FileEntry, _digest
+from vla_rl.util.atomic_files import FileEntry, digest_file
 from vla_rl.util.ownership import name_lock_file, sole_owner
 
 pytestmark = SHARES_SERVERS
@@ -152,7 +152,7 @@ async def test_a_newest_checkpoint_without_its_manifest_is_named_and_kept(
 def sign_again(folder: Path) -> None:
     """Write a manifest that agrees with the files as they are."""
     entries = {
-        path.relative_to(folder).as_posix(): FileEntry(path.stat().st_size, _digest(path))
+        path.relative_to(folder).as_posix(): FileEntry(path.stat().st_size, digest_file(path))
         for path in folder.rglob("*")
         if path.is_file() and path.name != "manifest.json"
     }

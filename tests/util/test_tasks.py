@@ -1,12 +1,21 @@
-"""Work that was begun is awaited to its end, whether its caller is cancelled or not."""
+"""Tasks end before their owner, leave their group with one error, run in simulated time."""
 
 import asyncio
 import gc
 import threading
+import time
 
 import pytest
 
-from vla_rl.util.tasks import await_end, finish_despite_cancellation, gather_all, run_in_thread
+from vla_rl.util.tasks import (
+    await_end,
+    finish_despite_cancellation,
+    gather_all,
+    is_being_cancelled,
+    leave_group,
+    run_in_simulated_time,
+    run_in_thread,
+)
 
 
 async def test_the_result_of_work_is_that_of_awaiting_it() -> None:
@@ -114,3 +123,90 @@ async def test_an_error_of_one_call_is_raised_once_all_have_ended() -> None:
         await gather_all(call(number) for number in range(3))
     assert ended == [0, 2]
     assert await gather_all(call(number) for number in (2, 0)) == [2, 0]
+
+
+async def opened(*errors: Exception) -> asyncio.TaskGroup:
+    async def fail(error: Exception) -> None:
+        raise error
+
+    tasks = asyncio.TaskGroup()
+    await tasks.__aenter__()
+    for error in errors:
+        tasks.create_task(fail(error))
+    return tasks
+
+
+async def test_a_single_error_is_raised_as_itself() -> None:
+    error = ValueError("alone")
+    with pytest.raises(ValueError, match="alone") as raised:
+        await leave_group(await opened(error), None, None, None)
+    assert raised.value is error
+
+
+async def test_several_errors_are_raised_together() -> None:
+    with pytest.raises(ExceptionGroup) as raised:
+        await leave_group(await opened(ValueError("one"), KeyError("two")), None, None, None)
+    assert len(raised.value.exceptions) == 2
+
+
+async def test_the_owners_own_error_is_left_to_the_owner() -> None:
+    error = ValueError("of the block")
+    await leave_group(await opened(), ValueError, error, None)
+
+
+async def test_a_task_knows_whether_it_was_asked_to_end() -> None:
+    found: list[bool] = []
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            found.append(is_being_cancelled())
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    stranger = asyncio.get_running_loop().create_future()
+    stranger.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stranger
+    assert [*found, is_being_cancelled()] == [True, False]
+
+
+def test_an_hour_of_waiting_passes_at_once_and_in_order() -> None:
+    woken: list[tuple[str, float]] = []
+
+    async def sleep(name: str, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        woken.append((name, asyncio.get_running_loop().time()))
+
+    async def main() -> float:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(sleep("late", 3600.0))
+            group.create_task(sleep("early", 60.0))
+        return asyncio.get_running_loop().time()
+
+    before = time.monotonic()
+    assert run_in_simulated_time(main()) == 3600.0
+    assert woken == [("early", 60.0), ("late", 3600.0)]
+    assert time.monotonic() - before < 60.0
+
+
+def test_a_deadline_is_met_on_the_simulated_clock() -> None:
+    async def main() -> float:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5.0):
+                await asyncio.sleep(10.0)
+        return asyncio.get_running_loop().time()
+
+    assert run_in_simulated_time(main()) == 5.0
+
+
+def test_tasks_that_wait_for_each_other_end_in_an_error() -> None:
+    async def main() -> None:
+        await asyncio.sleep(2.5)
+        await asyncio.Event().wait()
+
+    with pytest.raises(RuntimeError, match=r"at 2\.500 s of simulated time every task waits"):
+        run_in_simulated_time(main())

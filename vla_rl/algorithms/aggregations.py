@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from vla_rl.algorithms.tensors import Tensor, torch
-from vla_rl.util.choices import chosen
+from vla_rl.util.imports import choose
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ AGGREGATIONS: Final = MappingProxyType[str, Aggregation](
 
 def aggregation(name: str) -> Aggregation:
     """Return the aggregation of this name. Raises: ConfigError naming the nearest match."""
-    return chosen(AGGREGATIONS, name, "aggregation")
+    return choose(AGGREGATIONS, name, "aggregation")
 
 
 def _require(denominator: int) -> None:

@@ -44,8 +44,8 @@ from vla_rl.evaluation.held_out_records import (
 from vla_rl.evaluation.results import EpisodeResult, group_by_task, summarise_results
 from vla_rl.evaluation.validation import ValidationResult, read_validation, validation_path
 from vla_rl.reporting import RunDirectory, read_metrics
-from vla_rl.reporting.record_files import write_whole
 from vla_rl.run.terminal import lasting_output
+from vla_rl.util.atomic_files import replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ def write_report(run: RunDirectory) -> Path:
         graph=_read_text(run.path / "graph.txt"),
     )
     path = run.path / "report.html"
-    write_whole(path, text.encode())
+    replace_file(path, text.encode())
     return path
 
 

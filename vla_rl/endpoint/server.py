@@ -37,7 +37,7 @@ from vla_rl.endpoint.messages import MessagesApi
 from vla_rl.endpoint.responses import ResponseApi
 from vla_rl.endpoint.session import Session, generate_replies, new_key
 from vla_rl.types import Config, LanguagePolicies
-from vla_rl.util.task_groups import leave
+from vla_rl.util.tasks import leave_group
 from vla_rl.util.values import excerpt
 
 
@@ -172,7 +172,7 @@ class Endpoint:
         assert self._accepting is not None
         self._accepting.cancel()
         try:
-            await leave(self._tasks, kind, error, trace)
+            await leave_group(self._tasks, kind, error, trace)
         finally:
             assert self._listener is not None
             assert self._runner is not None

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from vla_rl.engines.chat_interface import ChatInterface, ImageChatInterface, ImagePrompt
 from vla_rl.types import Observation, Sampling
-from vla_rl.util.finiteness import first_not_finite
+from vla_rl.util.arrays import find_not_finite
 
 BatchT = TypeVar("BatchT")
 
@@ -127,7 +127,7 @@ def unfit_for_learning(model: TokenModel[Any]) -> str | None:
                 "on other rows; call network.eval(), or remove the layer"
             )
     tensors = model.checkpoint_tensors()
-    unsound = first_not_finite(tensors)
+    unsound = find_not_finite(tensors)
     if unsound is not None:
         return f"numbers that are not finite in {unsound}; load weights that are whole"
     held = sum(tensor.numel() for tensor in tensors.values())

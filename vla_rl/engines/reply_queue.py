@@ -17,7 +17,7 @@ from vla_rl.engines.policy_model import LanguageModel
 from vla_rl.engines.sampling import StopWatch
 from vla_rl.rollout import BatchStats
 from vla_rl.types import Sampling
-from vla_rl.util.task_groups import is_being_cancelled, leave
+from vla_rl.util.tasks import is_being_cancelled, leave_group
 
 MAX_QUEUE = 1024
 """Maximum number of requests that wait to join the batch; further callers wait before they are
@@ -81,7 +81,7 @@ class ReplyQueue:
         assert self._runner is not None
         self._runner.cancel()
         try:
-            await leave(self._tasks, kind, error, traceback)
+            await leave_group(self._tasks, kind, error, traceback)
         finally:
             self._runner = None
             self._fail([*self._running.values(), *self._queue], _closed())

@@ -15,8 +15,8 @@ import msgspec
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.held_out_records import HeldOutRecords, RowFormat
 from vla_rl.evaluation.results import Key
-from vla_rl.reporting.record_files import write_whole
 from vla_rl.types import EpisodeSpec
+from vla_rl.util.atomic_files import replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def record_conditions(
             "the conditions of the results in %s are unknown; new results are added all the same",
             results,
         )
-    write_whole(path, msgspec.json.format(msgspec.json.encode(conditions)) + b"\n")
+    replace_file(path, msgspec.json.format(msgspec.json.encode(conditions)) + b"\n")
 
 
 def try_to_record_conditions(path: Path, conditions: Mapping[str, Any], results: Path) -> None:

@@ -33,9 +33,10 @@ from vla_rl.evaluation.held_out_records import (
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule, refuse_shared_starts, split_in_two
 from vla_rl.evaluation.run_episodes import embodied_agent_within_range, run_each, run_each_on_hosts
 from vla_rl.reporting import RunDirectory
-from vla_rl.reporting.record_files import FailureReporter, write_whole
+from vla_rl.reporting.record_files import FailureReporter
 from vla_rl.rollout import ActionEngine, EpisodeRunner
 from vla_rl.types import EnvPool, EpisodeSpec, Trajectory
+from vla_rl.util.atomic_files import replace_file
 from vla_rl.util.stalls import note_progress
 from vla_rl.util.values import plain_console
 
@@ -167,7 +168,7 @@ class HeldOutEvaluator:
         if path not in self._books:
             lines = self._first_lines.get(format.file)
             if lines and not path.exists():
-                write_whole(path, b"".join(line + b"\n" for line in lines))
+                replace_file(path, b"".join(line + b"\n" for line in lines))
                 print(
                     f"the {len(lines)} held-out results of the first weights in {path.name} are "
                     f"those of {self.schedule.first_results_of}",

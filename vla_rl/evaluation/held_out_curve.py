@@ -18,7 +18,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation.held_out_records import HeldOutRow, RowFormat
 from vla_rl.evaluation.results import Z_95, Key, wilson_interval
 from vla_rl.reporting import RunDirectory
-from vla_rl.reporting.record_files import write_whole
+from vla_rl.util.atomic_files import replace_file
 
 CURVE_FILE: Final = "held_out_curve.json"
 
@@ -200,7 +200,7 @@ def curve_path(run: RunDirectory) -> Path:
 
 def write_curve(run: RunDirectory, curve: Curve) -> None:
     """Write the curve into the run's folder. Raises: OSError."""
-    write_whole(curve_path(run), msgspec.json.format(msgspec.json.encode(curve)) + b"\n")
+    replace_file(curve_path(run), msgspec.json.format(msgspec.json.encode(curve)) + b"\n")
 
 
 def read_curve(run: RunDirectory) -> Curve | None:

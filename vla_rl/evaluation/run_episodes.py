@@ -26,7 +26,7 @@ from vla_rl.types import (
     Sampling,
     Trajectory,
 )
-from vla_rl.util.task_groups import leave
+from vla_rl.util.tasks import leave_group
 
 
 async def run_each(
@@ -85,7 +85,7 @@ async def _run_all(
         tasks.create_task(_run_on(play, waiting, done, attempts), name=f"player {number}")
     first: Exception | None = None
     try:
-        await leave(tasks, None, None, None)
+        await leave_group(tasks, None, None, None)
     except ExceptionGroup as errors:
         first, *others = errors.exceptions
         for other in others:

@@ -19,7 +19,7 @@ from vla_rl.evaluation.results import (
 )
 from vla_rl.evaluation.suites import SuiteTask
 from vla_rl.reporting.machine import versions
-from vla_rl.reporting.record_files import write_whole
+from vla_rl.util.atomic_files import replace_file
 
 MOST_ROWS: Final = 90
 """Maximum number of tasks of a suite that a table lists: libero_90's."""
@@ -169,4 +169,4 @@ def write_results(
         "tasks": {task: summarise_results(of_task) for task, of_task in tasks.items()},
         "episodes": [result for of_task in tasks.values() for result in of_task],
     }
-    write_whole(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+    replace_file(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")

@@ -26,7 +26,7 @@ from vla_rl.models.small_files import companion_files
 from vla_rl.models.tensor_reading import SINGLE_FILE
 from vla_rl.models.weight_files import read_weights
 from vla_rl.types import Config, Observation, Sampling
-from vla_rl.util.atomic_folder import writing_folder
+from vla_rl.util.atomic_files import writing_folder
 
 
 class MlpConfig(Config, frozen=True, kw_only=True):

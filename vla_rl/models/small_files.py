@@ -21,7 +21,7 @@ from typing import Any, Final
 from vla_rl.errors import CheckpointError
 from vla_rl.models.tensor_reading import OTHER_WEIGHTS, list_some
 from vla_rl.models.weight_files import ADAPTER_CONFIG
-from vla_rl.util.atomic_folder import MANIFEST
+from vla_rl.util.atomic_files import MANIFEST
 from vla_rl.util.values import compare_sources, excerpt
 
 COMPANION_BYTES: Final = 64 << 20

@@ -22,7 +22,7 @@ from vla_rl.engines.device_lane import to_device
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.tensor_reading import read_tensors
 from vla_rl.types import Trajectory
-from vla_rl.util.finiteness import require_finite
+from vla_rl.util.arrays import require_finite
 
 FRAMES_PER_BATCH: Final = 32
 

@@ -32,8 +32,7 @@ from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.tensor_reading import download, tensor_files
 from vla_rl.models.weight_files import check_weights, refuse_extra_adapter, refuse_other_sources
 from vla_rl.types import Trajectory
-from vla_rl.util.arrays import torch_dtype
-from vla_rl.util.finiteness import require_finite
+from vla_rl.util.arrays import require_finite, torch_dtype
 
 MEAN: Final = (0.485, 0.456, 0.406)
 STD: Final = (0.229, 0.224, 0.225)

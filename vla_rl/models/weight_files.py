@@ -31,8 +31,8 @@ from vla_rl.models.tensor_reading import (
     tensor_shapes,
     verify_download,
 )
-from vla_rl.util.atomic_folder import MANIFEST, verify_folder
-from vla_rl.util.finiteness import require_finite
+from vla_rl.util.arrays import require_finite
+from vla_rl.util.atomic_files import MANIFEST, verify_folder
 from vla_rl.util.values import make_disagreement
 
 MAIN_WEIGHTS: Final = "model*.safetensors"

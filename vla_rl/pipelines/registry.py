@@ -17,7 +17,7 @@ from vla_rl.graph import Pipeline, TaskGraph, load_pipeline
 from vla_rl.learner import CriticConfig
 from vla_rl.pipelines.config import LearningConfig, RunConfig
 from vla_rl.pipelines.parts import Parts
-from vla_rl.util.choices import chosen, is_function_path, load_function
+from vla_rl.util.imports import choose, is_function_path, load_function
 
 ConfigT = TypeVar("ConfigT", bound=LearningConfig)
 
@@ -119,7 +119,7 @@ def _module_names(pipeline: str) -> Mapping[str, Any]:
 
 
 def _function_path(pipeline: str) -> str:
-    return pipeline if is_function_path(pipeline) else chosen(PIPELINES, pipeline, "pipeline")
+    return pipeline if is_function_path(pipeline) else choose(PIPELINES, pipeline, "pipeline")
 
 
 def customise_pipeline(pipeline: Pipeline, customise: Callable[[Pipeline], Any]) -> Pipeline:

@@ -41,8 +41,8 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation import embodied_agent_within_range, run_each
 from vla_rl.models.loading import CheckpointConfig, describe_policy
 from vla_rl.recipes.driving_training import IMAGE_SIZE, load_driver
-from vla_rl.reporting.record_files import write_whole
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, Trajectory
+from vla_rl.util.atomic_files import replace_file
 
 if TYPE_CHECKING:
     from vla_rl.envs.driving.scores.geometry import Floats
@@ -124,7 +124,7 @@ async def main(command: Command[Launch, EvalNavsimConfig]) -> int:
             "score": table.score,
             "stages": table.stages,
         }
-        await asyncio.to_thread(write_whole, Path(config.out), msgspec.json.encode(content))
+        await asyncio.to_thread(replace_file, Path(config.out), msgspec.json.encode(content))
     return 0
 
 

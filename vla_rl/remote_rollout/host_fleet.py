@@ -52,8 +52,7 @@ from vla_rl.team.members import Team
 from vla_rl.types import EpisodeRef
 from vla_rl.util.ownership import OwnedFolder, remove_abandoned_folders
 from vla_rl.util.stalls import note_progress, waiting
-from vla_rl.util.task_groups import leave
-from vla_rl.util.tasks import gather_all
+from vla_rl.util.tasks import gather_all, leave_group
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +168,7 @@ class HostFleet:
         for task in (*self._watching, *self._caring.values()):
             task.cancel()
         try:
-            await leave(self._tasks, kind, error, traceback)
+            await leave_group(self._tasks, kind, error, traceback)
         except BaseException as raised:
             # the block was cancelled by it: the others must not take that for a cancellation
             await self._resources.__aexit__(type(raised), raised, raised.__traceback__)

@@ -33,10 +33,10 @@ from vla_rl.pipelines.config import (
     TrainingConfig,
 )
 from vla_rl.remote_rollout.flat_weights import HeldVersion
-from vla_rl.reporting.record_files import write_whole
 from vla_rl.rollout import DecisionCounts, TaskStart
 from vla_rl.team.members import Member, RunModel, Team
 from vla_rl.types import Agent, EnvSpec, EpisodeSpec, Trajectory
+from vla_rl.util.atomic_files import replace_file
 from vla_rl.util.imports import import_path
 
 _PLAIN_TYPES: Final = (str, int, float, bool, type(None))
@@ -336,7 +336,7 @@ def run_key(run: Path) -> str:
     try:
         if not file.exists():
             # at random: two runs of one name are not one run
-            write_whole(file, f"{run.name}-{secrets.token_hex(16)}\n".encode())
+            replace_file(file, f"{run.name}-{secrets.token_hex(16)}\n".encode())
         return file.read_text(encoding="utf-8").strip()
     except OSError as error:
         logger.warning(

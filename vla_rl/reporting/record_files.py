@@ -7,7 +7,6 @@ again move from their file to one next to it.
 """
 
 import logging
-import os
 import textwrap
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,24 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from vla_rl.util.appended_file import AppendedFile
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write `data` next to `path`, sync it, and rename it.
-
-    Raises: OSError; no part of the new file stays.
-    """
-    part = path.with_name(f"{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-
+from vla_rl.util.atomic_files import replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -203,7 +185,7 @@ def set_aside_lines(path: Path, is_kept: Callable[[bytes], bool]) -> None:
         appended = AppendedFile(aside, lines=True)
         appended.write(b"".join(undone), sync=True)
         appended.close()
-    write_whole(path, b"".join(kept))
+    replace_file(path, b"".join(kept))
     if damaged:
         print(f"{path}: {_describe_lines(damaged)} damaged, moved to {aside.name}", flush=True)
 

@@ -33,7 +33,7 @@ import msgspec
 
 from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.reporting.machine import versions
-from vla_rl.reporting.record_files import write_whole
+from vla_rl.util.atomic_files import replace_file
 from vla_rl.util.ownership import sole_owner
 from vla_rl.util.values import excerpt, find_part_without_json, shorten_middle
 
@@ -70,7 +70,7 @@ class RunDirectory:
             run = cls(_new_folder(root, f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"))
             run._begin(config)
             if about is not None:
-                write_whole(
+                replace_file(
                     run.path / "about.json", msgspec.json.format(msgspec.json.encode(about)) + b"\n"
                 )
         except OSError as error:
@@ -224,7 +224,7 @@ class RunDirectory:
 
     def _write_versions(self) -> None:
         name = _numbered("versions", self._newest("versions") + 1)
-        write_whole(self.path / name, json.dumps(versions(), indent=2).encode() + b"\n")
+        replace_file(self.path / name, json.dumps(versions(), indent=2).encode() + b"\n")
 
 
 def _numbered(stem: str, number: int) -> str:
@@ -305,8 +305,8 @@ def _write_with_digest(path: Path, data: bytes) -> None:
     # the digest second: a kill in between leaves a complete file without a digest, which is
     # accepted
     _digest_path(path).unlink(missing_ok=True)
-    write_whole(path, data)
-    write_whole(_digest_path(path), f"{hashlib.sha256(data).hexdigest()}  {path.name}\n".encode())
+    replace_file(path, data)
+    replace_file(_digest_path(path), f"{hashlib.sha256(data).hexdigest()}  {path.name}\n".encode())
 
 
 def _new_folder(root: Path, name: str) -> Path:

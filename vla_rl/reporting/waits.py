@@ -27,8 +27,8 @@ import msgspec
 
 from vla_rl.actors.processes.liveness import describe_process
 from vla_rl.errors import VlaRlError
-from vla_rl.reporting.record_files import write_whole
 from vla_rl.reporting.run_directory import RunDirectory
+from vla_rl.util.atomic_files import replace_file
 from vla_rl.util.ownership import remove_all_abandoned_folders
 from vla_rl.util.stalls import (
     count_progress,
@@ -237,7 +237,7 @@ class WaitsSocket:
             start_ticks=_start_ticks(pid) or 0,
             socket=name,
         )
-        write_whole(self._file, msgspec.json.encode(process))
+        replace_file(self._file, msgspec.json.encode(process))
         stack.callback(self._forget)
         return listener, wakeup
 

@@ -35,7 +35,7 @@ from vla_rl.types import (
     Sampling,
     ToolSpec,
 )
-from vla_rl.util.task_groups import is_being_cancelled, leave
+from vla_rl.util.tasks import is_being_cancelled, leave_group
 
 
 class ActionEngine(Protocol):
@@ -226,7 +226,7 @@ class DynamicBatcher(Generic[Request, Response]):
         assert self._runner is not None
         self._runner.cancel()
         try:
-            await leave(self._tasks, kind, error, traceback)
+            await leave_group(self._tasks, kind, error, traceback)
         finally:
             self._runner = None
             _fail_waiters(self._queue.values(), self._closed())

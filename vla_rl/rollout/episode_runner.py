@@ -17,7 +17,7 @@ from vla_rl.rollout.agents import check_decisions, check_trajectory, describe_va
 from vla_rl.rollout.episode_tasks import run_agent
 from vla_rl.rollout.policies import AnyEngine, DecisionCounter, DecisionCounts, EngineTeam
 from vla_rl.types import Agent, EnvPool, EpisodeSpec, Trajectory
-from vla_rl.util.task_groups import is_being_cancelled
+from vla_rl.util.tasks import is_being_cancelled
 
 
 class EpisodeLost(VlaRlError):

@@ -18,7 +18,7 @@ from typing import Any, Final
 from vla_rl.errors import AgentError
 from vla_rl.rollout.agents import describe_value
 from vla_rl.util.stalls import list_awaited, list_awaiting_frames
-from vla_rl.util.task_groups import leave
+from vla_rl.util.tasks import leave_group
 
 logger = logging.getLogger(__name__)
 
@@ -248,7 +248,7 @@ class RunningEpisodes:
     ) -> None:
         """Wait until all episodes have ended. Raises: the error that ended them, as it was."""
         assert self._tasks is not None
-        await leave(self._tasks, kind, error, traceback)
+        await leave_group(self._tasks, kind, error, traceback)
 
     def fails_the_run(self, error: Exception) -> bool:
         """Return whether this is the first error; a later one becomes a note on it."""

@@ -51,8 +51,7 @@ from vla_rl.reporting import RunDirectory
 from vla_rl.team.members import Team
 from vla_rl.types import EpisodeSpec
 from vla_rl.util.stalls import note_progress
-from vla_rl.util.task_groups import leave
-from vla_rl.util.tasks import run_in_thread
+from vla_rl.util.tasks import leave_group, run_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +136,7 @@ class BackgroundEvaluation:
     ) -> None:
         assert self._judging is not None
         self._judging.cancel()
-        await leave(self._tasks, kind, error, traceback)
+        await leave_group(self._tasks, kind, error, traceback)
 
     @property
     def curve(self) -> Curve:

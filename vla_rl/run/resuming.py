@@ -39,7 +39,7 @@ from vla_rl.pipelines.config import LearningConfig
 from vla_rl.reporting import RunDirectory
 from vla_rl.rollout.episode_records import SchedulerState
 from vla_rl.team.members import Team, Trainable
-from vla_rl.util.atomic_folder import MANIFEST
+from vla_rl.util.atomic_files import MANIFEST
 
 if TYPE_CHECKING:
     from vla_rl.learner.distributed.rank_hosts import RankAssignments

@@ -1,4 +1,4 @@
-"""Arrays that another process, a host or a file describes by a text.
+"""Arrays from outside: described by a text, read from a file, checked to be finite.
 
 NumPy and torch are not made for texts that somebody else wrote: `np.dtype("M8[s/0]")` divides by
 zero and ends the process; `getattr(torch, name)` returns whatever has that name. A text goes
@@ -6,24 +6,28 @@ through here first, where only the types that our own senders write are accepted
 
 `numpy.load` also believes the header of each array: one that claims 25 TiB is allocated. `read_npz`
 reads each header first, to compare it with the bytes that the zip holds.
+
+A policy with a NaN among its weights still answers: NaN logits choose the same token again and
+again. Whatever reads weights calls `require_finite` before they are used.
 """
 
 import ast
 import math
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from vla_rl.errors import CheckpointError
 from vla_rl.util.values import excerpt
 
 if TYPE_CHECKING:
     import torch
-
+    from torch import Tensor
 
 SIZES: Final = {
     "b": (1,),
@@ -219,3 +223,40 @@ def _item_bytes(kind: str, name: str) -> int:
         return parse_dtype(kind).itemsize
     except ValueError as error:
         raise ValueError(f"{excerpt(name)}: {error}") from error
+
+
+def is_finite(tensor: "Tensor") -> bool:
+    """Return whether all numbers are finite, without a copy of the tensor's size: minimum and
+    maximum are NaN if any number is.
+    """
+    import torch  # here: processes that hold environments read arrays only
+
+    if tensor.numel() == 0 or not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    if tensor.is_complex():
+        return is_finite(torch.view_as_real(tensor))
+    if tensor.element_size() == 1:  # torch has no minimum of 8-bit floats
+        tensor = tensor.float()
+    return all(bool(torch.isfinite(end)) for end in torch.aminmax(tensor.detach()))
+
+
+def find_not_finite(tensors: Mapping[str, "Tensor"]) -> str | None:
+    """Return the name of the first tensor with a number that is not finite; None if there is
+    none.
+    """
+    return next((name for name, tensor in tensors.items() if not is_finite(tensor)), None)
+
+
+def require_finite(tensors: Mapping[str, "Tensor"], source: object) -> None:
+    """Raise CheckpointError naming the first tensor that has a number that is not finite.
+
+    Args:
+        tensors: tensors by name.
+        source: folder or file that they were read from.
+    """
+    name = find_not_finite(tensors)
+    if name is not None:
+        raise CheckpointError(
+            f"{name} in {source} has numbers that are not finite; the file is damaged, or what "
+            "wrote it had diverged."
+        )

@@ -1,18 +1,20 @@
-"""Names that are imported on first use, or by another process.
+"""Names that are imported later: on first use, by another process, or chosen by a configuration.
 
-`pa` and `pq` are pyarrow, imported when a function first uses it: it comes with an extra, and most runs
+`pa` and `pq` are pyarrow, imported when a function first uses it: it comes with an extra, most runs
 read none of its files. Quote annotations that name its types, because Python evaluates them when it
 reads the function.
 """
 
 import ast
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from vla_rl.errors import ConfigError
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -106,3 +108,56 @@ else:
             return getattr(import_module(self._module), name)
 
     pa, pq = _LazyModule("pyarrow"), _LazyModule("pyarrow.parquet")
+
+
+T = TypeVar("T")
+
+
+def choose(table: Mapping[str, T], name: str, kind: str) -> T:
+    """Return `table[name]`.
+
+    Raises: ConfigError, with the nearest match and all names, if this `kind` has no such name.
+    """
+    check_choice(table, name, kind)
+    return table[name]
+
+
+def check_choice(names: Collection[str], name: str, kind: str) -> None:
+    """Raise ConfigError with the nearest match unless `name` is one of `names`."""
+    if name in names:
+        return
+    import difflib  # here: every process imports this file, few choose a wrong name
+
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    hint = f" did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(f"{kind} {name!r} is unknown;{hint} known are: {', '.join(sorted(names))}.")
+
+
+def is_function_path(name: str) -> bool:
+    """Return whether a name has the form `module:function`."""
+    return ":" in name
+
+
+def load_function(path: str, kind: str) -> Any:
+    """Return the function that `module:function` names.
+
+    Raises: ConfigError if there is no such module or function.
+    """
+    module_name, _, function_name = path.partition(":")
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{kind} {path!r}: module {error.name!r} cannot be found; is it on the path?"
+        ) from error
+    found: object = getattr(module, function_name, None)
+    if not callable(found):
+        import difflib
+
+        functions = [name for name in vars(module) if callable(getattr(module, name))]
+        near = difflib.get_close_matches(function_name, functions, n=1)
+        hint = f" did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(
+            f"{kind} {path!r}: {module_name!r} has no function {function_name!r};{hint}"
+        )
+    return found

@@ -25,7 +25,7 @@ from vla_rl.learner.checkpoint.folders import incomplete_checkpoints, set_incomp
 from vla_rl.learner.checkpoint.state import pack, unpack
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.types import Group, StopReason, Trajectory
-from vla_rl.util.atomic_folder import MANIFEST, FileEntry, _digest, read_manifest
+from vla_rl.util.atomic_files import MANIFEST, FileEntry, digest_file, read_manifest
 
 
 def state_of(version: int, number: float = 1.0) -> TeamState:
@@ -42,7 +42,7 @@ def names_in(folder: Path) -> list[str]:
 def sign_again(folder: Path) -> None:
     """Write a manifest that agrees with the files as they are."""
     entries = {
-        name: FileEntry((folder / name).stat().st_size, _digest(folder / name))
+        name: FileEntry((folder / name).stat().st_size, digest_file(folder / name))
         for name in read_manifest(folder)
         if (folder / name).exists()
     }

@@ -23,7 +23,7 @@ from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import CONVENTIONS, ContinuousOpenVlaOft, OpenVlaOft
 from vla_rl.models.prismatic import folder, weights
 from vla_rl.models.prismatic.config import TINY_TOKENIZER
-from vla_rl.util.atomic_folder import MANIFEST
+from vla_rl.util.atomic_files import MANIFEST
 
 HUB_ID, REVISION = "somebody/openvla-7b-tiny", "0123456789abcdef0123456789abcdef01234567"
 

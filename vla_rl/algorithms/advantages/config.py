@@ -26,7 +26,7 @@ from vla_rl.algorithms.advantages.returns import (
 from vla_rl.algorithms.advantages.reward_batch import AdvantageEstimator, Advantages
 from vla_rl.errors import ConfigError
 from vla_rl.types import Config
-from vla_rl.util.choices import check_choice, chosen, is_function_path, load_function
+from vla_rl.util.imports import check_choice, choose, is_function_path, load_function
 
 ADVANTAGE_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
@@ -160,7 +160,7 @@ def advantage_estimator(config: AdvantageConfig) -> AdvantageEstimator:
     custom function lacks.
     """
     if not is_function_path(config.name):
-        return partial(chosen(ADVANTAGES, config.name, "advantage"), **config.parameters)
+        return partial(choose(ADVANTAGES, config.name, "advantage"), **config.parameters)
     function: Any = load_function(config.name, "advantage")
     unknown = sorted(config.chosen.keys() - inspect.signature(function).parameters.keys())
     if unknown:

@@ -16,7 +16,7 @@ from vla_rl.algorithms.losses.declaration import DeclaredLoss, Parameter
 from vla_rl.algorithms.losses.policy import LOSSES
 from vla_rl.errors import ConfigError
 from vla_rl.types import Config
-from vla_rl.util.choices import check_choice, is_function_path
+from vla_rl.util.imports import check_choice, is_function_path
 
 
 class KlLossConfig(Config, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from vla_rl.algorithms.losses.policy import LOSSES
 from vla_rl.algorithms.losses.token_batch import MAX_LOG_RATIO, SequencesOfRows, TokenBatch, ratios
 from vla_rl.algorithms.tensors import Tensor, full_precision, torch
 from vla_rl.errors import ConfigError
-from vla_rl.util.choices import chosen, is_function_path, load_function
+from vla_rl.util.imports import choose, is_function_path, load_function
 
 POLICY_LOSSES: Final[Mapping[str, Callable[..., LossResult]]] = MappingProxyType(
     {name: loss.function for name, loss in LOSSES.items()}
@@ -52,7 +52,7 @@ def policy_loss(config: PolicyLossConfig) -> PolicyLoss:
 
 def _named_loss(config: PolicyLossConfig) -> PolicyLoss:
     if not is_function_path(config.name):
-        return partial(chosen(POLICY_LOSSES, config.name, "policy loss"), **config.parameters)
+        return partial(choose(POLICY_LOSSES, config.name, "policy loss"), **config.parameters)
     function: Any = load_function(config.name, "policy loss")
     unknown = sorted(config.chosen.keys() - inspect.signature(function).parameters.keys())
     if unknown:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from vla_rl.types import Config
-from vla_rl.util.choices import check_choice
+from vla_rl.util.imports import check_choice
 
 RULES: Final = ("aligned", "paper", "released")
 CLUSTERINGS: Final = ("hdbscan", "k_distance")

@@ -297,7 +297,7 @@ def assets_with_digests(machine: Machine) -> Iterable[CheckResult]:
 
 
 def _check_folder(folder: Path) -> Iterable[CheckResult]:
-    from vla_rl.util.atomic_folder import verify_folder  # imports torch
+    from vla_rl.util.atomic_files import verify_folder
 
     try:
         verify_folder(folder)

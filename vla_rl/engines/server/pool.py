@@ -33,10 +33,9 @@ from vla_rl.engines.vllm.launch import write_folder
 from vla_rl.engines.vllm.served import Answer, ReplyRules, ServedLanguage
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.types import Sampling
-from vla_rl.util.atomic_folder import writing_folder
+from vla_rl.util.atomic_files import writing_folder
 from vla_rl.util.ownership import OwnedFolder, remove_abandoned_folders
-from vla_rl.util.task_groups import leave
-from vla_rl.util.tasks import gather_all
+from vla_rl.util.tasks import gather_all, leave_group
 
 PROBE: Final = Sampling(temperature=0.7)
 """Sampling of the requests that compare a server with the learner; at 1 a server that ignores the
@@ -192,7 +191,7 @@ class ServerPool:
         self._is_open = False
         self._caring.cancel()
         try:
-            await leave(self._tasks, kind, error, traceback)
+            await leave_group(self._tasks, kind, error, traceback)
         finally:
             async with self._turn:  # a started update has to finish first
                 for server in self._servers:

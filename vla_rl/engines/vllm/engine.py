@@ -44,7 +44,7 @@ from vla_rl.engines.vllm.served import ServedPolicy
 from vla_rl.engines.weight_shards import SharedParameters
 from vla_rl.errors import ActorDied, ConfigError
 from vla_rl.rollout import BatchStats
-from vla_rl.util.task_groups import leave
+from vla_rl.util.tasks import leave_group
 
 
 class VllmEngine:
@@ -157,7 +157,7 @@ class VllmEngine:
         for task in self._caring:
             task.cancel()
         try:
-            await leave(self._tasks, kind, error, traceback)
+            await leave_group(self._tasks, kind, error, traceback)
         finally:
             async with self._publication.turn:  # a started update has to finish first
                 await self._resources.aclose()

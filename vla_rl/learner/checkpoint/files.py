@@ -36,8 +36,8 @@ from vla_rl.learner.checkpoint.folders import (
 )
 from vla_rl.learner.checkpoint.state import StagedTensors, TeamState, TrainingState, pack, unpack
 from vla_rl.types import SOLE_MEMBER
-from vla_rl.util.atomic_folder import MANIFEST, FileEntry, FolderWriter, verify_folder
-from vla_rl.util.finiteness import require_finite
+from vla_rl.util.arrays import require_finite
+from vla_rl.util.atomic_files import MANIFEST, FileEntry, FolderWriter, verify_folder
 from vla_rl.util.tasks import await_end, run_in_thread
 
 T = TypeVar("T")

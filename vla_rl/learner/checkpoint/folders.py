@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from vla_rl.errors import CheckpointError
-from vla_rl.util.atomic_folder import MANIFEST, is_left_over
+from vla_rl.util.atomic_files import MANIFEST, is_abandoned
 
 logger = logging.getLogger(__name__)
 
@@ -195,7 +195,7 @@ def remove_leftovers(root: Path) -> None:
     """
     with _REMOVING:
         for path in root.iterdir() if root.is_dir() else ():
-            is_unfinished = is_left_over(path) and "update-" in path.name
+            is_unfinished = is_abandoned(path) and "update-" in path.name
             if is_unfinished or path.name.startswith(f"{REMOVING}update-"):
                 shutil.rmtree(path, ignore_errors=True)
         for path in set_incomplete_aside(root):

@@ -48,7 +48,7 @@ from vla_rl.learner.finiteness import require_log_probs
 from vla_rl.learner.optimizer import StepReport
 from vla_rl.learner.plan import StepPlan, plan_passes
 from vla_rl.learner.scoring import DISAGREES, REFERENCES
-from vla_rl.util.atomic_folder import writing_folder
+from vla_rl.util.atomic_files import writing_folder
 from vla_rl.util.tasks import await_end
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from vla_rl.errors import CheckpointError
 from vla_rl.models.small_files import companion_files, require_agreement
 from vla_rl.models.tensor_reading import HUB_ID, download, holds_weights
 from vla_rl.models.weight_files import ADAPTER_CONFIG, check_weights
-from vla_rl.util.finiteness import require_finite
+from vla_rl.util.arrays import require_finite
 
 TENSOR_FILE: Final = "model.safetensors"
 

@@ -39,7 +39,7 @@ from vla_rl.models.language.rows import (
     score_tokens,
 )
 from vla_rl.types import Message, Observation, ReplyOptions, ToolSpec
-from vla_rl.util.atomic_folder import writing_folder
+from vla_rl.util.atomic_files import writing_folder
 
 MARGIN_BYTES = 1 << 20
 

@@ -28,7 +28,7 @@ from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.prismatic.config import LoraConfig, LoraTargets
 from vla_rl.models.tensor_reading import load_part, read_tensors, verify_download
 from vla_rl.models.weight_files import ADAPTER_CONFIG, require_same_tensors
-from vla_rl.util.finiteness import require_finite
+from vla_rl.util.arrays import require_finite
 from vla_rl.util.values import compare_sources, excerpt
 
 ADAPTER_NAME: Final = "default"

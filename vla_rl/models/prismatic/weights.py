@@ -41,8 +41,8 @@ from vla_rl.models.tensor_reading import (
     tensor_shapes,
 )
 from vla_rl.models.weight_files import check_weights
-from vla_rl.util.atomic_folder import writing_folder
-from vla_rl.util.finiteness import require_finite
+from vla_rl.util.arrays import require_finite
+from vla_rl.util.atomic_files import writing_folder
 
 NORM: Final = "language_model.model.norm.weight"
 """A weight whose dtype represents that of all main weights."""

@@ -30,7 +30,7 @@ from vla_rl.types import (
     list_agents,
     split_by_agent,
 )
-from vla_rl.util.choices import chosen, is_function_path, load_function
+from vla_rl.util.imports import choose, is_function_path, load_function
 
 T = TypeVar("T")
 
@@ -161,7 +161,7 @@ def named(table: Mapping[str, T], name: str, kind: str) -> T:
     Raises: ConfigError with the nearest match.
     """
     if not is_function_path(name):
-        return chosen(table, name, kind)
+        return choose(table, name, kind)
     found: T = load_function(name, kind)
     return found
 

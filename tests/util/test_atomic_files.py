@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vla_rl.errors import CheckpointError
-from vla_rl.util.atomic_folder import is_left_over, writing_folder
+from vla_rl.util.atomic_files import is_abandoned, writing_folder
 
 
 def test_two_writers_of_one_name_do_not_remove_each_others_files(tmp_path: Path) -> None:
@@ -28,13 +28,13 @@ def test_a_writer_of_another_process_is_seen_and_refuses_a_second(tmp_path: Path
     os.waitpid(child, os.WUNTRACED)
     (half,) = tmp_path.glob(".writing-base-*")
     try:
-        assert not is_left_over(half)
+        assert not is_abandoned(half)
         with pytest.raises(CheckpointError, match=half.name), writing_folder(tmp_path / "base", 0):
             pass
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
-    assert is_left_over(half)
+    assert is_abandoned(half)
     with writing_folder(tmp_path / "base", 0) as writer:
         writer.write_bytes("a", b"second")
     assert not half.exists()

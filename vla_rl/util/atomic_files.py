@@ -1,13 +1,13 @@
-"""A folder that appears complete or not at all.
+"""Files that appear complete or not at all, one by one or as a folder.
 
-It is written under another name, synced, then renamed.
+A folder is written under another name, synced, then renamed.
 
-    .writing-<name>-<pid>/...   every file written and synced
-    .../manifest.json           written last: size and digest of every file; a folder without it is incomplete
+    .writing-<name>-<pid>/...   every file written, then synced
+    .../manifest.json           written last: size, digest of every file; a folder without it is incomplete
     rename                      to <name>, then the parent folder is synced
 
-A crash leaves at most a `.writing-*` folder, which readers ignore and the next write of the same
-name removes. It is locked while its writer lives: a second writer of the same name is refused.
+A crash leaves at most a `.writing-*` folder, which readers ignore; the next write of the same name
+removes it. It is locked while its writer lives: a second writer of the same name is refused.
 """
 
 import errno
@@ -17,16 +17,16 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
 
 from vla_rl.errors import CheckpointError
 from vla_rl.util.ownership import lock_folder, unlock_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MANIFEST: Final = "manifest.json"
 WRITING: Final = ".writing-"
@@ -58,14 +58,16 @@ class FolderWriter:
         self._entries: dict[str, FileEntry] = {}
         with self.explained():
             self._lock = _claim(self.target, self._folder, num_bytes)
-        _IN_THE_MAKING.add(self._folder)
+        _BEING_WRITTEN.add(self._folder)
 
     def write_bytes(self, name: str, data: bytes) -> None:
         """Write one file."""
         self._path(name).write_bytes(data)
 
-    def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+    def write_tensors(self, name: str, tensors: Mapping[str, "Tensor"]) -> None:
         """Write one safetensors file, streamed from the tensors' own memory."""
+        from safetensors.torch import save_file  # here: files of text are written without torch
+
         path = self._path(name)
         # with the permissions of any new file; safetensors would make it readable for its owner
         # alone
@@ -80,8 +82,10 @@ class FolderWriter:
         """Return the path of one file, to be written by the caller before `seal`."""
         return self._path(name)
 
-    def write_torch(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+    def write_torch(self, name: str, tensors: Mapping[str, "Tensor"]) -> None:
         """Write one file in PyTorch's own format, for code that reads nothing else."""
+        import torch
+
         with self._path(name).open("wb") as file:  # torch's own open: RuntimeError on a full disk
             torch.save(
                 {key: tensor.detach().to("cpu", copy=True) for key, tensor in tensors.items()}, file
@@ -97,7 +101,7 @@ class FolderWriter:
                 name = path.relative_to(self._folder).as_posix()
                 if name not in self._entries:
                     _sync(path)
-                    self._entries[name] = FileEntry(path.stat().st_size, _digest(path))
+                    self._entries[name] = FileEntry(path.stat().st_size, digest_file(path))
 
     def commit(self) -> Path:
         """Make the complete folder visible and return it.
@@ -121,10 +125,10 @@ class FolderWriter:
 
     def discard(self) -> None:
         """Remove the files, unless the folder was committed."""
-        if self._folder not in _IN_THE_MAKING:
+        if self._folder not in _BEING_WRITTEN:
             return
         shutil.rmtree(self._folder, ignore_errors=True)
-        _IN_THE_MAKING.discard(self._folder)
+        _BEING_WRITTEN.discard(self._folder)
         unlock_folder(self._lock)
 
     @contextmanager
@@ -143,7 +147,7 @@ class FolderWriter:
         return path
 
 
-_IN_THE_MAKING: Final[set[Path]] = set()
+_BEING_WRITTEN: Final[set[Path]] = set()
 """Folders that this process is writing."""
 
 
@@ -167,9 +171,9 @@ def writing_folder(target: Path, num_bytes: int) -> Iterator[FolderWriter]:
         writer.discard()
 
 
-def is_left_over(path: Path) -> bool:
+def is_abandoned(path: Path) -> bool:
     """Return whether a folder is half-written and no longer being written by any process."""
-    if not path.name.startswith(WRITING) or path.absolute() in _IN_THE_MAKING:
+    if not path.name.startswith(WRITING) or path.absolute() in _BEING_WRITTEN:
         return False
     try:
         lock = lock_folder(path)
@@ -195,7 +199,7 @@ def verify_folder(folder: Path, below: str = "") -> dict[str, FileEntry]:
         path = folder / name
         try:
             size = path.stat().st_size
-            found = _digest(path) if size == entry.num_bytes else ""
+            found = digest_file(path) if size == entry.num_bytes else ""
         except OSError as error:
             raise CheckpointError(
                 f"{path} cannot be read: {error.strerror}; the checkpoint is damaged."
@@ -243,8 +247,8 @@ def _claim(target: Path, temporary: Path, num_bytes: int) -> int:
     for stale in [path for path in target.parent.iterdir() if path.name.startswith(beginning)]:
         if not stale.name.removeprefix(beginning).isdecimal():
             continue  # of a target with a longer name
-        if not is_left_over(stale):
-            raise _written_elsewhere(stale)
+        if not is_abandoned(stale):
+            raise _make_busy_error(stale)
         shutil.rmtree(stale)
     free = shutil.disk_usage(target.parent).free
     if free < num_bytes:
@@ -252,11 +256,11 @@ def _claim(target: Path, temporary: Path, num_bytes: int) -> int:
     temporary.mkdir()
     lock = lock_folder(temporary)
     if lock is None:
-        raise _written_elsewhere(temporary)
+        raise _make_busy_error(temporary)
     return lock
 
 
-def _written_elsewhere(temporary: Path) -> BlockingIOError:
+def _make_busy_error(temporary: Path) -> BlockingIOError:
     return BlockingIOError(
         errno.EAGAIN,
         f"another process or thread is writing it ({temporary}); wait for it, or choose another "
@@ -281,9 +285,26 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _digest(path: Path) -> str:
+def digest_file(path: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
         while block := file.read(DIGEST_BLOCK):
             digest.update(block)
     return digest.hexdigest()
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write `data` next to `path`, sync it, and rename it.
+
+    Raises: OSError; no part of the new file stays.
+    """
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
