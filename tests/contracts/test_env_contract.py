@@ -180,7 +180,7 @@ def test_a_chunk_ends_where_its_single_steps_end(env: gymnasium.Env[Any, Any]) -
     assert info == {**steps[-1][4], "num_executed": 4}
 
 
-def test_the_time_limit_truncates_and_the_last_picture_is_new(
+def test_the_time_limit_truncates_and_the_last_image_is_new(
     other: gymnasium.Env[Any, Any],
 ) -> None:
     rows = actions_for(other, STEP_LIMIT + 5)
@@ -218,7 +218,7 @@ def in_the_suite_unless(*proofs: Case) -> list[Any]:
 
 
 # in the suite, envs/libero/test_env.py compares another process of LIBERO's with this one, and
-# test_every_vector_mode_plays_the_same_none_hangs_and_none_imports_torch does so for Meta-World;
+# test_every_vector_mode_runs_the_same_episodes_none_hangs_and_none_imports_torch does so for Meta-World;
 # one of three kinds of action stands for a drive
 @pytest.mark.parametrize(
     "case",
@@ -226,7 +226,7 @@ def in_the_suite_unless(*proofs: Case) -> list[Any]:
     ids=lambda case: case.env_id,
     indirect=True,
 )
-async def test_it_plays_the_same_in_a_process_of_its_own(
+async def test_it_runs_the_same_episode_in_a_process_of_its_own(
     case: Case, env: gymnasium.Env[Any, Any]
 ) -> None:
     rows = actions_for(env, 4)
@@ -248,7 +248,7 @@ async def test_it_plays_the_same_in_a_process_of_its_own(
 @pytest.mark.parametrize(
     "case", in_the_suite_unless(*DRIVING[1:]), ids=lambda case: case.env_id, indirect=True
 )
-async def test_it_plays_the_same_beside_another_in_one_process(
+async def test_it_runs_the_same_episode_beside_another_in_one_process(
     case: Case, env: gymnasium.Env[Any, Any]
 ) -> None:
     if case in (LIBERO, METAWORLD):
@@ -286,7 +286,9 @@ async def test_it_plays_the_same_beside_another_in_one_process(
     ids=lambda case: case.env_id,
     indirect=True,
 )
-def test_every_vector_mode_plays_the_same_none_hangs_and_none_imports_torch(case: Case) -> None:
+def test_every_vector_mode_runs_the_same_episodes_none_hangs_and_none_imports_torch(
+    case: Case,
+) -> None:
     kwargs = {**case.kwargs, "assets": "stand-ins"} if case is LIBERO else case.kwargs
     # one, because each Meta-World costs a second in each mode;
     # test_a_state_restored_in_another_instance_goes_on_alike has two that draw in one process, and
@@ -302,7 +304,7 @@ def test_every_vector_mode_plays_the_same_none_hangs_and_none_imports_torch(case
         if env_id.startswith("vla_rl/") and env_id not in NEEDING_MORE
     ],
 )
-def test_every_id_plays_the_same_however_its_processes_are_started(env_id: str) -> None:
+def test_every_id_runs_the_same_episode_however_its_processes_are_started(env_id: str) -> None:
     assert_equal_in_every_mode(env_id, small(env_id), "fork,spawn,forkserver")
 
 

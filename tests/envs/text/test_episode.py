@@ -7,7 +7,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from text_episodes import ask_tool, say, spec_of
+from sample_tasks import ask_tool, say, spec_of
 
 from vla_rl.envs.text import (
     TextEnvPool,
@@ -16,6 +16,7 @@ from vla_rl.envs.text import (
     register_text_task,
     text_task_ids,
 )
+from vla_rl.envs.text.task import TextLimits
 from vla_rl.errors import ActorFrozen, ConfigError, EnvError
 from vla_rl.types import EnvPool, EnvSpec, TextEnv, WrapperSpec
 
@@ -267,3 +268,24 @@ def test_a_name_belongs_to_one_task() -> None:
         register_text_task("text/echo", "sample_tasks:MisbehavingTask")
     with pytest.raises(ValueError, match="expected an id without a colon"):
         register_text_task("text:echo", "nothing")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_turns", 0),
+        ("max_characters", 0),
+        ("max_answer_characters", 0),
+        ("max_tool_calls", -1),
+        ("setup_timeout_s", 0.0),
+        ("reply_timeout_s", -1.0),
+        ("tool_timeout_s", float("nan")),
+    ],
+)
+def test_a_value_out_of_range_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"TextLimits\.{field} is {value}, expected"):
+        TextLimits(**{field: value})
+
+
+def test_an_episode_may_be_without_tools() -> None:
+    assert TextLimits(max_tool_calls=0).max_tool_calls == 0

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import sample_tools
-from text_episodes import ask_tool
+from sample_tasks import ask_tool
 
 from vla_rl.envs.text import Sandbox, TextLimits, Toolbox
 

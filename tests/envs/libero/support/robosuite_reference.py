@@ -1,18 +1,18 @@
 """Plays with LIBERO's own environment, as its published evaluation does, and writes what it saw and
 computed to a file.
 
-    python robosuite_reference.py <plays.json> <out.npz>
+    python robosuite_reference.py <runs.json> <out.npz>
 
 Each play has a `name`, `suite`, `task_id`, `init_state_id`, `assets` (a folder), `actions` (a file)
 and `has_images`; at most one may have images, since two environments that draw in one process would
-disturb each other's pictures. Of a play `p` the file holds `p_physics`, MuJoCo's whole state after
+disturb each other's images. Of a play `p` the file holds `p_physics`, MuJoCo's whole state after
 each control step (and before the first), and `p_state`, robosuite's own readings; with images also
 `p_image` and `p_wrist_image`, turned as the policies see them. A play may have a `next_trial`: the
 same actions from that initial state follow in the same environment, without another seed, and the
 last state of it is `p_next_physics`.
 
-All of it is robosuite's own code, except that a picture that is not stored is not drawn, that a
-simulation without pictures has no render context, which takes seconds to fill, and that MuJoCo
+All of it is robosuite's own code, except that an image that is not stored is not drawn, that a
+simulation without images has no render context, which takes seconds to fill, and that MuJoCo
 builds each model once.
 """
 
@@ -37,13 +37,13 @@ from vla_rl.envs.mujoco.loading import choose_graphics
 
 
 class Drawing:
-    """What robosuite draws; all other pictures are black."""
+    """What robosuite draws; all other images are black."""
 
     has_context = False
     """Give a simulation that is reset now a render context."""
 
     is_on = False
-    """Draw the cameras' pictures now."""
+    """Draw the cameras' images now."""
 
 
 def let_robosuite_draw() -> None:
@@ -151,8 +151,8 @@ def play(spec: dict[str, Any]) -> dict[str, np.ndarray]:
     return {f"{spec['name']}_{key}": value for key, value in seen.items()}
 
 
-plays = json.loads(Path(sys.argv[1]).read_text())
+runs = json.loads(Path(sys.argv[1]).read_text())
 let_robosuite_draw()
 let_mujoco_build_each_model_once()
-np.savez(sys.argv[2], **{key: value for spec in plays for key, value in play(spec).items()})
+np.savez(sys.argv[2], **{key: value for spec in runs for key, value in play(spec).items()})
 os._exit(0)  # robosuite's own render context prints tracebacks where it is freed

@@ -1,5 +1,6 @@
-"""The reaching task: what it shows, what it rewards, and that its optimum is the optimum."""
+"""The reaching task: its rules, its optimum, its faults on request."""
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 import vla_rl.envs  # noqa: F401  # registers the ids
-from vla_rl.envs.toy import COLOURS, ToyReachEnv
+from vla_rl.envs.toy import COLOURS, FaultyEnv, ToyReachEnv
 
 
 def make(**kwargs: Any) -> ToyReachEnv:
@@ -42,7 +43,7 @@ def test_no_action_is_faster_than_the_optimum() -> None:
         assert env.step(direction)[2] is expected
 
 
-def test_the_picture_shows_the_hand_where_the_state_says() -> None:
+def test_the_image_shows_the_hand_where_the_state_says() -> None:
     """x = 0.5 is column 24 of 32, y = -0.5 (below the middle) is row 24."""
     env = make(task_id=0)
     env.reset(seed=0)
@@ -51,7 +52,7 @@ def test_the_picture_shows_the_hand_where_the_state_says() -> None:
     assert observation["state"].tolist() == [0.5, -0.25]
 
 
-def test_only_picture_and_instruction_together_tell_where_to_go() -> None:
+def test_only_image_and_instruction_together_tell_where_to_go() -> None:
     env = make()
     observation, _ = env.reset(options={"init_state_id": 3})
     colour = observation["instruction"].split()[2]
@@ -121,10 +122,58 @@ def test_extra_action_dimensions_change_nothing() -> None:
     assert np.array_equal(plain["image"], noisy["image"])
 
 
-def test_rendering_gives_a_large_picture_only_on_request() -> None:
+def test_rendering_gives_a_large_image_only_on_request() -> None:
     env = make(render_mode="rgb_array")
     env.reset(seed=0)
-    picture = env.render()
-    assert picture is not None
-    assert picture.shape == (256, 256, 3)
+    image = env.render()
+    assert image is not None
+    assert image.shape == (256, 256, 3)
     assert make().render() is None
+
+
+IDLE = np.zeros(7, np.float32)
+
+
+def test_a_fault_comes_at_its_step_and_no_more_often_than_asked_for() -> None:
+    env = FaultyEnv("raise", at_step=2, times=1)
+    env.reset(seed=0)
+    env.step(IDLE)
+    with pytest.raises(RuntimeError, match="as it was told to"):
+        env.step(IDLE)
+    env.reset(seed=0)
+    env.step(IDLE)
+    env.step(IDLE)
+
+
+def test_step_zero_is_the_reset() -> None:
+    env = FaultyEnv("raise", at_step=0)
+    with pytest.raises(RuntimeError):
+        env.reset(seed=0)
+    env.reset(seed=0)
+
+
+def test_a_ledger_counts_faults_of_processes_that_came_before(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            FaultyEnv("raise", at_step=0, times=2, ledger=str(tmp_path)).reset(seed=0)
+    FaultyEnv("raise", at_step=0, times=2, ledger=str(tmp_path)).reset(seed=0)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("fault", ["wrong_shape", "wrong_dtype", "missing_key"])
+def test_an_observation_at_fault_is_not_of_its_space(fault: str) -> None:
+    env = FaultyEnv(fault, at_step=1)
+    assert env.observation_space.contains(env.reset(seed=0)[0])
+    assert not env.observation_space.contains(env.step(IDLE)[0])
+
+
+def test_a_reward_at_fault_is_no_number() -> None:
+    env = FaultyEnv("not_finite_reward", at_step=1)
+    env.reset(seed=0)
+    assert np.isnan(env.step(IDLE)[1])
+    assert np.isfinite(env.step(IDLE)[1])
+
+
+def test_an_unknown_fault_is_refused() -> None:
+    with pytest.raises(ValueError, match="'sulks' is not a valid Fault"):
+        FaultyEnv("sulks")

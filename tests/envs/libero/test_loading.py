@@ -1,8 +1,8 @@
-"""What is refused before a simulation starts: another MuJoCo, no way to draw, assets that lack a
-file.
-"""
+"""LIBERO is loaded quietly, in any process, with or without what it imports and never uses."""
 
 import _ctypes
+import asyncio
+import importlib
 import os
 import shutil
 import subprocess
@@ -12,18 +12,25 @@ import types
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from vla_rl.actors import Runtime
+from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.env_workers.checked_env import CheckedEnv
 from vla_rl.envs.libero import LiberoEnv
-from vla_rl.envs.libero.loading import check_mujoco_version, load_simulator
+from vla_rl.envs.libero.loading import (
+    check_mujoco_version,
+    load_simulator,
+    without_optional_modules,
+)
 from vla_rl.envs.libero.probe import probe_physics
 from vla_rl.envs.mujoco import loading
-from vla_rl.envs.mujoco.loading import _disable_asset_cache
+from vla_rl.envs.mujoco.loading import _disable_asset_cache, device_order
 from vla_rl.errors import EnvError
-from vla_rl.types import EnvSpec
+from vla_rl.types import EnvSpec, EpisodeSpec
 
 
 def test_a_killed_process_leaves_no_folder_that_the_next_one_does_not_use(tmp_path: Path) -> None:
@@ -76,7 +83,7 @@ def test_the_mujoco_of_published_results_is_taken(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["3.2.7", "3.3.3", "3.4.0", "3.8.1"])
-def test_a_mujoco_with_other_physics_or_pictures_is_refused(version: str) -> None:
+def test_a_mujoco_with_other_physics_or_images_is_refused(version: str) -> None:
     with pytest.raises(EnvError, match=f"mujoco is {version}, expected >=3.3.0,<3.3.3.*ramekin"):
         check_mujoco_version(version)
 
@@ -124,7 +131,7 @@ def _run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 # in the suite, the next test finds the same error, before an episode
 @pytest.mark.proof
-def test_an_environment_that_cannot_draw_says_so_at_its_first_picture() -> None:
+def test_an_environment_that_cannot_draw_says_so_at_its_first_image() -> None:
     done = _run(
         "from vla_rl.envs.libero import LiberoEnv; env = LiberoEnv('libero_object', "
         "assets='stand-ins');"
@@ -230,3 +237,105 @@ def test_the_bowl_of_spatial_task_5_settles_on_the_ramekin(assets: str) -> None:
     assert resting.offset_m < 0.03
     assert 0.02 < resting.height_m < 0.06
     assert resting.speed < 0.01
+
+
+SPEC = EnvSpec(
+    id="vla_rl/libero_object-v0",
+    kwargs={
+        "task_id": 1,
+        "assets": "stand-ins",
+        "quality": "fast",
+        "physics": "fast",
+        "num_settle_steps": 2,
+    },
+)
+UP = np.array([0, 0, 1, 0, 0, 0, -1], np.float32)
+
+
+async def play(pool: SimulatorPool, number: int, meet: asyncio.Barrier) -> tuple[int, Any]:
+    """One step of the same episode, with the others at the same time."""
+    episode = EpisodeSpec(
+        episode_id=number, group_id=0, member=number, env=SPEC, task="t", seed=1, policy_seed=number,
+        options={"init_state_id": 3},
+    )  # fmt: skip
+    async with pool.lease(episode) as env:
+        await env.reset()
+        await meet.wait()
+        return env.process.pid, (await env.step(UP))[0]
+
+
+async def test_two_forks_of_one_scene_draw_the_same_episode_with_little_memory_of_their_own() -> (
+    None
+):
+    async with (
+        asyncio.timeout(590),
+        Runtime(name="test") as runtime,
+        SimulatorPool(runtime, SimulatorConfig(num_envs=2), specs=[SPEC]) as pool,
+    ):
+        meet = asyncio.Barrier(2)
+        (one, seen_by_one), (two, seen_by_two) = await asyncio.gather(
+            *(play(pool, k, meet) for k in range(2))
+        )
+        assert one != two
+        for key in ("image", "wrist_image", "state"):
+            np.testing.assert_array_equal(seen_by_one[key], seen_by_two[key])
+        assert seen_by_one["image"].std() > 10  # an image, and not a black one
+        # with the scene and its simulator in each of them it is 600; Mesa's software renderer is
+        # most of what is left
+        assert pool.metrics()["simulation/private_mb_max"] < 170
+
+
+@pytest.mark.parametrize(
+    ("is_software", "process_index", "order"),
+    [
+        ([False, False, False, True], 0, [0, 1, 2, 3]),
+        ([False, False, False, True], 1, [1, 2, 0, 3]),
+        ([False, False, False, True], 5, [2, 0, 1, 3]),
+        ([True, False, False], 1, [2, 1, 0]),
+        ([True], 7, [0]),
+        ([], 0, []),
+    ],
+)
+def test_processes_take_the_gpus_in_turn_and_the_cpu_last(
+    is_software: list[bool], process_index: int, order: list[int]
+) -> None:
+    assert device_order(is_software, process_index) == order
+
+
+FAMILIES = ("gym", "wand", "wand.api", "wand.image", "skimage", "skimage.filters")
+
+
+@pytest.fixture
+def none_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.import_module
+
+    def refused(name: str, package: str | None = None) -> object:
+        if name.split(".")[0] in ("wand", "skimage"):
+            raise ImportError(name)
+        return found(name, package)
+
+    for name in FAMILIES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(importlib, "import_module", refused)
+
+
+@pytest.mark.usefixtures("none_installed")
+def test_imports_succeed_inside_and_nothing_is_left_of_them() -> None:
+    with without_optional_modules():
+        from gym import Env  # noqa: F401
+        from skimage.filters import gaussian  # noqa: F401
+        from wand.api import library
+
+        library.MagickMotionBlurImage.argtypes = ()  # as LIBERO-plus sets it
+    assert not set(FAMILIES) & set(sys.modules)
+
+
+@pytest.mark.usefixtures("none_installed")
+def test_a_task_that_uses_one_is_told_what_to_install() -> None:
+    with without_optional_modules():
+        from skimage.filters import gaussian
+        from wand.image import Image
+    with pytest.raises(EnvError, match=r"motion blur .* `pip install Wand`"):
+        Image(blob=b"")
+    with pytest.raises(EnvError, match="needs scikit-image"):
+        gaussian(None)

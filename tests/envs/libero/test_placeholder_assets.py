@@ -249,12 +249,12 @@ def test_a_turned_surface_looks_outwards() -> None:
     assert volume == pytest.approx(2 * np.sqrt(2) * 0.01**2 * 0.02, rel=0.01)
 
 
-def test_textures_are_pictures() -> None:
-    pictures = {
+def test_textures_are_images() -> None:
+    images = {
         name: content for name, content in placeholder_files().items() if name.endswith(".png")
     }
-    assert len(pictures) == 8
-    for content in pictures.values():
+    assert len(images) == 8
+    for content in images.values():
         decoded = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)
         assert decoded is not None
         assert decoded.shape[0] == decoded.shape[1]

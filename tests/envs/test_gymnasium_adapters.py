@@ -1,13 +1,20 @@
-"""Action chunks: open loop, one reward a row, an exact end, and no picture that nobody sees."""
+"""Action chunks as a wrapper, instructions in gymnasium's own vector environments."""
 
+import copy
+import string
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector.utils import (
+    create_shared_memory,
+    read_from_shared_memory,
+    write_to_shared_memory,
+)
 
-from vla_rl.envs.gymnasium_adapters import ActionChunks, run_chunk
+from vla_rl.envs.gymnasium_adapters import ActionChunks, Words, run_chunk
 
 
 class Countdown(gymnasium.Env[np.ndarray, np.ndarray]):
@@ -140,7 +147,7 @@ def test_a_chunk_size_below_one_is_refused() -> None:
         ActionChunks(Countdown(length=1), chunk_size=0)
 
 
-def test_an_episode_cut_by_gymnasiums_time_limit_still_shows_its_last_picture() -> None:
+def test_an_episode_cut_by_gymnasiums_time_limit_still_shows_its_last_image() -> None:
     env = gymnasium.make("vla_rl.envs:vla_rl/toy_reach-v0", task_id=0, max_episode_steps=3)
     env.reset(seed=0)
     right = np.tile(np.array([0.2, 0, 0, 0, 0, 0, 0], np.float32), (8, 1))
@@ -148,3 +155,26 @@ def test_an_episode_cut_by_gymnasiums_time_limit_still_shows_its_last_picture() 
     assert truncated
     assert len(rewards) == 3
     assert np.array_equal(observation["image"], env.unwrapped._draw())
+
+
+SPACE = Words(32, charset=string.ascii_lowercase + " ")
+
+
+def test_instructions_are_read_whenever_they_are_asked_for() -> None:
+    memory = create_shared_memory(SPACE, n=2)
+    seen = read_from_shared_memory(SPACE, memory, n=2)
+    write_to_shared_memory(SPACE, 0, "open the drawer", memory)
+    write_to_shared_memory(SPACE, 1, "close it", memory)
+    assert (seen[0], seen[1], seen[:], len(seen)) == (
+        "open the drawer", "close it", ("open the drawer", "close it"), 2,
+    )  # fmt: skip
+    write_to_shared_memory(SPACE, 1, "close the box", memory)
+    assert seen[1] == "close the box"
+
+
+def test_a_copy_keeps_the_instructions_of_its_moment() -> None:
+    memory = create_shared_memory(SPACE, n=1)
+    write_to_shared_memory(SPACE, 0, "open the drawer", memory)
+    kept = copy.deepcopy(read_from_shared_memory(SPACE, memory, n=1))
+    write_to_shared_memory(SPACE, 0, "close it", memory)
+    assert kept == ("open the drawer",)
