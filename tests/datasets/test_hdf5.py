@@ -80,7 +80,7 @@ def virtual(file: h5py.File) -> None:
         (replaced(STATE, data=np.zeros(3)), r"'obs/ee_pos' is \[3\], expected \[T, D\]"),
         (
             replaced("data/demo_0/obs/agentview_rgb", data=np.zeros((3, 8, 8, 3), np.float32)),
-            r"'obs/agentview_rgb' is float32 of shape \[3, 8, 8, 3\], expected pictures, uint8",
+            r"'obs/agentview_rgb' is float32 of shape \[3, 8, 8, 3\], expected images, uint8",
         ),
         (lambda file: file.create_group("data/demo_x"), "'data' has 'demo_x', expected demo_ and"),
         (replaced("data/demo_0", data=1.0), "demo_0 is not a group of LIBERO's layout"),

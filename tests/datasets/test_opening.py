@@ -185,7 +185,7 @@ def test_a_recording_that_is_damaged_is_refused(tmp_path: Path) -> None:
         ),
         (
             {"image": np.zeros((1, 8, 8, 3), np.uint8)},
-            r"has 1 pictures of 'image', expected 2, one for each action",
+            r"has 1 images of 'image', expected 2, one for each action",
         ),
         (
             {"action": np.full((2, 7), np.nan, np.float32)},
@@ -277,9 +277,7 @@ def test_what_is_no_vector_for_each_step_is_refused(shape: tuple[int, ...]) -> N
 
 
 def test_a_camera_that_is_not_there_is_named() -> None:
-    with pytest.raises(
-        DataError, match=r"a has no pictures 'head', only \['image', 'wrist_image'\]"
-    ):
+    with pytest.raises(DataError, match=r"a has no images 'head', only \['image', 'wrist_image'\]"):
         made_episode("a", 2).observation(0, cameras=("image", "head"))
 
 

@@ -35,7 +35,7 @@ BEHIND_ANOTHER = {
     "lerobot/frames.py: VideoFile.decode": "calls decode_frames, which has the guard",
     "lerobot/frames.py: Videos.__init__": "calls VideoFile.decode",
     "lerobot/writing.py: compute_stats": "takes a table that was made in memory",
-    "lerobot/writing.py: LeRobotWriter._forget_uncounted": "lists what its own writer left behind",
+    "lerobot/writing.py: LeRobotWriter._remove_uncounted": "lists what its own writer left behind",
     "prompts.py": "rows of questions, whose readers tests/datasets/test_prompts.py damages",
 }
 """Modules and functions that read without a guard of their own, each with the reason."""

@@ -32,7 +32,7 @@ def changed(root: Path, **arrays: Any) -> Path:
         ({"is_success": np.array([True])}, "'is_success' is None, expected true or false"),
         ({"action": np.array([["1"] * 7] * 3)}, r"'action' is <U1 of shape \[3, 7\], expected num"),
         ({"state": np.array(1.0)}, r"'state' is float64 of shape \[\], expected numbers"),
-        ({"image": np.zeros((3, 8, 8, 3))}, r"'image' is float64 of shape .* expected pictures"),
+        ({"image": np.zeros((3, 8, 8, 3))}, r"'image' is float64 of shape .* expected images"),
         ({"image": np.array([{}] * 3)}, "'image' holds Python objects"),
     ],
 )

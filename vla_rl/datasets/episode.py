@@ -15,7 +15,12 @@ called, in any thread."""
 
 
 class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
-    """T control steps of one episode. Numbers are in memory, frames are read on demand."""
+    """T control steps of one episode. Numbers are in memory, frames are read on demand.
+
+    Example:
+        RecordedEpisode(name="push_demo.hdf5: demo_3", instruction="push the plate", actions=...,  # [87, 7]
+            vectors={"state": ...}, frames={"image": read_frame}, is_success=True)
+    """
 
     name: str
     """Name of the episode in logs and errors; unique in its data set."""
@@ -76,6 +81,7 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
                     f"{self.name}: {len(values)} rows of {key!r}, expected {len(self.actions)} "
                     "like actions."
                 )
+        # one NaN makes every weight of a policy NaN in the first update, and nothing tells where it came from
         for key, values in {"actions": self.actions, **columns}.items():
             if not np.isfinite(values).all():
                 step = int(np.argwhere(~np.isfinite(values))[0][0])
@@ -89,7 +95,7 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.actions)
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def step_instructions(self) -> tuple[str, ...]:
         """The task in words at each control step, T of them."""
         return self.instructions or (self.instruction,) * len(self.actions)
 
@@ -103,7 +109,7 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
         lost = sorted(set(cameras or ()) - set(self.frames))
         if lost:
             raise DataError(
-                f"{self.name} has no pictures {lost[0]!r}, only {sorted(self.frames)}; use a data "
+                f"{self.name} has no images {lost[0]!r}, only {sorted(self.frames)}; use a data "
                 f"set with this camera or, if it has another name, set fields = {{{lost[0]!r}: "
                 "...} to its feature."
             )

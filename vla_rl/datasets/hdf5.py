@@ -70,8 +70,9 @@ def read_hdf5(path: Path, *, keep_idle: bool = False) -> list[RecordedEpisode]:
 
     Raises: DataError, naming the file, the demonstration and the missing field.
     """
-    import h5py  # needed only to read such files
+    import h5py  # slow to import, needed only to read such files
 
+    # HDF5 itself raises KeyError, OSError or RuntimeError for one and the same damage, by where it is
     with reading(path, WHOLE_FILE, DOWNLOAD_AGAIN), h5py.File(path, "r") as file:
         if "data" not in file:
             raise DataError(
@@ -128,6 +129,7 @@ def _get_dataset(group: Any, name: str, where: str) -> Any:
     found = _get_member(group, name, where)
     if not isinstance(found, h5py.Dataset):
         raise DataError(f"{where}: {name!r} is no array, expected a row for each control step.")
+    # other files may be anywhere, change later, or be missing on the machine that trains
     if found.is_virtual or found.external:
         raise DataError(
             f"{where}: {name!r} is stored in other files, expected data in the file itself; copy "
@@ -229,7 +231,7 @@ def _read_episode(
 def _require_frames(frames: Any, where: str) -> None:
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3:
         raise DataError(
-            f"{where} is {frames.dtype} of shape {list(frames.shape)}, expected pictures, uint8 "
+            f"{where} is {frames.dtype} of shape {list(frames.shape)}, expected images, uint8 "
             "[T, H, W, 3]."
         )
 
@@ -247,7 +249,7 @@ def _read_frame(path: Path, dataset: str, rows: np.ndarray, step: int) -> np.nda
 
     with (
         reading(
-            f"{path}: {dataset}, row {rows[step]}", "a picture that can be read", DOWNLOAD_AGAIN
+            f"{path}: {dataset}, row {rows[step]}", "an image that can be read", DOWNLOAD_AGAIN
         ),
         h5py.File(path, "r") as file,
     ):

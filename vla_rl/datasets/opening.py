@@ -29,7 +29,7 @@ RECORDING_KIND: Final = "a recorded demonstration"
 
 
 class ImageSettings(msgspec.Struct, kw_only=True):
-    """The fields of a `.settings.json` that say what pictures show."""
+    """The fields of a `.settings.json` that say how images were drawn."""
 
     image_size: int | None = None
     quality: str | None = None
@@ -53,7 +53,7 @@ def read_image_settings(folder: Path) -> dict[str, Any] | None:
         if settings != found[first]:
             raise DataError(
                 f"{path} says {msgspec.to_builtins(settings)}, and {first} says "
-                f"{msgspec.to_builtins(found[first])}; expected pictures of one kind in a data set: "
+                f"{msgspec.to_builtins(found[first])}; expected images of one kind in a data set: "
                 "record one of them again"
             )
     return next((msgspec.to_builtins(settings) for settings in found.values()), None)
@@ -100,10 +100,10 @@ def _read_numbers(values: np.ndarray, name: str, path: Path) -> np.ndarray:
 def _require_frames(frames: np.ndarray, name: str, num_steps: int, path: Path) -> None:
     if frames.ndim > 0 and len(frames) != num_steps:
         expected = f"expected {num_steps}, one for each action"
-        raise DataError(f"{path} has {len(frames)} pictures of {name!r}, {expected}.")
+        raise DataError(f"{path} has {len(frames)} images of {name!r}, {expected}.")
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3:
         raise DataError(
-            f"{path}: {name!r} is {frames.dtype} of shape {list(frames.shape)}, expected pictures, "
+            f"{path}: {name!r} is {frames.dtype} of shape {list(frames.shape)}, expected images, "
             "uint8 [T, H, W, 3]."
         )
 
@@ -176,6 +176,7 @@ def _read_any(path: Path, options: DatasetOptions) -> list[RecordedEpisode]:
         return [read_recording(path)]
     with reading(path, "a folder that can be listed", "check its permissions"):
         hdf5, recordings = sorted(path.rglob("*.hdf5")), sorted(path.rglob("*.npz"))
+    # a folder with both was mixed up by somebody: reading one kind in silence would halve the data
     if hdf5 and not recordings:
         return [
             episode for file in hdf5 for episode in read_hdf5(file, keep_idle=options.keep_idle)
@@ -210,6 +211,8 @@ def _check_signed_gripper(episodes: list[RecordedEpisode]) -> list[RecordedEpiso
     """
     if episodes[0].actions.shape[1] == 1:
         return episodes
+    # the two conventions differ in sign and in which end is open: a policy trained on the wrong one
+    # opens its gripper where it should close, and its loss does not show it
     if min(float(episode.actions[:, -1].min()) for episode in episodes) >= 0.0 and any(
         float(episode.actions[:, -1].max()) > 0.0 for episode in episodes
     ):

@@ -123,6 +123,7 @@ def read_prompts(path: str | Path, fields: Sequence[str] = ("prompt",)) -> Promp
         ) from error
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path} is no file; expected the .parquet or .jsonl file of a data set.")
+    # hundreds of episodes ask for the same file at once; a file that changed is another one
     key = (str(path.resolve()), status.st_mtime_ns, status.st_size, tuple(fields))
     with _OPENING_LOCK:
         if key not in _OPENED_FILES:

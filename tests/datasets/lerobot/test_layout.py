@@ -60,7 +60,7 @@ def test_a_description_of_another_form_is_refused(content: bytes, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("feature", "is_picture", "is_vector"),
+    ("feature", "is_image", "is_vector"),
     [
         (Feature(dtype="video", shape=(64, 64, 3)), True, False),
         (Feature(dtype="image", shape=(64, 64, 3)), True, False),
@@ -71,9 +71,9 @@ def test_a_description_of_another_form_is_refused(content: bytes, tmp_path: Path
     ],
 )
 def test_a_feature_is_a_picture_a_vector_or_neither(
-    feature: Feature, is_picture: bool, is_vector: bool
+    feature: Feature, is_image: bool, is_vector: bool
 ) -> None:
-    assert (feature.is_picture, feature.is_vector) == (is_picture, is_vector)
+    assert (feature.is_image, feature.is_vector) == (is_image, is_vector)
 
 
 def test_an_observation_has_the_name_of_its_feature_without_the_beginning() -> None:

@@ -74,7 +74,9 @@ def test_words_that_change_are_written_row_by_row(tmp_path: Path) -> None:
     LeRobotWriter(tmp_path / "ours", fps=10).add(episode)
     second = LeRobotWriter(tmp_path / "ours")
     second.add(msgspec.structs.replace(episode, name="again"))
-    assert [again.words for again in read_lerobot(tmp_path / "ours")] == [episode.words] * 2
+    assert [again.step_instructions for again in read_lerobot(tmp_path / "ours")] == [
+        episode.step_instructions
+    ] * 2
     (about,) = pq.read_table(
         tmp_path / "ours/meta/episodes/chunk-000/file-000.parquet", columns=["tasks"]
     ).to_pylist()

@@ -335,7 +335,7 @@ def test_fields_with_unusual_names_can_be_named(tmp_path: Path) -> None:
 
     change_rows(tmp_path, rename)
     with pytest.raises(
-        DataError, match=r"has no pictures 'image', .* set fields = .* to its feature"
+        DataError, match=r"has no images 'image', .* set fields = .* to its feature"
     ):
         read_lerobot(tmp_path)[0].observation(0, cameras=("image",))
     (episode, _) = read_lerobot(tmp_path, fields={"image": "observation.images.front"})

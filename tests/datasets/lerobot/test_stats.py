@@ -21,7 +21,7 @@ def assert_close(found: Stats, expected: Stats) -> None:
 
 
 def test_statistics_by_hand() -> None:
-    found = Stats.of_rows(np.array([[1, 10], [3, 10]], np.int64))
+    found = Stats.from_rows(np.array([[1, 10], [3, 10]], np.int64))
     assert found.min.tolist() == [1.0, 10.0]
     assert found.max.tolist() == [3.0, 10.0]
     assert found.mean.tolist() == [2.0, 10.0]
@@ -32,17 +32,17 @@ def test_statistics_by_hand() -> None:
 @given(ROWS, ROWS)
 def test_both_parts_together_have_the_statistics_of_all_rows(one: list, other: list) -> None:
     a, b = np.array(one), np.array(other)
-    together = Stats.of_rows(a).with_more(Stats.of_rows(b))
-    assert_close(together, Stats.of_rows(np.concatenate([a, b])))
+    together = Stats.from_rows(a).with_more(Stats.from_rows(b))
+    assert_close(together, Stats.from_rows(np.concatenate([a, b])))
 
 
 def test_plain_values_give_the_statistics_back() -> None:
-    stats = Stats.of_rows(np.array([[1.0, 2.0], [5.0, 4.0]]))
-    assert_close(Stats.of_values(stats.values(), "here"), stats)
+    stats = Stats.from_rows(np.array([[1.0, 2.0], [5.0, 4.0]]))
+    assert_close(Stats.from_values(stats.values(), "here"), stats)
 
 
 def test_a_feature_of_one_part_alone_keeps_its_statistics() -> None:
-    one, other = Stats.of_rows(np.array([[1.0]])), Stats.of_rows(np.array([[3.0]]))
+    one, other = Stats.from_rows(np.array([[1.0]])), Stats.from_rows(np.array([[3.0]]))
     found = merge_stats({"a": one}, {"a": other, "b": other})
     assert found["a"].mean.tolist() == [2.0]
     assert found["b"] is other

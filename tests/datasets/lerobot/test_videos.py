@@ -122,7 +122,7 @@ def test_a_size_other_than_described_is_refused_with_both(
     encode(filmed(tmp_path, described={"names": None, **described}), range(10))
     with pytest.raises(
         DataError,
-        match=r"file-000\.mp4 has pictures of 32x64 \(height x width\), meta/info\.json describes "
+        match=r"file-000\.mp4 has images of 32x64 \(height x width\), meta/info\.json describes "
         r"'observation\.images\.image' as 64x32",
     ):
         read_lerobot(tmp_path)

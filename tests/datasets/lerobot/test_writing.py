@@ -233,6 +233,6 @@ def test_pictures_that_change_their_size_are_refused_with_the_step(tmp_path: Pat
     frames = {"image": lambda step: np.zeros((*sizes[step], 3), np.uint8)}
     with pytest.raises(
         DataError,
-        match=r"a: the picture of control step 2 is uint8 of shape \[12, 6, 3\], expected",
+        match=r"a: the image of control step 2 is uint8 of shape \[12, 6, 3\], expected",
     ):
         LeRobotWriter(tmp_path).add(msgspec.structs.replace(episode, frames=frames))

@@ -125,7 +125,14 @@ def _plain(episode: RecordedEpisode) -> Any:
     }
     vectors = {key: values.tolist() for key, values in episode.vectors.items()}
     rewards = None if episode.rewards is None else episode.rewards.tolist()
-    return [episode.words, episode.actions.tolist(), vectors, frames, rewards, episode.is_success]
+    return [
+        episode.step_instructions,
+        episode.actions.tolist(),
+        vectors,
+        frames,
+        rewards,
+        episode.is_success,
+    ]
 
 
 def damaged(content: bytes, rng: random.Random, *, is_json: bool) -> bytes:

@@ -56,11 +56,11 @@ class ImageColumns:
 
         Raises: DataError, naming the row, if there is no image of 8 bits a channel.
         """
-        group, place = file.row_group_of(row)
-        image = self._decoded(file, feature, row, self._row_group(file, feature, group)[place])
+        group, index = file.find_row_group(row)
+        image = self._decoded(file, feature, row, self._row_group(file, feature, group)[index])
         if image.dtype != np.uint8:
             raise DataError(
-                f"{file.path}: {feature!r} is {_describe_kind(image)} in {file.place(row)}, expected 8 bits a "
+                f"{file.path}: {feature!r} is {_describe_kind(image)} in {file.describe_row(row)}, expected 8 bits a "
                 "channel; leave this camera out, or convert its images."
             )
         size = described.height_and_width
@@ -72,7 +72,7 @@ class ImageColumns:
                 file.path,
                 feature,
                 *image.shape[:2],
-                file.place(row),
+                file.describe_row(row),
                 *size,
             )
         if image.ndim == 2:
@@ -94,23 +94,23 @@ class ImageColumns:
     def _decoded(
         self, file: DataFile, feature: str, row: int, image: dict[str, Any] | None
     ) -> np.ndarray:
-        def place() -> str:
-            return f"{file.path}: {feature!r} in {file.place(row)}"
+        def describe() -> str:
+            return f"{file.path}: {feature!r} in {file.describe_row(row)}"
 
         data = image["bytes"] if image is not None else None
         if data is None and image is not None and image["path"]:
             path = self._root / image["path"]
-            with reading(place, "a row whose file is there", LEAVE_OUT):
+            with reading(describe, "a row whose file is there", LEAVE_OUT):
                 if not path.is_file():
                     raise DataError(
-                        f"{place()} names {image['path']}, which is no file; {LEAVE_OUT}."
+                        f"{describe()} names {image['path']}, which is no file; {LEAVE_OUT}."
                     )
                 data = path.read_bytes()
         if data is None:
-            raise DataError(f"{file.path}: {feature!r} is empty in {file.place(row)}.")
+            raise DataError(f"{file.path}: {feature!r} is empty in {file.describe_row(row)}.")
         import cv2  # slow to import, needed only for images
 
-        with reading(place, IMAGE_KIND, LEAVE_OUT):
+        with reading(describe, IMAGE_KIND, LEAVE_OUT):
             # as it is stored: anything else makes 8 bits of 16, and turns by what a camera noted
             found = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
             if found is None:
@@ -135,7 +135,11 @@ RATES_DIFFER: Final = 0.01
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """Rows of one episode in a video file."""
+    """Rows of one episode in a video file.
+
+    Example:
+        Segment(episode=2, from_s=6.7, row_s=np.array([0.0, 0.05, 0.1]))
+    """
 
     episode: int
     from_s: float
@@ -164,7 +168,7 @@ class VideoFile:
         Returns: the rate by the file's own times, if that is another than the data set's and was
             not needed.
 
-        Raises: DataError if a row has no frame, or the pictures have another size than described.
+        Raises: DataError if a row has no frame, or the images have another size than described.
         """
         tables = read_video_tables(self.path)
         self._require_size(tables.size)
@@ -235,7 +239,7 @@ class VideoFile:
         described = self._described.height_and_width
         if size is not None and described is not None and size != described:
             raise DataError(
-                f"{self.path} has pictures of {size[0]}x{size[1]} (height x width), meta/info.json "
+                f"{self.path} has images of {size[0]}x{size[1]} (height x width), meta/info.json "
                 f"describes {self._feature!r} as {described[0]}x{described[1]} (shape "
                 f"{list(self._described.shape)}, names {self._described.names}), expected the same; "
                 "correct the one that is wrong."

@@ -61,7 +61,12 @@ OURS: Final = "vla_rl/"
 
 
 class Feature(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One column of the data."""
+    """One column of the data.
+
+    Example:
+        Feature(dtype="image", shape=(256, 256, 3), names=["height", "width", "channel"])
+        Feature(dtype="float32", shape=(7,), names=["action"])
+    """
 
     dtype: str
     """`image`, `video`, or a type of number."""
@@ -77,7 +82,7 @@ class Feature(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The same in data sets of v2.0."""
 
     @property
-    def is_picture(self) -> bool:
+    def is_image(self) -> bool:
         """Whether the feature holds images."""
         return self.dtype in ("image", "video")
 
@@ -160,7 +165,7 @@ _PLAIN_FORMAT: Final = re.compile(r"(0?[1-9]?d)?")
 def format_path(pattern: str, root: Path, values: Mapping[str, str | int]) -> Path:
     """Return the file that a pattern of `meta/info.json` names.
 
-    Raises: DataError for a place holder that is not known, and for a file outside of `root`.
+    Raises: DataError for a placeholder that is not known, and for a file outside of `root`.
     """
     expected = f"expected a path below the folder, with some of {sorted(values)} in braces"
     where = f"{root / INFO_FILE}: the path {excerpt(pattern)}"
@@ -206,6 +211,7 @@ def encode_png(frame: np.ndarray) -> bytes:
     """Encode uint8 [H, W, 3], RGB, as PNG, without loss."""
     import cv2  # slow to import, needed only for images
 
+    # PNG and not JPEG: a data set that is read, written and read again keeps every bit
     _, data = cv2.imencode(".png", np.ascontiguousarray(frame[..., ::-1]))
     return bytes(data)
 
@@ -304,7 +310,7 @@ def _encode_images(
         frame = read(step)
         if frame.dtype != np.uint8 or frame.shape != feature.shape:
             raise DataError(
-                f"{episode}: the picture of control step {step} is {frame.dtype} of shape "
+                f"{episode}: the image of control step {step} is {frame.dtype} of shape "
                 f"{list(frame.shape)}, expected uint8 {list(feature.shape)} like the first."
             )
         encoded.append({"bytes": encode_png(frame), "path": None})

@@ -61,7 +61,7 @@ class _Rows(msgspec.Struct, frozen=True):
     begin: int
     end: int
 
-    def of(self, values: np.ndarray) -> np.ndarray:
+    def slice(self, values: np.ndarray) -> np.ndarray:
         """Return the episode's part of a column."""
         return values[self.begin : self.end]
 
@@ -80,20 +80,20 @@ class _Reader:
         others = self._other_features()
         described = self._info.features
         self._vectors = {key: name for key, name in others.items() if described[name].is_vector}
-        pictures = {key: name for key, name in others.items() if described[name].is_picture}
+        cameras = {key: name for key, name in others.items() if described[name].is_image}
         known = {key: name for key, name in self._features.items() if name is not None}
         _require_kinds(self._info, root, known)
-        self._pictures = {
-            key: name for key, name in known.items() if described[name].is_picture
-        } | pictures
-        left_out = sorted(set(others) - set(self._vectors) - set(pictures))
+        self._cameras = {
+            key: name for key, name in known.items() if described[name].is_image
+        } | cameras
+        left_out = sorted(set(others) - set(self._vectors) - set(cameras))
         if left_out:
             _log.warning(
                 "%s: only images and vectors of numbers are read; left out: %s",
                 root,
                 ", ".join(left_out),
             )
-        for key, name in list(self._pictures.items()):
+        for key, name in list(self._cameras.items()):
             if described[name].is_depth_map:
                 self._leave_out(key, "meta/info.json says that it is a depth map")
         self._tasks = read_tasks(root, self._info)
@@ -105,7 +105,7 @@ class _Reader:
 
         Raises: DataError if the caller named it.
         """
-        name = self._pictures.pop(key)
+        name = self._cameras.pop(key)
         if key in self._asked_for:
             raise DataError(
                 f"{self._root}: fields name {name!r} for {key!r}, but {reason}; expected a camera "
@@ -146,12 +146,12 @@ class _Reader:
         paths = sorted((self._root / "data").glob("*/*.parquet"))
         files = [DataFile(path, self._info.total_frames) for path in paths]
         files = [file for file in files if file.num_rows]
-        for key, name in list(self._pictures.items()):
+        for key, name in list(self._cameras.items()):
             if files and self._info.features[name].dtype == "image" and files[0].has(name):
                 deep = self._images.deep_kind(files[0], name, 0)
                 if deep is not None:
                     self._leave_out(key, f"its images are {deep}")
-        found = [episode for file in files for episode in self._episodes_of(file)]
+        found = [episode for file in files for episode in self._read_episodes(file)]
         found.sort(key=lambda numbered: numbered[0])
         numbers = [number for number, _ in found]
         expected = self._info.total_episodes
@@ -176,7 +176,7 @@ class _Reader:
         self._videos.match()
         return [episode for _, episode in found]
 
-    def _episodes_of(self, file: DataFile) -> list[tuple[int, RecordedEpisode]]:
+    def _read_episodes(self, file: DataFile) -> list[tuple[int, RecordedEpisode]]:
         indices, frames = file.integers("episode_index"), file.integers("frame_index")
         begins = np.flatnonzero(np.diff(indices, prepend=indices[:1] - 1))
         ends = np.append(begins[1:], len(indices))
@@ -189,11 +189,11 @@ class _Reader:
             if len(wrong):
                 row = begin + int(wrong[0])
                 raise DataError(
-                    f"{file.path}: {file.place(row)} is out of order, expected frame {row - begin}."
+                    f"{file.path}: {file.describe_row(row)} is out of order, expected frame {row - begin}."
                 )
             rows = _Rows(file, int(indices[begin]), begin, end)
             episodes.append(
-                (rows.episode, self._episode(rows, columns, rows.of(tasks), rows.of(times)))
+                (rows.episode, self._episode(rows, columns, rows.slice(tasks), rows.slice(times)))
             )
         return episodes
 
@@ -209,7 +209,7 @@ class _Reader:
 
     @property
     def _has_videos(self) -> bool:
-        return any(self._info.features[name].dtype == "video" for name in self._pictures.values())
+        return any(self._info.features[name].dtype == "video" for name in self._cameras.values())
 
     def _columns(self, file: DataFile) -> dict[str, np.ndarray]:
         """Return action, vectors and reward of all rows, by observation key."""
@@ -236,7 +236,7 @@ class _Reader:
         self._require_length(rows, about)
         words = self._words(rows, tasks.tolist(), about)
         ours = about.ours if about is not None else {}
-        values = {key: rows.of(column) for key, column in columns.items()}
+        values = {key: rows.slice(column) for key, column in columns.items()}
         rewards, success = values.pop(REWARD, None), values.pop(SUCCESS, None)
         return RecordedEpisode(
             name=str(ours.pop("name", f"{self._root}: episode {number}")),
@@ -246,7 +246,7 @@ class _Reader:
             vectors=values,
             frames={
                 key: self._frames(key, feature, rows, about, times)
-                for key, feature in self._pictures.items()
+                for key, feature in self._cameras.items()
             },
             rewards=rewards,
             is_success=None if success is None else bool(success[-1]),
@@ -258,7 +258,7 @@ class _Reader:
         if about is not None and length is not None and length != rows.end - rows.begin:
             raise DataError(
                 f"{rows.file.path} has {rows.end - rows.begin} rows of episode {rows.episode}, "
-                f"{about.place} says 'length' {length}, expected the same; download the folder "
+                f"{about.location} says 'length' {length}, expected the same; download the folder "
                 "again if it is incomplete."
             )
 
@@ -267,7 +267,7 @@ class _Reader:
         for step, task in enumerate(tasks):
             if task not in self._tasks:
                 raise DataError(
-                    f"{rows.file.path}: {rows.file.place(rows.begin + step)} has task {task}, which "
+                    f"{rows.file.path}: {rows.file.describe_row(rows.begin + step)} has task {task}, which "
                     "meta/tasks does not name."
                 )
         words = [self._tasks[task] for task in tasks]
@@ -285,7 +285,7 @@ class _Reader:
                 f"{self._root / INFO_FILE}: {feature!r} is a video, but there is no video_path."
             )
         row = about.row if about is not None else {}
-        place = about.place if about is not None else ""
+        location = about.location if about is not None else ""
         chunk, file, from_timestamp = (
             f"videos/{feature}/{name}" for name in ("chunk_index", "file_index", "from_timestamp")
         )
@@ -299,14 +299,14 @@ class _Reader:
             "video_key": feature,
             "episode_index": number,
             "episode_chunk": number // self._info.chunks_size,
-            "chunk_index": get_whole_number(row, chunk, place) if chunk in row else 0,
-            "file_index": get_whole_number(row, file, place) if file in row else 0,
+            "chunk_index": get_whole_number(row, chunk, location) if chunk in row else 0,
+            "file_index": get_whole_number(row, file, location) if file in row else 0,
         }
         path = format_path(self._info.video_path, self._root, values)
         is_needed = key in KNOWN_FIELDS  # frames of other features may never be read
         if is_needed and not path.is_file():
             raise DataError(f"{path} is missing, expected the frames {key!r} of episode {number}.")
-        from_s = get_number(row, from_timestamp, place) if from_timestamp in row else 0.0
+        from_s = get_number(row, from_timestamp, location) if from_timestamp in row else 0.0
         segment = Segment(number, from_s, times)
         return self._videos.add(path, feature, described, segment, is_needed=is_needed)
 
@@ -319,10 +319,10 @@ class _Reader:
 
 
 def _require_kinds(info: Info, root: Path, known: Mapping[str, str]) -> None:
-    """Raise DataError if a camera is no picture, or action or state no vector."""
+    """Raise DataError if a camera holds no images, or action or state no vector."""
     for key, name in known.items():
         found = info.features[name]
-        if key in ("image", "wrist_image") and not found.is_picture:
+        if key in ("image", "wrist_image") and not found.is_image:
             raise DataError(
                 f"{root / INFO_FILE}: {name!r} is of dtype {found.dtype!r}, expected image or video"
             )

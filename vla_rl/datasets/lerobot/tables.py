@@ -42,6 +42,7 @@ class DataFile:
     def __init__(self, path: Path, most_rows: int) -> None:
         self.path = path
         with reading(path, WHOLE_TABLE, CONVERT_AGAIN):
+            # without the checksums pyarrow returns other numbers for a flipped bit, and no error
             self._file = pq.ParquetFile(path, page_checksum_verification=True)
             metadata = self._file.metadata
             sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
@@ -84,7 +85,7 @@ class DataFile:
             if len(wrong):
                 row = int(wrong[0])
                 raise DataError(
-                    f"{self.path}: {name!r} has {lengths[row]} numbers in {self.place(row)}, "
+                    f"{self.path}: {name!r} has {lengths[row]} numbers in {self.describe_row(row)}, "
                     f"expected {width}."
                 )
             if values.null_count and not pa.types.is_floating(values.type):
@@ -95,20 +96,20 @@ class DataFile:
             bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
             if len(bad):
                 raise DataError(
-                    f"{self.path}: {name!r} is not a finite number in {self.place(int(bad[0]))}."
+                    f"{self.path}: {name!r} is not a finite number in {self.describe_row(int(bad[0]))}."
                 )
             return rows
 
     def encoded_image(self, name: str, row: int) -> dict[str, Any] | None:
         """Return `{"bytes": ..., "path": ...}` of one row without reading its whole row group."""
         self._require(name)
-        group, place = self.row_group_of(row)
+        group, index = self.find_row_group(row)
         with reading(f"{self.path}: {name!r}", "a column of images", CONVERT_AGAIN):
             for batch in self._file.iter_batches(1, row_groups=[group], columns=[name]):
-                if place == 0:
+                if index == 0:
                     return _parse_image(batch.column(0).to_pylist()[0])
-                place -= 1
-        raise DataError(f"{self.path}: {name!r} has no {self.place(row)}.")
+                index -= 1
+        raise DataError(f"{self.path}: {name!r} has no {self.describe_row(row)}.")
 
     def encoded_images(self, name: str, row_group: int) -> list[dict[str, Any] | None]:
         """Return `{"bytes": ..., "path": ...}` for every row of a row group."""
@@ -121,12 +122,12 @@ class DataFile:
                 raise ValueError(f"row group {row_group} has {len(images)} rows, not {expected}")
             return images
 
-    def row_group_of(self, row: int) -> tuple[int, int]:
+    def find_row_group(self, row: int) -> tuple[int, int]:
         """Return the row group of a row, and the position in it."""
         group = int(np.searchsorted(self._starts, row, side="right")) - 1
         return group, int(row - self._starts[group])
 
-    def place(self, row: int) -> str:
+    def describe_row(self, row: int) -> str:
         """Describe a row in words."""
         try:
             return (
@@ -163,7 +164,9 @@ class DataFile:
             )
         if column.null_count:
             row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-            where = f"row {row}" if name in ("episode_index", "frame_index") else self.place(row)
+            where = (
+                f"row {row}" if name in ("episode_index", "frame_index") else self.describe_row(row)
+            )
             raise DataError(f"{self.path}: {name!r} is empty in {where}.")
         return column
 
@@ -222,7 +225,7 @@ WORDS_COLUMNS: Final = ("task", "__index_level_0__")
 class EpisodeRow(msgspec.Struct, frozen=True):
     """The row of one episode in `meta/`."""
 
-    place: str
+    location: str
     """File and row, for errors."""
 
     row: Mapping[str, Any]
@@ -231,7 +234,7 @@ class EpisodeRow(msgspec.Struct, frozen=True):
     @property
     def length(self) -> int | None:
         """Return the number of its control steps; None if the row does not tell."""
-        return get_whole_number(self.row, "length", self.place) if "length" in self.row else None
+        return get_whole_number(self.row, "length", self.location) if "length" in self.row else None
 
     @property
     def ours(self) -> dict[str, str | int | float | bool]:
@@ -242,11 +245,11 @@ class EpisodeRow(msgspec.Struct, frozen=True):
                 continue
             if not isinstance(value, str | int | float | bool):
                 raise DataError(
-                    f"{self.place}: {key!r} is {excerpt(value)}, expected a text or a number."
+                    f"{self.location}: {key!r} is {excerpt(value)}, expected a text or a number."
                 )
             found[key.removeprefix(OURS)] = value
         if "name" in found:
-            get_text(self.row, f"{OURS}name", self.place)
+            get_text(self.row, f"{OURS}name", self.location)
         return found
 
 
@@ -268,16 +271,19 @@ def read_tasks(root: Path, info: Info) -> dict[int, str]:
 def _read_tasks_file(path: Path) -> dict[int, str]:
     rows = list(_iterate_json_lines(path) if path.suffix == ".jsonl" else _iterate_task_rows(path))
     tasks: dict[int, str] = {}
-    for place, row in rows:
-        index, words = get_whole_number(row, "task_index", place), get_text(row, "task", place)
-        _require_same_words(index, (str(path), tasks.setdefault(index, words)), (place, words))
+    for location, row in rows:
+        index, words = (
+            get_whole_number(row, "task_index", location),
+            get_text(row, "task", location),
+        )
+        _require_same_words(index, (str(path), tasks.setdefault(index, words)), (location, words))
     if not tasks:
         raise DataError(f"{path} names no task, expected one or more; {CONVERT_AGAIN}.")
     return tasks
 
 
 def _iterate_task_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield place and fields of each task, its words as `task`."""
+    """Yield location and fields of each task, its words as `task`."""
     rows = read_rows(path)
     with reading(path, WHOLE_TABLE, CONVERT_AGAIN):
         schema = pq.read_schema(path)
@@ -292,8 +298,8 @@ def _iterate_task_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             f"each task as {' or '.join(map(repr, WORDS_COLUMNS))}; rename the column that holds them."
         )
     for number, row in enumerate(rows):
-        place = f"{path}, row {number}"
-        words = {name: get_text(row, name, place) for name in names}
+        location = f"{path}, row {number}"
+        words = {name: get_text(row, name, location) for name in names}
         first = names[0]
         for name in names[1:]:
             compare_sources(
@@ -303,7 +309,7 @@ def _iterate_task_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 remedy="drop the column that is wrong",
                 error=DataError,
             )
-        yield place, {**row, "task": words[first]}
+        yield location, {**row, "task": words[first]}
 
 
 def read_episodes(root: Path, info: Info) -> dict[int, EpisodeRow]:
@@ -321,15 +327,15 @@ def read_episodes(root: Path, info: Info) -> dict[int, EpisodeRow]:
             for number, row in enumerate(read_rows(path, without="stats/"))
         ]
     episodes: dict[int, EpisodeRow] = {}
-    for place, row in rows:
-        number = get_whole_number(row, "episode_index", place)
+    for location, row in rows:
+        number = get_whole_number(row, "episode_index", location)
         known = {key: value for key, value in row.items() if value is not None}
         if number in episodes and episodes[number].row != known:
             raise DataError(
-                f"{place} describes episode {number} again, and differently than "
-                f"{episodes[number].place}, expected one row for each; remove the wrong one."
+                f"{location} describes episode {number} again, and differently than "
+                f"{episodes[number].location}, expected one row for each; remove the wrong one."
             )
-        episodes[number] = EpisodeRow(place, known)
+        episodes[number] = EpisodeRow(location, known)
     return episodes
 
 
@@ -350,7 +356,7 @@ def require_listed_tasks(number: int, words: set[str], about: EpisodeRow | None)
     if words & set(listed):
         _log.warning(
             "%s: 'tasks' is %s, and the rows of episode %d have also %s; each row keeps its own.",
-            about.place,
+            about.location,
             excerpt(listed),
             number,
             excerpt(sorted(words - set(listed))),
@@ -359,7 +365,7 @@ def require_listed_tasks(number: int, words: set[str], about: EpisodeRow | None)
     compare_sources(
         f"the task of episode {number}",
         ("its rows and the table of tasks", sorted(words)),
-        (f"{about.place}: 'tasks'", listed),
+        (f"{about.location}: 'tasks'", listed),
         remedy="correct the one that is wrong",
         error=DataError,
     )
@@ -376,7 +382,7 @@ def _require_same_words(index: int, first: tuple[str, str], second: tuple[str, s
 
 
 def _iterate_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield place and fields of each line of JSON."""
+    """Yield location and fields of each line of JSON."""
     expected = "lines of JSON in UTF-8"
     with reading(path, expected, CONVERT_AGAIN):
         lines = path.read_bytes().splitlines()

@@ -41,7 +41,10 @@ class VideoTables(NamedTuple):
 
     Attributes:
         times: float64 [N], when each is shown, in order, in s after the first.
-        size: height and width of the coded pictures; None if unknown.
+        size: height and width of the coded images; None if unknown.
+
+    Example:
+        VideoTables(times=np.array([0.0, 0.05, 0.1]), size=(256, 256))
     """
 
     times: np.ndarray
@@ -73,6 +76,7 @@ def _read_tables(trak: memoryview, movie_ticks: int, file_bytes: int) -> VideoTa
     stbl = _get_box(trak, b"mdia", b"minf", b"stbl")
     height, width = reversed(struct.unpack_from(">HH", _get_box(stbl, b"stsd"), 8 + 32))
     (num,) = struct.unpack_from(">I", _get_box(stbl, b"stsz"), 8)
+    # a frame takes a byte at least: a damaged count would otherwise allocate gigabytes
     if not 0 < num <= min(MOST_FRAMES, file_bytes):
         raise ValueError(f"{num} frames")
     steps = _read_runs(_get_box(stbl, b"stts"), num, ">u4")
@@ -106,13 +110,13 @@ def _find_moov(file: IO[bytes]) -> memoryview:
 
 
 def _iterate_boxes(content: memoryview) -> Iterator[tuple[bytes, memoryview]]:
-    place = 0
-    while place + 8 <= len(content):
-        size, kind = struct.unpack_from(">I4s", content, place)
-        if not 8 <= size <= len(content) - place:
+    begin = 0
+    while begin + 8 <= len(content):
+        size, kind = struct.unpack_from(">I4s", content, begin)
+        if not 8 <= size <= len(content) - begin:
             raise ValueError(f"a box of {size} bytes")
-        yield kind, content[place + 8 : place + size]
-        place += size
+        yield kind, content[begin + 8 : begin + size]
+        begin += size
 
 
 def _find_boxes(content: memoryview, kind: bytes) -> list[memoryview]:
@@ -224,7 +228,7 @@ def decode_frames(
         sizes = {(int(height), int(width)) for _, _, width, height in shown}
         errors = _find_error(words)
         if len(sizes) > 1:
-            raise ValueError(f"its pictures change their size: {sorted(sizes)}")
+            raise ValueError(f"its images change their size: {sorted(sizes)}")
         height, width = next(iter(sizes), (0, 0))
         if not shown or len(output) != len(expected) * height * width * 3:
             found = len(output) // (height * width * 3) if height * width else 0
@@ -246,7 +250,7 @@ def decode_frames(
                 f"its own tables at {expected[off.argmax()]:.4f} s"
             )
         if errors:
-            _log.warning("%s: ffmpeg reports %s; pictures may be damaged", path, errors)
+            _log.warning("%s: ffmpeg reports %s; images may be damaged", path, errors)
         frames = np.frombuffer(output, np.uint8).reshape(len(expected), height, width, 3)
         return frames[chosen - first], (height, width)
 

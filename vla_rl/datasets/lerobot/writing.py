@@ -53,22 +53,22 @@ class Stats(msgspec.Struct, frozen=True):
     count: int
 
     @classmethod
-    def of_rows(cls, rows: np.ndarray) -> "Stats":
+    def from_rows(cls, rows: np.ndarray) -> "Stats":
         """Compute the statistics over the first axis."""
         rows = rows.astype(np.float64)
         return cls(rows.min(0), rows.max(0), rows.mean(0), rows.std(0), len(rows))
 
     @classmethod
-    def of_values(cls, values: Mapping[str, Any], place: str) -> "Stats":
+    def from_values(cls, values: Mapping[str, Any], location: str) -> "Stats":
         """Return the inverse of `values`. Raises: DataError if they are no statistics."""
-        with reading(place, "statistics of one feature", "write the data set again"):
+        with reading(location, "statistics of one feature", "write the data set again"):
             low, high, mean, std = (
                 np.asarray(values[name], np.float64) for name in ("min", "max", "mean", "std")
             )
             (count,) = values["count"]
             if len({low.shape, high.shape, mean.shape, std.shape}) > 1:
                 raise ValueError(f"the shapes are {low.shape}, {high.shape} and {mean.shape}")
-            number = get_whole_number({"count": count}, "count", place)
+            number = get_whole_number({"count": count}, "count", location)
             if number == 0:
                 raise ValueError("count is 0")
         return cls(low, high, mean, std, number)
@@ -116,7 +116,7 @@ def compute_stats(
             )
             found[name] = _compute_pixel_stats(pixels, episode.num_steps)
         else:
-            found[name] = Stats.of_rows(
+            found[name] = Stats.from_rows(
                 np.array(table.column(name).to_pylist(), np.float64).reshape(len(table), -1)
             )
     return found
@@ -137,7 +137,7 @@ def read_stats(row: Mapping[str, Any], features: Iterable[str], path: Path) -> d
                 "every feature; was the data set written by another program?"
             )
     return {
-        name: Stats.of_values(values, f"{path}: 'stats/{name}' of episode {episode}")
+        name: Stats.from_values(values, f"{path}: 'stats/{name}' of episode {episode}")
         for name, values in found.items()
     }
 
@@ -207,7 +207,7 @@ class LeRobotWriter:
         )
         info = check_can_add(root, fps=fps, robot_type=robot_type)
         if info is not None:
-            self._go_on(info)
+            self._continue(info)
 
     @property
     def names(self) -> frozenset[str]:
@@ -231,40 +231,41 @@ class LeRobotWriter:
             )
         number = self._info.total_episodes
         tasks = {**self._tasks}
-        task_of = [tasks.setdefault(words, len(tasks)) for words in episode.words]
+        task_of = [tasks.setdefault(words, len(tasks)) for words in episode.step_instructions]
         table = layout.make_episode_table(
             episode, features, number, self._info.total_frames, task_of, self._info.fps
         )
         stats = compute_stats(episode, features, table)
-        place = {"chunk_index": number // CHUNKS_SIZE, "file_index": number % CHUNKS_SIZE}
-        about = pa.Table.from_pylist([self._episode_row(episode, place, stats)])
+        path_values = {"chunk_index": number // CHUNKS_SIZE, "file_index": number % CHUNKS_SIZE}
+        about = pa.Table.from_pylist([self._episode_row(episode, path_values, stats)])
         all_stats = merge_stats(self._stats, stats)
+        # info.json last: until it counts the episode, a reader sees the data set as it was before
         try:
-            _write_table(self._root / DATA_PATH.format(**place), table)
-            _write_table(self._root / EPISODES_PATH.format(**place), about)
+            _write_table(self._root / DATA_PATH.format(**path_values), table)
+            _write_table(self._root / EPISODES_PATH.format(**path_values), about)
             info = self._count(episode, features, tasks, all_stats)
         except OSError:
-            self._forget_uncounted(number)
+            self._remove_uncounted(number)
             raise
         self._info, self._tasks, self._stats = info, tasks, all_stats
         self._names.add(episode.name)
         return self
 
     def _episode_row(
-        self, episode: RecordedEpisode, place: dict[str, int], stats: dict[str, Stats]
+        self, episode: RecordedEpisode, path_values: dict[str, int], stats: dict[str, Stats]
     ) -> dict[str, Any]:
         """Return the row of `meta/episodes` for the next episode."""
         first_row = self._info.total_frames
         return {
             "episode_index": self._info.total_episodes,
-            "tasks": list(dict.fromkeys(episode.words)),
+            "tasks": list(dict.fromkeys(episode.step_instructions)),
             "length": episode.num_steps,
-            "data/chunk_index": place["chunk_index"],
-            "data/file_index": place["file_index"],
+            "data/chunk_index": path_values["chunk_index"],
+            "data/file_index": path_values["file_index"],
             "dataset_from_index": first_row,
             "dataset_to_index": first_row + episode.num_steps,
-            "meta/episodes/chunk_index": place["chunk_index"],
-            "meta/episodes/file_index": place["file_index"],
+            "meta/episodes/chunk_index": path_values["chunk_index"],
+            "meta/episodes/file_index": path_values["file_index"],
             **{
                 f"stats/{name}/{kind}": value
                 for name, stat in stats.items()
@@ -299,11 +300,11 @@ class LeRobotWriter:
         _replace_file(self._root / INFO_FILE, msgspec.json.format(msgspec.json.encode(info)))
         return info
 
-    def _go_on(self, info: Info) -> None:
-        self._forget_uncounted(info.total_episodes)
+    def _continue(self, info: Info) -> None:
+        self._remove_uncounted(info.total_episodes)
         episodes = read_lerobot(self._root) if info.total_episodes else []
         self._info, self._names = info, {episode.name for episode in episodes}
-        for words in (words for episode in episodes for words in episode.words):
+        for words in (words for episode in episodes for words in episode.step_instructions):
             self._tasks.setdefault(words, len(self._tasks))
         if not episodes:
             return
@@ -311,14 +312,14 @@ class LeRobotWriter:
             for row in read_rows(path):  # stats.json may count an episode that info.json does not
                 self._stats = merge_stats(self._stats, read_stats(row, info.features, path))
 
-    def _forget_uncounted(self, num_episodes: int) -> None:
+    def _remove_uncounted(self, num_episodes: int) -> None:
         """Remove files of episodes that do not count, which a killed writer or a full disk left."""
         for pattern in (DATA_PATH, EPISODES_PATH):
-            place = {
+            path_values = {
                 "chunk_index": num_episodes // CHUNKS_SIZE,
                 "file_index": num_episodes % CHUNKS_SIZE,
             }
-            (self._root / pattern.format(**place)).unlink(missing_ok=True)
+            (self._root / pattern.format(**path_values)).unlink(missing_ok=True)
         for part in self._root.rglob("*.part"):
             part.unlink()
 
