@@ -1,7 +1,7 @@
 """The score of plans that see nothing: `python -m benchmarks.driving_blind`.
 
 Each held-out scene is driven along its route with the same steady pull or brake, whatever the
-picture shows; the scene's reference and IDM's fastest careful proposal are graded beside. A policy
+image shows; the scene's reference and IDM's fastest careful proposal are graded beside. A policy
 that drives along the route has to score more than the best of these pulls to show that it sees.
 
 `--compare docs/results/driving.jsonl` takes the runs that `driving_result` kept there and that were

@@ -1,7 +1,7 @@
 """The driving score of drivers that see nothing: `python -m benchmarks.driving_blind_loop`.
 
 Each held-out drive of `srpo_driving_loop` is driven along its route towards the same speed,
-whatever the picture shows. A policy that drives along the route has to score more than the best of
+whatever the image shows. A policy that drives along the route has to score more than the best of
 these speeds to show that it sees.
 
 `--compare docs/results/driving_closed_loop.jsonl` takes the runs that `driving_result` kept there,

@@ -1,14 +1,14 @@
 """The senses that a policy along the route plans by: `python -m benchmarks.driving_senses FOLDER`.
 
-Each held-out scene is driven three times: as it is, with another scene's picture, and with another
+Each held-out scene is driven three times: as it is, with another scene's image, and with another
 scene's motion (speed, accelerations, yaw rate, steering and command; the route stays). The other
 scene is the seventh after it. What the score loses is what that sense is worth to the policy; a
-policy that loses nothing with another picture does not react to others, whom it knows from nothing
+policy that loses nothing with another image does not react to others, whom it knows from nothing
 else.
 
 Plans are by the mean of each number, as `grpo_driving`'s held-out ones. Prints a row a case: PDMS, and
 the mean difference of a scene from the first row, with halves of 95 % intervals. The last line is
-JSON: `scenes`; `own`; `other_picture` and `other_motion`, the differences, and their `_half`.
+JSON: `scenes`; `own`; `other_image` and `other_motion`, the differences, and their `_half`.
 """
 
 import argparse
@@ -31,8 +31,8 @@ NEXT: Final = 7
 """Scenes from one to the other whose senses it gets."""
 
 
-def with_other_picture(own: Observation, other: Observation) -> Observation:
-    """Return the observation with the other's picture."""
+def with_other_image(own: Observation, other: Observation) -> Observation:
+    """Return the observation with the other's image."""
     return {**own, "image": other["image"]}
 
 
@@ -58,10 +58,10 @@ def main() -> int:
     env = env.unwrapped
     seen = [env.reset(options={"init_state_id": number})[0] for number in range(options.scenes)]
     sampling = Sampling(greedy=True, by_mean=True, temperature=config.temperature)
-    scores: dict[str, list[float]] = {"own": [], "other_picture": [], "other_motion": []}
+    scores: dict[str, list[float]] = {"own": [], "other_image": [], "other_motion": []}
     for number, own in enumerate(seen):
         other = seen[(number + NEXT) % len(seen)]
-        cases = [own, with_other_picture(own, other), with_other_motion(own, other)]
+        cases = [own, with_other_image(own, other), with_other_motion(own, other)]
         tokens, _ = policy.sample(policy.prepare(cases), [sampling] * len(cases))
         plans = policy.decode(tokens.numpy())
         for values, plan in zip(scores.values(), plans, strict=True):

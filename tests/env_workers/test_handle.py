@@ -54,11 +54,11 @@ async def test_a_handle_behaves_as_the_environment_in_this_process(runtime: Runt
             expected, *expected_rest = here.step(row)
             observation, *rest = await env.step(row)
             assert rest == expected_rest
-        picture: Any = here.render()
-        assert np.array_equal(await env.render(), picture)
+        image: Any = here.render()
+        assert np.array_equal(await env.render(), image)
 
 
-async def test_frames_say_which_picture_of_the_observation_they_are(
+async def test_frames_say_which_image_of_the_observation_they_are(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parent / "support")
@@ -133,7 +133,7 @@ async def test_observations_stay_as_they_are_while_they_are_kept(
         kept = [(await env.reset(seed=0))[0]["image"]]
         kept += [(await env.step(STILL))[0]["image"] for _ in range(9)]
         assert not np.array_equal(kept[0], kept[1])
-        for earlier, later in zip(kept, kept[4:], strict=False):  # its pictures repeat after four
+        for earlier, later in zip(kept, kept[4:], strict=False):  # its images repeat after four
             assert np.array_equal(earlier, later)
         with pytest.raises(ValueError, match="read-only"):
             kept[0][0, 0, 0] = 1

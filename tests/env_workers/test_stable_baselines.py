@@ -55,13 +55,13 @@ def test_it_asks_and_sets_attributes_and_knows_wrappers() -> None:
         envs.close()
 
 
-def test_it_renders_all_environments_into_one_picture() -> None:
+def test_it_renders_all_environments_into_one_image() -> None:
     envs = make_sb3_vec("vla_rl.envs:vla_rl/toy_reach-v0", NUM_ENVS, render_mode="rgb_array")
     try:
         assert envs.render_mode == "rgb_array"
         envs.reset()
-        picture: Any = envs.render()
-        assert picture.shape == (512, 512, 3)  # four places of 256 x 256, one of them empty
+        image: Any = envs.render()
+        assert image.shape == (512, 512, 3)  # four tiles of 256 x 256, one of them empty
     finally:
         envs.close()
 

@@ -123,7 +123,7 @@ def test_a_mask_resets_only_some_environments_as_gymnasium_does(per_process: int
         )
 
 
-def test_pictures_are_rendered_by_every_environment() -> None:
+def test_images_are_rendered_by_every_environment() -> None:
     spec = EnvSpec(id=TOY.id, kwargs={"render_mode": "rgb_array"})
     with both(spec, per_process=2) as (ours, theirs):
         ours.reset(seed=0)

@@ -59,7 +59,7 @@ def test_a_wrapper_that_is_not_there_is_named(path: str) -> None:
         wrap_env(bare, [WrapperSpec(path=path)])
 
 
-def test_checks_of_gymnasium_need_no_picture_of_every_step_and_a_time_limit_may() -> None:
+def test_checks_of_gymnasium_need_no_image_of_every_step_and_a_time_limit_may() -> None:
     bare = gymnasium.make("vla_rl/toy_reach-v0").unwrapped
     assert not needs_every_step(OrderEnforcing(bare))
     assert needs_every_step(OrderEnforcing(TimeLimit(bare, 3)))

@@ -44,9 +44,9 @@ READERS = {
 
 OTHERS = {
     "envs/bench2drive/carla_side/vla_rl_agent.py": {"setup"},  # our own configuration
-    "envs/bench2drive/carla_side/vla_rl_first_junctions.py": {"main", "planner_of"},
+    "envs/bench2drive/carla_side/vla_rl_first_junctions.py": {"main", "make_planner"},
     "envs/bench2drive/carla_side/vla_rl_route_server.py": {"record"},  # beside the leaderboard
-    "envs/bench2drive/carla_side/vla_rl_wire.py": {"message_of"},  # tested with its peer
+    "envs/bench2drive/carla_side/vla_rl_wire.py": {"decode_message"},  # tested with its peer
     "envs/driving/closed_loop.py": {"set_state"},  # a state that get_state returned
     "envs/driving/one_decision.py": {"set_state"},
     "envs/navsim/export_scenes.py": {"load_split"},  # navsim's own files, in its environment

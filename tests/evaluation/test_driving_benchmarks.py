@@ -14,7 +14,7 @@ import vla_rl.envs  # noqa: F401  # registers ours
 from benchmarks import driving_result
 from benchmarks.driving_blind import above_blind
 from benchmarks.driving_blind_loop import FULL_PULL, drive, pull_towards
-from benchmarks.driving_senses import with_other_motion, with_other_picture
+from benchmarks.driving_senses import with_other_image, with_other_motion
 from vla_rl.envs.driving.world import draw_world
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
@@ -99,9 +99,9 @@ def test_a_repeated_seed_and_an_unfinished_run_are_refused(
 def test_a_sense_of_another_scene_leaves_the_others_alone() -> None:
     env = gymnasium.make("vla_rl/driving-v0", split="held_out", image_size=32, route_points=2)
     own, other = (env.reset(options={"init_state_id": number})[0] for number in (0, 7))
-    pictured, moved = with_other_picture(own, other), with_other_motion(own, other)
-    np.testing.assert_array_equal(pictured["image"], other["image"])
-    np.testing.assert_array_equal(pictured["state"], own["state"])
+    image_changed, moved = with_other_image(own, other), with_other_motion(own, other)
+    np.testing.assert_array_equal(image_changed["image"], other["image"])
+    np.testing.assert_array_equal(image_changed["state"], own["state"])
     np.testing.assert_array_equal(moved["image"], own["image"])
     np.testing.assert_array_equal(moved["state"][:10], other["state"][:10])
     np.testing.assert_array_equal(moved["state"][10:], own["state"][10:])

@@ -1,4 +1,4 @@
-"""Pictures: the tree, mermaid, graphviz's language, and files with and without graphviz."""
+"""Drawings: the tree, mermaid, graphviz's language, and files with and without graphviz."""
 
 import logging
 import os
@@ -135,7 +135,7 @@ def test_a_failing_dot_is_quoted(
         graph.draw(tmp_path / "graph.png")
 
 
-def test_an_unknown_picture_format_is_refused(graph: TaskGraph, tmp_path: Path) -> None:
+def test_an_unknown_image_format_is_refused(graph: TaskGraph, tmp_path: Path) -> None:
     with pytest.raises(GraphError, match=r"cannot draw into .*did you mean '.svg'"):
         graph.draw(tmp_path / "graph.svgz")
 

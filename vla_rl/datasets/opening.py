@@ -21,6 +21,8 @@ from vla_rl.util.arrays import read_npz
 from vla_rl.util.foreign_data import get_text, get_whole_number, reading
 from vla_rl.util.values import excerpt
 
+_log = logging.getLogger(__name__)
+
 _CAMERAS: Final = ("image", "wrist_image")
 _NUMBERS: Final = "biuf"
 """NumPy's letters of the types that become float32."""
@@ -114,8 +116,6 @@ def _read_truth(plain: dict[str, Any], name: str, path: Path) -> bool:
         raise DataError(f"{path}: {name!r} is {excerpt(value)}, expected true or false.")
     return bool(value)
 
-
-_log = logging.getLogger(__name__)
 
 NEAR_AN_END: Final = 0.1
 """Largest distance from -1 or 1 of a number that may be a gripper command."""

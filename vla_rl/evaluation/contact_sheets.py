@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from rich.table import Table
 
-from vla_rl.envs.driving.birds_eye import draw_drive, draw_plan, kind_of
+from vla_rl.envs.driving.birds_eye import draw_drive, draw_plan, get_layout
 from vla_rl.envs.driving.roads import LAYOUTS
 from vla_rl.evaluation.results import Key, episode_result
 from vla_rl.reporting import RunDirectory
@@ -103,7 +103,7 @@ def _chosen_scenes(split: str, kind: str | None) -> dict[int, str]:
         return dict.fromkeys(range(len(LAYOUTS)), kind)
     first: dict[str, int] = {}
     for number in range(MOST_SCENES):
-        first.setdefault(kind_of({"split": split}, number), number)
+        first.setdefault(get_layout({"split": split}, number), number)
     return {number: kind for kind, number in first.items()}
 
 

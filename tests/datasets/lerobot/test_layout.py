@@ -70,7 +70,7 @@ def test_a_description_of_another_form_is_refused(content: bytes, tmp_path: Path
         (Feature(dtype="string", shape=(1,)), False, False),
     ],
 )
-def test_a_feature_is_a_picture_a_vector_or_neither(
+def test_a_feature_is_a_image_a_vector_or_neither(
     feature: Feature, is_image: bool, is_vector: bool
 ) -> None:
     assert (feature.is_image, feature.is_vector) == (is_image, is_vector)

@@ -154,7 +154,7 @@ def test_every_camera_and_every_vector_of_numbers_is_read_and_the_rest_is_said(
     assert "left out: depth, words" in line
 
 
-def test_an_image_that_is_no_picture_is_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_no_image_are_refused(tmp_path: Path) -> None:
     published(tmp_path)
     with pytest.raises(
         DataError, match=r"'observation\.state' is of dtype 'float32', expected image or video"
@@ -308,7 +308,7 @@ def test_what_is_wrong_is_named_with_its_row(
 
 def test_an_image_that_is_none_is_named_when_it_is_asked_for(tmp_path: Path) -> None:
     def damage(rows: list[dict[str, Any]]) -> None:
-        rows[2]["observation.images.image"]["bytes"] = b"no picture"
+        rows[2]["observation.images.image"]["bytes"] = b"no image"
         rows[4]["observation.images.image"] = {"bytes": None, "path": None}
 
     change_rows(published(tmp_path), damage)

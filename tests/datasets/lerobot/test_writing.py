@@ -71,7 +71,7 @@ def narrow_episode(name: str, seed: int = 0) -> RecordedEpisode:
             "state": rng.normal(size=(4, 1)).astype(np.float32),
             "gripper": np.float32([[0], [1], [1], [0]]),
         },
-        frames={"image": made_episode("pictures", 4, seed).frames["image"]},
+        frames={"image": made_episode("images", 4, seed).frames["image"]},
         rewards=np.array([0.0, 0.0, 0.5, 1.0], np.float32),
         is_success=True,
     )
@@ -155,7 +155,7 @@ def test_statistics_of_episodes_add_up_to_those_of_the_data_set(tmp_path: Path) 
     assert np.ravel(image["std"]) == pytest.approx(pixels.std((0, 1, 2)), abs=1e-5)
 
 
-def test_episodes_without_pictures_are_written_read_and_gone_on_with(tmp_path: Path) -> None:
+def test_episodes_without_images_are_written_read_and_gone_on_with(tmp_path: Path) -> None:
     episodes = [msgspec.structs.replace(made_episode(name, 3), frames={}) for name in ("a", "b")]
     for episode in episodes:
         LeRobotWriter(tmp_path).add(episode)
@@ -227,7 +227,7 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
         LeRobotWriter(tmp_path)
 
 
-def test_pictures_that_change_their_size_are_refused_with_the_step(tmp_path: Path) -> None:
+def test_images_that_change_their_size_are_refused_with_the_step(tmp_path: Path) -> None:
     episode = made_episode("a", 3)
     sizes = {0: (12, 12), 1: (12, 12), 2: (12, 6)}
     frames = {"image": lambda step: np.zeros((*sizes[step], 3), np.uint8)}

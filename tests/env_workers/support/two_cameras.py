@@ -1,4 +1,4 @@
-"""An environment with two pictures to see, and another picture for people."""
+"""An environment with two images to see, and another image for people."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ class TwoCameras(gymnasium.Env[dict[str, Any], np.ndarray]):
         return self._observe(), 0.0, False, self._num_steps == 6, {}
 
     def render(self) -> Any:
-        """The picture that `render_key` names, else a third one."""
+        """The image that `render_key` names, else a third one."""
         return (
             self._observe()[self.render_key]
             if hasattr(self, "render_key")

@@ -77,14 +77,14 @@ async def test_a_policy_drives_a_route_of_the_leaderboard(tmp_path: Path) -> Non
     np.testing.assert_allclose((ride.acceleration * ride.right).sum(-1), 0.0, atol=0.1)
 
 
-async def test_an_agent_with_pictures_of_another_size_is_told_so(
+async def test_an_agent_with_images_of_another_size_is_told_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with host_of([]) as host:
         with caplog.at_level(logging.WARNING):
             status, errors = await drive(tmp_path, host.port, size=8)
     assert status != 0
-    assert "the picture of front is 8 x 8" in errors
+    assert "the image of front is 8 x 8" in errors
     assert "set the agent's size to 16" in caplog.text
 
 

@@ -16,7 +16,7 @@ def make(env_id: str = "driving_waypoints-v0", **kwargs: Any) -> Any:
 
 
 def driven(env: Any, scene: int, rows: np.ndarray) -> list[tuple[Any, ...]]:
-    """Drive a scene by one plan again and again; return pictures, rewards and scores."""
+    """Drive a scene by one plan again and again; return images, rewards and scores."""
     observation, _ = env.reset(options={"init_state_id": scene})
     found, is_over = [(observation["image"].tobytes(),)], False
     while not is_over:

@@ -132,7 +132,7 @@ def test_actions_that_are_not_finite_are_refused(env_id: str) -> None:
         env.step(np.zeros((5, 2), np.float32))
 
 
-def test_the_birds_eye_view_is_a_picture() -> None:
+def test_the_birds_eye_view_is_a_image() -> None:
     for env_id in ("driving-v0", "driving_waypoints-v0"):
         env = make(env_id, render_mode="rgb_array")
         env.reset(seed=1)

@@ -30,8 +30,8 @@ def export(
     for number, (token, changes) in enumerate(frames.items()):
         scene, _ = draw_scene(changes.pop("seed", number))
         save_scene(root / "cache" / f"{token}.npz", scene)
-        picture = np.full((90, 160, 3), 20 * number, np.uint8)
-        imageio.imwrite(root / "sensors" / f"{token}.png", picture)
+        image = np.full((90, 160, 3), 20 * number, np.uint8)
+        imageio.imwrite(root / "sensors" / f"{token}.png", image)
         known[token] = {
             "log_name": "log",
             "time_us": 500_000 * number,

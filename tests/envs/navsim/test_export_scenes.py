@@ -75,13 +75,13 @@ def test_scenes_that_cannot_be_written_are_left_out_by_name(tmp_path: Path) -> N
     assert "left out bad: polygon polygon0 of its map crosses itself" in done.stderr
 
 
-def test_a_folder_without_scenes_and_a_camera_without_pictures_are_named(
+def test_a_folder_without_scenes_and_a_camera_without_images_are_named(
     scenes: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match="has no scene files"):
         gymnasium.make("vla_rl/navsim-v0", folder=str(tmp_path))
     env = gymnasium.make("vla_rl/navsim-v0", folder=str(scenes), cameras=("cam_f0", "cam_l0"))
-    with pytest.raises(ValueError, match="scene a has no picture of cam_l0, only of cam_f0"):
+    with pytest.raises(ValueError, match="scene a has no image of cam_l0, only of cam_f0"):
         env.reset(options={"init_state_id": 0})
 
 

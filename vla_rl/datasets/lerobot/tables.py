@@ -27,6 +27,8 @@ from vla_rl.util.foreign_data import get_text, get_whole_number, reading
 from vla_rl.util.imports import pa, pq
 from vla_rl.util.values import compare_sources, excerpt
 
+_log = logging.getLogger(__name__)
+
 WHOLE_TABLE: Final = "a whole Parquet file"
 CONVERT_AGAIN: Final = "download or convert the data set again"
 
@@ -215,8 +217,6 @@ def read_rows(path: Path, *, without: str | None = None) -> list[dict[str, Any]]
         rows: list[dict[str, Any]] = file.read(columns=kept).to_pylist()
     return rows
 
-
-_log = logging.getLogger(__name__)
 
 WORDS_COLUMNS: Final = ("task", "__index_level_0__")
 """Columns of `meta/tasks.parquet` that hold the words: named, and as pandas stores a plain index."""

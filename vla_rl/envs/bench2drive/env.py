@@ -50,7 +50,7 @@ class ServedRoute:
     Args:
         server: address of the server, host:port.
         cameras: the front one first.
-        image_size: side of the pictures in pixels.
+        image_size: side of the images in pixels.
         timeout_s: longest wait for one message.
         start_s: longest wait for a route to start, CARLA included.
         route_points: points of the route that the state has too.
@@ -133,7 +133,7 @@ class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
             a pool takes the k-th.
         routes: ids of the routes, such as ("1711", "1773").
         cameras: any of CAMERAS, front always among them.
-        image_size: side of the pictures in pixels, which CARLA renders.
+        image_size: side of the images in pixels, which CARLA renders.
         step_limit: rows before the episode is truncated.
         timeout_s: longest wait for one message of the server.
         start_s: longest wait for a route to start, CARLA included.

@@ -11,10 +11,10 @@ from vla_rl.envs.bench2drive.carla_side.vla_rl_wire import (
     PREFIX,
     VERSION,
     WireError,
-    message_of,
+    decode_message,
     packed,
     require_version,
-    sizes_of,
+    unpack_sizes,
 )
 from vla_rl.envs.bench2drive.sensing import CAMERAS, RouteView, get_camera_key, make_control_message
 from vla_rl.envs.driving.closed_loop import DECISION_STEPS
@@ -41,7 +41,7 @@ class PolicyHost:
         decide: the policy.
         address: host and port to listen at; port 0 takes a free one.
         cameras: names of the cameras that the policy reads, the front one first.
-        image_size: side of the pictures in pixels.
+        image_size: side of the images in pixels.
         timeout_s: longest wait for one message of an agent.
         action: meaning of the policy's rows: moves, profiles or along_route.
         route_points: points of the route that the policy reads with the state.
@@ -153,14 +153,14 @@ class _Agent:
         try:
             async with asyncio.timeout(self._timeout_s):
                 prefix = await self._reader.readexactly(PREFIX.size)
-                header_size, body_size = sizes_of(prefix, self.peer)
+                header_size, body_size = unpack_sizes(prefix, self.peer)
                 header = await self._reader.readexactly(header_size)
                 body = await self._reader.readexactly(body_size)
         except TimeoutError as error:
             raise WireError(f"{self.peer} sent nothing for {self._timeout_s:g} s") from error
         except (OSError, asyncio.IncompleteReadError) as error:
             raise WireError(f"{self.peer} is gone before its route ended: {error}") from error
-        message = message_of(header, self.peer)
+        message = decode_message(header, self.peer)
         kind = message.get("kind")
         if kind not in kinds:
             raise WireError(f"{self.peer} sent {kind!r}, expected {' or '.join(kinds)}")

@@ -49,7 +49,7 @@ class RouteView:
     Args:
         plan: latitude, longitude and RoadOption of the route's points.
         cameras: names, the front one first.
-        image_size: side of the pictures in pixels.
+        image_size: side of the images in pixels.
         route_points: points of the route that the state has too.
     """
 
@@ -72,7 +72,7 @@ class RouteView:
         self._line = np.stack(
             [np.interp(along, self._marks, points[:, axis]) for axis in (0, 1)], -1
         )
-        self._place = 0
+        self._index = 0
         self._heading = math.atan2(*(points[1] - points[0])[::-1])
         self._steer = 0.0
         self.car = Car(0.0, 0.0, self._heading, 0.0, 0.0, 0.0, 0.0)
@@ -94,24 +94,24 @@ class RouteView:
             steer=self._steer,
             yaw_rate=-float(gyro or 0.0),
         )
-        first, last = max(self._place - _SEARCH[0], 0), self._place + _SEARCH[1]
+        first, last = max(self._index - _SEARCH[0], 0), self._index + _SEARCH[1]
         near = self._line[first : last + 1] - np.array([x, y])
-        self._place = first + int((near**2).sum(-1).argmin())
+        self._index = first + int((near**2).sum(-1).argmin())
 
     def observe(self, tick: Mapping[str, Any], body: bytes) -> Observation:
-        """Return the observation of a tick with pictures.
+        """Return the observation of a tick with images.
 
-        Raises: ValueError if a picture is missing or has another size.
+        Raises: ValueError if a image is missing or has another size.
         """
         observation: Observation = {}
-        pictures: Mapping[str, Sequence[int]] = tick["pictures"]
+        images: Mapping[str, Sequence[int]] = tick["pictures"]
         start = 0
         for name in self._cameras:
-            width, height = pictures.get(name, (0, 0))
+            width, height = images.get(name, (0, 0))
             end = start + 4 * width * height
             if (width, height) != (self._size, self._size) or end > len(body):
                 raise ValueError(
-                    f"the picture of {name} is {width} x {height} in {len(body)} bytes, expected "
+                    f"the image of {name} is {width} x {height} in {len(body)} bytes, expected "
                     f"{self._size} x {self._size}; set the agent's size to {self._size}."
                 )
             bgra = np.frombuffer(body[start:end], np.uint8).reshape(height, width, 4)
@@ -129,12 +129,12 @@ class RouteView:
         return observation
 
     def _command(self) -> str:
-        ahead = int(np.searchsorted(self._marks, self._place, side="right"))
+        ahead = int(np.searchsorted(self._marks, self._index, side="right"))
         return COMMANDS_BY_OPTION.get(self._options[min(ahead, len(self._options) - 1)], "unknown")
 
     def _route(self) -> np.ndarray:
-        places = self._place + ROUTE_STEP * np.arange(1, ROUTE_POINTS + 1)
-        points = self._line[np.minimum(places, len(self._line) - 1)]
+        indices = self._index + ROUTE_STEP * np.arange(1, ROUTE_POINTS + 1)
+        points = self._line[np.minimum(indices, len(self._line) - 1)]
         offset: Floats = points - np.array([self.car.x, self.car.y])
         cos, sin = math.cos(self.car.heading), math.sin(self.car.heading)
         ahead = cos * offset[:, 0] + sin * offset[:, 1]

@@ -19,7 +19,7 @@ NUM_IMAGES: Final = 5
 _EGO: Final = (X, Y, HEADING, VX, AX, STEER, YAW_RATE)
 
 
-def kind_of(kwargs: dict[str, Any], number: int) -> str:
+def get_layout(kwargs: dict[str, Any], number: int) -> str:
     """Return the layout of a scene of an environment with these keywords."""
     return str(kwargs.get("kind") or draw_world(number, kwargs["split"]).kind)
 
@@ -39,12 +39,12 @@ def draw_plan(kwargs: dict[str, Any], number: int, rows: np.ndarray) -> list[np.
     waypoints = decode_plan(rows[:NUM_WAYPOINTS], action, speed, route)
     reference, _ = best_proposal(world, version)
     (states,) = score_waypoints(world.scene(reference), waypoints[None], version).states
-    pictures = []
+    images = []
     for step in np.linspace(0, len(states) - 1, NUM_IMAGES).round().astype(int):
         car = Car(*(float(states[step, column]) for column in _EGO))
         others = world.tracks.poses[:, step]
-        pictures.append(observer.from_above(car, others, states[::5, :2]))
-    return pictures
+        images.append(observer.from_above(car, others, states[::5, :2]))
+    return images
 
 
 def draw_drive(kwargs: dict[str, Any], number: int, rows: np.ndarray) -> list[np.ndarray]:
@@ -58,11 +58,11 @@ def draw_drive(kwargs: dict[str, Any], number: int, rows: np.ndarray) -> list[np
     env.render_every_step = False
     env.reset(options={"init_state_id": number})
     moments = set(np.linspace(0, len(rows) - 1, NUM_IMAGES).round().astype(int).tolist())
-    pictures = []
+    images = []
     for step, row in enumerate(rows):
         if step in moments:
-            picture = env.render()
-            assert picture is not None
-            pictures.append(picture)
+            image = env.render()
+            assert image is not None
+            images.append(image)
         env.step(row)
-    return pictures
+    return images

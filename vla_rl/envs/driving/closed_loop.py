@@ -18,10 +18,14 @@ from vla_rl.envs.driving.observing import (
 )
 from vla_rl.envs.driving.plan_actions import NUM_WAYPOINTS, PlanAction, decode_plan
 from vla_rl.envs.driving.planner import best_proposal
-from vla_rl.envs.driving.roads import Floats
 from vla_rl.envs.driving.scores import Version, score_waypoints
 from vla_rl.envs.driving.scores.bench2drive import RouteRecord
-from vla_rl.envs.driving.scores.geometry import boxes_overlap, directions, project_to_polyline
+from vla_rl.envs.driving.scores.geometry import (
+    Floats,
+    boxes_overlap,
+    directions,
+    project_to_polyline,
+)
 from vla_rl.envs.driving.scores.motion import CONTROL_S, Car, Control, WaypointFollower, drive_car
 from vla_rl.envs.driving.scores.scene import AX, HEADING, PACIFICA, STEER, VX, YAW_RATE, X, Y
 from vla_rl.envs.driving.world import CONE, WALKER, Split, choose_scene, draw_world
@@ -148,7 +152,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         along, _ = project_to_polyline(self._centre[None, :2], self._world.roads.route)
         self._start = float(along[0])
         self._reached, self._away = 0.0, 0.0
-        self._picture: Observation | None = None
+        self._last_observation: Observation | None = None
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
         """Drive for 0.5 s by waypoints, or for 0.05 s by pedals and wheel; or add a waypoint."""
@@ -258,7 +262,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         """Return the total and the sub-scores of a plan against what was recorded."""
         scene = self._world.scene(best_proposal(self._world, version)[0])
         scores = score_waypoints(scene, waypoints[None], version)
-        return {version: float(scores.total[0]), **scores.sub_of(0)}
+        return {version: float(scores.total[0]), **scores.get_sub_scores(0)}
 
     def _tick(self, control: Control) -> None:
         """Advance by 0.05 s; the others every second time."""
@@ -309,9 +313,12 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         stop, roads = self._world.roads.stop, self._world.roads
         if stop is None:
             return False
-        place, after = roads.route[int(stop)], roads.route[int(stop) - 1]
-        way = place - after
-        return float((place[0] - self._car.x) * way[0] + (place[1] - self._car.y) * way[1]) > 4.049
+        position, after = roads.route[int(stop)], roads.route[int(stop) - 1]
+        way = position - after
+        return (
+            float((position[0] - self._car.x) * way[0] + (position[1] - self._car.y) * way[1])
+            > 4.049
+        )
 
     def _measure(self) -> None:
         along, away = project_to_polyline(self._centre[None, :2], self._world.roads.route)
@@ -324,7 +331,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         return RouteRecord(str(self._number), status, 100.0 * done, self._events)
 
     def _look(self) -> Observation:
-        if self.render_every_step or self._is_over or self._picture is None:
+        if self.render_every_step or self._is_over or self._last_observation is None:
             time_s = self._ticks * CONTROL_S
-            self._picture = self._observer.look(self._car, self._poses[1:], time_s)
-        return dict(self._picture)
+            self._last_observation = self._observer.look(self._car, self._poses[1:], time_s)
+        return dict(self._last_observation)

@@ -10,7 +10,8 @@ import cv2
 import numpy as np
 from gymnasium import spaces
 
-from vla_rl.envs.driving.roads import COMMANDS, Floats, Roads
+from vla_rl.envs.driving.roads import COMMANDS, Roads
+from vla_rl.envs.driving.scores.geometry import Floats
 from vla_rl.envs.driving.scores.motion import Car
 from vla_rl.envs.driving.scores.scene import PACIFICA
 from vla_rl.envs.driving.world import CAR, CONE, CYCLIST, WALKER, World
@@ -50,7 +51,7 @@ CAMERAS: Final[dict[str, float]] = {
 FIELD_OF_VIEW: Final = np.deg2rad(80.0)
 
 
-class Shown(NamedTuple):
+class RoadUsers(NamedTuple):
     """Road users to draw: poses [N, 3], sizes [N, 3] and kinds [N]."""
 
     poses: Floats
@@ -94,8 +95,8 @@ class Painter:
     Args:
         roads: of the scene.
         light: brightness.
-        size: side of the pictures in pixels.
-        crop: upper and lower edge of the part of a camera's picture that is kept, as shares of its
+        size: side of the images in pixels.
+        crop: upper and lower edge of the part of a camera's image that is kept, as shares of its
             height; it is stretched to the whole side.
     """
 
@@ -113,29 +114,29 @@ class Painter:
         self._sky = tuple(int(min(255, light * part)) for part in SKY)
         self._grass = tuple(int(min(255, light * part)) for part in GRASS)
 
-    def view(self, eye: Floats, yaw: float, shown: Shown, is_red: bool | None) -> np.ndarray:
+    def view(self, eye: Floats, yaw: float, users: RoadUsers, is_red: bool | None) -> np.ndarray:
         """Draw what a camera at `eye` [2] that looks along `yaw` sees: uint8 [size, size, 3]."""
         size, focal = self._size, self._focal
         cos, sin = np.cos(yaw), np.sin(yaw)
         depth = np.array([cos, sin, -cos * eye[0] - sin * eye[1]])
         left = np.array([-sin, cos, sin * eye[0] - cos * eye[1]])
         ground = [0, 0, focal * self._stretch * HEIGHT]
-        to_picture = np.stack(
+        to_image = np.stack(
             [size / 2 * depth - focal * left, self._horizon * depth + ground, depth]
         )
-        picture = cv2.warpPerspective(
-            self.plan, to_picture @ self._ground_of_plan, (size, size), borderValue=self._grass
+        image = cv2.warpPerspective(
+            self.plan, to_image @ self._ground_of_plan, (size, size), borderValue=self._grass
         )
-        picture[: int(self._horizon) + 1] = self._sky
+        image[: int(self._horizon) + 1] = self._sky
         if self._signal is not None and is_red is not None:
-            self._draw_signal(picture, depth, left, is_red)
-        self._draw_boxes(picture, eye, depth, left, shown)
-        return picture
+            self._draw_signal(image, depth, left, is_red)
+        self._draw_boxes(image, eye, depth, left, users)
+        return image
 
-    def _draw_signal(self, picture: np.ndarray, depth: Floats, left: Floats, is_red: bool) -> None:
+    def _draw_signal(self, image: np.ndarray, depth: Floats, left: Floats, is_red: bool) -> None:
         assert self._signal is not None
-        place, way = self._signal
-        spot = np.array([*(place + 11.0 * way + 3.0 * np.array([way[1], -way[0]])), 1.0])
+        position, way = self._signal
+        spot = np.array([*(position + 11.0 * way + 3.0 * np.array([way[1], -way[0]])), 1.0])
         away = float(depth @ spot)
         if away < NEAR:
             return
@@ -145,20 +146,20 @@ class Painter:
         radius = max(int(0.7 * self._focal / away), 1)
         for more, paint in ((1, (20, 20, 20)), (0, colour)):
             across, up = radius + more, int((radius + more) * self._stretch)
-            cv2.ellipse(picture, (int(x), int(y)), (across, up), 0, 0, 360, paint, -1)
+            cv2.ellipse(image, (int(x), int(y)), (across, up), 0, 0, 360, paint, -1)
 
     def _draw_boxes(
-        self, picture: np.ndarray, eye: Floats, depth: Floats, left: Floats, shown: Shown
+        self, image: np.ndarray, eye: Floats, depth: Floats, left: Floats, users: RoadUsers
     ) -> None:
-        if not len(shown.kinds):
+        if not len(users.kinds):
             return
-        centre = np.concatenate([shown.poses[:, :2], np.ones((len(shown.poses), 1))], -1)
+        centre = np.concatenate([users.poses[:, :2], np.ones((len(users.poses), 1))], -1)
         away = centre @ depth
         order = np.argsort(-away)
         order = order[(away[order] > 0.0) & (away[order] < 110.0)]
         if not len(order):
             return
-        poses, halves = shown.poses[order], shown.sizes[order] / 2
+        poses, halves = users.poses[order], users.sizes[order] / 2
         cos, sin = np.cos(poses[:, 2]), np.sin(poses[:, 2])
         signs = np.array([(1, 1), (-1, 1), (-1, -1), (1, -1)])
         forward = signs[:, 0] * halves[:, :1]
@@ -171,13 +172,13 @@ class Painter:
         column = size / 2 - focal * across / z
         tall = focal * self._stretch
         foot = self._horizon + tall * HEIGHT / z
-        top = self._horizon + tall * (HEIGHT - shown.sizes[order, 2:]) / z
+        top = self._horizon + tall * (HEIGHT - users.sizes[order, 2:]) / z
         points = np.stack([np.stack([column, foot], -1), np.stack([column, top], -1)], 1)
         fixed = np.clip(points * 16, -30000, 30000).astype(np.int32)
-        # a side is seen if its two corners run from right to left in the picture
+        # a side is seen if its two corners run from right to left in the image
         seen = column > np.roll(column, -1, 1)
         for row, number in enumerate(order):
-            kind = int(shown.kinds[number])
+            kind = int(users.kinds[number])
             colours = COLOURS[kind]
             base = np.array(colours[int(number) % len(colours)]) * self._light
             for face in range(4):
@@ -186,9 +187,11 @@ class Painter:
                 after = (face + 1) % 4
                 corners = fixed[row][[0, 0, 1, 1], [face, after, after, face]]
                 shade = (0.75, 1.0, 0.75, 0.85)[face]
-                cv2.fillConvexPoly(picture, corners, (base * shade).tolist(), shift=4)
+                cv2.fillConvexPoly(image, corners, (base * shade).tolist(), shift=4)
 
-    def from_above(self, pose: Floats, shown: Shown, trail: Floats, side: int = 256) -> np.ndarray:
+    def from_above(
+        self, pose: Floats, users: RoadUsers, trail: Floats, side: int = 256
+    ) -> np.ndarray:
         """Draw the scene from above, the car in the lower middle and facing up.
 
         Args:
@@ -199,20 +202,20 @@ class Painter:
         middle = np.array([side / 2, side * 0.75])
         turn = scale * np.array([[sin, -cos], [-cos, -sin]])
         shift = middle - turn @ pose[:2]
-        to_picture = np.concatenate([turn, shift[:, None]], 1)
-        whole = to_picture @ self._ground_of_plan
-        picture = cv2.warpAffine(self.plan, whole, (side, side), borderValue=self._grass)
-        for (x, y, heading), size, kind in zip(*shown, strict=True):
+        to_image = np.concatenate([turn, shift[:, None]], 1)
+        whole = to_image @ self._ground_of_plan
+        image = cv2.warpAffine(self.plan, whole, (side, side), borderValue=self._grass)
+        for (x, y, heading), size, kind in zip(*users, strict=True):
             colour = COLOURS[int(kind)][0]
-            _draw_box(picture, turn, shift, (x, y, heading), size, colour)
+            _draw_box(image, turn, shift, (x, y, heading), size, colour)
         for spot in trail:
             at = (turn @ spot + shift).astype(int)
-            cv2.circle(picture, at.tolist(), 2, (255, 230, 0), -1)
-        return picture
+            cv2.circle(image, at.tolist(), 2, (255, 230, 0), -1)
+        return image
 
 
 def _draw_box(
-    picture: np.ndarray,
+    image: np.ndarray,
     turn: Floats,
     shift: Floats,
     pose: tuple[float, float, float],
@@ -223,7 +226,7 @@ def _draw_box(
     half = size[:2] / 2
     corners = np.array([(1, 1), (-1, 1), (-1, -1), (1, -1)]) * half
     ground = corners @ np.array([[cos, sin], [-sin, cos]]) + pose[:2]
-    cv2.fillConvexPoly(picture, (ground @ turn.T + shift).astype(np.int32), colour)
+    cv2.fillConvexPoly(image, (ground @ turn.T + shift).astype(np.int32), colour)
 
 
 def _to_pixels(path: Floats) -> np.ndarray:
@@ -311,7 +314,7 @@ class Observer:
     Args:
         world: the scene.
         cameras: the front one first.
-        size: side of the pictures in pixels.
+        size: side of the images in pixels.
         crop: part of the cameras' height that is kept.
         route_points: points of the route that the state has too.
     """
@@ -336,10 +339,10 @@ class Observer:
         red = world.signal.is_red(time_s) if world.roads.stop is not None else None
         forward = np.array([np.cos(car.heading), np.sin(car.heading)])
         eye = np.array([car.x, car.y]) + 2.4 * forward
-        shown = Shown(others, self._sizes, self._kinds)
+        users = RoadUsers(others, self._sizes, self._kinds)
         observation: Observation = {
             get_camera_key(name): self.painter.view(
-                eye, car.heading + np.deg2rad(CAMERAS[name]), shown, red
+                eye, car.heading + np.deg2rad(CAMERAS[name]), users, red
             )
             for name in self._cameras
         }
@@ -355,12 +358,12 @@ class Observer:
     def from_above(self, car: Car, others: Floats, trail: Floats) -> np.ndarray:
         """Draw the scene from above, the car included."""
         centre = get_box_centre(car)
-        shown = Shown(
+        users = RoadUsers(
             np.concatenate([others, centre[None]]),
             np.concatenate([self._sizes, _CAR_SIZE]),
             np.concatenate([self._kinds, [CAR]]),
         )
-        return self.painter.from_above(centre, shown, trail)
+        return self.painter.from_above(centre, users, trail)
 
     def route(self, car: Car) -> np.ndarray:
         """Return the points of the route ahead in the car's frame: float32 [10, 2]."""

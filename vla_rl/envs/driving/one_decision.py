@@ -29,8 +29,8 @@ from vla_rl.envs.driving.plan_actions import (
     encode_plan,
 )
 from vla_rl.envs.driving.planner import CAREFUL, Manner, best_proposal, extend_path, propose
-from vla_rl.envs.driving.roads import Floats
 from vla_rl.envs.driving.scores import Scene, Version, score_waypoints
+from vla_rl.envs.driving.scores.geometry import Floats
 from vla_rl.envs.driving.scores.motion import Car
 from vla_rl.envs.driving.scores.pdm import measure_backward, parse_reward, weigh_reward
 from vla_rl.envs.driving.scores.scene import AX, HEADING, STEER, VX, YAW_RATE, X, Y
@@ -44,28 +44,27 @@ from vla_rl.envs.driving.world import (
 )
 from vla_rl.types import Info, Observation
 
+P = TypeVar("P", bound="PreparedScene")
+
 KEPT_SCENES: Final = 32
 """Scenes that the environments of a process keep, because the members of a group ask for the same
 one."""
 
 
-class Prepared(Protocol):
+class PreparedScene(Protocol):
     """A scene to drive in, and what is seen in it."""
 
-    def scene_of(self, version: Version) -> Scene: ...
+    def get_scene(self, version: Version) -> Scene: ...
     @property
-    def seen(self) -> Observation: ...
-    def seen_after(self, motion: Floats) -> Observation:
+    def observation(self) -> Observation: ...
+    def observe_after(self, motion: Floats) -> Observation:
         """Return what is seen at the end of a graded motion [41, 11]."""
-
-
-P = TypeVar("P", bound=Prepared)
 
 
 class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
     """Plan 4 s of driving at once, and be graded by PDMS or EPDMS.
 
-    Observation: `Prepared.seen`, and after the eighth row what is seen at the end of the motion.
+    Observation: `PreparedScene.observation`, and after the eighth row what is seen at the end of the motion.
     Action: float32 [3] in [-1, 1], one of the 8 rows of a plan of 4 s.
         moves: the move to one waypoint from the one 0.5 s before it, in that one's frame: -1 to 8 m
             ahead, -1.5 to 1.5 m and -0.6 to 0.6 rad to the left; see `moves`.
@@ -81,7 +80,7 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
 
     Args:
         num_scenes: number of scenes.
-        observation_space: space of `Prepared.seen`.
+        observation_space: space of `PreparedScene.observation`.
         version: pdms_v1 or epdms_v2.
         reward: total, a sub-score such as ego_progress, or several with weights, such as
             "total=1,lane_keeping=0.5".
@@ -170,11 +169,11 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
     def _graded(self) -> tuple[dict[str, float], Floats]:
         """Grade the plan; return its scores and the motion [41, 11] that they are of."""
         waypoints = self._waypoints()[None]
-        scores = score_waypoints(self._scene.scene_of(self._version), waypoints, self._version)
-        score = {"total": float(scores.total[0]), **scores.sub_of(0)}
+        scores = score_waypoints(self._scene.get_scene(self._version), waypoints, self._version)
+        score = {"total": float(scores.total[0]), **scores.get_sub_scores(0)}
         score["backward_m"] = float(measure_backward(waypoints).max())
         for version in self._also:
-            other = score_waypoints(self._scene.scene_of(version), waypoints, version)
+            other = score_waypoints(self._scene.get_scene(version), waypoints, version)
             score[version] = float(other.total[0])
         return score, scores.states[0]
 
@@ -183,7 +182,11 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
         return self._prepare(self._number)
 
     def _observe(self) -> Observation:
-        seen = self._scene.seen if self._motion is None else self._scene.seen_after(self._motion)
+        seen = (
+            self._scene.observation
+            if self._motion is None
+            else self._scene.observe_after(self._motion)
+        )
         return {
             key: value.copy() if isinstance(value, np.ndarray) else value
             for key, value in seen.items()
@@ -193,8 +196,8 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
         return decode_plan(
             np.array(self._rows),
             self._action,
-            float(self._scene.seen["state"][0]),
-            self._scene.seen.get("route"),
+            float(self._scene.observation["state"][0]),
+            self._scene.observation.get("route"),
         )
 
 
@@ -218,7 +221,7 @@ class OpenLoopDrivingEnv(OneDecisionEnv["_DrawnScene"]):
         kind: layout of every scene, such as four_way; None: drawn.
         version, reward, success_score, step_limit, action, also: as `OneDecisionEnv`'s.
         cameras: NavSim's names; cam_f0 is always among them.
-        image_size: side of the pictures in pixels.
+        image_size: side of the images in pixels.
         crop: upper and lower edge of the part of the cameras' height that is kept and stretched to
             the side; (0.35, 0.75) shows a road 2.5 times as high.
         route_points: points of the route that the state has too, 0 to 10.
@@ -275,20 +278,20 @@ class OpenLoopDrivingEnv(OneDecisionEnv["_DrawnScene"]):
 
     def expert_actions(self) -> np.ndarray:
         """Return the planner's trajectory as 8 actions: float32 [8, 3]."""
-        reference = self._scene.scene_of(self._version).reference
+        reference = self._scene.get_scene(self._version).reference
         assert reference is not None
-        return self._plan_of(reference)
+        return self._encode_poses(reference)
 
     def proposed_actions(self, number: int, manner: Manner = CAREFUL) -> np.ndarray:
         """Return one of the 15 trajectories that the planner proposes, as 8 actions.
 
         It chooses from the careful ones.
         """
-        return self._plan_of(propose(self._scene.world, manner)[number])
+        return self._encode_poses(propose(self._scene.world, manner)[number])
 
-    def _plan_of(self, poses: Floats) -> np.ndarray:
+    def _encode_poses(self, poses: Floats) -> np.ndarray:
         path = extend_path(poses, self._scene.world.roads.route)
-        seen = self._scene.seen
+        seen = self._scene.observation
         return encode_plan(poses[::5], path, self._action, self._scene.car.speed, seen["route"])
 
     def _prepare(self, number: int) -> "_DrawnScene":
@@ -319,15 +322,15 @@ class _DrawnScene:
         self.car = _make_car(world.start)
         self.others = world.tracks.poses[:, 0]
         self.observer = Observer(world, cameras, size, crop, route_points)
-        self.seen = self.observer.look(self.car, self.others, 0.0)
+        self.observation = self.observer.look(self.car, self.others, 0.0)
 
-    def scene_of(self, version: Version) -> Scene:
+    def get_scene(self, version: Version) -> Scene:
         """Return the scene with the proposal that this version of the score likes best."""
         if version not in self._scenes:
             self._scenes[version] = self.world.scene(best_proposal(self.world, version)[0])
         return self._scenes[version]
 
-    def seen_after(self, motion: Floats) -> Observation:
+    def observe_after(self, motion: Floats) -> Observation:
         """Return what is seen at the end of a motion [41, 11], among the recorded others."""
         last = len(motion) - 1
         others = self.world.tracks.poses[:, last]

@@ -1,4 +1,4 @@
-"""The ways in which eight rows of three numbers in [-1, 1] are a plan of 4 s.
+"""The directions in which eight rows of three numbers in [-1, 1] are a plan of 4 s.
 
 `moves`: row k is the move of 0.5 s from waypoint k to the next, in the frame of waypoint k.
 
@@ -6,7 +6,7 @@
 
     ahead   DCT coefficient k of the accelerations in eight spans of 0.5 s, from the present speed on
     left    DCT coefficient k of the sideways shifts of the eight waypoints
-    turn    bearing of the place where the path is RADII[k] metres away from the car, to the left
+    turn    bearing of the position where the path is RADII[k] metres away from the car, to the left
 
 A change of `ahead` in row 0 is a steady pull or brake along the same path; one of `turn` is another
 path at the same speeds. Tokens that are drawn independently of each other thus differ as whole
@@ -27,8 +27,7 @@ from typing import Final, Literal, get_args
 
 import numpy as np
 
-from vla_rl.envs.driving.roads import Floats
-from vla_rl.envs.driving.scores.geometry import project_to_polyline
+from vla_rl.envs.driving.scores.geometry import Floats, project_to_polyline
 
 NUM_WAYPOINTS: Final = 8
 LOWEST_MOVE: Final = np.array([-1.0, -1.5, -0.6])
@@ -162,8 +161,8 @@ def signed_power(values: Floats, power: float) -> Floats:
 
 def _make_cosines() -> Floats:
     """Return the orthonormal DCT-II: row k is the k-th cosine over the eight waypoints."""
-    place = np.pi * (np.arange(NUM_WAYPOINTS) + 0.5) / NUM_WAYPOINTS
-    rows = np.sqrt(2.0 / NUM_WAYPOINTS) * np.cos(np.arange(NUM_WAYPOINTS)[:, None] * place)
+    position = np.pi * (np.arange(NUM_WAYPOINTS) + 0.5) / NUM_WAYPOINTS
+    rows = np.sqrt(2.0 / NUM_WAYPOINTS) * np.cos(np.arange(NUM_WAYPOINTS)[:, None] * position)
     rows[0] /= np.sqrt(2.0)
     return np.asarray(rows)
 
@@ -194,10 +193,10 @@ def _make_spline() -> tuple[Floats, Floats]:
         system[at, at - 1 : at + 2] = before, 2 * (before + after), after
         right[at, at - 1 : at + 2] = 6 / before, -6 / before - 6 / after, 6 / after
     bends, same = np.linalg.solve(system, right), np.eye(count)
-    place = np.minimum(_GRID, knots[-1])
-    left = np.clip(np.searchsorted(knots, place, side="right") - 1, 0, count - 2)
+    position = np.minimum(_GRID, knots[-1])
+    left = np.clip(np.searchsorted(knots, position, side="right") - 1, 0, count - 2)
     span = width[left][:, None]
-    a, b = (knots[left + 1] - place)[:, None] / span, (place - knots[left])[:, None] / span
+    a, b = (knots[left + 1] - position)[:, None] / span, (position - knots[left])[:, None] / span
     near, far = bends[left], bends[left + 1]
     values = a * same[left] + b * same[left + 1]
     values += ((a**3 - a) * near + (b**3 - b) * far) * span**2 / 6
@@ -254,8 +253,8 @@ def encode_along_route(poses: np.ndarray, speed: float, route: np.ndarray) -> np
     points = (poses[1:, :2] - poses[0, :2]) @ np.array([[cos, -sin], [sin, cos]])
     line, marks = _make_route_line(route)
     along, away = project_to_polyline(points, line)
-    place = np.minimum(np.searchsorted(marks, along, side="right"), len(line) - 1)
-    way, offset = line[place] - line[place - 1], points - line[place - 1]
+    position = np.minimum(np.searchsorted(marks, along, side="right"), len(line) - 1)
+    way, offset = line[position] - line[position - 1], points - line[position - 1]
     shift = np.sign(way[:, 0] * offset[:, 1] - way[:, 1] * offset[:, 0]) * away
     left, ahead = COSINES @ shift / SHIFT_SCALE, encode_distances(along, speed)
     plan = np.stack([ahead, left, np.zeros(NUM_WAYPOINTS)], -1)
@@ -271,15 +270,17 @@ def _make_route_line(route: np.ndarray) -> tuple[Floats, Floats]:
         knots = np.array([[0.0, 0.0], [1.0, 0.0]])
     chords = np.diff(knots, axis=0)
     lengths = np.hypot(*chords.T)[:, None]
-    ways = np.gradient(knots, axis=0)
-    ways /= np.maximum(np.hypot(*ways.T)[:, None], 1e-9)
-    ways[0], ways[-1] = (1.0, 0.0), chords[-1] / lengths[-1]
+    directions = np.gradient(knots, axis=0)
+    directions /= np.maximum(np.hypot(*directions.T)[:, None], 1e-9)
+    directions[0], directions[-1] = (1.0, 0.0), chords[-1] / lengths[-1]
     # cubic Hermite pieces, whose tangents are as long as their chords
     t = np.linspace(0.0, 1.0, _LINE_PIECES, endpoint=False)[:, None, None]
-    bends = (t**3 - 2 * t**2 + t) * lengths * ways[:-1] + (t**3 - t**2) * lengths * ways[1:]
+    bends = (t**3 - 2 * t**2 + t) * lengths * directions[:-1] + (
+        t**3 - t**2
+    ) * lengths * directions[1:]
     pieces = knots[:-1] + (3 * t**2 - 2 * t**3) * chords + bends
     line = pieces.transpose(1, 0, 2).reshape(-1, 2)
-    line = np.concatenate([line, knots[-1:], knots[-1:] + _LINE_BEYOND_M * ways[-1:]])
+    line = np.concatenate([line, knots[-1:], knots[-1:] + _LINE_BEYOND_M * directions[-1:]])
     return line, np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(line, axis=0).T))])
 
 

@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from vla_rl.envs.driving.roads import Floats, compute_curvatures, tangents
+from vla_rl.envs.driving.roads import compute_curvatures, tangents
 from vla_rl.envs.driving.scores import Scene, Version, score_poses
-from vla_rl.envs.driving.scores.geometry import project_to_polyline
+from vla_rl.envs.driving.scores.geometry import Floats, project_to_polyline
 from vla_rl.envs.driving.scores.scene import HEADING, INTERVAL_S, NUM_STEPS, PACIFICA, VX
 from vla_rl.envs.driving.world import CORNER_ACCEL, World
 
@@ -93,9 +93,9 @@ def propose(world: World, manner: Manner = CAREFUL) -> Floats:
             to_line = stop - s - PACIFICA.half_length
             waits = (to_line > -1.0) & (to_line < gap)
             gap, front = np.where(waits, np.maximum(to_line, 0.1), gap), np.where(waits, 0.0, front)
-        place = np.minimum(s.astype(int), len(route) - 1)
-        ahead_limit = limits[np.minimum(place + 7, len(route) - 1)]
-        wanted = np.maximum(share * np.minimum(limits[place], ahead_limit), 0.3)
+        position = np.minimum(s.astype(int), len(route) - 1)
+        ahead_limit = limits[np.minimum(position + 7, len(route) - 1)]
+        wanted = np.maximum(share * np.minimum(limits[position], ahead_limit), 0.3)
         closing = v * (v - front) / (2 * np.sqrt(manner.accel * manner.brake))
         wished = manner.min_gap + np.maximum(v * manner.headway_s + closing, 0.0)
         pull = manner.accel * (1 - (v / wanted) ** 4 - (wished / gap) ** 2)
@@ -143,26 +143,26 @@ def _make_poses(route: Floats, along: Floats, side_now: float, offset: Floats) -
     whole = along.astype(int)
     share = (along - whole)[..., None]
     tangent = tangents(route)
-    place = route[whole] * (1 - share) + route[whole + 1] * share
+    position = route[whole] * (1 - share) + route[whole + 1] * share
     way = tangent[whole] * (1 - share) + tangent[whole + 1] * share
     way /= np.linalg.norm(way, axis=-1, keepdims=True)
     t = np.clip(np.arange(NUM_STEPS + 1) * INTERVAL_S / BLEND_S, 0.0, 1.0)
     blend = t * t * (3 - 2 * t)
     side = side_now + (offset[:, None] - side_now) * blend
     left = np.stack([-way[..., 1], way[..., 0]], -1)
-    place = place + side[..., None] * left
+    position = position + side[..., None] * left
     moved = np.gradient(side, axis=1)
     forward = np.maximum(np.gradient(along, axis=1), 0.05)
     heading = np.arctan2(way[..., 1], way[..., 0]) + np.where(
         forward > 0.1, np.arctan2(moved, forward), 0.0
     )
-    return np.concatenate([place, np.unwrap(heading, axis=1)[..., None]], -1)
+    return np.concatenate([position, np.unwrap(heading, axis=1)[..., None]], -1)
 
 
 def _measure_sides(points: Floats, route: Floats) -> Floats:
     """Return the signed distances to the left of the route."""
     along, away = project_to_polyline(points, route)
-    place = np.minimum(along.astype(int), len(route) - 2)
-    way = tangents(route)[place]
-    offset = points - route[place]
+    position = np.minimum(along.astype(int), len(route) - 2)
+    way = tangents(route)[position]
+    offset = points - route[position]
     return np.asarray(np.sign(way[:, 0] * offset[:, 1] - way[:, 1] * offset[:, 0]) * away)

@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from vla_rl.envs.driving.scores.geometry import Floats
 from vla_rl.envs.driving.scores.scene import Layer, Map
-
-Floats = NDArray[np.float64]
 
 
 def make_line(start: tuple[float, float], end: tuple[float, float]) -> Floats:

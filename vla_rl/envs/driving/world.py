@@ -11,8 +11,9 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
-from vla_rl.envs.driving.roads import LAYOUTS, Floats, Roads, compute_curvatures, tangents
+from vla_rl.envs.driving.roads import LAYOUTS, Roads, compute_curvatures, tangents
 from vla_rl.envs.driving.scores import PACIFICA, Map, RedLights, Scene, Tracks
+from vla_rl.envs.driving.scores.geometry import Floats
 from vla_rl.envs.driving.scores.scene import AX, NUM_STEPS, STATE_SIZE, STEER, VX, YAW_RATE
 
 TRAFFIC_STEP_S: Final = 0.1
@@ -39,7 +40,7 @@ SIZES: Final = np.array([(4.6, 1.9, 1.5), (1.8, 0.7, 1.7), (0.6, 0.6, 1.75), (0.
 class Traffic:
     """State of all road users.
 
-    The first one is the car's place: a driver in recordings, or moved from outside.
+    The first one is the car's position: a driver in recordings, or moved from outside.
 
     Attributes:
         kinds: [N]; along, speeds: [N], metres along the path and metres per second.
@@ -68,9 +69,9 @@ class Traffic:
         rows = np.arange(len(self.along))
         whole = np.minimum(self.along.astype(int), self.lengths - 2)
         share = (self.along - whole)[:, None]
-        place = self.points[rows, whole] * (1 - share) + self.points[rows, whole + 1] * share
+        position = self.points[rows, whole] * (1 - share) + self.points[rows, whole + 1] * share
         way = self.tangents[rows, whole] * (1 - share) + self.tangents[rows, whole + 1] * share
-        return np.concatenate([place, np.arctan2(way[:, 1], way[:, 0])[:, None]], -1)
+        return np.concatenate([position, np.arctan2(way[:, 1], way[:, 0])[:, None]], -1)
 
     def sizes(self) -> Floats:
         """Return lengths, widths and heights: [N, 3]."""
@@ -136,8 +137,8 @@ def draw_traffic(roads: Roads, rng: np.random.Generator) -> Traffic:
     taken = [roads.route[int(start)]]
     for path in roads.paths:
         for _ in range(int(rng.integers(0, 3))):
-            place = float(rng.uniform(5, len(path.points) - 30))
-            spot = path.points[int(place)]
+            position = float(rng.uniform(5, len(path.points) - 30))
+            spot = path.points[int(position)]
             if min(np.hypot(*(spot - other)) for other in taken) < 11.0:
                 continue
             if len(rows) >= 9:
@@ -148,7 +149,9 @@ def draw_traffic(roads: Roads, rng: np.random.Generator) -> Traffic:
                 rng.uniform(3, 5) if kind == CYCLIST else rng.uniform(0.6, 1.1) * roads.speed_limit
             )
             rows.append(
-                _RoadUser(kind, path.points, place, 0.8 * wanted, wanted, path.stop, path.crosses)
+                _RoadUser(
+                    kind, path.points, position, 0.8 * wanted, wanted, path.stop, path.crosses
+                )
             )
     for one, other in roads.crossings:
         if rng.random() < 0.5:
@@ -159,9 +162,9 @@ def draw_traffic(roads: Roads, rng: np.random.Generator) -> Traffic:
             pace = float(rng.uniform(0.9, 1.6))
             rows.append(_RoadUser(WALKER, walk, float(rng.uniform(0, 3)), pace, pace, None, False))
     if rng.random() < 0.25:
-        place = int(start) + int(rng.integers(18, 45))
-        side = tangents(roads.route)[place]
-        spot = roads.route[place] + np.array([side[1], -side[0]]) * float(rng.uniform(1.5, 1.9))
+        position = int(start) + int(rng.integers(18, 45))
+        side = tangents(roads.route)[position]
+        spot = roads.route[position] + np.array([side[1], -side[0]]) * float(rng.uniform(1.5, 1.9))
         rows.append(
             _RoadUser(
                 CONE,
@@ -246,7 +249,7 @@ class World:
 
     Attributes:
         kind: name of the layout.
-        light: brightness of the pictures.
+        light: brightness of the images.
         start: [11], the car's state at 0 s, as the scores lay it out.
         recording: [66, N, 3], poses of all at 10 Hz from -1.5 s to 5.0 s, the car driven by IDM.
         speeds: [66, N], of the same.

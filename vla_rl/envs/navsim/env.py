@@ -18,8 +18,9 @@ from vla_rl.envs.driving.observing import (
 )
 from vla_rl.envs.driving.one_decision import KEPT_SCENES, OneDecisionEnv
 from vla_rl.envs.driving.plan_actions import NUM_WAYPOINTS, PlanAction
-from vla_rl.envs.driving.roads import COMMANDS, Floats
+from vla_rl.envs.driving.roads import COMMANDS
 from vla_rl.envs.driving.scores import Scene, Version
+from vla_rl.envs.driving.scores.geometry import Floats
 from vla_rl.envs.driving.scores.navsim import (
     NUM_COMMANDS,
     RecordedScene,
@@ -37,15 +38,15 @@ class PreparedRecording(NamedTuple):
     """A recorded scene and its observation."""
 
     scene: Scene
-    seen: Observation
+    observation: Observation
 
-    def scene_of(self, version: Version) -> Scene:
+    def get_scene(self, version: Version) -> Scene:
         """Return the scene; every version grades the same one."""
         return self.scene
 
-    def seen_after(self, motion: Floats) -> Observation:
+    def observe_after(self, motion: Floats) -> Observation:
         """Return the first observation: no camera was where the motion ends."""
-        return self.seen
+        return self.observation
 
 
 class NavsimEnv(OneDecisionEnv[PreparedRecording]):
@@ -58,8 +59,8 @@ class NavsimEnv(OneDecisionEnv[PreparedRecording]):
     Args:
         folder: scenes that `export_scenes.py` wrote; scene k is its k-th file by name.
         version, reward, success_score, step_limit, action, also: as `OneDecisionEnv`'s.
-        cameras: NavSim's names; cam_f0 is always among them. The export must have their pictures.
-        image_size: side in pixels that pictures are resized to.
+        cameras: NavSim's names; cam_f0 is always among them. The export must have their images.
+        image_size: side in pixels that images are resized to.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # as gymnasium declares it
@@ -100,7 +101,7 @@ def _prepare_recording(file: Path, cameras: tuple[str, ...], size: int) -> Prepa
 def observe(recorded: RecordedScene, cameras: tuple[str, ...], size: int) -> Observation:
     """Return what the policy sees of a recorded scene.
 
-    Raises: ValueError naming the scene, if it lacks a camera or a picture cannot be read.
+    Raises: ValueError naming the scene, if it lacks a camera or a image cannot be read.
     """
     observation: Observation = {
         get_camera_key(camera): _read_image(recorded, camera, size) for camera in cameras
@@ -114,18 +115,16 @@ def observe(recorded: RecordedScene, cameras: tuple[str, ...], size: int) -> Obs
 
 
 def _read_image(recorded: RecordedScene, camera: str, size: int) -> np.ndarray:
-    file = recorded.pictures.get(camera)
+    file = recorded.images.get(camera)
     if file is None:
         raise ValueError(
-            f"scene {recorded.token} has no picture of {camera}, only of "
-            f"{', '.join(recorded.pictures) or 'no camera'}; export it with --cameras {camera}."
+            f"scene {recorded.token} has no image of {camera}, only of "
+            f"{', '.join(recorded.images) or 'no camera'}; export it with --cameras {camera}."
         )
-    picture = cv2.imread(str(file), cv2.IMREAD_COLOR)
-    if picture is None:
-        raise ValueError(
-            f"{file} of scene {recorded.token} is missing or no picture; export again."
-        )
-    resized = cv2.resize(picture, (size, size), interpolation=cv2.INTER_AREA)
+    image = cv2.imread(str(file), cv2.IMREAD_COLOR)
+    if image is None:
+        raise ValueError(f"{file} of scene {recorded.token} is missing or no image; export again.")
+    resized = cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA)
     return np.ascontiguousarray(resized[..., ::-1])
 
 

@@ -8,7 +8,7 @@ Copy this one file to the machine with navsim; it imports nothing of vla_rl and 
 Make the metric cache with navsim's run_metric_caching.py first. Written against navsim 0a380a9
 (v2.2) and its branch v1.1, whose caches lack the past, the red lights and the second stage.
 
-Each scene becomes one file, whose pictures are linked, or copied, beside it. A scene that cannot
+Each scene becomes one file, whose images are linked, or copied, beside it. A scene that cannot
 be written is left out; a line on stderr says why. The layout is that of
 vla_rl/envs/driving/scores/scene_files.py and recorded.py.
 """
@@ -92,7 +92,7 @@ def map_arrays(cache: Any) -> dict[str, np.ndarray]:
             raise NotExportable(f"its map has a polygon of the unknown layer {kind.name}")
         layer = LAYERS[kind.name]
         for part in getattr(polygon, "geoms", [polygon]):
-            rings.append(ring_of(part, token))
+            rings.append(get_ring(part, token))
             layers.append(layer)
             on_route.append(layer in ("lane", "connector") and token in route)
     return {
@@ -103,7 +103,7 @@ def map_arrays(cache: Any) -> dict[str, np.ndarray]:
     }
 
 
-def ring_of(polygon: Any, token: Any) -> np.ndarray:
+def get_ring(polygon: Any, token: Any) -> np.ndarray:
     """Return a polygon's corners [k, 2]."""
     if not polygon.is_valid:
         raise NotExportable(f"polygon {token} of its map crosses itself")
@@ -125,7 +125,7 @@ def traffic_arrays(cache: Any) -> dict[str, np.ndarray]:
             polygon = occupied[token]
             if observation.red_light_token in str(token):
                 if step < NUM_STATES:
-                    ring_by_light[token] = ring_of(polygon, token)
+                    ring_by_light[token] = get_ring(polygon, token)
                     lights.setdefault(token, np.zeros(NUM_STATES, bool))[step] = True
             elif kept is None or token in kept:
                 # boxes have the corners front left, rear left, rear right, front right
@@ -198,7 +198,7 @@ def arrays_of_scene(scene: Any, token: str, is_synthetic: bool) -> dict[str, np.
     return arrays
 
 
-def link_pictures(
+def link_images(
     scene: Any, token: str, cameras: list[str], root: Path, out: Path
 ) -> dict[str, np.ndarray]:
     """Link each camera's file, or copy it, to out/pictures, and return the names."""
@@ -262,7 +262,7 @@ def export(arguments: argparse.Namespace) -> int:
             arrays = arrays_of_cache(cache)
             arrays["time_s"] = np.array(cache.ego_state.time_point.time_us / 1e6)
             arrays.update(arrays_of_scene(scene, token, is_synthetic))
-            arrays.update(link_pictures(scene, token, arguments.cameras, root, out))
+            arrays.update(link_images(scene, token, arguments.cameras, root, out))
         except (NotExportable, OSError) as error:
             print(f"left out {token}: {error}", file=sys.stderr)
             num_left_out += 1

@@ -72,7 +72,7 @@ def graded(plan: int, numbers: tuple[int, ...] = tuple(range(12))) -> list[Grade
             time_s=10.0 * (number // 2) + (0.5 if number % 2 == 0 else 0.0),
             is_synthetic=number not in FIRST_STAGE,
             command=np.array([0.0, 1.0, 0.0, 0.0]),
-            pictures={},
+            images={},
             scene=without_overlaps(scene),
         )
         found.append(grade(recorded, plans[plan], "epdms_v2"))

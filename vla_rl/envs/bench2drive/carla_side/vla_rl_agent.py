@@ -90,9 +90,9 @@ class VlaRlAgent(autonomous_agent.AutonomousAgent):  # type: ignore[misc]
         for name in self._cameras:
             x, y, yaw = CAMERAS[name]
             fov = BACK_FIELD_OF_VIEW if name == "back" else FIELD_OF_VIEW
-            place = {"x": x, "y": y, "z": HEIGHT, "roll": 0.0, "pitch": 0.0, "yaw": yaw}
+            mount = {"x": x, "y": y, "z": HEIGHT, "roll": 0.0, "pitch": 0.0, "yaw": yaw}
             kind = {"type": "sensor.camera.rgb", "id": name, "fov": fov}
-            cameras.append({"width": self._size, "height": self._size, **kind, **place})
+            cameras.append({"width": self._size, "height": self._size, **kind, **mount})
         here = {"x": 0.0, "y": 0.0, "z": 0.0, "roll": 0.0, "pitch": 0.0, "yaw": 0.0}
         return [
             *cameras,
@@ -105,7 +105,7 @@ class VlaRlAgent(autonomous_agent.AutonomousAgent):  # type: ignore[misc]
         """Send one tick and return the control."""
         assert self._wire is not None
         names = self._cameras if self._look else []
-        pictures = [input_data[name][1] for name in names]
+        images = [input_data[name][1] for name in names]
         imu = [float(number) for number in input_data["imu"][1]]
         tick = {
             "kind": "tick",
@@ -115,11 +115,11 @@ class VlaRlAgent(autonomous_agent.AutonomousAgent):  # type: ignore[misc]
             # the compass has no value in some first ticks
             "imu": [number if math.isfinite(number) else None for number in imu],
             "pictures": {
-                name: [picture.shape[1], picture.shape[0]]
-                for name, picture in zip(names, pictures)  # noqa: B905  # Python 3.8
+                name: [image.shape[1], image.shape[0]]
+                for name, image in zip(names, images)  # noqa: B905  # Python 3.8
             },
         }
-        self._wire.send(tick, b"".join(picture.tobytes() for picture in pictures))
+        self._wire.send(tick, b"".join(image.tobytes() for image in images))
         answer, _ = self._wire.expect("control")
         self._look = answer["look"]
         control = carla.VehicleControl()

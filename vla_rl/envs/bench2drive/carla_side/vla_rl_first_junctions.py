@@ -28,18 +28,18 @@ FORMAT = 1
 RESOLUTION_M = 1.0
 
 
-def first_junction(planner: Any, places: list[Any]) -> dict[str, int | None]:
-    """Return the first junction of a route through places of the map."""
+def first_junction(planner: Any, locations: list[Any]) -> dict[str, int | None]:
+    """Return the first junction of a route through locations of the map."""
     points = [
         point
-        for start, end in zip(places, places[1:])  # noqa: B905, RUF007  # Python 3.8
+        for start, end in zip(locations, locations[1:])  # noqa: B905, RUF007  # Python 3.8
         for point, _ in planner.trace_route(start, end)
     ]
     inside = (number for number, point in enumerate(points, 1) if point.is_junction)
     return {"point": next(inside, None), "num_points": len(points)}
 
 
-def planner_of(town: str, maps: Path) -> Any:
+def make_planner(town: str, maps: Path) -> Any:
     """Return CARLA's planner on a town's map. Raises: SystemExit if there is no such map."""
     files = (maps / "OpenDrive" / (town + ".xodr"), maps / town / "OpenDrive" / (town + ".xodr"))
     for file in files:
@@ -71,12 +71,12 @@ def main() -> None:
         if route.attrib["town"] != town:
             planner = None
             town = route.attrib["town"]
-            planner = planner_of(town, Path(given.maps))
-        places = [
-            carla.Location(*(float(place.attrib[axis]) for axis in "xyz"))
-            for place in route.findall("waypoints/position")
+            planner = make_planner(town, Path(given.maps))
+        locations = [
+            carla.Location(*(float(position.attrib[axis]) for axis in "xyz"))
+            for position in route.findall("waypoints/position")
         ]
-        found[route.attrib["id"]] = first_junction(planner, places)
+        found[route.attrib["id"]] = first_junction(planner, locations)
     Path(given.out).write_text(
         json.dumps({"format": FORMAT, "routes": found}, indent=1), encoding="utf-8"
     )

@@ -11,8 +11,8 @@ unsigned 32-bit numbers, the header, the body. The two sides take turns:
     ...
     end                                     ->
 
-The body of a tick holds the pictures named in its header, BGRA, one after another. A tick has
-pictures if the control before it asked to look; the first one always has.
+The body of a tick holds the images named in its header, under `pictures`, BGRA, one after
+another. A tick has images if the control before it asked to look; the first one always has.
 """
 
 # ruff: noqa: UP041  # in Python 3.8 socket.timeout is no TimeoutError
@@ -41,7 +41,7 @@ def packed(message: dict[str, Any], body: bytes = b"") -> bytes:
     return PREFIX.pack(MAGIC, len(header), len(body)) + header + body
 
 
-def sizes_of(prefix: bytes, peer: str) -> tuple[int, int]:
+def unpack_sizes(prefix: bytes, peer: str) -> tuple[int, int]:
     """Return the lengths of the header and the body. Raises: WireError if it is no prefix."""
     magic, header, body = PREFIX.unpack(prefix)
     if magic != MAGIC or header > MOST_HEADER or body > MOST_BODY:
@@ -49,7 +49,7 @@ def sizes_of(prefix: bytes, peer: str) -> tuple[int, int]:
     return header, body
 
 
-def message_of(header: bytes, peer: str) -> dict[str, Any]:
+def decode_message(header: bytes, peer: str) -> dict[str, Any]:
     """Return the fields of a message. Raises: WireError if the header holds anything else."""
     try:
         message = json.loads(header.decode())
@@ -93,9 +93,9 @@ class Wire:
     def receive(self) -> tuple[dict[str, Any], bytes]:
         """Return the next message and its body. Raises: WireError."""
         deadline = time.monotonic() + self.timeout_s
-        header_size, body_size = sizes_of(self._read(PREFIX.size, deadline), self.peer)
+        header_size, body_size = unpack_sizes(self._read(PREFIX.size, deadline), self.peer)
         header = self._read(header_size, deadline)
-        return message_of(header, self.peer), self._read(body_size, deadline)
+        return decode_message(header, self.peer), self._read(body_size, deadline)
 
     def expect(self, *kinds: str) -> tuple[dict[str, Any], bytes]:
         """Return the next message and its body, of one of `kinds`. Raises: WireError."""

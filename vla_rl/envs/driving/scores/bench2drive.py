@@ -230,7 +230,7 @@ JUNCTION_MARGIN: Final = 8
 
 @dataclass(frozen=True)
 class FirstJunction:
-    """The place of a route's first junction on CARLA's map.
+    """The position of a route's first junction on CARLA's map.
 
     Args:
         point: number of the route's first point in a junction, counted from 1; None without any.

@@ -58,13 +58,13 @@ def savitzky_golay(
     matrix = np.zeros((size, size))
     for row in range(size):
         if row < half:
-            first, place = 0, float(row)
+            first, position = 0, float(row)
         elif row >= size - half:
-            first, place = size - window, float(row - (size - window))
+            first, position = size - window, float(row - (size - window))
         else:
-            first, place = row - half + is_even, (window - 1) / 2.0
+            first, position = row - half + is_even, (window - 1) / 2.0
         powers = np.arange(order + 1)
-        basis = np.arange(window)[:, None] - place
+        basis = np.arange(window)[:, None] - position
         coefficients = np.linalg.pinv(basis**powers)[derivative]
         factorial = float(np.prod(np.arange(1, derivative + 1)))
         matrix[row, first : first + window] = coefficients * factorial / delta**derivative

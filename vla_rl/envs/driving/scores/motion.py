@@ -67,9 +67,9 @@ def interpolate_waypoints(waypoints: Floats, start: Floats) -> Floats:
     poses[:, 1:, 2] = start[2] + waypoints[..., 2]
     poses[..., 2] = np.unwrap(poses[..., 2], axis=1)
     per_waypoint = NUM_STEPS // waypoints.shape[1]
-    place = np.arange(NUM_STEPS + 1) / per_waypoint
-    before = np.minimum(place.astype(int), waypoints.shape[1] - 1)
-    share = (place - before)[None, :, None]
+    position = np.arange(NUM_STEPS + 1) / per_waypoint
+    before = np.minimum(position.astype(int), waypoints.shape[1] - 1)
+    share = (position - before)[None, :, None]
     result: Floats = poses[:, before] * (1 - share) + poses[:, before + 1] * share
     return result
 

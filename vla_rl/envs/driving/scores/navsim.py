@@ -57,7 +57,7 @@ class RecordedScene:
         time_s: time in the log.
         is_synthetic: True for frames of the second stage, which were rendered.
         command: [4], one-hot vector of left, straight, right, unknown.
-        pictures: file of each camera.
+        images: file of each camera.
         scene: what trajectories are graded in.
     """
 
@@ -66,7 +66,7 @@ class RecordedScene:
     time_s: float
     is_synthetic: bool
     command: Floats
-    pictures: Mapping[str, Path]
+    images: Mapping[str, Path]
     scene: Scene
 
 
@@ -115,7 +115,7 @@ def read_recorded(path: Path) -> RecordedScene:
             time_s=float(arrays["time_s"]),
             is_synthetic=bool(arrays["is_synthetic"]),
             command=command,
-            pictures={
+            images={
                 camera: path.parent / file for camera, file in zip(cameras, files, strict=True)
             },
             scene=parse_scene(arrays, path),

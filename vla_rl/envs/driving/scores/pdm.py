@@ -72,7 +72,7 @@ class PdmScores(NamedTuple):
     sub: dict[str, Floats]
     states: Floats
 
-    def sub_of(self, number: int) -> dict[str, float]:
+    def get_sub_scores(self, number: int) -> dict[str, float]:
         """Return the sub-scores of one trajectory, by name."""
         return {name: float(values[number]) for name, values in self.sub.items()}
 
@@ -181,16 +181,16 @@ def _compute_sub_scores(
     car, is_v2 = scene.vehicle, version == "epdms_v2"
     centres = states[..., :2] + car.rear_axle_to_centre * directions(states[..., HEADING])
     corners = box_corners(centres, states[..., HEADING], car.half_length, car.half_width)
-    places = sub_scores.locate(states, centres, corners, scene.map)
-    at_risk = places.several_lanes | places.off_road
+    positions = sub_scores.locate(states, centres, corners, scene.map)
+    at_risk = positions.several_lanes | positions.off_road
     # v1 projects from every step; v2 stops where the last projection would pass 4 s
     num_starts = NUM_STEPS + 1 - (9 if is_v2 else 0)
-    near_risk = at_risk | places.axle_in_intersection
+    near_risk = at_risk | positions.axle_in_intersection
     sub = {
         "no_at_fault_collisions": no_at_fault_collision(states, centres, tracks, at_risk, car),
-        "drivable_area_compliance": sub_scores.drivable_area(places),
+        "drivable_area_compliance": sub_scores.drivable_area(positions),
         "driving_direction_compliance": sub_scores.driving_direction(
-            centres, places, spare_intersections=is_v2
+            centres, positions, spare_intersections=is_v2
         ),
         "time_to_collision_within_bound": time_to_collision(
             states, centres, tracks, near_risk, num_starts, car
@@ -200,7 +200,7 @@ def _compute_sub_scores(
         sub["traffic_light_compliance"] = sub_scores.traffic_lights(
             states, centres, scene.red_lights, car
         )
-        sub["lane_keeping"] = sub_scores.lane_keeping(centres, places, scene.line)
+        sub["lane_keeping"] = sub_scores.lane_keeping(centres, positions, scene.line)
         sub["history_comfort"] = _history_comfort(scene, states)
     else:
         sub["comfort"] = np.asarray(is_comfortable(states, car, is_v2=False).all(-1), np.float64)
@@ -248,7 +248,7 @@ def human_sub_scores(scene: Scene, version: Version) -> dict[str, float]:
         )
     # the benchmark grades the human alone, so neither the reference nor the history is used
     alone = replace(scene, history=None, reference=None)
-    return score_waypoints(alone, scene.human[None], version).sub_of(0)
+    return score_waypoints(alone, scene.human[None], version).get_sub_scores(0)
 
 
 def with_human_filter(scores: PdmScores, human: dict[str, float]) -> PdmScores:

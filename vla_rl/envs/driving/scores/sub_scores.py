@@ -173,8 +173,8 @@ LANE_SAMPLES: Final = 20
 NEEDED_PROGRESS: Final = 5.0
 
 
-class Places(NamedTuple):
-    """Places of the car over its motion, each bool [B, 41]."""
+class MapPositions(NamedTuple):
+    """MapPositions of the car over its motion, each bool [B, 41]."""
 
     several_lanes: Bools
     off_road: Bools
@@ -183,7 +183,7 @@ class Places(NamedTuple):
     axle_in_intersection: Bools
 
 
-def locate(states: Floats, centres: Floats, corners: Floats, area: Map) -> Places:
+def locate(states: Floats, centres: Floats, corners: Floats, area: Map) -> MapPositions:
     """Locate motions on the map, pdm_scorer.py `_calculate_ego_area`.
 
     Args:
@@ -194,7 +194,7 @@ def locate(states: Floats, centres: Floats, corners: Floats, area: Map) -> Place
     lanes = area.mask(*LANE_LAYERS)
     in_lane = corner_in[lanes].sum(-1)
     on_route = np.array(area.on_route, bool) & lanes
-    return Places(
+    return MapPositions(
         several_lanes=((in_lane > 0).sum(0) > 1) & np.all(in_lane != 4, axis=0),
         off_road=np.asarray(~corner_in[area.mask(*DRIVABLE_LAYERS)].any(0).all(-1)),
         off_route=~np.asarray(centre_in[on_route].any(0)),
@@ -203,12 +203,14 @@ def locate(states: Floats, centres: Floats, corners: Floats, area: Map) -> Place
     )
 
 
-def drivable_area(places: Places) -> Floats:
+def drivable_area(positions: MapPositions) -> Floats:
     """Return 1 if all corners stay on the road, else 0: [B]; pdm_scorer.py:422-429."""
-    return np.asarray(1.0 - places.off_road.any(-1))
+    return np.asarray(1.0 - positions.off_road.any(-1))
 
 
-def driving_direction(centres: Floats, places: Places, spare_intersections: bool) -> Floats:
+def driving_direction(
+    centres: Floats, positions: MapPositions, spare_intersections: bool
+) -> Floats:
     """Grade the longest drive against the route within 1 s: 1 below 2 m, 1/2 below 6 m, 0: [B].
 
     pdm_scorer.py:431-474.
@@ -218,9 +220,9 @@ def driving_direction(centres: Floats, places: Places, spare_intersections: bool
     """
     against = np.zeros((len(centres), centres.shape[1]))
     against[:, 1:] = np.linalg.norm(np.diff(centres, axis=1), axis=-1)
-    wrong = places.off_route
+    wrong = positions.off_route
     if spare_intersections:
-        wrong = wrong & ~places.centre_in_intersection
+        wrong = wrong & ~positions.centre_in_intersection
     padded = np.zeros((len(centres), centres.shape[1] + DIRECTION_WINDOW - 1))
     padded[:, DIRECTION_WINDOW - 1 :] = np.where(wrong, against, 0.0)
     windows = np.lib.stride_tricks.sliding_window_view(padded, DIRECTION_WINDOW, axis=1)
@@ -241,7 +243,7 @@ def traffic_lights(states: Floats, centres: Floats, lights: RedLights, vehicle: 
     return scores
 
 
-def lane_keeping(centres: Floats, places: Places, line: Floats) -> Floats:
+def lane_keeping(centres: Floats, positions: MapPositions, line: Floats) -> Floats:
     """Return 0 after 2 s in a row more than 0.5 m from the centre line, else 1: [B].
 
     pdm_scorer.py:615-654. Samples in an intersection are left out: they neither count nor end a
@@ -251,7 +253,7 @@ def lane_keeping(centres: Floats, places: Places, line: Floats) -> Floats:
     far = away.reshape(centres.shape[:2]) > LANE_DEVIATION
     run, longest = np.zeros(len(centres), int), np.zeros(len(centres), int)
     for step in range(centres.shape[1]):
-        counted = ~places.centre_in_intersection[:, step]
+        counted = ~positions.centre_in_intersection[:, step]
         run = np.where(counted, np.where(far[:, step], run + 1, 0), run)
         longest = np.maximum(longest, run)
     return (longest < LANE_SAMPLES).astype(np.float64)
