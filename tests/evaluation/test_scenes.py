@@ -178,8 +178,8 @@ def test_one_line_says_that_a_shipped_policy_sees_other_images_than_it_was_taugh
 
 def test_one_line_says_it_of_a_policy_that_was_trained_here_too(tmp_path: Path) -> None:
     shape = tiny(image_size=28, cameras=("image",), proprio=None, chunk_size=1, action_dim=7)
-    pictures = TrainingImages(image_size=84, quality="fast", assets="own")
-    OpenVlaOft.create(replace(shape, pictures=pictures), seed=0).save(tmp_path / "mine")
+    images = TrainingImages(image_size=84, quality="fast", assets="own")
+    OpenVlaOft.create(replace(shape, training_images=images), seed=0).save(tmp_path / "mine")
     mine = str(tmp_path / "mine")
     line = describe_other_images(mine, "stand-ins", 256, "exact")
     assert line == (

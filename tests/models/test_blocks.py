@@ -146,7 +146,7 @@ def test_one_row_and_any_other_number_of_rows_of_any_length_are_compiled_once_ea
     plain = OpenVlaOft.create(config, seed=0)
     policy = plain.copy()
     policy.compile_blocks()
-    # towers see two pictures of one row: only the trunk has one row and then several
+    # towers see two images of one row: only the trunk has one row and then several
     assert numbers_of_compilations(policy, plain, make_observation) == [4, 6, 6, 6, 6]
 
 

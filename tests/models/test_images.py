@@ -115,7 +115,7 @@ def test_a_gpu_gives_the_bytes_of_a_cpu_up_to_single_ones(
 
 
 TENSORFLOW = np.load(Path(__file__).parent / "data" / "tensorflow_images.npz")
-"""Answers of TensorFlow 2.21 on pictures of `picture`, by what was done to which:
+"""Answers of TensorFlow 2.21 on images of `image`, by what was done to which:
 `decode_image(encode_jpeg(quality))`; `resize` (lanczos3, antialiased, rounded); `crop_and_resize`
 to 0.9 of the area."""
 

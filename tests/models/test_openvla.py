@@ -122,7 +122,7 @@ def test_probabilities_over_the_action_tokens_alone_are_a_setting(
 
 
 @pytest.mark.parametrize(
-    ("dialect", "vocabulary"),
+    ("convention", "vocabulary"),
     [
         (None, "all"),
         ("openvla_oft", "all"),
@@ -132,12 +132,12 @@ def test_probabilities_over_the_action_tokens_alone_are_a_setting(
     ],
 )
 def test_a_dialect_decides_over_which_ids_probabilities_are_normalised(
-    dialect: Any, vocabulary: str, folder: Path, tmp_path: Path
+    convention: Any, vocabulary: str, folder: Path, tmp_path: Path
 ) -> None:
-    policy = OpenVla.load(folder, norm_key="libero_goal", dialect=dialect)
+    policy = OpenVla.load(folder, norm_key="libero_goal", convention=convention)
     assert policy.config.vocabulary == vocabulary
     policy.save(tmp_path / "again")
-    assert OpenVla.load(tmp_path / "again", dialect=dialect).config.vocabulary == vocabulary
+    assert OpenVla.load(tmp_path / "again", convention=convention).config.vocabulary == vocabulary
 
 
 @pytest.mark.parametrize("vocabulary", ["all", "actions"])
@@ -145,7 +145,7 @@ def test_an_argument_overrides_the_vocabulary_of_the_dialect_and_of_a_saved_poli
     vocabulary: Any, folder: Path, tmp_path: Path
 ) -> None:
     other = {"all": "actions", "actions": "all"}
-    policy = OpenVla.load(folder, norm_key="libero_goal", dialect="rlinf", vocabulary=vocabulary)
+    policy = OpenVla.load(folder, norm_key="libero_goal", convention="rlinf", vocabulary=vocabulary)
     assert policy.config.vocabulary == vocabulary
     policy.save(tmp_path / "again")
     assert OpenVla.load(tmp_path / "again").config.vocabulary == vocabulary

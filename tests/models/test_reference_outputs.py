@@ -163,18 +163,18 @@ def test_openvla_speaks_the_tokens_that_its_authors_code_speaks(folders: dict[st
 
 
 @pytest.mark.parametrize(
-    ("project", "name", "dialect"),
+    ("project", "name", "convention"),
     [("rlinf_oft", "rlinf", "rlinf"), ("rlinf_oft", "official", "rlinf_official")],
 )
 @torch.no_grad()
 def test_openvla_oft_acts_and_is_scored_as_in_rlinf(
-    project: str, name: str, dialect: Any, folders: dict[str, Path]
+    project: str, name: str, convention: Any, folders: dict[str, Path]
 ) -> None:
     arrays = golden(project)
     is_official = name == "official"
     policy = OpenVlaOft.load(
         folders["official" if is_official else "plain"],
-        dialect=dialect,
+        convention=convention,
         cameras=("image", "wrist_image") if is_official else ("image",),
     )
     batch = policy.prepare(observations(256))
@@ -183,7 +183,7 @@ def test_openvla_oft_acts_and_is_scored_as_in_rlinf(
 
 @torch.no_grad()
 def test_openvla_acts_and_is_scored_as_in_rlinf(folders: dict[str, Path]) -> None:
-    policy = OpenVla.load(folders["plain"], dialect="rlinf")
+    policy = OpenVla.load(folders["plain"], convention="rlinf")
     require_rlinf(policy, policy.prepare(observations(256)), golden("rlinf_ar"), "ar", 7)
 
 
@@ -210,7 +210,7 @@ def require_rlinf(
 @torch.no_grad()
 def test_openvla_oft_acts_and_is_scored_as_in_simplevla_rl(folders: dict[str, Path]) -> None:
     arrays = golden("simplevla_oft")
-    policy = uncropped(OpenVlaOft.load(folders["plain"], dialect="simplevla"))
+    policy = uncropped(OpenVlaOft.load(folders["plain"], convention="simplevla"))
     batch = policy.prepare(observations(224))
     tokens, _ = policy.sample(batch, GREEDY)
     np.testing.assert_array_equal(tokens, arrays["oft_tokens"])
@@ -224,7 +224,7 @@ def test_openvla_oft_acts_and_is_scored_as_in_simplevla_rl(folders: dict[str, Pa
 @torch.no_grad()
 def test_openvla_acts_and_is_scored_as_in_simplevla_rl(folders: dict[str, Path]) -> None:
     arrays = golden("simplevla_ar")
-    policy = uncropped(OpenVla.load(folders["plain"], dialect="simplevla"))
+    policy = uncropped(OpenVla.load(folders["plain"], convention="simplevla"))
     batch = policy.prepare(observations(224))
     tokens, _ = policy.sample(batch, GREEDY)
     np.testing.assert_array_equal(tokens, stacked(arrays, "ar_tokens"))

@@ -112,7 +112,7 @@ async def test_a_policy_says_what_pictures_it_was_taught_and_those_of_two_kinds_
     demos = written("npz", tmp_path / "demos")
     settings = {"image_size": 84, "quality": "fast", "assets": str(find_assets(STAND_INS).path)}
     (demos / "libero_goal/5.settings.json").write_text(json.dumps({**settings, "noise": 0.25}))
-    taught = OpenVlaOft.load(await sft(tmp_path)).config.pictures
+    taught = OpenVlaOft.load(await sft(tmp_path)).config.training_images
     assert taught == TrainingImages(image_size=84, quality="fast", assets=STAND_INS)
     (demos / "libero_goal/6.settings.json").write_text(json.dumps({**settings, "quality": "exact"}))
     with pytest.raises(ConfigError, match=r"6.settings.json says .*'exact'.* one kind"):
@@ -250,8 +250,8 @@ def test_new_parts_have_weights_of_their_seed_and_film_changes_nothing(public: P
         ({"normalization": "bounds"}, "has the normalization 'bounds_q99', not 'bounds'"),
         ({"head": "diffusion"}, "has the head 'l1', not 'diffusion'"),
         (
-            {"dialect": "simplevla"},
-            r"was saved with Conventions\(images='bicubic'.*, which differs from the dialect",
+            {"convention": "simplevla"},
+            r"was saved with Conventions\(images='bicubic'.*, which differs from the convention",
         ),
         (
             {"cameras": ("image",)},
@@ -271,8 +271,8 @@ def test_what_a_checkpoint_says_of_itself_cannot_be_said_otherwise(
     ("said", "message"),
     [
         (
-            {"dialect": "simpleVLA"},
-            "dialect is 'simpleVLA', expected one of 'openvla_oft', 'simplevla'",
+            {"convention": "simpleVLA"},
+            "convention is 'simpleVLA', expected one of 'openvla_oft', 'simplevla'",
         ),
         ({"cameras": "image"}, "cameras is 'image', expected a list of str"),
         ({"cameras": ("image", "image")}, "each of them once"),
@@ -422,7 +422,7 @@ def test_an_adapter_is_part_of_the_checkpoint_that_a_recipe_loads(
 
 def test_a_vocabulary_is_openvlas_alone(public: Path) -> None:
     asked = CheckpointConfig(
-        policy_family="openvla", norm_key="libero_goal", dialect="rlinf", vocabulary="all"
+        policy_family="openvla", norm_key="libero_goal", convention="rlinf", vocabulary="all"
     )
     assert load_policy(str(public), asked, "cpu").config.vocabulary == "all"
     asked = msgspec.structs.replace(asked, policy_family="openvla_oft")
@@ -433,14 +433,14 @@ def test_a_vocabulary_is_openvlas_alone(public: Path) -> None:
         load_policy(str(public), asked, "cpu")
 
 
-@pytest.mark.parametrize("dialect", CONVENTIONS)
+@pytest.mark.parametrize("convention", CONVENTIONS)
 @pytest.mark.parametrize(
     "family", [pytest.param("openvla", marks=pytest.mark.proof), "openvla_oft"]
 )
 def test_a_saved_policy_agrees_with_the_dialect_it_was_loaded_by(
-    family: Any, dialect: Any, public: Path, tmp_path: Path
+    family: Any, convention: Any, public: Path, tmp_path: Path
 ) -> None:
-    asked = CheckpointConfig(policy_family=family, norm_key="libero_goal", dialect=dialect)
+    asked = CheckpointConfig(policy_family=family, norm_key="libero_goal", convention=convention)
     policy = load_policy(str(public), asked, "cpu")
     policy.save(tmp_path / "ours")
     again = load_policy(str(tmp_path / "ours"), asked, "cpu").config
@@ -449,7 +449,7 @@ def test_a_saved_policy_agrees_with_the_dialect_it_was_loaded_by(
 
 def test_openvla_has_dialects_and_a_camera_too(public: Path) -> None:
     asked = CheckpointConfig(
-        policy_family="openvla", norm_key="libero_goal", dialect="rlinf", cameras=("front",)
+        policy_family="openvla", norm_key="libero_goal", convention="rlinf", cameras=("front",)
     )
     config = load_policy(str(public), asked, "cpu").config
     assert (config.images, config.llm.rope_inv_freq_dtype, config.cameras) == (

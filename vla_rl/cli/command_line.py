@@ -321,9 +321,24 @@ def read_table(path: Path, config_type: type[Config]) -> dict[str, Any]:
         data = decoders[path.suffix](content)
     except (ValueError, RecursionError) as error:  # invalid TOML, JSON or UTF-8
         raise ConfigError(f"{path} is not {path.suffix[1:].upper()} in UTF-8: {error}") from error
+    rename_former_keys(data, config_type)
     refuse_unknown_keys(data, config_type, where=str(path))
     table: dict[str, Any] = data
     return table
+
+
+def rename_former_keys(data: Any, config_type: type[Config]) -> None:
+    """Give keys of nested `data` that earlier versions wrote their names of today."""
+    if not isinstance(data, dict):
+        return
+    for former, name in config_type.FORMER_NAMES.items():
+        if former in data and name not in data:
+            data[name] = data.pop(former)
+    hints = typing.get_type_hints(config_type)
+    for key, value in data.items():
+        nested = _nested_config(hints.get(key))
+        if nested is not None:
+            rename_former_keys(value, nested)
 
 
 def convert(table: dict[str, Any], config_type: type[ConfigT], where: str) -> ConfigT:
@@ -341,7 +356,8 @@ def refuse_unknown_keys(data: Any, config_type: Any, where: str) -> None:
     """Raise `ConfigError` for the first key of nested `data` that `config_type` lacks."""
     if not isinstance(data, dict):
         raise ConfigError(f"{where}: got {data!r}, expected a table of {config_type.__name__}")
-    hints = typing.get_type_hints(config_type)
+    types_by_name = typing.get_type_hints(config_type)
+    hints = {name: types_by_name[name] for name in config_type.__struct_fields__}
     for key, value in data.items():
         if key not in hints:
             near = difflib.get_close_matches(key, hints, n=1)

@@ -26,6 +26,9 @@ _EPISODE_ARGUMENTS: Final = ("suite", "task_id", "scene_seed")
 _OLD_CONDITIONS: Final = {"scenes": "same"}
 """Conditions that older records lack, and their values then."""
 
+_FORMER_NAMES: Final = {"dialect": "convention"}
+"""Conditions that older records have under another name, and their names now."""
+
 
 def episode_conditions(episodes: Sequence[EpisodeSpec]) -> dict[str, Any]:
     """Return how episodes are run: arguments of their environments, and the choice of actions.
@@ -69,6 +72,7 @@ def refuse_other_conditions(path: Path, conditions: Mapping[str, Any]) -> None:
             "the same"
         ) from error
     now = msgspec.json.decode(msgspec.json.encode(conditions), type=dict[str, Any])
+    before = {_FORMER_NAMES.get(name, name): value for name, value in before.items()}
     before = {name: value for name, value in _OLD_CONDITIONS.items() if name in now} | before
     for name, value, recorded in differences(now, before):
         raise ConfigError(

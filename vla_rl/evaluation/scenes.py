@@ -215,7 +215,7 @@ def _training_images(checkpoint: str) -> "TrainingImages | None":
 
     folder = Path(checkpoint).expanduser()
     if not is_base_policy(checkpoint):
-        return read_extension(folder).pictures
+        return read_extension(folder).training_images
     is_of_stand_ins = folder.resolve() == STAND_INS_BASE_POLICY.resolve()
     return TrainingImages(
         image_size=BASE_POLICY_IMAGES,

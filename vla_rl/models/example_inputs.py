@@ -57,7 +57,7 @@ def example_row(model: Any) -> ExampleRow | None:
 
 
 def example_observation(model: Any, seed: int = 0) -> Observation | None:
-    """Return pictures of noise and a state in the middle of its range; None as in `example_row`."""
+    """Return images of noise and a state in the middle of its range; None as in `example_row`."""
     config = getattr(model, "config", None)
     if isinstance(config, MlpConfig):
         return {"state": np.zeros(config.state_size, np.float32)}

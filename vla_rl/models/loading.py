@@ -203,8 +203,12 @@ def compute_digest(folder: "PublicFolder") -> str:
 
 def compute_digest_as_read(folder: str, format: CheckpointFormat) -> str:
     """Return a fingerprint of a checkpoint and of how it is read."""
+    # under the names of the first version, so that runs of any version can be compared
+    former = {now: before for before, now in CheckpointFormat.FORMER_NAMES.items()}
     names = CheckpointFormat.__struct_fields__
-    settings = msgspec.json.encode({name: getattr(format, name) for name in names})
+    settings = msgspec.json.encode(
+        {former.get(name, name): getattr(format, name) for name in names}
+    )
     from vla_rl.models.prismatic.folder import open_folder
 
     digest = compute_digest(open_folder(folder, format.adapter))

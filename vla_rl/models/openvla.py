@@ -282,7 +282,7 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
             epsilon=self.config.action_bounds.epsilon,
             vocabulary=self.config.vocabulary,
             lora=self.config.lora,
-            pictures=self.config.pictures,
+            training_images=self.config.training_images,
             rope_inv_freq_dtype=self.config.llm.rope_inv_freq_dtype,
             featurizer_overrides=self.config.featurizer.overrides,
             fused_featurizer_overrides=self.config.fused_featurizer.overrides,
@@ -334,7 +334,7 @@ def read_config(folder: PublicFolder, format: CheckpointFormat) -> OpenVlaConfig
     shared = shared_config(folder.public, extension, folder.tokenizer_file, folder.pixels)
     llm: LlmConfig = shared.pop("llm")
     conventions = resolve_conventions(
-        folder.path, stored_conventions(extension), format.dialect, without=("has_stop_token",)
+        folder.path, stored_conventions(extension), format.convention, without=("has_stop_token",)
     )
     gripper = get_gripper(statistics, extension)
     return OpenVlaConfig(

@@ -247,9 +247,9 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     config = command.config
     require_new_folder(*save_folders(config).values())
     episodes = await asyncio.to_thread(read_demonstrations, config)
-    pictures = await asyncio.to_thread(training_images, config)
+    images = await asyncio.to_thread(training_images, config)
     policy = await asyncio.to_thread(starting_policy, config, episodes)
-    policy.config = msgspec.structs.replace(policy.config, pictures=pictures)
+    policy.config = msgspec.structs.replace(policy.config, training_images=images)
     if config.recompute_activations:
         policy.recompute_activations()
     if config.compile_blocks:

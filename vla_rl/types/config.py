@@ -6,8 +6,17 @@ Classes that users build by keyword report a wrong one with the class, the neare
 import difflib
 import functools
 from collections.abc import Mapping
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import MappingProxyType, NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 
@@ -65,6 +74,10 @@ class Config(
 
     A string under each field documents it; the command line shows that string as the option's help.
     """
+
+    FORMER_NAMES: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Names that fields have in files of earlier versions, each with its name of today. Files with
+    them are read; the command line takes the names of today alone."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -284,7 +284,7 @@ def test_frames_that_are_enlarged_are_said_once_and_empty_ones_refused(
     assert [
         record.getMessage() for record in caplog.records if "enlarged" in record.getMessage()
     ] == [
-        "frames of 13 x 28 pixels are enlarged to 28 x 28, so the policy sees blurred pictures; "
+        "frames of 13 x 28 pixels are enlarged to 28 x 28, so the policy sees blurred images; "
         "render larger ones unless "
         "it was trained with these."
     ]
@@ -345,11 +345,11 @@ def test_an_adapter_is_put_on_its_base_and_trained_further(
 
 
 def test_the_page_names_every_dialect() -> None:
-    assert all(f"`{dialect}`" in PAGE.read_text() for dialect in CONVENTIONS)
+    assert all(f"`{convention}`" in PAGE.read_text() for convention in CONVENTIONS)
 
 
 @pytest.mark.parametrize(
-    ("dialect", "images", "has_stop_token"),
+    ("convention", "images", "has_stop_token"),
     [
         ("simplevla", "exact", True),
         ("simplevla_robotwin", "crop", True),
@@ -359,8 +359,8 @@ def test_the_page_names_every_dialect() -> None:
     ],
 )
 def test_a_dialect_settles_images_and_the_stop_token(
-    dialect: Any, images: str, has_stop_token: bool, public: Path
+    convention: Any, images: str, has_stop_token: bool, public: Path
 ) -> None:
-    config = OpenVlaOft.load(public, norm_key="libero_goal", dialect=dialect).config
+    config = OpenVlaOft.load(public, norm_key="libero_goal", convention=convention).config
     assert (config.images, config.has_stop_token) == (images, has_stop_token)
     assert config.action_bounds.epsilon == 1e-8

@@ -90,7 +90,7 @@ class Rerun:
 
 
 def is_diffusion(policy: Policy) -> bool:
-    """Then pictures are one call and each denoising step another."""
+    """Then images are one call and each denoising step another."""
     return getattr(policy.config, "head", "tokens") == "diffusion"
 
 

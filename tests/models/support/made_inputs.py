@@ -21,8 +21,8 @@ def make_image(kind: str, height: int, width: int) -> np.ndarray:
     ).astype(np.uint8)
 
 
-def make_image_batch(*pictures: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)
+def make_image_batch(*images: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
 
 
 def shallow(config: OpenVlaOftConfig) -> OpenVlaOftConfig:

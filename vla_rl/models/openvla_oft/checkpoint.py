@@ -103,7 +103,7 @@ def read_config(
     conventions = resolve_conventions(
         folder.path,
         stored_conventions(extension),
-        format.dialect,
+        format.convention,
         without=("vocabulary", "epsilon"),
     )
     config = OpenVlaOftConfig(
@@ -190,7 +190,7 @@ def list_files(
         has_film=config.has_film,
         has_stop_token=config.has_stop_token,
         lora=config.lora,
-        pictures=config.pictures,
+        training_images=config.training_images,
         rope_inv_freq_dtype=config.llm.rope_inv_freq_dtype,
         featurizer_overrides=config.featurizer.overrides,
         fused_featurizer_overrides=config.fused_featurizer.overrides,

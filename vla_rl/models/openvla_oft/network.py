@@ -316,7 +316,7 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         )
 
     def embed_observation(self, batch: PrismaticBatch) -> Tensor:
-        """Embed pictures and proprioception for the trunk, [B, V, hidden_size]: the same for every
+        """Embed images and proprioception for the trunk, [B, V, hidden_size]: the same for every
         denoising step.
         """
         observation_tokens: Tensor = self.projector(self._patches(batch))

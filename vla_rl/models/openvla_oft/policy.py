@@ -159,7 +159,7 @@ class OpenVlaOft(OftPolicy):
         """
         proprio = () if self.config.proprio is None else (self.config.proprio.key,)
         small = ("instruction", *proprio)
-        # the state of a robot tells most observations apart, before any picture is read
+        # the state of a robot tells most observations apart, before any image is read
         for keys in (small, (*self.config.cameras, *small)):
             chosen, rows = deduplicate(observations, keys)
             if 2 * len(chosen) > len(observations):

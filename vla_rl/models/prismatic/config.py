@@ -190,7 +190,7 @@ Normalization: TypeAlias = Literal["bounds_q99", "bounds"]
 
 
 class TrainingImages(Config, frozen=True, kw_only=True):
-    """Conditions of the simulated pictures that a policy was trained on."""
+    """Conditions of the simulated images that a policy was trained on."""
 
     image_size: int
     """Side of the camera images in pixels, before they are resized for the towers."""
@@ -241,8 +241,8 @@ class PrismaticConfig(Config, frozen=True, kw_only=True):
     """Range of the bins in the environment's units; its length is the number of action
     dimensions."""
 
-    pictures: TrainingImages | None = None
-    """Pictures that it was trained on here, so that others are named. None: not known."""
+    training_images: TrainingImages | None = None
+    """Images that it was trained on here, so that others are named. None: not known."""
 
     norm_key: str = "default"
     """Name of the action statistics in the public layout's `norm_stats`."""
@@ -328,7 +328,7 @@ class OpenVlaOftConfig(PrismaticConfig, frozen=True, kw_only=True):
     """Whether the instruction modulates the vision towers (FiLM), as in the ALOHA checkpoints."""
 
     has_stop_token: bool = True
-    """Whether a stop token follows the placeholders; part of the dialect."""
+    """Whether a stop token follows the placeholders; part of the convention."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,6 +8,7 @@ alone.
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeAlias
 
 import msgspec
@@ -29,7 +30,7 @@ ConventionName: TypeAlias = Literal[
 
 
 class Conventions(NamedTuple):
-    """Settings of a dialect.
+    """Settings that the checkpoints of one project share.
 
     A family without a stop token, or without a choice of vocabulary, ignores that setting.
     """
@@ -40,7 +41,7 @@ class Conventions(NamedTuple):
     vocabulary: Vocabulary
     epsilon: float
     """Number that OpenVLA's decoding adds to the range of the statistics; OpenVLA-OFT's adds 1e-8
-    in every dialect."""
+    in every convention."""
 
 
 CONVENTIONS: Final[Mapping[ConventionName, Conventions]] = {
@@ -51,7 +52,7 @@ CONVENTIONS: Final[Mapping[ConventionName, Conventions]] = {
     "rlinf_official": Conventions("bicubic_pillow", True, "bfloat16", "actions", 1e-8),
     "rlinf_robotwin": Conventions("crop", True, "bfloat16", "actions", 1e-8),
 }
-"""Conventions of each dialect. `openvla_oft` is the authors' evaluation in LIBERO. SimpleVLA-RL,
+"""Conventions by project. `openvla_oft` is the authors' evaluation in LIBERO. SimpleVLA-RL,
 siiRL and SRPO (`simplevla`) agree with it there; in RoboTwin they only crop the simulator's frame,
 and so does RLinf with its version `official`.
 """
@@ -64,28 +65,28 @@ def resolve_conventions(
     *,
     without: Collection[str],
 ) -> Conventions:
-    """Return the conventions that a checkpoint was saved with here, else those of a dialect, else
+    """Return the conventions that a checkpoint was saved with here, else those of a convention, else
     OpenVLA's own.
 
     Args:
         folder: the checkpoint.
         known: its own conventions, if it was saved here.
-        asked: name of the requested dialect, or None.
+        asked: name of the requested convention, or None.
         without: fields that a policy of this family does not have; they are not compared.
 
-    Raises: ConfigError for an unknown dialect; CheckpointError if the checkpoint was saved with
+    Raises: ConfigError for an unknown convention; CheckpointError if the checkpoint was saved with
     other conventions than those requested.
     """
     if asked is not None and asked not in CONVENTIONS:
-        raise ConfigError(f"dialect is {asked!r}, expected one of {', '.join(CONVENTIONS)}")
+        raise ConfigError(f"convention is {asked!r}, expected one of {', '.join(CONVENTIONS)}")
     wanted = CONVENTIONS[asked or "openvla_oft"]
     if known is None:
         return wanted
     known = known._replace(**{field: getattr(wanted, field) for field in without})
     if asked is not None and known != wanted:
         raise CheckpointError(
-            f"{folder} was saved with {known}, which differs from the dialect {asked!r}; leave the "
-            "dialect out, because the checkpoint stores its own."
+            f"{folder} was saved with {known}, which differs from the convention {asked!r}; leave the "
+            "convention out, because the checkpoint stores its own."
         )
     return known
 
@@ -95,6 +96,8 @@ Family: TypeAlias = Literal["openvla", "openvla_oft", "continuous"]
 
 class CheckpointFormat(Config, frozen=True, kw_only=True):
     """How to interpret a checkpoint."""
+
+    FORMER_NAMES = MappingProxyType({"dialect": "convention"})
 
     policy_family: Literal["auto", "openvla", "openvla_oft", "continuous"] = "auto"
     """openvla: action tokens one after the other; openvla_oft: a chunk of tokens at once;
@@ -111,14 +114,14 @@ class CheckpointFormat(Config, frozen=True, kw_only=True):
     (ALOHA). none: the checkpoint's own setting, else the percentiles.
     """
 
-    dialect: ConventionName | None = None
+    convention: ConventionName | None = None
     """Project whose conventions the checkpoint was trained with: images, stop token, positions,
     vocabulary. none: the checkpoint's own, else those of OpenVLA's authors.
     """
 
     vocabulary: Vocabulary | None = None
     """Token ids over which OpenVLA normalises an action token's probability, in rollout and
-    training alike: all, or the action tokens only. none: the checkpoint's own, else the dialect's.
+    training alike: all, or the action tokens only. none: the checkpoint's own, else the convention's.
     OpenVLA-OFT always uses the action tokens only.
     """
 

@@ -90,7 +90,7 @@ def _require_known_values(fields: dict[str, Any], size: int, path: Path) -> None
         if found not in known:
             raise CheckpointError(
                 f"{path}: {name} is {found!r}, expected {known[0]!r}: the towers would see other "
-                "pictures than they were trained with."
+                "images than they were trained with."
             )
 
 
@@ -101,7 +101,7 @@ def _require_no_other_fields(fields: dict[str, Any], path: Path) -> None:
         if name not in KNOWN_FIELDS and not is_plain:
             raise CheckpointError(
                 f"{path}: {name} is {excerpt(value)}, which is not read here; expected it to be "
-                "absent, because the towers may see other pictures than they were trained with. "
+                "absent, because the towers may see other images than they were trained with. "
                 "Remove it if it changes no pixel."
             )
 

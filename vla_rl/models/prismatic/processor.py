@@ -195,7 +195,7 @@ class PrismaticProcessor:
 def _warn_enlarged(height: int, width: int, wanted: int) -> None:
     """Warn about enlarged frames, once for each size."""
     _log.warning(
-        "frames of %d x %d pixels are enlarged to %d x %d, so the policy sees blurred pictures; "
+        "frames of %d x %d pixels are enlarged to %d x %d, so the policy sees blurred images; "
         "render larger ones unless it was trained with these.",
         height, width, wanted, wanted,
     )  # fmt: skip

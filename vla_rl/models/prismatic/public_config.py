@@ -1,7 +1,7 @@
 """`config.json` of the public checkpoints; `vla_rl.json` has the settings that it lacks.
 
 The public file is kept byte for byte through a load and a save. Tower overrides, cameras, chunk
-size, gripper, head and dialect are stored in ours. A public folder has no `vla_rl.json` and takes
+size, gripper, head and convention are stored in ours. A public folder has no `vla_rl.json` and takes
 the defaults.
 """
 
@@ -79,7 +79,7 @@ class Extension(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown
     vocabulary: Vocabulary = "all"
     rope_inv_freq_dtype: Literal["float32", "bfloat16"] = "float32"
     lora: LoraConfig | None = None
-    pictures: TrainingImages | None = None
+    training_images: TrainingImages | None = msgspec.field(default=None, name="pictures")
     featurizer_overrides: dict[str, int | float] = {}
     fused_featurizer_overrides: dict[str, int | float] = {}
 
@@ -215,7 +215,7 @@ def shared_config(
         "tokenizer_file": str(tokenizer_file),
         "num_bins": public.n_action_bins,
         "lora": extension.lora,
-        "pictures": extension.pictures,
+        "training_images": extension.training_images,
     }
 
 

@@ -97,7 +97,7 @@ class ServedPrismatic(nn.Module, SupportsMultiModal):  # type: ignore[misc]
         self.make_empty_intermediate_tensors = self.language_model.make_empty_intermediate_tensors
 
     def embed_multimodal(self, **features: Tensor) -> list[Tensor]:
-        """Return one [num_features, D] for each request: patches of all its pictures, then
+        """Return one [num_features, D] for each request: patches of all its images, then
         proprioception.
         """
         if "images" not in features:
@@ -141,7 +141,7 @@ class ServedInfo(BaseProcessingInfo):  # type: ignore[misc]
     """One item for each request, with a fixed number of tokens."""
 
     def get_supported_mm_limits(self) -> Mapping[str, int]:
-        """Return the limit, one item: all pictures of an observation and its proprioception."""
+        """Return the limit, one item: all images of an observation and its proprioception."""
         return {MODALITY: 1}
 
     def get_mm_max_tokens_per_item(
@@ -152,7 +152,7 @@ class ServedInfo(BaseProcessingInfo):  # type: ignore[misc]
 
 
 class ServedDummies(BaseDummyInputsBuilder):  # type: ignore[misc]
-    """Dummy inputs with which vLLM measures memory: black pictures."""
+    """Dummy inputs with which vLLM measures memory: black images."""
 
     def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
         """Return no text: this processor takes none."""

@@ -35,7 +35,7 @@ class ServedConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     Args:
         policy: the policy's configuration, as plain values.
         text_config: the Llama's configuration.
-        num_features: number of tokens for pictures and proprioception.
+        num_features: number of tokens for images and proprioception.
     """
 
     model_type = MODEL_TYPE

@@ -77,7 +77,7 @@ class ServedPrismaticPolicy(ServedActions):
         return self._build_request(self._policy.prepare([observation]))
 
     def sample_request(self) -> EngineRequest:
-        """Return a request of black pictures and a short instruction."""
+        """Return a request of black images and a short instruction."""
         config = self._policy.config
         frame = np.zeros((config.image_size, config.image_size, 3), np.uint8)
         observation: dict[str, Any] = dict.fromkeys(config.cameras, frame) | {"instruction": "wait"}
@@ -220,6 +220,6 @@ def _refuse_unservable(policy: OpenVla | OpenVlaOft) -> None:
     if wrong:
         raise ConfigError(
             f"engine 'vllm' cannot serve this {type(policy).__name__}: {' and '.join(wrong)} of "
-            "its config (FiLM looks at the text before the pictures; rounded rotary frequencies) "
+            "its config (FiLM looks at the text before the images; rounded rotary frequencies) "
             "are computed by engine 'torch' alone."
         )
