@@ -14,10 +14,16 @@ from sample_actors import Counter
 import vla_rl.errors
 from vla_rl.actors.calls.actor import get_method_table
 from vla_rl.actors.calls.exchange import Answers
-from vla_rl.actors.calls.pending import Mailbox, PendingCall, PendingStream
+from vla_rl.actors.calls.pending import (
+    ActorLifecycle,
+    ActorState,
+    Mailbox,
+    PendingCall,
+    PendingStream,
+)
 from vla_rl.actors.wire.codec import Codec
 from vla_rl.actors.wire.envelope import OWN_CALL, Kind, MalformedMessage
-from vla_rl.errors import ActorDied, RemoteError
+from vla_rl.errors import ActorDied, ActorFrozen, RemoteError
 
 ADD = get_method_table(Counter).by_name["add"]
 
@@ -249,3 +255,116 @@ async def test_an_item_that_cannot_be_read_fails_its_stream_and_stops_it_at_the_
     assert (waiting.cancelled, waiting.answers.num_rejected) == ([1], 1)
     with pytest.raises(MalformedMessage, match="LookupError: no 3"):
         stream.future.result()
+
+
+def frozen() -> ActorFrozen:
+    return ActorFrozen("env-1", 7, "step did not answer within 2 s", ("last words",))
+
+
+async def test_callers_wait_while_an_actor_restarts_and_go_on_with_the_next_incarnation() -> None:
+    life = ActorLifecycle("env-1")
+    life.settle(ActorState.RUNNING, None)
+    await life.until_running()
+    life.settle(ActorState.RESTARTING, frozen())
+    waiting = asyncio.create_task(life.until_running())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    life.settle(ActorState.RUNNING, None)
+    async with asyncio.timeout(5):
+        await waiting
+
+
+async def test_callers_that_wait_get_the_error_if_no_incarnation_comes() -> None:
+    life = ActorLifecycle("env-1")
+    life.settle(ActorState.RESTARTING, frozen())
+    waiting = asyncio.create_task(life.until_running())
+    await asyncio.sleep(0)
+    life.settle(ActorState.DEAD, frozen())
+    async with asyncio.timeout(5):
+        with pytest.raises(ActorFrozen, match="did not answer within 2 s"):
+            await waiting
+
+
+async def test_each_caller_gets_an_error_of_its_own_with_pid_and_last_words() -> None:
+    life = ActorLifecycle("env-1")
+    life.settle(ActorState.DEAD, frozen())
+    first, second = life.death(), life.death()
+    assert first is not second
+    assert (type(first), first.pid, first.last_words) == (ActorFrozen, 7, ("last words",))
+
+
+async def test_an_actor_that_never_ran_is_reported_with_its_state() -> None:
+    with pytest.raises(ActorDied, match="it is starting"):
+        await ActorLifecycle("env-1").until_running()
+
+
+async def test_the_last_error_says_why_no_incarnation_follows() -> None:
+    life = ActorLifecycle("env-1")
+    life.settle(ActorState.DEAD, frozen())
+    assert life.last_error("too often", None).cause.endswith("within 2 s; too often")
+    failed = life.last_error("too often", ValueError("no room"))
+    assert failed.cause.endswith("; too often; the last restart failed: no room")
+    assert isinstance(failed, ActorFrozen)
+
+
+async def test_senders_get_places_in_the_order_of_asking() -> None:
+    mailbox, order = Mailbox(1), []
+    await mailbox.enter()
+
+    async def send(name: str) -> None:
+        await mailbox.enter()
+        order.append(name)
+        mailbox.leave()
+
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        for name in "abc":
+            group.create_task(send(name))
+        await asyncio.sleep(0)
+        assert mailbox.num_waiting == 3
+        mailbox.leave()
+    assert order == ["a", "b", "c"]
+
+
+async def test_a_newcomer_does_not_overtake_those_who_wait() -> None:
+    mailbox = Mailbox(1)
+    await mailbox.enter()
+    waiter = asyncio.create_task(mailbox.enter())
+    await asyncio.sleep(0)
+    mailbox.leave()
+    assert mailbox.try_enter() is False
+    await waiter
+
+
+async def test_a_sender_that_gives_up_passes_its_place_on() -> None:
+    mailbox = Mailbox(1)
+    await mailbox.enter()
+    first, second = asyncio.create_task(mailbox.enter()), asyncio.create_task(mailbox.enter())
+    await asyncio.sleep(0)
+    mailbox.leave()  # the place goes to the first, which is cancelled before it can take it
+    first.cancel()
+    async with asyncio.timeout(5):
+        await second
+    assert first.cancelled()
+    assert mailbox.try_enter() is False
+    mailbox.leave()
+    assert mailbox.try_enter() is True
+
+
+def test_a_mailbox_without_room_is_refused() -> None:
+    with pytest.raises(ValueError, match="mailbox is 0, expected at least 1"):
+        Mailbox(0)
+
+
+async def test_a_sender_that_was_cancelled_and_then_passed_over_is_cancelled_and_nothing_else() -> (
+    None
+):
+    mailbox = Mailbox(1)
+    await mailbox.enter()
+    waiter = asyncio.create_task(mailbox.enter())
+    await asyncio.sleep(0)
+    waiter.cancel()
+    mailbox.leave()  # finds nobody else who waits
+    async with asyncio.timeout(5):
+        await asyncio.wait([waiter])
+    assert waiter.cancelled()
+    assert mailbox.try_enter() is True

@@ -1,15 +1,22 @@
-"""Hosts that answer badly, or fall silent: every wait for them ends."""
+"""Hosts are reached with their keys; one that lies or lacks its key is refused."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator
+import os
+import select
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from sample_actors import Counter
 
+from benchmarks.hosts.namespaces import NamespaceHost, NamespacesRefused, network_namespaces
 from vla_rl.actors import (
     Actor,
     ChildProcess,
@@ -18,6 +25,7 @@ from vla_rl.actors import (
     Runtime,
     make_keys,
     read_keys,
+    read_public_key,
     supervision,
 )
 from vla_rl.actors.host import HostServer
@@ -208,3 +216,88 @@ async def test_an_actor_that_does_not_end_when_it_is_killed_holds_up_nothing(
     assert "actor stubborn (pid 0): it was killed and has not ended within 0.2 s" in line
     gate.set()
     await asyncio.sleep(0)
+
+
+@pytest.fixture
+def far() -> Iterator[NamespaceHost]:
+    """Another host than the one that this test runs on."""
+    with contextlib.ExitStack() as opened:
+        try:
+            near, other = opened.enter_context(network_namespaces(2))
+        except NamespacesRefused as reason:
+            pytest.skip(str(reason))
+        opened.enter_context(near.entered())
+        yield other
+
+
+@pytest.fixture
+def placement(
+    far: NamespaceHost, tmp_path: Path, program_environment: dict[str, str]
+) -> RemoteHost:
+    keys = tmp_path / "keys"
+    make_keys(keys)
+    command = [sys.executable, "-m", "vla_rl.actors.host", "--bind", f"tcp://{far.address}:0"]
+    command += ["--keys", str(keys / "server.key"), "--allow", str(keys / "client.pub")]
+    command += ["--lost-after", "3"]
+    server = far.popen(command, stdout=subprocess.PIPE, text=True, env=program_environment)
+    assert server.stdout is not None
+    with server.stdout as words:
+        address = words.readline().split()[-1]
+    return RemoteHost(
+        address=address,
+        server_public_key=read_public_key(keys / "server.pub"),
+        client_keys=read_keys(keys / "client.key"),
+        lost_after_s=3.0,
+    )
+
+
+@pytest.mark.needs_root
+async def test_a_pulled_cable_fails_the_calls_here_and_ends_the_actor_there(
+    far: NamespaceHost, placement: RemoteHost
+) -> None:
+    async with asyncio.timeout(100), Runtime(stop_grace_s=0.5) as runtime:
+        counter = await runtime.spawn(Counter, name="far away", placement=placement)
+        pixels = np.ones(3_000_000, np.uint8)
+        assert np.array_equal(await counter.echo_array(pixels), pixels)
+        assert min(far.carried_bytes()) > pixels.nbytes
+        actor = os.pidfd_open(await counter.pid())
+        pending = asyncio.ensure_future(counter.wait_for_gate("nobody opens it"))
+        await counter.cancelled()
+        far.pull_cable()
+        with pytest.raises(
+            ActorDied, match=r"far away.*connection to tcp://10\.77\.0\.2:.* is lost"
+        ):
+            await pending
+        assert await asyncio.to_thread(select.select, [actor], [], [], 60)
+        os.close(actor)
+        far.plug_in_cable()
+        again = await runtime.spawn(Counter, placement=placement)
+        assert await again.add(1) == 1
+
+
+def test_each_name_has_a_secret_pair_and_a_public_key(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", ["desk"])
+    for name in ("server", "desk"):
+        secret = tmp_path / "keys" / f"{name}.key"
+        assert secret.stat().st_mode & 0o777 == 0o600
+        public = read_public_key(secret.with_suffix(".pub"))
+        assert read_keys(secret).public == public
+    assert read_keys(secret).secret != public
+
+
+def test_a_key_is_never_replaced_and_the_servers_is_made_once(tmp_path: Path) -> None:
+    make_keys(tmp_path, ["desk"])
+    server = read_keys(tmp_path / "server.key")
+    make_keys(tmp_path, ["other"])
+    assert read_keys(tmp_path / "server.key") == server
+    with pytest.raises(FileExistsError, match=r"desk\.key"):
+        make_keys(tmp_path, ["desk"])
+
+
+def test_another_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.key").write_text("no JSON")
+    (tmp_path / "x.pub").write_text("short\n")
+    with pytest.raises(ValueError, match=r"x\.key is not a key file"):
+        read_keys(tmp_path / "x.key")
+    with pytest.raises(ValueError, match=r"x\.pub holds 5 characters, expected a public key of 40"):
+        read_public_key(tmp_path / "x.pub")

@@ -1,4 +1,4 @@
-"""A method's deadline is that of its name, of its class, or of its actor."""
+"""Deadlines of calls: which one a call gets, and what happens to a call that has missed it."""
 
 import asyncio
 import math
@@ -7,10 +7,135 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sample_actors import Counter
 
 from vla_rl.actors import Actor, actor_method
 from vla_rl.actors.calls.actor import get_method_table
-from vla_rl.actors.calls.deadlines import DeadlineWatch, resolve_deadlines
+from vla_rl.actors.calls.deadlines import CallDeadlines, DeadlineWatch, resolve_deadlines
+from vla_rl.actors.calls.pending import PendingCall, PendingStream
+
+TABLE = get_method_table(Counter)
+ADD = TABLE.by_name["add"]
+
+
+class Limit:
+    """Allows what it was told to, and remembers what it learned."""
+
+    def __init__(self, limit_s: float | None) -> None:
+        self.allowed_s, self.learned = limit_s, list[tuple[int, float]]()
+
+    def num_units(self, args: tuple[Any, ...]) -> int:
+        return len(args)
+
+    def limit_s(self, num_units: int) -> float | None:
+        return self.allowed_s
+
+    def note(self, num_units: int, seconds: float) -> None:
+        self.learned.append((num_units, seconds))
+
+    def note_overdue(self, num_units: int) -> str:
+        return f"{num_units} units never took so long"
+
+
+class Watched:
+    """Deadlines over a table of calls, with what they asked for."""
+
+    def __init__(self, deadline_s: float | None, limit: Limit | None = None) -> None:
+        self.calls: dict[int, PendingCall] = {}
+        self.channel = SimpleNamespace(is_ending=False, poll=lambda: None)
+        self.cancelled: list[int] = []
+        self.frozen = asyncio.get_running_loop().create_future()
+        channel: Any = self.channel
+        self.deadlines = CallDeadlines(
+            "counter",
+            self.calls,
+            lambda: channel,
+            [deadline_s] * len(TABLE.methods),
+            {} if limit is None else {ADD.index: limit},
+            freeze=self._freeze,
+            cancel=self.cancelled.append,
+        )
+
+    def _freeze(self, cause: str) -> None:
+        self.calls.clear()
+        self.frozen.set_result(cause)
+
+    def send(self, kind: type[PendingCall] = PendingCall) -> PendingCall:
+        loop: Any = asyncio.get_running_loop()
+        decoder: Any = None
+        pending = kind(loop, ADD, decoder, asyncio.current_task())
+        self.calls[len(self.calls)] = pending
+        self.deadlines.note_sent(pending, (1, 2))
+        return pending
+
+    async def cause(self) -> str:
+        async with asyncio.timeout(10):
+            cause: str = await self.frozen
+        return cause
+
+
+@pytest.mark.parametrize(
+    ("own_s", "limit_s", "expected_s"),
+    [(5.0, None, 5.0), (5.0, 2.0, 2.0), (5.0, 9.0, 5.0), (None, 2.0, 2.0), (None, None, None)],
+)
+async def test_a_call_gets_the_shorter_of_its_methods_deadline_and_its_limit(
+    own_s: float | None, limit_s: float | None, expected_s: float | None
+) -> None:
+    watched = Watched(own_s, Limit(limit_s))
+    assert watched.send().deadline_s == expected_s
+    watched.deadlines.stop()
+
+
+async def test_a_missed_deadline_freezes_the_actor_and_names_method_and_limit() -> None:
+    watched = Watched(0.01)
+    watched.send()
+    assert await watched.cause() == "add did not answer within 0.01 s"
+    watched = Watched(60.0, Limit(0.01))
+    watched.send()
+    assert await watched.cause() == "add did not answer within 0.01 s (2 units never took so long)"
+
+
+async def test_a_limit_that_has_learned_since_gives_an_overdue_call_more_time() -> None:
+    limit = Limit(0.01)
+    watched = Watched(0.2, limit)
+    pending = watched.send()
+    limit.allowed_s = 0.1
+    assert await watched.cause() == "add did not answer within 0.1 s (2 units never took so long)"
+    assert time.monotonic() - pending.since >= 0.1
+
+
+async def test_a_limit_learns_the_time_without_the_wait_behind_another_call() -> None:
+    limit = Limit(None)
+    watched = Watched(None, limit)
+    first, second = watched.send(), watched.send()
+    first.since = second.since = time.monotonic() - 10.0
+    watched.deadlines.note_answered(first)
+    watched.deadlines.note_answered(second)
+    (_, slow_s), (units, quick_s) = limit.learned
+    assert units == 2
+    assert slow_s >= 10.0
+    assert quick_s < 5.0
+
+
+async def test_an_actor_whose_end_is_being_reported_is_not_frozen() -> None:
+    watched = Watched(0.01)
+    watched.channel.is_ending = True
+    watched.send()
+    await asyncio.sleep(0.1)
+    assert not watched.frozen.done()
+
+
+async def test_a_call_inside_the_iteration_over_a_stream_is_refused_and_the_actor_goes_on() -> None:
+    watched = Watched(0.01)
+    stream = watched.send(PendingStream)  # without credit: it waits for its consumer
+    inner = watched.send()
+    async with asyncio.timeout(10):
+        with pytest.raises(RuntimeError, match="during the iteration over a stream"):
+            await inner.future
+    assert isinstance(stream.future.exception(), RuntimeError)
+    assert watched.cancelled == [0, 1]
+    assert not watched.frozen.done()
+    watched.deadlines.stop()
 
 
 class Sim(Actor):
@@ -51,7 +176,7 @@ def call(
     )
 
 
-class Watched:
+class WatchedCalls:
     """A watch over some calls, and the calls that it reported."""
 
     def __init__(self, *calls: Any) -> None:
@@ -75,19 +200,19 @@ class Watched:
 
 async def test_a_call_whose_deadline_has_passed_is_reported() -> None:
     late = call(time.monotonic() - 11.0)
-    assert await Watched(late).checked() == [late]
+    assert await WatchedCalls(late).checked() == [late]
 
 
 async def test_a_call_that_waits_behind_another_has_its_time_before_it() -> None:
     now = time.monotonic()
     first, second = call(now, None), call(now - 11.0)
     late = call(now - 11.0, concurrent=True)
-    assert await Watched(first, second, late).checked() == [late]
+    assert await WatchedCalls(first, second, late).checked() == [late]
 
 
 async def test_the_time_of_a_call_begins_with_the_last_answer() -> None:
     now = time.monotonic()
-    watched = Watched(call(now - 11.0), late := call(now - 11.0, concurrent=True))
+    watched = WatchedCalls(call(now - 11.0), late := call(now - 11.0, concurrent=True))
     watched.watch.answered_at = now
     assert await watched.checked() == [late]
 
@@ -95,20 +220,20 @@ async def test_the_time_of_a_call_begins_with_the_last_answer() -> None:
 async def test_a_stream_that_waits_for_its_consumer_is_not_late() -> None:
     now = time.monotonic()
     waits, late = call(now - 99.0, concurrent=True, waits=True), call(now - 11.0, concurrent=True)
-    assert await Watched(waits, late).checked() == [late]
+    assert await WatchedCalls(waits, late).checked() == [late]
 
 
 async def test_time_in_which_our_loop_stood_still_is_given_back_but_never_more() -> None:
     now = time.monotonic()
     old, young = call(now - 8.0), call(now - 1.0)
-    watched = Watched(old, young)
+    watched = WatchedCalls(old, young)
     watched.watch.forgive(5.0)
     assert old.since == pytest.approx(now - 3.0)
     assert now <= young.since <= time.monotonic()
 
 
 async def test_a_stopped_watch_looks_again_only_when_it_is_asked_to() -> None:
-    watched = Watched(call(time.monotonic() - 11.0))
+    watched = WatchedCalls(call(time.monotonic() - 11.0))
     watched.watch.schedule_check(time.monotonic())
     watched.watch.stop()
     assert watched.watch.next_look == math.inf

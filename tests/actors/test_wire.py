@@ -276,3 +276,16 @@ def test_a_broken_payload_is_read_or_refused_and_costs_no_more_than_its_bytes(
             decode(codec, bytes(payload[: max(0, len(payload) - cut)]))
 
     assert peak_bytes(decode_it) < 1_000_000 + 100 * len(payload)
+
+
+def test_a_small_frame_is_not_touched() -> None:
+    frames = [b"head", b"payload"]
+    assert join_frames(frames) is frames
+    assert split_frames(frames)[0] is frames[0]
+
+
+def test_parts_are_dropped_as_they_are_joined() -> None:
+    cut = split_frames([b"head", b"x" * 2 * PART_BYTES, b"tail"])
+    whole = join_frames(cut)
+    assert [len(frame) for frame in cut] == [4, 0, 0, 0, 4]
+    assert [bytes(frame[:4]) for frame in whole] == [b"head", b"xxxx", b"tail"]

@@ -381,7 +381,7 @@ def test_a_resume_takes_over_the_hosts_of_a_run_that_was_killed(
     wait_until("the end of all", lambda: not host.processes(), host.server)
 
 
-# test_host_takeover.py and tests/actors/test_takeover.py have hosts in this process
+# test_host_takeover.py and tests/actors/test_lost_host.py have hosts in this process
 @pytest.mark.proof
 @pytest.mark.timeout(500)
 def test_hosts_that_no_resume_takes_over_end_everything(host: RealHost, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """CURVE keys, which decide who may use a host.
 
-`python -m vla_rl.actors.keys FOLDER [CLIENT ...]` creates them.
+`python -m vla_rl.actors.keys FOLDER [CLIENT_WITH_TAKEOVER ...]` creates them.
 
 The server needs `server.key` and the clients' `.pub` files; each client needs its own `.key` and
 `server.pub`. The `.key` files are secret and readable only by their owner.
