@@ -212,7 +212,7 @@ async def one_update(scheduler: EpisodeScheduler, engine: SleepingEngine) -> int
     """
     groups = [group async for group in scheduler.groups_for_update(scheduler.version)]
     engine.weight_version = scheduler.version + 1
-    scheduler.trained(groups, engine.weight_version)
+    scheduler.mark_trained(groups, engine.weight_version)
     return sum(len(group.trajectories) for group in groups)
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from vla_rl.rollout import (
         SchedulerConfig as SchedulerConfig,
         TaskStart as TaskStart,
-        owned_copy as owned_copy,
+        copy_arrays as copy_arrays,
         stop_reason as stop_reason,
     )
     from vla_rl.run.train import Outcome as Outcome, TrainingRun as TrainingRun, train as train

@@ -1,6 +1,6 @@
 """Faults in a run over several hosts, for which network namespaces stand in.
 
-    control: the run, two ranks  ──►  host1, host2: `vla-rl host` ─► monitor, rollout with its depot ─► simulators
+    control: the run, two ranks  ──►  host1, host2: `vla-rl host` ─► monitor, rollout and store ─► simulators
 
 Any of these processes is killed, each at a random moment. There is no relay to kill: what is on a
 host talks to the run directly.
@@ -104,7 +104,7 @@ class _Strikes:
         return False
 
     def _kill_on_host(self, run: ToyRun) -> bool:
-        """Kill the monitor, the rollout with its depot, the fork server or a simulator of a host."""
+        """Kill the monitor, the rollout with its episode store, the fork server or a simulator of a host."""
         host = self._dice.choice(self._hosts)
         self._kill_one(descendants(host.server.pid), f"on {host.name}")
         return False

@@ -94,18 +94,18 @@ class Watched:
 
     @property
     def _is_here(self) -> bool:
-        return self._victim.name in self._rollout.players.hosts
+        return self._victim.name in self._rollout.runner.hosts
 
     @property
     def _num_here(self) -> int:
         """Number of episodes that run on the host."""
-        name = f"hosts/{self._victim.name}/episodes_playing"
-        return int(self._rollout.players.metrics().get(name, 0.0))
+        name = f"hosts/{self._victim.name}/episodes_running"
+        return int(self._rollout.runner.metrics().get(name, 0.0))
 
     @property
     def _num_running(self) -> int:
-        metrics = self._rollout.players.metrics()
-        return int(sum(n for name, n in metrics.items() if name.endswith("/episodes_playing")))
+        metrics = self._rollout.runner.metrics()
+        return int(sum(n for name, n in metrics.items() if name.endswith("/episodes_running")))
 
     def _replays_since(self, struck_s: float) -> list[float]:
         """Return when each episode that was run again had its first decision."""

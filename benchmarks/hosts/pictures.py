@@ -10,7 +10,7 @@
     machine_load           processes that wanted a core, from the kernel
 
 Network namespaces stand in for the control process's host, two that run episodes and one with learner
-ranks, whose shelf fetches the pictures; what the ranks would compute is left out. Each decision has
+ranks, whose image cache fetches the pictures; what the ranks would compute is left out. Each decision has
 a picture of 224 x 224 pixels, 25 decisions an episode on average.
 """
 
@@ -39,7 +39,7 @@ from vla_rl.rollout import EpisodeScheduler, SchedulerConfig
 SLOTS: Final = 4
 """Simulators of each host: with a chunk of 20 ms and a decision of 205 ms, its policy never waits."""
 
-_SHELF_BYTES: Final = 4 << 30
+_CACHE_BYTES: Final = 4 << 30
 _LOST_AFTER_S: Final = 60.0
 _WITHIN_S: Final = 400.0
 
@@ -55,14 +55,14 @@ class Window(NamedTuple):
 
 async def window(rollout: HostFleet, here: NamespaceHost, seconds: float) -> Window:
     """Measure whole updates of one group, for `seconds` or a little longer."""
-    updates, players = Updates(rollout), rollout.players
+    updates, runner = Updates(rollout), rollout.runner
     async with updates.running(SchedulerConfig(groups_per_update=1), lambda _: None) as scheduler:
         await _next_update(scheduler)
-        before, began_s = _counts(here, players.metrics()), time.monotonic()
+        before, began_s = _counts(here, runner.metrics()), time.monotonic()
         trained = scheduler.state().ledger.trained
         while time.monotonic() - began_s < seconds:
             await _next_update(scheduler)
-        after = _counts(here, players.metrics())
+        after = _counts(here, runner.metrics())
         num_episodes = scheduler.state().ledger.trained - trained
     return Window(
         *((late - early) / num_episodes for early, late in zip(before, after, strict=True))
@@ -77,7 +77,7 @@ async def _next_update(scheduler: EpisodeScheduler) -> None:
 
 
 def _counts(here: NamespaceHost, metrics: dict[str, float]) -> tuple[float, ...]:
-    ways = (metrics[f"hosts/picture_bytes_{way}"] for way in ("here", "shelved"))
+    ways = (metrics[f"hosts/image_bytes_{way}"] for way in ("local", "cached"))
     return (here.carried_bytes()[0], 1000 * time.process_time(), *ways)
 
 
@@ -102,7 +102,7 @@ async def measure(
         num_envs=SLOTS,
         scheduler=SchedulerConfig(groups_per_update=1),
     )
-    routes = ImageRoutes(_SHELF_BYTES)
+    routes = ImageRoutes(_CACHE_BYTES)
     routes.assign(assign_rank(learning, folder))
     async with rollout_over(config, sleeping_policy(), pictures=routes) as rollout:
         past = await window(rollout, here, seconds)

@@ -107,7 +107,7 @@ class MostPrivate:
 async def played(rollout: HostFleet) -> Sequence[Trajectory]:
     """Return episodes that the hosts have run."""
     source, config = GroupSource(STARTS, GROUP_SIZE, seed=0), SchedulerConfig(groups_per_update=1)
-    async with EpisodeScheduler(rollout.players, source, config) as scheduler:
+    async with EpisodeScheduler(rollout.runner, source, config) as scheduler:
         groups = [group async for group in scheduler.groups_for_update(0)]
     return groups[0].trajectories[:2]
 

@@ -73,7 +73,7 @@ class Watched:
     """
 
     def __init__(self, rollout: HostFleet, here: NamespaceHost) -> None:
-        self._players, self._here = rollout.players, here
+        self._runner, self._here = rollout.runner, here
         self._updates = Updates(rollout)
         self._ended: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
         self._num_decisions = 0
@@ -81,12 +81,12 @@ class Watched:
     async def until(self, num_hosts: int) -> None:
         """Wait until `num_hosts` hosts run episodes."""
         async with asyncio.timeout(_CHANGE_WITHIN_S):
-            while len(self._players.hosts) != num_hosts:  # noqa: ASYNC110 - no event
+            while len(self._runner.hosts) != num_hosts:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.1)
 
     async def window(self, seconds: float, keep: Callable[[Group], bool] | None = None) -> Window:
         """Measure after a warm-up; arrays of groups that are not kept stay where they are."""
-        num_hosts = len(self._players.hosts)
+        num_hosts = len(self._runner.hosts)
         config = SchedulerConfig(groups_per_update=num_hosts)
         async with self._updates.running(config, self._note, keep):
             await asyncio.sleep(_WARM_UP_S)
@@ -109,9 +109,9 @@ class Watched:
         now = asyncio.get_running_loop().time()
         before, self._num_decisions = (
             self._num_decisions,
-            self._players.decisions(now).num_decisions,
+            self._runner.decisions(now).num_decisions,
         )
-        assert trajectory.episode_ref is not None, "the depots have room"
+        assert trajectory.episode_ref is not None, "the episode stores have room"
         self._ended[trajectory.episode_ref.host].append((now, self._num_decisions - before))
 
 

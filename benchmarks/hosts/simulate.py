@@ -121,8 +121,8 @@ async def _updates(layout: Layout, machines: list[Host], max_staleness: int) -> 
     source = GroupSource([start], measured.GROUP_SIZE, seed=0)
     work_s, dealing_s, began, cpu_began = 0.0, 0.0, 0.0, 0.0
     engine: Any = hosts  # it has a version, and is asked for nothing else
-    player = LocalEpisodeRunner(hosts, engine, hosts.play)
-    async with EpisodeScheduler(player, source, config) as scheduler:
+    runner = LocalEpisodeRunner(hosts, engine, hosts.play)
+    async with EpisodeScheduler(runner, source, config) as scheduler:
         for update in range(WARM_UP + MEASURED):
             if update == WARM_UP:
                 work_s, dealing_s, began = hosts.work_s(), 0.0, clock()
@@ -136,7 +136,7 @@ async def _updates(layout: Layout, machines: list[Host], max_staleness: int) -> 
             await hosts.learn(passes)
             await asyncio.sleep(measured.STEP_AND_PUBLICATION_S)
             hosts.weight_version = update + 1
-            scheduler.trained(groups, update + 1)
+            scheduler.mark_trained(groups, update + 1)
             dealing_s += spent
         seconds = clock() - began
         control_s = time.thread_time() - SimulatedHost.own_cost_s - cpu_began

@@ -1,4 +1,4 @@
-"""Hosts in simulated time that play episodes and learn, as a layout says who does what."""
+"""Hosts in simulated time that run episodes and learn, as a layout says who does what."""
 
 import asyncio
 import heapq

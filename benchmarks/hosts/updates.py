@@ -30,10 +30,8 @@ class Updates:
         keep: Callable[[Group], bool] | None = None,
     ) -> AsyncIterator[EpisodeScheduler]:
         """Make updates while the block is open; the arguments are those of `EpisodeScheduler`."""
-        players = self._rollout.players
-        scheduler = EpisodeScheduler(
-            players, self._source, config, keep=keep, on_episode=on_episode
-        )
+        runner = self._rollout.runner
+        scheduler = EpisodeScheduler(runner, self._source, config, keep=keep, on_episode=on_episode)
         if self._state is not None:
             scheduler.restore(self._state)
         async with scheduler, asyncio.TaskGroup() as tasks:
@@ -53,4 +51,4 @@ class Updates:
                 # as a learner calls it: its thread waits until all hosts have the weights
                 sink = self._rollout.weights.sinks[SOLE_MEMBER]
                 await asyncio.to_thread(sink.adopt, self._network, version)
-                scheduler.trained(groups, version)
+                scheduler.mark_trained(groups, version)

@@ -40,7 +40,11 @@ from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 
 FILES = Path(__file__).parents[1] / "fixtures" / "written_by_24320b8d" / "files.tar.xz"
 
-RENAMED = {"dialect": "convention", "policy_format.dialect": "policy_format.convention"}
+RENAMED = {
+    "cluster.depot_gib": "cluster.episode_store_gib",
+    "dialect": "convention",
+    "policy_format.dialect": "policy_format.convention",
+}
 """Today's name of each option that had another one, as paths through the tables of config.json."""
 
 RUNS: dict[str, tuple[Any, type[Any]]] = {

@@ -257,7 +257,7 @@ async def run_case(
     lane: DeviceLane,
     spec: EnvSpec,
     number: int,
-    gauge: DecisionCounter,
+    counter: DecisionCounter,
 ) -> Trajectory:
     """Run the episode of a case, under the template that its number names."""
     template = list(TEMPLATES.values())[number % len(TEMPLATES)]
@@ -271,7 +271,7 @@ async def run_case(
         policy_seed=number,
     )
     engine: Any = OddWriter(OddChat(policy, template), lane)
-    return await run_episode(pool, engine, chat_agent, episode, gauge=gauge)
+    return await run_episode(pool, engine, chat_agent, episode, counter=counter)
 
 
 @pytest.fixture(scope="module")
@@ -287,7 +287,7 @@ async def test_no_reply_of_a_policy_ends_a_run(
 ) -> None:
     reasons: Counter[StopReason] = Counter()
     faults: Counter[str] = Counter()
-    gauge = DecisionCounter()
+    counter = DecisionCounter()
     data = tmp_path / "rows.jsonl"
     data.write_text(
         json.dumps({"prompt": "6x7?", "answer": "42", "text": "Six times seven."}) + "\n"
@@ -304,7 +304,7 @@ async def test_no_reply_of_a_policy_ends_a_run(
     async with TextEnvPool() as pool, DeviceLane() as lane:
         for number in range(num_cases):
             trajectory = await run_case(
-                policy, pool, lane, specs[number // len(TEMPLATES) % len(specs)], number, gauge
+                policy, pool, lane, specs[number // len(TEMPLATES) % len(specs)], number, counter
             )
             reasons[trajectory.stop_reason] += 1
             faults.update(trajectory.info.get("tool_faults", {}))

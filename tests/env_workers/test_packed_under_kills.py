@@ -92,13 +92,13 @@ async def train(runtime: Runtime, per_process: int, *, strikes: bool) -> tuple[l
     async with SimulatorPool(runtime, simulators, specs=[spec]) as pool:
         policy.pool = pool if strikes else None
         source = GroupSource(starts, GROUP_SIZE, 1)
-        player = LocalEpisodeRunner(pool, policy, embodied_agent)
-        async with EpisodeScheduler(player, source, config) as scheduler:
+        runner = LocalEpisodeRunner(pool, policy, embodied_agent)
+        async with EpisodeScheduler(runner, source, config) as scheduler:
             for update in range(UPDATES):
                 groups = [group async for group in scheduler.groups_for_update(update)]
                 policy.weight_version = update + 1
                 # raises ConservationError where an episode is lost or held twice
-                scheduler.trained(groups, update + 1)
+                scheduler.mark_trained(groups, update + 1)
                 digests += [digest(group) for group in groups]
         num_replaced = sum(value for key, value in pool.metrics().items() if "/replaced/" in key)
         assert num_replaced > 0 if strikes else num_replaced == 0

@@ -54,82 +54,82 @@ def as_bytes(value: object) -> bytes:
 
 def test_a_trajectory_made_whole_again_is_the_same_to_the_last_byte() -> None:
     before = trajectory()
-    light, arrays = split_arrays(before)
-    assert as_bytes(materialise(light, arrays)) == as_bytes(before)
+    metadata, arrays = split_arrays(before)
+    assert as_bytes(materialise(metadata, arrays)) == as_bytes(before)
 
 
 def test_what_filters_and_counts_need_stays_in_the_light_one() -> None:
     before = trajectory()
-    light, _ = split_arrays(before)
+    metadata, _ = split_arrays(before)
     for name in ("is_success", "is_success_known", "num_env_steps", "undiscounted_return"):
-        assert getattr(light, name) == getattr(before, name)
-    assert light.oldest_version == before.oldest_version
-    assert light.steps[0].observation["instruction"] == "go"
+        assert getattr(metadata, name) == getattr(before, name)
+    assert metadata.oldest_version == before.oldest_version
+    assert metadata.steps[0].observation["instruction"] == "go"
 
 
 def test_a_light_episode_of_64_decisions_is_under_20_kilobytes() -> None:
-    light, arrays = split_arrays(trajectory(64))
+    metadata, arrays = split_arrays(trajectory(64))
     # "a/b" stays in place, because "/" divides places
     steps = tuple(
         msgspec.structs.replace(step, observation={**step.observation, "a/b": None})
-        for step in light.steps
+        for step in metadata.steps
     )
-    assert len(as_bytes(msgspec.structs.replace(light, steps=steps))) < 20_000
+    assert len(as_bytes(msgspec.structs.replace(metadata, steps=steps))) < 20_000
     assert sum(array.nbytes for array in arrays.values()) > 64 * 3072
 
 
 def test_arrays_are_handed_over_once() -> None:
-    depot, before = EpisodeStore("a", 1 << 20), trajectory()
-    light = depot.put(before)
-    assert light.episode_ref is not None
-    assert light.episode_ref.num_bytes == depot.num_bytes > 3 * 3072
-    arrays = depot.take(light.episode_ref.key)
+    store, before = EpisodeStore("a", 1 << 20), trajectory()
+    metadata = store.put_arrays(before)
+    assert metadata.episode_ref is not None
+    assert metadata.episode_ref.num_bytes == store.num_bytes > 3 * 3072
+    arrays = store.take_arrays(metadata.episode_ref.key)
     assert arrays is not None
-    assert as_bytes(materialise(light, arrays)) == as_bytes(before)
-    assert depot.num_bytes == 0
-    assert depot.take(light.episode_ref.key) is None
-    depot.drop(light.episode_ref.key)
+    assert as_bytes(materialise(metadata, arrays)) == as_bytes(before)
+    assert store.num_bytes == 0
+    assert store.take_arrays(metadata.episode_ref.key) is None
+    store.drop_episode(metadata.episode_ref.key)
 
 
 def test_an_episode_without_room_is_handed_over_whole() -> None:
     num_bytes = sum(array.nbytes for array in split_arrays(trajectory())[1].values())
-    depot = EpisodeStore("a", num_bytes + 10)
-    first, second = depot.put(trajectory()), depot.put(trajectory())
+    store = EpisodeStore("a", num_bytes + 10)
+    first, second = store.put_arrays(trajectory()), store.put_arrays(trajectory())
     assert first.episode_ref is not None
     assert second.episode_ref is None
     assert as_bytes(second) == as_bytes(trajectory())
-    depot.drop(first.episode_ref.key)
-    assert depot.put(trajectory()).episode_ref is not None
+    store.drop_episode(first.episode_ref.key)
+    assert store.put_arrays(trajectory()).episode_ref is not None
 
 
 def test_keys_of_another_process_on_the_same_host_are_unknown() -> None:
     one, other = EpisodeStore("a", 1 << 20), EpisodeStore("a", 1 << 20)
-    light = one.put(trajectory())
-    other.put(trajectory())
-    assert light.episode_ref is not None
-    assert other.take(light.episode_ref.key) is None
+    metadata = one.put_arrays(trajectory())
+    other.put_arrays(trajectory())
+    assert metadata.episode_ref is not None
+    assert other.take_arrays(metadata.episode_ref.key) is None
 
 
-def resumed_with(depot_stays: bool) -> tuple[int, int]:
-    """Save with some members in a host's depot, and resume; return how many were kept and replayed."""
+def resumed_with(store_stays: bool) -> tuple[int, int]:
+    """Save with some members in a host's episode store, and resume; return how many were kept and replayed."""
 
     async def main() -> tuple[int, int]:
-        killed, depot = Cluster(max_staleness=0), EpisodeStore("far", 1 << 20)
-        far = FarHost(killed.engine, 3, depot=depot)
-        killed.players.add("far", far)
+        killed, store = Cluster(max_staleness=0), EpisodeStore("far", 1 << 20)
+        far = FarHost(killed.engine, 3, store=store)
+        killed.runner.add_host("far", far)
         async with killed.engine.batcher, killed.scheduler:
-            while not killed.scheduler.deposits():  # noqa: ASYNC110 - in simulated time
+            while not killed.scheduler.episode_refs():  # noqa: ASYNC110 - in simulated time
                 await asyncio.sleep(0.001)
         state = killed.scheduler.state()
-        light = [each for group in state.groups for each in group.trajectories]
-        keys = tuple(each.episode_ref.key for each in light if each.episode_ref is not None)
-        assert len(keys) == len(light) >= 1
+        metadata = [each for group in state.groups for each in group.trajectories]
+        keys = tuple(each.episode_ref.key for each in metadata if each.episode_ref is not None)
+        assert len(keys) == len(metadata) >= 1
         resumed = Cluster(max_staleness=0)
-        left = depot if depot_stays else EpisodeStore("far", 1 << 20)
-        again = FarHost(resumed.engine, 3, depot=left, kept=keys)
-        resumed.players.add("far", again)
+        left = store if store_stays else EpisodeStore("far", 1 << 20)
+        again = FarHost(resumed.engine, 3, store=left, kept=keys)
+        resumed.runner.add_host("far", again)
         resumed.scheduler.restore(state)
-        assert {place.key for place in resumed.scheduler.deposits()} == set(keys)
+        assert {place.key for place in resumed.scheduler.episode_refs()} == set(keys)
         async with resumed.engine.batcher, resumed.scheduler:
             groups = await resumed.update()
             resumed.scheduler.check_conservation()
@@ -137,29 +137,29 @@ def resumed_with(depot_stays: bool) -> tuple[int, int]:
             assert resumed.scheduler.metrics().get("rollout/lost/died", 0.0) == 0
         members = [each for group in groups for each in group.trajectories]
         assert all(each.episode_ref is None for each in members)
-        kept = {each.episode.episode_id for each in light}
-        return len(kept), again.num_played - (len(members) - len(kept))
+        kept = {each.episode.episode_id for each in metadata}
+        return len(kept), again.num_run - (len(members) - len(kept))
 
     return run_in_simulated_time(main())
 
 
-def test_members_in_a_depot_that_stayed_are_not_run_again_after_a_resume() -> None:
-    num_kept, num_replayed = resumed_with(depot_stays=True)
+def test_members_in_an_episode_store_that_stayed_are_not_run_again_after_a_resume() -> None:
+    num_kept, num_replayed = resumed_with(store_stays=True)
     assert num_kept >= 1
     assert num_replayed == 0
 
 
-def test_members_whose_depot_is_gone_are_run_again_after_a_resume() -> None:
-    num_kept, num_replayed = resumed_with(depot_stays=False)
+def test_members_whose_episode_store_is_gone_are_run_again_after_a_resume() -> None:
+    num_kept, num_replayed = resumed_with(store_stays=False)
     assert num_kept == num_replayed
 
 
 def test_a_group_that_was_on_its_way_here_is_fetched_after_a_resume() -> None:
     async def main() -> None:
-        killed, depot = Cluster(max_staleness=0), EpisodeStore("far", 1 << 20)
-        far = FarHost(killed.engine, 4, depot=depot)
+        killed, store = Cluster(max_staleness=0), EpisodeStore("far", 1 << 20)
+        far = FarHost(killed.engine, 4, store=store)
         far.is_slow_to_send = True
-        killed.players.add("far", far)
+        killed.runner.add_host("far", far)
         async with killed.engine.batcher, killed.scheduler:
             await far.is_asked_for_arrays.wait()
         state = killed.scheduler.state()
@@ -167,9 +167,9 @@ def test_a_group_that_was_on_its_way_here_is_fetched_after_a_resume() -> None:
         assert complete
         assert all(each.episode_ref is not None for each in complete[0].trajectories)
         resumed = Cluster(max_staleness=0)
-        keys = tuple(place.key for place in killed.scheduler.deposits())
-        again = FarHost(resumed.engine, 4, depot=depot, kept=keys)
-        resumed.players.add("far", again)
+        keys = tuple(place.key for place in killed.scheduler.episode_refs())
+        again = FarHost(resumed.engine, 4, store=store, kept=keys)
+        resumed.runner.add_host("far", again)
         resumed.scheduler.restore(state)
         async with resumed.engine.batcher, resumed.scheduler:
             groups = await resumed.update()

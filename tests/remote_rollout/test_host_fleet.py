@@ -233,7 +233,7 @@ def test_the_machine_that_learns_has_engines_only_if_something_asks_them(tmp_pat
 
 def test_options_of_hosts_are_unread_without_hosts() -> None:
     of_learners = {"allow_unencrypted_ranks", "ranks_port"}
-    options = {"plays_here", "depot_gib", "alone_s", "resume_within_s"} | of_learners
+    options = {"plays_here", "episode_store_gib", "alone_s", "resume_within_s"} | of_learners
     assert set(ClusterConfig().unused_options()) == options
     assert set(ClusterConfig(hosts="hosts.toml").unused_options()) == of_learners
     assert ClusterConfig(hosts="hosts.toml", learners=("a",)).unused_options() == {}

@@ -21,21 +21,21 @@ def hosts(**slots: int) -> tuple[dict[str, HostLoad], HostPace]:
 
 def test_a_host_without_a_free_slot_gets_nothing() -> None:
     members, pace = hosts(small=1, large=2)
-    assert pace.freest(ANY_KIND) == ("large", members["large"])
-    assert pace.freest(ANY_KIND, besides="large") == ("small", members["small"])
+    assert pace.find_freest(ANY_KIND) == ("large", members["large"])
+    assert pace.find_freest(ANY_KIND, excluded="large") == ("small", members["small"])
     for member in members.values():
         member.kinds[ANY_KIND].num_running = member.num_slots(ANY_KIND)
-    assert pace.freest(ANY_KIND) is None
+    assert pace.find_freest(ANY_KIND) is None
 
 
 def test_an_episode_goes_where_it_ends_soonest() -> None:
     members, pace = hosts(quick=4, idle=4)
-    pace.note(members["quick"], ANY_KIND, 10.0, 10)  # 1 s a decision
-    pace.note(members["idle"], ANY_KIND, 25.0, 10)  # 2.5 s, which is not slow yet
+    pace.record_episode(members["quick"], ANY_KIND, 10.0, 10)  # 1 s a decision
+    pace.record_episode(members["idle"], ANY_KIND, 25.0, 10)  # 2.5 s, which is not slow yet
     members["quick"].kinds[ANY_KIND].num_running = 1
-    assert pace.freest(ANY_KIND) == ("quick", members["quick"])  # 1 * 2 / 4 before 2.5 * 1 / 4
+    assert pace.find_freest(ANY_KIND) == ("quick", members["quick"])  # 1 * 2 / 4 before 2.5 * 1 / 4
     members["quick"].kinds[ANY_KIND].num_running = 2
-    assert pace.freest(ANY_KIND) == ("idle", members["idle"])  # 2.5 * 1 / 4 before 1 * 3 / 4
+    assert pace.find_freest(ANY_KIND) == ("idle", members["idle"])  # 2.5 * 1 / 4 before 1 * 3 / 4
 
 
 @pytest.mark.parametrize(("decision_s", "slots"), [(3.0, 8), (4.0, 2), (100.0, 1)])
@@ -44,9 +44,9 @@ def test_a_slow_host_has_slots_in_proportion_to_its_speed_and_keeps_one(
 ) -> None:
     members, pace = hosts(first=8, second=8, other=8)
     for name in ("first", "second"):
-        pace.note(members[name], ANY_KIND, 1.0, 1)
+        pace.record_episode(members[name], ANY_KIND, 1.0, 1)
     assert pace.all_slots(members["other"]) == 8  # nothing has ended there
-    pace.note(members["other"], ANY_KIND, decision_s, 1)
+    pace.record_episode(members["other"], ANY_KIND, decision_s, 1)
     assert pace.is_slow(members["other"], ANY_KIND) == (slots < 8)
     assert pace.slots(members["other"], ANY_KIND) == slots
     assert pace.all_slots(members["first"]) == 8
@@ -56,28 +56,28 @@ def test_an_episode_is_overdue_after_half_as_long_again_as_the_longest_on_hosts_
     None
 ):
     members, pace = hosts(quick=4, slow=4)
-    pace.note(members["quick"], ANY_KIND, 40.0, 40)
-    pace.note(members["slow"], ANY_KIND, 900.0, 10)
+    pace.record_episode(members["quick"], ANY_KIND, 40.0, 40)
+    pace.record_episode(members["slow"], ANY_KIND, 900.0, 10)
     for _ in range(14):
-        pace.note(members["quick"], ANY_KIND, 10.0, 10)
+        pace.record_episode(members["quick"], ANY_KIND, 10.0, 10)
         assert pace.overdue_s(ANY_KIND) is None
-    pace.note(members["quick"], ANY_KIND, 10.0, 10)
+    pace.record_episode(members["quick"], ANY_KIND, 10.0, 10)
     assert pace.overdue_s(ANY_KIND) == 60.0
     for _ in range(100):  # the longest is no longer one of the last
-        pace.note(members["quick"], ANY_KIND, 10.0, 10)
+        pace.record_episode(members["quick"], ANY_KIND, 10.0, 10)
     assert pace.overdue_s(ANY_KIND) == 15.0
 
 
 def test_kinds_of_episodes_are_compared_apart() -> None:
     member = HostLoad(NO_PLAYER, {"long": 2, "short": 3})
     pace = HostPace({"host": member})
-    pace.note(member, "long", 100.0, 1)
-    pace.note(member, "short", 1.0, 1)
+    pace.record_episode(member, "long", 100.0, 1)
+    pace.record_episode(member, "short", 1.0, 1)
     assert not pace.is_slow(member, "long")
     assert pace.all_slots(member) == 5
     member.kinds["long"].num_running = 2
-    assert pace.freest("long") is None
-    assert pace.freest("short") == ("host", member)
+    assert pace.find_freest("long") is None
+    assert pace.find_freest("short") == ("host", member)
 
 
 def kind_of(episode: EpisodeSpec) -> str:
@@ -97,14 +97,16 @@ class HostOfKinds(FarHost):
     def num_slots(self) -> int:
         return sum(self.slots.values())
 
-    async def play(self, episode: EpisodeSpec, *, timeout_s: float | None = None) -> Trajectory:
+    async def run_episode(
+        self, episode: EpisodeSpec, *, timeout_s: float | None = None
+    ) -> Trajectory:
         kind = kind_of(episode)
         self._running[kind] += 1
         self.most |= self._running
         try:
             if kind == "odd":
-                return await self._odd.play(episode, timeout_s=timeout_s)
-            return await super().play(episode, timeout_s=timeout_s)
+                return await self._odd.run_episode(episode, timeout_s=timeout_s)
+            return await super().run_episode(episode, timeout_s=timeout_s)
         finally:
             self._running[kind] -= 1
 
@@ -118,12 +120,12 @@ def over_hosts_of_kinds(
         cluster = Cluster(groups_per_update=8, kind_of=kind_of)
         hosts = [HostOfKinds(cluster.engine, slots, odd_s) for slots in each]
         for number, host in enumerate(hosts):
-            cluster.players.add(f"host{number}", host, host.slots)
+            cluster.runner.add_host(f"host{number}", host, host.slots)
         lines = []
         async with cluster.engine.batcher, cluster.scheduler:
             for _ in range(10):
                 await cluster.update()
-                lines.append(cluster.players.metrics())
+                lines.append(cluster.runner.metrics())
         return hosts, lines
 
     return run_in_simulated_time(main())

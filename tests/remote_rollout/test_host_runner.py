@@ -26,17 +26,17 @@ def test_the_host_with_the_most_room_runs_the_next_episode() -> None:
     async def main() -> None:
         cluster = Cluster()
         small, large = FarHost(cluster.engine, 2), FarHost(cluster.engine, 6)
-        cluster.players.add("small", small)
-        cluster.players.add("large", large)
+        cluster.runner.add_host("small", small)
+        cluster.runner.add_host("large", large)
         async with cluster.engine.batcher, cluster.scheduler:
-            assert cluster.players.num_slots == 8
+            assert cluster.runner.num_slots == 8
             for _ in range(5):
                 await cluster.update()
             await asyncio.sleep(0)
-            running = cluster.players.metrics()
-            assert running["hosts/small/episodes_playing"] <= 2
-            assert running["hosts/large/episodes_playing"] <= 6
-        assert large.num_played > 2 * small.num_played
+            running = cluster.runner.metrics()
+            assert running["hosts/small/episodes_running"] <= 2
+            assert running["hosts/large/episodes_running"] <= 6
+        assert large.num_run > 2 * small.num_run
 
     run_in_simulated_time(main())
 
@@ -44,24 +44,24 @@ def test_the_host_with_the_most_room_runs_the_next_episode() -> None:
 def test_updates_go_on_while_weights_are_on_their_way_as_far_as_staleness_allows() -> None:
     async def main() -> None:
         cluster = Cluster()
-        cluster.players.add("far", FarHost(cluster.engine, 8))
+        cluster.runner.add_host("far", FarHost(cluster.engine, 8))
         async with cluster.engine.batcher, cluster.scheduler:
             first = [group async for group in cluster.scheduler.groups_for_update(0)]
             with pytest.raises(ValueError, match="publish the weights first"):
-                cluster.scheduler.trained(first, 1)
-            cluster.players.announced(1)
-            cluster.scheduler.trained(first, 1)
+                cluster.scheduler.mark_trained(first, 1)
+            cluster.runner.announce_version(1)
+            cluster.scheduler.mark_trained(first, 1)
             second = [group async for group in cluster.scheduler.groups_for_update(1)]
             assert {group.dispatch_version for group in second} == {0}
-            cluster.players.announced(2)
-            cluster.scheduler.trained(second, 2)
+            cluster.runner.announce_version(2)
+            cluster.scheduler.mark_trained(second, 2)
             # the hosts still serve version 0, which an update to version 3 must not train on
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1000.0):
                     await anext(cluster.scheduler.groups_for_update(2))
-            assert cluster.scheduler.metrics()["rollout/depth/episodes_playing"] == 0
+            assert cluster.scheduler.metrics()["rollout/depth/episodes_running"] == 0
             cluster.engine.weight_version = 2
-            cluster.players.published(2)
+            cluster.runner.mark_published(2)
             third = [group async for group in cluster.scheduler.groups_for_update(2)]
             assert {group.dispatch_version for group in third} == {2}
 
@@ -72,16 +72,16 @@ def test_a_lost_host_costs_its_running_episodes_which_run_again_elsewhere() -> N
     async def main() -> None:
         cluster = Cluster()
         lost, stays = FarHost(cluster.engine, 4), FarHost(cluster.engine, 4)
-        cluster.players.add("lost", lost)
-        cluster.players.add("stays", stays)
+        cluster.runner.add_host("lost", lost)
+        cluster.runner.add_host("stays", stays)
         async with cluster.engine.batcher, cluster.scheduler:
             await cluster.update()
             lost.cut()
-            cluster.players.remove("lost")
-            played = lost.num_played
+            cluster.runner.remove_host("lost")
+            played = lost.num_run
             for _ in range(3):
                 await cluster.update()
-            assert lost.num_played == played
+            assert lost.num_run == played
             assert 1 <= cluster.scheduler.metrics()["rollout/lost/died"] <= 4
             cluster.scheduler.check_conservation()
             assert cluster.scheduler.state().ledger.trained == 4 * 16
@@ -110,12 +110,12 @@ def run_over_hosts_that_die(num_deaths: int) -> None:
         async with cluster.engine.batcher, cluster.scheduler, begun(cluster.update()) as updating:
             for number in range(num_deaths):
                 lost = FarHost(cluster.engine, 4, mean_s=1000.0)
-                cluster.players.add(f"lost-{number}", lost)
+                cluster.runner.add_host(f"lost-{number}", lost)
                 await asyncio.sleep(0.001)  # its episodes have begun, and none has ended
-                assert lost.num_played == 0
+                assert lost.num_run == 0
                 lost.cut()
                 await asyncio.sleep(0.001)
-            cluster.players.add("stays", FarHost(cluster.engine, 4))
+            cluster.runner.add_host("stays", FarHost(cluster.engine, 4))
             await updating
 
     run_in_simulated_time(main())
@@ -137,15 +137,15 @@ def test_a_host_that_has_died_is_not_tried_again_before_its_end_is_reported() ->
     async def main() -> None:
         cluster = Cluster(max_attempts=2)
         lost, stays = FarHost(cluster.engine, 4), FarHost(cluster.engine, 4)
-        cluster.players.add("lost", lost)
-        cluster.players.add("stays", stays)
+        cluster.runner.add_host("lost", lost)
+        cluster.runner.add_host("stays", stays)
         async with cluster.engine.batcher, cluster.scheduler:
             await cluster.update()
             lost.cut()
             for _ in range(2):
                 await cluster.update()
-            assert cluster.players.hosts == ("stays",)
-            cluster.players.remove("lost")
+            assert cluster.runner.hosts == ("stays",)
+            cluster.runner.remove_host("lost")
 
     run_in_simulated_time(main())
 
@@ -156,9 +156,9 @@ def test_without_hosts_a_run_waits_and_goes_on_with_the_one_that_joins() -> None
         async with cluster.engine.batcher, cluster.scheduler, begun(cluster.update()) as updating:
             await asyncio.sleep(10)
             assert not updating.done()
-            cluster.players.add("late", FarHost(cluster.engine, 3))
+            cluster.runner.add_host("late", FarHost(cluster.engine, 3))
             await updating
-            assert cluster.players.hosts == ("late",)
+            assert cluster.runner.hosts == ("late",)
 
     run_in_simulated_time(main())
 
@@ -171,7 +171,7 @@ def seconds_of_updates(*slowness: float) -> tuple[float, Cluster]:
         for number, factor in enumerate(slowness):
             host = FarHost(cluster.engine, 8, 0.1)
             host.pool.slowness = factor
-            cluster.players.add(f"host{number}", host)
+            cluster.runner.add_host(f"host{number}", host)
         async with cluster.engine.batcher, cluster.scheduler:
             for _ in range(10):
                 await cluster.update()
@@ -184,7 +184,7 @@ def test_work_flows_around_a_host_that_is_ten_times_as_slow() -> None:
     without, _ = seconds_of_updates(1.0, 1.0)
     with_slow, cluster = seconds_of_updates(1.0, 1.0, 10.0)
     assert with_slow < 1.1 * without
-    metrics = cluster.players.metrics()
+    metrics = cluster.runner.metrics()
     assert metrics["hosts/host2/slots"] <= 2
     assert metrics["hosts/host2/episodes_overtaken"] > 0
     assert metrics["hosts/host0/slots"] == 8
@@ -196,16 +196,16 @@ def test_a_host_that_is_slow_no_longer_gets_as_much_work_as_the_others() -> None
         cluster = Cluster(groups_per_update=8)
         steady, recovering = FarHost(cluster.engine, 8, 0.1), FarHost(cluster.engine, 8, 0.1)
         recovering.pool.slowness = 10.0
-        cluster.players.add("steady", steady)
-        cluster.players.add("recovering", recovering)
+        cluster.runner.add_host("steady", steady)
+        cluster.runner.add_host("recovering", recovering)
         async with cluster.engine.batcher, cluster.scheduler:
             for _ in range(3):
                 await cluster.update()
-            assert cluster.players.metrics()["hosts/recovering/slots"] <= 2
+            assert cluster.runner.metrics()["hosts/recovering/slots"] <= 2
             recovering.pool.slowness = 1.0
             for _ in range(6):
                 await cluster.update()
-            assert cluster.players.metrics()["hosts/recovering/slots"] == 8
+            assert cluster.runner.metrics()["hosts/recovering/slots"] == 8
 
     run_in_simulated_time(main())
 
@@ -214,59 +214,59 @@ def test_of_an_episode_on_two_hosts_one_end_counts_and_the_other_leaves_no_array
     async def main() -> None:
         cluster = Cluster(groups_per_update=4)
         hosts = [
-            FarHost(cluster.engine, 4, 0.1, depot=EpisodeStore(name, 1 << 20)) for name in "ab"
+            FarHost(cluster.engine, 4, 0.1, store=EpisodeStore(name, 1 << 20)) for name in "ab"
         ]
         hosts[1].pool.slowness = 10.0
         for name, host in zip("ab", hosts, strict=True):
-            cluster.players.add(name, host)
+            cluster.runner.add_host(name, host)
         trained: list[int] = []
         async with cluster.engine.batcher, cluster.scheduler:
             for _ in range(6):
                 groups = await cluster.update()
                 trained += [each.episode.episode_id for g in groups for each in g.trajectories]
-            assert cluster.players.metrics()["hosts/b/episodes_overtaken"] > 0
+            assert cluster.runner.metrics()["hosts/b/episodes_overtaken"] > 0
         assert len(trained) == len(set(trained)) == 6 * 16
         # the rest is of groups that were not trained on
-        assert sum(host.depot.num_bytes for host in hosts) < 10_000
-        running = cluster.players.metrics()
-        assert running["hosts/a/episodes_playing"] == running["hosts/b/episodes_playing"] == 0
+        assert sum(host.store.num_bytes for host in hosts) < 10_000
+        running = cluster.runner.metrics()
+        assert running["hosts/a/episodes_running"] == running["hosts/b/episodes_running"] == 0
 
     run_in_simulated_time(main())
 
 
 def test_a_host_with_old_weights_is_not_added() -> None:
-    players = HostEpisodeRunner(3)
+    runner = HostEpisodeRunner(3)
     engine = CountingEngine()
     with pytest.raises(ValueError, match="serves weight version 0, expected at least 3"):
-        players.add("old", FarHost(engine))
+        runner.add_host("old", FarHost(engine))
     engine.weight_version = 3
-    players.add("new", FarHost(engine))
+    runner.add_host("new", FarHost(engine))
     with pytest.raises(ValueError, match="remove it first"):
-        players.add("new", FarHost(engine))
+        runner.add_host("new", FarHost(engine))
 
 
 def test_decisions_of_a_host_that_is_gone_stay_counted() -> None:
     async def main() -> None:
         cluster = Cluster()
-        cluster.players.add("a", FarHost(cluster.engine, 4))
-        cluster.players.add("b", FarHost(cluster.engine, 4))
+        cluster.runner.add_host("a", FarHost(cluster.engine, 4))
+        cluster.runner.add_host("b", FarHost(cluster.engine, 4))
         clock = asyncio.get_running_loop().time
         async with cluster.engine.batcher, cluster.scheduler:
             await cluster.update()
-            before = cluster.players.decisions(clock()).num_decisions
-            cluster.players.remove("a")
-            assert cluster.players.decisions(clock()).num_decisions >= before > 0
+            before = cluster.runner.decisions(clock()).num_decisions
+            cluster.runner.remove_host("a")
+            assert cluster.runner.decisions(clock()).num_decisions >= before > 0
 
     run_in_simulated_time(main())
 
 
-def digests_over(depots: dict[str, EpisodeStore | None]) -> list[str]:
-    """Three synchronous updates over hosts with these depots; the digest of each."""
+def digests_over(stores: dict[str, EpisodeStore | None]) -> list[str]:
+    """Three synchronous updates over hosts with these episode stores; the digest of each."""
 
     async def main() -> list[str]:
         cluster = Cluster(max_staleness=0, deterministic=True)
-        for name, depot in depots.items():
-            cluster.players.add(name, FarHost(cluster.engine, 4, depot=depot))
+        for name, store in stores.items():
+            cluster.runner.add_host(name, FarHost(cluster.engine, 4, store=store))
         async with cluster.engine.batcher, cluster.scheduler:
             return [fingerprint(await cluster.update()) for _ in range(3)]
 
@@ -274,19 +274,19 @@ def digests_over(depots: dict[str, EpisodeStore | None]) -> list[str]:
 
 
 def test_a_group_is_handed_over_whole_wherever_its_arrays_were() -> None:
-    depots: dict[str, EpisodeStore | None] = {
+    stores: dict[str, EpisodeStore | None] = {
         name: EpisodeStore(name, 1 << 20) for name in ("a", "b")
     }
-    assert digests_over(depots) == digests_over({"here": None})
+    assert digests_over(stores) == digests_over({"here": None})
     # those of the next update's groups may have begun; none of a trained one is left
-    assert all(depot is not None and depot.num_bytes < 10_000 for depot in depots.values())
+    assert all(store is not None and store.num_bytes < 10_000 for store in stores.values())
 
 
 def test_arrays_of_filtered_groups_are_dropped_where_they_are() -> None:
     async def main() -> None:
         cluster = Cluster(keep=lambda group: group.group_id % 2 == 0)
-        far = FarHost(cluster.engine, 4, depot=EpisodeStore("far", 1 << 20))
-        cluster.players.add("far", far)
+        far = FarHost(cluster.engine, 4, store=EpisodeStore("far", 1 << 20))
+        cluster.runner.add_host("far", far)
         async with cluster.engine.batcher, cluster.scheduler:
             for _ in range(3):
                 await cluster.update()
@@ -298,16 +298,16 @@ def test_arrays_of_filtered_groups_are_dropped_where_they_are() -> None:
 def test_arrays_that_are_lost_with_their_host_cost_a_replay_and_no_episode() -> None:
     async def main() -> None:
         cluster = Cluster(max_staleness=0)
-        lost = FarHost(cluster.engine, 3, depot=EpisodeStore("lost", 1 << 20))
-        stays = FarHost(cluster.engine, 3, depot=EpisodeStore("stays", 1 << 20))
-        cluster.players.add("lost", lost)
-        cluster.players.add("stays", stays)
+        lost = FarHost(cluster.engine, 3, store=EpisodeStore("lost", 1 << 20))
+        stays = FarHost(cluster.engine, 3, store=EpisodeStore("stays", 1 << 20))
+        cluster.runner.add_host("lost", lost)
+        cluster.runner.add_host("stays", stays)
         async with cluster.engine.batcher, cluster.scheduler:
             updating = asyncio.create_task(cluster.update())
             # long before a group of four is complete
             await lost.has_played.wait()
             lost.cut()
-            cluster.players.remove("lost")
+            cluster.runner.remove_host("lost")
             groups = await updating
             assert all(
                 member.episode_ref is None for group in groups for member in group.trajectories
@@ -320,22 +320,22 @@ def test_arrays_that_are_lost_with_their_host_cost_a_replay_and_no_episode() -> 
     run_in_simulated_time(main())
 
 
-class ShelvingHost(FarHost):
-    """A host whose pictures go to a shelf once their group is kept."""
+class CachingHost(FarHost):
+    """A host whose pictures go to an image cache once their group is kept."""
 
-    async def whole(self, trajectory: Trajectory) -> Trajectory:
-        whole = await super().whole(trajectory)
+    async def materialise(self, trajectory: Trajectory) -> Trajectory:
+        materialised = await super().materialise(trajectory)
         assert trajectory.episode_ref is not None
         cached_images = ImageCacheRef(host="", key=trajectory.episode_ref.key, num_bytes=10)
-        return msgspec.structs.replace(whole, cached_images=cached_images)
+        return msgspec.structs.replace(materialised, cached_images=cached_images)
 
 
-def test_pictures_on_a_shelf_are_dropped_once_their_group_was_trained() -> None:
+def test_pictures_on_an_image_cache_are_dropped_once_their_group_was_trained() -> None:
     async def main() -> None:
         dropped: list[ImageCacheRef] = []
         cluster = Cluster(drop_shelved=dropped.append)
-        cluster.players.add(
-            "far", ShelvingHost(cluster.engine, 4, depot=EpisodeStore("far", 1 << 20))
+        cluster.runner.add_host(
+            "far", CachingHost(cluster.engine, 4, store=EpisodeStore("far", 1 << 20))
         )
         trained: list[ImageCacheRef | None] = []
         async with cluster.engine.batcher, cluster.scheduler:
@@ -346,7 +346,7 @@ def test_pictures_on_a_shelf_are_dropped_once_their_group_was_trained() -> None:
                 ]
                 assert dropped == trained
                 assert None not in trained
-            cached_images = cluster.players.metrics()["hosts/picture_bytes_shelved"]
+            cached_images = cluster.runner.metrics()["hosts/image_bytes_cached"]
             assert cached_images >= 10 * len(trained) == 10 * 3 * 16
 
     run_in_simulated_time(main())

@@ -1,4 +1,4 @@
-"""Hosts, their depots and the control process die at random moments under a seed: conservation holds.
+"""Hosts, their episode stores and the control process die at random moments under a seed: conservation holds.
 
 `python -m benchmarks.faults --kinds killed_across_hosts` is the long version, with processes in
 network namespaces.
@@ -37,32 +37,32 @@ class Campaign:
 
     async def life(self) -> None:
         """One life of the control process: it ends with the last update, or is killed."""
-        players = HostEpisodeRunner(self.engine.weight_version)
+        runner = HostEpisodeRunner(self.engine.weight_version)
         for name in ("a", "b", "c"):
-            self._bring_up(players, name)
+            self._bring_up(runner, name)
         config = SchedulerConfig(
             groups_per_update=GROUPS_PER_UPDATE, max_staleness=1, max_attempts=1000
         )
         scheduler = EpisodeScheduler(
-            players, source(), config, keep=lambda group: group.group_id % 5 != 0
+            runner, source(), config, keep=lambda group: group.group_id % 5 != 0
         )
         if self.checkpoint is not None:
             scheduler.restore(self.checkpoint)
         async with scheduler, asyncio.TaskGroup() as tasks:
-            striking = tasks.create_task(self._strike(players))
-            updating = tasks.create_task(self._update(scheduler, players))
+            striking = tasks.create_task(self._strike(runner))
+            updating = tasks.create_task(self._update(scheduler, runner))
             done, _ = await asyncio.wait((striking, updating), return_when=asyncio.FIRST_COMPLETED)
             for task in {striking, updating} - done:
                 task.cancel()
 
-    async def _update(self, scheduler: EpisodeScheduler, players: HostEpisodeRunner) -> None:
+    async def _update(self, scheduler: EpisodeScheduler, runner: HostEpisodeRunner) -> None:
         while scheduler.version < UPDATES:
             version = scheduler.version
             groups = [group async for group in scheduler.groups_for_update(version)]
             assert all(_is_whole(group) for group in groups)
             self.engine.weight_version = version + 1
-            players.published(version + 1)
-            scheduler.trained(groups, version + 1)  # raises if an episode is missing
+            runner.mark_published(version + 1)
+            scheduler.mark_trained(groups, version + 1)  # raises if an episode is missing
             # a life that was killed has trained on groups that its successor does not know
             del self.trained[version:]
             self.trained.append(
@@ -70,7 +70,7 @@ class Campaign:
             )
             self.checkpoint = scheduler.state()
 
-    async def _strike(self, players: HostEpisodeRunner) -> None:
+    async def _strike(self, runner: HostEpisodeRunner) -> None:
         """Kill hosts, which come back later; return when the control process dies."""
         while True:
             await asyncio.sleep(self.dice.expovariate(1 / 0.2))
@@ -78,18 +78,18 @@ class Campaign:
             self.num_kills[victim] += 1
             if victim == "control":
                 return
-            if victim in players.hosts:
+            if victim in runner.hosts:
                 self._hosts[victim].cut()
                 # its silence is noticed later by one than by the other
                 await asyncio.sleep(self.dice.uniform(0.0, 0.1))
-                players.remove(victim)
+                runner.remove_host(victim)
             else:
-                self._bring_up(players, victim)
+                self._bring_up(runner, victim)
 
-    def _bring_up(self, players: HostEpisodeRunner, name: str) -> None:
+    def _bring_up(self, runner: HostEpisodeRunner, name: str) -> None:
         num_slots = self.dice.randint(2, 4)
-        self._hosts[name] = FarHost(self.engine, num_slots, depot=EpisodeStore(name, 1 << 20))
-        players.add(name, self._hosts[name])
+        self._hosts[name] = FarHost(self.engine, num_slots, store=EpisodeStore(name, 1 << 20))
+        runner.add_host(name, self._hosts[name])
 
 
 def _is_whole(group: Group) -> bool:

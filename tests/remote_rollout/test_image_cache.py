@@ -45,15 +45,15 @@ def given(wanted: ImageRequest) -> ImageReply | None:
 
 
 @asynccontextmanager
-async def shelf_and_giver(max_bytes: int) -> AsyncIterator[tuple[ImageCache, ImageSender]]:
-    shelf = ImageCache(max_bytes)
-    key = await shelf.new_link()
+async def cache_and_sender(max_bytes: int) -> AsyncIterator[tuple[ImageCache, ImageSender]]:
+    cache = ImageCache(max_bytes)
+    key = await cache.new_link()
     giver = ImageSender(key, given)
     try:
-        assert await shelf.connect("far", key, "127.0.0.1", giver.door) == ""
-        yield shelf, giver
+        assert await cache.connect("far", key, "127.0.0.1", giver.door) == ""
+        yield cache, giver
     finally:
-        await shelf.on_stop()
+        await cache.on_stop()
         giver.close()
 
 
@@ -61,9 +61,9 @@ def read(fetched: FetchedImages, key: int) -> dict[str, np.ndarray]:
     return {place: array.read() for place, array in fetched.arrays(key).items()}
 
 
-async def test_pictures_are_read_from_a_shelf_as_they_were_in_the_depot() -> None:
-    async with asyncio.timeout(60), shelf_and_giver(1 << 20) as (shelf, _):
-        found = await asyncio.gather(*(shelf.fetch("far", key, NUM_BYTES, []) for key in EPISODES))
+async def test_pictures_are_read_from_an_image_cache_as_they_were_in_the_episode_store() -> None:
+    async with asyncio.timeout(60), cache_and_sender(1 << 20) as (cache, _):
+        found = await asyncio.gather(*(cache.fetch("far", key, NUM_BYTES, []) for key in EPISODES))
         for key, fetched in zip(EPISODES, found, strict=True):
             arrays = read(fetched, key)
             assert arrays.keys() == EPISODES[key].keys()
@@ -74,62 +74,62 @@ async def test_pictures_are_read_from_a_shelf_as_they_were_in_the_depot() -> Non
 
 
 async def test_a_place_whose_pictures_were_dropped_is_not_read_as_another_episode() -> None:
-    async with asyncio.timeout(60), shelf_and_giver(1 << 20) as (shelf, _):
-        first = await shelf.fetch("far", 7, NUM_BYTES, [])
-        await shelf.fetch("far", 99, NUM_BYTES, [7])
+    async with asyncio.timeout(60), cache_and_sender(1 << 20) as (cache, _):
+        first = await cache.fetch("far", 7, NUM_BYTES, [])
+        await cache.fetch("far", 99, NUM_BYTES, [7])
         with pytest.raises(FileNotFoundError):
             read(first, 7)
-        second = await shelf.fetch("far", 1 << 60, NUM_BYTES, [])
+        second = await cache.fetch("far", 1 << 60, NUM_BYTES, [])
         assert second.path == first.path
         with pytest.raises(OSError, match="the process that held them has dropped them"):
             read(first, 7)
 
 
-async def test_a_full_shelf_takes_no_episode_until_one_is_dropped() -> None:
-    async with asyncio.timeout(60), shelf_and_giver(NUM_BYTES + 8) as (shelf, _):
-        assert (await shelf.fetch("far", 7, NUM_BYTES, [])).is_here
-        refused = await shelf.fetch("far", 1 << 60, NUM_BYTES, [])
+async def test_a_full_image_cache_takes_no_episode_until_one_is_dropped() -> None:
+    async with asyncio.timeout(60), cache_and_sender(NUM_BYTES + 8) as (cache, _):
+        assert (await cache.fetch("far", 7, NUM_BYTES, [])).is_here
+        refused = await cache.fetch("far", 1 << 60, NUM_BYTES, [])
         assert (refused.is_here, refused.fault) == (False, "")
-        assert (await shelf.fetch("far", 1 << 60, NUM_BYTES, [7])).is_here
+        assert (await cache.fetch("far", 1 << 60, NUM_BYTES, [7])).is_here
 
 
 async def test_an_episode_that_the_host_does_not_have_takes_no_room() -> None:
-    async with asyncio.timeout(60), shelf_and_giver(NUM_BYTES + 8) as (shelf, _):
-        missing = await shelf.fetch("far", 99, NUM_BYTES, [])
+    async with asyncio.timeout(60), cache_and_sender(NUM_BYTES + 8) as (cache, _):
+        missing = await cache.fetch("far", 99, NUM_BYTES, [])
         assert (missing.is_here, missing.fault) == (False, "")
-        assert (await shelf.fetch("far", 7, NUM_BYTES, [])).is_here
+        assert (await cache.fetch("far", 7, NUM_BYTES, [])).is_here
 
 
 async def test_a_host_that_is_lost_is_reported_at_once_and_not_asked_again() -> None:
-    async with asyncio.timeout(60), shelf_and_giver(1 << 20) as (shelf, giver):
+    async with asyncio.timeout(60), cache_and_sender(1 << 20) as (cache, giver):
         giver.close()
-        lost = await shelf.fetch("far", 7, NUM_BYTES, [])
+        lost = await cache.fetch("far", 7, NUM_BYTES, [])
         assert not lost.is_here
         assert "was lost" in lost.fault
-        assert await shelf.fetch("far", 7, NUM_BYTES, []) == lost
+        assert await cache.fetch("far", 7, NUM_BYTES, []) == lost
 
 
 async def test_a_stranger_gets_no_pictures() -> None:
     async with asyncio.timeout(60):
-        shelf = ImageCache(1 << 20)
+        cache = ImageCache(1 << 20)
         giver = ImageSender(make_link_keys().public, given)
         try:
-            key = await shelf.new_link()
-            assert await shelf.connect("far", key, "127.0.0.1", giver.door) != ""
-            assert not (await shelf.fetch("far", 7, NUM_BYTES, [])).is_here
+            key = await cache.new_link()
+            assert await cache.connect("far", key, "127.0.0.1", giver.door) != ""
+            assert not (await cache.fetch("far", 7, NUM_BYTES, [])).is_here
         finally:
-            await shelf.on_stop()
+            await cache.on_stop()
             giver.close()
 
 
 async def test_a_video_is_made_of_pictures_that_are_dropped_meanwhile(tmp_path) -> None:
-    async with asyncio.timeout(60), shelf_and_giver(1 << 20) as (shelf, _):
-        fetched = await shelf.fetch("far", 7, NUM_BYTES, [])
+    async with asyncio.timeout(60), cache_and_sender(1 << 20) as (cache, _):
+        fetched = await cache.fetch("far", 7, NUM_BYTES, [])
         arrays = fetched.arrays(7)
         images = [arrays["0/observation/image"], arrays["final/image"]]
-        filming = asyncio.create_task(shelf.film(images, [("go", "1/1"), ("go", "success")], 5.0))
+        filming = asyncio.create_task(cache.film(images, [("go", "1/1"), ("go", "success")], 5.0))
         await asyncio.sleep(0)
-        await shelf.fetch("far", 99, NUM_BYTES, [7])
+        await cache.fetch("far", 99, NUM_BYTES, [7])
         (await filming).tofile(tmp_path / "video.mp4")
     video, num_frames = cv2.VideoCapture(str(tmp_path / "video.mp4")), 0
     while video.read()[0]:
@@ -139,7 +139,7 @@ async def test_a_video_is_made_of_pictures_that_are_dropped_meanwhile(tmp_path) 
 
 
 async def test_ranks_of_another_host_borrow_what_they_read_for_a_while() -> None:
-    async with asyncio.timeout(60), shelf_and_giver(1 << 20) as (home, _):
+    async with asyncio.timeout(60), cache_and_sender(1 << 20) as (home, _):
         other = ImageCache(0)
         key = await other.new_link()
         door = await home.give_pictures(key)
@@ -153,17 +153,17 @@ async def test_ranks_of_another_host_borrow_what_they_read_for_a_while() -> None
             ImageRequest(episode, tuple(spans[2 * number : 2 * number + 2]))
             for number, episode in enumerate(EPISODES)
         ]
-        borrowed = await other.borrow("home", wanted)
-        places = borrowed.places("other", read_there)
+        copied = await other.copy_images("home", wanted)
+        places = copied.places("other", read_there)
         for original, copy in places.items():
             assert copy.host == "other"
             assert np.array_equal(copy.read(), original.read())
-        await other.give_back([borrowed.key])
+        await other.release_images([copied.key])
         with pytest.raises(FileNotFoundError):
             places[read_there[0]].read()
         await home.fetch("far", 99, NUM_BYTES, [7])
         with pytest.raises(OSError, match="has dropped the pictures of an episode"):
-            await other.borrow("home", wanted)
+            await other.copy_images("home", wanted)
         await other.on_stop()
 
 
@@ -186,9 +186,9 @@ async def test_a_fetch_that_is_given_up_while_it_is_written_leaves_no_memory(
             is_written.set()
 
     monkeypatch.setattr(image_cache, "ImageMemory", WrittenLater)
-    async with asyncio.timeout(60), shelf_and_giver(NUM_BYTES + 8) as (shelf, _):
+    async with asyncio.timeout(60), cache_and_sender(NUM_BYTES + 8) as (cache, _):
         before = memories()
-        fetching = asyncio.create_task(shelf.fetch("far", 7, NUM_BYTES, []))
+        fetching = asyncio.create_task(cache.fetch("far", 7, NUM_BYTES, []))
         await asyncio.to_thread(begun.wait)
         fetching.cancel()
         goes_on.set()
@@ -197,15 +197,15 @@ async def test_a_fetch_that_is_given_up_while_it_is_written_leaves_no_memory(
         assert await asyncio.to_thread(is_written.wait, 50)
         assert memories() == before
         # nor does it take any room
-        assert (await shelf.fetch("far", 1 << 60, NUM_BYTES, [])).is_here
+        assert (await cache.fetch("far", 1 << 60, NUM_BYTES, [])).is_here
 
 
-class ShelvesHere(ImageCaches):
-    """Shelves in this process, by host, whose answers come at once or never."""
+class LocalImageCaches(ImageCaches):
+    """Image caches in this process, by host, whose answers come at once or never."""
 
-    def __init__(self, answers_come: bool, **shelves: ImageCache) -> None:
+    def __init__(self, answers_come: bool, **caches: ImageCache) -> None:
         super().__init__(0)
-        self._here, self.answers_come = shelves, answers_come
+        self._here, self.answers_come = caches, answers_come
         self.has_fetched = asyncio.Event()
 
     @property
@@ -227,29 +227,31 @@ class ShelvesHere(ImageCaches):
 
 
 async def test_pictures_whose_host_dies_before_they_are_reported_make_room_for_others() -> None:
-    async with asyncio.timeout(60), shelf_and_giver(NUM_BYTES + 8) as (shelf, _):
-        routes, shelves = ImageRoutes(NUM_BYTES + 8), ShelvesHere(False, home=shelf)
-        routes._shelves = shelves
+    async with asyncio.timeout(60), cache_and_sender(NUM_BYTES + 8) as (cache, _):
+        routes, caches = ImageRoutes(NUM_BYTES + 8), LocalImageCaches(False, home=cache)
+        routes._image_caches = caches
         async with routes:
             lost, stays = (ImageRoute(routes, "far", ["home"]) for _ in range(2))
-            deposits = [EpisodeRef(host="far", key=key, num_bytes=NUM_BYTES) for key in EPISODES]
-            fetching = asyncio.create_task(lost.fetch(deposits[0]))
-            await shelves.has_fetched.wait()
+            episode_refs = [
+                EpisodeRef(host="far", key=key, num_bytes=NUM_BYTES) for key in EPISODES
+            ]
+            fetching = asyncio.create_task(lost.fetch(episode_refs[0]))
+            await caches.has_fetched.wait()
             lost.end()
             assert await fetching is None
-            shelves.answers_come = True
-            found = await stays.fetch(deposits[1])
+            caches.answers_come = True
+            found = await stays.fetch(episode_refs[1])
             assert found is not None
             assert found[0].num_bytes == NUM_BYTES
 
 
 async def test_a_picture_is_borrowed_once_for_an_update_and_freed_after_it() -> None:
-    async with asyncio.timeout(60), shelf_and_giver(1 << 20) as (home, _):
+    async with asyncio.timeout(60), cache_and_sender(1 << 20) as (home, _):
         other = ImageCache(1 << 20)
         key = await other.new_link()
         assert await other.connect("home", key, "127.0.0.1", await home.give_pictures(key)) == ""
         routes = ImageRoutes(1 << 20)
-        routes._shelves = ShelvesHere(True, home=home, other=other)
+        routes._image_caches = LocalImageCaches(True, home=home, other=other)
         async with routes:
             route = ImageRoute(routes, "far", ["home"])
             found = [
@@ -268,7 +270,7 @@ async def test_a_picture_is_borrowed_once_for_an_update_and_freed_after_it() -> 
             assert again.by_original[images[0]] == copies.by_original[images[0]]
             for image in images:
                 assert np.array_equal(again.by_original[image].read(), image.read())
-            routes.drop(cached_images)
+            routes.drop_images(cached_images)
             await routes.release_images(await routes.copy_images("other", images[1:]))
             assert len(memories()) == num_before + 1
             assert np.array_equal(again.by_original[images[1]].read(), images[1].read())
@@ -276,7 +278,7 @@ async def test_a_picture_is_borrowed_once_for_an_update_and_freed_after_it() -> 
 
 
 class SilentRoutes(ImageRoutes):
-    """Ways over a shelf that hears nothing of a host, as behind a cable that was pulled."""
+    """Ways over an image cache that hears nothing of a host, as behind a cable that was pulled."""
 
     async def fetch(self, home: str, name: str, episode_ref: EpisodeRef) -> FetchedImages:
         await asyncio.Event().wait()
@@ -298,7 +300,7 @@ async def test_pictures_of_a_host_that_is_gone_are_not_waited_for() -> None:
         assert await route.fetch(episode_ref) is None
 
 
-def test_the_process_of_a_shelf_imports_no_torch() -> None:
+def test_the_process_of_an_image_cache_imports_no_torch() -> None:
     program = "import sys, vla_rl.remote_rollout.image_cache; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
@@ -310,55 +312,58 @@ def picture(episode: int, number: int = 0, host: str = "home") -> ArrayRef:
     return ArrayRef(host, f"memory of {episode}", episode, number * COPY_BYTES, "|u1", (4, 4, 3))
 
 
-def borrowed(loans: ImageCopies, key: int, *originals: ArrayRef) -> dict[ArrayRef, ArrayRef]:
-    """Add a memory on the shelf of `beside` that has copies of these."""
+def copied(image_copies: ImageCopies, key: int, *originals: ArrayRef) -> dict[ArrayRef, ArrayRef]:
+    """Add a memory in the image cache of `beside` that has copies of these."""
     copies = {each: picture(key, number, "beside") for number, each in enumerate(originals)}
-    loans.add("beside", key, copies)
+    image_copies.add("beside", key, copies)
     return copies
 
 
 def test_a_copy_that_is_there_is_found_on_its_host_alone() -> None:
-    loans = ImageCopies()
-    copies = borrowed(loans, 1, picture(7), picture(8))
-    assert loans.end("beside", [1], room=1000) == []
-    assert loans.held("beside", [picture(8), picture(9)]) == ([1], {picture(8): copies[picture(8)]})
-    assert loans.held("elsewhere", [picture(8)]) == ([], {})
+    image_copies = ImageCopies()
+    copies = copied(image_copies, 1, picture(7), picture(8))
+    assert image_copies.end("beside", [1], room=1000) == []
+    assert image_copies.held("beside", [picture(8), picture(9)]) == (
+        [1],
+        {picture(8): copies[picture(8)]},
+    )
+    assert image_copies.held("elsewhere", [picture(8)]) == ([], {})
 
 
 def test_copies_that_were_not_read_for_longest_make_room() -> None:
-    loans = ImageCopies()
+    image_copies = ImageCopies()
     for key in (1, 2, 3):
-        borrowed(loans, key, picture(key))
-    assert loans.end("beside", [1, 2, 3], room=3 * COPY_BYTES) == []
-    keys, _ = loans.held("beside", [picture(1)])
-    assert loans.end("beside", keys, room=2 * COPY_BYTES) == [2]
-    assert loans.held("beside", [picture(2)]) == ([], {})
-    assert loans.held("beside", [picture(3)])[0] == [3]
+        copied(image_copies, key, picture(key))
+    assert image_copies.end("beside", [1, 2, 3], room=3 * COPY_BYTES) == []
+    keys, _ = image_copies.held("beside", [picture(1)])
+    assert image_copies.end("beside", keys, room=2 * COPY_BYTES) == [2]
+    assert image_copies.held("beside", [picture(2)]) == ([], {})
+    assert image_copies.held("beside", [picture(3)])[0] == [3]
 
 
 def test_copies_that_are_read_are_not_freed_and_take_none_of_the_room() -> None:
-    loans = ImageCopies()
-    borrowed(loans, 1, picture(7))
-    borrowed(loans, 2, picture(8))
-    keys, _ = loans.held("beside", [picture(7)])
-    assert loans.end("beside", [1, 2], room=COPY_BYTES) == []
-    assert loans.end("beside", keys, room=COPY_BYTES) == [2]
+    image_copies = ImageCopies()
+    copied(image_copies, 1, picture(7))
+    copied(image_copies, 2, picture(8))
+    keys, _ = image_copies.held("beside", [picture(7)])
+    assert image_copies.end("beside", [1, 2], room=COPY_BYTES) == []
+    assert image_copies.end("beside", keys, room=COPY_BYTES) == [2]
 
 
 def test_copies_of_an_episode_that_is_dropped_are_freed_whatever_room_there_is() -> None:
-    loans = ImageCopies()
-    borrowed(loans, 1, picture(7), picture(8))
-    borrowed(loans, 2, picture(9))
-    assert loans.end("beside", [1], room=1000) == []
-    loans.drop(ImageCacheRef(host="home", key=8, num_bytes=COPY_BYTES))
-    loans.drop(ImageCacheRef(host="another", key=9, num_bytes=COPY_BYTES))
-    assert loans.end("beside", [2], room=1000) == [1]
+    image_copies = ImageCopies()
+    copied(image_copies, 1, picture(7), picture(8))
+    copied(image_copies, 2, picture(9))
+    assert image_copies.end("beside", [1], room=1000) == []
+    image_copies.drop_images(ImageCacheRef(host="home", key=8, num_bytes=COPY_BYTES))
+    image_copies.drop_images(ImageCacheRef(host="another", key=9, num_bytes=COPY_BYTES))
+    assert image_copies.end("beside", [2], room=1000) == [1]
 
 
 def test_two_copies_of_a_picture_are_freed_one_by_one() -> None:
     # two ranks may have asked for it at the same time
-    loans = ImageCopies()
-    borrowed(loans, 1, picture(7))
-    later = borrowed(loans, 2, picture(7))
-    assert loans.end("beside", [1, 2], room=COPY_BYTES) == [1]
-    assert loans.held("beside", [picture(7)]) == ([2], later)
+    image_copies = ImageCopies()
+    copied(image_copies, 1, picture(7))
+    later = copied(image_copies, 2, picture(7))
+    assert image_copies.end("beside", [1, 2], room=COPY_BYTES) == [1]
+    assert image_copies.held("beside", [picture(7)]) == ([2], later)

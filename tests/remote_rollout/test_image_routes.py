@@ -75,7 +75,7 @@ def way_of(
 def way(training: TrainingRun) -> str:
     rollout = training._parts.hosts
     assert rollout is not None
-    assert rollout.pictures.has_shelves == (rollout.picture_way == DIRECTLY)
+    assert rollout.pictures.has_image_caches == (rollout.picture_way == DIRECTLY)
     return rollout.picture_way
 
 
@@ -185,10 +185,10 @@ def require_same_either_way(
     assert "through this process: the node 'look' may read them" in capsys.readouterr().out
     assert all(torch.equal(direct[name], here[name]) for name in here)
     last, last_here = read_metrics(run.metrics)[-1], read_metrics(run_here.metrics)[-1]
-    assert last["hosts/picture_bytes_here"] == 0
-    assert last["hosts/picture_bytes_shelved"] == last_here["hosts/picture_bytes_here"] > 0
-    assert last_here["hosts/picture_bytes_shelved"] == 0
-    # those of the direct run were made by the shelf
+    assert last["hosts/image_bytes_local"] == 0
+    assert last["hosts/image_bytes_cached"] == last_here["hosts/image_bytes_local"] > 0
+    assert last_here["hosts/image_bytes_cached"] == 0
+    # those of the direct run were made by the image cache
     names = sorted(path.name for path in run.videos.glob("*.mp4"))
     assert names == sorted(path.name for path in run_here.videos.glob("*.mp4")) != []
 
@@ -250,7 +250,7 @@ def decisions_of(run: RunDirectory) -> list[tuple[float, float]]:
     return [(line["update/decisions"], line["reward/mean"]) for line in lines]
 
 
-def shelves() -> list[int]:
+def caches() -> list[int]:
     """Processes of this one that hold pictures."""
     return [pid for pid in children_of(os.getpid()) if holds_pictures(pid)]
 
@@ -267,7 +267,7 @@ async def test_a_run_whose_pictures_are_lost_before_their_update_continues_from_
 
     def strike(update: int) -> None:
         if update == 2:
-            (pid,) = shelves()
+            (pid,) = caches()
             os.kill(pid, signal.SIGKILL)
 
     try:
@@ -288,7 +288,7 @@ async def test_a_run_whose_pictures_are_lost_before_their_update_continues_from_
     alone = await train_ranked(alone_config, fork_servers=lasting_servers)
     assert decisions_of(struck) == decisions_of(alone)
     assert await episode_counts(struck, 2) == await episode_counts(alone, 2)
-    assert shelves() == []
+    assert caches() == []
 
 
 # tests/remote_rollout/test_host_runner.py has hosts that are lost before
@@ -312,4 +312,4 @@ async def test_a_host_that_is_lost_once_its_pictures_are_beside_the_ranks_costs_
     alone = await train_ranked(reaching(tmp_path / "alone", 1))
     assert decisions_of(struck) == decisions_of(alone)
     assert await episode_counts(struck, 3) == await episode_counts(alone, 3)
-    assert all(line["hosts/picture_bytes_here"] == 0 for line in read_metrics(struck.metrics))
+    assert all(line["hosts/image_bytes_local"] == 0 for line in read_metrics(struck.metrics))

@@ -222,7 +222,7 @@ async def test_a_host_that_dies_in_the_middle_is_dropped_and_the_others_take_fro
     policy, hosts, site = large("lost", "b", "c", struck="lost")
 
     def die() -> None:
-        hosts[0].shelf.close()
+        hosts[0].cache.close()
         raise hosts[0].death()
 
     hosts[0].strike = die  # type: ignore[attr-defined]

@@ -75,29 +75,31 @@ def figures(trajectory: Trajectory) -> list[bytes]:
 
 
 async def require_same_beside(
-    host: RolloutHost, status: HostStatus, episode: EpisodeSpec, whole: Trajectory
+    host: RolloutHost, status: HostStatus, episode: EpisodeSpec, materialised: Trajectory
 ) -> None:
-    """Run an episode again, whose pictures go to a shelf, and compare it with the whole one."""
+    """Run an episode again, whose pictures go to an image cache, and compare it with the whole one."""
     async with ImageRoutes(1 << 24) as routes:
         far = RolloutHostRunner(host, status, route=await routes.to("far", host, "127.0.0.1"))
-        beside = await far.whole(await far.play(episode))
+        beside = await far.materialise(await far.run_episode(episode))
         assert beside.cached_images is not None
         assert beside.embedding is not None
-        assert whole.embedding is not None
-        assert np.array_equal(beside.embedding, whole.embedding)
+        assert materialised.embedding is not None
+        assert np.array_equal(beside.embedding, materialised.embedding)
         places = [step.observation["image"] for step in beside.steps]
         assert all(isinstance(place, ArrayRef) for place in places)
         assert observed_bytes(beside) == 0
-        assert beside.cached_images.num_bytes == observed_bytes(whole)
+        assert beside.cached_images.num_bytes == observed_bytes(materialised)
         read = unpack_observations(pack_observations([step.observation for step in beside.steps]))
         steps = tuple(
             msgspec.structs.replace(step, observation=seen)
             for step, seen in zip(beside.steps, read, strict=True)
         )
-        assert [list(seen) for seen in read] == [list(step.observation) for step in whole.steps]
-        assert figures(msgspec.structs.replace(beside, steps=steps)) == figures(whole)
-        routes.drop(beside.cached_images)
-        await far.whole(await far.play(episode))  # which takes the message along
+        assert [list(seen) for seen in read] == [
+            list(step.observation) for step in materialised.steps
+        ]
+        assert figures(msgspec.structs.replace(beside, steps=steps)) == figures(materialised)
+        routes.drop_images(beside.cached_images)
+        await far.materialise(await far.run_episode(episode))  # which takes the message along
         with pytest.raises(OSError, match="the process that held them has dropped them"):
             places[0].read()
 
@@ -138,24 +140,26 @@ async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that
         async def played_here(policy: object, version: int) -> list[bytes]:
             settings = EngineConfig(is_deterministic=True)
             async with TorchActionEngine(policy, lane, settings, version) as engine:  # type: ignore[arg-type]
-                return figures(await LocalEpisodeRunner(pool, engine, embodied_agent).play(episode))
+                return figures(
+                    await LocalEpisodeRunner(pool, engine, embodied_agent).run_episode(episode)
+                )
 
-        light = await far.play(episode)
-        assert light.episode_ref is not None
-        assert light.steps[0].observation["image"] is None
-        whole = await far.whole(light)
-        first = figures(whole)
+        metadata = await far.run_episode(episode)
+        assert metadata.episode_ref is not None
+        assert metadata.steps[0].observation["image"] is None
+        materialised = await far.materialise(metadata)
+        first = figures(materialised)
         assert first == await played_here(model, 0)
 
-        await require_same_beside(host, status, episode, whole)
+        await require_same_beside(host, status, episode, materialised)
 
         agent_names = AgentNames([SOLE_MEMBER])
         # a host embeds what it hands over, with the encoder of the run
-        group = Group(group_id=0, trajectories=(whole,), dispatch_version=0)
-        assert whole.embedding is not None
+        group = Group(group_id=0, trajectories=(materialised,), dispatch_version=0)
+        assert materialised.embedding is not None
         (there,) = await embed_group(group, encoder)
-        assert np.array_equal(whole.embedding, there)
-        bare = msgspec.structs.replace(whole, embedding=None)
+        assert np.array_equal(materialised.embedding, there)
+        bare = msgspec.structs.replace(materialised, embedding=None)
         (here,) = await encoder.embed([bare])
         assert np.array_equal(there, here)
 
@@ -166,7 +170,7 @@ async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that
         weights.open(lambda work, name: asyncio.create_task(work, name=name))
         await asyncio.to_thread(weights.sinks[SOLE_MEMBER].adopt, newer.network, 1)
         await weights.arrive()
-        second = figures(await far.whole(await far.play(episode)))
+        second = figures(await far.materialise(await far.run_episode(episode)))
         assert second == await played_here(newer, 1)
         assert second != first
         assert far.decisions(asyncio.get_running_loop().time()).num_decisions > 0
@@ -213,12 +217,12 @@ async def test_conversations_run_on_a_host_too(tmp_path: Path) -> None:
             await host.put_file(*piece)
         status = await host.open(make_host_recipe(config, starts, Team.of(model), agent))
         far = RolloutHostRunner(host, status)
-        there = await far.whole(await far.play(episode))
+        there = await far.materialise(await far.run_episode(episode))
 
         pool = await stack.enter_async_context(TextEnvPool(config.text))
         lane = await stack.enter_async_context(DeviceLane(1))
         engine = await stack.enter_async_context(make_torch_engine(model, lane, config.engine))
-        here = await LocalEpisodeRunner(pool, engine, agent).play(episode)
+        here = await LocalEpisodeRunner(pool, engine, agent).run_episode(episode)
     assert (there.stop_reason, there.info) == (here.stop_reason, here.info)
     assert len(there.steps) == len(here.steps)
     for far_step, step in zip(there.steps, here.steps, strict=True):

@@ -85,7 +85,7 @@ class Site:
     def rollout(
         self,
         lane: DeviceLane,
-        deposits: Sequence[EpisodeRef] = (),
+        episode_refs: Sequence[EpisodeRef] = (),
         config: TrainToyConfig | None = None,
     ) -> HostFleet:
         """Return the control side of a run, or of its resume, which restored weights 3."""
@@ -106,7 +106,7 @@ class Site:
             lane,
             here=None,
             weight_version=0,
-            deposits=lambda: deposits,
+            episode_refs=lambda: episode_refs,
         )
         rollout.belong_to(self.folder)
         return rollout
@@ -157,7 +157,7 @@ def site(tmp_path: Path) -> Site:
 
 async def played(site: Site, rollout: HostFleet, number: int) -> Trajectory:
     episode = GroupSource(training_starts(site.config), 4, seed=0).next_group().episodes[number]
-    return await rollout.players.play(episode)
+    return await rollout.runner.run_episode(episode)
 
 
 def held_out_of(site: Site) -> tuple[EpisodeSpec, ...]:
@@ -186,17 +186,17 @@ async def test_the_resume_gets_the_simulators_the_engine_and_the_episodes_it_nee
                     lose(run)
                     await until(lambda: server.num_waiting == 1)
                     raise Killed
-        resumed = site.rollout(lane, deposits=[needed.episode_ref])
+        resumed = site.rollout(lane, episode_refs=[needed.episode_ref])
         for parameter in model_of(resumed).network.parameters():
             parameter.data.mul_(1.1)  # update 3 was made again, and came out otherwise
         await lane.run(resumed.weights.sinks[SOLE_MEMBER].adopt, model_of(resumed).network, 3)
         async with resumed:
             assert (server.num_actors, server.num_waiting) == (1, 0)
-            assert resumed.players.holds(needed)
-            assert not resumed.players.holds(forgotten)
-            whole = await resumed.players.whole(needed)
-            assert whole.episode_ref is None
-            assert len(whole.steps[0].chunk.tokens) > 0
+            assert resumed.runner.holds_arrays(needed)
+            assert not resumed.runner.holds_arrays(forgotten)
+            materialised = await resumed.runner.materialise(needed)
+            assert materialised.episode_ref is None
+            assert len(materialised.steps[0].chunk.tokens) > 0
             again = await played(site, resumed, 1)
             assert again.steps[0].chunk.weight_version == 3
             # held-out episodes run there too, and give the bits of an evaluation of the weights here
@@ -225,11 +225,11 @@ async def test_each_gpu_of_a_host_has_an_engine_with_its_share_of_the_environmen
     async with asyncio.timeout(200), DeviceLane(1) as lane, site.served() as server:
         rollout = site.rollout(lane, config=config)
         async with rollout:
-            assert sorted(rollout.players.hosts) == ["far:0", "far:1"]
+            assert sorted(rollout.runner.hosts) == ["far:0", "far:1"]
             slots = [rollout.metrics()[f"hosts/far:{number}/slots"] for number in (0, 1)]
             assert slots == [2.0, 1.0]
             episodes = GroupSource(training_starts(config), 3, seed=0).next_group().episodes
-            await asyncio.gather(*map(rollout.players.play, episodes))
+            await asyncio.gather(*map(rollout.runner.run_episode, episodes))
             assert server.num_actors == 2
 
 

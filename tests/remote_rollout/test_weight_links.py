@@ -171,9 +171,9 @@ async def taken(
     pieces: Sequence[Sequence[ShardPiece]],
 ) -> tuple[str, list[int]]:
     """Let all ranks give; return the digest, and how far the row was whole meanwhile."""
-    keys, whole = [make_link_keys() for _ in shares], list[int]()
+    keys, materialised = [make_link_keys() for _ in shares], list[int]()
     taker = ShardReceiver(
-        [each.public for each in keys], incoming, lambda: whole.append(incoming.num_received)
+        [each.public for each in keys], incoming, lambda: materialised.append(incoming.num_received)
     )
     giving = [
         asyncio.create_task(given(link, door, each))
@@ -181,7 +181,7 @@ async def taken(
     ]
     try:
         async with asyncio.timeout(20):
-            return await taker.take(shares), whole
+            return await taker.take(shares), materialised
     finally:
         for task in giving:
             task.cancel()
@@ -195,11 +195,13 @@ async def test_rows_columns_and_single_numbers_meet_at_their_places() -> None:
         pieces_of(columns(weights, 2, 6), weights),
     ]
     incoming = IncomingWeights(weights.heading, far)
-    digest, whole = await taken(incoming, [share_of(*each) for each in enumerate(pieces)], pieces)
+    digest, materialised = await taken(
+        incoming, [share_of(*each) for each in enumerate(pieces)], pieces
+    )
     incoming.apply()
     assert digest == weights.digest == weights_digest(shared_network(0)) == weights_digest(far)
-    assert whole == sorted(whole)
-    assert whole[-1] == len(weights.data)
+    assert materialised == sorted(materialised)
+    assert materialised[-1] == len(weights.data)
 
 
 async def test_bytes_that_a_rank_does_not_have_and_missing_ones_are_refused() -> None:

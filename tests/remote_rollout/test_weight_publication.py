@@ -156,12 +156,12 @@ class Dying(Host):
     async def take_weights(
         self, member: str, link_key: str, host: str, door: SocketAddress
     ) -> ReceivedBytes:
-        taking = asyncio.create_task(self.shelf.take(member, link_key, host, door))
+        taking = asyncio.create_task(self.cache.take(member, link_key, host, door))
         while self.received(member) == 0:  # noqa: ASYNC110 - bytes have no event
             await asyncio.sleep(0)
         taking.cancel()
         await asyncio.wait([taking])
-        self.shelf.close()
+        self.cache.close()
         raise self.death()
 
 
@@ -343,7 +343,7 @@ async def test_a_host_without_a_free_port_passes_nothing_on(
         place = ListenAddress("127.0.0.1", (port, port))
         monkeypatch.setattr(peer_sockets, "get_own_address", lambda: place)
         with pytest.raises(OSError, match=r"no port from .* wider range with --ports"):
-            hosts[0].shelf.give(hosts[1].shelf.new_link())
+            hosts[0].cache.give(hosts[1].cache.new_link())
         await site.publish(1)
     assert hosts[1].num_put == hosts[0].num_put
     assert site.have(hosts) == [True, True]

@@ -9,7 +9,7 @@ import pytest
 from rollout_fakes import source
 
 from vla_rl.errors import AgentError
-from vla_rl.rollout import EpisodePolicy, embodied_agent, owned_chunk, owned_copy, stop_reason
+from vla_rl.rollout import EpisodePolicy, copy_arrays, copy_chunk, embodied_agent, stop_reason
 from vla_rl.rollout.agents import check_decisions, check_trajectory
 from vla_rl.types import (
     ActionChunk,
@@ -164,12 +164,12 @@ async def test_decision_k_has_a_seed_of_its_own_whatever_the_timing_and_whoever_
         derive_seed(11, number) for number in range(3)
     ]
     assert [sampling.temperature for sampling in engine.samplings] == [1.6, 1.0, 1.6]
-    assert [owned_chunk(chunk).temperature for chunk in chunks] == [1.6, 1.0, 1.6]
+    assert [copy_chunk(chunk).temperature for chunk in chunks] == [1.6, 1.0, 1.6]
 
 
 def test_an_owned_copy_shares_no_array_with_the_original() -> None:
     frame = np.arange(3)
-    copied = owned_copy({"a": [frame, (frame, "text")], "n": 1})
+    copied = copy_arrays({"a": [frame, (frame, "text")], "n": 1})
     frame[:] = 0
     assert copied["a"][0].tolist() == copied["a"][1][0].tolist() == [0, 1, 2]
     assert copied["a"][1][1] == "text"

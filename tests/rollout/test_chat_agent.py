@@ -124,12 +124,14 @@ class Counting:
         )
 
 
-async def play(env: Counting, policy: Speaker | dict[str, Speaker], **limits: float) -> Trajectory:
+async def run_episode(
+    env: Counting, policy: Speaker | dict[str, Speaker], **limits: float
+) -> Trajectory:
     return await chat_agent(env, policy, limits=ChatLimits(**limits))  # type: ignore[arg-type]
 
 
 async def test_one_turn_is_one_step() -> None:
-    trajectory = await play(Counting(1), Speaker())
+    trajectory = await run_episode(Counting(1), Speaker())
     (step,) = trajectory.steps
     assert step.observation["prompt_tokens"].tolist() == list(range(10))
     assert step.chunk.tokens.tolist() == [1, 99]
@@ -144,7 +146,7 @@ async def test_one_turn_is_one_step() -> None:
 
 async def test_what_was_said_and_heard_is_in_the_next_prompt_and_tools_stay_known() -> None:
     speaker = Speaker()
-    trajectory = await play(Counting(3), speaker)
+    trajectory = await run_episode(Counting(3), speaker)
     assert speaker.heard[-1] == ["count", "1", "no, not 1", "2", "no, not 2"]
     assert speaker.tools == [("look",)] * 3
     assert [step.rewards.tolist() for step in trajectory.steps] == [[0.0], [0.0], [1.0]]
@@ -153,7 +155,7 @@ async def test_what_was_said_and_heard_is_in_the_next_prompt_and_tools_stay_know
 
 
 async def test_the_agents_limit_of_turns_cuts_off() -> None:
-    trajectory = await play(Counting(9), Speaker(), max_turns=2)
+    trajectory = await run_episode(Counting(9), Speaker(), max_turns=2)
     assert trajectory.stop_reason is StopReason.TURN_LIMIT
     assert trajectory.stop_reason.is_cut_off
     assert len(trajectory.steps) == 2
@@ -161,20 +163,20 @@ async def test_the_agents_limit_of_turns_cuts_off() -> None:
 
 async def test_the_limit_of_tokens_shortens_the_last_reply_and_then_cuts_off() -> None:
     speaker = Speaker()
-    trajectory = await play(Counting(9), speaker, max_tokens=6, max_reply=5)
+    trajectory = await run_episode(Counting(9), speaker, max_tokens=6, max_reply=5)
     assert speaker.budgets == [5, 4, 2]
     assert trajectory.stop_reason is StopReason.TOKEN_LIMIT
 
 
 async def test_a_conversation_that_outgrows_the_context_ends_with_what_it_has() -> None:
-    trajectory = await play(Counting(9), Speaker(max_prompt=30))
+    trajectory = await run_episode(Counting(9), Speaker(max_prompt=30))
     assert trajectory.stop_reason is StopReason.TOKEN_LIMIT
     assert len(trajectory.steps) == 2
 
 
 async def test_a_first_prompt_that_is_too_long_is_an_error() -> None:
     with pytest.raises(ContextOverflow, match="has 10 tokens and the context 5"):
-        await play(Counting(9), Speaker(max_prompt=5))
+        await run_episode(Counting(9), Speaker(max_prompt=5))
 
 
 class Choosy(Speaker):
@@ -191,7 +193,7 @@ class Choosy(Speaker):
 
 
 async def test_a_reply_that_the_template_rejects_ends_the_episode_with_the_turns_before() -> None:
-    trajectory = await play(Counting(goal=9), Choosy(2, is_reply_at_fault=True))
+    trajectory = await run_episode(Counting(goal=9), Choosy(2, is_reply_at_fault=True))
     assert (trajectory.num_env_steps, trajectory.stop_reason) == (2, StopReason.REPLY_REJECTED)
     assert trajectory.info["is_success"] is False
 
@@ -201,28 +203,30 @@ async def test_a_template_that_rejects_what_the_environment_says_is_an_error(
     num_replies: int, is_reply_at_fault: bool
 ) -> None:
     with pytest.raises(ConversationRejected, match="one call"):
-        await play(Counting(goal=9), Choosy(num_replies, is_reply_at_fault=is_reply_at_fault))
+        await run_episode(
+            Counting(goal=9), Choosy(num_replies, is_reply_at_fault=is_reply_at_fault)
+        )
 
 
 async def test_the_first_rejected_reply_of_a_run_is_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    gauge = DecisionCounter()
+    counter = DecisionCounter()
     for _ in range(2):
         team = EngineTeam.of(Choosy(1, is_reply_at_fault=True))
-        await chat_agent(Counting(goal=9), team.policies_of(EPISODE, gauge))
+        await chat_agent(Counting(goal=9), team.make_policies(EPISODE, counter))
     (line,) = (record.message for record in caplog.records)
     assert "because of the policy's own reply: one call" in line
 
 
 async def test_a_tool_that_never_answers_ends_the_episode_at_the_deadline() -> None:
-    trajectory = await play(Counting(9, hangs_at=2), Speaker(), step_timeout_s=0.05)
+    trajectory = await run_episode(Counting(9, hangs_at=2), Speaker(), step_timeout_s=0.05)
     assert trajectory.stop_reason is StopReason.DEADLINE
     assert [step.rewards.tolist() for step in trajectory.steps] == [[0.0], [0.0]]
 
 
 async def test_a_reply_that_never_comes_ends_the_episode_at_the_deadline() -> None:
-    trajectory = await play(Counting(9), Speaker(delays=True), reply_timeout_s=0.05)
+    trajectory = await run_episode(Counting(9), Speaker(delays=True), reply_timeout_s=0.05)
     assert trajectory.stop_reason is StopReason.DEADLINE
     assert len(trajectory.steps) == 1
 
@@ -253,7 +257,7 @@ async def test_a_reply_that_is_given_up_ends_the_episode_with_the_turns_before_i
     num_tokens: int,
 ) -> None:
     env = Counting(9)
-    trajectory = await play(env, Quitter(3, "aborted", num_tokens))
+    trajectory = await run_episode(env, Quitter(3, "aborted", num_tokens))
     assert trajectory.stop_reason is StopReason.ABORTED
     assert trajectory.stop_reason.is_cut_off
     assert len(trajectory.steps) == env.num_steps == 2
@@ -261,24 +265,24 @@ async def test_a_reply_that_is_given_up_ends_the_episode_with_the_turns_before_i
         PolicyError,
         match=f"has {num_tokens} tokens and finish_reason 'aborted', expected a complete one",
     ):
-        await play(Counting(9), Quitter(1, "aborted", num_tokens))
+        await run_episode(Counting(9), Quitter(1, "aborted", num_tokens))
 
 
 async def test_a_reply_without_a_token_is_an_error_of_the_policy() -> None:
     with pytest.raises(
         PolicyError, match="a reply of 'policy' has 0 tokens and finish_reason 'stop', expected"
     ):
-        await play(Counting(9), Quitter(2, "stop", 0))
+        await run_episode(Counting(9), Quitter(2, "stop", 0))
 
 
 async def test_an_environment_that_never_begins_is_at_fault() -> None:
     with pytest.raises(EnvError, match=r"did not reset within reset_timeout_s=0.05"):
-        await play(Counting(9, hangs_at=0), Speaker(), reset_timeout_s=0.05)
+        await run_episode(Counting(9, hangs_at=0), Speaker(), reset_timeout_s=0.05)
 
 
 async def test_agents_take_turns_with_their_own_policies_and_hear_their_own_conversation() -> None:
     solver, checker = Speaker(), Speaker(first=100)
-    trajectory = await play(
+    trajectory = await run_episode(
         Counting(2, agents=("solver", "checker")), {"solver": solver, "checker": checker}
     )
     assert [step.agent for step in trajectory.steps] == ["solver", "checker", "solver"]
@@ -306,7 +310,7 @@ async def test_what_agents_earn_by_others_belongs_to_their_newest_turn_and_befor
 ):
     credits = {1: {"checker": 0.25}, 3: {"solver": 4.0}, 4: {"solver": 2.0, "checker": 8.0}}
     env = Crediting(4, ("solver", "checker"), credits)
-    trajectory = await play(env, Speaker())
+    trajectory = await run_episode(env, Speaker())
     # solver 0; checker 0.25; solver 4 + 2; checker 1 for the last word, and 8
     assert [step.rewards.tolist() for step in trajectory.steps] == [[0.0], [0.25], [6.0], [9.0]]
     assert trajectory.returns_by_agent == {"solver": 6.0, "checker": 9.25}
@@ -317,7 +321,7 @@ async def test_an_agent_without_a_policy_is_named() -> None:
     with pytest.raises(
         ConfigError, match=r"the turn of agent 'checker', but there are policies for \['solver'\]"
     ):
-        await play(Counting(9, agents=("solver", "checker")), {"solver": Speaker()})
+        await run_episode(Counting(9, agents=("solver", "checker")), {"solver": Speaker()})
 
 
 @pytest.mark.parametrize("log_prob", [float("nan"), float("-inf"), 0.5])
@@ -347,7 +351,7 @@ async def test_each_agent_of_a_team_has_seeds_of_its_own() -> None:
     solver, checker = Speaker(), Speaker(first=100)
     team = EngineTeam({"solver": solver, "checker": checker})
     assert team.weight_version == 5
-    policies = team.policies_of(EPISODE)
+    policies = team.make_policies(EPISODE)
     trajectory = await chat_agent(Counting(2, agents=("solver", "checker")), policies)
     assert len(trajectory.steps) == 3
     assert len({*solver.seeds, *checker.seeds}) == 3

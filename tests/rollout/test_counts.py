@@ -25,33 +25,33 @@ from vla_rl.types import (
 def booked() -> EpisodeLedger:
     """20 dispatched, 8 trained, 4 filtered, 2 dropped: 6 are somewhere."""
     ledger = EpisodeLedger()
-    ledger.dispatch(20)
-    ledger.train(8)
-    ledger.filter(4)
-    ledger.drop(2, "stale")
+    ledger.count_dispatched(20)
+    ledger.count_trained(8)
+    ledger.count_filtered(4)
+    ledger.count_dropped(2, "stale")
     return ledger
 
 
 def test_episodes_that_add_up_pass() -> None:
-    booked().check(in_flight=4, buffered=2)
+    booked().check_conservation(in_flight=4, buffered=2)
 
 
 def test_a_lost_episode_is_reported_with_the_whole_table() -> None:
     with pytest.raises(
         ConservationError, match="20 episodes were dispatched, 19 are accounted for"
     ) as caught:
-        booked().check(in_flight=3, buffered=2)
+        booked().check_conservation(in_flight=3, buffered=2)
     for row in ("trained", "filtered", "dropped (stale)", "in flight", "buffered"):
         assert row in str(caught.value)
 
 
 def test_an_episode_held_twice_is_reported() -> None:
     with pytest.raises(ConservationError, match="21 are accounted for"):
-        booked().check(in_flight=4, buffered=3)
+        booked().check_conservation(in_flight=4, buffered=3)
 
 
 def test_a_ledger_goes_on_from_its_state() -> None:
-    EpisodeLedger(booked().state()).check(in_flight=6, buffered=0)
+    EpisodeLedger(booked().state()).check_conservation(in_flight=6, buffered=0)
 
 
 def lost(number: int = 0, *, with_host: bool = False) -> EpisodeLost:
@@ -96,8 +96,8 @@ def test_episodes_are_counted_apart_and_one_that_ended_is_forgotten(with_host: b
     attempts = Attempts(2)
     assert attempts.allow(lost(0, with_host=with_host))
     assert attempts.allow(lost(1, with_host=with_host))
-    attempts.ended(0)
-    attempts.ended(5)  # it was never lost
+    attempts.forget_episode(0)
+    attempts.forget_episode(5)  # it was never lost
     assert attempts.allow(lost(0, with_host=with_host))
     assert attempts.allow(lost(1, with_host=with_host)) == with_host
 
@@ -145,43 +145,43 @@ def episode(reward: float, reason: StopReason, info: Info | None = None) -> Traj
 
 
 def test_rates_begin_anew_with_every_report_and_losses_do_not() -> None:
-    meter = RolloutMetrics(DecisionCounter().counts)
-    meter.start(10.0)
-    meter.episode(episode(1.0, StopReason.SUCCESS))
-    meter.lost("died")
-    first = meter.report(12.0, {"groups_buffered": 3}, {"stale": 2})
+    counts = RolloutMetrics(DecisionCounter().counts)
+    counts.start_window(10.0)
+    counts.count_episode(episode(1.0, StopReason.SUCCESS))
+    counts.count_lost("died")
+    first = counts.report(12.0, {"groups_buffered": 3}, {"stale": 2})
     assert (first["rollout/episodes_per_s"], first["rollout/env_steps_per_s"]) == (0.5, 1.0)
     assert (first["rollout/success_rate"], first["rollout/mean_return"]) == (1.0, 1.0)
     assert (first["rollout/depth/groups_buffered"], first["rollout/dropped/stale"]) == (3.0, 2.0)
-    second = meter.report(14.0, {}, {})
+    second = counts.report(14.0, {}, {})
     assert (second["rollout/episodes_per_s"], second["rollout/lost/died"]) == (0.0, 1.0)
 
 
 def test_episodes_that_the_agent_ended_are_counted_by_reason_since_the_start() -> None:
-    meter = RolloutMetrics(DecisionCounter().counts)
+    counts = RolloutMetrics(DecisionCounter().counts)
     for reason in (StopReason.REPLY_REJECTED, StopReason.SUCCESS, StopReason.TIME_LIMIT):
-        meter.episode(episode(0.0, reason))
-    assert meter.report(1.0, {}, {})["rollout/stopped/reply_rejected"] == 1.0
-    meter.episode(episode(0.0, StopReason.REPLY_REJECTED))
-    second = meter.report(2.0, {}, {})
+        counts.count_episode(episode(0.0, reason))
+    assert counts.report(1.0, {}, {})["rollout/stopped/reply_rejected"] == 1.0
+    counts.count_episode(episode(0.0, StopReason.REPLY_REJECTED))
+    second = counts.report(2.0, {}, {})
     stopped = {name: value for name, value in second.items() if "/stopped/" in name}
     assert stopped == {"rollout/stopped/reply_rejected": 2.0}
 
 
 def test_a_success_that_is_never_reported_is_no_failure() -> None:
-    meter = RolloutMetrics(DecisionCounter().counts)
-    meter.episode(episode(0.0, StopReason.TIME_LIMIT))
-    assert "rollout/success_rate" not in meter.report(1.0, {}, {})
-    meter.episode(episode(0.0, StopReason.TIME_LIMIT, {"is_success": False}))
-    assert meter.report(2.0, {}, {})["rollout/success_rate"] == 0.0
+    counts = RolloutMetrics(DecisionCounter().counts)
+    counts.count_episode(episode(0.0, StopReason.TIME_LIMIT))
+    assert "rollout/success_rate" not in counts.report(1.0, {}, {})
+    counts.count_episode(episode(0.0, StopReason.TIME_LIMIT, {"is_success": False}))
+    assert counts.report(2.0, {}, {})["rollout/success_rate"] == 0.0
 
 
 def test_staleness_is_that_of_the_groups_trained_since_the_last_report() -> None:
-    meter = RolloutMetrics(DecisionCounter().counts)
+    counts = RolloutMetrics(DecisionCounter().counts)
     for dispatch_version in (2, 3, 3, 3):
         group = Group(group_id=0, trajectories=(), dispatch_version=dispatch_version)
-        meter.trained(group, version=3)
-    metrics = meter.report(1.0, {}, {})
+        counts.count_trained(group, version=3)
+    metrics = counts.report(1.0, {}, {})
     assert metrics["rollout/staleness/mean"] == pytest.approx(0.25)
     assert (metrics["rollout/staleness/max"], metrics["rollout/staleness/share_1"]) == (1.0, 0.25)
-    assert "rollout/staleness/mean" not in meter.report(2.0, {}, {})
+    assert "rollout/staleness/mean" not in counts.report(2.0, {}, {})

@@ -16,11 +16,11 @@ def book_of(max_staleness: int = 0, num_updates: int | None = None) -> EpisodeRe
     return EpisodeRecords(source(group_size=2), config, num_updates)
 
 
-def next_group(book: EpisodeRecords) -> Group:
+def next_group(records: EpisodeRecords) -> Group:
     """Run the next two episodes; return their group."""
-    episodes = [book.next_episode(0) for _ in range(2)]
+    episodes = [records.next_episode(0) for _ in range(2)]
     assert all(each is not None for each in episodes)
-    groups = [book.groups.finish(finished(each)) for each in episodes if each is not None]
+    groups = [records.groups.finish(finished(each)) for each in episodes if each is not None]
     assert groups[0] is None
     assert groups[1] is not None
     return groups[1]
@@ -31,50 +31,50 @@ def attempts(episodes: list[EpisodeSpec | None]) -> list[tuple[int, int] | None]
 
 
 def test_a_group_is_admitted_for_an_idle_slot_and_not_beyond_the_bound_of_staleness() -> None:
-    book = book_of()
-    assert book.staleness.num_outstanding == 0
-    begun = [book.next_episode(0) for _ in range(3)]
+    records = book_of()
+    assert records.staleness.num_outstanding == 0
+    begun = [records.next_episode(0) for _ in range(3)]
     assert attempts(begun) == [(0, 0), (1, 0), None]
-    book.check(num_running=2)
+    records.check_conservation(num_running=2)
 
 
 def test_an_episode_that_is_lost_or_whose_arrays_are_begins_as_the_next_attempt() -> None:
-    book = book_of()
-    first, second = book.next_episode(0), book.next_episode(0)
+    records = book_of()
+    first, second = records.next_episode(0), records.next_episode(0)
     assert first is not None
     assert second is not None
-    book.groups.finish(finished(second))
-    book.again(first)
-    book.lose(second)
-    assert attempts([book.next_episode(0), book.next_episode(0)]) == [(0, 1), (1, 1)]
-    book.check(num_running=2)
+    records.groups.finish(finished(second))
+    records.queue_again(first)
+    records.queue_lost(second)
+    assert attempts([records.next_episode(0), records.next_episode(0)]) == [(0, 1), (1, 1)]
+    records.check_conservation(num_running=2)
 
 
 def test_a_group_that_is_filtered_makes_room_for_another_and_a_trained_one_raises_the_version() -> (
     None
 ):
-    book = book_of()
-    book.filtered(next_group(book))
-    kept = next_group(book)
-    book.handover.add(kept)
-    assert book.next_episode(0) is None
-    assert book.handover.hand_over(0)
-    assert [group.group_id for group in book.trained()] == [kept.group_id]
-    assert book.version == 1
-    book.check(num_running=0)
-    assert book.state().ledger.filtered == book.state().ledger.trained == 2
+    records = book_of()
+    records.remove_filtered(next_group(records))
+    kept = next_group(records)
+    records.handover.add_group(kept)
+    assert records.next_episode(0) is None
+    assert records.handover.hand_over(0)
+    assert [group.group_id for group in records.take_trained()] == [kept.group_id]
+    assert records.version == 1
+    records.check_conservation(num_running=0)
+    assert records.state().ledger.filtered == records.state().ledger.trained == 2
 
 
 def test_a_restored_book_goes_on_with_the_missing_members_and_drops_what_is_too_old() -> None:
-    book = book_of(max_staleness=1)
-    complete = next_group(book)
-    book.handover.add(complete)
-    began = book.next_episode(0)
+    records = book_of(max_staleness=1)
+    complete = next_group(records)
+    records.handover.add_group(complete)
+    began = records.next_episode(0)
     assert began is not None
-    saved = book.state()
+    saved = records.state()
     again = book_of(max_staleness=1)
     again.restore(saved)
-    again.check(num_running=0)
+    again.check_conservation(num_running=0)
     assert again.handover.num_buffered == 1
     assert attempts([again.next_episode(0), again.next_episode(0)]) == [(2, 0), (3, 0)]
 
@@ -82,23 +82,23 @@ def test_a_restored_book_goes_on_with_the_missing_members_and_drops_what_is_too_
     synchronous = book_of(max_staleness=0)
     synchronous.restore(saved)
     assert synchronous.dropped == {"stale": 2}
-    synchronous.check(num_running=0)
+    synchronous.check_conservation(num_running=0)
 
 
 def test_an_episode_that_is_nowhere_is_an_error_with_the_table() -> None:
-    book = book_of()
-    book.next_episode(0)
+    records = book_of()
+    records.next_episode(0)
     with pytest.raises(ConservationError, match="2 episodes were dispatched, 1 are accounted"):
-        book.check(num_running=0)
+        records.check_conservation(num_running=0)
 
 
 def test_a_lost_episode_begins_again_before_any_newer_one() -> None:
     groups, plans = OutstandingGroups(), source(group_size=2)
-    groups.add(plans.next_group(), 0)
-    groups.add(plans.next_group(), 0)
+    groups.add_group(plans.next_group(), 0)
+    groups.add_group(plans.next_group(), 0)
     lost = groups.next_episode()
     assert lost is not None
-    groups.begin_again(msgspec.structs.replace(lost, attempt=1))
+    groups.queue_episode(msgspec.structs.replace(lost, attempt=1))
     begun = [groups.next_episode() for _ in range(4)]
     assert [(each.episode_id, each.attempt) for each in begun if each is not None] == [
         (0, 1),
@@ -111,22 +111,22 @@ def test_a_lost_episode_begins_again_before_any_newer_one() -> None:
 
 def test_the_last_member_completes_a_group_in_the_order_of_members() -> None:
     groups, plan = OutstandingGroups(), source(group_size=2).next_group()
-    groups.add(plan, dispatch_version=3)
+    groups.add_group(plan, dispatch_version=3)
     assert groups.finish(finished(plan.episodes[1])) is None
     assert groups.missing(0) == [0]
-    assert groups.num_played() == (0, 1)
+    assert groups.count_finished() == (0, 1)
     group = groups.finish(finished(plan.episodes[0]))
     assert group is not None
     assert [each.episode.member for each in group.trajectories] == [0, 1]
     assert group.dispatch_version == 3
-    assert groups.num_played() == (2, 0)
+    assert groups.count_finished() == (2, 0)
 
 
 def test_a_removed_group_takes_its_waiting_episodes_along() -> None:
     groups, plans = OutstandingGroups(), source(group_size=2)
-    groups.add(plans.next_group(), 0)
-    groups.add(plans.next_group(), 0)
-    assert groups.remove(0).group_id == 0
+    groups.add_group(plans.next_group(), 0)
+    groups.add_group(plans.next_group(), 0)
+    assert groups.remove_group(0).group_id == 0
     assert groups.num_to_begin == 2
     with pytest.raises(KeyError):
         groups.missing(0)
@@ -135,7 +135,7 @@ def test_a_removed_group_takes_its_waiting_episodes_along() -> None:
 def test_a_saved_group_goes_on_with_the_members_that_it_lacks() -> None:
     groups, plan = OutstandingGroups(), source(group_size=2).next_group()
     half = GroupState(plan=plan, dispatch_version=1, trajectories=(finished(plan.episodes[0]),))
-    assert groups.add_played(half) is None
+    assert groups.add_saved(half) is None
     assert groups.next_episode() == plan.episodes[1]
     (saved,) = groups.state()
     assert (saved.plan, saved.dispatch_version, saved.is_complete) == (plan, 1, False)
@@ -143,14 +143,14 @@ def test_a_saved_group_goes_on_with_the_members_that_it_lacks() -> None:
 
 def test_a_member_whose_pictures_end_with_the_run_is_run_again_after_a_resume() -> None:
     groups, plan = OutstandingGroups(), source(group_size=2).next_group()
-    groups.add(plan, dispatch_version=3)
+    groups.add_group(plan, dispatch_version=3)
     beside = ImageCacheRef(host="", key=1, num_bytes=10)
     groups.finish(msgspec.structs.replace(finished(plan.episodes[0]), cached_images=beside))
     groups.finish(finished(plan.episodes[1]))
-    assert groups.num_played() == (2, 0)
+    assert groups.count_finished() == (2, 0)
     (saved,) = groups.state()
     assert [each.episode.member for each in saved.trajectories] == [1]
     resumed = OutstandingGroups()
-    assert resumed.add_played(saved) is None
+    assert resumed.add_saved(saved) is None
     assert resumed.next_episode() == plan.episodes[0]
-    assert resumed.num_played() == (0, 1)
+    assert resumed.count_finished() == (0, 1)

@@ -72,11 +72,11 @@ def test_an_episode_whose_task_is_cancelled_ends_as_cancelled() -> None:
         raise AssertionError
 
     async def main() -> None:
-        playing = asyncio.create_task(run_episode(pool, CountingEngine(), waits, EPISODE))
+        running = asyncio.create_task(run_episode(pool, CountingEngine(), waits, EPISODE))
         await began.wait()
-        playing.cancel()
-        await asyncio.wait([playing])
-        assert playing.cancelled()
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
 
     run_in_simulated_time(main())
     assert pool.num_freed == 1
@@ -117,20 +117,20 @@ class Behind(CountingEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.coming_version = 0
+        self.pending_version = 0
         self._calls: list[Callable[[], None]] = []
         self._has_arrived = asyncio.Event()
 
-    def go_ahead(self) -> None: ...
+    def apply_in_background(self) -> None: ...
 
-    def when_served(self, call: Callable[[], None]) -> None:
+    def on_weights_applied(self, call: Callable[[], None]) -> None:
         self._calls.append(call)
 
     async def arrive(self) -> None:
         await self._has_arrived.wait()
 
     def serve(self) -> None:
-        self.weight_version = self.coming_version
+        self.weight_version = self.pending_version
         self._has_arrived.set()
         for call in self._calls:
             call()
@@ -139,15 +139,15 @@ class Behind(CountingEngine):
 def test_the_next_update_begins_before_the_engine_serves_the_weights_of_the_last_one() -> None:
     async def main() -> None:
         engine = Behind()
-        player = LocalEpisodeRunner(LatencyPool(8), engine, embodied_agent)
+        runner = LocalEpisodeRunner(LatencyPool(8), engine, embodied_agent)
         config = SchedulerConfig(groups_per_update=2, max_staleness=1)
-        scheduler = EpisodeScheduler(player, source(), config)
+        scheduler = EpisodeScheduler(runner, source(), config)
         async with engine.batcher, scheduler:
             for update in (0, 1):
                 groups = [group async for group in scheduler.groups_for_update(update)]
                 assert {group.dispatch_version for group in groups} == {0}
-                engine.coming_version = update + 1
-                scheduler.trained(groups, update + 1)
+                engine.pending_version = update + 1
+                scheduler.mark_trained(groups, update + 1)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1000.0):
                     await anext(scheduler.groups_for_update(2))
@@ -161,14 +161,14 @@ def test_the_next_update_begins_before_the_engine_serves_the_weights_of_the_last
 def test_a_team_is_as_far_behind_as_its_last_engine() -> None:
     async def main() -> None:
         ahead, behind = CountingEngine(), Behind()
-        ahead.weight_version = behind.coming_version = 3
+        ahead.weight_version = behind.pending_version = 3
         team = EngineTeam({"left": ahead, "right": behind})
-        assert (team.weight_version, team.coming_version) == (0, 3)
+        assert (team.weight_version, team.pending_version) == (0, 3)
         arriving = asyncio.create_task(team.arrive())
         await asyncio.sleep(0)
         assert not arriving.done()
         behind.serve()
         await arriving
-        assert (team.weight_version, team.coming_version) == (3, 3)
+        assert (team.weight_version, team.pending_version) == (3, 3)
 
     run_in_simulated_time(main())

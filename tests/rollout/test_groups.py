@@ -57,10 +57,10 @@ def test_a_lost_start_comes_back_before_anything_else_every_time() -> None:
     groups = source(count=5)
     lost = groups.next_group()
     groups.next_group()
-    groups.give_back(lost)
+    groups.return_start(lost)
     again = groups.next_group()
     assert (again.start_index, again.group_id) == (lost.start_index, 2)
-    groups.give_back(again)
+    groups.return_start(again)
     assert groups.next_group().start_index == lost.start_index
     rest = Counter(groups.next_group().start_index for _ in range(3))
     assert lost.start_index not in rest
@@ -71,7 +71,7 @@ def test_a_restored_source_goes_on_where_it_was() -> None:
     groups = source(count=4)
     for _ in range(3):
         plan = groups.next_group()
-    groups.give_back(plan)
+    groups.return_start(plan)
     saved = msgspec.json.decode(msgspec.json.encode(groups.state()), type=SourceState)
     other = source(count=4)
     other.restore(saved)

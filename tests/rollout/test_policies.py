@@ -27,12 +27,12 @@ async def test_an_engine_is_a_team_of_one_whose_agents_get_the_policy_itself() -
     team = EngineTeam.of(CountingEngine())
     assert list(team.engines) == [SOLE_MEMBER]
     assert EngineTeam.of(team) is team
-    assert isinstance(team.policies_of(EPISODE), EpisodePolicy)
+    assert isinstance(team.make_policies(EPISODE), EpisodePolicy)
 
 
 async def test_agents_of_a_team_get_a_policy_by_name() -> None:
     team = EngineTeam({"left": CountingEngine()})
-    policies = team.policies_of(EPISODE)
+    policies = team.make_policies(EPISODE)
     assert isinstance(policies, dict)
     assert list(policies) == ["left"]
 
@@ -46,13 +46,13 @@ def test_a_team_is_as_old_as_its_oldest_engine() -> None:
 
 
 def test_time_with_several_waiting_decisions_counts_once() -> None:
-    gauge = DecisionCounter()
-    gauge.enter(1.0)
-    gauge.enter(2.0)
-    assert gauge.asked_s(2.5) == 1.5
-    gauge.leave(3.0)
-    gauge.leave(4.0)
-    assert (gauge.asked_s(9.0), gauge.num_decisions, gauge.num_waiting) == (3.0, 2, 0)
+    counter = DecisionCounter()
+    counter.begin_decision(1.0)
+    counter.begin_decision(2.0)
+    assert counter.asked_s(2.5) == 1.5
+    counter.end_decision(3.0)
+    counter.end_decision(4.0)
+    assert (counter.asked_s(9.0), counter.num_decisions, counter.num_waiting) == (3.0, 2, 0)
 
 
 ENGINE_EPISODE = EpisodeSpec(

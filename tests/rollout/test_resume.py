@@ -75,7 +75,7 @@ class Run:
                 update = self.scheduler.version
                 groups = [group async for group in self.scheduler.groups_for_update(update)]
                 self.engine.weight_version = update + 1
-                self.scheduler.trained(groups, update + 1)
+                self.scheduler.mark_trained(groups, update + 1)
                 self.digests.append(fingerprint(groups))
                 self.trained += groups
 
@@ -132,11 +132,11 @@ def test_members_that_were_played_before_the_save_are_not_played_again() -> None
     async def main() -> None:
         first = Run(num_envs=3)
         saved = await first.train_for(1.0)
-        num_played = sum(len(group.trajectories) for group in saved.groups)
+        count_finished = sum(len(group.trajectories) for group in saved.groups)
         num_missing = sum(
             len(group.plan.episodes) - len(group.trajectories) for group in saved.groups
         )
-        assert num_played > 0
+        assert count_finished > 0
         assert num_missing > 0
         second = Run(num_envs=3, saved=saved)
         await second.train(saved.version + 1)
@@ -178,7 +178,7 @@ def test_an_open_scheduler_cannot_be_restored() -> None:
 def test_the_state_of_other_starts_is_refused() -> None:
     saved = Run().scheduler.state()
     config = SchedulerConfig(groups_per_update=2, max_staleness=0)
-    player = LocalEpisodeRunner(LatencyPool(2), CountingEngine(), embodied_agent)
-    other = EpisodeScheduler(player, source(8), config)
+    runner = LocalEpisodeRunner(LatencyPool(2), CountingEngine(), embodied_agent)
+    other = EpisodeScheduler(runner, source(8), config)
     with pytest.raises(ConfigError, match="num_starts 7, now 8"):
         other.restore(saved)

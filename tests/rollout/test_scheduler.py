@@ -82,7 +82,7 @@ def test_updates_in_flight_are_filled_one_after_the_other_and_never_beyond_the_b
             assert setup.pool.num_leased == 0
             assert scheduler.state().groups[0].dispatch_version == 0
             setup.engine.weight_version = 1
-            scheduler.trained(groups[0], 1)
+            scheduler.mark_trained(groups[0], 1)
             assert {group.dispatch_version for group in await collecting[3]} == {1}
 
     run_in_simulated_time(main())
@@ -122,13 +122,13 @@ def test_groups_that_were_not_handed_over_cannot_be_trained() -> None:
         async with setup.opened() as scheduler:
             groups = await setup.collect(0)
             with pytest.raises(ValueError, match="expected version 1"):
-                scheduler.trained(groups[:1], 1)
+                scheduler.mark_trained(groups[:1], 1)
             with pytest.raises(ValueError, match="expected version 1"):
-                scheduler.trained(groups, 2)
+                scheduler.mark_trained(groups, 2)
             with pytest.raises(ValueError, match="engine serves version 0, expected 1: publish"):
-                scheduler.trained(groups, 1)
+                scheduler.mark_trained(groups, 1)
             setup.engine.weight_version = 1
-            scheduler.trained(groups, 1)
+            scheduler.mark_trained(groups, 1)
             with pytest.raises(ValueError, match="update 0 was trained already"):
                 await setup.collect(0)
 

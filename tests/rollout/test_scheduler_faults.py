@@ -138,8 +138,8 @@ def test_an_agent_whose_work_is_cancelled_by_others_ends_the_run_and_is_named() 
 def test_a_death_inside_an_agents_own_task_group_is_a_lost_episode_too() -> None:
     async def agent(env: Env, policy: Policy) -> Trajectory:
         async with asyncio.TaskGroup() as tasks:
-            playing = tasks.create_task(embodied_agent(env, policy))
-        return playing.result()
+            running = tasks.create_task(embodied_agent(env, policy))
+        return running.result()
 
     async def main() -> float:
         setup = Setup(pool=LatencyPool(4, faults=Faults(death=0.3)), agent=agent, max_attempts=20)

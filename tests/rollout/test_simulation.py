@@ -73,7 +73,7 @@ async def train(num_episodes: int, seed: int) -> tuple[Observed, EpisodeSchedule
                     seen.note(group, update)
                 update += 1
                 engine.weight_version = update
-                scheduler.trained(groups, update)
+                scheduler.mark_trained(groups, update)
     return seen, scheduler, pool
 
 
@@ -130,7 +130,7 @@ async def run(
             groups = [group async for group in scheduler.groups_for_update(update)]
             digests.append(fingerprint(groups))
             engine.weight_version = update + 1
-            scheduler.trained(groups, update + 1)
+            scheduler.mark_trained(groups, update + 1)
     return digests
 
 

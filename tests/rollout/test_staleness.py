@@ -27,7 +27,7 @@ def test_synchronous_training_admits_the_groups_of_one_update_and_no_more() -> N
     policy.complete(0)
     assert (policy.select(), policy.select()) == (0, 1)
     assert not policy.can_admit(policy.version)
-    policy.trained([0, 1])
+    policy.remove_trained([0, 1])
     assert policy.can_admit(policy.version)
     policy.admit(2, policy.version)
     assert policy.dispatch_version(2) == 1
@@ -43,7 +43,7 @@ def test_a_filtered_group_gives_its_capacity_back_at_once() -> None:
     policy = StalenessPolicy(max_staleness=0, groups_per_update=1)
     policy.admit(0, policy.version)
     assert not policy.can_admit(policy.version)
-    policy.filtered(0)
+    policy.remove_filtered(0)
     assert policy.can_admit(policy.version)
 
 
@@ -53,13 +53,13 @@ def test_an_update_waits_for_an_old_group_that_could_not_be_trained_later() -> N
     policy.admit(1, policy.version)
     policy.complete(1)
     assert policy.select() == 1  # update 0 takes the newer one: update 1 is still there for group 0
-    policy.trained([1])
+    policy.remove_trained([1])
     policy.admit(2, policy.version)  # version 1, due in update 2
     policy.complete(2)
     assert policy.select() is None  # update 1 is the last one for group 0, still being played
     policy.complete(0)
     assert policy.select() == 0
-    policy.trained([0])
+    policy.remove_trained([0])
     assert policy.select() == 2
 
 
@@ -77,7 +77,7 @@ def test_in_order_the_lowest_group_is_waited_for() -> None:
     policy.complete(2)
     policy.complete(1)
     assert policy.select() is None
-    policy.filtered(0)
+    policy.remove_filtered(0)
     assert (policy.select(), policy.select()) == (1, 2)
 
 
@@ -100,7 +100,7 @@ def test_the_policy_names_the_oldest_group_that_still_runs() -> None:
     policy.complete(1)
     policy.complete(0)
     assert (policy.oldest_running(), policy.num_running) == (2, 2)
-    policy.filtered(2)
+    policy.remove_filtered(2)
     assert (policy.oldest_running(), policy.num_running) == (3, 1)
     policy.complete(3)
     assert (policy.oldest_running(), policy.num_running) == (None, 0)
@@ -150,7 +150,7 @@ class Schedule:
                 self.policy.complete(group_id)
                 self.complete.add(group_id)
             else:
-                self.policy.filtered(group_id)
+                self.policy.remove_filtered(group_id)
 
     def select(self) -> None:
         group_id = self.policy.select()
@@ -165,7 +165,7 @@ class Schedule:
             for group_id in groups:
                 staleness = self.policy.version - self.policy.dispatch_version(group_id)
                 assert 0 <= staleness <= self.policy.max_staleness
-            self.policy.trained(groups)
+            self.policy.remove_trained(groups)
             self.num_trained += size
 
     def drain(self) -> None:
@@ -232,7 +232,7 @@ def test_groups_that_no_update_would_take_are_not_admitted() -> None:
     for group_id in (0, 1):
         policy.complete(group_id)
     assert [policy.select(), policy.select()] == [0, 1]
-    policy.trained([0, 1])
+    policy.remove_trained([0, 1])
     # two groups are outstanding, and one update of two is left
     assert not policy.can_admit(policy.version)
 
@@ -250,33 +250,33 @@ def ids(groups: object) -> list[int]:
 
 def test_a_group_is_buffered_then_in_training_then_gone() -> None:
     groups, staleness = handover()
-    groups.add(group_of(0))
-    groups.add(group_of(1))
+    groups.add_group(group_of(0))
+    groups.add_group(group_of(1))
     assert (groups.num_buffered, groups.num_in_training) == (2, 0)
     assert groups.hand_over(0)
     assert groups.hand_over(0)
     assert (groups.num_buffered, groups.num_in_training) == (0, 2)
     groups.require_groups([group_of(1), group_of(0)], new_version=1)
-    assert ids(groups.trained()) == [0, 1]
+    assert ids(groups.take_trained()) == [0, 1]
     assert (groups.num_in_training, staleness.version) == (0, 1)
 
 
 def test_a_later_update_gets_nothing_before_the_earlier_one_is_full() -> None:
     groups, _ = handover()
-    groups.add(group_of(0))
+    groups.add_group(group_of(0))
     assert not groups.hand_over(1)
     assert groups.hand_over(0)
-    groups.add(group_of(1))
-    groups.add(group_of(2))
+    groups.add_group(group_of(1))
+    groups.add_group(group_of(2))
     assert not groups.hand_over(1)
     assert groups.hand_over(0)
     assert groups.hand_over(1)
-    assert (ids(groups.groups_of(0)), ids(groups.groups_of(1))) == ([0, 1], [2])
+    assert (ids(groups.get_groups(0)), ids(groups.get_groups(1))) == ([0, 1], [2])
 
 
 def test_groups_of_another_update_and_half_an_update_are_refused() -> None:
     groups, _ = handover()
-    groups.add(group_of(0))
+    groups.add_group(group_of(0))
     groups.hand_over(0)
     with pytest.raises(ValueError, match=r"trained on groups \[3\] to version 1, expected .*\[0\]"):
         groups.require_groups([group_of(3)], new_version=1)
@@ -288,11 +288,11 @@ def test_groups_of_another_update_and_half_an_update_are_refused() -> None:
 
 def test_what_an_update_waits_for_is_its_oldest_running_group() -> None:
     groups, _ = handover(max_staleness=0)
-    groups.add(group_of(1))
+    groups.add_group(group_of(1))
     assert groups.describe_wait(lambda group_id: [group_id * 10]) == (
         "2 of 2 groups, the oldest of 1 running is group 0: episodes 0"
     )
-    groups.add(group_of(0))
+    groups.add_group(group_of(0))
     assert groups.describe_wait(lambda group_id: []) == "update 0 to be trained"
 
 
@@ -301,7 +301,7 @@ def test_groups_that_are_too_old_are_evicted_with_what_was_buffered() -> None:
     staleness.admit(5, dispatch_version=1)
     staleness.admit(6, dispatch_version=3)
     groups = Handover(staleness)
-    groups.add(group_of(5))
+    groups.add_group(group_of(5))
     assert list(groups.evict()) == [5]
     assert groups.num_buffered == 0
 

@@ -147,17 +147,17 @@ class Strikes:
     async def run(self, training: TrainingRun) -> None:
         parts = training._parts
         assert parts.hosts is not None
-        players, name = parts.hosts.players, self._victim.name
+        runner, name = parts.hosts.runner, self._victim.name
 
         def has(what: str) -> bool:
-            return players.metrics().get(f"hosts/{name}/{what}", 0.0) >= 1
+            return runner.metrics().get(f"hosts/{name}/{what}", 0.0) >= 1
 
         await until(lambda: has("episodes"))
-        await until(lambda: has("episodes_playing"))
+        await until(lambda: has("episodes_running"))
         self._victim.kill()
-        await until(lambda: name not in players.hosts)
+        await until(lambda: name not in runner.hosts)
         await asyncio.to_thread(self._victim.start)
-        await until(lambda: name in players.hosts)
+        await until(lambda: name in runner.hosts)
         self._has_joined.set()
         # counted anew since it joined
         await until(lambda: has("episodes"))
@@ -324,13 +324,15 @@ async def test_a_host_asks_the_policy_of_each_kind_of_episode(tmp_path: Path) ->
         status = await host.open(sent)
         assert status.held.keys() == {ROBOT, LANGUAGE}
         far = RolloutHostRunner(host, status)
-        there = [decided(await far.whole(await far.play(episode))) for episode in episodes]
+        there = [
+            decided(await far.materialise(await far.run_episode(episode))) for episode in episodes
+        ]
 
         pool = await stack.enter_async_context(make_pool(config, runtime, starts))
         lane = await stack.enter_async_context(DeviceLane(1))
         engines = await stack.enter_async_context(make_engines(config, team, lane, 0))
         here = LocalEpisodeRunner(pool, engines, agent)
-        assert there == [decided(await here.play(episode)) for episode in episodes]
+        assert there == [decided(await here.run_episode(episode)) for episode in episodes]
     assert [{agent for agent, _, _ in each} for each in there] == [{ROBOT}, {LANGUAGE}]
 
 

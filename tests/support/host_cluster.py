@@ -21,11 +21,11 @@ from vla_rl.types import EpisodeSpec, Group, ImageCacheRef, Trajectory
 
 
 class FarHost:
-    """A host with a pool of its own, which can be cut off, and whose depot may outlive it.
+    """A host with a pool of its own, which can be cut off, and whose episode store may outlive it.
 
     Args:
         mean_s: how long decisions take.
-        depot: its arrays; None for a depot without room.
+        episode store: its arrays; None for an episode store without room.
         kept: keys of the arrays that it was taken over with; none for a new host.
     """
 
@@ -34,15 +34,15 @@ class FarHost:
         engine: CountingEngine,
         num_slots: int = 2,
         mean_s: float = 0.01,
-        depot: EpisodeStore | None = None,
+        store: EpisodeStore | None = None,
         kept: tuple[int, ...] = (),
     ) -> None:
-        self.depot = depot if depot is not None else EpisodeStore("far", 0)
-        self._kept = self.depot.keep(kept)
+        self.store = store if store is not None else EpisodeStore("far", 0)
+        self._kept = self.store.keep_only(kept)
         self.pool = LatencyPool(num_slots, seed=num_slots, mean_s=mean_s)
         self._player = LocalEpisodeRunner(self.pool, engine, embodied_agent)
         self._cut = asyncio.Event()
-        self.num_played = self.num_dropped = 0
+        self.num_run = self.num_dropped = 0
         self.has_played, self.is_asked_for_arrays = asyncio.Event(), asyncio.Event()
         self.is_slow_to_send = False
 
@@ -55,51 +55,53 @@ class FarHost:
         return self._player.weight_version
 
     @property
-    def coming_version(self) -> int:
+    def pending_version(self) -> int:
         return self._player.weight_version
 
     def cut(self) -> None:
         self._cut.set()
 
-    async def play(self, episode: EpisodeSpec, *, timeout_s: float | None = None) -> Trajectory:
-        playing = asyncio.ensure_future(self._player.play(episode, timeout_s=timeout_s))
+    async def run_episode(
+        self, episode: EpisodeSpec, *, timeout_s: float | None = None
+    ) -> Trajectory:
+        playing = asyncio.ensure_future(self._player.run_episode(episode, timeout_s=timeout_s))
         cut = asyncio.ensure_future(self._cut.wait())
         try:
             await asyncio.wait((playing, cut), return_when=asyncio.FIRST_COMPLETED)
             if not playing.done():
                 raise ActorDied("far", 0, "host unreachable for 1.2 s")
-            self.num_played += 1
+            self.num_run += 1
             self.has_played.set()
-            return self.depot.put(playing.result())
+            return self.store.put_arrays(playing.result())
         finally:
             for task in (playing, cut):
                 task.cancel()
             await asyncio.wait((playing, cut))
 
-    def holds(self, trajectory: Trajectory) -> bool:
+    def holds_arrays(self, trajectory: Trajectory) -> bool:
         return trajectory.episode_ref is None or trajectory.episode_ref.key in self._kept
 
-    async def whole(self, trajectory: Trajectory) -> Trajectory:
+    async def materialise(self, trajectory: Trajectory) -> Trajectory:
         if self._cut.is_set():
             raise ActorDied("far", 0, "host unreachable for 1.2 s")
         assert trajectory.episode_ref is not None
         self.is_asked_for_arrays.set()
         if self.is_slow_to_send:
             await asyncio.Event().wait()
-        arrays = self.depot.take(trajectory.episode_ref.key)
+        arrays = self.store.take_arrays(trajectory.episode_ref.key)
         if arrays is None:
             raise EpisodeLost(trajectory.episode, "died", "far was started again since")
         return materialise(trajectory, arrays)
 
-    def drop(self, trajectory: Trajectory) -> None:
+    def drop_arrays(self, trajectory: Trajectory) -> None:
         assert trajectory.episode_ref is not None
-        self.depot.drop(trajectory.episode_ref.key)
+        self.store.drop_episode(trajectory.episode_ref.key)
         self.num_dropped += 1
 
     def decisions(self, now: float) -> DecisionCounts:
         return self._player.decisions(now)
 
-    def when_more_may_begin(self, call: Callable[[], None]) -> None:
+    def on_more_capacity(self, call: Callable[[], None]) -> None:
         pass
 
 
@@ -114,14 +116,14 @@ class Cluster:
         **settings: object,
     ) -> None:
         self.engine = CountingEngine()
-        self.players = HostEpisodeRunner(0, drop_shelved, kind_of)
+        self.runner = HostEpisodeRunner(0, drop_shelved, kind_of)
         config = SchedulerConfig(**{"groups_per_update": 4, "max_staleness": 1, **settings})
-        self.scheduler = EpisodeScheduler(self.players, source(), config, keep=keep)
+        self.scheduler = EpisodeScheduler(self.runner, source(), config, keep=keep)
 
     async def update(self) -> list[Group]:
         version = self.scheduler.version
         groups = [group async for group in self.scheduler.groups_for_update(version)]
         self.engine.weight_version = version + 1
-        self.players.published(version + 1)
-        self.scheduler.trained(groups, version + 1)
+        self.runner.mark_published(version + 1)
+        self.scheduler.mark_trained(groups, version + 1)
         return groups

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vla_rl.rollout import embodied_agent, owned_chunk, owned_copy, stop_reason
+from vla_rl.rollout import copy_arrays, copy_chunk, embodied_agent, stop_reason
 from vla_rl.types import Env, Policy, Step, Trajectory
 
 
@@ -21,17 +21,17 @@ async def by_turns(env: Env, policies: Mapping[str, Policy], *, first: str) -> T
     observation, _ = await env.reset()
     steps: list[Step] = []
     while True:
-        agent, seen = names[len(steps) % len(names)], owned_copy(observation)
+        agent, seen = names[len(steps) % len(names)], copy_arrays(observation)
         chunk = await policies[agent].act(seen)
         outcome = await env.step_chunk(chunk.actions)
         rewards = np.array(outcome.rewards)
-        steps.append(Step(observation=seen, chunk=owned_chunk(chunk), rewards=rewards, agent=agent))
+        steps.append(Step(observation=seen, chunk=copy_chunk(chunk), rewards=rewards, agent=agent))
         if outcome.terminated or outcome.truncated:
             return Trajectory(
                 episode=env.episode,
                 steps=tuple(steps),
-                final_observation=owned_copy(outcome.observation),
+                final_observation=copy_arrays(outcome.observation),
                 stop_reason=stop_reason(outcome.terminated, outcome.info),
-                info=owned_copy(outcome.info),
+                info=copy_arrays(outcome.info),
             )
         observation = outcome.observation

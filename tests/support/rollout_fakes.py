@@ -264,7 +264,7 @@ class Setup:
         version = self.scheduler.version
         groups = await self.collect(version)
         self.engine.weight_version = version + 1
-        self.scheduler.trained(groups, version + 1)
+        self.scheduler.mark_trained(groups, version + 1)
         return groups
 
 

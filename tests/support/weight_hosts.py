@@ -34,47 +34,47 @@ class Host:
         self.name, self.log, self._fails_in = name, log, fails_in
         torch.manual_seed(1)
         self.network = nn.Linear(*shape) if network is None else network
-        self.shelf = WeightStore({SOLE_MEMBER: self.network})
+        self.cache = WeightStore({SOLE_MEMBER: self.network})
         self.version, self.digest, self.num_put = 0, "", 0
-        self.new_link = called(self.shelf.new_link)
-        self.give_weights = called(self.shelf.give)
-        self.end_giving = called(self.shelf.end_giving)
+        self.new_link = called(self.cache.new_link)
+        self.give_weights = called(self.cache.give)
+        self.end_giving = called(self.cache.end_giving)
         self.num_received = called(self.received)
-        self.share_weights = called(self.shelf.memory)
-        self.open_weights = called(self.shelf.open)
+        self.share_weights = called(self.cache.memory)
+        self.open_weights = called(self.cache.open)
 
     async def begin_weights(self, heading: WeightHeading) -> None:
         self._note("begin")
-        self.shelf.begin(heading)
+        self.cache.begin(heading)
 
     async def put_weights(self, member: str, start: int, piece: np.ndarray) -> None:
         self.num_put += len(piece)
-        await self.shelf.put(member, start, piece)
+        await self.cache.put(member, start, piece)
 
     async def take_weights(
         self, member: str, link_key: str, host: str, door: SocketAddress
     ) -> ReceivedBytes:
         self._note("take")
-        return await self.shelf.take(member, link_key, host, door)
+        return await self.cache.take(member, link_key, host, door)
 
     async def open_doors(self, member: str, keys: list[str]) -> list[SocketAddress]:
         self._note("open doors")
-        return self.shelf.open_doors(member, keys)
+        return self.cache.open_doors(member, keys)
 
     async def take_shares(self, member: str, shares: list[WeightShard]) -> str:
         self._note("take shares")
-        return await self.shelf.take_shares(member, shares)
+        return await self.cache.take_shares(member, shares)
 
     def received(self, member: str) -> int:
-        return self.shelf.num_received(member)
+        return self.cache.num_received(member)
 
     async def check_weights(self, member: str, digest: str) -> None:
         self._note("check")
-        await self.shelf.check(member, digest)
+        await self.cache.check(member, digest)
 
     async def apply_weights(self, member: str) -> None:
         self._note("apply")
-        newest = self.shelf.to_apply(member)
+        newest = self.cache.to_apply(member)
         newest.apply()
         self.version, self.digest = newest.heading.version, newest.digest
 
@@ -84,7 +84,7 @@ class Host:
 
     def _note(self, call: str) -> None:
         if call == self._fails_in:
-            self.shelf.close()
+            self.cache.close()
             raise self.death()
         self.log.append(f"{call} {self.name}")
 

@@ -29,7 +29,7 @@ ARRAY = np.arange(12, dtype=np.int16).reshape(3, 4)
 
 @pytest.fixture
 def memory(tmp_path: Path) -> Path:
-    path = tmp_path / "shelf"
+    path = tmp_path / "image cache"
     path.write_bytes((77).to_bytes(KEY_BYTES, "little") + b"other" + ARRAY.tobytes())
     return path
 

@@ -1,6 +1,7 @@
 """Settings for the hosts of a run."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from vla_rl.actors.placement import HIGHEST_PORT
 from vla_rl.cluster.layout import parse_gpu_range
@@ -57,6 +58,8 @@ class RayConfig(Config, frozen=True, kw_only=True):
 class ClusterConfig(Config, frozen=True, kw_only=True):
     """The hosts of a run, and what this one does."""
 
+    FORMER_NAMES = MappingProxyType({"depot_gib": "episode_store_gib"})
+
     hosts: str | None = None
     """File that lists hosts which run the episodes, each with simulators.num_envs simulators and an
     engine of its own. `vla-rl host` starts a host. None: episodes run on this host."""
@@ -82,7 +85,7 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     plays_here: bool = False
     """Also run episodes on this host, beside the learner."""
 
-    depot_gib: float = 4.0
+    episode_store_gib: float = 4.0
     """Memory on each host for observations, tokens and actions of finished episodes. They are fetched
     when their group is complete and not filtered; episodes without room there come here at once. With
     learner.ranks above 1, also memory on each host with ranks for the pictures of groups that wait for
@@ -116,7 +119,7 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
             "learn",
         )
         self.require(0 <= self.ranks_port <= HIGHEST_PORT, "ranks_port", f"0 to {HIGHEST_PORT}")
-        self.require(self.depot_gib >= 0, "depot_gib", "at least 0 GiB")
+        self.require(self.episode_store_gib >= 0, "episode_store_gib", "at least 0 GiB")
         self.require(self.alone_s > 0, "alone_s", "above 0 seconds")
         self.require(self.resume_within_s >= 0, "resume_within_s", "at least 0 seconds")
 

@@ -88,7 +88,7 @@ class CheckpointEvaluator(Actor):
             await self._make_film(directory, version, trajectory)
             lines.put_nowait(line_of(version, trajectory))
 
-        async def play() -> None:
+        async def run_held_out() -> None:
             try:
                 await self._play(Path(policy), version, episodes, done)
             finally:
@@ -96,14 +96,16 @@ class CheckpointEvaluator(Actor):
 
         # a task of its own: groups of tasks must not be open across a yield, because a failure in
         # one of them would cancel the reader
-        playing = asyncio.create_task(play(), name=f"held-out episodes of weights {version}")
+        running = asyncio.create_task(
+            run_held_out(), name=f"held-out episodes of weights {version}"
+        )
         try:
             while (line := await lines.get()) is not None:
                 yield line
-            await playing
+            await running
         finally:
-            playing.cancel()
-            await asyncio.wait((playing,))
+            running.cancel()
+            await asyncio.wait((running,))
 
     async def _play(
         self,

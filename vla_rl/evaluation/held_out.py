@@ -187,24 +187,24 @@ class HeldOutEvaluator:
         ran under other conditions.
         """
 
-        async def play(missing: Sequence[EpisodeSpec], done: Done) -> None:
+        async def run_missing(missing: Sequence[EpisodeSpec], done: Done) -> None:
             await run_each(pool, engine, embodied_agent_within_range, missing, done)
 
-        await self._evaluate(run, engine.weight_version, play)
+        await self._evaluate(run, engine.weight_version, run_missing)
 
-    async def elsewhere(self, run: RunDirectory, player: EpisodeRunner) -> None:
+    async def elsewhere(self, run: RunDirectory, runner: EpisodeRunner) -> None:
         """Do the same with the episodes on other hosts. Raises: as a call."""
 
-        async def play(missing: Sequence[EpisodeSpec], done: Done) -> None:
-            await run_each_on_hosts(player, missing, done)
+        async def run_missing(missing: Sequence[EpisodeSpec], done: Done) -> None:
+            await run_each_on_hosts(runner, missing, done)
 
-        await self._evaluate(run, player.weight_version, play)
+        await self._evaluate(run, runner.weight_version, run_missing)
 
     async def _evaluate(
         self,
         run: RunDirectory,
         version: int,
-        play: Callable[[Sequence[EpisodeSpec], Done], Awaitable[None]],
+        run_missing: Callable[[Sequence[EpisodeSpec], Done], Awaitable[None]],
     ) -> None:
         book = self.open(run)
         missing = book.missing(version, self.episodes)
@@ -221,7 +221,7 @@ class HeldOutEvaluator:
                 progress.advance(bar)
                 note_progress("held-out episodes")
 
-            await play(missing, done)
+            await run_missing(missing, done)
         table = self.format.table_of(book.lines)
         console.print(table, soft_wrap=isinstance(table, str), highlight=False)
 

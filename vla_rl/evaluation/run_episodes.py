@@ -48,16 +48,16 @@ async def run_each(
     `done` raises.
     """
 
-    gauge = DecisionCounter()  # one for all episodes, so that a warning comes once
+    counter = DecisionCounter()  # one for all episodes, so that a warning comes once
 
-    async def play(episode: EpisodeSpec) -> Trajectory:
-        return await run_episode(pool, engine, agent, episode, gauge=gauge)
+    async def run_once(episode: EpisodeSpec) -> Trajectory:
+        return await run_episode(pool, engine, agent, episode, counter=counter)
 
-    await _run_all(play, pool.num_envs, episodes, done, Attempts(max_attempts))
+    await _run_all(run_once, pool.num_envs, episodes, done, Attempts(max_attempts))
 
 
 async def run_each_on_hosts(
-    player: EpisodeRunner,
+    runner: EpisodeRunner,
     episodes: Iterable[EpisodeSpec],
     done: Callable[[Trajectory], Awaitable[None]],
     *,
@@ -65,14 +65,14 @@ async def run_each_on_hosts(
 ) -> None:
     """Run every episode on other hosts, as `run_each` does here; trajectories come whole."""
 
-    async def play(episode: EpisodeSpec) -> Trajectory:
-        return await player.whole(await player.play(episode))
+    async def run_once(episode: EpisodeSpec) -> Trajectory:
+        return await runner.materialise(await runner.run_episode(episode))
 
-    await _run_all(play, player.num_slots, episodes, done, Attempts(max_attempts))
+    await _run_all(run_once, runner.num_slots, episodes, done, Attempts(max_attempts))
 
 
 async def _run_all(
-    play: Callable[[EpisodeSpec], Awaitable[Trajectory]],
+    run_once: Callable[[EpisodeSpec], Awaitable[Trajectory]],
     num_slots: int,
     episodes: Iterable[EpisodeSpec],
     done: Callable[[Trajectory], Awaitable[None]],
@@ -82,7 +82,7 @@ async def _run_all(
     tasks = asyncio.TaskGroup()
     await tasks.__aenter__()
     for number in range(num_slots):
-        tasks.create_task(_run_on(play, waiting, done, attempts), name=f"player {number}")
+        tasks.create_task(_run_on(run_once, waiting, done, attempts), name=f"player {number}")
     first: Exception | None = None
     try:
         await leave_group(tasks, None, None, None)
@@ -95,22 +95,24 @@ async def _run_all(
 
 
 async def _run_on(
-    play: Callable[[EpisodeSpec], Awaitable[Trajectory]],
+    run_once: Callable[[EpisodeSpec], Awaitable[Trajectory]],
     waiting: Iterator[EpisodeSpec],
     done: Callable[[Trajectory], Awaitable[None]],
     attempts: Attempts,
 ) -> None:
     for episode in waiting:
-        await done(await _run_episode(play, episode, attempts))
-        attempts.ended(episode.episode_id)
+        await done(await _run_episode(run_once, episode, attempts))
+        attempts.forget_episode(episode.episode_id)
 
 
 async def _run_episode(
-    play: Callable[[EpisodeSpec], Awaitable[Trajectory]], episode: EpisodeSpec, attempts: Attempts
+    run_once: Callable[[EpisodeSpec], Awaitable[Trajectory]],
+    episode: EpisodeSpec,
+    attempts: Attempts,
 ) -> Trajectory:
     while True:
         try:
-            return await play(episode)
+            return await run_once(episode)
         except EpisodeLost as loss:
             if not attempts.allow(loss):
                 raise
@@ -121,10 +123,10 @@ def within_range(agent: Agent) -> Agent:
     """Return the agent with its policy's actions clipped to -1 and 1, as LIBERO's controller does,
     because a continuous head may go beyond. Tokens and log-probs do not change."""
 
-    async def play(env: Env, policy: Policy) -> Trajectory:
+    async def run_agent(env: Env, policy: Policy) -> Trajectory:
         return await agent(env, _ClippedPolicy(policy))
 
-    return play
+    return run_agent
 
 
 async def embodied_agent_within_range(env: Env, policy: Policy) -> Trajectory:

@@ -111,7 +111,7 @@ class Validation:
         try_to_record_conditions(_conditions_path(run), self._conditions, path)
         if version in [result.weight_version for result in read_validation(path)]:
             return
-        metrics = await self.play(pool, engine)
+        metrics = await self.run_problems(pool, engine)
         result = ValidationResult(
             weight_version=version, num_problems=self._num_problems, metrics=metrics
         )
@@ -123,7 +123,7 @@ class Validation:
             f"validation of weights {version}, {self._num_problems} problems: {shown}", flush=True
         )
 
-    async def play(self, pool: EnvPool, engine: AnyEngine) -> dict[str, float]:
+    async def run_problems(self, pool: EnvPool, engine: AnyEngine) -> dict[str, float]:
         """Run all episodes; return metrics by name."""
         tries: defaultdict[int, dict[int, Trajectory]] = defaultdict(dict)
 
@@ -132,7 +132,7 @@ class Validation:
             note_progress("validation")
 
         await run_each(pool, engine, self._agent, self._episodes, done)
-        played = [
+        trajectories = [
             [of_problem[member] for member in sorted(of_problem)]
             for _, of_problem in sorted(tries.items())
         ]
@@ -140,16 +140,16 @@ class Validation:
         rewards = np.array(
             [
                 [float(np.mean(list(each.returns_by_agent.values()))) for each in of_problem]
-                for of_problem in played
+                for of_problem in trajectories
             ]
         )
         answers = [
-            [each.info.get("last_reply", "") for each in of_problem] for of_problem in played
+            [each.info.get("last_reply", "") for each in of_problem] for of_problem in trajectories
         ]
         return {
             **validation_metrics(rewards, answers),
             "success": float(
-                np.mean([each.is_success for of_problem in played for each in of_problem])
+                np.mean([each.is_success for of_problem in trajectories for each in of_problem])
             ),
         }
 

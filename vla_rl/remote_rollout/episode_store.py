@@ -30,7 +30,7 @@ _EMPTY: Final = np.zeros((0,), np.float32)
 class EpisodeStore:
     """Arrays by key, at most `max_bytes` of them. Owned by one event loop.
 
-    Nothing is evicted: an episode that finds no room is handed over whole instead, so that a depot
+    Nothing is evicted: an episode that finds no room is handed over whole instead, so that an episode store
     that is too small costs traffic and never an episode.
 
     Args:
@@ -50,9 +50,9 @@ class EpisodeStore:
         """Bytes of all arrays that are kept."""
         return self._num_bytes
 
-    def put(self, trajectory: Trajectory) -> Trajectory:
+    def put_arrays(self, trajectory: Trajectory) -> Trajectory:
         """Keep the arrays of a trajectory; return what is left of it, or all if there is no room."""
-        light, arrays = split_arrays(trajectory)
+        metadata, arrays = split_arrays(trajectory)
         num_bytes = sum(array.nbytes for array in arrays.values())
         if not arrays or self._num_bytes + num_bytes > self._max_bytes:
             return trajectory
@@ -60,13 +60,13 @@ class EpisodeStore:
         self._kept[key] = trajectory, num_bytes, arrays
         self._num_bytes += num_bytes
         episode_ref = EpisodeRef(host=self._host, key=key, num_bytes=num_bytes)
-        return msgspec.structs.replace(light, episode_ref=episode_ref)
+        return msgspec.structs.replace(metadata, episode_ref=episode_ref)
 
-    def trajectory(self, key: int) -> Trajectory | None:
+    def get_trajectory(self, key: int) -> Trajectory | None:
         """Return a trajectory whose arrays are kept, with all of them; None if they are not here."""
         return self._kept[key][0] if key in self._kept else None
 
-    def take(self, key: int) -> dict[str, np.ndarray] | None:
+    def take_arrays(self, key: int) -> dict[str, np.ndarray] | None:
         """Hand over the arrays of a trajectory, and keep them no longer; None if it has none."""
         if key not in self._kept:
             return None
@@ -74,21 +74,21 @@ class EpisodeStore:
         self._num_bytes -= num_bytes
         return arrays
 
-    def observed(self, key: int) -> dict[str, np.ndarray] | None:
+    def get_observed(self, key: int) -> dict[str, np.ndarray] | None:
         """Return the arrays of a trajectory's observations, and keep them; None if it has none."""
         if key not in self._kept:
             return None
         return {place: array for place, array in self._kept[key][2].items() if is_observed(place)}
 
-    def keep(self, keys: Collection[int]) -> tuple[int, ...]:
+    def keep_only(self, keys: Collection[int]) -> tuple[int, ...]:
         """Keep the arrays of these trajectories alone; return which of them are here."""
         for key in self._kept.keys() - set(keys):
-            self.drop(key)
+            self.drop_episode(key)
         return tuple(self._kept)
 
-    def drop(self, key: int) -> None:
+    def drop_episode(self, key: int) -> None:
         """Drop the arrays of a trajectory that nothing will use; an unknown key is ignored."""
-        self.take(key)
+        self.take_arrays(key)
 
 
 def is_observed(place: str) -> bool:
@@ -108,9 +108,9 @@ def without_observed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-def lacks_observed(light: Trajectory) -> bool:
-    """Return whether observations of a trajectory have arrays in a depot."""
-    seen = [*(step.observation for step in light.steps), light.final_observation]
+def lacks_observed(metadata: Trajectory) -> bool:
+    """Return whether observations of a trajectory have arrays in an episode store."""
+    seen = [*(step.observation for step in metadata.steps), metadata.final_observation]
     return any(value is None for one in seen for value in one.values())
 
 
@@ -138,27 +138,27 @@ def split_arrays(trajectory: Trajectory) -> tuple[Trajectory, dict[str, np.ndarr
         changed["observation"] = _without_arrays(step.observation, f"{number}/observation", arrays)
         steps.append(msgspec.structs.replace(step, **changed))
     final = _without_arrays(trajectory.final_observation, _FINAL, arrays)
-    light = msgspec.structs.replace(trajectory, steps=tuple(steps), final_observation=final)
-    return light, arrays
+    metadata = msgspec.structs.replace(trajectory, steps=tuple(steps), final_observation=final)
+    return metadata, arrays
 
 
-def materialise(light: Trajectory, arrays: Mapping[str, np.ndarray | ArrayRef]) -> Trajectory:
-    """Put the arrays back into a trajectory that was lightened, or what stands for them."""
+def materialise(metadata: Trajectory, arrays: Mapping[str, np.ndarray | ArrayRef]) -> Trajectory:
+    """Put the arrays back into a trajectory that was split, or what stands for them."""
     observations: dict[str, dict[str, Any]] = {}
     for place, array in arrays.items():
         owner, _, name = place.rpartition("/")
         observations.setdefault(owner, {})[name] = array
     steps = tuple(
-        _materialise_step(step, str(k), observations) for k, step in enumerate(light.steps)
+        _materialise_step(step, str(k), observations) for k, step in enumerate(metadata.steps)
     )
     # in the order of the light one, whose places were kept
-    final = {**light.final_observation, **observations.get(_FINAL, {})}
+    final = {**metadata.final_observation, **observations.get(_FINAL, {})}
     return msgspec.structs.replace(
-        light,
+        metadata,
         steps=steps,
         final_observation=final,
         episode_ref=None,
-        embedding=arrays.get(EMBEDDING, light.embedding),
+        embedding=arrays.get(EMBEDDING, metadata.embedding),
     )
 
 
@@ -174,10 +174,10 @@ def _materialise_step(step: Step, number: str, arrays: dict[str, dict[str, Any]]
 
 def _without_arrays(seen: Observation, owner: str, arrays: dict[str, np.ndarray]) -> Observation:
     """Return an observation with None for each large array, which goes to `arrays`."""
-    light = dict(seen)
+    metadata = dict(seen)
     for name, value in seen.items():
         # "/" divides places; an array below such a key travels in place
         is_heavy = isinstance(value, np.ndarray) and value.nbytes >= LARGE_BYTES
         if is_heavy and "/" not in name:
-            arrays[f"{owner}/{name}"], light[name] = value, None
-    return light
+            arrays[f"{owner}/{name}"], metadata[name] = value, None
+    return metadata

@@ -25,7 +25,7 @@ from vla_rl.remote_rollout.episode_store import lacks_observed, materialise
 from vla_rl.remote_rollout.host_recipe import EnvironmentShare, HostRecipe, HostStatus, read_pieces
 from vla_rl.remote_rollout.image_routes import ImageRoute
 from vla_rl.remote_rollout.rollout_host import RolloutHost
-from vla_rl.rollout import DecisionCounts, EpisodeLost, owned_copy
+from vla_rl.rollout import DecisionCounts, EpisodeLost, copy_arrays
 from vla_rl.types import EpisodeRef, EpisodeSpec, Trajectory
 
 START_WITHIN_S: Final = 300.0
@@ -53,7 +53,7 @@ DEADLINES_S: Final = {
             "open_weights",
             "apply_weights",
             "renew_weights",
-            "take",
+            "take_arrays",
         ),
         WEIGHTS_WITHIN_S,
     ),
@@ -94,12 +94,12 @@ class HostStarter:
         shares: Mapping[str, EnvironmentShare],
         policies: Path,
         owner: str,
-        deposits: Callable[[], Iterable[EpisodeRef]],
+        episode_refs: Callable[[], Iterable[EpisodeRef]],
         has_weights: Callable[[], bool],
     ) -> None:
         self._runtime, self._config, self._recipe = runtime, config, recipe
         self._shares, self._policies, self._owner = shares, policies, owner
-        self._deposits, self._has_weights = deposits, has_weights
+        self._episode_refs, self._has_weights = episode_refs, has_weights
 
     async def start(self, host: Host) -> StartedHost:
         """Start the actor on a host. Raises: ActorDied, TimeoutError; what `open` raises."""
@@ -112,7 +112,7 @@ class HostStarter:
                 actor, recipe = await self._spawned(host), None
             if recipe is None:
                 return StartedHost(actor, await self._opened(host.name, actor), is_new=True)
-            needed = [place.key for place in self._deposits() if place.host == host.name]
+            needed = [place.key for place in self._episode_refs() if place.host == host.name]
             return StartedHost(actor, await actor.resume(needed), is_new=False)
         except BaseException:
             await self._runtime.kill(actor)
@@ -140,7 +140,7 @@ class HostStarter:
         return await self._runtime.spawn(
             RolloutHost,
             host.name,
-            int(self._config.cluster.depot_gib * 2**30),
+            int(self._config.cluster.episode_store_gib * 2**30),
             name=f"rollout on {host.name}",
             placement=replace(
                 host.placement,
@@ -277,29 +277,31 @@ class RolloutHostRunner:
         return self._status.weight_version
 
     @property
-    def coming_version(self) -> int:
+    def pending_version(self) -> int:
         """The same: it joins with the newest version."""
         return self._status.weight_version
 
-    async def play(self, episode: EpisodeSpec, *, timeout_s: float | None = None) -> Trajectory:
+    async def run_episode(
+        self, episode: EpisodeSpec, *, timeout_s: float | None = None
+    ) -> Trajectory:
         """Run `episode` there. Raises: ActorDied if the host is gone; else as `run_episode`."""
         dropped, self._dropped = self._dropped, []
-        played = await self._host.play(episode, timeout_s, dropped, self._evaluates)
-        self._counts = played.counts
-        if played.loss is not None:
-            raise EpisodeLost(episode, played.loss.kind, played.loss.what)
-        assert played.trajectory is not None, "an episode that is not lost has a trajectory"
-        return _copy_arrays(played.trajectory, episode)
+        finished = await self._host.run_episode(episode, timeout_s, dropped, self._evaluates)
+        self._counts = finished.counts
+        if finished.loss is not None:
+            raise EpisodeLost(episode, finished.loss.kind, finished.loss.what)
+        assert finished.trajectory is not None, "an episode that is not lost has a trajectory"
+        return _copy_arrays(finished.trajectory, episode)
 
-    def holds(self, trajectory: Trajectory) -> bool:
+    def holds_arrays(self, trajectory: Trajectory) -> bool:
         """Return whether its arrays were there when the host was taken over."""
         episode_ref = trajectory.episode_ref
         return episode_ref is None or episode_ref.key in self._status.kept
 
-    async def whole(self, trajectory: Trajectory) -> Trajectory:
-        """Return a light trajectory with all its arrays, or with places on a shelf for its pictures.
+    async def materialise(self, trajectory: Trajectory) -> Trajectory:
+        """Return a metadata-only trajectory with all its arrays, or with places in an image cache for its pictures.
 
-        Raises: ActorDied; EpisodeLost; RankFailed if the shelf is gone.
+        Raises: ActorDied; EpisodeLost; RankFailed if the image cache is gone.
         """
         episode_ref = trajectory.episode_ref
         if episode_ref is None:
@@ -309,20 +311,20 @@ class RolloutHostRunner:
         found = None if route is None else await route.fetch(episode_ref)
         arrays = None
         try:
-            arrays = await self._host.take(episode_ref.key, found is not None)
+            arrays = await self._host.take_arrays(episode_ref.key, found is not None)
         finally:
             if arrays is None and route is not None and found is not None:
-                route.drop(found[0])
+                route.drop_images(found[0])
         if arrays is None:
             what = f"host {episode_ref.host!r} was started again since, and lacks its arrays"
             raise EpisodeLost(trajectory.episode, "died", what)
         if route is not None and found is None:
             route.came_here()
         cached_images, pictures = (None, {}) if found is None else found
-        whole = materialise(trajectory, {**owned_copy(arrays), **pictures})
-        return msgspec.structs.replace(whole, cached_images=cached_images)
+        materialised = materialise(trajectory, {**copy_arrays(arrays), **pictures})
+        return msgspec.structs.replace(materialised, cached_images=cached_images)
 
-    def drop(self, trajectory: Trajectory) -> None:
+    def drop_arrays(self, trajectory: Trajectory) -> None:
         """Let the arrays be dropped there, with the next episode's message."""
         if trajectory.episode_ref is not None:
             self._dropped.append(trajectory.episode_ref.key)
@@ -331,7 +333,7 @@ class RolloutHostRunner:
         """Return the counts as of the last episode that ended there."""
         return self._counts
 
-    def when_more_may_begin(self, call: Callable[[], None]) -> None:
+    def on_more_capacity(self, call: Callable[[], None]) -> None:
         """Do nothing: a host's environments are as many as ever."""
 
 
@@ -341,13 +343,13 @@ def _copy_arrays(trajectory: Trajectory, episode: EpisodeSpec) -> Trajectory:
         msgspec.structs.replace(
             step,
             **{
-                name: owned_copy(getattr(step, name))
+                name: copy_arrays(getattr(step, name))
                 for name in ("observation", "rewards", "frames")
             },
             chunk=msgspec.structs.replace(
                 step.chunk,
                 **{
-                    name: owned_copy(getattr(step.chunk, name))
+                    name: copy_arrays(getattr(step.chunk, name))
                     for name in ("actions", "tokens", "log_probs", "weight_versions")
                 },
             ),
@@ -358,6 +360,6 @@ def _copy_arrays(trajectory: Trajectory, episode: EpisodeSpec) -> Trajectory:
         trajectory,
         episode=episode,
         steps=steps,
-        final_observation=owned_copy(trajectory.final_observation),
-        info=owned_copy(trajectory.info),
+        final_observation=copy_arrays(trajectory.final_observation),
+        info=copy_arrays(trajectory.info),
     )

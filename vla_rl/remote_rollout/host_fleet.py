@@ -1,6 +1,6 @@
 """The hosts that run a run's episodes: brought up, dropped when they are gone, and brought up again.
 
-Hosts.changes ─► Joined: a keeper   bring up ─► policies, simulators, newest weights ─► play
+Hosts.changes ─► Joined: a keeper   bring up ─► policies, simulators, newest weights ─► run episodes
                  Left: its end           ▲                                                      │
                                          └──── the process there died, the host did not ◄───────┘
 """
@@ -69,7 +69,7 @@ class HostFleet:
         recipe: what a host needs.
         team: the policies; their files are saved when the block is entered.
         lane: computes with the policies.
-        here: player of this host, if it runs episodes too.
+        here: runner of this host, if it runs episodes too.
         weight_version: number of updates applied to the policies' weights.
         deposits: returns the places of the arrays that the run still needs.
     """
@@ -84,11 +84,11 @@ class HostFleet:
         *,
         here: EpisodeRunner | None,
         weight_version: int,
-        deposits: Callable[[], Iterable[EpisodeRef]] = tuple,
+        episode_refs: Callable[[], Iterable[EpisodeRef]] = tuple,
     ) -> None:
         self._hosts, self._config, self._recipe = hosts, config, recipe
         self._team, self._lane, self._here = team, lane, here
-        self._deposits, self._owner = deposits, ""
+        self._episode_refs, self._owner = episode_refs, ""
         self._shape = run_shape(config, team)
         self._encoder: TrajectoryEncoder | None = None
         self._seated: dict[str, EngineAssignment] = {}
@@ -100,8 +100,8 @@ class HostFleet:
         """The way that pictures go, in words; empty if one process learns."""
 
         kind_of = environment_kind if self._shape.kinds else lambda episode: ANY_KIND
-        self.players = HostEpisodeRunner(
-            weight_version, lambda cached_images: self.pictures.drop(cached_images), kind_of
+        self.runner = HostEpisodeRunner(
+            weight_version, lambda cached_images: self.pictures.drop_images(cached_images), kind_of
         )
         """Runs episodes on the hosts that are there."""
 
@@ -109,7 +109,11 @@ class HostFleet:
         """Runs held-out episodes on the same hosts."""
 
         self.weights = HostWeights(
-            team.agent_names, weight_version, self._drop, self.players.announced, self._published
+            team.agent_names,
+            weight_version,
+            self._drop,
+            self.runner.announce_version,
+            self._published,
         )
         """Gets the learners' weights."""
 
@@ -177,12 +181,12 @@ class HostFleet:
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of hosts and of the weights' way to them."""
-        return {**self.players.metrics(), **self.weights.metrics()}
+        return {**self.runner.metrics(), **self.weights.metrics()}
 
     @property
     def busy_share(self) -> float:
         """Share of the time since all hosts were up in which a policy was asked, over the hosts."""
-        return self.players.asked_s / max(time.monotonic() - self._opened_at, 1e-9)
+        return self.runner.asked_s / max(time.monotonic() - self._opened_at, 1e-9)
 
     @property
     def _policies(self) -> Path:
@@ -197,16 +201,16 @@ class HostFleet:
             self._shares,
             self._policies,
             self._owner,
-            self._deposits,
+            self._episode_refs,
             lambda: self.weights.has_newest,
         )
         if self._here is not None:
-            self.players.add(LOCAL_HOST, self._here, self._shape.kinds)
+            self.runner.add_host(LOCAL_HOST, self._here, self._shape.kinds)
         keepers = [self._keeper_of(host) for host in far]
         await gather_all(keeper.begin() for keeper in keepers)
         group_size = self._config.episodes_per_group
         self._config.scheduler.require_feasible(
-            num_envs=self.players.num_slots, group_size=group_size
+            num_envs=self.runner.num_slots, group_size=group_size
         )
         self._opened_at = time.monotonic()
         await self._tasks.__aenter__()
@@ -225,7 +229,7 @@ class HostFleet:
         for name, member in self._team.members.items() if self._owner else ():
             fixed = await self._lane.run(fixed_digest, member.model)
             members[name] = replace(members[name], fixed=fixed)
-        version = self.players.weight_version
+        version = self.runner.weight_version
         return replace(self._recipe, members=members, weight_version=version)
 
     def _seats(self, host: Host) -> list[Host]:
@@ -300,8 +304,8 @@ class HostFleet:
 
         def admit(ready: HostStatus) -> None:
             slots = self._seated[name].kinds
-            self.players.add(name, RolloutHostRunner(actor, ready, route=route), slots)
-            self.evaluators.add(name, RolloutHostRunner(actor, ready, evaluates=True), slots)
+            self.runner.add_host(name, RolloutHostRunner(actor, ready, route=route), slots)
+            self.evaluators.add_host(name, RolloutHostRunner(actor, ready, evaluates=True), slots)
 
         await self.weights.join(name, weight_host, status, is_new=started.is_new, admit=admit)
         if not started.is_new:
@@ -314,8 +318,8 @@ class HostFleet:
         self._came_or_went.set()
 
     def _published(self, version: int) -> None:
-        self.players.published(version)
-        self.evaluators.published(version)
+        self.runner.mark_published(version)
+        self.evaluators.mark_published(version)
 
     def _drop(self, name: str, death: ActorDied) -> None:
         logger.warning("host %s did not take the newest weights: %s", name, death)
@@ -325,8 +329,8 @@ class HostFleet:
         """Run no episode there any more; those that run there end with the actor."""
         self.weights.leave(name)
         self.pictures.leave(name)
-        self.players.remove(name)
-        self.evaluators.remove(name)
+        self.runner.remove_host(name)
+        self.evaluators.remove_host(name)
         self._came_or_went.set()
 
     async def _require_hosts(self) -> None:
@@ -334,13 +338,13 @@ class HostFleet:
         limit_s = self._config.cluster.alone_s
         while True:
             self._came_or_went.clear()
-            if self.players.hosts:
+            if self.runner.hosts:
                 await self._came_or_went.wait()
                 continue
             logger.warning("no host is left to run episodes; waiting %g s for one", limit_s)
             try:
                 async with asyncio.timeout(limit_s):
-                    while not self.players.hosts:
+                    while not self.runner.hosts:
                         self._came_or_went.clear()
                         await self._came_or_went.wait()
             except TimeoutError:

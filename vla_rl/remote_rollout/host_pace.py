@@ -35,13 +35,13 @@ class KindLoad:
         self.num_running = 0
         self.decision_s: float | None = None
 
-    def note(self, seconds: float, num_decisions: int) -> None:
+    def record_episode(self, seconds: float, num_decisions: int) -> None:
         """Note an episode that the host ran to its end."""
         newest = seconds / max(num_decisions, 1)
         before = newest if self.decision_s is None else self.decision_s
         self.decision_s = before + _NEWEST_WEIGHT * (newest - before)
 
-    def note_overtaken(self, seconds: float, num_decisions: int) -> None:
+    def record_overtaken(self, seconds: float, num_decisions: int) -> None:
         """Note an episode that a second host ended first, after so long here."""
         # a lower bound: it says nothing of a host that is known to be slower
         least = seconds / max(num_decisions, 1)
@@ -57,15 +57,15 @@ class HostLoad:
         slots: number of slots for each kind of episodes; empty if any slot suits any episode.
 
     Attributes:
-        player: that player.
+        player: that runner.
         kinds: what runs there, by kind.
         num_episodes: episodes that ended there.
         num_overtaken: episodes that a second host ended first.
         counts: decisions, as of the last count.
     """
 
-    def __init__(self, player: EpisodeRunner, slots: Mapping[str, int]) -> None:
-        self.player, self._slots = player, dict(slots)
+    def __init__(self, runner: EpisodeRunner, slots: Mapping[str, int]) -> None:
+        self.runner, self._slots = runner, dict(slots)
         self.kinds = {kind: KindLoad() for kind in slots or (ANY_KIND,)}
         self.num_episodes = self.num_overtaken = 0
         self.counts = DecisionCounts(0, 0, 0.0)
@@ -77,7 +77,7 @@ class HostLoad:
 
     def num_slots(self, kind: str) -> int:
         """Return the number of slots for episodes of a kind."""
-        return self._slots[kind] if self._slots else self.player.num_slots
+        return self._slots[kind] if self._slots else self.runner.num_slots
 
 
 SLOW: Final = 3.0
@@ -104,21 +104,23 @@ class HostPace:
             lambda: deque(maxlen=_MAX_EPISODES)
         )
 
-    def note(self, member: HostLoad, kind: str, seconds: float, num_decisions: int) -> None:
+    def record_episode(
+        self, member: HostLoad, kind: str, seconds: float, num_decisions: int
+    ) -> None:
         """Note an episode that a host ran to its end."""
-        member.kinds[kind].note(seconds, num_decisions)
+        member.kinds[kind].record_episode(seconds, num_decisions)
         if not self.is_slow(member, kind):
             self._ended_s[kind].append(seconds)
 
-    def freest(self, kind: str, besides: str = "") -> tuple[str, HostLoad] | None:
+    def find_freest(self, kind: str, excluded: str = "") -> tuple[str, HostLoad] | None:
         """Return the host where an episode ends soonest, and its name; None if no slot is free.
 
-        Args: `besides`, a host that is left out.
+        Args: `excluded`, a host that is left out.
         """
         free = [
             (host, member)
             for host, member in self._members.items()
-            if host != besides and member.kinds[kind].num_running < self.slots(member, kind)
+            if host != excluded and member.kinds[kind].num_running < self.slots(member, kind)
         ]
         return min(free, key=lambda each: self._expected(each[1], kind), default=None)
 

@@ -210,7 +210,7 @@ def make_host_recipe(
 ) -> HostRecipe:
     """Return what a host needs for the run's episodes, with weight version 0.
 
-    Raises: ConfigError for a run that other hosts cannot play.
+    Raises: ConfigError for a run that other hosts cannot run.
     """
     config.run.require(
         config.run.record_to is None, "record_to", "none with cluster.hosts: only episodes that "

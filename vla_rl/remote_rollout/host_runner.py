@@ -26,11 +26,11 @@ _LOOK_EVERY_S: Final = 1.0
 
 
 class HostEpisodeRunner:
-    """An `EpisodeRunner` over the players of hosts, which come and go while it runs.
+    """An `EpisodeRunner` over the runners of hosts, which come and go while it runs.
 
     Args:
         weight_version: version that every host serves that is added.
-        drop_shelved: lets pictures on a shelf be dropped; None if there is no shelf.
+        drop_shelved: lets pictures in an image cache be dropped; None if there is no image cache.
         kind_of: returns the kind of environment that an episode needs.
     """
 
@@ -40,9 +40,9 @@ class HostEpisodeRunner:
         drop_shelved: Callable[[ImageCacheRef], None] | None = None,
         kind_of: Callable[[EpisodeSpec], str] = lambda episode: ANY_KIND,
     ) -> None:
-        self._weight_version = self._coming_version = weight_version
+        self._weight_version = self._pending_version = weight_version
         self._drop_cached_images, self._kind_of = drop_shelved, kind_of
-        self._picture_bytes = {"here": 0, "shelved": 0}
+        self._image_bytes = {"local": 0, "cached": 0}
         self._members: dict[str, HostLoad] = {}
         self._pace = HostPace(self._members)
         self._changed = asyncio.Event()
@@ -56,7 +56,7 @@ class HostEpisodeRunner:
 
     @property
     def num_slots(self) -> int:
-        """Slots of all hosts; a host that is slow has fewer than its player offers."""
+        """Slots of all hosts; a host that is slow has fewer than its runner offers."""
         return sum(self._pace.all_slots(member) for member in self._members.values())
 
     @property
@@ -65,9 +65,9 @@ class HostEpisodeRunner:
         return self._weight_version
 
     @property
-    def coming_version(self) -> int:
+    def pending_version(self) -> int:
         """Version that is on its way to every host; `weight_version` if none is."""
-        return self._coming_version
+        return self._pending_version
 
     @property
     def asked_s(self) -> float:
@@ -77,18 +77,18 @@ class HostEpisodeRunner:
         """
         return self._asked_s
 
-    def announced(self, version: int) -> None:
+    def announce_version(self, version: int) -> None:
         """Report that a version is on its way to every host."""
-        self._coming_version = version
+        self._pending_version = version
 
-    def published(self, version: int) -> None:
+    def mark_published(self, version: int) -> None:
         """Report that every host that is here serves this version."""
         self._weight_version = version
-        self._coming_version = max(version, self._coming_version)
-        self._more_may_begin()
+        self._pending_version = max(version, self._pending_version)
+        self._announce_capacity()
 
-    def add(
-        self, host: str, player: EpisodeRunner, slots: Mapping[str, int] = MappingProxyType({})
+    def add_host(
+        self, host: str, runner: EpisodeRunner, slots: Mapping[str, int] = MappingProxyType({})
     ) -> None:
         """Give episodes to a host from now on.
 
@@ -101,25 +101,27 @@ class HostEpisodeRunner:
         """
         if host in self._members:
             raise ValueError(f"host {host!r} runs episodes already; remove it first")
-        if player.weight_version < self._weight_version:
+        if runner.weight_version < self._weight_version:
             raise ValueError(
-                f"host {host!r} serves weight version {player.weight_version}, expected at least "
+                f"host {host!r} serves weight version {runner.weight_version}, expected at least "
                 f"{self._weight_version}; give it the newest weights first"
             )
-        self._members[host] = HostLoad(player, slots)
-        player.when_more_may_begin(self._more_may_begin)
-        self._more_may_begin()
+        self._members[host] = HostLoad(runner, slots)
+        runner.on_more_capacity(self._announce_capacity)
+        self._announce_capacity()
 
-    def remove(self, host: str) -> None:
+    def remove_host(self, host: str) -> None:
         """Give a host no more episodes.
 
-        Those that it runs end as its player ends them: with `ActorDied`, if the host is gone.
+        Those that it runs end as its runner ends them: with `ActorDied`, if the host is gone.
         """
         member = self._members.pop(host, None)
         if member is not None:
             self._count(member, asyncio.get_running_loop().time())
 
-    async def play(self, episode: EpisodeSpec, *, timeout_s: float | None = None) -> Trajectory:
+    async def run_episode(
+        self, episode: EpisodeSpec, *, timeout_s: float | None = None
+    ) -> Trajectory:
         """Run `episode` on the freest host; wait while no host has a free slot.
 
         If it takes far too long there, it begins on a second host too, and the first end counts:
@@ -127,57 +129,57 @@ class HostEpisodeRunner:
 
         Raises: EpisodeLost if the host is gone; else as `run_episode`.
         """
-        host, member = await self._freest(episode)
+        host, member = await self._take_slot(episode)
         kind = self._kind_of(episode)
         began = asyncio.get_running_loop().time()
-        original = asyncio.create_task(self._play_on(host, member, episode, timeout_s))
+        original = asyncio.create_task(self._run_on(host, member, episode, timeout_s))
         # not by the task itself, which may be cancelled before it begins
-        original.add_done_callback(lambda _: self._give_back(member, kind))
+        original.add_done_callback(lambda _: self._release_slot(member, kind))
         copies = [original]
         trajectory: Trajectory | None = None
         try:
             await self._until_overdue(original, member, kind)
             if not original.done():
-                copies.append(asyncio.create_task(self._play_beside(host, episode, timeout_s)))
+                copies.append(asyncio.create_task(self._run_copy(host, episode, timeout_s)))
             trajectory = await _wait_for_first(copies)
         finally:
-            await self._leave(copies, trajectory)
+            await self._cancel_copies(copies, trajectory)
         if original.cancelled():
             seconds = asyncio.get_running_loop().time() - began
             member.num_overtaken += 1
-            member.kinds[kind].note_overtaken(seconds, len(trajectory.steps))
+            member.kinds[kind].record_overtaken(seconds, len(trajectory.steps))
         return trajectory
 
-    async def _play_beside(
+    async def _run_copy(
         self, host: str, episode: EpisodeSpec, timeout_s: float | None
     ) -> Trajectory:
         """Run on any other host what `host` takes too long for."""
-        other, member = await self._freest(episode, besides=host)
+        other, member = await self._take_slot(episode, excluded=host)
         try:
-            return await self._play_on(other, member, episode, timeout_s)
+            return await self._run_on(other, member, episode, timeout_s)
         finally:
-            self._give_back(member, self._kind_of(episode))
+            self._release_slot(member, self._kind_of(episode))
 
-    async def _play_on(
+    async def _run_on(
         self, host: str, member: HostLoad, episode: EpisodeSpec, timeout_s: float | None
     ) -> Trajectory:
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
-            trajectory = await member.player.play(episode, timeout_s=timeout_s)
+            trajectory = await member.runner.run_episode(episode, timeout_s=timeout_s)
         except ActorDied as death:
             # it stays dead: an episode that is run again must not go there once more
             if self._members.get(host) is member:
-                self.remove(host)
+                self.remove_host(host)
             kind = "frozen" if isinstance(death, ActorFrozen) else "died"
             what = f"host {host!r} is gone: {death.cause}"
             raise EpisodeLost(episode, kind, what, with_host=True) from death
         seconds, kind = clock() - began, self._kind_of(episode)
         member.num_episodes += 1
-        self._pace.note(member, kind, seconds, len(trajectory.steps))
+        self._pace.record_episode(member, kind, seconds, len(trajectory.steps))
         return trajectory
 
-    async def _leave(
+    async def _cancel_copies(
         self, copies: Sequence["asyncio.Task[Trajectory]"], chosen: Trajectory | None
     ) -> None:
         """Cancel the copies that still run, and drop what another one has left on its host."""
@@ -186,10 +188,10 @@ class HostEpisodeRunner:
         await asyncio.wait(copies)
         for copy in copies:
             if not copy.cancelled() and copy.exception() is None and copy.result() is not chosen:
-                self.drop(copy.result())
+                self.drop_arrays(copy.result())
 
-    async def whole(self, trajectory: Trajectory) -> Trajectory:
-        """Return a light trajectory with all its arrays.
+    async def materialise(self, trajectory: Trajectory) -> Trajectory:
+        """Return a metadata-only trajectory with all its arrays.
 
         Raises: EpisodeLost if they are gone with their host.
         """
@@ -200,30 +202,30 @@ class HostEpisodeRunner:
         if member is None:
             raise EpisodeLost(episode, "died", f"host {host!r}, which had its arrays, is gone")
         try:
-            whole = await member.player.whole(trajectory)
+            materialised = await member.runner.materialise(trajectory)
         except ActorDied as death:
             raise EpisodeLost(episode, "died", f"host {host!r} is gone: {death.cause}") from death
-        self._picture_bytes["here"] += observed_bytes(whole)
-        self._picture_bytes["shelved"] += (
-            0 if whole.cached_images is None else whole.cached_images.num_bytes
+        self._image_bytes["local"] += observed_bytes(materialised)
+        self._image_bytes["cached"] += (
+            0 if materialised.cached_images is None else materialised.cached_images.num_bytes
         )
-        return whole
+        return materialised
 
-    def drop(self, trajectory: Trajectory) -> None:
+    def drop_arrays(self, trajectory: Trajectory) -> None:
         """Let the arrays of a trajectory be dropped where they are, if they are not here."""
         if trajectory.cached_images is not None and self._drop_cached_images is not None:
             self._drop_cached_images(trajectory.cached_images)
         if trajectory.episode_ref is not None:
             member = self._members.get(trajectory.episode_ref.host)
             if member is not None:
-                member.player.drop(trajectory)
+                member.runner.drop_arrays(trajectory)
 
-    def holds(self, trajectory: Trajectory) -> bool:
+    def holds_arrays(self, trajectory: Trajectory) -> bool:
         """Return whether the host of its arrays was taken over with them."""
         if trajectory.episode_ref is None:
             return True
         member = self._members.get(trajectory.episode_ref.host)
-        return member is not None and member.player.holds(trajectory)
+        return member is not None and member.runner.holds_arrays(trajectory)
 
     def decisions(self, now: float) -> DecisionCounts:
         """Return the counts of all hosts; seconds are the mean over them."""
@@ -232,7 +234,7 @@ class HostEpisodeRunner:
         num_waiting = sum(member.counts.num_waiting for member in self._members.values())
         return DecisionCounts(num_waiting, self._num_decisions, self._asked_s)
 
-    def when_more_may_begin(self, call: Callable[[], None]) -> None:
+    def on_more_capacity(self, call: Callable[[], None]) -> None:
         """Call `call` each time that a host is added, or all have new weights."""
         self._calls.append(call)
 
@@ -240,15 +242,15 @@ class HostEpisodeRunner:
         """Return the number of hosts; slots, episodes and speed of each; the ways of pictures.
 
         `hosts/NAME/decision_s` begins with the kind, if environments are of several.
-        `hosts/picture_bytes_here` came to this process, since the start of the run.
-        `hosts/picture_bytes_shelved` went past it, to a shelf beside the learner's ranks.
+        `hosts/image_bytes_local` came to this process, since the start of the run.
+        `hosts/image_bytes_cached` went past it, to an image cache beside the learner's ranks.
         """
-        metrics = {"hosts/num_playing": float(len(self._members))}
-        for way, num_bytes in self._picture_bytes.items():
-            metrics[f"hosts/picture_bytes_{way}"] = float(num_bytes)
+        metrics = {"hosts/num_running": float(len(self._members))}
+        for way, num_bytes in self._image_bytes.items():
+            metrics[f"hosts/image_bytes_{way}"] = float(num_bytes)
         for host, member in sorted(self._members.items()):
             metrics[f"hosts/{host}/slots"] = float(self._pace.all_slots(member))
-            metrics[f"hosts/{host}/episodes_playing"] = float(member.num_running)
+            metrics[f"hosts/{host}/episodes_running"] = float(member.num_running)
             metrics[f"hosts/{host}/episodes"] = float(member.num_episodes)
             metrics[f"hosts/{host}/episodes_overtaken"] = float(member.num_overtaken)
             for kind, there in member.kinds.items():
@@ -257,18 +259,18 @@ class HostEpisodeRunner:
                     metrics[f"hosts/{host}/{name}"] = there.decision_s
         return metrics
 
-    async def _freest(self, episode: EpisodeSpec, besides: str = "") -> tuple[str, HostLoad]:
+    async def _take_slot(self, episode: EpisodeSpec, excluded: str = "") -> tuple[str, HostLoad]:
         """Wait for a slot, and take it; of the hosts that have one, where an episode ends soonest."""
         kind = self._kind_of(episode)
         while True:
-            if (freest := self._pace.freest(kind, besides)) is not None:
+            if (freest := self._pace.find_freest(kind, excluded)) is not None:
                 freest[1].kinds[kind].num_running += 1
                 return freest
-            other = "another" if besides else "a"
+            other = "another" if excluded else "a"
             with waiting(f"episode {episode.episode_id}", on=f"{other} host with a free slot"):
                 await self._changed.wait()
 
-    def _give_back(self, member: HostLoad, kind: str) -> None:
+    def _release_slot(self, member: HostLoad, kind: str) -> None:
         member.kinds[kind].num_running -= 1
         self._wake()
 
@@ -288,12 +290,12 @@ class HostEpisodeRunner:
 
     def _count(self, member: HostLoad, now: float) -> None:
         """Add what a host has decided since it was last counted, so that a lost one is not forgotten."""
-        newest = member.player.decisions(now)
+        newest = member.runner.decisions(now)
         self._num_decisions += newest.num_decisions - member.counts.num_decisions
         self._asked_s += (newest.asked_s - member.counts.asked_s) / max(len(self._members), 1)
         member.counts = newest
 
-    def _more_may_begin(self) -> None:
+    def _announce_capacity(self) -> None:
         self._wake()
         for call in self._calls:
             call()

@@ -39,15 +39,15 @@ if TYPE_CHECKING:  # they import torch, which the process of a cache does not ne
 
 
 class FetchedImages(msgspec.Struct, frozen=True, kw_only=True):
-    """The observations of an episode on a shelf, or why they are not there."""
+    """The observations of an episode in an image cache, or why they are not there."""
 
     path: str = ""
-    """Path of the memory that holds them, on the shelf's host."""
+    """Path of the memory that holds them, in the image cache's host."""
 
     layout: tuple[ArrayLayout, ...] = ()
     num_bytes: int = 0
     is_here: bool = True
-    """Whether they are there. If not, the shelf is full, the host does not have them, or:"""
+    """Whether they are there. If not, the image cache is full, the host does not have them, or:"""
 
     fault: str = ""
     """Fault of the connection; empty if it works."""
@@ -57,7 +57,7 @@ class FetchedImages(msgspec.Struct, frozen=True, kw_only=True):
 
         Args:
             key: of the episode.
-            host: the shelf's host.
+            host: the image cache's host.
         """
         return {
             each.place: ArrayRef(
@@ -68,14 +68,14 @@ class FetchedImages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopiedImages(msgspec.Struct, frozen=True, kw_only=True):
-    """Pictures of other shelves, in the order in which they were wanted."""
+    """Pictures of other image caches, in the order in which they were wanted."""
 
     path: str
     key: int
     """Key of the memory that holds them."""
 
     def places(self, host: str, arrays: Sequence[ArrayRef]) -> dict[ArrayRef, ArrayRef]:
-        """Return the copy of each array on the shelf of `host`; `arrays` are in their order."""
+        """Return the copy of each array in the image cache of `host`; `arrays` are in their order."""
         start, found = KEY_BYTES, {}
         for each in arrays:
             found[each] = ArrayRef(host, self.path, self.key, start, each.dtype, each.shape)
@@ -86,7 +86,7 @@ class CopiedImages(msgspec.Struct, frozen=True, kw_only=True):
 class ImageCache(Actor):
     """Holds the large observations of episodes, at most `max_bytes` of them.
 
-    Pictures that are borrowed are not counted.
+    Images that are copied are not counted.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -103,9 +103,9 @@ class ImageCache(Actor):
         self._keys[keys.public] = keys
         return keys.public
 
-    async def give_pictures(self, shelf_key: str) -> SocketAddress:
-        """Let the shelf with this key borrow pictures. Raises: OSError if no port is free."""
-        giver = ImageSender(shelf_key, self._find)
+    async def give_pictures(self, cache_key: str) -> SocketAddress:
+        """Let the image cache with this key copy images. Raises: OSError if no port is free."""
+        giver = ImageSender(cache_key, self._find)
         self._givers.append(giver)
         return giver.door
 
@@ -114,7 +114,7 @@ class ImageCache(Actor):
         """Connect to a host that has pictures; return what is wrong, empty if nothing is.
 
         Args:
-            name: its name, for `fetch` and `borrow`.
+            name: its name, for `fetch` and `copy_images`.
             link_key: what `new_link` returned.
             host: its address, without a port.
             door: where it gives its pictures.
@@ -162,23 +162,25 @@ class ImageCache(Actor):
         return FetchedImages(path=memory.path, layout=given.layout, num_bytes=kept)
 
     @actor_method(concurrent=True)
-    async def borrow(self, name: str, wanted: list[ImageRequest]) -> CopiedImages:
-        """Copy pictures of another shelf here, end to end, until `give_back`.
+    async def copy_images(self, name: str, wanted: list[ImageRequest]) -> CopiedImages:
+        """Copy pictures of another image cache here, end to end, until `release_images`.
 
-        Raises: ConnectionError if that shelf is lost; OSError if it has dropped them.
+        Raises: ConnectionError if that image cache is lost; OSError if it has dropped them.
         """
         taker = self._takers[name]
         try:
             given = await asyncio.gather(*(taker.take(each) for each in wanted))
         except ImagesMissing:
-            raise OSError(f"the shelf on {name} has dropped the pictures of an episode") from None
+            raise OSError(
+                f"the image cache on {name} has dropped the pictures of an episode"
+            ) from None
         key = secrets.randbits(60)
         memory = await _write_memory(key, [each.data for each in given])
         self._borrowed[key] = memory
         return CopiedImages(path=memory.path, key=key)
 
-    async def give_back(self, keys: list[int]) -> None:
-        """Free pictures that were borrowed."""
+    async def release_images(self, keys: list[int]) -> None:
+        """Free pictures that were copied."""
         for key in keys:
             self._borrowed.pop(key).close()
 
@@ -190,7 +192,7 @@ class ImageCache(Actor):
 
         Args: those of `vla_rl.reporting.encode_video`. Raises: OSError if they were dropped.
         """
-        # imported here, because few runs of a shelf make videos
+        # imported here, because few runs of an image cache make videos
         from vla_rl.reporting import encode_video
 
         # at once: they are dropped after their update
@@ -253,26 +255,26 @@ class ImageCaches:
         from vla_rl.learner.distributed.rank_hosts import RankAssignment
 
         self._assignments: dict[str, RankAssignment] = {"": RankAssignment("cpu")}
-        self._shelves: dict[str, ImageCache] = {}
+        self._caches: dict[str, ImageCache] = {}
 
     @property
     def homes(self) -> tuple[str, ...]:
-        """Names of the hosts whose shelves fetch pictures; empty for this one."""
+        """Names of the hosts whose image caches fetch pictures; empty for this one."""
         return tuple(filter(None, self._assignments)) or ("",)
 
     def assign(self, assignments: "RankAssignments") -> None:
-        """Start a shelf on each host of these ranks. Call it before `async with`."""
+        """Start an image cache on each host of these ranks. Call it before `async with`."""
         self._assignments = {each.host: each for each in assignments.by_rank}
 
     async def __aenter__(self) -> Self:
-        """Start and connect the shelves.
+        """Start and connect the image caches.
 
         Raises: RankFailed if one is gone; OSError if one cannot be started or two connected.
         """
         await self._runtime.__aenter__()
         try:
             started = await asyncio.gather(*map(self._started, self._assignments))
-            self._shelves = dict(zip(self._assignments, started, strict=True))
+            self._caches = dict(zip(self._assignments, started, strict=True))
             for name in self._assignments:
                 for home in self.homes:
                     if home not in ("", name):
@@ -291,8 +293,8 @@ class ImageCaches:
         await self._runtime.__aexit__(kind, error, traceback)
 
     async def stay(self) -> None:
-        """Return never. Raises: RankFailed if a shelf is gone, and with it what ranks would read."""
-        stays = [asyncio.ensure_future(self.ask(name, _stay_up)) for name in self._shelves]
+        """Return never. Raises: RankFailed if an image cache is gone, and with it what ranks would read."""
+        stays = [asyncio.ensure_future(self.ask(name, _stay_up)) for name in self._caches]
         try:
             await asyncio.wait(stays, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(NOTICED_WITHIN_S)
@@ -305,35 +307,35 @@ class ImageCaches:
             await asyncio.gather(*stays, return_exceptions=True)
 
     async def ask(self, name: str, call: Callable[[ImageCache], Awaitable[T]]) -> T:
-        """Call the shelf of a host. Raises: RankFailed if it is gone; else what the call raises."""
+        """Call the image cache of a host. Raises: RankFailed if it is gone; else what the call raises."""
         try:
-            return await call(self._shelves[name])
+            return await call(self._caches[name])
         except ActorDied as death:
             raise _cache_lost(name, death) from death
 
     async def connect(self, home: str, name: str, host: "RolloutHost", address: str) -> str:
-        """Connect the shelf of a host to one that makes pictures; return what is wrong.
+        """Connect the image cache of a host to one that makes pictures; return what is wrong.
 
         Args:
-            home: the shelf's host.
+            home: the image cache's host.
             name: name of the other one.
             host: the actor there.
             address: its address, without a port.
 
-        Raises: ActorDied if the host is gone; RankFailed if the shelf is.
+        Raises: ActorDied if the host is gone; RankFailed if the image cache is.
         """
-        link_key = await self.ask(home, lambda shelf: shelf.new_link())
+        link_key = await self.ask(home, lambda cache: cache.new_link())
         try:
             door = await host.give_pictures(link_key)
         except OSError as error:
             return str(error)
-        return await self.ask(home, lambda shelf: shelf.connect(name, link_key, address, door))
+        return await self.ask(home, lambda cache: cache.connect(name, link_key, address, door))
 
     async def _connect_two(self, name: str, home: str) -> None:
-        link_key = await self.ask(name, lambda shelf: shelf.new_link())
-        door = await self.ask(home, lambda shelf: shelf.give_pictures(link_key))
+        link_key = await self.ask(name, lambda cache: cache.new_link())
+        door = await self.ask(home, lambda cache: cache.give_pictures(link_key))
         address = self._assignments[home].address
-        fault = await self.ask(name, lambda shelf: shelf.connect(home, link_key, address, door))
+        fault = await self.ask(name, lambda cache: cache.connect(home, link_key, address, door))
         if fault:
             where = f"host {name!r}" if name else "this host"
             raise ConnectionError(f"{where} cannot fetch pictures from host {home!r}: {fault}")
@@ -343,7 +345,7 @@ class ImageCaches:
             return await self._runtime.spawn(
                 ImageCache,
                 self._max_bytes,
-                name=f"{name} picture shelf".lstrip(),
+                name=f"{name} picture image cache".lstrip(),
                 placement=self._assignments[name].placement or ChildProcess(),
             )
         except ActorDied as death:
@@ -358,5 +360,5 @@ def _cache_lost(name: str, death: ActorDied) -> RankFailed:
     )
 
 
-async def _stay_up(shelf: ImageCache) -> None:
-    await shelf.stay()
+async def _stay_up(cache: ImageCache) -> None:
+    await cache.stay()

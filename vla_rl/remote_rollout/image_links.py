@@ -77,7 +77,7 @@ SILENT_S: Final = 30.0
 connection closes, or the control process misses its host."""
 
 EPISODES_AHEAD: Final = 4
-"""Episodes that a shelf asks one giver for before one has come; this bounds what is on the way."""
+"""Episodes that an image cache asks one giver for before one has come; this bounds what is on the way."""
 
 
 class ImageRequest(msgspec.Struct, frozen=True):
@@ -85,14 +85,14 @@ class ImageRequest(msgspec.Struct, frozen=True):
 
     key: int | None
     spans: tuple[tuple[int, int], ...] = ()
-    """First and last byte, excluded, of the parts of a row on a shelf; none for all arrays."""
+    """First and last byte, excluded, of the parts of a row in an image cache; none for all arrays."""
 
 
 class ArrayLayout(msgspec.Struct, frozen=True, array_like=True):
     """The position of an array in a row of bytes."""
 
     place: str
-    """Its place in the trajectory, as in a depot."""
+    """Its place in the trajectory, as in an episode store."""
 
     start: int
     dtype: str
@@ -106,7 +106,7 @@ class ImageReply(msgspec.Struct, frozen=True):
     """uint8 [bytes]."""
 
     layout: tuple[ArrayLayout, ...] = ()
-    """Their positions; empty for spans, which the shelf knows."""
+    """Their positions; empty for spans, which the image cache knows."""
 
 
 NO_IMAGES: Final = ImageReply(np.empty(0, np.uint8))
@@ -117,20 +117,20 @@ class ImagesMissing(Exception):
 
 
 class ImageSender:
-    """Gives one shelf what the depot of this host has, or another shelf.
+    """Gives one image cache what the episode store of this host has, or another image cache.
 
     Args:
-        shelf_key: public key of the only shelf that may connect.
+        shelf_key: public key of the only image cache that may connect.
         find: returns what is wanted, which has a key; None if it is gone.
 
     Raises: OSError if no port is free.
     """
 
-    def __init__(self, shelf_key: str, find: Callable[[ImageRequest], ImageReply | None]) -> None:
+    def __init__(self, cache_key: str, find: Callable[[ImageRequest], ImageReply | None]) -> None:
         self._find, self._codec = find, Codec()
-        self._open = ServerSocket(shelf_key, self._on_message)
+        self._open = ServerSocket(cache_key, self._on_message)
         self.door = self._open.door
-        """Place at which the shelf connects."""
+        """Place at which the image cache connects."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -143,13 +143,15 @@ class ImageSender:
             found = NO_IMAGES if wanted.key is None else self._find(wanted)
         except (ValueError, OSError, msgspec.ValidationError) as error:
             # answered all the same: answers are told apart by their order
-            logger.warning("a shelf asked for pictures in a message that cannot be read: %s", error)
+            logger.warning(
+                "an image cache asked for pictures in a message that cannot be read: %s", error
+            )
         kind = Kind.ERROR if found is None else Kind.RESULT
         self._open.send(self._codec.encode(kind, 0, 0, 0, found, "pictures"))
 
 
 class ImageReceiver:
-    """A shelf's connection to one giver. Owned by one event loop.
+    """An image cache's connection to one giver. Owned by one event loop.
 
     Args:
         keys: those whose public one the giver was given.

@@ -32,7 +32,7 @@ from vla_rl.types import ArrayRef, EpisodeRef, ImageCacheRef
 
 @dataclass
 class _CopyBatch:
-    """Copies that were borrowed together."""
+    """Copies that were copied together."""
 
     copies: dict[ArrayRef, ArrayRef]
     """The copy of each original."""
@@ -52,7 +52,7 @@ class _CopyBatch:
 
 @dataclass
 class _CacheCopies:
-    """The copies on the shelf of one host."""
+    """The copies in the image cache of one host."""
 
     memories: dict[int, _CopyBatch] = field(default_factory=dict)
     """Memories by key, in the order of their last use."""
@@ -62,30 +62,30 @@ class _CacheCopies:
 
 
 class ImageCopies:
-    """Knows the copies on every shelf, and who reads them."""
+    """Knows the copies on every image cache, and who reads them."""
 
     def __init__(self) -> None:
-        self._shelves: dict[str, _CacheCopies] = {}
+        self._image_caches: dict[str, _CacheCopies] = {}
 
     def held(
         self, host: str, pictures: Collection[ArrayRef]
     ) -> tuple[list[int], dict[ArrayRef, ArrayRef]]:
-        """Return the copies that are on the shelf of `host`, and the keys of their memories.
+        """Return the copies that are in the image cache of `host`, and the keys of their memories.
 
         They stay until `end` is called with these keys.
         """
-        shelf = self._shelves.setdefault(host, _CacheCopies())
-        found = {each: shelf.key_of[each] for each in pictures if each in shelf.key_of}
+        cache = self._image_caches.setdefault(host, _CacheCopies())
+        found = {each: cache.key_of[each] for each in pictures if each in cache.key_of}
         keys = list(dict.fromkeys(found.values()))
         for key in keys:
-            shelf.memories[key].num_readers += 1
-        return keys, {each: shelf.memories[key].copies[each] for each, key in found.items()}
+            cache.memories[key].num_readers += 1
+        return keys, {each: cache.memories[key].copies[each] for each, key in found.items()}
 
     def add(self, host: str, key: int, copies: Mapping[ArrayRef, ArrayRef]) -> None:
-        """Add a memory that was borrowed, and is read until `end` is called with its key."""
-        shelf = self._shelves.setdefault(host, _CacheCopies())
-        shelf.memories[key] = _CopyBatch(dict(copies))
-        shelf.key_of |= dict.fromkeys(copies, key)
+        """Add a memory that was copied, and is read until `end` is called with its key."""
+        cache = self._image_caches.setdefault(host, _CacheCopies())
+        cache.memories[key] = _CopyBatch(dict(copies))
+        cache.key_of |= dict.fromkeys(copies, key)
 
     def end(self, host: str, keys: Collection[int], room: int) -> list[int]:
         """Note that a mini-batch was computed; return the keys of memories to free.
@@ -95,12 +95,12 @@ class ImageCopies:
             keys: memories that it read.
             room: bytes that copies may take which nothing reads at the moment.
         """
-        shelf = self._shelves[host]
+        cache = self._image_caches[host]
         for key in keys:
-            memory = shelf.memories.pop(key)
+            memory = cache.memories.pop(key)
             memory.num_readers -= 1
-            shelf.memories[key] = memory
-        unread = {key: each for key, each in shelf.memories.items() if each.num_readers == 0}
+            cache.memories[key] = memory
+        unread = {key: each for key, each in cache.memories.items() if each.num_readers == 0}
         kept = sum(memory.num_bytes for memory in unread.values())
         freed = []
         # the stale ones first, then those that were not read for longest
@@ -109,16 +109,16 @@ class ImageCopies:
                 break
             kept -= memory.num_bytes
             freed.append(key)
-            del shelf.memories[key]
+            del cache.memories[key]
             for original in memory.copies:
-                if shelf.key_of.get(original) == key:
-                    del shelf.key_of[original]
+                if cache.key_of.get(original) == key:
+                    del cache.key_of[original]
         return freed
 
-    def drop(self, cached_images: ImageCacheRef) -> None:
+    def drop_images(self, cached_images: ImageCacheRef) -> None:
         """Let the copies of an episode's pictures be freed, whose originals are dropped."""
-        for shelf in self._shelves.values():
-            for memory in shelf.memories.values():
+        for cache in self._image_caches.values():
+            for memory in cache.memories.values():
                 memory.is_stale = memory.is_stale or memory.is_of(cached_images)
 
 
@@ -129,41 +129,41 @@ FILMED_WITHIN_S: Final = 20.0
 
 
 class ImageRoutes:
-    """All ways, over the shelves of a run; open it with `async with`.
+    """All ways, over the image caches of a run; open it with `async with`.
 
     Args:
-        max_bytes: most bytes of pictures on a shelf; 0 without shelves: all come to this process.
+        max_bytes: most bytes of pictures in an image cache; 0 without image caches: all come to this process.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes, self._shelves = max_bytes, ImageCaches(max_bytes)
+        self._max_bytes, self._image_caches = max_bytes, ImageCaches(max_bytes)
         self._homes: tuple[str, ...] = ()
         self._routes: dict[str, ImageRoute] = {}
         self._said: set[str] = set()
         self._held: dict[str, int] = {}
         self._dropped: dict[str, list[int]] = {}
-        self._loans = ImageCopies()
+        self._image_copies = ImageCopies()
         self._films: set[asyncio.Task[np.ndarray]] = set()
 
     @property
-    def has_shelves(self) -> bool:
+    def has_image_caches(self) -> bool:
         """Whether pictures go past this process."""
         return self._max_bytes > 0
 
     def assign(self, assignments: RankAssignments) -> None:
-        """Let each host of these ranks have a shelf. Call it before `async with`."""
-        self._shelves.assign(assignments)
+        """Let each host of these ranks have an image cache. Call it before `async with`."""
+        self._image_caches.assign(assignments)
 
     async def __aenter__(self) -> Self:
-        """Start the shelves, or say why pictures go through this process. Raises: RankFailed."""
+        """Start the image caches, or say why pictures go through this process. Raises: RankFailed."""
         async with AsyncExitStack() as stack:
             try:
-                if self.has_shelves:
-                    await stack.enter_async_context(self._shelves)
+                if self.has_image_caches:
+                    await stack.enter_async_context(self._image_caches)
             except OSError as error:
                 logger.warning("pictures go through this process: %s", error)
             else:
-                self._homes = self._shelves.homes if self.has_shelves else ()
+                self._homes = self._image_caches.homes if self.has_image_caches else ()
             self._held = dict.fromkeys(self._homes, 0)
             self._dropped = {home: [] for home in self._homes}
             self._open = stack.pop_all()
@@ -182,24 +182,24 @@ class ImageRoutes:
         await self._open.__aexit__(kind, error, traceback)
 
     async def stay(self) -> None:
-        """Return never. Raises: RankFailed if a shelf is gone."""
+        """Return never. Raises: RankFailed if an image cache is gone."""
         if not self._homes:
             await asyncio.Event().wait()
-        await self._shelves.stay()
+        await self._image_caches.stay()
 
     async def to(self, name: str, host: RolloutHost, address: str) -> "ImageRoute | None":
-        """Connect the shelves to a host; None if that cannot be, with one line.
+        """Connect the image caches to a host; None if that cannot be, with one line.
 
         Args:
             name: name of the host.
             host: the actor there.
             address: address of its host, without a port.
 
-        Raises: ActorDied if the host is gone; RankFailed if a shelf is.
+        Raises: ActorDied if the host is gone; RankFailed if an image cache is.
         """
         homes = []
         for home in self._homes:
-            fault = await self._shelves.connect(home, name, host, address)
+            fault = await self._image_caches.connect(home, name, host, address)
             if fault:
                 self.say_why(name, fault)
             else:
@@ -216,18 +216,18 @@ class ImageRoutes:
             route.end()
 
     async def fetch(self, home: str, name: str, episode_ref: EpisodeRef) -> FetchedImages:
-        """Put the observations of an episode on a shelf. Raises: RankFailed if the shelf is gone."""
+        """Put the observations of an episode in an image cache. Raises: RankFailed if the image cache is gone."""
         dropped, self._dropped[home] = self._dropped[home], []
         self._held[home] += episode_ref.num_bytes
         num_bytes = 0
         try:
-            fetched = await self._shelves.ask(
+            fetched = await self._image_caches.ask(
                 home,
-                lambda shelf: shelf.fetch(name, episode_ref.key, episode_ref.num_bytes, dropped),
+                lambda cache: cache.fetch(name, episode_ref.key, episode_ref.num_bytes, dropped),
             )
             num_bytes = fetched.num_bytes
         except asyncio.CancelledError:
-            # the shelf may have them already, with its answer on the way
+            # the image cache may have them already, with its answer on the way
             self._dropped[home] += [*dropped, episode_ref.key]
             raise
         finally:
@@ -235,40 +235,40 @@ class ImageRoutes:
         return fetched
 
     def emptiest(self, homes: Collection[str]) -> str:
-        """Return the one of these hosts whose shelf has least."""
+        """Return the one of these hosts whose image cache has least."""
         return min(homes, key=lambda home: self._held[home])
 
-    def drop(self, cached_images: ImageCacheRef) -> None:
+    def drop_images(self, cached_images: ImageCacheRef) -> None:
         """Let the pictures of an episode be dropped, with the next one that is fetched."""
         self._held[cached_images.host] -= cached_images.num_bytes
         self._dropped[cached_images.host].append(cached_images.key)
-        self._loans.drop(cached_images)
+        self._image_copies.drop_images(cached_images)
 
     async def copy_images(self, host: str, pictures: Collection[ArrayRef]) -> CopiedImages:
-        """Copy pictures of other shelves to that of a host: a `ImageCopier`.
+        """Copy pictures of other image caches to that of a host: a `ImageCopier`.
 
         Those that an earlier mini-batch left there are not copied again.
         """
-        keys, places = self._loans.held(host, pictures)
+        keys, places = self._image_copies.held(host, pictures)
         of_home: dict[str, dict[int, list[ArrayRef]]] = {}
         for each in pictures:
             if each not in places:
                 of_home.setdefault(each.host, {}).setdefault(each.key, []).append(each)
         for home, by_key in of_home.items():
-            key, borrowed = await self._borrowed(host, home, by_key)
-            self._loans.add(host, key, borrowed)
+            key, copied = await self._copy_to_host(host, home, by_key)
+            self._image_copies.add(host, key, copied)
             keys.append(key)
-            places |= borrowed
+            places |= copied
         return CopiedImages(host, tuple(keys), places)
 
     async def release_images(self, copies: CopiedImages) -> None:
-        """Free what was lent, but for copies that have room on the shelf until their update ends."""
+        """Free the copies, but for copies that have room in the image cache until their update ends."""
         room = self._max_bytes - self._held.get(copies.host, 0)
-        freed = self._loans.end(copies.host, copies.keys, room)
+        freed = self._image_copies.end(copies.host, copies.keys, room)
         if freed:
-            await self._shelves.ask(copies.host, lambda shelf: shelf.give_back(freed))
+            await self._image_caches.ask(copies.host, lambda cache: cache.release_images(freed))
 
-    async def _borrowed(
+    async def _copy_to_host(
         self, host: str, home: str, by_key: dict[int, list[ArrayRef]]
     ) -> tuple[int, dict[ArrayRef, ArrayRef]]:
         wanted = [
@@ -276,7 +276,9 @@ class ImageRoutes:
             for key, arrays in by_key.items()
         ]
         try:
-            found = await self._shelves.ask(host, lambda shelf: shelf.borrow(home, wanted))
+            found = await self._image_caches.ask(
+                host, lambda cache: cache.copy_images(home, wanted)
+            )
         except OSError as error:
             where = f"host {host!r}" if host else "this host"
             raise RankFailed(
@@ -292,10 +294,10 @@ class ImageRoutes:
         captions: Sequence[tuple[str, str]],
         frames_per_s: float,
     ) -> "Future[np.ndarray]":
-        """Begin a video of pictures on a shelf: a `vla_rl.reporting.videos.VideoMaker`."""
+        """Begin a video of pictures in an image cache: a `vla_rl.reporting.videos.VideoMaker`."""
         film: Future[np.ndarray] = Future()
-        making = self._shelves.ask(
-            images[0].host, lambda shelf: shelf.film(list(images), list(captions), frames_per_s)
+        making = self._image_caches.ask(
+            images[0].host, lambda cache: cache.film(list(images), list(captions), frames_per_s)
         )
         task = asyncio.create_task(making, name="film")
         self._films.add(task)
@@ -307,7 +309,7 @@ class ImageRoutes:
 
         Args:
             name: the host.
-            fault: of the connection to it; empty if the shelves are full.
+            fault: of the connection to it; empty if the image caches are full.
         """
         who = name if fault else ""
         if who in self._said:
@@ -323,7 +325,7 @@ class ImageRoutes:
         else:
             logger.warning(
                 "some pictures go through this process: the one that holds them for the learner "
-                "ranks has its %g GiB full; raise --cluster.depot-gib, or lower "
+                "ranks has its %g GiB full; raise --cluster.episode-store-gib, or lower "
                 "--scheduler.max-staleness",
                 self._max_bytes / (1 << 30),
             )
@@ -343,7 +345,7 @@ class ImageRoute:
     Args:
         routes: all ways.
         name: name of the host.
-        homes: hosts whose shelves are connected to it.
+        homes: hosts whose image caches are connected to it.
     """
 
     def __init__(self, routes: ImageRoutes, name: str, homes: Collection[str]) -> None:
@@ -354,9 +356,9 @@ class ImageRoute:
     async def fetch(
         self, episode_ref: EpisodeRef
     ) -> tuple[ImageCacheRef, dict[str, ArrayRef]] | None:
-        """Put the observations of an episode on a shelf; return what stands for them, by place.
+        """Put the observations of an episode in an image cache; return what stands for them, by place.
 
-        None if they have to come here. Raises: RankFailed if the shelf is gone.
+        None if they have to come here. Raises: RankFailed if the image cache is gone.
         """
         if not self._homes or self._ended.is_set():
             return None
@@ -381,16 +383,16 @@ class ImageRoute:
         """Note that the pictures of an episode came here, and say why, once."""
         self._routes.say_why(self._name, self._fault)
 
-    def drop(self, cached_images: ImageCacheRef) -> None:
+    def drop_images(self, cached_images: ImageCacheRef) -> None:
         """Let the pictures of an episode be dropped."""
-        self._routes.drop(cached_images)
+        self._routes.drop_images(cached_images)
 
     async def _unless_ended(
         self, fetching: Coroutine[Any, Any, FetchedImages]
     ) -> FetchedImages | None:
-        """Await what a shelf fetches; return None at once if the host is gone meanwhile.
+        """Await what an image cache fetches; return None at once if the host is gone meanwhile.
 
-        The shelf itself may notice it later: a pulled cable closes no connection.
+        The image cache itself may notice it later: a pulled cable closes no connection.
         """
         fetch, end = asyncio.create_task(fetching), asyncio.create_task(self._ended.wait())
         try:

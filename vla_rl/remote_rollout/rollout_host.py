@@ -1,9 +1,9 @@
 """The actor that runs episodes on a host, with simulators and the policies' engines of its own there.
 
 files of the policies ─► load ─► engines ─┐
-recipe ─► simulators ─────────────────────┴─► play(episode) ─► light trajectory
-                                                          └► depot ─► take(key) ─► its arrays
-                                                                 └──► a shelf: its observations
+recipe ─► simulators ─────────────────────┴─► run episodes(episode) ─► metadata-only trajectory
+                                                          └► episode store ─► take(key) ─► its arrays
+                                                                 └──► an image cache: its observations
 begin, put or take, check ─► apply: the next version of a policy's weights, between two batches
 """
 
@@ -74,8 +74,8 @@ class RolloutHost(Actor):
         depot_bytes: most bytes of arrays that are kept here.
     """
 
-    def __init__(self, host: str, depot_bytes: int) -> None:
-        self._name, self._depot = host, EpisodeStore(host, depot_bytes)
+    def __init__(self, host: str, store_bytes: int) -> None:
+        self._name, self._store = host, EpisodeStore(host, store_bytes)
         self._serving: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._digests: dict[str, str] = {}
@@ -134,7 +134,7 @@ class RolloutHost(Actor):
     async def resume(self, keys: list[int]) -> HostStatus:
         """Go on for another client, which needs the arrays of these episodes and no others."""
         self._end_giving()
-        return self._status(self._depot.keep(keys))
+        return self._status(self._store.keep_only(keys))
 
     @actor_method(concurrent=True)
     async def stay(self) -> None:
@@ -143,7 +143,7 @@ class RolloutHost(Actor):
         await asyncio.shield(self._serving)
 
     @actor_method(concurrent=True)
-    async def play(
+    async def run_episode(
         self, episode: EpisodeSpec, timeout_s: float | None, dropped: list[int], evaluates: bool
     ) -> HostEpisode:
         """Run an episode once; its large arrays stay here.
@@ -157,51 +157,51 @@ class RolloutHost(Actor):
         Raises: as `run_episode`, but a loss is returned.
         """
         for key in dropped:
-            self._depot.drop(key)
+            self._store.drop_episode(key)
         clock = asyncio.get_running_loop().time
         try:
-            player = self._evaluator if evaluates else self._player
-            trajectory = await player.play(episode, timeout_s=timeout_s)
+            runner = self._evaluator if evaluates else self._runner
+            trajectory = await runner.run_episode(episode, timeout_s=timeout_s)
         except EpisodeLost as loss:
             lost = LostEpisode(kind=loss.kind, what=str(loss.__cause__ or loss))
-            return HostEpisode(trajectory=None, loss=lost, counts=self._player.decisions(clock()))
-        light = self._depot.put(trajectory)
-        return HostEpisode(trajectory=light, counts=self._player.decisions(clock()))
+            return HostEpisode(trajectory=None, loss=lost, counts=self._runner.decisions(clock()))
+        metadata = self._store.put_arrays(trajectory)
+        return HostEpisode(trajectory=metadata, counts=self._runner.decisions(clock()))
 
     @actor_method(concurrent=True)
-    async def take(self, key: int, is_shelved: bool) -> dict[str, np.ndarray] | None:
+    async def take_arrays(self, key: int, is_cached: bool) -> dict[str, np.ndarray] | None:
         """Hand over the arrays of an episode, with its embedding if the run has an encoder.
 
         Args:
             key: of the episode.
-            is_shelved: whether the shelf has its observations, which are left out then.
+            is_shelved: whether the image cache has its observations, which are left out then.
 
         Returns: arrays by place; None if they are not here. Raises: ValueError if it cannot be
         embedded.
         """
         if self._encoder is None:
-            arrays = self._depot.take(key)
+            arrays = self._store.take_arrays(key)
         else:
-            arrays = await _take_embedded(self._depot, key, self._encoder)
-        return without_observed(arrays) if is_shelved and arrays is not None else arrays
+            arrays = await _take_embedded(self._store, key, self._encoder)
+        return without_observed(arrays) if is_cached and arrays is not None else arrays
 
-    async def give_pictures(self, shelf_key: str) -> SocketAddress:
-        """Let the shelf with this key fetch observations. Raises: OSError if no port is free."""
-        giver = ImageSender(shelf_key, self._find_pictures)
+    async def give_pictures(self, cache_key: str) -> SocketAddress:
+        """Let the image cache with this key fetch observations. Raises: OSError if no port is free."""
+        giver = ImageSender(cache_key, self._find_pictures)
         self._givers.append(giver)
         return giver.door
 
     async def begin_weights(self, heading: WeightHeading) -> None:
         """Make room for a version of the weights. Raises: CheckpointError if it does not fit."""
-        self._shelf.begin(heading)
+        self._weight_store.begin(heading)
 
     async def put_weights(self, member: str, start: int, piece: np.ndarray) -> None:
         """Add the next piece. Raises: CheckpointError if it is not the next one."""
-        await self._shelf.put(member, start, piece)
+        await self._weight_store.put(member, start, piece)
 
     async def open_doors(self, member: str, keys: list[str]) -> list[SocketAddress]:
         """Let ranks with these keys give their shares. Raises: OSError if no port is free."""
-        return self._shelf.open_doors(member, keys)
+        return self._weight_store.open_doors(member, keys)
 
     @actor_method(concurrent=True)
     async def take_shares(self, member: str, shares: list[WeightShard]) -> str:
@@ -213,19 +213,19 @@ class RolloutHost(Actor):
 
         Raises: CheckpointError for other bytes; WeightsNotGiven if a rank is silent.
         """
-        return await self._shelf.take_shares(member, shares)
+        return await self._weight_store.take_shares(member, shares)
 
     async def new_link(self) -> str:
         """Return the public key with which this process will connect to a neighbour."""
-        return self._shelf.new_link()
+        return self._weight_store.new_link()
 
     async def give_weights(self, link_key: str) -> SocketAddress:
         """Let the neighbour with this key take weights. Raises: OSError if no port is free."""
-        return self._shelf.give(link_key)
+        return self._weight_store.give(link_key)
 
     async def end_giving(self, link_key: str) -> None:
         """Close the door to a neighbour."""
-        self._shelf.end_giving(link_key)
+        self._weight_store.end_giving(link_key)
 
     @actor_method(concurrent=True)
     async def take_weights(
@@ -241,30 +241,30 @@ class RolloutHost(Actor):
 
         Raises: CheckpointError for bytes that do not fit.
         """
-        return await self._shelf.take(member, link_key, host, door)
+        return await self._weight_store.take(member, link_key, host, door)
 
     async def num_received(self, member: str) -> int:
         """Return the number of bytes that have come of the version that was begun last."""
-        return self._shelf.num_received(member)
+        return self._weight_store.num_received(member)
 
     async def check_weights(self, member: str, digest: str) -> None:
         """Compare what came with its digest. Raises: CheckpointError if they differ."""
-        await self._shelf.check(member, digest)
+        await self._weight_store.check(member, digest)
 
     async def share_weights(self, member: str) -> HostMemory:
         """Return where other processes of this machine find the bytes that were checked."""
-        return self._shelf.memory(member)
+        return self._weight_store.memory(member)
 
     async def open_weights(self, heading: WeightHeading, memory: HostMemory, digest: str) -> None:
         """Open a version that another process of this machine has checked.
 
         Raises: CheckpointError if it does not fit, or is not on this machine.
         """
-        await asyncio.to_thread(self._shelf.open, heading, memory, digest)
+        await asyncio.to_thread(self._weight_store.open, heading, memory, digest)
 
     async def apply_weights(self, member: str) -> None:
         """Let the engine of a policy act with its checked weights."""
-        await self._lane.run(self._adopt, self._shelf.to_apply(member), work="publish")
+        await self._lane.run(self._adopt, self._weight_store.to_apply(member), work="publish")
 
     async def renew_weights(self, member: str, version: int) -> None:
         """Let the engine of a policy act with the weights that it has, as a new version."""
@@ -281,7 +281,7 @@ class RolloutHost(Actor):
             await asyncio.wait((self._serving,))
 
     def _find_pictures(self, wanted: ImageRequest) -> ImageReply | None:
-        arrays = None if wanted.key is None else self._depot.observed(wanted.key)
+        arrays = None if wanted.key is None else self._store.get_observed(wanted.key)
         return None if arrays is None else join_arrays(arrays)
 
     def _end_giving(self) -> None:
@@ -293,7 +293,7 @@ class RolloutHost(Actor):
             name: HeldVersion(version=engine.weight_version, digest=self._digests.get(name, ""))
             for name, engine in self._engines.items()
         }
-        return HostStatus(num_slots=self._player.num_slots, held=held, kept=kept)
+        return HostStatus(num_slots=self._runner.num_slots, held=held, kept=kept)
 
     def _adopt(self, newest: IncomingWeights | OpenedWeights) -> None:
         newest.apply()
@@ -323,20 +323,22 @@ class RolloutHost(Actor):
         self._models: dict[str, RunModel] = {
             name: member.model for name, member in team.members.items()
         }
-        self._shelf = WeightStore({name: model.network for name, model in self._models.items()})
+        self._weight_store = WeightStore(
+            {name: model.network for name, model in self._models.items()}
+        )
         starts = [TaskStart(env=env, task=env.id) for env in recipe.envs]
         async with Runtime("rollout") as runtime, self._lane as lane:
             gpus = _visible_gpus() if device.type == "cuda" else ()
             engines = make_engines(config, team, lane, recipe.weight_version, gpus)
             self._engines: Mapping[str, OwnedEngine] = engines.owned
             async with make_pool(config, runtime, starts) as pool, engines:
-                self._player = LocalEpisodeRunner(pool, engines, make_agent(recipe.agent))
+                self._runner = LocalEpisodeRunner(pool, engines, make_agent(recipe.agent))
                 self._evaluator = LocalEpisodeRunner(pool, engines, embodied_agent_within_range)
                 ready.set_result(None)
                 try:
                     await self._stop.wait()
                 finally:
-                    self._shelf.close()
+                    self._weight_store.close()
 
 
 def _append(folder: Path, name: str, start: int, piece: np.ndarray) -> None:
@@ -378,15 +380,15 @@ def _visible_gpus() -> tuple[str, ...]:
 
 
 async def _take_embedded(
-    depot: EpisodeStore, key: int, encoder: TrajectoryEncoder
+    store: EpisodeStore, key: int, encoder: TrajectoryEncoder
 ) -> dict[str, np.ndarray] | None:
-    """Take the arrays of an episode out of a depot, with its embedding; None if they are not there.
+    """Take the arrays of an episode out of an episode store, with its embedding; None if they are not there.
 
     Raises: ValueError naming the episode that cannot be embedded.
     """
-    trajectory = depot.trajectory(key)
+    trajectory = store.get_trajectory(key)
     if trajectory is None:
         return None
     (embedding,) = await encoder.embed([trajectory])
-    arrays = depot.take(key)
+    arrays = store.take_arrays(key)
     return None if arrays is None else {**arrays, EMBEDDING: embedding}

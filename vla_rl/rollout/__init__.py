@@ -16,7 +16,7 @@ counts            conservation, losses, filters, metrics
 scheduler         `EpisodeScheduler`: runs, repeats, filters, hands over and accounts for every episode
 """
 
-from vla_rl.rollout.agents import embodied_agent, owned_chunk, owned_copy, stop_reason
+from vla_rl.rollout.agents import copy_arrays, copy_chunk, embodied_agent, stop_reason
 from vla_rl.rollout.chat_agent import ChatLimits, chat_agent
 from vla_rl.rollout.counts import Attempts, EpisodeLedger, LedgerState
 from vla_rl.rollout.engines import ActionEngine, BatchStats, ChatEngine, DynamicBatcher
@@ -65,9 +65,9 @@ __all__ = [
     "StalenessPolicy",
     "TaskStart",
     "chat_agent",
+    "copy_arrays",
+    "copy_chunk",
     "embodied_agent",
-    "owned_chunk",
-    "owned_copy",
     "run_episode",
     "stop_reason",
 ]

@@ -43,15 +43,15 @@ async def embodied_agent(
     observation, _ = await env.reset()
     steps: list[Step] = []
     while True:
-        seen: Observation = owned_copy(observation)
-        chunk = await policy.act(seen)
+        observed: Observation = copy_arrays(observation)
+        chunk = await policy.act(observed)
         outcome = await env.step_chunk(chunk.actions, frames_every=frames_every)
         steps.append(
             Step(
-                observation=seen,
-                chunk=owned_chunk(chunk),
+                observation=observed,
+                chunk=copy_chunk(chunk),
                 rewards=np.array(outcome.rewards),
-                frames=owned_copy(outcome.frames),
+                frames=copy_arrays(outcome.frames),
                 frames_key=outcome.frames_key,
             )
         )
@@ -59,9 +59,9 @@ async def embodied_agent(
             return Trajectory(
                 episode=env.episode,
                 steps=tuple(steps),
-                final_observation=owned_copy(outcome.observation),
+                final_observation=copy_arrays(outcome.observation),
                 stop_reason=stop_reason(outcome.terminated, outcome.info),
-                info=owned_copy(outcome.info),
+                info=copy_arrays(outcome.info),
             )
         observation = outcome.observation
 
@@ -82,7 +82,7 @@ def stop_reason(terminated: bool, info: Info) -> StopReason:
     return StopReason.TERMINATED if terminated else StopReason.TIME_LIMIT
 
 
-def owned_copy(value: Any) -> Any:
+def copy_arrays(value: Any) -> Any:
     """Copy every array in `value`.
 
     Dicts, lists and tuples are rebuilt around the copies, all else is shared.
@@ -90,15 +90,15 @@ def owned_copy(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, dict):
-        return {key: owned_copy(item) for key, item in value.items()}
+        return {key: copy_arrays(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [owned_copy(item) for item in value]
+        return [copy_arrays(item) for item in value]
     if isinstance(value, tuple):
-        return tuple(owned_copy(item) for item in value)
+        return tuple(copy_arrays(item) for item in value)
     return value
 
 
-def owned_chunk(chunk: ActionChunk) -> ActionChunk:
+def copy_chunk(chunk: ActionChunk) -> ActionChunk:
     """Copy the arrays of `chunk`, so that one row does not keep its whole batch alive."""
     return msgspec.structs.replace(
         chunk,

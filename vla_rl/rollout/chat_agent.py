@@ -140,7 +140,7 @@ async def chat_agent(
         `StopReason.REPLY_REJECTED` instead.
     """
     episode = _Conversation(env, policy, limits or ChatLimits())
-    return await episode.play()
+    return await episode.run_episode()
 
 
 class _Conversation:
@@ -165,7 +165,7 @@ class _Conversation:
         self._info: dict[str, Any] = {}
         self._last_reply = ""
 
-    async def play(self) -> Trajectory:
+    async def run_episode(self) -> Trajectory:
         agent = await self._begin()
         while True:
             reply = await self._reply(agent)
@@ -183,7 +183,7 @@ class _Conversation:
                 return self._ended(stop_reason(outcome.terminated, outcome.info))
             if len(self._steps) >= self._limits.max_turns:
                 return self._ended(StopReason.TURN_LIMIT)
-            agent = self._hear(outcome)
+            agent = self._take_turn(outcome)
 
     async def _begin(self) -> str:
         limit = self._limits.reset_timeout_s
@@ -194,9 +194,9 @@ class _Conversation:
                 f"the environment of {self._env.episode.task} did not reset within "
                 f"reset_timeout_s={limit}; look at what its reset waits for, or raise the limit"
             ) from error
-        return self._hear(start)
+        return self._take_turn(start)
 
-    def _hear(self, said: TextStart | TextOutcome) -> str:
+    def _take_turn(self, said: TextStart | TextOutcome) -> str:
         """Append messages to an agent's conversation, make it its turn, and return its name."""
         self._messages.setdefault(said.agent, []).extend(said.messages)
         if said.tools:
@@ -212,7 +212,7 @@ class _Conversation:
             if left < 1:
                 return StopReason.TOKEN_LIMIT
             budget = left if budget is None else min(budget, left)
-        speaker = self._policy_of(agent)
+        speaker = self._find_policy(agent)
         generation = speaker.generate(
             self._messages[agent],
             tools=self._tools.get(agent, ()),
@@ -291,7 +291,7 @@ class _Conversation:
             },
         )
 
-    def _policy_of(self, agent: str) -> LanguagePolicy:
+    def _find_policy(self, agent: str) -> LanguagePolicy:
         try:
             return self._policies[self._agent_names.member_of(agent)]
         except KeyError:

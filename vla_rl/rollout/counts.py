@@ -41,26 +41,26 @@ class EpisodeLedger:
         )
         self.dropped: dict[str, int] = dict(state.dropped)
 
-    def dispatch(self, num_episodes: int) -> None:
+    def count_dispatched(self, num_episodes: int) -> None:
         """Count the episodes of a group that was admitted.
 
         Another attempt at a lost episode is the same episode.
         """
         self.num_dispatched += num_episodes
 
-    def train(self, num_episodes: int) -> None:
+    def count_trained(self, num_episodes: int) -> None:
         """Count episodes that an update was trained on."""
         self.num_trained += num_episodes
 
-    def filter(self, num_episodes: int) -> None:
+    def count_filtered(self, num_episodes: int) -> None:
         """Count the episodes of a group that was run and not kept."""
         self.num_filtered += num_episodes
 
-    def drop(self, num_episodes: int, cause: str) -> None:
+    def count_dropped(self, num_episodes: int, cause: str) -> None:
         """Count episodes that were dropped, by cause, such as `"stale"`."""
         self.dropped[cause] = self.dropped.get(cause, 0) + num_episodes
 
-    def check(self, *, in_flight: int, buffered: int) -> None:
+    def check_conservation(self, *, in_flight: int, buffered: int) -> None:
         """Raise ConservationError unless every dispatched episode is in exactly one place.
 
         The error has the table.
@@ -126,7 +126,7 @@ class Attempts:
             return False
         return True
 
-    def ended(self, episode_id: int) -> None:
+    def forget_episode(self, episode_id: int) -> None:
         """Forget an episode that ran to its end."""
         for with_host in (False, True):
             del self._lost[episode_id, with_host]
@@ -199,7 +199,7 @@ class RolloutMetrics:
 
         self._counts: Counter[str] = Counter()
         self._window: Counter[str] = Counter()
-        self._played: Counter[str] = Counter()
+        self._finished: Counter[str] = Counter()
         self._solved: Counter[str] = Counter()
         """Episodes by task since the last report: all of them, and the solved ones."""
 
@@ -207,17 +207,17 @@ class RolloutMetrics:
         """Sums of undiscounted returns by task, since the last report."""
 
         self._tasks: set[str] = set()
-        self._judged: set[str] = set()
+        self._with_known_success: set[str] = set()
         """Tasks whose success is known: the info of an episode has had the key `is_success`."""
 
         self._window_staleness: Counter[int] = Counter()
         self._since = self._asked_s = 0.0
 
-    def start(self, now: float) -> None:
+    def start_window(self, now: float) -> None:
         """Count rates from now on."""
         self._since, self._asked_s = now, self._decisions(now).asked_s
 
-    def episode(self, trajectory: Trajectory) -> None:
+    def count_episode(self, trajectory: Trajectory) -> None:
         """Count an episode that ran to its end."""
         self._counts["episodes"] += 1
         self._counts["env_steps"] += trajectory.num_env_steps
@@ -225,21 +225,21 @@ class RolloutMetrics:
             self.stopped[trajectory.stop_reason.value] += 1
         task = trajectory.episode.task
         self._tasks.add(task)
-        self._played[task] += 1
+        self._finished[task] += 1
         self._solved[task] += trajectory.is_success
         self._returns[task] = self._returns.get(task, 0.0) + trajectory.undiscounted_return
         if trajectory.is_success_known:
-            self._judged.add(task)
+            self._with_known_success.add(task)
 
-    def group(self, *, kept: bool) -> None:
+    def count_group(self, *, kept: bool) -> None:
         """Count a complete group, kept or filtered."""
         self._counts["groups_kept" if kept else "groups_filtered"] += 1
 
-    def lost(self, kind: str) -> None:
+    def count_lost(self, kind: str) -> None:
         """Count an attempt at an episode that was lost."""
         self.replays[kind] += 1
 
-    def trained(self, group: Group, version: int) -> None:
+    def count_trained(self, group: Group, version: int) -> None:
         """Count a group that the update starting from `version` was trained on."""
         self.staleness[version - group.dispatch_version] += 1
         self._window_staleness[version - group.dispatch_version] += 1
@@ -282,30 +282,32 @@ class RolloutMetrics:
         metrics |= {f"dropped/{cause}": count for cause, count in sorted(dropped.items())}
         self._window, self._since, self._asked_s = self._counts.copy(), now, asked_s
         self._window_staleness.clear()
-        self._played.clear()
+        self._finished.clear()
         self._solved.clear()
         self._returns.clear()
         return {f"rollout/{name}": float(value) for name, value in metrics.items()}
 
     def _outcomes(self) -> dict[str, float]:
         """Return success rates and mean returns since the last report."""
-        judged = {
-            task: number for task, number in sorted(self._played.items()) if task in self._judged
+        known = {
+            task: number
+            for task, number in sorted(self._finished.items())
+            if task in self._with_known_success
         }
         metrics = {}
-        if judged:
-            metrics["success_rate"] = sum(self._solved[task] for task in judged) / sum(
-                judged.values()
+        if known:
+            metrics["success_rate"] = sum(self._solved[task] for task in known) / sum(
+                known.values()
             )
-        if self._played:
-            metrics["mean_return"] = sum(self._returns.values()) / self._played.total()
+        if self._finished:
+            metrics["mean_return"] = sum(self._returns.values()) / self._finished.total()
         if len(self._tasks) > 1:
             metrics |= {
                 f"success_rate/{task}": self._solved[task] / number
-                for task, number in judged.items()
+                for task, number in known.items()
             }
             metrics |= {
                 f"mean_return/{task}": self._returns[task] / n
-                for task, n in sorted(self._played.items())
+                for task, n in sorted(self._finished.items())
             }
         return metrics

@@ -62,16 +62,16 @@ class ActionEngine(Protocol):
 class LaggingEngine(Protocol):
     """An engine that may have older weights than the learner has published, for a while."""
 
-    def go_ahead(self) -> None:
+    def apply_in_background(self) -> None:
         """Let the learner go on before the engine has its new weights."""
         ...
 
     @property
-    def coming_version(self) -> int:
+    def pending_version(self) -> int:
         """The `weight_version` after the arrival of the weights that are on their way."""
         ...
 
-    def when_served(self, call: Callable[[], None]) -> None:
+    def on_weights_applied(self, call: Callable[[], None]) -> None:
         """Call `call` in this loop each time that `weight_version` has changed."""
         ...
 

@@ -57,13 +57,13 @@ class OutstandingGroups:
         self._records: dict[int, _OutstandingGroup] = {}
         self._to_begin: list[tuple[int, EpisodeSpec]] = []
 
-    def add(self, plan: GroupPlan, dispatch_version: int) -> None:
+    def add_group(self, plan: GroupPlan, dispatch_version: int) -> None:
         """Add a dispatched group, with all its episodes to start."""
         self._records[plan.group_id] = _OutstandingGroup(plan, dispatch_version)
         for episode in plan.episodes:
-            self.begin_again(episode)
+            self.queue_episode(episode)
 
-    def add_played(self, group: GroupState) -> Group | None:
+    def add_saved(self, group: GroupState) -> Group | None:
         """Add a saved group, whose finished members are not run again.
 
         Return the group if it is complete.
@@ -76,17 +76,17 @@ class OutstandingGroups:
         }
         for episode in group.plan.episodes:
             if episode.member not in record.finished:
-                self.begin_again(episode)
+                self.queue_episode(episode)
         return self._group(record) if group.is_complete else None
 
-    def begin_again(self, episode: EpisodeSpec) -> None:
+    def queue_episode(self, episode: EpisodeSpec) -> None:
         """Queue an episode to start, for the first time or again."""
         heapq.heappush(self._to_begin, (episode.episode_id, episode))
 
-    def lose(self, episode: EpisodeSpec) -> None:
+    def queue_lost(self, episode: EpisodeSpec) -> None:
         """Queue a member again that was run, and whose arrays were lost since."""
         del self._records[episode.group_id].finished[episode.member]
-        self.begin_again(episode)
+        self.queue_episode(episode)
 
     def next_episode(self) -> EpisodeSpec | None:
         """Return the episode to start now: the first member of the oldest group."""
@@ -99,7 +99,7 @@ class OutstandingGroups:
         record.finished[episode.member] = trajectory
         return self._group(record) if len(record.finished) == len(record.plan.episodes) else None
 
-    def remove(self, group_id: int) -> GroupPlan:
+    def remove_group(self, group_id: int) -> GroupPlan:
         """Remove a group that was trained, filtered or dropped, with its unstarted episodes."""
         record = self._records.pop(group_id)
         if len(record.finished) < len(record.plan.episodes):
@@ -121,7 +121,7 @@ class OutstandingGroups:
         """Episodes that wait for an environment."""
         return len(self._to_begin)
 
-    def num_played(self) -> tuple[int, int]:
+    def count_finished(self) -> tuple[int, int]:
         """Return how many episodes were run, in complete groups and in those that miss a member."""
         complete = partial = 0
         for record in self._records.values():
@@ -131,7 +131,7 @@ class OutstandingGroups:
                 partial += len(record.finished)
         return complete, partial
 
-    def light(self) -> tuple[Trajectory, ...]:
+    def stored_members(self) -> tuple[Trajectory, ...]:
         """Return the members that were run and whose arrays are on other hosts."""
         return tuple(
             member
@@ -140,7 +140,7 @@ class OutstandingGroups:
             if member.episode_ref is not None
         )
 
-    def complete_and_light(self) -> tuple[Group, ...]:
+    def complete_with_references(self) -> tuple[Group, ...]:
         """Return the groups whose members were all run, some with arrays on other hosts."""
         groups = [
             self._group(record)
@@ -152,7 +152,7 @@ class OutstandingGroups:
     def state(self) -> tuple[GroupState, ...]:
         """Return all outstanding groups, in order of dispatch.
 
-        Members whose pictures are on a shelf are left out, and run again after a resume: a shelf ends
+        Members whose pictures are in an image cache are left out, and run again after a resume: an image cache ends
         with its run.
         """
         return tuple(
@@ -233,39 +233,39 @@ class EpisodeRecords:
                 return None
             plan = self._source.next_group()
             self.staleness.admit(plan.group_id, dispatched_at)
-            self.groups.add(plan, dispatched_at)
-            self._ledger.dispatch(len(plan.episodes))
+            self.groups.add_group(plan, dispatched_at)
+            self._ledger.count_dispatched(len(plan.episodes))
         return episode
 
-    def again(self, episode: EpisodeSpec) -> None:
+    def queue_again(self, episode: EpisodeSpec) -> None:
         """Queue the next attempt at an episode that was lost, before any newer episode."""
-        self.groups.begin_again(_next_attempt(episode))
+        self.groups.queue_episode(_next_attempt(episode))
 
-    def lose(self, member: EpisodeSpec) -> None:
+    def queue_lost(self, member: EpisodeSpec) -> None:
         """Queue the next attempt at a member that ran, and whose arrays are lost."""
-        self.groups.lose(_next_attempt(member))
+        self.groups.queue_lost(_next_attempt(member))
 
-    def filtered(self, group: Group) -> None:
+    def remove_filtered(self, group: Group) -> None:
         """Remove a complete group that is not kept; another is admitted instead of it."""
-        self.groups.remove(group.group_id)
-        self._ledger.filter(len(group.trajectories))
-        self.staleness.filtered(group.group_id)
+        self.groups.remove_group(group.group_id)
+        self._ledger.count_filtered(len(group.trajectories))
+        self.staleness.remove_filtered(group.group_id)
 
-    def trained(self) -> Iterator[Group]:
+    def take_trained(self) -> Iterator[Group]:
         """Remove the groups of the oldest update, which was trained on them; yield them."""
-        for group in self.handover.trained():
-            self._ledger.train(len(group.trajectories))
-            self.groups.remove(group.group_id)
+        for group in self.handover.take_trained():
+            self._ledger.count_trained(len(group.trajectories))
+            self.groups.remove_group(group.group_id)
             yield group
 
-    def check(self, num_running: int) -> None:
+    def check_conservation(self, num_running: int) -> None:
         """Compare the ledger with the episodes held.
 
         Raises: ConservationError, with the table, if they differ.
         """
-        complete, partial = self.groups.num_played()
+        complete, partial = self.groups.count_finished()
         in_flight = self.groups.num_to_begin + num_running + partial
-        self._ledger.check(in_flight=in_flight, buffered=complete)
+        self._ledger.check_conservation(in_flight=in_flight, buffered=complete)
 
     def state(self) -> SchedulerState:
         """Return the whole book; running episodes are among those to start after a resume."""
@@ -283,12 +283,12 @@ class EpisodeRecords:
         """
         self._source.restore(state.source)
         self._begin_at(state.version, EpisodeLedger(state.ledger))
-        self._add_played(state.groups)
+        self._add_saved(state.groups)
         # only after all groups are back: which are too old depends on how many are before them
         for group_id in self.handover.evict():
-            plan = self.groups.remove(group_id)
-            self._ledger.drop(len(plan.episodes), "stale")
-            self._source.give_back(plan)
+            plan = self.groups.remove_group(group_id)
+            self._ledger.count_dropped(len(plan.episodes), "stale")
+            self._source.return_start(plan)
 
     def _begin_at(self, version: int, ledger: EpisodeLedger) -> None:
         self.staleness = StalenessPolicy(
@@ -302,12 +302,12 @@ class EpisodeRecords:
         self.handover = Handover(self.staleness)
         self.groups, self._ledger = OutstandingGroups(), ledger
 
-    def _add_played(self, groups: Sequence[GroupState]) -> None:
+    def _add_saved(self, groups: Sequence[GroupState]) -> None:
         for saved in groups:
             self.staleness.admit(saved.plan.group_id, saved.dispatch_version)
-            group = self.groups.add_played(saved)
+            group = self.groups.add_saved(saved)
             if group is not None and not has_references(group):
-                self.handover.add(group)
+                self.handover.add_group(group)
 
 
 def _next_attempt(episode: EpisodeSpec) -> EpisodeSpec:

@@ -53,7 +53,7 @@ async def run_episode(
     episode: EpisodeSpec,
     *,
     timeout_s: float | None = None,
-    gauge: DecisionCounter | None = None,
+    counter: DecisionCounter | None = None,
     is_trained_on: bool = False,
 ) -> Trajectory:
     """Run `episode` once. If it `is_trained_on`, its decisions are checked too.
@@ -65,7 +65,7 @@ async def run_episode(
     episode.
     """
     team = EngineTeam.of(engine)
-    policy = team.policies_of(episode, gauge)
+    policy = team.make_policies(episode, counter)
     deadline = asyncio.timeout(None)
     try:
         async with pool.lease(episode) as env, deadline:
@@ -157,26 +157,28 @@ class EpisodeRunner(Protocol):
         ...
 
     @property
-    def coming_version(self) -> int:
+    def pending_version(self) -> int:
         """The `weight_version` after the arrival of the weights that are on their way."""
         ...
 
-    async def play(self, episode: EpisodeSpec, *, timeout_s: float | None = None) -> Trajectory:
+    async def run_episode(
+        self, episode: EpisodeSpec, *, timeout_s: float | None = None
+    ) -> Trajectory:
         """Run `episode` once. Raises: as `run_episode`."""
         ...
 
-    def holds(self, trajectory: Trajectory) -> bool:
+    def holds_arrays(self, trajectory: Trajectory) -> bool:
         """Return whether a trajectory of an earlier process can be made whole here."""
         ...
 
-    async def whole(self, trajectory: Trajectory) -> Trajectory:
-        """Return a light trajectory of this player with all its arrays, or what stands for them.
+    async def materialise(self, trajectory: Trajectory) -> Trajectory:
+        """Return a metadata-only trajectory of this runner with all its arrays, or what stands for them.
 
         Call it once. Raises: EpisodeLost if they are gone with their host.
         """
         ...
 
-    def drop(self, trajectory: Trajectory) -> None:
+    def drop_arrays(self, trajectory: Trajectory) -> None:
         """Let the arrays of a trajectory be dropped where they are, if they are not here."""
         ...
 
@@ -184,10 +186,10 @@ class EpisodeRunner(Protocol):
         """Return counts of the policy's decisions, up to `now` of the loop's clock."""
         ...
 
-    def when_more_may_begin(self, call: Callable[[], None]) -> None:
+    def on_more_capacity(self, call: Callable[[], None]) -> None:
         """Call `call` in this loop each time that `num_slots` or `weight_version` has grown.
 
-        It need not be called for a `weight_version` that was never behind `coming_version`.
+        It need not be called for a `weight_version` that was never behind `pending_version`.
         """
         ...
 
@@ -203,7 +205,7 @@ class LocalEpisodeRunner:
 
     def __init__(self, pool: EnvPool, engine: AnyEngine, agent: Agent) -> None:
         self._pool, self._engine, self._agent = pool, EngineTeam.of(engine), agent
-        self._gauge = DecisionCounter()
+        self._counter = DecisionCounter()
 
     @property
     def num_slots(self) -> int:
@@ -216,11 +218,13 @@ class LocalEpisodeRunner:
         return self._engine.weight_version
 
     @property
-    def coming_version(self) -> int:
+    def pending_version(self) -> int:
         """The same, once weights have arrived at engines in other processes."""
-        return self._engine.coming_version
+        return self._engine.pending_version
 
-    async def play(self, episode: EpisodeSpec, *, timeout_s: float | None = None) -> Trajectory:
+    async def run_episode(
+        self, episode: EpisodeSpec, *, timeout_s: float | None = None
+    ) -> Trajectory:
         """Run `episode` once. Raises: as `run_episode`."""
         return await run_episode(
             self._pool,
@@ -228,25 +232,25 @@ class LocalEpisodeRunner:
             self._agent,
             episode,
             timeout_s=timeout_s,
-            gauge=self._gauge,
+            counter=self._counter,
             is_trained_on=True,
         )
 
-    def holds(self, trajectory: Trajectory) -> bool:
+    def holds_arrays(self, trajectory: Trajectory) -> bool:
         """Return whether all of it is here."""
         return trajectory.episode_ref is None
 
-    async def whole(self, trajectory: Trajectory) -> Trajectory:
+    async def materialise(self, trajectory: Trajectory) -> Trajectory:
         """Return the trajectory: all of it is here."""
         return trajectory
 
-    def drop(self, trajectory: Trajectory) -> None:
+    def drop_arrays(self, trajectory: Trajectory) -> None:
         """Do nothing: all of it is here."""
 
     def decisions(self, now: float) -> DecisionCounts:
         """Return counts of the decisions of all episodes."""
-        return self._gauge.counts(now)
+        return self._counter.counts(now)
 
-    def when_more_may_begin(self, call: Callable[[], None]) -> None:
+    def on_more_capacity(self, call: Callable[[], None]) -> None:
         """Call `call` each time that engines which were behind have new weights."""
-        self._engine.when_served(call)
+        self._engine.on_weights_applied(call)

@@ -186,7 +186,7 @@ def _report() -> None:
 
 
 class RunningEpisodes:
-    """Owns the tasks of episodes: `open` once, `stop` and then `leave` at the end.
+    """Owns the tasks of episodes: `open_tasks` once, `cancel_all` and then `wait_until_ended` at the end.
 
     The first error of an episode cancels all others; later ones become notes on it.
     """
@@ -194,7 +194,7 @@ class RunningEpisodes:
     def __init__(self) -> None:
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[int, asyncio.Task[None]] = {}
-        self._beside: set[asyncio.Task[None]] = set()
+        self._extra: set[asyncio.Task[None]] = set()
         self._is_left = False
         self.may_start = False
         """Whether new episodes may start."""
@@ -209,38 +209,38 @@ class RunningEpisodes:
         """Whether episodes run, or have run."""
         return self._tasks is not None
 
-    async def open(self) -> None:
+    async def open_tasks(self) -> None:
         """Allow episodes to start."""
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         self.may_start = True
 
-    def start(self, episode_id: int, episode: Coroutine[Any, Any, None]) -> None:
-        """Run an episode in a task of its own; it calls `ended` when it is over."""
+    def start_episode(self, episode_id: int, episode: Coroutine[Any, Any, None]) -> None:
+        """Run an episode in a task of its own; it calls `remove_ended` when it is over."""
         assert self._tasks is not None
         self._running[episode_id] = self._tasks.create_task(episode, name=f"episode {episode_id}")
 
-    def start_beside(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+    def start_extra(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Run work about ended episodes in a task of its own; it counts as no episode."""
         assert self._tasks is not None
         task = self._tasks.create_task(work, name=name)
-        self._beside.add(task)
-        task.add_done_callback(self._beside.discard)
+        self._extra.add(task)
+        task.add_done_callback(self._extra.discard)
 
-    def ended(self, episode_id: int) -> None:
+    def remove_ended(self, episode_id: int) -> None:
         """Remove an episode that ran to its end, or was lost; a cancelled one stays."""
         del self._running[episode_id]
 
-    def stop(self) -> None:
+    def cancel_all(self) -> None:
         """Cancel all episodes, the oldest first."""
         self.may_start, self._is_left = False, True
         # in a fixed order, so that a simulated run ends in the same way every time
         for episode_id in sorted(self._running):
             self._running[episode_id].cancel()
-        for task in sorted(self._beside, key=lambda task: task.get_name()):
+        for task in sorted(self._extra, key=lambda task: task.get_name()):
             task.cancel()
 
-    async def leave(
+    async def wait_until_ended(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,

@@ -150,7 +150,7 @@ class GroupSource:
         )
         return GroupPlan(group_id=group_id, start_index=start_index, episodes=episodes)
 
-    def give_back(self, plan: GroupPlan) -> None:
+    def return_start(self, plan: GroupPlan) -> None:
         """Take back the start of a group that was lost untrained; it is handed out again."""
         self._returned.append(ReturnedStart(plan.start_index))
 
@@ -220,10 +220,10 @@ def _digest_starts(starts: Sequence[TaskStart], kinds: Sequence[str] | None) -> 
 
     Settings of the environment, such as the path of its files, may change.
     """
-    played = [
+    finished = [
         (start.env.id, start.task, start.seed, _make_comparable(start.options)) for start in starts
     ]
-    return hashlib.blake2b(repr((played, kinds)).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(repr((finished, kinds)).encode(), digest_size=8).hexdigest()
 
 
 def _make_comparable(value: Any) -> Any:

@@ -83,18 +83,18 @@ class EngineTeam:
         return min(engine.weight_version for engine in self.engines.values())
 
     @property
-    def coming_version(self) -> int:
+    def pending_version(self) -> int:
         """The `weight_version` after the arrival of the weights that are on their way."""
         return min(
-            engine.coming_version if isinstance(engine, LaggingEngine) else engine.weight_version
+            engine.pending_version if isinstance(engine, LaggingEngine) else engine.weight_version
             for engine in self.engines.values()
         )
 
-    def when_served(self, call: Callable[[], None]) -> None:
+    def on_weights_applied(self, call: Callable[[], None]) -> None:
         """Call `call` each time that an engine serves weights that it was behind with."""
         for engine in self.engines.values():
             if isinstance(engine, LaggingEngine):
-                engine.when_served(call)
+                engine.on_weights_applied(call)
 
     def token_ids(self, agent: str) -> "range | None":
         """Return the ids of the tokens that an agent's policy chooses from, if its engine has them.
@@ -109,8 +109,8 @@ class EngineTeam:
             if isinstance(engine, LaggingEngine):
                 await engine.arrive()
 
-    def policies_of(
-        self, episode: EpisodeSpec, gauge: "DecisionCounter | None" = None
+    def make_policies(
+        self, episode: EpisodeSpec, counter: "DecisionCounter | None" = None
     ) -> "EpisodePolicy | dict[str, EpisodePolicy]":
         """Return the policy or policies that the agent of an episode gets.
 
@@ -122,7 +122,7 @@ class EngineTeam:
                 msgspec.structs.replace(
                     episode, policy_seed=self._agent_names.seed(episode.policy_seed, name)
                 ),
-                gauge,
+                counter,
             )
             for name, engine in self.engines.items()
         }
@@ -156,7 +156,7 @@ class DecisionCounter:
         self._asked_since = 0.0
         self._has_warned = self._has_warned_of_rejection = False
 
-    def note_long_episode(self, episode: EpisodeSpec) -> None:
+    def warn_long_episode(self, episode: EpisodeSpec) -> None:
         """Warn, once, that an episode may never end."""
         if not self._has_warned:
             self._has_warned = True
@@ -170,7 +170,7 @@ class DecisionCounter:
                 episode.env.id,
             )
 
-    def note_rejection(self, episode: EpisodeSpec, error: ConversationRejected) -> None:
+    def warn_rejection(self, episode: EpisodeSpec, error: ConversationRejected) -> None:
         """Warn, once, that the policy's chat template rejects what the policy wrote."""
         if error.is_reply_at_fault and not self._has_warned_of_rejection:
             self._has_warned_of_rejection = True
@@ -183,13 +183,13 @@ class DecisionCounter:
                 error,
             )
 
-    def enter(self, now: float) -> None:
+    def begin_decision(self, now: float) -> None:
         """Count a decision that is being asked."""
         if self.num_waiting == 0:
             self._asked_since = now
         self.num_waiting += 1
 
-    def leave(self, now: float) -> None:
+    def end_decision(self, now: float) -> None:
         """Count a decision as answered, or its episode as ended without the answer."""
         self.num_waiting -= 1
         self.num_decisions += 1
@@ -215,17 +215,17 @@ class EpisodePolicy:
         episode: its `sampling` and `policy_seed` are used; decision k has the seed
             `derive_seed(policy_seed, k)`, so a repeated episode makes the same decisions from the
             same observations.
-        gauge: counts the decisions, shared by all episodes of a scheduler.
+        counter: counts the decisions, shared by all episodes of a scheduler.
     """
 
     def __init__(
         self,
         engine: ActionEngine | ChatEngine,
         episode: EpisodeSpec,
-        gauge: DecisionCounter | None = None,
+        counter: DecisionCounter | None = None,
     ) -> None:
         self._engine, self._episode = engine, episode
-        self._gauge = gauge if gauge is not None else DecisionCounter()
+        self._counter = counter if counter is not None else DecisionCounter()
         self._clock = asyncio.get_running_loop().time
         self._num_decisions = 0
 
@@ -279,7 +279,7 @@ class EpisodePolicy:
                     prompt, tools=tools, sampling=chosen, max_tokens=max_tokens, options=options
                 )
             except ConversationRejected as error:
-                self._gauge.note_rejection(self._episode, error)
+                self._counter.warn_rejection(self._episode, error)
                 raise
         self._require_possible(number, reply.log_probs, reply.tokens, engine.weight_version)
         earlier = () if isinstance(prompt, str | np.ndarray) else prompt
@@ -308,11 +308,11 @@ class EpisodePolicy:
         )
         self._num_decisions += 1
         if self._num_decisions == LONG_EPISODE:
-            self._gauge.note_long_episode(self._episode)
-        self._gauge.enter(self._clock())
+            self._counter.warn_long_episode(self._episode)
+        self._counter.begin_decision(self._clock())
         wait = begin_wait(f"episode {self._episode.episode_id}", on="the policy")
         try:
             yield chosen
         finally:
             end_wait(wait)
-            self._gauge.leave(self._clock())
+            self._counter.end_decision(self._clock())

@@ -3,13 +3,13 @@
 It runs as far ahead of the learner as staleness allows.
 
         source ──► admit ──► episodes, one coroutine each ──► group complete ──► keep? ──► buffer ──► groups_for_update
-                     ▲         player.play(episode)                                │                        │
+                     ▲         runner.run_episode(episode)                                │                        │
                      └───────────── capacity given back ◄──────────────── filtered ┘ ◄───────── trained ────┘
 
 A finished episode is replaced at once, and a complete group is handed over at once. What always
 holds:
 
-    - at most `player.num_slots` episodes begin to run; a group is admitted only if a slot would otherwise be idle;
+    - at most `runner.num_slots` episodes begin to run; a group is admitted only if a slot would otherwise be idle;
     - the buffer is bounded by the staleness policy: while it is full nothing is admitted, and slots are idle;
     - an episode lost to a dead or frozen process is run again from the same task, state and seed, in the same group;
     - each dispatched episode is, at every update, in exactly one place (`EpisodeRecords`).
@@ -35,7 +35,7 @@ class EpisodeScheduler:
     """Runs episodes and hands over groups; `async with` owns all its tasks.
 
     Args:
-        player: runs the episodes. Its `coming_version` is the learner's by the time `trained` is
+        player: runs the episodes. Its `pending_version` is the learner's by the time `mark_trained` is
             called: publish first.
         source: the groups to run.
         config: sizes, staleness and the handling of faults.
@@ -52,7 +52,7 @@ class EpisodeScheduler:
 
     def __init__(
         self,
-        player: EpisodeRunner,
+        runner: EpisodeRunner,
         source: GroupSource,
         config: SchedulerConfig,
         *,
@@ -60,17 +60,17 @@ class EpisodeScheduler:
         on_episode: Callable[[Trajectory], None] | None = None,
         num_updates: int | None = None,
     ) -> None:
-        config.require_feasible(num_envs=player.num_slots, group_size=source.group_size)
-        self._player, self._config = player, config
+        config.require_feasible(num_envs=runner.num_slots, group_size=source.group_size)
+        self._runner, self._config = runner, config
         self._on_episode, self._num_updates = on_episode, num_updates
         self._filter = GroupFilter(keep, config.max_filtered_in_a_row)
-        self._book, self._meter = (
+        self._records, self._metrics = (
             EpisodeRecords(source, config, num_updates),
-            RolloutMetrics(player.decisions),
+            RolloutMetrics(runner.decisions),
         )
         self._running, self._attempts = RunningEpisodes(), Attempts(config.max_attempts)
         self._changed = asyncio.Event()
-        player.when_more_may_begin(self._fill)
+        runner.on_more_capacity(self._fill)
 
     async def __aenter__(self) -> Self:
         """Start running episodes."""
@@ -78,14 +78,14 @@ class EpisodeScheduler:
             raise RuntimeError(
                 "this scheduler was opened before; make a new one and restore the old one's state"
             )
-        if self._player.weight_version < self.version:
+        if self._runner.weight_version < self.version:
             raise ConfigError(
-                f"the engine serves weight version {self._player.weight_version}, the scheduler "
+                f"the engine serves weight version {self._runner.weight_version}, the scheduler "
                 f"continues at {self.version}; load the weights of the same checkpoint first"
             )
-        self._meter.start(asyncio.get_running_loop().time())
-        await self._running.open()
-        self._take_up_light()
+        self._metrics.start_window(asyncio.get_running_loop().time())
+        await self._running.open_tasks()
+        self._resume_stored_members()
         self._fill()
         return self
 
@@ -99,15 +99,15 @@ class EpisodeScheduler:
 
         `state` stays valid.
         """
-        self._running.stop()
+        self._running.cancel_all()
         # before the wait, because a node may be waiting for a group that will not come
         self._wake()
-        await self._running.leave(kind, error, traceback)
+        await self._running.wait_until_ended(kind, error, traceback)
 
     @property
     def version(self) -> int:
         """Updates trained so far."""
-        return self._book.version
+        return self._records.version
 
     async def groups_for_update(self, update: int) -> AsyncIterator[Group]:
         """Yield the groups of an update, each as soon as it is complete and its turn has come.
@@ -134,14 +134,14 @@ class EpisodeScheduler:
             )
         for place in range(self._config.groups_per_update):
             # looked at again after every wake: another update may have taken what completed
-            while len(self._book.handover.groups_of(update)) <= place:
+            while len(self._records.handover.get_groups(update)) <= place:
                 if not self._hand_over(update):
                     self._running.require_running()
                     with waiting(f"update {update}", on=self.describe_wait()):
                         await self._changed.wait()
-            yield self._book.handover.groups_of(update)[place]
+            yield self._records.handover.get_groups(update)[place]
 
-    def trained(self, groups: Sequence[Group], new_version: int) -> None:
+    def mark_trained(self, groups: Sequence[Group], new_version: int) -> None:
         """Report that the learner trained `new_version` on these groups, and has published it.
 
         While it is on its way to other hosts, groups are dispatched at the version that all of them
@@ -151,18 +151,18 @@ class EpisodeScheduler:
         not the groups that were handed over for this update, or the weights are not published.
         """
         # all checks before any count: a rejected call must leave the ledger as it was
-        self._book.handover.require_groups(groups, new_version)
-        if self._player.coming_version < new_version:
+        self._records.handover.require_groups(groups, new_version)
+        if self._runner.pending_version < new_version:
             raise ValueError(
-                f"the engine serves version {self._player.coming_version}, expected "
+                f"the engine serves version {self._runner.pending_version}, expected "
                 f"{new_version}: publish the weights first, so that episodes dispatched from now "
                 "on use them"
             )
         version = self.version
-        for group in self._book.trained():
-            self._meter.trained(group, version)
+        for group in self._records.take_trained():
+            self._metrics.count_trained(group, version)
             for member in group.trajectories:
-                self._player.drop(member)
+                self._runner.drop_arrays(member)
         note_progress("updates")
         # between counting and dispatching: every episode is in one place now, and none has begun
         self.check_conservation()
@@ -174,12 +174,12 @@ class EpisodeScheduler:
 
         Raises: ConservationError, with the table, if they differ.
         """
-        self._book.check(len(self._running))
+        self._records.check_conservation(len(self._running))
 
     def state(self) -> SchedulerState:
         """Return all that is needed to continue, as of now; also after the scheduler was closed."""
         self.check_conservation()
-        return self._book.state()
+        return self._records.state()
 
     def restore(self, state: SchedulerState) -> None:
         """Continue where `state` was taken; call it before `async with`.
@@ -191,13 +191,15 @@ class EpisodeScheduler:
         """
         if self._running.was_opened:
             raise RuntimeError("restore a scheduler before it is opened")
-        self._book.restore(state)
+        self._records.restore(state)
         self.check_conservation()
 
-    def deposits(self) -> tuple[EpisodeRef, ...]:
+    def episode_refs(self) -> tuple[EpisodeRef, ...]:
         """Return the places on other hosts of all arrays that are needed still."""
         return tuple(
-            member.episode_ref for member in self._book.groups.light() if member.episode_ref
+            member.episode_ref
+            for member in self._records.groups.stored_members()
+            if member.episode_ref
         )
 
     def metrics(self) -> dict[str, float]:
@@ -207,23 +209,23 @@ class EpisodeScheduler:
         """
         now = asyncio.get_running_loop().time()
         depths = {
-            "episodes_playing": len(self._running),
-            "episodes_to_begin": self._book.groups.num_to_begin,
-            "decisions_waiting": self._player.decisions(now).num_waiting,
-            "groups_buffered": self._book.handover.num_buffered,
-            "groups_in_training": self._book.handover.num_in_training,
-            "groups_outstanding": self._book.staleness.num_outstanding,
+            "episodes_running": len(self._running),
+            "episodes_to_begin": self._records.groups.num_to_begin,
+            "decisions_waiting": self._runner.decisions(now).num_waiting,
+            "groups_buffered": self._records.handover.num_buffered,
+            "groups_in_training": self._records.handover.num_in_training,
+            "groups_outstanding": self._records.staleness.num_outstanding,
         }
-        return self._meter.report(now, depths, self._book.dropped)
+        return self._metrics.report(now, depths, self._records.dropped)
 
     def describe_wait(self) -> str:
         """Describe in words what the update being filled waits for."""
-        return self._book.handover.describe_wait(self._book.groups.missing)
+        return self._records.handover.describe_wait(self._records.groups.missing)
 
     def _hand_over(self, update: int) -> bool:
         """Hand one more group to `update`, and wake the next update once this one is full."""
-        is_selected = self._book.handover.hand_over(update)
-        if is_selected and self._book.staleness.next_update != update:
+        is_selected = self._records.handover.hand_over(update)
+        if is_selected and self._records.staleness.next_update != update:
             self._wake()
         return is_selected
 
@@ -234,24 +236,26 @@ class EpisodeScheduler:
 
     def _fill(self) -> None:
         """Start episodes until every slot is in use or staleness allows no more."""
-        while self._running.may_start and len(self._running) < self._player.num_slots:
-            episode = self._book.next_episode(self._player.weight_version)
+        while self._running.may_start and len(self._running) < self._runner.num_slots:
+            episode = self._records.next_episode(self._runner.weight_version)
             if episode is None:
                 return
-            self._running.start(episode.episode_id, self._play(episode))
+            self._running.start_episode(episode.episode_id, self._run_episode(episode))
 
-    async def _play(self, episode: EpisodeSpec) -> None:
+    async def _run_episode(self, episode: EpisodeSpec) -> None:
         """Run one episode and start the next.
 
         A cancelled episode stays in flight: it is run after a resume.
         """
         try:
-            trajectory = await self._player.play(episode, timeout_s=self._config.episode_timeout_s)
+            trajectory = await self._runner.run_episode(
+                episode, timeout_s=self._config.episode_timeout_s
+            )
             self._finish(trajectory)
         except EpisodeLost as loss:
             # a lost process is no fault of the episode; an error of the agent would come back
             if self._attempts.allow(loss):
-                self._play_again(loss)
+                self._run_again(loss)
             elif self._running.fails_the_run(loss):
                 raise
         except Exception as error:
@@ -261,70 +265,70 @@ class EpisodeScheduler:
 
     def _finish(self, trajectory: Trajectory) -> None:
         """Record a finished episode and, with the last member, its group."""
-        self._running.ended(trajectory.episode.episode_id)
-        self._attempts.ended(trajectory.episode.episode_id)
-        group = self._book.groups.finish(trajectory)
-        self._meter.episode(trajectory)
+        self._running.remove_ended(trajectory.episode.episode_id)
+        self._attempts.forget_episode(trajectory.episode.episode_id)
+        group = self._records.groups.finish(trajectory)
+        self._metrics.count_episode(trajectory)
         if self._on_episode is not None:
             self._on_episode(trajectory)
         note_progress("episodes")
         if group is None:
             return
         is_kept = self._filter.is_kept(group)
-        self._meter.group(kept=is_kept)
+        self._metrics.count_group(kept=is_kept)
         if is_kept and has_references(group):
-            self._start_bringing(group)
+            self._start_fetching(group)
         elif is_kept:
-            self._book.handover.add(group)
+            self._records.handover.add_group(group)
         else:
             for member in group.trajectories:
-                self._player.drop(member)
-            self._book.filtered(group)
-            self._filter.require_some_kept(self._book.staleness.next_update)
+                self._runner.drop_arrays(member)
+            self._records.remove_filtered(group)
+            self._filter.require_some_kept(self._records.staleness.next_update)
         self._wake()
 
-    def _take_up_light(self) -> None:
+    def _resume_stored_members(self) -> None:
         """Continue with members whose arrays are on other hosts, after a resume.
 
         Those whose host is gone, or was started again, are run again.
         """
-        for member in self._book.groups.light():
-            if not self._player.holds(member):
-                self._book.groups.lose(member.episode)
-        for group in self._book.groups.complete_and_light():
-            self._start_bringing(group)
+        for member in self._records.groups.stored_members():
+            if not self._runner.holds_arrays(member):
+                self._records.groups.queue_lost(member.episode)
+        for group in self._records.groups.complete_with_references():
+            self._start_fetching(group)
 
-    def _start_bringing(self, group: Group) -> None:
+    def _start_fetching(self, group: Group) -> None:
         name = f"arrays of group {group.group_id}"
-        self._running.start_beside(name, self._bring_here(group))
+        self._running.start_extra(name, self._fetch_arrays(group))
 
-    async def _bring_here(self, group: Group) -> None:
+    async def _fetch_arrays(self, group: Group) -> None:
         """Bring the arrays of a kept group here, and hand it over.
 
         Members whose host is gone are run again.
         """
-        light = [member for member in group.trajectories if member.episode_ref is not None]
+        metadata = [member for member in group.trajectories if member.episode_ref is not None]
         found = await asyncio.gather(
-            *(self._player.whole(member) for member in light), return_exceptions=True
+            *(self._runner.materialise(member) for member in metadata), return_exceptions=True
         )
         complete: Group | None = None
-        for member, result in zip(light, found, strict=True):
+        for member, result in zip(metadata, found, strict=True):
             if isinstance(result, EpisodeLost):
-                self._meter.lost(result.kind)
-                self._book.lose(member.episode)
+                self._metrics.count_lost(result.kind)
+                self._records.queue_lost(member.episode)
             elif isinstance(result, BaseException):
                 if isinstance(result, Exception) and not self._running.fails_the_run(result):
                     return
                 raise result
             else:
-                complete = self._book.groups.finish(result)
+                complete = self._records.groups.finish(result)
         if complete is not None and all(each.episode_ref is None for each in complete.trajectories):
-            self._book.handover.add(complete)
+            self._records.handover.add_group(complete)
         self._wake()
         self._fill()
 
-    def _play_again(self, loss: EpisodeLost) -> None:
+    def _run_again(self, loss: EpisodeLost) -> None:
         """Run the same episode again, before any newer one."""
-        self._meter.lost(loss.kind)
-        self._running.ended(loss.episode.episode_id)
-        self._book.again(loss.episode)
+        self._metrics.count_lost(loss.kind)
+        self._running.remove_ended(loss.episode.episode_id)
+        self._records.queue_again(loss.episode)

@@ -115,7 +115,7 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
 class StalenessPolicy:
     """Decides when a group may be admitted and which complete group an update takes next.
 
-    A group is admitted, then complete, then selected, then trained; or it leaves through `filtered`
+    A group is admitted, then complete, then selected, then trained; or it leaves through `remove_filtered`
     or `evict`.
 
     Args:
@@ -185,7 +185,7 @@ class StalenessPolicy:
         heapq.heappush(self._complete, (self._dispatch_versions[group_id], group_id))
         self._running.discard(group_id)
 
-    def filtered(self, group_id: int) -> None:
+    def remove_filtered(self, group_id: int) -> None:
         """Remove a group that was not selected, and free its capacity."""
         self._remove_unselected(group_id)
         self._running.discard(group_id)
@@ -202,7 +202,7 @@ class StalenessPolicy:
             self.next_update, self._num_selected = self.next_update + 1, 0
         return group_id
 
-    def trained(self, group_ids: Iterable[int]) -> None:
+    def remove_trained(self, group_ids: Iterable[int]) -> None:
         """Remove the groups of an update, free their capacity and raise the version by one."""
         for group_id in group_ids:
             del self._dispatch_versions[group_id]
@@ -230,7 +230,7 @@ class StalenessPolicy:
         self._complete = [entry for entry in self._complete if entry[1] not in lost]
         heapq.heapify(self._complete)
         for group_id in evicted:
-            self.filtered(group_id)
+            self.remove_filtered(group_id)
         return evicted
 
     @property
@@ -294,7 +294,7 @@ class Handover:
         """Groups that were handed to an update, which may still be waiting for others."""
         return sum(len(groups) for groups in self._handed.values())
 
-    def add(self, group: Group) -> None:
+    def add_group(self, group: Group) -> None:
         """Add a complete group that was kept."""
         self._ready[group.group_id] = group
         self._staleness.complete(group.group_id)
@@ -305,7 +305,7 @@ class Handover:
             self._ready.pop(group_id, None)
             yield group_id
 
-    def groups_of(self, update: int) -> Sequence[Group]:
+    def get_groups(self, update: int) -> Sequence[Group]:
         """Return the groups that an update has so far."""
         return self._handed.get(update, ())
 
@@ -324,7 +324,7 @@ class Handover:
         """Raise ValueError unless `groups` are all those of the update that makes `new_version`."""
         version, size = self._staleness.version, self._staleness.groups_per_update
         given = {group.group_id for group in groups}
-        handed = {group.group_id for group in self.groups_of(version)}
+        handed = {group.group_id for group in self.get_groups(version)}
         if new_version != version + 1 or given != handed:
             raise ValueError(
                 f"trained on groups {sorted(group.group_id for group in groups)} to version "
@@ -334,10 +334,10 @@ class Handover:
         if len(handed) < size:
             raise ValueError(f"update {version} has {len(handed)} of {size} groups so far")
 
-    def trained(self) -> list[Group]:
+    def take_trained(self) -> list[Group]:
         """Remove the groups of the oldest update, which was trained on them, and return them."""
         groups = self._handed.pop(self._staleness.version)
-        self._staleness.trained(group.group_id for group in groups)
+        self._staleness.remove_trained(group.group_id for group in groups)
         return groups
 
     def describe_wait(self, missing: Callable[[int], Sequence[int]]) -> str:
@@ -347,7 +347,7 @@ class Handover:
             missing: returns the episodes of a group that were not run yet.
         """
         size = self._staleness.groups_per_update
-        num_missing = size - len(self.groups_of(self._staleness.next_update))
+        num_missing = size - len(self.get_groups(self._staleness.next_update))
         oldest = self._staleness.oldest_running()
         if oldest is None:
             return f"update {self._staleness.version} to be trained"

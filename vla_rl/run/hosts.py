@@ -87,11 +87,11 @@ def make_host_fleet(
     lane: DeviceLane,
     here: LocalEpisodeRunner | None,
     weight_version: int,
-    deposits: Callable[[], Iterable[EpisodeRef]],
+    episode_refs: Callable[[], Iterable[EpisodeRef]],
 ) -> HostFleet:
     """Make what runs the episodes on other hosts.
 
-    Raises: ConfigError for a list of hosts that is wrong, or a run that they cannot play.
+    Raises: ConfigError for a list of hosts that is wrong, or a run that they cannot run.
     """
     return HostFleet(
         OpenHosts(cluster),
@@ -101,7 +101,7 @@ def make_host_fleet(
         lane,
         here=here,
         weight_version=weight_version,
-        deposits=deposits,
+        episode_refs=episode_refs,
     )
 
 
@@ -222,12 +222,12 @@ def choose_image_route(
     if all(learner.ranks == 1 for learner in learners):
         return
     reader = _image_reader(graph, team, hosts)
-    if config.cluster.depot_gib == 0:
-        reader = "with cluster.depot_gib = 0, whole episodes come here"
+    if config.cluster.episode_store_gib == 0:
+        reader = "with cluster.episode_store_gib = 0, whole episodes come here"
     if reader:
         hosts.picture_way = f"pictures go through this process: {reader}"
         return
-    hosts.pictures = ImageRoutes(round(config.cluster.depot_gib * (1 << 30)))
+    hosts.pictures = ImageRoutes(round(config.cluster.episode_store_gib * (1 << 30)))
     hosts.picture_way = "pictures go from the hosts to the learner ranks directly"
 
 

@@ -118,7 +118,7 @@ class TrainingParts:
                 self.lane,
                 here if cluster.plays_here else None,
                 first_update,
-                deposits=lambda: self.scheduler.deposits(),
+                episode_refs=lambda: self.scheduler.episode_refs(),
             )
 
         self.learner = make_learners(
@@ -131,16 +131,16 @@ class TrainingParts:
             others={} if self.hosts is None else self.hosts.weights.sinks,
             lost_gpus=restarts.lost_gpus if restarts is not None else (),
         )
-        players = self.hosts or self.engine
-        assert players is not None, "a run without other hosts acts here"
+        acting = self.hosts or self.engine
+        assert acting is not None, "a run without other hosts acts here"
         self.progress = RunProgress(
             config.run.updates,
             first_update=first_update,
-            policy_busy_share=lambda: players.busy_share,
+            policy_busy_share=lambda: acting.busy_share,
         )
-        player = here if self.hosts is None else self.hosts.players
-        assert player is not None
-        self.scheduler = make_scheduler(config, starts, player, self.progress)
+        runner = here if self.hosts is None else self.hosts.runner
+        assert runner is not None
+        self.scheduler = make_scheduler(config, starts, runner, self.progress)
         self.saver = CheckpointSaver(
             config.run.checkpoint_every, config.run.keep_checkpoints, first_update
         )
@@ -230,7 +230,7 @@ class TrainingParts:
             learner.ranks.group.image_copier = self.hosts.pictures
 
     @asynccontextmanager
-    async def opened_players(self, run: Path) -> AsyncIterator[None]:
+    async def opened_runners(self, run: Path) -> AsyncIterator[None]:
         """Start all that runs episodes: simulators and engines here, and other hosts.
 
         Other hosts that wait for a resume of the run in the folder `run` are taken over.
@@ -243,7 +243,7 @@ class TrainingParts:
                 await asyncio.to_thread(self.hosts.belong_to, run)
                 await stack.enter_async_context(self.hosts)
                 ways = (
-                    f"episodes run on {', '.join(self.hosts.players.hosts)}",
+                    f"episodes run on {', '.join(self.hosts.runner.hosts)}",
                     self.hosts.picture_way,
                 )
                 print("; ".join(filter(None, ways)), flush=True)
@@ -305,10 +305,10 @@ class TrainingParts:
 def make_scheduler(
     config: LearningConfig,
     starts: Sequence[TaskStart],
-    player: EpisodeRunner,
+    runner: EpisodeRunner,
     progress: RunProgress,
 ) -> EpisodeScheduler:
-    """Make what runs the episodes of a run on a player, and reports each to its progress."""
+    """Make what runs the episodes of a run on a runner, and reports each to its progress."""
     source = GroupSource(
         starts,
         config.episodes_per_group,
@@ -318,7 +318,7 @@ def make_scheduler(
         kinds=start_kinds(starts) if isinstance(config, MixedTrainingConfig) else None,
     )
     return EpisodeScheduler(
-        player,
+        runner,
         source,
         config.scheduler,
         keep=group_filter(config.filter),

@@ -22,7 +22,7 @@ from vla_rl.datasets import LeRobotWriter, RecordedEpisode
 from vla_rl.envs.text import is_text_task
 from vla_rl.errors import ConfigError
 from vla_rl.reporting.record_files import FailureReporter
-from vla_rl.rollout import embodied_agent, owned_copy
+from vla_rl.rollout import copy_arrays, embodied_agent
 from vla_rl.types import (
     Agent,
     ChunkOutcome,
@@ -185,7 +185,7 @@ class EpisodeRecorder:
     def record(self, agent: Agent = embodied_agent) -> Agent:
         """Return the agent with its episodes recorded."""
 
-        async def play(env: Env, policy: Policy) -> Trajectory:
+        async def run_recorded(env: Env, policy: Policy) -> Trajectory:
             if is_text_task(env.episode.env):
                 return await agent(env, policy)
             watched = _RecordingEnv(env)
@@ -195,7 +195,7 @@ class EpisodeRecorder:
                     await run_in_thread(self._write, trajectory, watched.seen[:-1], watched.actions)
             return trajectory  # type: ignore[no-any-return]
 
-        return play
+        return run_recorded
 
     def _write(
         self, trajectory: Trajectory, seen: Sequence[Observation], actions: Sequence[np.ndarray]
@@ -231,7 +231,7 @@ class _RecordingEnv:
 
     async def reset(self) -> tuple[Observation, Info]:
         observation, info = await self._env.reset()
-        self.seen, self.actions = [owned_copy(observation)], []
+        self.seen, self.actions = [copy_arrays(observation)], []
         return observation, info
 
     async def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
@@ -252,10 +252,10 @@ class _RecordingEnv:
             outcome = await self._env.step_chunk(
                 actions[number : number + 1], frames_every=frames_every
             )
-            self.seen.append(owned_copy(outcome.observation))
+            self.seen.append(copy_arrays(outcome.observation))
             self.actions.append(actions[number])
-            rewards.append(owned_copy(outcome.rewards))
-            frames += [] if outcome.frames is None else [owned_copy(outcome.frames)]
+            rewards.append(copy_arrays(outcome.rewards))
+            frames += [] if outcome.frames is None else [copy_arrays(outcome.frames)]
             if outcome.terminated or outcome.truncated:
                 break
         return msgspec.structs.replace(

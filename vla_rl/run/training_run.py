@@ -289,7 +289,7 @@ class TrainingRun:
         seed = derive_seed(self._config.run.seed, "chaos")
         broken = chaos(lambda: self.simulator_pids, self._config.run.chaos_every_s, seed)
         # faults last in and first out: a simulator that closes must not be frozen meanwhile
-        async with parts.opened_players(run.path), broken:
+        async with parts.opened_runners(run.path), broken:
             if parts.scheduler.version == 0:
                 if evaluator is not None:
                     await self._evaluate(run, evaluator)

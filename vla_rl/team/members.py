@@ -281,7 +281,7 @@ def make_learners(
             # with hosts, their publication says which version all serve, those of this process included
             engine = None if engines is None or name in others else engines.owned[name]
             if isinstance(engine, LaggingEngine):
-                engine.go_ahead()
+                engine.apply_in_background()
         else:
             learners[name] = Learner(
                 member.model, lane, settings, publish_to=sinks, weight_version=weight_version

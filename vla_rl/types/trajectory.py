@@ -206,7 +206,7 @@ class Trajectory(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
     """The info of the last step, plus what the agent adds."""
 
     episode_ref: EpisodeRef | None = msgspec.field(default=None, name="deposit")
-    """Place of its observations, tokens and actions, if it is light: then rewards, versions, infos
+    """Place of its observations, tokens and actions, if it is metadata-only: then rewards, versions, infos
     and small values alone are here. None for every trajectory of an update."""
 
     cached_images: ImageCacheRef | None = msgspec.field(default=None, name="shelved")

@@ -110,7 +110,7 @@ def test_a_version_that_was_not_shared_is_refused(way: Way) -> None:
 
 async def test_the_learner_waits_for_a_version_unless_it_goes_ahead() -> None:
     version, may_apply, heard = ServedVersion(0), asyncio.Event(), list[int]()
-    version.when_served(lambda: heard.append(version.now))
+    version.on_weights_applied(lambda: heard.append(version.now))
 
     async def apply(number: int) -> None:
         await may_apply.wait()
@@ -119,16 +119,16 @@ async def test_the_learner_waits_for_a_version_unless_it_goes_ahead() -> None:
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(version.begin(1, apply(1), tasks))
         await asyncio.sleep(0)
-        assert (waiting.done(), version.now, version.coming) == (False, 0, 0)
+        assert (waiting.done(), version.now, version.pending) == (False, 0, 0)
         may_apply.set()
         await waiting
         may_apply.clear()
-        version.goes_ahead = True
+        version.applies_in_background = True
         await version.begin(2, apply(2), tasks)
-        assert (version.now, version.coming) == (1, 2)
+        assert (version.now, version.pending) == (1, 2)
         may_apply.set()
         await version.arrive()
-        assert (version.now, version.coming) == (2, 2)
+        assert (version.now, version.pending) == (2, 2)
     assert heard == [1, 2]
 
 
@@ -149,7 +149,7 @@ async def test_an_update_begins_while_an_engine_still_drains(
     policy = speaking_policy()
     async with asyncio.timeout(50), DeviceLane(1) as lane:
         engine = VllmChatEngine(serve(policy), lane, config)
-        engine.go_ahead()
+        engine.apply_in_background()
 
         def publish(version: int) -> None:
             """Publish as one process or as ranks do."""
@@ -163,15 +163,15 @@ async def test_an_update_begins_while_an_engine_still_drains(
             drained = replicas[0].llm.drained
             drained.clear()
             await lane.run(publish, 1)
-            assert (engine.weight_version, engine.coming_version) == (0, 1)
+            assert (engine.weight_version, engine.pending_version) == (0, 1)
             # the memory of version 0 is read until then, and a third version has no other
             second = asyncio.create_task(lane.run(publish, 2))
             await asyncio.sleep(0.1)
-            assert (second.done(), engine.coming_version) == (False, 1)
+            assert (second.done(), engine.pending_version) == (False, 1)
             drained.set()
             await second
             await engine.arrive()
-            assert (engine.weight_version, engine.coming_version) == (2, 2)
+            assert (engine.weight_version, engine.pending_version) == (2, 2)
             assert [step for step in replicas[0].llm.done if step.startswith("version")] == [
                 "version 0",
                 "version 1",
@@ -192,7 +192,7 @@ async def test_an_error_after_the_learner_went_ahead_ends_the_engines_block(
 
     async def publish_broken() -> None:
         async with DeviceLane(1) as lane, VllmChatEngine(serve(policy), lane, config) as engine:
-            engine.go_ahead()
+            engine.apply_in_background()
 
             async def refuse(*_: Any) -> None:
                 raise RuntimeError("the engines are gone")

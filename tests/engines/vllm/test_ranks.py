@@ -34,9 +34,9 @@ async def test_engines_hold_the_bytes_of_the_ranks(tensor_parallel: int) -> None
         ShardedLearner(policy, runtime, lane, config, [engine]) as learner,
     ):
         first = set((await engine.checksums()).values())
-        engine.go_ahead()
+        engine.apply_in_background()
         await learner.update(trajectories, [1.0, -0.5])
-        assert engine.coming_version == 1
+        assert engine.pending_version == 1
         await engine.arrive()
         written = set((await engine.checksums()).values())
         assert engine.weight_version == 1

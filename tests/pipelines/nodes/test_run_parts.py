@@ -57,7 +57,7 @@ class Ledger:
         self.version = 0
         self.groups: list[Sequence[Group]] = []
 
-    def trained(self, groups: Sequence[Group], version: int) -> None:
+    def mark_trained(self, groups: Sequence[Group], version: int) -> None:
         self.groups.append(groups)
         self.version = version
 

@@ -69,7 +69,7 @@ class ServerChatEngine(ChatEngineBase):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened_at = self._update_s = 0.0
         self._room = asyncio.Semaphore(MAX_QUEUE)
-        self._gauge = DecisionCounter()
+        self._counter = DecisionCounter()
 
     async def __aenter__(self) -> Self:
         """Give the policy's weights to all servers.
@@ -131,9 +131,9 @@ class ServerChatEngine(ChatEngineBase):
         elapsed = now - self._opened_at
         return BatchStats(
             num_batches=0,
-            num_requests=self._gauge.num_decisions,
-            busy_share=self._gauge.asked_s(now) / elapsed if elapsed > 0 else 0.0,
-            num_queued=self._gauge.num_waiting,
+            num_requests=self._counter.num_decisions,
+            busy_share=self._counter.asked_s(now) / elapsed if elapsed > 0 else 0.0,
+            num_queued=self._counter.num_waiting,
             batch_sizes={},
         )
 
@@ -171,11 +171,11 @@ class ServerChatEngine(ChatEngineBase):
         )
         clock = asyncio.get_running_loop().time
         async with self._room:
-            self._gauge.enter(clock())
+            self._counter.begin_decision(clock())
             try:
                 parts = await self._continued(asked.tokens.tolist(), sampling, max_tokens, rules)
             finally:
-                self._gauge.leave(clock())
+                self._counter.end_decision(clock())
         return Sampled(
             tokens=np.concatenate([part.tokens for part in parts]),
             log_probs=np.concatenate([part.log_probs for part in parts]),

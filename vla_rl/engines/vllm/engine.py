@@ -170,25 +170,25 @@ class VllmEngine:
         return self._version.now
 
     @property
-    def coming_version(self) -> int:
+    def pending_version(self) -> int:
         """The `weight_version` after the arrival of the weights that are on their way."""
-        return self._version.coming
+        return self._version.pending
 
-    def go_ahead(self) -> None:
+    def apply_in_background(self) -> None:
         """Let `adopt` and `adopt_shared` return before the engines have applied the weights.
 
         The learner's next update computes meanwhile. An error of the engines ends the `async with`
         block then, and the next version waits for this one.
         """
-        self._version.goes_ahead = True
+        self._version.applies_in_background = True
 
     async def arrive(self) -> None:
         """Wait until the engines have applied what they were given."""
         await self._version.arrive()
 
-    def when_served(self, call: Callable[[], None]) -> None:
+    def on_weights_applied(self, call: Callable[[], None]) -> None:
         """Call `call` in this loop each time that the engines serve other weights."""
-        self._version.when_served(call)
+        self._version.on_weights_applied(call)
 
     @property
     def network(self) -> nn.Module:
@@ -232,7 +232,7 @@ class VllmEngine:
     def adopt(self, network: nn.Module, weight_version: int) -> None:
         """Apply weights and their version in all engines or in none.
 
-        Call it on the device lane, which waits for it, unless `go_ahead` was called.
+        Call it on the device lane, which waits for it, unless `apply_in_background` was called.
 
         While the engine is not open, they are only stored.
 

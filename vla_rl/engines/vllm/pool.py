@@ -169,7 +169,7 @@ class Router:
         self._changed = asyncio.Event()
         # weak: a task that ends takes its entry along, and no episode has to say that it is over
         self._homes: WeakKeyDictionary[asyncio.Task[Any], Replica] = WeakKeyDictionary()
-        self._gauge = DecisionCounter()
+        self._counter = DecisionCounter()
         self.is_open = False
 
     async def answer(
@@ -183,7 +183,7 @@ class Router:
         clock = asyncio.get_running_loop().time
         deaths = 0
         async with self._room:
-            self._gauge.enter(clock())
+            self._counter.begin_decision(clock())
             try:
                 while True:
                     replica = await self._route()
@@ -198,7 +198,7 @@ class Router:
                     if not answer.is_aborted and not (self._is_chunk and answer.is_mixed):
                         return answer
             finally:
-                self._gauge.leave(clock())
+                self._counter.end_decision(clock())
 
     def ready(self) -> list[Replica]:
         """Return the replicas that take requests now."""
@@ -217,9 +217,9 @@ class Router:
         elapsed = now - opened_at
         return BatchStats(
             num_batches=0,
-            num_requests=self._gauge.num_decisions,
-            busy_share=self._gauge.asked_s(now) / elapsed if elapsed > 0 else 0.0,
-            num_queued=self._gauge.num_waiting,
+            num_requests=self._counter.num_decisions,
+            busy_share=self._counter.asked_s(now) / elapsed if elapsed > 0 else 0.0,
+            num_queued=self._counter.num_waiting,
             batch_sizes={},
         )
 

@@ -43,8 +43,8 @@ class ServedVersion:
     """
 
     def __init__(self, version: int) -> None:
-        self.now = self.coming = version
-        self.goes_ahead = False
+        self.now = self.pending = version
+        self.applies_in_background = False
         self._applying: asyncio.Task[None] | None = None
         self._calls: list[Callable[[], None]] = []
 
@@ -58,10 +58,10 @@ class ServedVersion:
             applying: applies it, and calls `note`.
             tasks: owns it if the learner goes ahead; an error is theirs then.
         """
-        if not self.goes_ahead:
+        if not self.applies_in_background:
             await applying
             return
-        self.coming = version
+        self.pending = version
         self._applying = tasks.create_task(applying, name=f"weights {version} to the engines")
 
     async def arrive(self) -> None:
@@ -71,11 +71,11 @@ class ServedVersion:
 
     def note(self, version: int) -> None:
         """Note that all engines serve this version."""
-        self.now = self.coming = version
+        self.now = self.pending = version
         for call in self._calls:
             call()
 
-    def when_served(self, call: Callable[[], None]) -> None:
+    def on_weights_applied(self, call: Callable[[], None]) -> None:
         """Call `call` each time that engines serve another version."""
         self._calls.append(call)
 

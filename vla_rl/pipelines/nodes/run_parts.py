@@ -112,7 +112,7 @@ class Learn:
         report, is_cancelled = await finish_despite_cancellation(update)
         # no await in between: a snapshot taken there would have trained on episodes that its ledger
         # still counts as buffered, and a resume would train on them again
-        self._scheduler.trained(groups, report.weight_version)
+        self._scheduler.mark_trained(groups, report.weight_version)
         self._is_learning, self.last_report = False, report
         if is_cancelled:
             raise asyncio.CancelledError
