@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from training_recipes import training_recipes
 
-from vla_rl.cli.command_line import Launch, TrainingLaunch, parse_command
+from vla_rl.cli.command_line import Launch, TrainingLaunch, parse_command, read_config
 from vla_rl.cli.option_rules import FOLLOWING, follow, unused_options
 from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import LearningConfig, RunConfig
@@ -274,3 +274,9 @@ def test_other_kinds_of_parallelism_are_refused_by_name(what: str, spelling: str
     option = f"--learner.{what}-parallel"
     with pytest.raises(ConfigError, match=rf"{option} does not exist: .*{what} parallelism"):
         parse_command(TrainingLaunch, TrainToyConfig, "", [spelling.format(what), "2"])
+
+
+def test_files_with_earlier_names_of_options_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"cluster": {"hosts": "hosts.toml", "plays_here": true}}')
+    assert read_config(path, TrainToyConfig).cluster.local_rollout

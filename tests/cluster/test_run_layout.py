@@ -50,7 +50,7 @@ def test_this_host_learns_and_every_gpu_of_the_others_acts() -> None:
 
 
 def test_the_first_gpu_here_acts_too_if_this_host_runs_episodes() -> None:
-    shape = RunShape(num_envs=16, num_ranks=2, plays_here=True)
+    shape = RunShape(num_envs=16, num_ranks=2, local_rollout=True)
     layout = plan_run_layout([HERE, host("gpu2", 1)], shape)
     assert format_layout(layout).splitlines() == [
         "layout both: 2 learner ranks, 2 engines, 32 simulators on 2 hosts",

@@ -66,7 +66,7 @@ def test_hosts_get_plain_settings_and_names(tmp_path: Path) -> None:
     assert recipe.config_class == "vla_rl.pipelines.config:EmbodiedConfig"
     decoded = msgspec.json.decode(recipe.config, type=EmbodiedConfig)
     assert (decoded.simulators, decoded.engine) == (config.simulators, config.engine)
-    assert recipe.agent.function == "slow_agents:hesitant_agent"
+    assert recipe.agent.function == "own_agents:hesitant_agent"
     assert recipe.members[SOLE_MEMBER].policy_class.endswith(":OpenVlaOft")
     # two starts of one environment
     assert len(recipe.envs) == 1
@@ -139,7 +139,7 @@ async def test_a_run_without_any_host_ends_with_an_error_that_says_what_to_do(
 
 
 def test_a_dry_run_lists_the_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = config_with(tmp_path, hosts=str(listed(tmp_path)), plays_here=True)
+    config = config_with(tmp_path, hosts=str(listed(tmp_path)), local_rollout=True)
     footprint = EpisodeFootprint(
         what_runs="toys", simulator_mb=1, server_mb=1, chunk_bytes=1, num_chunks=1
     )
@@ -214,8 +214,8 @@ async def test_a_dry_run_shows_engines_that_share_simulators_and_conversations(
 def test_the_machine_that_learns_has_engines_only_if_something_asks_them(tmp_path: Path) -> None:
     path = str(listed(tmp_path))
 
-    def has_engines(plays_here: bool, evaluates_here: bool) -> bool:
-        config = config_with(tmp_path, hosts=path, plays_here=plays_here)
+    def has_engines(local_rollout: bool, evaluates_here: bool) -> bool:
+        config = config_with(tmp_path, hosts=path, local_rollout=local_rollout)
         team = Team.of(new_policy(config))
         parts = TrainingParts(
             config,
@@ -226,14 +226,14 @@ def test_the_machine_that_learns_has_engines_only_if_something_asks_them(tmp_pat
         )
         return parts.engine is not None
 
-    assert not has_engines(plays_here=False, evaluates_here=False)
-    assert has_engines(plays_here=True, evaluates_here=False)
-    assert has_engines(plays_here=False, evaluates_here=True)
+    assert not has_engines(local_rollout=False, evaluates_here=False)
+    assert has_engines(local_rollout=True, evaluates_here=False)
+    assert has_engines(local_rollout=False, evaluates_here=True)
 
 
 def test_options_of_hosts_are_unread_without_hosts() -> None:
     of_learners = {"allow_unencrypted_ranks", "ranks_port"}
-    options = {"plays_here", "episode_store_gib", "alone_s", "resume_within_s"} | of_learners
+    options = {"local_rollout", "episode_store_gib", "alone_s", "resume_within_s"} | of_learners
     assert set(ClusterConfig().unused_options()) == options
     assert set(ClusterConfig(hosts="hosts.toml").unused_options()) == of_learners
     assert ClusterConfig(hosts="hosts.toml", learners=("a",)).unused_options() == {}

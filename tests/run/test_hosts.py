@@ -442,7 +442,7 @@ async def test_ranks_on_two_nodes_learn_what_one_process_learns_and_continue_wit
     cluster = ClusterConfig(
         ray=RayConfig(address=ray_cluster.address, num_hosts=2, interface="lo", look_every_s=None),
         learners=("127.0.0.2", "127.0.0.3"),
-        plays_here=True,
+        local_rollout=True,
         allow_unencrypted_ranks=True,
     )
 

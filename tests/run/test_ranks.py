@@ -381,7 +381,7 @@ async def test_a_run_with_ranks_on_two_hosts_is_that_of_one_process_and_continue
         cluster = ClusterConfig(
             hosts=str(start_and_list([learning, lost], tmp_path)),
             learners=("a", "b"),
-            plays_here=True,
+            local_rollout=True,
             allow_unencrypted_ranks=True,
         )
 

@@ -40,7 +40,7 @@ class FarHost:
         self.store = store if store is not None else EpisodeStore("far", 0)
         self._kept = self.store.keep_only(kept)
         self.pool = LatencyPool(num_slots, seed=num_slots, mean_s=mean_s)
-        self._player = LocalEpisodeRunner(self.pool, engine, embodied_agent)
+        self._runner = LocalEpisodeRunner(self.pool, engine, embodied_agent)
         self._cut = asyncio.Event()
         self.num_run = self.num_dropped = 0
         self.has_played, self.is_asked_for_arrays = asyncio.Event(), asyncio.Event()
@@ -48,15 +48,15 @@ class FarHost:
 
     @property
     def num_slots(self) -> int:
-        return self._player.num_slots
+        return self._runner.num_slots
 
     @property
     def weight_version(self) -> int:
-        return self._player.weight_version
+        return self._runner.weight_version
 
     @property
     def pending_version(self) -> int:
-        return self._player.weight_version
+        return self._runner.weight_version
 
     def cut(self) -> None:
         self._cut.set()
@@ -64,7 +64,7 @@ class FarHost:
     async def run_episode(
         self, episode: EpisodeSpec, *, timeout_s: float | None = None
     ) -> Trajectory:
-        playing = asyncio.ensure_future(self._player.run_episode(episode, timeout_s=timeout_s))
+        playing = asyncio.ensure_future(self._runner.run_episode(episode, timeout_s=timeout_s))
         cut = asyncio.ensure_future(self._cut.wait())
         try:
             await asyncio.wait((playing, cut), return_when=asyncio.FIRST_COMPLETED)
@@ -99,7 +99,7 @@ class FarHost:
         self.num_dropped += 1
 
     def decisions(self, now: float) -> DecisionCounts:
-        return self._player.decisions(now)
+        return self._runner.decisions(now)
 
     def on_more_capacity(self, call: Callable[[], None]) -> None:
         pass

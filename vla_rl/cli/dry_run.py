@@ -107,7 +107,7 @@ def print_plan(
         *learner_items(config, weight_bytes, training_bytes, ranks, num_local_ranks),
         *weight_copies(config, weight_bytes),
     ]
-    runs_here = not config.cluster.has_hosts or config.cluster.plays_here
+    runs_here = not config.cluster.has_hosts or config.cluster.local_rollout
     if isinstance(config, TrainingConfig) and runs_here:
         items += simulator_items(config.simulators, footprint)
     longest = footprint.num_chunks * footprint.chunk_bytes
@@ -173,7 +173,7 @@ def _add_hosts(table: Table, config: LearningConfig, what: str) -> None:
     listed = () if config.cluster.hosts is None else read_host_file(Path(config.cluster.hosts))
     for known in listed:
         table.add_row(f"host {known.listed.name}", "1", f"{known.listed.address}: {what}")
-    if config.cluster.plays_here:
+    if config.cluster.local_rollout:
         table.add_row("this host", "1", what)
 
 

@@ -82,7 +82,7 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     """With learners on several hosts: port at which the host of rank 0 waits for the others. Later
     connections between ranks take any free ports. 0: any free port."""
 
-    plays_here: bool = False
+    local_rollout: bool = False
     """Also run episodes on this host, beside the learner."""
 
     episode_store_gib: float = 4.0

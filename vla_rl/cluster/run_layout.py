@@ -174,7 +174,7 @@ class RunShape(msgspec.Struct, frozen=True, kw_only=True):
     gets some of every kind."""
 
     num_ranks: int = 1
-    plays_here: bool = False
+    local_rollout: bool = False
     """Whether this host also runs episodes."""
 
     uses_gpus: bool = True
@@ -303,7 +303,7 @@ def plan_run_layout(hosts: Sequence[Host], shape: RunShape, needs: Needs | None 
     here, *others = (limit_to_used(host, shape) for host in hosts)
     ranks = _assign_own_ranks(here, others, shape)
     engines: list[EngineDevices] = []
-    if shape.plays_here:
+    if shape.local_rollout:
         first = (0,) if here.resources.gpus else ()
         engines.append(EngineDevices(engine=0, host=here.name, gpus=first))
     for host in others:
@@ -317,11 +317,11 @@ def plan_run_layout(hosts: Sequence[Host], shape: RunShape, needs: Needs | None 
     if not engines:
         raise ConfigError(
             f"cluster.learners {' '.join(shape.learners)!r} leaves no GPU and no CPU of another host "
-            "to act; let fewer learn, or set --cluster.plays-here"
+            "to act; let fewer learn, or set --cluster.local-rollout"
         )
     acting = {engine.host for engine in engines}
     return Layout(
-        mode="both" if shape.plays_here else "apart",
+        mode="both" if shape.local_rollout else "apart",
         hosts=tuple(host.name for host in (here, *others)),
         ranks=ranks,
         engines=tuple(engines),

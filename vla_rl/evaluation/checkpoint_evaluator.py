@@ -90,7 +90,7 @@ class CheckpointEvaluator(Actor):
 
         async def run_held_out() -> None:
             try:
-                await self._play(Path(policy), version, episodes, done)
+                await self._run_all(Path(policy), version, episodes, done)
             finally:
                 lines.put_nowait(None)
 
@@ -107,7 +107,7 @@ class CheckpointEvaluator(Actor):
             running.cancel()
             await asyncio.wait((running,))
 
-    async def _play(
+    async def _run_all(
         self,
         policy: Path,
         version: int,

@@ -152,10 +152,10 @@ def watched_table(episodes: Sequence[Episode], title: str) -> Table:
     """Return the successes of each task and their mean length."""
     table = Table("task", "instruction", "successes", "mean length", title=title)
     for task in dict.fromkeys(episode.task for episode in episodes):
-        played = [episode for episode in episodes if episode.task == task]
-        lengths = [episode.num_steps for episode in played if episode.is_success]
+        results = [episode for episode in episodes if episode.task == task]
+        lengths = [episode.num_steps for episode in results if episode.is_success]
         mean = f"{np.mean(lengths):.0f}" if lengths else "-"
-        table.add_row(task, played[0].instruction, f"{len(lengths)}/{len(played)}", mean)
+        table.add_row(task, results[0].instruction, f"{len(lengths)}/{len(results)}", mean)
     return table
 
 

@@ -196,12 +196,12 @@ def held_out_table(results: Sequence[HeldOutResult]) -> Table:
         table.add_row(
             task,
             *(
-                _format_rate([each for each in played if each.task == task])
-                for played in versions.values()
+                _format_rate([each for each in results if each.task == task])
+                for results in versions.values()
             ),
         )
     table.add_section()
-    table.add_row("all", *(_format_rate(played) for played in versions.values()))
+    table.add_row("all", *(_format_rate(results) for results in versions.values()))
     return table
 
 

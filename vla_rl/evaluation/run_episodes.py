@@ -82,7 +82,7 @@ async def _run_all(
     tasks = asyncio.TaskGroup()
     await tasks.__aenter__()
     for number in range(num_slots):
-        tasks.create_task(_run_on(run_once, waiting, done, attempts), name=f"player {number}")
+        tasks.create_task(_run_on(run_once, waiting, done, attempts), name=f"runner {number}")
     first: Exception | None = None
     try:
         await leave_group(tasks, None, None, None)

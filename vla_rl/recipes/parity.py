@@ -229,10 +229,10 @@ async def _record_trace(config: ParityConfig, policy: "VlaPolicy", way: Way, sid
     task = f"{config.suite}/{config.task_id}"
     greedy = Sampling(greedy=True)
     episode = libero_episode(env, 0, task, config.init_state_id, sampling=greedy, seed=0)
-    played: list[Trajectory] = []
+    trajectories: list[Trajectory] = []
 
     async def keep(trajectory: Trajectory) -> None:
-        played.append(trajectory)
+        trajectories.append(trajectory)
 
     simulator = SimulatorConfig(num_envs=1, python=way.python)
     async with (
@@ -242,7 +242,7 @@ async def _record_trace(config: ParityConfig, policy: "VlaPolicy", way: Way, sid
         engines.TorchActionEngine(policy, lane, EngineConfig(max_batch=1)) as engine,
     ):
         await run_each(pool, engine, embodied_agent_within_range, [episode], keep)
-    return await asyncio.to_thread(record_trace, played[0], policy, f"vla_rl, {side}")
+    return await asyncio.to_thread(record_trace, trajectories[0], policy, f"vla_rl, {side}")
 
 
 cli = partial(run_recipe, Launch, ParityConfig, main, __doc__ or "")

@@ -206,20 +206,20 @@ def record_task(config: RecordConfig, task_id: int) -> int:
 
     Raises: `RuntimeError` if more than half of the episodes failed.
     """
-    num_played = num_recorded = 0
+    num_run = num_recorded = 0
     obstacle: str | None = None
     shares = np.array_split(np.arange(config.num), len(config.scene_seeds))
     for scene_seed, share in zip(config.scene_seeds, shares, strict=True):
         env = _make_env(config, task_id, scene_seed)
         try:
             while share.size and num_recorded <= share[-1]:
-                if num_played > 2 * config.num + 10:
+                if num_run > 2 * config.num + 10:
                     raise RuntimeError(
-                        f"only {num_recorded} of {num_played} episodes of {env.task.key} "
+                        f"only {num_recorded} of {num_run} episodes of {env.task.key} "
                         f"succeeded: {obstacle or 'lower noise, or choose other tasks'}."
                     )
-                demonstration = _record_episode(config, env, task_id, num_played)
-                num_played += 1
+                demonstration = _record_episode(config, env, task_id, num_run)
+                num_run += 1
                 if demonstration.is_success:
                     demonstration.write_npz(
                         task_folder(config, task_id) / f"{num_recorded:04d}.npz"
@@ -228,7 +228,7 @@ def record_task(config: RecordConfig, task_id: int) -> int:
                 obstacle = demonstration.obstacle
         finally:
             env.close()
-    return num_played
+    return num_run
 
 
 def _make_env(config: RecordConfig, task_id: int, scene_seed: int) -> ImageEnv:
@@ -295,12 +295,12 @@ def _record_tasks(config: RecordConfig) -> None:
             if job.exception() is not None:
                 # running tasks finish, no other starts
                 processes.shutdown(wait=False, cancel_futures=True)
-            task_id, num_played = jobs[job], job.result()
+            task_id, num_run = jobs[job], job.result()
             progress.advance(bar)
             files = sorted(task_folder(config, task_id).glob("*.npz"))[: config.num]
             num_steps = sum(read_recording(file).num_steps for file in files)
             print(
-                f"{config.suite}/{task_id}: {config.num} of {num_played} episodes recorded, "
+                f"{config.suite}/{task_id}: {config.num} of {num_run} episodes recorded, "
                 f"{num_steps} control steps"
             )
 

@@ -152,8 +152,8 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
             "lora_rank",
             "none with policy_format.adapter_use train: either trains an adapter",
         )
-        self.require(len(self.played) > 0, "tasks", "at least one task")
-        for task in self.played:
+        self.require(len(self.chosen_tasks) > 0, "tasks", "at least one task")
+        for task in self.chosen_tasks:
             self.require(
                 get_benchmark(task.suite) is self.benchmark,
                 "tasks",
@@ -176,7 +176,7 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
         return {**super().unused_options(), **dict.fromkeys(of_adapters, "lora_rank is none")}
 
     @property
-    def played(self) -> tuple[SuiteTask, ...]:
+    def chosen_tasks(self) -> tuple[SuiteTask, ...]:
         """Tasks that `tasks` names."""
         return parse_tasks(self.tasks, "tasks")
 
@@ -210,7 +210,9 @@ def held_out_episodes(config: SuiteTrainingConfig) -> list[EpisodeSpec]:
 
     Raises: ConfigError if a start is trained on or does not exist.
     """
-    return _greedy_episodes(config, {task: _report_numbers(config, task) for task in config.played})
+    return _greedy_episodes(
+        config, {task: _report_numbers(config, task) for task in config.chosen_tasks}
+    )
 
 
 def choosing_episodes(config: SuiteTrainingConfig) -> list[EpisodeSpec]:
@@ -221,7 +223,9 @@ def choosing_episodes(config: SuiteTrainingConfig) -> list[EpisodeSpec]:
     """
     if config.held_out.every is None:
         return []
-    return _greedy_episodes(config, {task: _choose_numbers(config, task) for task in config.played})
+    return _greedy_episodes(
+        config, {task: _choose_numbers(config, task) for task in config.chosen_tasks}
+    )
 
 
 def _report_numbers(config: SuiteTrainingConfig, task: SuiteTask) -> tuple[int, ...]:
@@ -270,7 +274,7 @@ def _greedy_episodes(
 def training_starts(config: SuiteTrainingConfig) -> list[TaskStart]:
     """Return every task from every initial state that is trained on."""
     starts = []
-    for task in config.played:
+    for task in config.chosen_tasks:
         env = config.scene.env(task.suite, task.task_id)
         starts += [
             TaskStart(env=env, task=task.key, options={"init_state_id": state})
@@ -360,7 +364,7 @@ async def main(
 
 
 def _longest_episode(config: SuiteTrainingConfig) -> int:
-    published = max(config.benchmark.step_limit_of(task.suite) for task in config.played)
+    published = max(config.benchmark.step_limit_of(task.suite) for task in config.chosen_tasks)
     trained = config.scene.step_limit or published
     return (
         trained
@@ -386,7 +390,9 @@ def _describe_split(config: SuiteTrainingConfig) -> str:
 def _describe_choosing(config: SuiteTrainingConfig) -> str:
     if config.held_out.every is None:
         return ""
-    texts = dict.fromkeys(number_ranges(_choose_numbers(config, task)) for task in config.played)
+    texts = dict.fromkeys(
+        number_ranges(_choose_numbers(config, task)) for task in config.chosen_tasks
+    )
     return f"; the best checkpoint is chosen by {' and '.join(texts)}"
 
 

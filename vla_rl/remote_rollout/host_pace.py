@@ -53,7 +53,7 @@ class HostLoad:
     """One host.
 
     Args:
-        player: runs episodes there.
+        runner: runs episodes there.
         slots: number of slots for each kind of episodes; empty if any slot suits any episode.
 
     Attributes:

@@ -287,7 +287,7 @@ def run_shape(config: LearningConfig, team: Team) -> RunShape:
         num_envs=config.num_envs,
         kinds=environment_kinds(config),
         num_ranks=config.learner.ranks,
-        plays_here=config.cluster.plays_here,
+        local_rollout=config.cluster.local_rollout,
         uses_gpus=config.run.device != "cpu" and engines != {"remote"},
         spans_gpus=engines != {"torch"},
         learners=config.cluster.learners,

@@ -94,7 +94,7 @@ class HostEpisodeRunner:
 
         Args:
             host: its name.
-            player: runs episodes there.
+            runner: runs episodes there.
             slots: number of its environments of each kind; empty if any suits any episode.
 
         Raises: ValueError if it is here, or has old weights.

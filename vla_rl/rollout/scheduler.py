@@ -35,7 +35,7 @@ class EpisodeScheduler:
     """Runs episodes and hands over groups; `async with` owns all its tasks.
 
     Args:
-        player: runs the episodes. Its `pending_version` is the learner's by the time `mark_trained` is
+        runner: runs the episodes. Its `pending_version` is the learner's by the time `mark_trained` is
             called: publish first.
         source: the groups to run.
         config: sizes, staleness and the handling of faults.

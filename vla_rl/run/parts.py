@@ -94,7 +94,7 @@ class TrainingParts:
         self.pool: RunPool = make_pool(config, self.runtime, starts)
         self.lane = DeviceLane(config.run.torch_threads)
         cluster = config.cluster
-        acts_here = not cluster.has_hosts or cluster.plays_here or evaluates_here
+        acts_here = not cluster.has_hosts or cluster.local_rollout or evaluates_here
         self.engine = make_engines(config, team, self.lane, first_update) if acts_here else None
         """Engines of this host; None if only others act."""
 
@@ -116,7 +116,7 @@ class TrainingParts:
                 team,
                 agent,
                 self.lane,
-                here if cluster.plays_here else None,
+                here if cluster.local_rollout else None,
                 first_update,
                 episode_refs=lambda: self.scheduler.episode_refs(),
             )

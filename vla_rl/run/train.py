@@ -122,7 +122,7 @@ async def train(
     require_run_limits()
     if config.run.wandb_project is not None:
         await asyncio.to_thread(import_wandb, config.run.wandb_project)
-    played_by = [msgspec.structs.replace(config, run=RunConfig(seed=config.run.seed)), about]
+    run_settings = [msgspec.structs.replace(config, run=RunConfig(seed=config.run.seed)), about]
     envs = [start.env for start in starts]
     restarts = Restarts.of(config, Team.of(model))
     acting: Agent = agent or default_agent(config)
@@ -146,7 +146,7 @@ async def train(
     async with AsyncExitStack() as stack:
         stack.enter_context(lasting_output())
         stack.enter_context(owned_recording(config.run.record_to))
-        acting = await record_agent(acting, config.run.record_to, envs, run_digest(played_by))
+        acting = await record_agent(acting, config.run.record_to, envs, run_digest(run_settings))
         # a restart forks from the same servers: their imports take longer than all else in it
         await stack.enter_async_context(own or nullcontext())
         if resume is None:

@@ -100,7 +100,7 @@ class VerifiersEpisode:
     Args:
         episode: the episode to run.
         relay: the policy that the rollout calls.
-        play: starts the rollout.
+        run: starts the rollout.
         success_at: smallest reward that counts as success.
     """
 

@@ -283,7 +283,7 @@ def _make_result(traces: list[Any], errors: list[Any]) -> RolloutResult:
 def find_environment(
     env_id: str, arguments: dict[str, Any], max_rows: int | None
 ) -> VerifiersEnvironment:
-    """Return the player that fits an environment and the installed verifiers.
+    """Return the runner that fits an environment and the installed verifiers.
 
     Raises: ConfigError, with the cause, if verifiers is missing or too old, or the module is not an
     environment of it.

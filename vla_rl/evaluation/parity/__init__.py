@@ -1,6 +1,6 @@
 """Compare two ways of running the same episode, value by value, until the first that differs.
 
-    play ─► recording.py ─┐
+    run  ─► recording.py ─┐
                           ├─► trace (JSON lines) ─┬─► comparison.py ─► first difference, with a hint
     somebody's own loop ──┘                       │
                                        another trace
