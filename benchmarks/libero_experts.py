@@ -65,7 +65,9 @@ def main() -> None:
         nargs="+",
         default=["libero_object", "libero_spatial", "libero_goal", "libero_10"],
     )
-    parser.add_argument("--assets", help="folder of LIBERO's assets, or stand-ins")
+    parser.add_argument(
+        "--assets", help="folder of LIBERO's assets, or stand-ins for the placeholder assets"
+    )
     parser.add_argument("--tasks", nargs="+", type=int, help="only these tasks of each suite")
     parser.add_argument(
         "--init-states", type=int, help="use only this many initial states, the first ones"

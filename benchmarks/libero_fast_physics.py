@@ -91,7 +91,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--assets", help="folder of LIBERO's assets, or stand-ins")
+    parser.add_argument(
+        "--assets", help="folder of LIBERO's assets, or stand-ins for the placeholder assets"
+    )
     assets = find_assets(parser.parse_args().assets)
     found = []
     for task in (find_task(suite, task_id) for suite in SUITES for task_id in TASK_IDS):

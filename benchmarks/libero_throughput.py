@@ -162,7 +162,7 @@ def _measure(real: str | None, rounds: int) -> dict[str, float | None]:
         if real is not None:
             with Way("picture differences", **task, assets=real, size=size) as way:
                 figures[f"picture_difference_{size}"] = way.measure()["mean"]
-    for key, assets in (("worker_mb_standin", "stand-ins"), ("worker_mb_real", real)):
+    for key, assets in (("worker_mb_placeholder", "stand-ins"), ("worker_mb_real", real)):
         figures[key] = None
         if assets is not None:
             mode = "fast" if assets == "stand-ins" else "exact"
@@ -196,7 +196,7 @@ def _figures(seconds: dict[str, float | None]) -> dict[str, float | None]:
         "stepping_fast_share_of_floor": ratio("stepping: floor step", "stepping: fast step"),
         **{key: seconds[key] for key in seconds if key.startswith("picture_difference")},
         "reset_ms": seconds["reset_ms"],
-        "worker_mb_standin": seconds["worker_mb_standin"],
+        "worker_mb_placeholder": seconds["worker_mb_placeholder"],
         "worker_mb_real": seconds["worker_mb_real"],
     }
 

@@ -70,7 +70,7 @@ install_pins libero
 # Once for this user, because the first run would wait for it for as long; the assets are unpacked meanwhile.
 install_pins libero-assets &
 echo "compiling LIBERO's control step, which takes half a minute"
-VLA_RL_LIBERO_ASSETS=stand-ins VLA_RL_STAND_INS_ANNOUNCED=1 .venv/bin/python -c "from vla_rl.envs.libero.probe import probe_physics; probe_physics()" ||
+VLA_RL_LIBERO_ASSETS=stand-ins VLA_RL_ASSETS_ANNOUNCED=1 .venv/bin/python -c "from vla_rl.envs.libero.probe import probe_physics; probe_physics()" ||
     echo "it failed, and LIBERO may not run here: .venv/bin/vla-rl doctor tells more" >&2
 wait $!
 echo "installed into .venv"

@@ -33,7 +33,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 # Scenes of LIBERO's own meshes take three times as long to build; tests that are about those ask
 # for `real_assets`.
 os.environ.setdefault("VLA_RL_LIBERO_ASSETS", "stand-ins")
-os.environ.setdefault("VLA_RL_STAND_INS_ANNOUNCED", "1")
+os.environ.setdefault("VLA_RL_ASSETS_ANNOUNCED", "1")
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
@@ -159,20 +159,20 @@ def import_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 def real_assets() -> str:
     """The folder of LIBERO's own assets.
 
-    A test that asks for it is skipped on a machine that has the stand-ins alone.
+    A test that asks for it is skipped on a machine that has the placeholder assets alone.
     """
     # here: most tests need no simulator's imports
     from vla_rl.envs.libero.assets import (
         ASSETS_VARIABLE,
-        STAND_INS,
+        PLACEHOLDER_ASSETS,
         find_assets,
         get_wheels_command,
     )
 
     with pytest.MonkeyPatch.context() as patch:
-        if os.environ.get(ASSETS_VARIABLE) == STAND_INS:
+        if os.environ.get(ASSETS_VARIABLE) == PLACEHOLDER_ASSETS:
             patch.delenv(ASSETS_VARIABLE)
         found = find_assets()
-    if found.source == STAND_INS:
+    if found.source == PLACEHOLDER_ASSETS:
         pytest.skip(f"LIBERO's own assets are not installed: {get_wheels_command()}")
     return str(found.path)

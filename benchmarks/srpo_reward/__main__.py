@@ -35,7 +35,7 @@ from benchmarks.srpo_reward.episodes import DATA, Episode, load_episodes, save_e
 from benchmarks.srpo_reward.study import Score, batch_of, figures_of, scores_of
 from vla_rl.algorithms import EmbeddingConfig, VJepa2Config
 from vla_rl.engines import DeviceLane
-from vla_rl.models.loading import STAND_INS_BASE_POLICY
+from vla_rl.models.loading import PLACEHOLDER_BASE_POLICY
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.trajectory_encoders import trajectory_encoder
 
@@ -44,7 +44,7 @@ async def study(
     episodes: list[Episode], encoders: Mapping[str, EmbeddingConfig]
 ) -> dict[str, dict[str, Score]]:
     """Compute the scores by encoder and rule."""
-    batch, policy = batch_of(episodes), OpenVlaOft.load(STAND_INS_BASE_POLICY)
+    batch, policy = batch_of(episodes), OpenVlaOft.load(PLACEHOLDER_BASE_POLICY)
     async with DeviceLane(1) as lane:
         return {
             name: await scores_of(batch, trajectory_encoder(how, policy, lane))

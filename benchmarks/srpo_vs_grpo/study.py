@@ -16,7 +16,7 @@ from benchmarks.pipeline_curves import judged_lines_of, lines_of
 from benchmarks.provenance import machine, versions
 from benchmarks.srpo_vs_grpo.lines import ArmRun
 from vla_rl.cli.command_line import TrainingLaunch, parse_command
-from vla_rl.envs.libero.assets import STAND_INS, find_assets
+from vla_rl.envs.libero.assets import PLACEHOLDER_ASSETS, find_assets
 from vla_rl.evaluation.conditions import POLICY_DIGEST
 from vla_rl.evaluation.held_out import conditions_path
 from vla_rl.evaluation.held_out_records import read_held_out, results_path
@@ -58,12 +58,12 @@ LONGEST_RUN_S: Final = 5400.0
 def conditions() -> dict[str, Any]:
     """Return everything that all runs of the study share, as plain values.
 
-    Raises: FileNotFoundError without LIBERO's assets; ValueError if only stand-ins are there.
+    Raises: FileNotFoundError without LIBERO's assets; ValueError if only placeholder assets are there.
     """
     source = find_assets().source
-    if source == STAND_INS:
+    if source == PLACEHOLDER_ASSETS:
         raise ValueError(
-            "the assets are stand-ins, expected LIBERO's own, which this study is about; install "
+            "only placeholder assets are there, expected LIBERO's own, which this study is about; install "
             "them with `vla-rl install assets`"
         )
     return {

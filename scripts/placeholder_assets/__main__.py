@@ -1,4 +1,4 @@
-"""`python -m scripts.placeholder_assets OUT`: write the stand-in assets into a folder."""
+"""`python -m scripts.placeholder_assets OUT`: write the placeholder assets into a folder."""
 
 import argparse
 from pathlib import Path

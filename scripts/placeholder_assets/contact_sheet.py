@@ -1,4 +1,4 @@
-"""`python -m scripts.placeholder_assets.contact_sheet OUT.png`: an image of every stand-in and
+"""`python -m scripts.placeholder_assets.contact_sheet OUT.png`: an image of every placeholder asset and
 of tasks of each suite.
 """
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from scripts.placeholder_assets.files import all_items
 from scripts.placeholder_assets.shapes import Item, about_x
-from vla_rl.envs.libero.assets import STAND_INS, find_assets
+from vla_rl.envs.libero.assets import PLACEHOLDER_ASSETS, find_assets
 from vla_rl.envs.libero.env import DRAWN_GROUPS, LiberoEnv
 from vla_rl.envs.libero.loading import load_simulator
 from vla_rl.envs.mujoco.loading import make_context
@@ -84,7 +84,7 @@ def draw_item(item: Item, size: int) -> NDArray[np.uint8]:
 def _stage(item: Item) -> Any:
     """Build a model of the item, standing upright under two lamps."""
     mujoco = load_simulator().mujoco
-    spec = mujoco.MjSpec.from_file(str(find_assets(STAND_INS).path / item.file))
+    spec = mujoco.MjSpec.from_file(str(find_assets(PLACEHOLDER_ASSETS).path / item.file))
     if item.up == "y":
         spec.body("object").quat = about_x(math.pi / 2)
     world = spec.worldbody
@@ -105,7 +105,7 @@ def _half_height(model: Any, data: Any, geom: int) -> float:
 
 
 def _draw_task(suite: str, task_id: int) -> NDArray[np.uint8]:
-    env = LiberoEnv(suite, task_id, assets=STAND_INS, image_size=_SCENE, wrist_image=False)
+    env = LiberoEnv(suite, task_id, assets=PLACEHOLDER_ASSETS, image_size=_SCENE, wrist_image=False)
     try:
         observation, _ = env.reset(options={"init_state_id": 0})
         image: NDArray[np.uint8] = observation["image"][:, ::-1]

@@ -314,8 +314,8 @@ def small(env_id: str) -> dict[str, Any]:
     named = suite if env_id in ("vla_rl/libero-v0", "vla_rl/metaworld-v0") else {}
     for family, case in (("metaworld", METAWORLD), ("libero", LIBERO)):
         if family in env_id:
-            stand_ins = {"assets": "stand-ins"} if case is LIBERO else {}
-            return {**case.kwargs, **stand_ins, **named}
+            placeholders = {"assets": "stand-ins"} if case is LIBERO else {}
+            return {**case.kwargs, **placeholders, **named}
     return next(case.kwargs for case in [*CASES, CONTROL] if case.env_id == env_id)
 
 

@@ -28,7 +28,7 @@ from vla_rl.cli.evaluate import EvalLaunch, main as evaluate
 from vla_rl.cli.main import main as vla_rl_command
 from vla_rl.cluster.host_file import read_host_file
 from vla_rl.datasets import DatasetOptions, open_dataset
-from vla_rl.envs.libero.assets import STAND_INS, find_assets
+from vla_rl.envs.libero.assets import PLACEHOLDER_ASSETS, find_assets
 from vla_rl.evaluation.parity import compare, read_trace
 from vla_rl.models.loading import CheckpointConfig, load_policy
 from vla_rl.models.openvla_oft import OpenVlaOft
@@ -184,7 +184,7 @@ async def test_an_evaluation_goes_on_with_what_is_missing(written: Path) -> None
     run = written / "runs" / "evaluation"
     # who resumes has the package where it was; here it lies elsewhere
     conditions = json.loads((run / "conditions.json").read_text())
-    conditions["assets_path"] = str(find_assets(STAND_INS).path)
+    conditions["assets_path"] = str(find_assets(PLACEHOLDER_ASSETS).path)
     (run / "conditions.json").write_text(json.dumps(conditions))
     before = json.loads((run / "results.json").read_text())["episodes"]
     resume = ["--resume", str(run), "--init-states", "40-42"]

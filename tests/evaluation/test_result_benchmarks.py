@@ -87,7 +87,7 @@ def test_the_best_checkpoint_has_its_report_first_and_what_chose_it(
     assert list(found)[-3:] == ["best_weights", "best", "best_chose"]
 
 
-def test_stand_ins_are_never_called_packaged_assets(
+def test_placeholder_assets_are_never_called_packaged_assets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = [an_episode(version, 40, is_success=True) for version in (0, 20)]

@@ -17,7 +17,7 @@ from vla_rl.evaluation.scenes import (
     describe_other_images,
     resolve_checkpoint,
 )
-from vla_rl.models.loading import BASE_POLICY, SHIPPED, STAND_INS_BASE_POLICY
+from vla_rl.models.loading import BASE_POLICY, PLACEHOLDER_BASE_POLICY, SHIPPED
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.prismatic.config import TrainingImages, tiny
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
@@ -135,15 +135,15 @@ def own_assets(tmp_path: Path) -> str:
 def test_the_shipped_policy_that_acts_is_the_one_of_the_assets_in_use(
     own_assets: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert resolve_checkpoint(SHIPPED, "stand-ins") == str(STAND_INS_BASE_POLICY)
+    assert resolve_checkpoint(SHIPPED, "stand-ins") == str(PLACEHOLDER_BASE_POLICY)
     assert resolve_checkpoint(SHIPPED, own_assets) == str(BASE_POLICY)
     monkeypatch.setenv(ASSETS_VARIABLE, own_assets)
     assert resolve_checkpoint(SHIPPED, None) == str(BASE_POLICY)
-    assert resolve_checkpoint(SHIPPED, "stand-ins") == str(STAND_INS_BASE_POLICY)
+    assert resolve_checkpoint(SHIPPED, "stand-ins") == str(PLACEHOLDER_BASE_POLICY)
 
 
 def test_a_policy_that_was_asked_for_acts_on_any_assets(own_assets: str) -> None:
-    for asked in ("mine", str(STAND_INS_BASE_POLICY), "openvla/openvla-7b"):
+    for asked in ("mine", str(PLACEHOLDER_BASE_POLICY), "openvla/openvla-7b"):
         assert resolve_checkpoint(asked, own_assets) == asked
 
 
@@ -154,14 +154,14 @@ def test_assets_that_are_not_there_are_an_error_before_any_policy_is_chosen(tmp_
 
 def test_both_shipped_policies_are_there() -> None:
     assert all(
-        (base / "model.safetensors").is_file() for base in (BASE_POLICY, STAND_INS_BASE_POLICY)
+        (base / "model.safetensors").is_file() for base in (BASE_POLICY, PLACEHOLDER_BASE_POLICY)
     )
 
 
 @pytest.mark.parametrize(
     ("policy", "source", "size", "quality", "expected"),
     [
-        (STAND_INS_BASE_POLICY, "wheels", 84, "fast", "on stand-ins, not on wheels"),
+        (PLACEHOLDER_BASE_POLICY, "wheels", 84, "fast", "on placeholder assets, not on wheels"),
         (BASE_POLICY, "stand-ins", 84, "fast", "on LIBERO's own assets, not on stand-ins"),
         (BASE_POLICY, "package", 84, "exact", "in the quality fast, not exact"),
         (BASE_POLICY, "package", 224, "fast", "at 84 pixels, not 224"),
@@ -192,6 +192,6 @@ def test_one_line_says_it_of_a_policy_that_was_trained_here_too(tmp_path: Path) 
 
 
 def test_images_as_a_policy_was_taught_them_need_no_line() -> None:
-    assert describe_other_images(str(STAND_INS_BASE_POLICY), "stand-ins", 84, "fast") is None
+    assert describe_other_images(str(PLACEHOLDER_BASE_POLICY), "stand-ins", 84, "fast") is None
     assert describe_other_images(str(BASE_POLICY), "wheels", 84, "fast") is None
     assert describe_other_images("openvla/openvla-7b", "wheels", 256, "exact") is None

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from vla_rl.cli.command_line import Command, Launch
 from vla_rl.datasets import LeRobotWriter, RecordedEpisode, compute_statistics
-from vla_rl.envs.libero.assets import STAND_INS, find_assets
+from vla_rl.envs.libero.assets import PLACEHOLDER_ASSETS, find_assets
 from vla_rl.errors import CheckpointError, ConfigError, DataError
 from vla_rl.evaluation.suites import require_for_libero
 from vla_rl.learner import ImitationConfig, OptimizerConfig
@@ -110,10 +110,14 @@ async def test_a_policy_says_what_pictures_it_was_taught_and_those_of_two_kinds_
     tmp_path: Path,
 ) -> None:
     demos = written("npz", tmp_path / "demos")
-    settings = {"image_size": 84, "quality": "fast", "assets": str(find_assets(STAND_INS).path)}
+    settings = {
+        "image_size": 84,
+        "quality": "fast",
+        "assets": str(find_assets(PLACEHOLDER_ASSETS).path),
+    }
     (demos / "libero_goal/5.settings.json").write_text(json.dumps({**settings, "noise": 0.25}))
     taught = OpenVlaOft.load(await sft(tmp_path)).config.training_images
-    assert taught == TrainingImages(image_size=84, quality="fast", assets=STAND_INS)
+    assert taught == TrainingImages(image_size=84, quality="fast", assets=PLACEHOLDER_ASSETS)
     (demos / "libero_goal/6.settings.json").write_text(json.dumps({**settings, "quality": "exact"}))
     with pytest.raises(ConfigError, match=r"6.settings.json says .*'exact'.* one kind"):
         await sft(tmp_path, out=str(tmp_path / "more"))

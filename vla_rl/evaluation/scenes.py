@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
 from vla_rl.envs import LIBERO_SUITES
-from vla_rl.envs.libero.assets import STAND_INS, Assets, find_assets
+from vla_rl.envs.libero.assets import PLACEHOLDER_ASSETS, Assets, find_assets
 from vla_rl.errors import ConfigError
 from vla_rl.models.loading import (
     BASE_POLICY,
+    PLACEHOLDER_BASE_POLICY,
     SHIPPED,
-    STAND_INS_BASE_POLICY,
     is_base_policy,
 )
 from vla_rl.types import Config, EnvSpec
@@ -87,7 +87,7 @@ class LiberoScene(Scene, frozen=True, kw_only=True):
 
     assets: str | None = None
     """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; without
-    it, LIBERO's own, or stand-ins if those are not installed."""
+    it, LIBERO's own, or placeholder assets if those are not installed."""
 
     scenes: Scenes = "same"
     """Positions of fixtures. published: trial k of a task, from initial state k, uses LIBERO's k-th
@@ -164,7 +164,7 @@ def resolve_checkpoint(checkpoint: str, assets: str | None) -> str:
     if checkpoint != SHIPPED:
         return checkpoint
     source = assets_in_use(assets).source
-    return str(STAND_INS_BASE_POLICY if source == STAND_INS else BASE_POLICY)
+    return str(PLACEHOLDER_BASE_POLICY if source == PLACEHOLDER_ASSETS else BASE_POLICY)
 
 
 def assets_in_use(assets: str | None) -> Assets:
@@ -194,9 +194,9 @@ def describe_other_images(
     if taught is None:
         return None
     differences = []
-    is_of_stand_ins = taught.assets == STAND_INS
-    if taught.assets and source and is_of_stand_ins != (source == STAND_INS):
-        trained_on = "stand-ins" if is_of_stand_ins else "LIBERO's own assets"
+    is_placeholder = taught.assets == PLACEHOLDER_ASSETS
+    if taught.assets and source and is_placeholder != (source == PLACEHOLDER_ASSETS):
+        trained_on = "placeholder assets" if is_placeholder else "LIBERO's own assets"
         hint = f" (`{SHIPPED}` names the one that was)" if is_base_policy(checkpoint) else ""
         differences.append(f"on {trained_on}, not on {source}{hint}")
     if quality != taught.quality:
@@ -216,9 +216,9 @@ def _training_images(checkpoint: str) -> "TrainingImages | None":
     folder = Path(checkpoint).expanduser()
     if not is_base_policy(checkpoint):
         return read_extension(folder).training_images
-    is_of_stand_ins = folder.resolve() == STAND_INS_BASE_POLICY.resolve()
+    is_placeholder = folder.resolve() == PLACEHOLDER_BASE_POLICY.resolve()
     return TrainingImages(
         image_size=BASE_POLICY_IMAGES,
         quality=BASE_POLICY_QUALITY,
-        assets=STAND_INS if is_of_stand_ins else "own",
+        assets=PLACEHOLDER_ASSETS if is_placeholder else "own",
     )

@@ -77,7 +77,7 @@ LIBERO: Final = Benchmark(
     ("image", "wrist_image"),
     state_size=8,
     action_size=7,
-    simulator_mb=140,  # with LIBERO's own assets; stand-ins take a third
+    simulator_mb=140,  # with LIBERO's own assets; placeholder assets take a third
     server_mb=400,
     step_s=0.007,  # fast, both pictures, chunks of 8: docs/libero.md
 )

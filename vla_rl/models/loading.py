@@ -38,8 +38,8 @@ BASE_POLICY: Final = ASSETS / "libero_base"
 """The checkpoint in this package: half-trained on tasks 1 and 6 of libero_object and task 7 of
 libero_goal, drawn with LIBERO's own assets."""
 
-STAND_INS_BASE_POLICY: Final = ASSETS / "libero_stand_ins_base"
-"""The same on the stand-in assets, and on task 8 of libero_object too."""
+PLACEHOLDER_BASE_POLICY: Final = ASSETS / "libero_stand_ins_base"
+"""The same on the placeholder assets, and on task 8 of libero_object too."""
 
 SHIPPED: Final = "shipped"
 """Name, instead of a folder, of the one of these two that was trained on the assets in use."""
@@ -70,7 +70,7 @@ def is_base_policy(checkpoint: str) -> bool:
     folder = Path(checkpoint).expanduser().resolve()
     return checkpoint == SHIPPED or folder in (
         BASE_POLICY.resolve(),
-        STAND_INS_BASE_POLICY.resolve(),
+        PLACEHOLDER_BASE_POLICY.resolve(),
     )
 
 

@@ -76,7 +76,7 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
 
     assets: str | None = None
     """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
-    is not set, LIBERO's own, or stand-ins if those are not installed."""
+    is not set, LIBERO's own, or placeholder assets if those are not installed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

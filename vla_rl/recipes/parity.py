@@ -92,8 +92,8 @@ class ParityConfig(CheckpointConfig, frozen=True, kw_only=True):
 
     assets: str | None = None
     """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
-    is not set, stand-ins for the shipped policy, which was trained on them, and LIBERO's own for
-    others (stand-ins if those are not installed)."""
+    is not set, placeholder assets for the shipped policy, which was trained on them, and LIBERO's
+    own for others (placeholder assets if those are not installed)."""
 
     save: Path | None = None
     """Also write the recorded traces into this folder, as a.jsonl and b.jsonl."""

@@ -85,7 +85,7 @@ class RecordConfig(Config, frozen=True, kw_only=True):
 
     assets: str | None = None
     """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; without
-    it, LIBERO's own, or stand-ins if those are not installed."""
+    it, LIBERO's own, or placeholder assets if those are not installed."""
 
     physics: Physics = "fast"
     """exact gives robosuite's results bit for bit; fast is quicker and equals them up to rounding.

@@ -30,7 +30,7 @@ from vla_rl.cli.command_line import Command, Launch
 from vla_rl.cli.launch import run_recipe
 from vla_rl.datasets import DatasetOptions, RecordedEpisode, compute_statistics, open_dataset
 from vla_rl.datasets.opening import read_image_settings
-from vla_rl.envs.libero.assets import STAND_INS, are_stand_ins
+from vla_rl.envs.libero.assets import PLACEHOLDER_ASSETS, are_placeholders
 from vla_rl.errors import ConfigError, DataError
 from vla_rl.learner import ImitationConfig, OptimizerConfig
 from vla_rl.models.images import AugmentationConfig
@@ -209,7 +209,7 @@ def training_images(config: SftLiberoConfig) -> "TrainingImages | None":
     assets = Path(settings["assets"] or "")
     # recordings of another machine name a folder that is not here
     is_known = bool(settings["assets"]) and assets.is_dir()
-    kind = STAND_INS if are_stand_ins(assets) else "own"
+    kind = PLACEHOLDER_ASSETS if are_placeholders(assets) else "own"
     return TrainingImages(
         image_size=settings["image_size"],
         quality=settings["quality"],

@@ -79,7 +79,7 @@ class SrpoLiberoConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
 
     assets: str | None = None
     """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
-    is not set, LIBERO's own, or stand-ins if those are not installed."""
+    is not set, LIBERO's own, or placeholder assets if those are not installed."""
 
     policy: str = SHIPPED
     """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from. shipped: the base

@@ -3,7 +3,8 @@
 
 Runs episodes with a scripted expert, with random actions or with the policy in a checkpoint folder,
 prints a table of successes and lengths, and writes a video with the instruction and the outcome
-below each frame. Without LIBERO's own assets it uses the stand-ins that ship with this package.
+below each frame. Without LIBERO's own assets it uses the placeholder assets that ship with this
+package.
 """
 
 import asyncio
@@ -82,7 +83,7 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
 
     assets: str | None = None
     """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
-    is not set, LIBERO's own, or stand-ins if those are not installed."""
+    is not set, LIBERO's own, or placeholder assets if those are not installed."""
 
     physics: Physics = "exact"
     """exact gives robosuite's results bit for bit; fast is quicker and equals them up to

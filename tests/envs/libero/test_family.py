@@ -22,7 +22,7 @@ from vla_rl.errors import EnvError
 
 SUPPORT = Path(__file__).parent / "support"
 IDLE = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
-STAND_INS: dict[str, Any] = {"assets": "stand-ins", "image_size": 96, "num_settle_steps": 0}
+PLACEHOLDERS_ONLY: dict[str, Any] = {"assets": "stand-ins", "image_size": 96, "num_settle_steps": 0}
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def _first(suite: str, perturbation: str, noise: range = range(1)) -> Task:
 
 
 def _start(task: Task, **changed: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    env = LiberoEnv(task.suite, task.task_id, **{**STAND_INS, **changed})
+    env = LiberoEnv(task.suite, task.task_id, **{**PLACEHOLDERS_ONLY, **changed})
     try:
         observation, _ = env.reset(options={"init_state_id": 0})
         again, _ = env.reset(options={"init_state_id": 0})
@@ -186,7 +186,7 @@ def test_noise_is_in_the_fixed_cameras_image_and_the_same_whenever_it_is_drawn(
 @pytest.mark.usefixtures("plus")
 def test_fog_needs_images_of_the_size_that_libero_plus_made_it_for() -> None:
     task = _first("liberoplus.libero_object", "noise", noise=range(31, 41))
-    env = LiberoEnv(task.suite, task.task_id, **STAND_INS)
+    env = LiberoEnv(task.suite, task.task_id, **PLACEHOLDERS_ONLY)
     try:
         with pytest.raises(
             EnvError,
@@ -227,7 +227,7 @@ def test_a_variant_whose_assets_are_not_there_names_the_file_and_the_remedy(
         match=r"incomplete: liberoplus\.libero_object/\d+.* No package of LIBERO-PRO or LIBERO-plus has "
         r"meshes and textures\. Set .* or choose tasks that need none",
     ):
-        LiberoEnv(task.suite, task.task_id, **STAND_INS)
+        LiberoEnv(task.suite, task.task_id, **PLACEHOLDERS_ONLY)
 
 
 # test_stepping.py compares LIBERO's own images and physics with robosuite's, bit by bit

@@ -1,4 +1,4 @@
-"""The stand-in assets: complete, reproducible, at rest, and solid enough to be played with."""
+"""The placeholder assets: complete, reproducible, at rest, and solid enough to be played with."""
 
 import functools
 import subprocess
@@ -17,7 +17,7 @@ from scripts.placeholder_assets import all_items, placeholder_files
 from scripts.placeholder_assets.contact_sheet import draw_item
 from scripts.placeholder_assets.shapes import Item, octagon, ring, turned
 from vla_rl.envs.libero import Task, find_task, list_tasks
-from vla_rl.envs.libero.assets import STAND_INS, find_assets
+from vla_rl.envs.libero.assets import PLACEHOLDER_ASSETS, find_assets
 from vla_rl.envs.libero.env import IDLE_ACTION
 from vla_rl.envs.libero.experts.picking import MAX_WIDTH_M
 from vla_rl.envs.libero.loading import load_simulator
@@ -43,12 +43,12 @@ ITEMS = {item.name: item for item in all_items()}
 
 @pytest.fixture(scope="module")
 def scene_of() -> Iterator[Callable[[Task], Scene]]:
-    """Scenes of the stand-ins; the last eight are kept, those of the suite with them."""
+    """Scenes of the placeholder assets; the last eight are kept, those of the suite with them."""
     scenes: dict[str, Scene] = {}
 
     def scene_of(task: Task) -> Scene:
         if task.key not in scenes:
-            scenes[task.key] = Scene(task, find_assets(STAND_INS).path, scene_seed=0)
+            scenes[task.key] = Scene(task, find_assets(PLACEHOLDER_ASSETS).path, scene_seed=0)
         if len(scenes) > 8:
             scenes.pop(next(iter(scenes))).close()
         return scenes[task.key]
@@ -60,7 +60,7 @@ def scene_of() -> Iterator[Callable[[Task], Scene]]:
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLA_RL_STAND_INS_ANNOUNCED", "1")
+    monkeypatch.setenv("VLA_RL_ASSETS_ANNOUNCED", "1")
 
 
 def test_the_shipped_tree_is_what_the_code_generates() -> None:
@@ -120,7 +120,7 @@ def test_a_task_fits_its_initial_states_and_comes_to_rest_unsolved(
 
 @pytest.mark.parametrize("init_state_id", [0, pytest.param(23, marks=pytest.mark.proof)])
 def test_the_bowl_settles_on_the_ramekin(init_state_id: int) -> None:
-    resting = probe_physics(STAND_INS, init_state_id)
+    resting = probe_physics(PLACEHOLDER_ASSETS, init_state_id)
     assert resting.offset_m < 0.01
     assert 0.028 < resting.height_m < 0.040
     assert resting.speed < 0.01

@@ -125,7 +125,7 @@ def _require_runs(found: Runs, kinds: Set[str]) -> None:
     assert all(run["contrast"] > 5 and run["moved"] < 0.01 for run in found.values())
 
 
-def test_a_perturbed_task_is_run_with_stand_ins(
+def test_a_perturbed_task_is_run_with_placeholder_assets(
     listed_and_run: tuple[dict[str, Any], Runs],
 ) -> None:
     key = RUN_WITH_PLACEHOLDERS["swap"]
@@ -134,7 +134,7 @@ def test_a_perturbed_task_is_run_with_stand_ins(
 
 # in the suite, the test above runs one kind
 @pytest.mark.proof
-def test_a_task_of_each_kind_of_perturbation_is_run_with_stand_ins() -> None:
+def test_a_task_of_each_kind_of_perturbation_is_run_with_placeholder_assets() -> None:
     kinds = RUN_WITH_PLACEHOLDERS.keys()
     _require_runs(
         _run_episode(*(f"{RUN_WITH_PLACEHOLDERS[kind]}@stand-ins" for kind in kinds)), kinds

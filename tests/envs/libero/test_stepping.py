@@ -189,7 +189,7 @@ SUPPORT = Path(__file__).parent / "support"
 SUITE, TASK_ID, REAL_INIT_STATE_ID = "libero_goal", 7, 11
 
 
-# test_stepping.py compares the same with stand-ins, which build in a third of the time
+# test_stepping.py compares the same with placeholder assets, which build in a third of the time
 @pytest.mark.proof
 def test_images_and_physics_on_liberos_own_assets_equal_robosuites_bit_by_bit(
     real_assets: str, tmp_path: Path

@@ -279,17 +279,17 @@ def assets_with_digests(machine: Machine) -> Iterable[CheckResult]:
             )
     if find_spec("libero") is None:
         return
-    from vla_rl.envs.libero.assets import STAND_INS, find_assets
+    from vla_rl.envs.libero.assets import PLACEHOLDER_ASSETS, find_assets
 
-    os.environ["VLA_RL_STAND_INS_ANNOUNCED"] = "1"  # said below, as a result
+    os.environ["VLA_RL_ASSETS_ANNOUNCED"] = "1"  # said below, as a result
     try:
         found = find_assets()
     except FileNotFoundError as error:
         yield CheckResult(str(error).rstrip("."), "LIBERO cannot start", "See the error's remedy")
     else:
-        if found.source == STAND_INS:
+        if found.source == PLACEHOLDER_ASSETS:
             yield CheckResult(
-                "LIBERO's own meshes and textures are not installed; stand-ins take their place",
+                "LIBERO's own meshes and textures are not installed; placeholder assets take their place",
                 "Results are not comparable with published ones",
                 "Run `vla-rl install assets`, unless you use the policy that ships",
                 "warning",

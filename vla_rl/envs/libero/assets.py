@@ -84,19 +84,21 @@ def _find_distribution(wheel: str) -> importlib.metadata.Distribution | None:
 
 
 ASSETS_VARIABLE = "VLA_RL_LIBERO_ASSETS"
-STAND_INS = "stand-ins"
-"""The name of the stand-ins, as a value for the asset folder and in records of results."""
+PLACEHOLDER_ASSETS = "stand-ins"
+"""Value for the asset folder that selects the placeholder assets. Results, checkpoints and run
+folders hold it, so the word stays as it was first written."""
 
-STAND_INS_MARK = "STAND_INS.txt"
-"""A file that every tree of stand-ins has, so that copies of the tree are recognised."""
+PLACEHOLDER_MARK = "STAND_INS.txt"
+"""A file that every tree of placeholder assets has, so that copies of the tree are recognised."""
 
 _NEEDED_FOLDERS = ("scenes", "textures")
-_ANNOUNCED_VARIABLE = "VLA_RL_STAND_INS_ANNOUNCED"
+_ANNOUNCED_VARIABLE = "VLA_RL_ASSETS_ANNOUNCED"
 _DOWNLOAD_FOLDER = "~/.cache/libero/assets"
 
 ASSETS_REMEDY = (
     f"Install them with `{get_wheels_command()}`, or set {ASSETS_VARIABLE} (or the env's `assets`) to "
-    f"LIBERO's libero/libero/assets folder, or to `{STAND_INS}` for the stand-ins that ship."
+    f"LIBERO's libero/libero/assets folder, or to `{PLACEHOLDER_ASSETS}` for the placeholder assets "
+    "that ship."
 )
 
 
@@ -107,16 +109,16 @@ class Assets:
     path: Path
 
     source: str
-    """configured, package, wheels, hf-libero or stand-ins. Results record it: those with stand-ins
-    are not comparable."""
+    """configured, package, wheels, hf-libero or stand-ins (the placeholder assets). Results record
+    it: those with placeholder assets are not comparable."""
 
 
 def find_assets(folder: str | os.PathLike[str] | None = None) -> Assets:
     """Find the assets to use.
 
-    The first process of a tree that uses stand-ins prints one line on stderr. Its child processes
-    find a mark in their environment and print nothing, so call this before starting other
-    processes.
+    The first process of a tree that uses placeholder assets prints one line on stderr. Its child
+    processes find a mark in their environment and print nothing, so call this before starting
+    other processes.
 
     Args:
         folder: folder to use, or "stand-ins"; None to search all places.
@@ -124,24 +126,26 @@ def find_assets(folder: str | os.PathLike[str] | None = None) -> Assets:
     Raises: `FileNotFoundError` naming the folder or the wheels, the missing file, and the remedy.
     """
     asked = folder if folder is not None else os.environ.get(ASSETS_VARIABLE) or None
-    if asked is not None and os.fspath(asked) != STAND_INS:
+    if asked is not None and os.fspath(asked) != PLACEHOLDER_ASSETS:
         path = Path(asked)
         if not _is_complete(path):
             raise FileNotFoundError(
                 f"LIBERO's assets were not found in {path} ({_describe_missing(path)}). {ASSETS_REMEDY}"
             )
-        assets = Assets(path.resolve(), STAND_INS if are_stand_ins(path) else "configured")
+        assets = Assets(
+            path.resolve(), PLACEHOLDER_ASSETS if are_placeholders(path) else "configured"
+        )
     else:
         found = _find_installed() if asked is None else None
-        assets = found or Assets(_placeholder_folder(), STAND_INS)
-    if assets.source == STAND_INS:
+        assets = found or Assets(_placeholder_folder(), PLACEHOLDER_ASSETS)
+    if assets.source == PLACEHOLDER_ASSETS:
         _print_notice_once(assets, was_asked_for=asked is not None)
     return assets
 
 
-def are_stand_ins(folder: Path) -> bool:
-    """Return whether a folder of assets holds stand-ins."""
-    return (folder / STAND_INS_MARK).is_file()
+def are_placeholders(folder: Path) -> bool:
+    """Return whether a folder of assets holds placeholder assets."""
+    return (folder / PLACEHOLDER_MARK).is_file()
 
 
 def missing_asset_error(assets: Path, detail: str, task: Task | None = None) -> AssetError:
@@ -204,7 +208,7 @@ def _print_notice_once(assets: Assets, was_asked_for: bool) -> None:
         "" if was_asked_for else f", because its own are not installed (`{get_wheels_command()}`)"
     )
     print(
-        f"LIBERO runs on the stand-in assets that ship{reason}; results are not comparable with "
+        f"LIBERO runs on the placeholder assets that ship{reason}; results are not comparable with "
         "published ones.",
         file=sys.stderr,
         flush=True,

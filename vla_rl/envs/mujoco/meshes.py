@@ -9,7 +9,7 @@ measure (Garland and Heckbert 1997). An open edge, and a seam of the texture, co
 right angles to the surface, so that a cell with one is flat only along it.
 
 The result uses the vertices, normals and texture coordinates that the mesh has. `make_coarse` has
-cells of one size, for meshes whose detail nobody looks at.
+cells of one size, for meshes whose detail is never seen.
 """
 
 from collections.abc import Iterable
