@@ -180,7 +180,7 @@ def test_a_wrapper_that_another_process_cannot_import_is_refused() -> None:
     with pytest.raises(TypeError, match="has positional arguments, expected keywords only"):
         make_vec(CART_POLE, 1, wrappers=[functools.partial(Scaled, 0.5)])
     spec = EnvSpec(id="CartPole-v1", wrappers=(WrapperSpec(path="own_wrappers:Scald"),))
-    with pytest.raises(EnvError, match=r"the wrapper 'own_wrappers:Scald' cannot be found"):
+    with pytest.raises(EnvError, match=r"the wrapper 'own_wrappers:Scald': .* has no class"):
         make_vec(spec, 1)
 
 

@@ -52,10 +52,17 @@ def test_wrappers_are_applied_from_the_inside_outwards() -> None:
     assert {statistics.path, TIME_LIMIT} <= get_wrapper_classes(env)
 
 
-@pytest.mark.parametrize("path", ["gymnasium.wrappers:Nothing", "nowhere:Wrapper", "gymnasium"])
-def test_a_wrapper_that_is_not_there_is_named(path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("gymnasium.wrappers:Nothing", "has no class 'Nothing'"),
+        ("nowhere:Wrapper", "module 'nowhere' cannot be found"),
+        ("gymnasium", "expected 'module:name'"),
+    ],
+)
+def test_a_wrapper_that_is_not_there_is_named(path: str, said: str) -> None:
     bare = gymnasium.make("vla_rl/toy_reach-v0").unwrapped
-    with pytest.raises(EnvError, match=f"the wrapper '{path}' cannot be found"):
+    with pytest.raises(EnvError, match=f"the wrapper '{path}'.*({said})"):
         wrap_env(bare, [WrapperSpec(path=path)])
 
 

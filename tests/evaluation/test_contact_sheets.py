@@ -1,13 +1,13 @@
 """What people see of episodes: contact sheets of drives, frames with captions, outcomes."""
 
 import io
+import pkgutil
 
 import numpy as np
 from rich.console import Console
 
 from vla_rl.envs.driving.roads import LAYOUTS
 from vla_rl.envs.driving.world import draw_world
-from vla_rl.evaluation.checkpoint_evaluator import import_named
 from vla_rl.evaluation.contact_sheets import (
     FRAMES_PER_S,
     MOST_SCENES,
@@ -21,7 +21,7 @@ from vla_rl.util.imports import import_path
 
 
 def test_the_process_that_evaluates_beside_training_finds_the_function_by_its_path() -> None:
-    assert import_named(import_path(write_drive_sheet)) is write_drive_sheet
+    assert pkgutil.resolve_name(import_path(write_drive_sheet)) is write_drive_sheet
 
 
 def test_the_first_scene_of_each_layout_is_chosen() -> None:

@@ -135,7 +135,7 @@ def test_a_path_gives_the_function_itself() -> None:
             "has no function 'load_functions'; did you mean 'load_function'",
         ),
         ("vla_rl.util.imports:T", "has no function 'T'"),  # there, and no function
-        ("vla_rl.util.imports:", "has no function ''"),
+        ("vla_rl.util.imports:", "expected 'module:name', such as 'my_module:my_function'"),
     ],
 )
 def test_a_path_to_no_function_is_refused(path: str, message: str) -> None:

@@ -25,7 +25,7 @@ from vla_rl.actors import PrepareHook
 from vla_rl.env_workers.spaces import as_plain
 from vla_rl.errors import ConfigError, EnvError
 from vla_rl.types import EnvSpec, WrapperSpec
-from vla_rl.util.imports import import_path
+from vla_rl.util.imports import import_path, load_named
 from vla_rl.util.processes import refuse_threads
 from vla_rl.util.values import excerpt, find_part_without_json
 
@@ -64,13 +64,7 @@ def wrap_env(
     Raises: EnvError for a path that does not name one.
     """
     for wrapper in wrappers:
-        module, _, name = wrapper.path.partition(":")
-        try:
-            wrap: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
-        except (ImportError, AttributeError, ValueError) as error:
-            raise EnvError(
-                f"the wrapper {wrapper.path!r} cannot be found, expected 'module:name': {error}"
-            ) from error
+        wrap = load_named(wrapper.path, "the wrapper", "class", callable, EnvError)
         env = wrap(env, **wrapper.kwargs)
     return env
 

@@ -11,9 +11,9 @@ evaluation of the same checkpoint at any other time gives the same lines, bit fo
 import asyncio
 import logging
 import os
+import pkgutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -82,7 +82,7 @@ class CheckpointEvaluator(Actor):
         """
         # room for all lines, so that no episode waits for the reader
         lines: asyncio.Queue[bytes | None] = asyncio.Queue(len(episodes) + 1)
-        directory, line_of = RunDirectory(Path(run)), import_named(self._settings.line_of)
+        directory, line_of = RunDirectory(Path(run)), pkgutil.resolve_name(self._settings.line_of)
 
         async def done(trajectory: Trajectory) -> None:
             await self._make_film(directory, version, trajectory)
@@ -133,7 +133,7 @@ class CheckpointEvaluator(Actor):
         if self._settings.film is None:
             return
         try:
-            await import_named(self._settings.film)(run, version, trajectory)
+            await pkgutil.resolve_name(self._settings.film)(run, version, trajectory)
         except (OSError, ValueError) as error:
             self._film_failures.failed(trajectory.episode.task, error)
         else:
@@ -244,15 +244,6 @@ def evaluator_settings(
 
 def load_policy(policy_class: str, folder: Path, device: str) -> Any:
     """Load a policy of the class `module:Class` from its folder, onto a device."""
-    model = import_named(policy_class).load(folder)
+    model = pkgutil.resolve_name(policy_class).load(folder)
     model.network.to(device)
     return model
-
-
-def import_named(path: str) -> Any:
-    """Import `module:name`."""
-    module, _, name = path.partition(":")
-    found: Any = import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found

@@ -3,8 +3,6 @@
 All are `GraphError`, so one `except` catches them.
 """
 
-import importlib
-import pkgutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
@@ -13,6 +11,7 @@ from typing import Any
 from vla_rl.errors import GraphError
 from vla_rl.graph.node import Edge, FunctionKind, Node, check_signature, get_function_kind, suggest
 from vla_rl.graph.task_graph import TaskGraph
+from vla_rl.util.imports import load_named
 
 
 class DuplicateNode(GraphError):
@@ -48,51 +47,7 @@ def resolve_function(path: str, context: str) -> Any:
 
     Raises `UnknownFunction`, or the module's own error.
     """
-    module_name, colon, qualified_name = path.partition(":")
-    if not (colon and module_name and qualified_name):
-        guess = (
-            ":".join(path.rsplit(".", 1))
-            if not colon and "." in path
-            else "my_package.my_module:my_function"
-        )
-        raise UnknownFunction(
-            f"{context}: {path!r} is not the path of a function, expected 'module:name', such as "
-            f"{guess!r}"
-        )
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name + ".").startswith(error.name + "."):
-            raise
-        raise UnknownFunction(
-            f"{context}: there is no module {module_name!r}{_nearest_module(module_name)} "
-            "The module must be importable in this process."
-        ) from None
-    for part in qualified_name.split("."):
-        if not hasattr(found, part):
-            owner = getattr(found, "__name__", type(found).__name__)
-            public = [name for name in dir(found) if not name.startswith("_")]
-            raise UnknownFunction(f"{context}: {owner!r} has no {part!r}{suggest(part, public)}")
-        found = getattr(found, part)
-    return found
-
-
-def _nearest_module(name: str) -> str:
-    """Return a hint from the modules next to the first part of `name` that does not exist."""
-    known: list[str] = []
-    parts = name.split(".")
-    for depth in range(len(parts)):
-        parent = ".".join(parts[:depth])
-        try:
-            path = importlib.import_module(parent).__path__ if parent else None
-        except (ImportError, AttributeError):
-            break
-        siblings = [f"{parent}.{m.name}" if parent else m.name for m in pkgutil.iter_modules(path)]
-        if ".".join(parts[: depth + 1]) not in siblings:
-            known = [".".join((candidate, *parts[depth + 1 :])) for candidate in siblings]
-            break
-    hint = suggest(name, known)
-    return hint if hint.endswith("?") else "."
+    return load_named(path, context, "function", lambda found: found is not None, UnknownFunction)
 
 
 def build_graph(

@@ -7,10 +7,10 @@ A host keeps the digests of what it got, so that a resume of the same run finds 
 
 import hashlib
 import logging
+import pkgutil
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,9 +88,8 @@ def make_agent(recipe: AgentRecipe) -> Agent:
 
 def import_named(path: str) -> Any:
     """Return what `module:name` names. Raises: ConfigError if this host cannot import it."""
-    module, _, name = path.partition(":")
     try:
-        return getattr(import_module(module), name)
+        return pkgutil.resolve_name(path)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"this host cannot import {path}: {error}; expected the same modules as on the control "

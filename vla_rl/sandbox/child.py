@@ -2,8 +2,8 @@
 
 import contextlib
 import fcntl
-import importlib
 import os
+import pkgutil
 import resource
 import signal
 import sys
@@ -154,17 +154,14 @@ def _call_function(call: FunctionCall) -> bytes:
     A value that cannot be encoded is an error too.
     """
     try:
-        module, _, name = call.path.partition(":")
-        function = importlib.import_module(module)
-        for part in name.split("."):
-            function = getattr(function, part)
+        function = pkgutil.resolve_name(call.path)
         arguments = call.arguments
         if call.is_converted:
             hints = get_type_hints(function, include_extras=True)
             arguments = {
                 name: msgspec.convert(value, hints[name]) for name, value in arguments.items()
             }
-        return msgspec.msgpack.encode(Returned(value=function(**arguments)))  # type: ignore[operator]
+        return msgspec.msgpack.encode(Returned(value=function(**arguments)))
     except (Exception, SystemExit) as error:
         words = repair_unicode(f"{type(error).__name__}: {error}"[:4096])
         return msgspec.msgpack.encode(Returned(error=words))

@@ -6,6 +6,7 @@ reads the function.
 """
 
 import ast
+import pkgutil
 import sys
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
@@ -143,21 +144,79 @@ def load_function(path: str, kind: str) -> Any:
 
     Raises: ConfigError if there is no such module or function.
     """
-    module_name, _, function_name = path.partition(":")
-    try:
-        module = import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{kind} {path!r}: module {error.name!r} cannot be found; is it on the path?"
-        ) from error
-    found: object = getattr(module, function_name, None)
-    if not callable(found):
-        import difflib
+    return load_named(path, kind, "function", callable)
 
-        functions = [name for name in vars(module) if callable(getattr(module, name))]
-        near = difflib.get_close_matches(function_name, functions, n=1)
-        hint = f" did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(
-            f"{kind} {path!r}: {module_name!r} has no function {function_name!r};{hint}"
+
+def load_named(
+    path: str,
+    kind: str,
+    wanted: str,
+    accepts: Callable[[Any], bool],
+    error: type[Exception] = ConfigError,
+) -> Any:
+    """Return what `module:name` or `module:outer.name` names.
+
+    Args:
+        path: the name that a user wrote. For names that this package wrote, `pkgutil.resolve_name`
+            is enough.
+        kind: what the user chose, for the error: "loss".
+        wanted: what it has to be, for the error: "function".
+        accepts: returns whether it is one.
+        error: class of the error for a path of another form, without such a module or such a name.
+
+    Raises: `error`, with the nearest match; any error of the module itself.
+    """
+    module_name, _, name = path.partition(":")
+    if not (module_name and name):
+        dotted = "." in path and ":" not in path
+        example = ":".join(path.rsplit(".", 1)) if dotted else f"my_module:my_{wanted}"
+        raise error(
+            f"{kind} {path!r} is not the path of a {wanted}, expected 'module:name', such as "
+            f"{example!r}"
         )
-    return found
+    owner: Any = load_module(module_name, f"{kind} {path!r}", error)
+    *outer, last = name.split(".")
+    for part in outer:
+        owner = getattr(owner, part, None)
+    found = getattr(owner, last, None)
+    if accepts(found):
+        return found
+    names = [each for each in dir(owner) if each[0] != "_" and accepts(getattr(owner, each))]
+    raise error(
+        f"{kind} {path!r}: {module_name!r} has no {wanted} {name!r}{_describe_nearest(last, names)}"
+    )
+
+
+def load_module(name: str, described: str, error: type[Exception] = ConfigError) -> Any:
+    """Import a module that a user named.
+
+    Args:
+        name: its dotted name.
+        described: the choice that names it, for the error.
+        error: class of the error for a module that is not there.
+
+    Raises: `error`, with the nearest module; any other error of the module itself.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or not f"{name}.".startswith(f"{missing.name}."):
+            raise  # one that the module itself imports: its traceback says where
+        raise error(
+            f"{described}: module {missing.name!r} cannot be found; is it on the path?"
+            f"{_describe_nearest(missing.name, _modules_beside(missing.name))}"
+        ) from missing
+
+
+def _describe_nearest(name: str, known: Collection[str]) -> str:
+    import difflib  # here: every process imports this file, few choose a wrong name
+
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _modules_beside(name: str) -> list[str]:
+    """Return the modules of the package that a missing module would be in."""
+    parent = name.rpartition(".")[0]
+    path = getattr(sys.modules.get(parent), "__path__", None) if parent else None
+    return [f"{parent}.{module.name}".lstrip(".") for module in pkgutil.iter_modules(path)]

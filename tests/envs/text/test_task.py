@@ -26,7 +26,7 @@ def test_an_id_and_the_path_of_its_class_give_the_same_class() -> None:
     [
         ("text/arithmetik", "is unknown; did you mean 'text/arithmetic'"),
         ("no_assets:Task", "module 'no_assets' cannot be found; is it on the path?"),
-        (":Task", "names no module before the colon"),
+        (":Task", "':Task' is not the path of a TextTask, expected 'module:name'"),
         (
             "vla_rl.envs.text.task:TextTasc",
             r"has no TextTask 'TextTasc'; did you mean 'TextTask'\?",

@@ -16,8 +16,8 @@ import asyncio
 import atexit
 import contextlib
 import gc
-import importlib
 import os
+import pkgutil
 import sys
 import threading
 from collections.abc import Callable
@@ -363,10 +363,7 @@ def import_actor_class(target: str) -> type[Actor]:
 
     Raises: ImportError, AttributeError or TypeError if there is none.
     """
-    module_name, _, qualname = target.partition(":")
-    found: Any = importlib.import_module(module_name)
-    for part in qualname.split("."):
-        found = getattr(found, part)
+    found = pkgutil.resolve_name(target)
     if not (isinstance(found, type) and issubclass(found, Actor)):
         raise TypeError(f"{target} is not an actor class.")
     return found

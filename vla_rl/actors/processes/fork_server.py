@@ -14,6 +14,7 @@ import contextlib
 import gc
 import importlib
 import os
+import pkgutil
 import random
 import select
 import socket
@@ -256,10 +257,7 @@ def _read_preparation() -> Preparation:
 
 
 def _call_hook(hook: PrepareHook) -> None:
-    module_name, _, qualname = hook.function.partition(":")
-    found = importlib.import_module(module_name)
-    for part in qualname.split("."):
-        found = getattr(found, part)
+    found = pkgutil.resolve_name(hook.function)
     if not callable(found):
         raise TypeError(f"the prepare hook {hook.function} is not a function.")
     found(**hook.kwargs)

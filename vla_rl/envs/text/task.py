@@ -8,7 +8,6 @@ deadlines. A task is found by a registered id, or as `module:Class`.
 
 import abc
 import difflib
-import importlib
 import inspect
 import typing
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ import msgspec
 
 from vla_rl.errors import ConfigError
 from vla_rl.types import ANY_REPLY, DEFAULT_AGENT, Config, EnvSpec, Info, Message, ReplyOptions
+from vla_rl.util.imports import load_module, load_named
 
 if TYPE_CHECKING:
     from vla_rl.sandbox import Sandbox
@@ -184,12 +184,11 @@ def is_text_task(spec: EnvSpec) -> bool:
     if spec.id in _REGISTRY:
         return True
     module, _, name = spec.id.partition(":")
-    found = (
-        getattr(_import_module(module, spec.id), name, None)
-        if name and "/" not in spec.id
-        else None
+    if not name or "/" in spec.id:
+        return False
+    return _is_text_task_class(
+        getattr(load_module(module, f"text environment {spec.id!r}"), name, None)
     )
-    return isinstance(found, type) and issubclass(found, TextTask)
 
 
 def make_text_task(spec: EnvSpec) -> TextTask:
@@ -223,35 +222,12 @@ def find_text_task(task_id: str) -> type[TextTask]:
             f"text environment {task_id!r} is unknown;{hint} known are: "
             f"{', '.join(text_task_ids())}, and any `module:Class` of your own."
         )
-    module_name, _, class_name = path.partition(":")
-    module = _import_module(module_name, task_id)
-    found = getattr(module, class_name, None)
-    if not (isinstance(found, type) and issubclass(found, TextTask)):
-        classes = [
-            name
-            for name, value in vars(module).items()
-            if isinstance(value, type) and issubclass(value, TextTask)
-        ]
-        near = difflib.get_close_matches(class_name, classes, n=1)
-        hint = f" did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(
-            f"text environment {task_id!r}: {module_name!r} has no TextTask {class_name!r};{hint}"
-        )
+    found: type[TextTask] = load_named(path, "text environment", "TextTask", _is_text_task_class)
     return found
 
 
-def _import_module(name: str, task_id: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"text environment {task_id!r}: module {error.name!r} cannot be found; is it on the "
-            "path?"
-        ) from error
-    except ValueError as error:
-        raise ConfigError(
-            f"text environment {task_id!r} names no module before the colon: {error}"
-        ) from error
+def _is_text_task_class(found: object) -> bool:
+    return isinstance(found, type) and issubclass(found, TextTask)
 
 
 def _check_kwargs(task_class: type[TextTask], spec: EnvSpec) -> dict[str, Any]:

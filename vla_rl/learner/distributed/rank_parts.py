@@ -5,8 +5,8 @@ critic      a value head on the policy's features, or on a trunk of its own; sha
 reference   a frozen copy: whole on every rank, or in shards if weights are
 """
 
+import pkgutil
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -266,8 +266,7 @@ class RankParts:
 
 
 def _loaded(source: PolicySource, folder: Path, device: torch.device) -> Any:
-    module, _, name = source.policy_class.partition(":")
-    model = getattr(import_module(module), name).load(folder)
+    model = pkgutil.resolve_name(source.policy_class).load(folder)
     dtype = torch_dtype(source.dtype)
     if next(model.network.parameters()).dtype != dtype:
         model.network.to(dtype)
@@ -283,10 +282,8 @@ def _preparing(model: Any, preparation: Preparation | None) -> Callable[[Any, in
     """Return the function that prepares observations with a seed."""
     if preparation is None:
         return lambda observations, _: model.prepare(observations)
-    module, _, name = preparation.factory.partition(":")
-    found: Callable[[Any, int], Any] = getattr(import_module(module), name)(
-        model, preparation.settings
-    )
+    factory = pkgutil.resolve_name(preparation.factory)
+    found: Callable[[Any, int], Any] = factory(model, preparation.settings)
     return found
 
 
