@@ -58,7 +58,9 @@ class RayConfig(Config, frozen=True, kw_only=True):
 class ClusterConfig(Config, frozen=True, kw_only=True):
     """The hosts of a run, and what this one does."""
 
-    FORMER_NAMES = MappingProxyType({"depot_gib": "episode_store_gib"})
+    FORMER_NAMES = MappingProxyType(
+        {"depot_gib": "episode_store_gib", "plays_here": "local_rollout"}
+    )
 
     hosts: str | None = None
     """File that lists hosts which run the episodes, each with simulators.num_envs simulators and an
