@@ -69,6 +69,11 @@ def count_denominators(
         length: the constant of `seq_mean_token_sum_norm`, > 0; other aggregations do not need it.
 
     Returns: the denominators, on the device of `mask`.
+
+    Example:
+        Two trajectories, the first in two rows of 3 and 2 tokens, the second in one of 4:
+
+        Denominators(num_tokens=9, num_sequences=2, sequence_tokens=torch.tensor([5, 5, 4]))
     """
     if length is not None and not length > 0.0:
         raise ValueError(
@@ -86,6 +91,8 @@ def count_denominators(
                 f"sequence is {list(sequence.shape)}, expected {list(row_tokens.shape)}: one id "
                 "per row of mask."
             )
+        # a trajectory may have its tokens in several rows and micro-batches; its length has to be
+        # that of all of them
         ids, position = torch.unique(sequence.to(mask.device), return_inverse=True)
         totals = torch.zeros(len(ids), dtype=row_tokens.dtype, device=mask.device).index_add_(
             0, position, row_tokens
@@ -114,6 +121,7 @@ def seq_mean_token_mean(losses: Tensor, mask: Tensor, denominators: Denominators
     L = sum_b [sum_t m * loss / tokens of b's sequence] / num_sequences
     """
     _require(denominators.num_sequences)
+    # `where` and not a product with the mask: 0 times the NaN of a padded token is NaN
     row_sums = torch.where(mask, losses, 0.0).sum(dim=1)
     return (row_sums / denominators.sequence_tokens.clamp(min=1)).sum() / denominators.num_sequences
 
@@ -139,6 +147,8 @@ def seq_mean_token_sum_norm(losses: Tensor, mask: Tensor, denominators: Denomina
     Other systems divide by the padded length of a batch, which changes from update to update.
     Raises: ValueError without `length`.
     """
+    # others divide by the padded length of the batch, which changes from update to update, and with
+    # it the size of a step
     if denominators.length is None:
         raise ValueError(
             "seq_mean_token_sum_norm needs Denominators.length, a constant of the run; pass "
@@ -164,6 +174,8 @@ def aggregation(name: str) -> Aggregation:
 
 
 def _require(denominator: int) -> None:
+    # a divisor that is held at 1 would let an empty update pass as one with a gradient of 0, and
+    # Adam's momentum would still move the weights
     if denominator < 1:
         raise ValueError(
             "the update has no unmasked token; expected at least one; skip the update instead."

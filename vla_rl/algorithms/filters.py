@@ -39,6 +39,8 @@ def has_equal_rewards(rewards: Sequence[float]) -> bool:
     True for an empty group or one member. DAPO's dynamic sampling samples until this is False (Yu
     et al. 2025, arXiv:2503.14476, section 3.2).
     """
+    # compared exactly: rewards that differ in their last digit, as scores of a simulator do, still
+    # rank the members
     return len(rewards) < 2 or min(rewards) == max(rewards)
 
 
@@ -55,6 +57,8 @@ def require_satisfiable(
 
     Raises: ConfigError with the inequality.
     """
+    # with such bounds the scheduler would filter group after group until it ends the run: refused
+    # before the first episode instead
     first, last = (1, group_size - 1) if needs_difference else (0, group_size)
     if any(
         within_accuracy(solved / group_size, lowest, highest) for solved in range(first, last + 1)
@@ -128,4 +132,6 @@ def overlong_filter(mask: NDArray[np.bool_], is_truncated: NDArray[np.bool_]) ->
             f"is_truncated is {list(is_truncated.shape)}, expected {list(mask.shape[:1])}: one "
             "per row of mask."
         )
+    # the mask and not the group is changed: left out of its group's mean, a cut-off failure would
+    # make the others look worse than they are
     return np.asarray(mask & ~is_truncated[:, None], dtype=np.bool_)

@@ -73,6 +73,8 @@ def importance_weighted_k3(
     It is unbiased for samples of older weights, with a gradient through both factors
     (DeepSeek-V3.2, arXiv:2512.02556).
     """
+    # the gradient goes through the ratio too: with a constant weight the estimate would be unbiased
+    # and its gradient would not
     log_ratio = full_precision(log_prob) - full_precision(behavior_log_prob.detach())
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() * k3(log_prob, reference_log_prob)
 
@@ -85,6 +87,8 @@ needs a third policy."""
 
 
 def _difference(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
+    # exp(20) is 5e8, still finite in float32 when it is multiplied by a ratio; e^d of an unclamped
+    # one overflows at 88
     difference = full_precision(reference_log_prob.detach()) - full_precision(log_prob)
     return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
@@ -154,6 +158,8 @@ def penalised_rewards(
             f"{list(mask.shape)} like mask."
         )
     used = np.where(mask, kl, 0.0).astype(np.float64)
+    # a KL that is infinite, of a token that the reference may not choose, would make the whole
+    # return of its episode infinite
     bad = np.argwhere(~np.isfinite(used))
     if len(bad):
         row, step = (int(index) for index in bad[0])
@@ -178,6 +184,8 @@ def mean_kl(
 
     Returns: 0 if no trajectory has a token.
     """
+    # verl and siiRL compare the mean over trajectories with the target; over tokens is what a KL
+    # per token says
     counts = np.asarray(num_tokens, dtype=np.float64)
     acted = counts > 0.0
     if not acted.any():
@@ -205,6 +213,8 @@ def next_kl_coef(
     """
     if config.target is None:
         return config.coef
+    # a bounded reaction: the KL of the first updates is far below any target, and an unbounded one
+    # would drive the weight to nothing before it is needed
     error = float(
         np.clip(observed_kl / config.target - 1.0, -MAX_RELATIVE_ERROR, MAX_RELATIVE_ERROR)
     )

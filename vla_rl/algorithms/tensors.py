@@ -33,6 +33,7 @@ def full_precision(tensor: Tensor) -> Tensor:
     A ratio of bfloat16 log-probs has 8 bits, with which 1.0004, where GSPO clips, is 1. Converting
     does not restore rounded digits, so compute log-probs from float32 logits.
     """
+    # float64 stays: tests compare gradients with finite differences, which need its digits
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 

@@ -55,6 +55,7 @@ class OptimizerConfig(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         self.require(self.lr > 0.0, "lr", "above 0")
         self.require(self.warmup_steps >= 0, "warmup_steps", "at least 0 steps")
+        # the decay is over the steps after the warm-up: with none of them left it would divide by 0
         decays = not isinstance(self.decay_steps, int) or self.decay_steps > self.warmup_steps
         self.require(
             decays, "decay_steps", f"more than warmup_steps = {self.warmup_steps}, run, or none"
@@ -152,6 +153,7 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
         is_used = self.shard == "gradients" or self.ranks > 1
         self.require(is_used, "shard", "gradients with one rank, which has nothing to share")
         self.require(not self.offload or self.ranks > 1, "offload", "False with one rank")
+        # groups of rows are counted by this division: a rank that is left over would be in none
         fits = self.tensor_parallel >= 1 and self.ranks % self.tensor_parallel == 0
         self.require(fits, "tensor_parallel", f"a divisor of ranks = {self.ranks}")
         by_tokens = self.micro_batch_tokens is None or self.micro_batch_tokens >= 1
@@ -160,6 +162,8 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
         self.require(several, "minibatch_trajectories", "at least 1 trajectory, or none")
         self.require(self.epochs >= 1, "epochs", "at least 1")
         self.require(self.entropy_coef >= 0.0, "entropy_coef", "at least 0")
+        # asked for and not counted from the data: a divisor that follows the longest episode of an
+        # update changes the size of a step
         by_length = self.aggregation == "seq_mean_token_sum_norm"
         fits = (
             (self.trajectory_length or 0.0) > 0.0 if by_length else self.trajectory_length is None
@@ -287,6 +291,7 @@ class ImitationConfig(Config, frozen=True, kw_only=True):
             "the number of updates, or none: a supervised run does not set it by itself",
         )
         self.require(self.label_width >= 0.0, "label_width", "at least 0 bins")
+        # ranks call `log_probs` alone, the method for which FSDP gathers weights
         is_possible = self.label_width == 0.0 or self.ranks == 1
         self.require(is_possible, "label_width", "0 with several ranks")
         is_used = self.shard == "gradients" or self.ranks > 1

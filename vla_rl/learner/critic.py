@@ -62,6 +62,8 @@ class PolicyCritic:
 
         Raises: ValueError, naming episode and decision, for a value that is not finite.
         """
+        # only episodes that a time limit cut off need a value of their last observation: where the
+        # task ended, no reward can follow
         observations: list[Observation] = []
         for trajectory in trajectories:
             observations += [step.observation for step in trajectory.steps]
@@ -121,6 +123,8 @@ class PolicyCritic:
                 reports.append(await self._backend.optim_step())
             self._num_updates = number + 1
             loss, num_clipped = await self._backend.summed(sums)
+        # of the values that the advantages were computed with: those after the fit explain the
+        # returns that they were fitted to, and always look good
         _, before = self._loss(
             old * scale, old * scale, target * scale, torch.ones_like(old, dtype=torch.bool)
         )
@@ -165,6 +169,8 @@ class PolicyCritic:
             try:
                 await self._backend.restore(own, file, prefix)
                 self._num_updates = int(own[NUM_UPDATES])
+            # torch reports a shape that differs as a RuntimeError, and a missing name as a
+            # KeyError: one sentence says what both mean here
             except (KeyError, RuntimeError, CheckpointError) as error:
                 raise CheckpointError(
                     f"the checkpoint's critic is not this one: {error}; resume with the same "

@@ -109,6 +109,8 @@ class ValueModule(nn.Module):
         self.trunk = model.copy() if self.trains_trunk else model
         self.features: Callable[[Any], Tensor] = self.trunk.features
         """Features of a prepared batch; ranks that share the policy's trunk set their own."""
+        # the head draws from a seed of its own: drawing from the process's generator would change
+        # what a policy without a critic samples
         with torch.random.fork_rng():
             torch.manual_seed(derive_seed(seed, "value head"))
             head = ValueHead(model.feature_size, config.hidden)
@@ -128,6 +130,7 @@ class ValueModule(nn.Module):
         """Compute values, float32 [B], in units of `value_scale`, with a gradient for the trained
         parameters.
         """
+        # without a graph, the activations of a shared trunk are freed at once
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.trains_trunk):
             features = self.features(batch)
         expected = self.head.hidden.in_features
@@ -236,6 +239,8 @@ class LocalCriticBackend:
         tensors |= {
             f"{OPTIMIZER}{name}": tensor for name, tensor in self._optimizer.state_tensors().items()
         }
+        # saved with the weights: a run that was stopped between critic and policy must not fit the
+        # critic twice
         tensors[NUM_UPDATES] = torch.tensor(num_updates)
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 

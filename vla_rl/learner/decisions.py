@@ -69,6 +69,8 @@ class Decisions(TokenColumns):
         """
         chosen = index.tolist()
         full = self.mask.shape[1]
+        # as wide as the longest row of these: a conversation of 4,000 tokens would make every other
+        # micro-batch compute its padding
         width = int(self.num_tokens[index].max()) if chosen else full
         columns: Any = {
             name: column[index, :width]
@@ -93,6 +95,8 @@ class Decisions(TokenColumns):
     def split_by_decision(self, values: Tensor) -> list[np.ndarray]:
         """Split values on the CPU, [N, T], such as log-probs, into the tokens of each decision, in
         the order of the decisions."""
+        # by the number of the decision: a conversation's turns share a row, and rows of agents
+        # alternate
         found: dict[int, np.ndarray] = {}
         for row, slots in zip(values.numpy(), self.slots, strict=True):
             found |= {slot.decision: row[slot.start : slot.stop] for slot in slots}
@@ -129,11 +133,15 @@ def flatten_trajectories(
             "the update has no decision, expected at least one; skip an update "
             "without trajectories."
         )
+    # padding is for replies only: chunks of different lengths mean that the policy was changed
+    # between two episodes
     _require_one_length(rows)
     columns = {name: _padded(rows, name) for name in RECORDED}
     if reference_log_probs is None:
         del columns["reference_log_prob"]
     for name, column in columns.items():
+        # one number a row where all its tokens have the same: it is sent to ranks with every
+        # micro-batch
         if RECORDED[name].narrows:
             columns[name] = narrowed(column, columns["mask"])
     columns |= {name: torch.tensor([getattr(row, name) for row in rows]) for name in BY_ROW}
@@ -155,6 +163,8 @@ def _action_tokens(trajectories: Sequence[Trajectory]) -> int:
     """Return the tokens per control step: 1 for replies, which are one step of any length, so that
     each token counts alone."""
     steps = [step for trajectory in trajectories for step in trajectory.steps]
+    # a reply is one control step of any length; clipped as one ratio, a long one would leave every
+    # trust region
     if any("prompt_tokens" in step.observation for step in steps):
         return 1
     sizes = {step.chunk.tokens_per_step for step in steps}

@@ -47,12 +47,14 @@ def require_log_probs(decisions: TokenRows, log_probs: Tensor, whose: str, remed
         remedy: advice in the error.
     """
     is_density = decisions.tokens.is_floating_point()
-    unsound = decisions.mask & ~log_probs.isfinite()
+    nonfinite = decisions.mask & ~log_probs.isfinite()
+    # an engine that reports logits is finite too, and wrong in every ratio; densities may be above
+    # 1
     if not is_density:
-        unsound |= decisions.mask & (log_probs > MAX_LOG_PROB)
-    if not unsound.any():
+        nonfinite |= decisions.mask & (log_probs > MAX_LOG_PROB)
+    if not nonfinite.any():
         return
-    row, column = (int(index) for index in unsound.nonzero()[0])
+    row, column = (int(index) for index in nonfinite.nonzero()[0])
     expected = "a finite number" if is_density else "a finite number of at most 0"
     raise ValueError(
         f"{whose} log-prob of {describe_token(decisions, row, column)} is "
@@ -64,6 +66,7 @@ def describe_token(decisions: TokenRows, row: int, column: int) -> str:
     """Name a token of a row by its episode, the decision in the episode and the token in the
     decision, counted from 0.
     """
+    # tokens between two turns have no slot, and are masked: none of them is ever checked
     slot = next(each for each in decisions.slots[row] if each.start <= column < each.stop)
     agent = "" if slot.agent == DEFAULT_AGENT else f" of agent {slot.agent!r}"
     token = column - slot.start
@@ -83,8 +86,9 @@ def first_nonfinite(log_prob: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
     Returns: int64 [], its number in the flattened tokens, counted from 1; 0 for none. It stays on
     the device.
     """
-    unsound = mask & (log_prob.isinf() | (log_prob.isfinite() & ~entropy.isfinite()))
-    flat = unsound.detach().flatten()
+    nonfinite = mask & (log_prob.isinf() | (log_prob.isfinite() & ~entropy.isfinite()))
+    flat = nonfinite.detach().flatten()
+    # a number on the device: asking for a bool here would make the host wait in every micro-batch
     return torch.where(flat.any(), flat.to(torch.uint8).argmax() + 1, 0)
 
 
@@ -99,6 +103,7 @@ def require_finite_outputs(
         found: what `first_nonfinite` returned for each.
         model: name of the policy's class.
     """
+    # all micro-batches are read in one copy, after the mini-batch: the error still names the token
     for index, number in zip(indices, torch.stack(list(found)).tolist(), strict=True):
         if number > 0:
             rows = minibatch.rows(index)
@@ -128,6 +133,11 @@ def require_values(trajectories: Sequence[Trajectory], values: Sequence[Trajecto
     """Raise ValueError unless a critic's values have the right shape and are finite.
 
     The error names episode and decision.
+
+    Example:
+        Three decisions of an episode that a time limit cut off:
+
+        TrajectoryValues(values=np.array([0.31, 0.42, 0.40], np.float32), bootstrap=0.44)
     """
     if len(trajectories) != len(values):
         raise ValueError(

@@ -50,6 +50,12 @@ class PolicyImitator:
         model: the policy in this process.
         lane: prepares rows, and evaluates.
         config: micro-batches.
+
+    Example:
+        The last chunk of an episode of LIBERO, which ended after three of its eight control steps:
+
+        Demonstration(observation={"image": ..., "state": ...}, actions=np.zeros((8, 7), np.float32),
+                      num_valid=3)
     """
 
     def __init__(
@@ -108,6 +114,8 @@ class PolicyImitator:
             chosen.append(await self._lane.run(_greedy, model, batch, len(part), work="evaluate"))
         greedy = np.concatenate(chosen)
         valid = mask.numpy()
+        # in the environment's units: token accuracy counts the neighbouring bin as wrong, which is
+        # nearly as good
         wanted = np.stack([d.actions for d in demonstrations])
         error = np.abs(model.decode(greedy) - wanted)
         is_valid_step = np.arange(error.shape[1])[None] < np.array(
@@ -145,8 +153,11 @@ class PolicyImitator:
 
     def _targets(self, demonstrations: Sequence[Demonstration]) -> tuple[Tensor, Tensor]:
         """Return tokens int64 [B, T] and mask bool [B, T]."""
+        # a mean over no token is NaN, and would end in a skipped step instead of a sentence
         if not any(demonstration.num_valid > 0 for demonstration in demonstrations):
             raise ValueError("no demonstrated control step is valid, expected at least one.")
+        # the steps after an episode's end may hold NaN: they are masked below, but they have to
+        # have tokens
         rows = [self._model.encode(np.nan_to_num(each.actions)[None])[0] for each in demonstrations]
         if not isinstance(self._model, LanguageModel):
             _require_whole_chunks(demonstrations, self._model.decode(rows[0][None]).shape[1:])

@@ -52,6 +52,7 @@ def make_sft_log_probs(model: TokenModel[Any], width: float) -> LogProbs:
     near = model.near_log_probs
 
     def log_probs(batch: Any, tokens: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        # the entropy is not computed: nothing of supervised learning reads it
         found = near(batch, tokens, width)
         return found, torch.zeros_like(found)
 
@@ -180,6 +181,8 @@ class LocalImitationBackend:
         await self._lane.run(self._training.optimizer.zero_grad, work="update")
         indices = micro_batches(rows.num_input_tokens, self._config.micro_batch_size)
         parts = [rows.rows(index) for index in indices]
+        # counted over all micro-batches before the first: the mean must not depend on how rows are
+        # cut
         num_tokens, losses = int(rows.mask.sum()), []
         async with aclosing(self._lane.prepared_ahead(self._prepared, parts)) as prepared:
             async for part, batch in prepared:

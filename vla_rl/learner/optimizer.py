@@ -58,7 +58,11 @@ class StepReport:
 
 def training_bytes(network: nn.Module) -> int:
     """Return the memory that training needs besides the weights, in bytes: gradients, moments and
-    masters, all in float32."""
+    masters, all in float32.
+
+    Example:
+        StepReport(grad_norm=0.83, lr=1e-4, is_skipped=False)
+    """
     kept = (
         (parameter.numel(), 3 if parameter.dtype == torch.float32 else 4)
         for parameter in _trained(network).values()
@@ -90,6 +94,8 @@ class PolicyOptimizer:
         compute_norm: Callable[[Sequence[Tensor]], Tensor] = nn.utils.get_total_norm,
     ) -> None:
         self._config, self._compute_norm = config, compute_norm
+        # taken once, when it is built: while FSDP has gathered weights, a network lists plain
+        # tensors without gradients, and clipping those gives the norm 0
         self._parameters = _trained(network)
         self._masters = {
             name: nn.Parameter(parameter.detach().float())
@@ -178,6 +184,8 @@ class PolicyOptimizer:
         to `final_lr_share`.
         """
         config, step = self._config, self._num_steps
+        # Adam's first steps move every parameter by about lr, whatever the gradient: in a probe
+        # with 5e-4 the first update moved ratios by 0.36 and destroyed the policy
         if step < config.warmup_steps:
             return config.lr * (step + 1) / config.warmup_steps
         if config.decay_steps is None:
@@ -204,6 +212,8 @@ class PolicyOptimizer:
         Raises: CheckpointError if names or shapes are not those of this network.
         """
         found = dict(tensors)
+        # masters are exact, and the weights are their rounding: without them, each resume would
+        # round away what the last steps had moved
         exact = {
             name: found.pop(f"{MASTER}/{name}")
             for name in self._parameters
@@ -238,6 +248,8 @@ class PolicyOptimizer:
 
     def _skip(self, grad_norm: float) -> None:
         self.zero_grad()
+        # one such step is a rare overflow; several in a row are weights that no later gradient
+        # repairs
         self._num_skips_in_a_row += 1
         _log.error("optimizer step %d skipped: its gradient norm is %s", self._num_steps, grad_norm)
         if self._num_skips_in_a_row >= self._config.max_skips_in_a_row:

@@ -114,6 +114,11 @@ def plan_minibatches(sequence: Tensor, config: LearnerConfig, weight_version: in
         sequence: int64 [N], index of each row's trajectory.
         config: sizes, epochs and seed.
         weight_version: the learner's version, which the order depends on.
+
+    Example:
+        Five rows on two ranks, of which row 3 has no gradient:
+
+        StepPlan(ranks=((tensor([0, 4]),), (tensor([1, 2]),)), denominators=...)
     """
     num_trajectories = int(sequence[-1]) + 1
     size = config.minibatch_trajectories or num_trajectories
@@ -122,8 +127,11 @@ def plan_minibatches(sequence: Tensor, config: LearnerConfig, weight_version: in
         # from the version, not from a generator that runs on: a resumed run draws the same order
         seed = derive_seed(config.seed, "minibatches", weight_version, epoch)
         order = torch.arange(num_trajectories)
+        # in order if all are taken at once: a permutation would change the order of additions and
+        # nothing else
         if size < num_trajectories:
             order = torch.randperm(num_trajectories, generator=torch.Generator().manual_seed(seed))
+        # whole trajectories, because a sequence's ratio and its divisor are over all of its rows
         for chosen in torch.split(order, size):
             minibatches.append(torch.isin(sequence, chosen).nonzero()[:, 0])
     return [minibatch for minibatch in minibatches if len(minibatch)]
@@ -150,6 +158,8 @@ def plan_step(rows: TokenColumns, config: LearnerConfig) -> StepPlan:
     The divisors count all rows of the mini-batch. The ranks of a tensor group count as one: they
     compute the same rows.
     """
+    # dealt by the tokens that a pass reads, prompts included: they take the time, whether they are
+    # learnt or not
     computed = rows_with_gradient(rows, config)
     passes = plan_passes(
         rows.num_input_tokens[computed], config.micro_batch_size, config.row_groups
@@ -305,6 +315,7 @@ def require_tensor_plan(model: Any, config: LearnerConfig) -> None:
     """Raise ConfigError if the ranks of a tensor group cannot share the policy's layers."""
     if config.tensor_parallel == 1:
         return
+    # refused here, before a process is started and a policy is saved for it
     for what, count in get_tensor_plan(model).counts.items():
         if count % config.tensor_parallel:
             raise ConfigError(

@@ -120,6 +120,8 @@ class TokenColumns:
 def narrowed(column: Tensor, mask: Tensor) -> Tensor:
     """Return a column [N, T] as [N, 1] if the masked-in tokens of each row have one number."""
     least, most = _limits(column.dtype)
+    # over the tokens that the policy chose: fill values of the others would make every row look
+    # mixed
     low = torch.where(mask, column, most).amin(dim=1, keepdim=True)
     high = torch.where(mask, column, least).amax(dim=1, keepdim=True)
     return low if bool((low == high).all()) else column
@@ -189,6 +191,11 @@ class Row:
         grammars: (start, stop, grammar) of each part that was sampled under a grammar.
         slots: slots of its decisions.
         newest: observation before its newest decision, which has the images of all.
+
+    Example:
+        The second reply of a conversation, which begins after 12 tokens of the row:
+
+        DecisionSlot(decision=7, start=12, stop=20, episode_id=431, number=1, agent="policy")
     """
 
     observation: Observation
@@ -206,6 +213,8 @@ class Row:
         """The observation, with the images that came later, and the grammars under which its
         log-probs have to be computed.
         """
+        # a copy: the trajectory goes on to buffers and checkpoints, and must not get the images of
+        # later turns
         observation = dict(self.observation)
         if images := get_images(self.newest):
             observation |= make_conversation_observation(
@@ -278,6 +287,7 @@ def make_rows(
     conversations: dict[str, tuple[Row, Step]] = {}
     for number, step in enumerate(trajectory.steps):
         between, recorded = None, step.chunk.temperature
+        # what the chunk says wins: an agent may sample single decisions at a temperature of its own
         temperature = trajectory.episode.sampling.temperature if recorded is None else recorded
         if step.agent in conversations and conversations[step.agent][0].temperature == temperature:
             row, before = conversations[step.agent]
@@ -312,6 +322,8 @@ def _tokens_between(before: Step, step: Step) -> np.ndarray | None:
     prompt = step.observation.get("prompt_tokens")
     if prompt is None:
         return None
+    # compared token by token: a template that drops old reasoning, or a tokenizer that merges
+    # across the seam, gives other tokens for the same text
     past = np.concatenate([before.observation["prompt_tokens"], before.chunk.tokens])
     if len(prompt) < len(past) or (prompt[: len(past)] != past).any():
         return None
@@ -325,7 +337,10 @@ def _begins_alike(images: Sequence[np.ndarray], first: Sequence[np.ndarray]) -> 
     """Return whether the first images of a conversation are these."""
     pairs = zip(images, first, strict=False)
     return len(images) >= len(first) and all(
-        image is other or np.array_equal(image, other) for image, other in pairs
+        # identity first: turns of a conversation mostly hold the same array, and comparing pixels
+        # of every turn would be quadratic
+        image is other or np.array_equal(image, other)
+        for image, other in pairs
     )
 
 
@@ -364,6 +379,8 @@ def _checked_advantage(trajectory: Trajectory, advantage: Advantage) -> np.ndarr
             f"{which} is {list(values.shape)}, expected one number, [{num_rows}] for its "
             f"decisions, or [{num_rows}, {max(lengths, default=0)}] for their tokens."
         )
+    # one NaN here makes the loss of the whole update NaN, and the optimizer would skip the step
+    # without knowing whose reward it was
     if not np.isfinite(values).all():
         raise ValueError(f"{which} is not finite; look at the rewards of its group.")
     return values if values.ndim == 2 else np.broadcast_to(values.reshape(-1, 1), (num_rows, 1))

@@ -100,6 +100,8 @@ class Scorer:
         scores = torch.zeros(decisions.mask.shape)
         for index, result in zip(indices, results, strict=True):
             scores[index, : result.shape[1]] = result
+        # the trainer may forbid a token that the engine allowed: its log-prob of -inf would become
+        # a weight near 0 without a word
         require_log_probs(decisions, scores, self._whose, DISAGREES)
         return scores
 
@@ -144,6 +146,8 @@ class Reference(PolicyReference):
         micro_batch: int,
         micro_batch_tokens: int | None = None,
     ) -> None:
+        # a copy and not a second load: the policy may have been changed since, by an adapter or by
+        # earlier training
         frozen = model.copy()
         frozen.network.requires_grad_(False)
         size = MicroBatchSize(micro_batch, micro_batch_tokens)
@@ -186,6 +190,8 @@ class Proximal:
     async def before_update(self, decisions: Decisions) -> Decisions:
         """Add the log-probs of the weights before the update, and the engine correction."""
         self.metrics = {}
+        # the clipped surrogate needs none of this: a forward pass over all rows would cost a third
+        # of the update
         if not (self._loss.needs_proximal or self._needs_sequences(decisions)):
             return decisions
         proximal = await self._log_probs(decisions)
@@ -241,10 +247,12 @@ class Proximal:
         )
 
     def _needs_sequences(self, decisions: Decisions) -> bool:
+        # a sequence in one row has its mean at hand in any micro-batch
         is_split = len(set(decisions.sequence.tolist())) < len(decisions)
         return is_split and (self._loss.needs_sequence_log_ratio or self._loss.needs_sequence_drift)
 
     def _needs_choice(self, minibatch: Decisions) -> bool:
+        # with a limit on tokens, rows may still be cut into several passes
         fits = self._size.tokens is None and len(minibatch) <= self._size.rows
         is_whole = fits and self._num_ranks == 1
         return self._loss.needs_chosen_tokens and not is_whole

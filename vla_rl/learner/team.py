@@ -79,6 +79,7 @@ class LearnerTeam:
         names = tuple(self._learners)
         if self._updates_per_turn is None:
             return names
+        # from the version alone, so that a resumed run goes on with the agent whose turn it was
         return (names[version // self._updates_per_turn % len(names)],)
 
     async def update(
@@ -102,6 +103,7 @@ class LearnerTeam:
         for name, learner in self._learners.items():
             parts = self._agent_names.parts_of(trajectories, name) if name in turn else []
             if not parts:
+                # its engines wait for this version like all others
                 report = await learner.publish_unchanged()
             else:
                 references = None
@@ -178,6 +180,8 @@ class CriticTeam:
         bootstraps = [0.0] * len(trajectories)
         for part, found in await _each_part(self._agent_names, trajectories, judged):
             values[part.row][list(part.decisions)] = found.values
+            # the agent that decided last values what comes after: the others have not seen the
+            # final observation
             if part.decisions[-1] == len(trajectories[part.row].steps) - 1:
                 bootstraps[part.row] = found.bootstrap
         return [TrajectoryValues(*pair) for pair in zip(values, bootstraps, strict=True)]
@@ -222,6 +226,8 @@ class CriticTeam:
                 staged[prefix] = found
             else:
                 tensors |= {f"{prefix}{key}": tensor for key, tensor in found.items()}
+        # ranks write one file together: several learners' parts have to be joined before any of
+        # them writes
         if not staged:
             return tensors
         # imported here, because one process pays nothing for what several need

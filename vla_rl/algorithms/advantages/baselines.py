@@ -37,6 +37,7 @@ def group_advantage(rewards: Rewards, normalise_std: bool = True) -> NDArray[np.
         return np.zeros(len(values), dtype=np.float32)
     centred = values - values.mean()
     if normalise_std:
+        # n - 1 and not n: verl and siiRL divide so, and golden tests hold their numbers
         centred = centred / (values.std(ddof=1) + STD_EPSILON)
     return np.asarray(centred, dtype=np.float32)
 
@@ -57,6 +58,8 @@ def leave_one_out_advantage(rewards: Rewards) -> NDArray[np.float32]:
     size = len(values)
     if _has_no_signal(values):
         return np.zeros(size, dtype=np.float32)
+    # the mean of the others, written with the mean of all, so that the advantages of a group add up
+    # to 0
     return np.asarray((values - values.mean()) * (size / (size - 1)), dtype=np.float32)
 
 
@@ -75,6 +78,8 @@ def max_likelihood_advantage(rewards: Rewards) -> NDArray[np.float32]:
     Returns: float32 [G]. Raises: ValueError for a negative reward or one that is not finite.
     """
     values = _checked(rewards)
+    # with negative rewards the mean may be near 0 or below it: the quotient would explode, or turn
+    # round which members are good
     if len(values) and values.min() < 0.0:
         raise ValueError(
             f"max_rl was given the reward {values.min()}, expected rewards >= 0; use "
@@ -104,6 +109,8 @@ def best_of_group_advantage(rewards: Rewards, normalise_std: bool = True) -> NDA
     advantage = np.zeros(len(values), dtype=np.float32)
     if _has_no_signal(values):
         return advantage
+    # of two equal best members neither is better than the other, so that no member gets an
+    # advantage
     second, best = np.sort(values)[-2:]
     gain = best - second
     advantage[int(values.argmax())] = (
@@ -148,6 +155,8 @@ def by_group(
     batch: RewardBatch, advantage: Callable[[Rewards], NDArray[np.float32]], needed_by: str
 ) -> Advantages:
     """Apply an advantage of one group's rewards, float [G] -> float32 [G], to every group."""
+    # group by group and not as an array [groups, members]: a batch may have groups of different
+    # sizes
     outcome = np.zeros(len(batch), dtype=np.float32)
     for rows in batch.groups(needed_by):
         outcome[rows] = advantage(batch.rewards[rows])
@@ -186,6 +195,7 @@ def opo(batch: RewardBatch) -> Advantages:
     Needs `group` and `num_tokens`. Raises: ValueError for a length that is not above 0.
     """
     lengths = batch.need("num_tokens", "opo")
+    # a length of 0 would take its trajectory out of the baseline that its reward is compared with
     bad = np.flatnonzero(lengths <= 0.0)
     if len(bad):
         raise ValueError(
@@ -224,6 +234,8 @@ def cpgd_filter(batch: RewardBatch, *, max_weight: float = 3.0) -> Advantages:
     """
     groups = batch.groups("cpgd_filter")
     num_with_signal = len(_groups_with_signal(batch, "cpgd_filter"))
+    # groups over groups: siiRL has trajectories above the line, so that its factor is nearly always
+    # the bound
     weight = min(len(groups) / num_with_signal, max_weight) if num_with_signal else 0.0
     return _weighted_mean_baseline(batch, weight, "cpgd_filter")
 

@@ -111,6 +111,8 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
         """Return the parameters of other estimators; a custom one may read all."""
         if is_function_path(self.name):
             return {}
+        # one class with the fields of all estimators, because a command line has to know its
+        # options before it knows the name; options of others are reported instead of ignored
         fields = (field for field in self.__struct_fields__ if field != "name")
         others = [field for field in fields if field not in self.parameters]
         return dict.fromkeys(others, f"it is for other advantages than {self.name!r}")
@@ -168,5 +170,6 @@ def advantage_estimator(config: AdvantageConfig) -> AdvantageEstimator:
             f"advantage {config.name!r} has no keyword argument {unknown[0]!r}; "
             "leave the field out."
         )
+    # only what was set: a function of one's own has defaults that this table does not know
     own: AdvantageEstimator = partial(function, **config.chosen)
     return own

@@ -74,6 +74,7 @@ class RewardBatch:
             "greedy_rewards",
         ):
             self._check_shape(name, (num,))
+        # without a mask, zeros of steps and of padding look the same
         if self.mask is None and self.step_rewards is not None:
             raise ValueError(
                 "step_rewards are given without a mask, expected bool [N, S] of the "
@@ -125,6 +126,8 @@ class RewardBatch:
             return np.asarray(self.step_rewards, dtype=np.float64)
         rewards = np.zeros(mask.shape)
         rows = np.flatnonzero(mask.any(axis=1))
+        # on the last step that acted, not in the last column: rows are padded to the longest, and a
+        # reward in the padding would be lost
         last = mask.shape[1] - 1 - mask[rows, ::-1].argmax(axis=1)
         rewards[rows, last] = self.rewards[rows]
         return rewards
@@ -159,6 +162,8 @@ class RewardBatch:
             if value is None:
                 continue
             used = (
+                # a critic may have computed anything for padding; where the policy acted, one NaN
+                # would spread over the whole batch when it is whitened
                 value if name != "values" or self.mask is None else np.where(self.mask, value, 0.0)
             )
             bad = np.argwhere(~np.isfinite(used))
@@ -170,6 +175,8 @@ class RewardBatch:
                     "finite number; check where it is made."
                 )
         if self.step_rewards is not None and self.mask is not None:
+            # a reward at a step that is masked would be dropped without a word, as one of an
+            # environment that pays after the last decision
             lost = np.argwhere((self.step_rewards != 0.0) & ~self.mask)
             if len(lost):
                 row, step_number = (int(index) for index in lost[0])
@@ -190,6 +197,11 @@ class Advantages:
         returns: float32 [N, S], what a critic should have estimated; None if the estimator uses no
             critic.
         mask: bool [N, S], mask of the batch.
+
+    Example:
+        Two groups of two, of which the first was solved once; one number a trajectory:
+
+        RewardBatch(rewards=np.array([1.0, 0.0, 0.0, 0.0]), group=np.array([0, 0, 1, 1]))
     """
 
     advantage: NDArray[np.float32]
@@ -221,6 +233,9 @@ def outcome_advantages(batch: RewardBatch, outcome: NDArray[np.floating]) -> Adv
     """Give every step of a trajectory the same advantage.
 
     float [N] -> [N, S], 0 where masked, or [N, 1].
+
+    Example:
+        GRPO on the batch above: Advantages(advantage=[[0.707], [-0.707], [0.0], [0.0]])
     """
     column = np.asarray(outcome, dtype=np.float32)[:, None]
     if batch.mask is None:
@@ -265,6 +280,8 @@ def make_reward_batch(
 
     Raises: ValueError for sizes that do not fit, naming the episode.
     """
+    # executed control steps alone: the end of a chunk that was cut short never happened, and has no
+    # reward
     parts = [[_by_level(step, level) for step in trajectory.steps] for trajectory in trajectories]
     durations = [_joined([durations_of for _, durations_of in part]) for part in parts]
     if step_rewards is None and rewards is None:
@@ -303,6 +320,7 @@ def _agents(trajectories: Sequence[Trajectory], level: StepLevel) -> NDArray[np.
 
     It is an index in the sorted names of all deciding agents.
     """
+    # sorted, so that the numbers do not depend on which agent acted first in this batch
     number_of = {name: number for number, name in enumerate(sorted(list_agents(trajectories)))}
     rows = [
         [number_of[step.agent] for step in trajectory.steps for _ in _by_level(step, level)[1]]
@@ -319,6 +337,8 @@ def _by_level(step: Step, level: StepLevel) -> tuple[NDArray[np.float64], NDArra
     if level == "action":
         return rewards, np.ones(len(rewards))
     last = np.zeros((len(rewards), step.chunk.tokens_per_step))
+    # the other tokens have a duration of 0: no time passes between the tokens of one action, so
+    # none is discounted against another
     last[:, -1] = 1.0
     return (last * rewards[:, None]).reshape(-1), last.reshape(-1)
 

@@ -111,6 +111,8 @@ class CorrectionConfig(Config, frozen=True, kw_only=True):
     @property
     def bounds(self) -> tuple[float, float]:
         """Interval of kappa that `mask` keeps."""
+        # a geometric mean over hundreds of tokens hardly leaves 1, so that bounds of single tokens
+        # would never drop anything
         low, high = (0.99, 1.01) if self.mask == "geometric" else (0.5, 2.0)
         return (
             low if self.mask_low is None else self.mask_low,
@@ -155,6 +157,8 @@ class PolicyLossSettings(Config, frozen=True, kw_only=True):
                     f"policy loss {self.name!r} has no {unknown[0]}; it has: {has}. "
                     "Leave the field out."
                 )
+        # both factors are proximal / behavior: with both on, a stale token would count by the
+        # square of its ratio
         if self.correction.is_active and self._needs("needs_proximal"):
             raise ConfigError(
                 f"PolicyLossConfig.correction is active with {self.name}, expected one of them: "
@@ -215,6 +219,7 @@ class PolicyLossSettings(Config, frozen=True, kw_only=True):
         """
         if self.declared is None:
             return True
+        # a group without signal is dropped only if nothing else of the loss would learn from it
         terms = self.declared.terms_without_advantage
         return self.needs_reference or any(self.parameters[term] for term in terms)
 
@@ -328,12 +333,16 @@ def safe_policy_loss(
     """
     if config.declared is None or config.declared.has_trust_region or config.allow_unbounded:
         return config
+    # without a bound, one token of older weights with a ratio of 50 outweighs all others of an
+    # update
     if max_staleness > 0:
         raise ConfigError(
             f"policy loss {config.name!r} has no trust region, expected one if max_staleness = "
             f"{max_staleness} > 0: choose ppo or decoupled_ppo, set max_staleness=0, or set "
             "allow_unbounded=True."
         )
+    # the second step of an update already has other weights than those that acted, at every
+    # staleness
     if not steps_once_per_update:
         raise ConfigError(
             f"policy loss {config.name!r} has no trust region, expected one if an update has "

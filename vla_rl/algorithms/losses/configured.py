@@ -43,6 +43,8 @@ def policy_loss(config: PolicyLossConfig) -> PolicyLoss:
     custom function lacks.
     """
     loss = _named_loss(config)
+    # the correction first and the penalty around it: the weight is of the data, and the distance
+    # from the reference is not
     if config.correction.is_active:
         loss = partial(_corrected, loss=loss, config=config.correction)
     if config.kl.coef > 0.0:
@@ -74,6 +76,8 @@ def _corrected(batch: TokenBatch, *, loss: PolicyLoss, config: CorrectionConfig)
     if weight is None:
         weight = engine_correction(config, proximal, batch.behavior_log_prob, batch.mask).weight
     weight = torch.where(batch.mask, weight, 0.0).detach()
+    # the loss sees the trainer's own numbers as those that acted: its ratio starts at exactly 1,
+    # and the engine's rounding is in the weight alone
     around = dataclasses.replace(
         batch,
         behavior_log_prob=proximal,
@@ -99,6 +103,8 @@ def _with_kl_penalty(batch: TokenBatch, *, loss: PolicyLoss, config: KlLossConfi
         penalty = importance_weighted_k3(log_prob, behavior, reference)
     else:
         penalty = KL_ESTIMATORS[config.estimator](log_prob, reference)
+    # k3 is logged whatever the estimator of the loss is, so that runs can be compared; it is the
+    # one with low variance
     logged = torch.where(batch.mask, k3(log_prob.detach(), reference), 0.0)
     held = losses + torch.where(batch.mask, config.coef * penalty, 0.0)
     return held, _with_extra(diagnostics, {"reference_kl": logged.float().sum()})
@@ -126,6 +132,8 @@ def sequence_log_ratio(config: PolicyLossConfig, batch: TokenBatch, sequence: Te
     if config.needs_proximal:
         proximal = batch.constant("proximal_log_prob", f"the sequence ratio of {config.name!r}")
         batch = dataclasses.replace(batch, behavior_log_prob=proximal)
+    # a constant: the gradient of a sequence's mean comes through its own tokens, in whichever
+    # micro-batch they are
     by_token = ratios(batch).token_log_ratio.detach()
     if config.declared is not None and config.declared.averaged is not None:
         by_token = config.declared.averaged(by_token, batch.masked_advantage, **config.parameters)
@@ -243,6 +251,8 @@ def engine_correction(
         full_precision(behavior_log_prob.detach()),
     )
     d = torch.where(mask, proximal, 0.0) - torch.where(mask, behavior, 0.0)
+    # a token that the engine found impossible has a log-prob of -inf; unclamped, its weight would
+    # be infinite
     d = d.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     kappa = d.exp()
     rows = SequencesOfRows(mask, sequence)
@@ -254,14 +264,19 @@ def engine_correction(
     if config.truncate != "none":
         weight = weight.clamp(max=config.truncate_at)
     kept = mask
+    # by kappa before it was truncated: a truncated one never leaves the bounds above
     if config.mask != "none":
         low, high = config.bounds
         bounded = {"token": kappa, "sequence": product, "geometric": geometric}[config.mask]
         kept = kept & (bounded >= low) & (bounded <= high)
     if config.veto_below > 0.0:
+        # one such token is a sign that another model sampled the sequence than the one that learns:
+        # other weights, tokens or temperature
         bad = mask & (kappa < config.veto_below)
         kept = kept & (rows.sums(bad.to(d.dtype)) == 0.0)[:, None]
     dropped = mask & ~kept
+    # dropped tokens stay in the denominators: dividing by what is left would give the kept ones of
+    # a bad batch more weight than those of a good one
     return Correction(torch.where(kept, weight, 0.0), _diagnostics(d, mask, dropped, rows))
 
 

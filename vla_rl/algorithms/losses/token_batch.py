@@ -142,6 +142,8 @@ class TokenBatch:
                 f"{needed_by} needs TokenBatch.{name}, but it is None; have it computed before "
                 "the update."
             )
+        # masked before it is used and not after: NaN in padding would come back through the
+        # gradient of the product with 0
         return torch.where(self.mask, tensor, 0.0).detach()
 
     def rows(self, index: Tensor | slice) -> "TokenBatch":
@@ -170,6 +172,16 @@ class Ratios:
     log_ratio: float [B, T], at the level; every token carries that of its control step, row or
         sequence.
     share: float [B, T], the part of that unit's loss that the token carries, or 1.0.
+
+    Example:
+        One chunk of three tokens, of which the last control step did not run:
+
+        TokenBatch(
+            log_prob=torch.tensor([[-0.9, -1.2, -2.0]]),
+            behavior_log_prob=torch.tensor([[-1.0, -1.2, -2.1]]),
+            advantage=torch.tensor([[0.7]]),
+            mask=torch.tensor([[True, True, False]]),
+        )
     """
 
     token_log_ratio: Tensor
@@ -214,6 +226,8 @@ def ratios(batch: TokenBatch, level: RatioLevel = "token") -> Ratios:
     num_rows, num_tokens = batch.mask.shape
     size = max((batch.action_tokens if level == "action" else num_tokens) or 1, 1)
     units = (num_rows, num_tokens // size, size)
+    # clamped again: each token is within 20, and the sum over a chunk of 56 tokens may be a
+    # thousand
     total = by_token.reshape(units).sum(dim=-1, keepdim=True).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     count = batch.mask.reshape(units).sum(dim=-1, keepdim=True).clamp(min=1)
     spread = torch.ones_like(by_token).reshape(units)
@@ -253,6 +267,7 @@ class SequencesOfRows:
                 f"sequence is {list(sequence.shape)}, expected {list(mask.shape[:1])}: one id per "
                 "row of mask."
             )
+        # ids of any size and order: those of the rows of one rank or one mini-batch have gaps
         ids, self.position = torch.unique(sequence.to(mask.device), return_inverse=True)
         self.size = len(ids)
 

@@ -44,6 +44,8 @@ class ValueDiagnostics:
             "value_clip_fraction": float(self.num_clipped) / num,
         }
         variance = _variance(num, float(self.return_sum), float(self.return_square_sum))
+        # equal returns have no variance to explain, but for a rounding that would be reported as
+        # minus thousands
         if variance > 1e-12 * max(float(self.return_square_sum) / num, 1e-12):
             left = _variance(num, float(self.error_sum), float(self.error_square_sum))
             metrics["explained_variance"] = 1.0 - left / variance
@@ -103,6 +105,7 @@ def clipped_value_loss(
             raise ValueError(
                 f"{name} is {list(tensor.shape)}, expected {list(values.shape)} like values."
             )
+    # a critic of one's own may give bfloat16, in which a value of 100.25 is 100
     values = torch.where(mask, full_precision(values), 0.0)
     targets = torch.where(mask, full_precision(returns), 0.0).detach()
     losses = _error(values - targets, huber_delta)
@@ -111,6 +114,8 @@ def clipped_value_loss(
         old = torch.where(mask, full_precision(old_values), 0.0).detach()
         near = torch.maximum(torch.minimum(values, old + clip), old - clip)
         held = _error(near - targets, huber_delta)
+        # counted where the clip decides, as verl does: a value that moved far towards its return is
+        # not held back
         clipped = (held > losses).detach()
         losses = torch.maximum(losses, held)
     return torch.where(mask, losses, 0.0), _diagnostics(values.detach(), targets, mask, clipped)

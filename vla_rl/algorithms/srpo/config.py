@@ -51,6 +51,8 @@ class SrpoConfig(Config, frozen=True, kw_only=True):
 
     def unused_options(self) -> Mapping[str, str]:
         """Return the options of other rules and references."""
+        # options that the chosen rule does not read are reported: a sweep over them would show a
+        # difference that is noise
         of_rule = {"aligned": ("clusters", "radius_scale"), "paper": ()}
         others = of_rule.get(self.rule, ("alpha", "clusters", "radius_scale"))
         found = dict.fromkeys(others, f"srpo.rule is {self.rule!r}")
@@ -119,6 +121,8 @@ class VJepa2Config(Config, frozen=True, kw_only=True):
         self.require(
             divides, "num_moments", f"a divisor of {self.num_frames // 2}, the tubelets of a video"
         )
+        # a cyclic video shows its beginning again at the end, so that its last moments would be
+        # those of its first frames
         in_order = self.num_moments == 1 or self.short_videos == "stretched"
         self.require(
             in_order,

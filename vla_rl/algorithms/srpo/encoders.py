@@ -50,6 +50,8 @@ class ObservationEncoder:
 
     async def embed(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float32]:
         """Embed trajectories: float32 [N, T, D]."""
+        # in a thread: groups are embedded as they complete, while the loop serves episodes that
+        # still run
         return await asyncio.to_thread(trajectory_embeddings, trajectories, self._config)
 
 
@@ -83,6 +85,7 @@ def trajectory_embedding(trajectory: Trajectory, config: EmbeddingConfig) -> NDA
         else video_frames(trajectory, config.image_key)
     )
     chosen = evenly_spaced(len(observed), config.num_frames)
+    # each chosen moment once, because a short episode repeats some of them
     vectors = {
         int(index): _vector(trajectory, observed[index], config) for index in set(chosen.tolist())
     }
@@ -102,6 +105,8 @@ def area_resize(image: NDArray[np.uint8], size: int) -> NDArray[np.float32]:
 
     Returns: float32 [size, size, C] in [0, 1].
     """
+    # areas and not samples of pixels: something that is two pixels wide would appear and vanish as
+    # it moves
     rows, columns = _area_weights(image.shape[0], size), _area_weights(image.shape[1], size)
     averaged = np.einsum("ih,hwc->iwc", rows, image.astype(np.float32) / 255.0)
     return np.asarray(np.einsum("jw,iwc->ijc", columns, averaged), dtype=np.float32)
@@ -161,6 +166,8 @@ def video_frames(trajectory: Trajectory, image_key: str) -> list[NDArray[np.uint
     `episode_id` otherwise; ConfigError if kept frames are not known to be of `image_key`.
     """
     images = observed_values(trajectory, image_key)
+    # frames between decisions exist only if an agent kept them: a chunk renders once, because
+    # nobody looks at the frames in between
     kept = []
     for step in trajectory.steps:
         if step.frames is not None:

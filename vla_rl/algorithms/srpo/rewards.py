@@ -59,6 +59,8 @@ def srpo_rewards(
     """
     points = _checked(embeddings, is_success, tasks, episode_ids)
     success = np.asarray(is_success, dtype=bool)
+    # the released code embeds a trajectory without frames as zeros, and neither rewards it nor
+    # compares with it
     usable = (
         points.any(axis=(1, 2)) if config.rule == "released" else np.ones(len(points), dtype=bool)
     )
@@ -71,6 +73,8 @@ def srpo_rewards(
             references = _checked_carried(carried[task], points, task)
         if len(references) and failures.any():
             earned = _failure_rewards(references, points[failures], config)
+            # a failure that retraced everything must still rank below a success, also after it was
+            # rounded to float32
             rewards[failures] = np.minimum(earned, BELOW_ONE)
     return rewards.astype(np.float32)
 
@@ -110,6 +114,8 @@ def _checked(
         if num
         else np.empty((0, 1, 1))
     )
+    # one NaN would reach every failure of its task: distances are taken to all successes, and the
+    # paper's z-score mixes all failures
     bad = np.flatnonzero(~np.isfinite(points).all(axis=(1, 2)))
     if len(bad):
         row = int(bad[0])
@@ -125,6 +131,8 @@ def _checked_carried(
     carried: NDArray[np.float32], points: NDArray[np.float64], task: str
 ) -> NDArray[np.float64]:
     references = carried.astype(np.float64).reshape(len(carried), -1, carried.shape[-1])
+    # a resume with another encoder finds the old one's embeddings in its checkpoint: distances
+    # between the two mean nothing
     if references.shape[1:] != points.shape[1:]:
         raise ValueError(
             f"successes carried over for task {task!r} are {list(references.shape[1:])}, this "
@@ -176,6 +184,8 @@ class ReferenceBank:
         """
         if self._size == 0:
             return
+        # a resumed run repeats updates after its checkpoint: kept twice, one success would count as
+        # two
         for task, kept in self._kept.items():
             self._kept[task] = deque((each for each in kept if each[0] < update), maxlen=self._size)
         for row in np.flatnonzero(is_success):

@@ -68,6 +68,8 @@ def pairwise_distances(rows: Vectors, others: Vectors) -> Vectors:
     They have no cancellation, unlike the |a|^2 - 2ab + |b|^2 form.
     """
     distances = np.empty((len(rows), len(others)))
+    # row by row: the short form cancels for embeddings that lie close together, and successes of
+    # one task do
     for index, row in enumerate(rows):
         distances[index] = np.linalg.norm(others - row, axis=1)
     return distances
@@ -93,6 +95,7 @@ def cluster_means(points: Vectors, labels: NDArray[np.int64]) -> Vectors:
 
 
 def _k_distance_labels(distances: Vectors, radius_scale: float) -> NDArray[np.int64]:
+    # a success would be its own nearest neighbour, at the distance 0
     to_others = distances + np.diag(np.full(len(distances), np.inf))
     radius = radius_scale * float(np.median(to_others.min(axis=1)))
     return dbscan_labels(distances, max(radius, float(np.finfo(np.float64).tiny)))
@@ -139,6 +142,8 @@ def aligned_rewards(
     shape = references.shape
     references = in_canonical_order(references.reshape(len(references), -1)).reshape(shape)
     width = usual_step(references, failures)
+    # centred before squares are taken: embeddings of one task share a large mean, which would
+    # cancel the digits of their differences
     middle = references.mean(axis=(0, 1))
     centred = references - middle
     return config.alpha * np.array(
@@ -196,6 +201,7 @@ def paper_rewards(successes: Vectors, failures: Vectors, config: SrpoConfig) -> 
 
     Returns: float64 [F] in [0, alpha].
     """
+    # several ways to succeed are several centres: their mean may lie where no way to succeed is
     centres = cluster_centres(successes, config.clusters, config.radius_scale)
     distances = pairwise_distances(failures, centres).min(axis=1) ** 2
     return np.asarray(config.alpha * sigmoid(-_z_score(distances)))

@@ -124,6 +124,8 @@ async def prepare_checkpoint(
     """Write a checkpoint off the event loop, up to the step that makes it visible. Arguments and
     errors as in `save_checkpoint`."""
     _require_words((*parts, *state.members))
+    # a thread cannot be cancelled: the folder that it goes on to write has to be removed all
+    # the same
     writing = asyncio.ensure_future(asyncio.to_thread(_prepare, root, state, parts))
     try:
         return PreparedCheckpoint(await await_end(writing))
@@ -288,6 +290,7 @@ def _verified(folder: Path) -> tuple[CheckpointHeader, dict[str, FileEntry]]:
     header = read_header(folder)
     if header.format != FORMAT:
         raise CheckpointError(f"{folder} has format {header.format}, expected {FORMAT}.")
+    # a renamed folder was once taken for the newest checkpoint
     if update_in_name(folder) not in (None, header.weight_version):
         raise CheckpointError(
             f"{folder} is named for update {update_in_name(folder)}, but its {HEADER} says "

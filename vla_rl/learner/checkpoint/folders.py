@@ -111,6 +111,7 @@ def set_best(root: Path, folder: Path | None) -> None:
 
     Raises: OSError.
     """
+    # replaced in one step: a reader between unlink and symlink would find no best checkpoint
     link, new = root / BEST, root / f".{BEST}-{os.getpid()}"
     if folder is None:
         link.unlink(missing_ok=True)
@@ -126,6 +127,7 @@ def renamed_checkpoints(root: Path) -> dict[Path, int]:
 
     They never count as the newest or as checkpoints to keep, and are never removed.
     """
+    # by the header and not the name: names are what people change
     versions = {folder: _header_version(folder) for folder in _completed(root)}
     return {
         folder: version
@@ -140,6 +142,7 @@ def set_newer_aside(root: Path, folder: Path) -> list[Path]:
 
     They keep their content, but are no longer found or removed. Raises: CheckpointError.
     """
+    # set aside and not deleted: a user who resumes from an older one may have done so by mistake
     newer = [each for each in list_checkpoints(root) if _age(each) > _age(folder)]
     return [_set_aside(each) for each in newer]
 
@@ -195,6 +198,8 @@ def remove_leftovers(root: Path) -> None:
     """
     with _REMOVING:
         for path in root.iterdir() if root.is_dir() else ():
+            # only names that this program gives: a folder of somebody else below `root` is none of
+            # its business
             is_unfinished = is_abandoned(path) and "update-" in path.name
             if is_unfinished or path.name.startswith(f"{REMOVING}update-"):
                 shutil.rmtree(path, ignore_errors=True)

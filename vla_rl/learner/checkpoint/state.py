@@ -110,6 +110,8 @@ def random_state() -> dict[str, Tensor]:
 
 def set_random_state(state: Mapping[str, Tensor]) -> None:
     try:
+        # float64 holds the position and the cached number exactly; safetensors has no other place
+        # for three numbers
         position, has_gauss, cached = state["numpy_rest"].tolist()
         keys = state["numpy_keys"].numpy().astype(np.uint32)
         torch.set_rng_state(state["torch"])
@@ -154,10 +156,14 @@ def _encode_special(value: Any) -> Any:
                 f"an array of dtype {value.dtype} cannot be packed; use numbers or "
                 "fixed-width strings."
             )
+        # dtype and shape travel with the bytes: a buffer that is read back after an upgrade has to
+        # be the array that it was
         header = msgspec.msgpack.encode(_Header(value.dtype.str, value.shape))
         return msgspec.msgpack.Ext(
             ARRAY, len(header).to_bytes(2, "little") + header + value.tobytes()
         )
+    # rewards and counts come out of NumPy as its own numbers, and JSON or msgpack would refuse the
+    # whole buffer for one of them
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(
@@ -168,6 +174,8 @@ def _encode_special(value: Any) -> Any:
 def _decode_extension(code: int, data: memoryview) -> np.ndarray:
     if code != ARRAY:
         raise ValueError(f"extension code {code} is unknown, expected {ARRAY}")
+    # the array below is a copy: a view would keep the whole file in memory, and could not be
+    # written to
     num_header = int.from_bytes(data[:2], "little")
     header = msgspec.msgpack.decode(data[2 : 2 + num_header], type=_Header)
     return view_as_array(data[2 + num_header :], header.dtype, header.shape).copy()

@@ -130,6 +130,8 @@ class ShardedBackend:
         times = await self._to_its_end(
             self.group.together(rank.times() for rank in self.group.ranks)
         )
+        # one clock for all: on two clocks, a rank would seem to wait for another that had long
+        # finished
         offsets = self.group.clock_offsets_s
         return [each.shifted(offset) for each, offset in zip(times, offsets, strict=True)]
 
@@ -242,6 +244,8 @@ class ShardedBackend:
         self._publication.is_model_old = False
 
     async def _published(self, publish: Callable[[int], Awaitable[None]]) -> None:
+        # the version rises after the publication: if that fails, the next attempt has the same
+        # number
         await publish(self._weight_version + 1)
         self._weight_version += 1
 
@@ -273,6 +277,8 @@ class ShardedBackend:
             needed=lambda rank, paths: rank.needed(*paths),
             restore=lambda rank, paths: rank.restore(*paths),
         )
+        # the model of this process reads the whole file: it acts, or gives its engines what is not
+        # trained
         tensors = await asyncio.to_thread(load_file, files[0])
         await self._lane.run(self._model.load_checkpoint_tensors, tensors, work="checkpoint")
         self._publication.is_model_old = False
@@ -323,6 +329,8 @@ class RankTensors:
 
     def write_into(self, path: Path, begins: Mapping[str, int]) -> None:
         """Write the tensors into a file, each at its byte of `begins`."""
+        # checkpoints are written in a thread, and the ranks are asked on the loop: the thread waits
+        # for the loop, never the other way round
         writing = write_staged(self._group, self._number, self._name, path, dict(begins))
         asyncio.run_coroutine_threadsafe(writing, self._loop).result()
 

@@ -190,6 +190,8 @@ class RankGroup:
             for call in calls:
                 call.close()
             raise self._failure
+        # all at once: every rank has to be in the same collective, and one that was asked later
+        # would let the others wait
         tasks = [asyncio.ensure_future(call) for call in calls]
         done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         errors = [task.exception() for task in done]
@@ -233,6 +235,7 @@ class RankGroup:
 
         A full disk ends no rank; only a rank that is gone does. Raises: as `together`.
         """
+        # no rank waits for another here, so an error of one leaves the others' files whole
         found = await asyncio.gather(*calls, return_exceptions=True)
         errors = [error if isinstance(error, BaseException) else None for error in found]
         if any(isinstance(error, ActorDied) for error in errors):
@@ -268,6 +271,8 @@ class RankGroup:
             self._assignments = assign_local_ranks(
                 self._config.ranks, self._lost_gpus, on_gpus=on_gpus
             )
+        # saved once and read by every rank, instead of sending the 15 GB of a 7B to each of their
+        # processes
         source = replace(
             await asyncio.to_thread(save_policy, model, self.policy_folder, self._assignments),
             has_reference=self._has_reference,
@@ -314,11 +319,15 @@ class RankGroup:
     def _explained(self, errors: Sequence[BaseException | None]) -> BaseException:
         """Return the error to raise; `errors` are those of the ranks, by number."""
         found = {rank: error for rank, error in enumerate(errors) if error is not None}
+        # a process that is gone explains everything else: the others only lost their connection to
+        # it
         died = [error for error in found.values() if isinstance(error, ActorDied)]
         if died:
             self._failed_rank = self._names.index(died[0].name)
             who = f"{self._describe_rank(self._failed_rank)} (pid {died[0].pid})"
             return _failed(f"{who} is gone: {died[0].cause}", died[0])
+        # gloo tells the other ranks `Connection closed by peer`; the rank with an error of its own
+        # is the cause
         own = [rank for rank, error in found.items() if not _is_of_connection(error)]
         self._failed_rank = rank = (own or list(found))[0]
         first = found[rank]

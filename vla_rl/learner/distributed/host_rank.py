@@ -94,15 +94,20 @@ class HostRank(Actor):
 
     def _write_piece(self, name: str, size: int, start: int, piece: np.ndarray) -> str:
         if self._brought is None:
+            # those of killed ranks go first: 15 GB of a 7B would stay on the disk of their
+            # host
             remove_abandoned_folders(FOLDER_PREFIX)
             self._brought = OwnedFolder(FOLDER_PREFIX)
         folder = self._brought.path
         path = folder / name
+        # names come over the wire; one with `..` in it would write where it likes
         if not path.resolve().is_relative_to(folder.resolve()):
             raise ValueError(f"the file {name!r} is outside of the rank's folder")
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
+            # a file with holes: of a checkpoint only the bytes that these ranks read are sent, to
+            # their own offsets
             if os.fstat(descriptor).st_size != size:
                 os.truncate(descriptor, size)
             write_at(descriptor, piece, start)
@@ -152,6 +157,7 @@ def code_report(policy_class: str) -> dict[str, str]:
         policy_class: `module:Class` of the policy.
     """
     module = policy_class.partition(":")[0]
+    # releases of one minor version compute alike; other builds of torch do not
     python = ".".join(platform.python_version_tuple()[:2])
     report = {"python": python, "vla_rl's sources": _digest_package()}
     report |= {package: _package_version(package) for package in PACKAGES}
@@ -178,6 +184,8 @@ def require_same_code(host: str, there: dict[str, str], here: dict[str, str]) ->
 def _digest_package() -> str:
     folder = Path(vla_rl.__file__).parent
     digest = hashlib.blake2b(digest_size=6)
+    # sources and not the version: two checkouts of one version differ, and their sums of gradients
+    # would be nonsense without an error
     for path in sorted(folder.rglob("*.py")):
         digest.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
     return digest.hexdigest()

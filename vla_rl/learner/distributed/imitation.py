@@ -52,6 +52,8 @@ class ShardedImitator(PolicyImitator):
         prepared_by: Preparation | None = None,
         seed: int = 0,
     ) -> None:
+        # ranks know one configuration; the fields of policy losses are not read by supervised
+        # learning
         learner = LearnerConfig(
             optimizer=config.optimizer,
             micro_batch=config.micro_batch,

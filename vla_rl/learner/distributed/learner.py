@@ -144,6 +144,8 @@ class ShardedLearner(PolicyLearner):
         before = await self._ranks.times()  # of the critic and the reference
         report = await super().update(trajectories, advantages, reference_log_probs)
         times = await self._ranks.times()
+        # of the update alone: the critic's and the reference's passes are in the timeline, but
+        # would make its communication look larger
         measured = rank_metrics(times, report.metrics["update/seconds"], self._peak_flops)
         return UpdateReport(
             report.weight_version,
@@ -224,6 +226,7 @@ class ShardedCriticBackend:
         """Continue from a snapshot. Each rank reads its own part of the file."""
         if file is None:
             self._num_snapshots += 1
+            # ranks read their parts of a file; a state in memory is written to one first
             file = self._group.folder / f"critic-{self._num_snapshots}.safetensors"
             await asyncio.to_thread(save_file, dict(tensors), file)
             prefix = ""

@@ -223,6 +223,8 @@ IN_FLIGHT: Final = 2
 
 async def in_order(call: Callable[[S], Awaitable[T]], inputs: Iterable[S]) -> list[T]:
     """Make a call for each input, in order and a few at a time."""
+    # two: with one, a rank would wait for its next rows; with all of them, their images would fill
+    # the memory of its host
     free = asyncio.Semaphore(IN_FLIGHT)
 
     async def one(value: S) -> T:
@@ -234,6 +236,7 @@ async def in_order(call: Callable[[S], Awaitable[T]], inputs: Iterable[S]) -> li
 
 def idle_row(num_input_tokens: Tensor) -> Tensor:
     """Return the shortest row, for passes of ranks that have no row of their own."""
+    # the cheapest one: it is computed for nothing but its part in a collective
     return num_input_tokens.argmin()[None]
 
 
@@ -286,6 +289,8 @@ async def with_local_images(
     if not away or image_copier is None:
         yield tuple(observations)
         return
+    # all of a rank's rows at once, before its first pass: fetched one by one, each micro-batch
+    # would wait for the network
     copies = await image_copier.copy_images(host, away)
     try:
         found = list(observations)

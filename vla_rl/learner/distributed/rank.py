@@ -58,6 +58,8 @@ class LearnerRank(HostRank):
     def __init__(self, rank: int, source: PolicySource, config: LearnerConfig) -> None:
         super().__init__()
         self._rank, self._source, self._config = rank, source, config
+        # one thread for a rank on a CPU: with torch's default, eight ranks would run eight times as
+        # many threads as there are cores
         self._lane = DeviceLane(num_threads())
         self._flop_counter: LaneFlopCounter | None = None
         self._flops = 0
@@ -250,6 +252,8 @@ class LearnerRank(HostRank):
     async def on_stop(self) -> None:
         """Leave the group."""
         await self._lane.close()
+        # left in order: a rank that just ends lets the others report a lost connection at the end
+        # of every run
         if dist.is_initialized():
             dist.destroy_process_group()
         await super().on_stop()
@@ -266,6 +270,8 @@ class LearnerRank(HostRank):
         for file, parts in files.items():
             kept = self._staged.setdefault(file, {})
             kept[number] = parts
+            # two: one is being written while the next is taken; a third would be a whole optimizer
+            # state more in memory
             while len(kept) > 2:
                 del kept[min(kept)]
         return {
@@ -277,6 +283,7 @@ class LearnerRank(HostRank):
         device = torch.device(self._source.devices[self._rank])
         if device.type == "cuda":
             torch.cuda.set_device(device)
+        # both on a GPU: tensors that lie on the CPU have no group with NCCL alone
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         join_group(rendezvous, network, self._rank, self._config.ranks, backend)
 

@@ -95,7 +95,14 @@ class RankAssignments:
 def assign_local_ranks(
     num_ranks: int, lost_gpus: Collection[int], *, on_gpus: bool
 ) -> RankAssignments:
-    """Assign ranks to this host: one GPU for each, or its CPU for all."""
+    """Assign ranks to this host: one GPU for each, or its CPU for all.
+
+    Example:
+        One rank here and one on another host:
+
+        RankAssignments((RankAssignment("cuda:0", gpu=0),
+                         RankAssignment("cuda:0", host="gpu2", placement=..., address="10.0.0.2", gpu=0)))
+    """
     return RankAssignments(
         tuple(
             RankAssignment(f"cuda:{gpu}" if on_gpus else "cpu")
@@ -244,6 +251,8 @@ NUM_ROUND_TRIPS: Final = 5
 async def measure_clock_offset(rank: LearnerRank) -> float:
     """Return what to add to times of a rank's host to have them on this host's clock."""
     found = []
+    # the quickest answer has waited least on its way, so that half of its time is the best guess of
+    # one direction
     for _ in range(NUM_ROUND_TRIPS):
         begun = time.monotonic()
         there = await rank.now()
@@ -272,6 +281,7 @@ class OtherHosts:
         """Raise ConfigError if this is the first rank of a host that has other code."""
         host = self._first.get(rank)
         if host is not None:
+            # once for each host: all of its ranks import the same files
             there = await self._ranks[rank].code(policy_class)
             require_same_code(host, there, await asyncio.to_thread(code_report, policy_class))
 
@@ -300,6 +310,7 @@ class OtherHosts:
         for number, file in enumerate(files):
             header, _ = await asyncio.to_thread(read_header, file)
             paths.append(await self._send(rank, file, f"checkpoint-{number}", [(0, len(header))]))
+        # the ranks say what they read, because only FSDP knows which rows are whose
         asked = [await needed(self._ranks[each], paths) for each in self._hosts[host]]
         for number, file in enumerate(files):
             ranges = merge_ranges([each for of_rank in asked for each in of_rank[number]])

@@ -180,6 +180,8 @@ class RankParts:
     def gather_critic(self, clear: bool) -> None:
         """Gather the weights that the critic's passes need."""
         self.trained_critic.gather_weights(clear)
+        # a head on the policy's features runs through the policy's weights, which have to be
+        # gathered for it
         if not self._value_module.trains_trunk:
             self.policy.gather_weights(clear=False)
 
@@ -250,6 +252,7 @@ class RankParts:
         frozen = self._model.copy()
         frozen.network.requires_grad_(False)
         module = PolicyModule(frozen)
+        # a frozen copy that is whole would undo what sharding saves: 14 GiB on each rank for a 7B
         if self._shard == "weights":
             ShardedModule(
                 module,
@@ -270,6 +273,7 @@ def _loaded(source: PolicySource, folder: Path, device: torch.device) -> Any:
     dtype = torch_dtype(source.dtype)
     if next(model.network.parameters()).dtype != dtype:
         model.network.to(dtype)
+    # saved files do not say what is trained: adapters, or towers that were frozen by the recipe
     for name, parameter in model.network.named_parameters():
         parameter.requires_grad_(name in source.trained)
     if source.recomputes:
@@ -292,6 +296,8 @@ def _inner_names(model: Any) -> dict[str, str]:
 
     Ask before sharding, because a sharded tensor has no address.
     """
+    # a checkpoint may name tensors otherwise than the network does, as public ones of OpenVLA-OFT
+    # do; the address says which is which
     inner = {
         (tensor.data_ptr(), tuple(tensor.shape)): name
         for name, tensor in reversed(model.network.state_dict().items())

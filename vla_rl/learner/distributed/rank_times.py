@@ -63,6 +63,9 @@ class RankClock:
 
     Args:
         device: the rank's device.
+
+    Example:
+        RankTimes(jobs=[("update", 10.2, 11.9)], collectives=[("reduce-scatter", 11.4, 11.8)], flops=5_200_000)
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -98,6 +101,7 @@ class RankClock:
     def take_times(self) -> RankTimes:
         """Return the times since the last call; on a GPU this waits for it."""
         if self._is_gpu:
+            # events have no time before the stream has passed them
             torch.cuda.synchronize()
         collectives = [
             (name, self._seconds(begun), self._seconds(ended))

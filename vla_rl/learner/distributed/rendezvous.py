@@ -117,6 +117,8 @@ def join_group(
         )
         return
     interface = find_interface(network)
+    # gloo and NCCL read these variables alone: without them they take the first interface, which
+    # may be a public one
     os.environ.update(dict.fromkeys(INTERFACES, interface))
     try:
         store = TCPStore(
@@ -183,6 +185,7 @@ def find_address(interface: str, network: Network) -> str:
 
 def find_own_address(host: str) -> str:
     """Return the address of this host from which it reaches another. Raises: ConfigError."""
+    # a datagram socket connects without a packet: the kernel only looks up its route
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, 9))  # sends nothing

@@ -96,6 +96,8 @@ def cut_layers(network: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> None:
     """
     frozen = {name for name, each in network.named_parameters() if not each.requires_grad}
     styles: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in plan.by_outputs}
+    # after a cut by outputs: between the two layers no rank needs the others' numbers, and one sum
+    # is all that is sent
     styles |= {name: RowwiseParallel() for name in plan.by_inputs}
     # [B, L, heads, head_dim]: each rank's heads give a part of the gradient, which is added up
     heads = SequenceParallel(sequence_dim=2, use_local_output=True)
@@ -131,6 +133,7 @@ def norm_over_ranks(gradients: Sequence[Tensor]) -> Tensor:
     for gradient in gradients:
         assert isinstance(gradient, DTensor)
         parts.setdefault(_num_copies(gradient), []).append(gradient.to_local())
+    # divided by the number of copies, because the sum over all ranks counts each of them
     squares = [nn.utils.get_total_norm(each).square() / copies for copies, each in parts.items()]
     total = torch.stack(squares).sum()
     dist.all_reduce(total)
@@ -174,6 +177,8 @@ class PolicyModule(nn.Module):
 
     def forward(self, what: str, *inputs: Any) -> tuple[Tensor, ...]:
         """Call a method of the policy."""
+        # one module with one entry: FSDP gathers before `forward` alone, and another entry would
+        # compute with shards
         found = getattr(self._policy, what)(*inputs)
         tensors = (found,) if isinstance(found, Tensor) else found
         # copies: an operation in place on a view would drop FSDP's hook, and with it the gathering
@@ -230,6 +235,8 @@ class ShardedModule:
         }
         for part in exact:
             fully_shard(part, mesh=meshes.all, mp_policy=_precision(torch.float32), **options)
+        # each block is a group: the next one is gathered while this one computes; everything else,
+        # such as an output head that is read and not called, stays in the root's
         in_parts: set[nn.Module] = set()
         for block in blocks:
             is_cut = any(isinstance(each, DTensor) for each in block.parameters())
@@ -310,6 +317,7 @@ def get_blocks(network: nn.Module) -> list[nn.Module]:
 
 def _find_stacks(network: nn.Module) -> list[nn.ModuleList]:
     """Return the lists of at least two modules of one class, without lists inside of them."""
+    # a policy of one's own need not name its blocks: lists of equal modules are what they look like
     stacks: list[nn.ModuleList] = []
     inside: set[nn.Module] = set()
     for module in network.modules():

@@ -143,6 +143,7 @@ class SharedTraining:
         self.sharded.scatter()
         self.num_changes += 1
         state = self._network.state_dict()
+        # a tensor more is as wrong as one less: it is the checkpoint of another policy
         unknown = sorted(weights.names - self._names.keys())
         if unknown:
             raise CheckpointError(
@@ -154,6 +155,8 @@ class SharedTraining:
         trained, tensors = self.optimizer.parameters, {}
         for name in saved.names:
             kind, _, inner = name.partition("/")
+            # Adam's step counts are single numbers, and a name that is not trained here is refused
+            # below with its name
             is_whole = kind == "step" or inner not in trained
             tensors[name] = (
                 saved.numbers(name) if is_whole else saved.read_part(name, trained[inner])
@@ -208,6 +211,8 @@ class RankShard:
         """Return what this rank holds, on the device lane; `send` sends the same later."""
         self._begins, self._row_bytes = begins, row_bytes
         digest = ShardDigest()
+        # read twice, for the digest and for the sending: keeping the pieces would be a second copy
+        # of the shard
         for piece in self._pieces():
             digest.add(piece)
         return WeightShard(
@@ -303,6 +308,8 @@ class ShardSender:
                 async with asyncio.timeout(_LOOK_EVERY_S):
                     question = await self._questions.get()
             except TimeoutError:
+                # looked at every half second: a firewall drops packets without a word, and no event
+                # would ever come
                 if not link.is_up and time.monotonic() - began_s > LINK_WITHIN_S:
                     raise HostNotReached(
                         f"{link.address} does not answer within {LINK_WITHIN_S:g} s"

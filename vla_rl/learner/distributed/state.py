@@ -75,7 +75,13 @@ class LocalBlock:
 
 
 def get_local_block(tensor: DTensor) -> LocalBlock:
-    """Return the block that this rank holds."""
+    """Return the block that this rank holds.
+
+    Example:
+        The second of two ranks, of a matrix of 8 rows and 6 columns:
+
+        LocalBlock(first_row=4, num_rows=4, row_size=6, first_column=0, num_columns=6, is_first_copy=True)
+    """
     mesh, placements = tensor.device_mesh, tensor.placements
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
     coordinates = mesh.get_coordinate()
@@ -121,7 +127,11 @@ class Entry(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Part:
-    """The part of a tensor that one rank holds."""
+    """The part of a tensor that one rank holds.
+
+    Example:
+        Entry(dtype="BF16", shape=(4096, 4096), num_bytes=33_554_432)
+    """
 
     data: Tensor
     whole: Entry
@@ -176,6 +186,7 @@ def make_header(entries: Mapping[str, Entry]) -> tuple[bytes, dict[str, int]]:
         }
         begins[name], position = position, end
     text = json.dumps(described).encode()
+    # padded as safetensors' own writer does, so that tensors begin at addresses that can be mapped
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
     return header, {name: len(header) + begin for name, begin in begins.items()}
@@ -186,6 +197,7 @@ def create_file(path: Path, entries: Mapping[str, Entry]) -> dict[str, int]:
     header, begins = make_header(entries)
     with path.open("wb") as file:
         file.write(header)
+        # whole from the beginning: ranks write their ranges in any order, and none has to append
         file.truncate(len(header) + sum(entry.num_bytes for entry in entries.values()))
     return begins
 
@@ -284,6 +296,7 @@ class ShardReader:
             raise CheckpointError(f"{self.path} has no tensor {name!r}; it is of another policy.")
         found = self._file.get_slice(self._prefix + name)
         shape = tuple(found.get_shape())
+        # compared as a whole: a slice of a larger tensor would fit, and be the wrong rows
         if shape != tuple(like.shape):
             raise CheckpointError(
                 f"{name} in {self.path} is {list(shape)}, expected {list(like.shape)}; it is of "

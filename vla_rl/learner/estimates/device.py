@@ -76,6 +76,7 @@ class GpuEstimate:
 
     def inequality(self, available: int) -> str:
         """Write the sum and what it is compared with."""
+        # terms that round to 0.0 GiB are left out: ten of them would hide the one that does not fit
         parts = [f"{num_bytes / GIB:.1f} {name}" for name, num_bytes in self.terms.items()]
         sign = "<=" if self.total <= available else ">"
         total = f"{self.total / GIB:.1f} {sign} {available / GIB:.1f} GiB"
@@ -119,6 +120,10 @@ def estimate_gpu(
         rows: how often they are kept. None: `config.micro_batch` times.
         copies: other weights on the same GPU: an engine's, a reference's.
         overheads: memory besides tensors. None: typical values.
+
+    Example:
+        estimate.inequality(available) -> "14.0 weights + 28.1 gradients + 28.1 masters + 56.2 moments + ... =
+        144.6 > 139.8 GiB"
     """
     if overheads is None:
         overheads = CudaOverheads(nccl=NCCL_BYTES if config.ranks > 1 else 0)
@@ -217,6 +222,8 @@ def roofline(traced: TracedPass, size: PolicySize, work: Workload, peak: DeviceP
     computing = work.decisions * traced.act_flops / peak.flops
     reading = optimizer = 0.0
     if peak.bytes_per_s is not None:
+        # each batch reads all weights once: with few episodes, acting is bound by the memory's
+        # bandwidth and not by arithmetic
         batches = -(-work.decisions // max(work.acting_rows, 1))
         reading = batches * work.passes * size.weight_bytes / peak.bytes_per_s
         optimizer = work.steps * STATE_PASS_BYTES * size.num_trained / peak.bytes_per_s / work.ranks

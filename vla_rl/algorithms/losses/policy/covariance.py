@@ -120,6 +120,8 @@ def clip_cov(
         num_dropped=dropped.float().sum(),
         extra_sums={"covariance": covariance.float().sum()},
     )
+    # exact zeros and not a small weight: the paper stops the gradient of these tokens, whose
+    # entropy decays fastest
     return torch.where(dropped, 0.0, losses), reported
 
 
@@ -128,6 +130,8 @@ def penalised_by_kl_cov(
 ) -> Tensor:
     """Return the tokens that `kl_cov` penalises, bool [B, T]; `penalty_coef` does not matter."""
     ranked = torch.where(batch.mask, token_covariance(batch), -torch.inf).flatten()
+    # stable, so that equal covariances are chosen in the order of the tokens, the same on a CPU and
+    # a GPU
     order = ranked.argsort(stable=True)
     wanted = torch.minimum(num_chosen(batch, covariance_share), batch.mask.sum())
     chosen = torch.zeros_like(batch.mask).flatten()

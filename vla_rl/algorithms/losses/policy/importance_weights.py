@@ -57,6 +57,8 @@ def cispo(
     rho = ratios(batch, level)
     ratio = rho.ratio.detach()
     weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    # every token keeps a gradient: PPO's clip takes it from rare tokens such as `However`, which
+    # begin another way of reasoning, and MiniMax-M1 does without it for that
     losses = torch.where(batch.mask, -weight * batch.masked_advantage * batch.masked_log_prob, 0.0)
     return losses, diagnose(
         rho.token_log_ratio, batch.mask, level_log_ratio=rho.log_ratio, clipped=weight != ratio
@@ -130,6 +132,8 @@ def cpgd(
     bounded = torch.where(
         advantage >= 0.0, log_ratio.clamp(max=math.log1p(clip_high)), log_ratio.clamp(min=lowest)
     )
+    # without an advantage a bound changes nothing, and would count tokens as clipped in every group
+    # without signal
     clipped = (bounded != log_ratio).detach() & (advantage != 0.0)
     # expm1 keeps the digits of a ratio near 1, which exp(l) - 1 rounds away in float32
     drift = (torch.expm1(log_ratio.detach()).clamp(max=MAX_DRIFT)) * log_ratio

@@ -147,6 +147,8 @@ def behavior_weights(
     proximal = batch.constant("proximal_log_prob", "decoupled_ppo")
     acted = dataclasses.replace(batch, log_prob=proximal)
     kappa = ratios(acted, "token" if level == "sequence" else level).ratio
+    # dropped and not truncated: a weight that is held at the cap would still train on a token of
+    # weights that are long gone
     kept = batch.mask & (kappa <= behavior_weight_cap)
     if level != "sequence":
         return torch.where(kept, kappa, 0.0)
@@ -214,6 +216,8 @@ def sequence_masked_surrogate(
     drift = batch.sequence_drift
     if drift is None:
         drift = sequence_drift(batch)
+    # bad sequences alone: pushing down what the policy no longer says moves it somewhere that
+    # nobody sampled, and pulling up what was good does not
     dropped = (drift > max_sequence_kl) & (batch.masked_advantage < 0.0)
     num_dropped = (dropped & batch.mask).float().sum()
     return torch.where(dropped, 0.0, losses), dataclasses.replace(
@@ -232,6 +236,8 @@ def sequence_drift(batch: TokenBatch, sequence: Tensor | None = None) -> Tensor:
 
     Returns: float [B, 1], constant.
     """
+    # with a correction, `behavior_log_prob` is the trainer's own number by now; the drift is from
+    # the engine that sampled
     sampler = "behavior_log_prob" if batch.sampler_log_prob is None else "sampler_log_prob"
     moved = batch.constant(sampler, "opsm") - batch.masked_log_prob.detach()
     return SequencesOfRows(batch.mask, sequence).means(

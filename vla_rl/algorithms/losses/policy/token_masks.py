@@ -29,6 +29,8 @@ PullBack: TypeAlias = Annotated[
 def pulled_back(batch: TokenBatch, dropped: Tensor, penalty_coef: float) -> LossResult:
     """Compute the loss without the dropped tokens, plus the squared log-ratio of every token."""
     losses, diagnostics = masked_importance(batch, dropped)
+    # dropped tokens are pulled back too: without that, nothing would keep them from drifting
+    # further out, where they no longer have a gradient
     return losses + penalty_coef * token_log_ratio(batch).square(), diagnostics
 
 
@@ -42,6 +44,8 @@ def masked_importance(batch: TokenBatch, dropped: Tensor) -> LossResult:
 
 def probability_change(batch: TokenBatch) -> Tensor:
     """Compute by how much the probability of each token has changed: float [B, T], constant."""
+    # probabilities and not ratios: a token of probability 1e-4 that doubles changes nothing that
+    # the policy does, and PPO would clip it
     behavior = batch.constant("behavior_log_prob", "a trust region on probabilities")
     return batch.masked_log_prob.detach().exp() - behavior.exp()
 
@@ -112,6 +116,7 @@ def icepop(
 
 def dropped_by_m2po(batch: TokenBatch, *, max_second_moment: float) -> Tensor:
     """Return the tokens that `m2po` leaves out, bool [B, T]; anything where masked."""
+    # padding sorts last, so that it never counts in a moment of real tokens
     squares = torch.where(batch.mask, token_log_ratio(batch).detach().square(), torch.inf).flatten()
     ascending, order = squares.sort(stable=True)
     moments = ascending.cumsum(0) / torch.arange(1, len(ascending) + 1, device=squares.device)
