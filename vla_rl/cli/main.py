@@ -7,6 +7,7 @@ vla-rl report runs/<run>          write the report of a run again
 vla-rl why runs/<run>             what a running run waits for, as a tree
 vla-rl doctor                     what would go wrong on this machine; --checkpoint FOLDER looks at a policy too
 vla-rl host                       let this machine run episodes for another one
+vla-rl export carla DIR           files for the machine with CARLA, or with navsim: `vla-rl export navsim DIR`
 vla-rl install libero             LIBERO; also: assets, family, pro-benchmark, metaworld, vllm, data, text
 """
 
@@ -27,6 +28,7 @@ RECIPES: Final = Path(__file__).parents[1] / "recipes"
 COMMANDS: Final = {
     "report": "vla_rl.cli.report",
     "doctor": "vla_rl.cli.doctor.checks",
+    "export": "vla_rl.cli.export",
     "host": "vla_rl.cli.host",
     "why": "vla_rl.cli.why",
 }

@@ -1,6 +1,6 @@
 """Evaluate a policy on Bench2Drive: `python -m vla_rl.recipes.eval_bench2drive --policy base`.
 
-Answers the agents of CARLA's leaderboard (`vla_rl/envs/bench2drive/carla_side`) with the policy's
+Answers the agents of CARLA's leaderboard (`vla-rl export carla`) with the policy's
 greedy plans, until Ctrl-C. Afterwards, with the leaderboard's results, prints the benchmark's table:
 
     ... --results results/*.json --routes bench2drive220.xml --route-set bench2drive220
@@ -63,7 +63,7 @@ class EvalBench2DriveConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Route set that the table names. The routes file is checked against it."""
 
     first_junctions: str | None = None
-    """File of the routes' first junctions, which `carla_side/vla_rl_first_junctions.py` writes on the
+    """File of the routes' first junctions, which `vla_rl_first_junctions.py` of `vla-rl export carla` writes on the
     machine with CARLA. Adds the multi-ability ratios to the table. None: leave them out."""
 
     rides: str | None = None

@@ -1,7 +1,7 @@
 """Print NavSim's table: `python -m vla_rl.recipes.eval_navsim navtest_scenes --policy base`.
 
 Grades one trajectory in each recorded scene: the policy's greedy one, or those in a file that any
-planner wrote. The scenes come from a navsim install by `vla_rl/envs/navsim/export_scenes.py`.
+planner wrote. The scenes come from a navsim install by what `vla-rl export navsim DIR` writes.
 
     ... navtest_scenes --plans plans.npz           trajectories of another planner
     ... navtest_scenes --version pdms_v1           version 1's score

@@ -2,7 +2,7 @@
 `python -m vla_rl.recipes.grpo_bench2drive --servers 10.0.0.3:5700 --routes 1711 1773`.
 
 Each episode is one route, driven in closed loop on a machine with CARLA, where
-`vla_rl/envs/bench2drive/carla_side/vla_rl_route_server.py` serves it; its reward is the
+`vla_rl_route_server.py` of `vla-rl export carla` serves it; its reward is the
 leaderboard's driving score. One server for each CARLA, one simulator process for each server.
 """
 

@@ -2,7 +2,7 @@
 
 One decision a scene: 8 waypoints over 4 s, graded by EPDMS or PDMS. Trajectories of a group share a
 scene, and each one's score is compared with the group's mean; `--reward-of` weighs sub-scores. The
-scenes come from a navsim install by `vla_rl/envs/navsim/export_scenes.py`; training itself needs no
+scenes come from a navsim install by what `vla-rl export navsim DIR` writes; training itself needs no
 navsim. `eval_navsim` prints the benchmark's table of the trained policy.
 """
 

@@ -99,7 +99,9 @@ class PolicyHost:
             await agent.say_why(str(error))
         except KeyError as error:
             logger.warning("a route ended early: %s sent no %s", agent.peer, error)
-            await agent.say_why(f"a message has no {error}; compare the files of carla_side")
+            await agent.say_why(
+                f"a message has no {error}; compare the files with `vla-rl export carla`"
+            )
         except asyncio.CancelledError:
             # Python 3.11's streams ask a cancelled task for its exception, which raises in the loop
             pass

@@ -4,13 +4,14 @@
         --logs $OPENSCENE_DATA_ROOT/navsim_logs/test --sensors $OPENSCENE_DATA_ROOT/sensor_blobs/test \
         --out navtest_scenes
 
-Copy this one file to the machine with navsim; it imports nothing of vla_rl and needs Python 3.9.
+`vla-rl export navsim DIR` writes this file for the machine with navsim; it imports nothing of vla_rl
+and needs Python 3.9.
 Make the metric cache with navsim's run_metric_caching.py first. Written against navsim 0a380a9
 (v2.2) and its branch v1.1, whose caches lack the past, the red lights and the second stage.
 
 Each scene becomes one file, whose images are linked, or copied, beside it. A scene that cannot
 be written is left out; a line on stderr says why. The layout is that of
-vla_rl/envs/driving/scores/scene_files.py and recorded.py.
+vla_rl/envs/driving/scores/scene_files.py and navsim.py.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ def require_version(message: dict[str, Any], peer: str) -> None:
     """Raise WireError unless a hello or welcome has this file's version."""
     if message.get("version") != VERSION:
         raise WireError(
-            f"{peer} speaks version {message.get('version')}, expected {VERSION}; copy the files of "
-            "carla_side from the vla_rl that is installed beside the policy"
+            f"{peer} speaks version {message.get('version')}, expected {VERSION}; copy the files "
+            "that `vla-rl export carla DIR` writes on the machine with the policy"
         )
 
 

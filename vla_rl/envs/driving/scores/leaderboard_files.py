@@ -30,7 +30,7 @@ DIGESTS: Final[dict[str, str]] = {
 """SHA-256 of a set's sorted route ids, joined by commas, at Bench2Drive 7ec25d1."""
 
 JUNCTIONS_FORMAT: Final = 1
-"""Format of the file that `carla_side/vla_rl_first_junctions.py` writes."""
+"""Format of the file that `vla_rl_first_junctions.py` writes."""
 
 RIDE_FILE: Final = "metric_info.json"
 """Log of a ride, one entry a tick, in a folder named as the leaderboard's `save_name`."""
@@ -80,7 +80,7 @@ def read_first_junctions(path: Path) -> dict[str, FirstJunction]:
 
     Raises: ValueError naming a file that `vla_rl_first_junctions.py` did not write.
     """
-    remedy = "write it with carla_side/vla_rl_first_junctions.py"
+    remedy = "write it with vla_rl_first_junctions.py, from `vla-rl export carla`"
     with reading_file(path, " holds no first junctions", remedy):
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["format"] != JUNCTIONS_FORMAT:

@@ -5,8 +5,8 @@
 
 A recorded scene is a scene file with its token, its position in a log, and what the car's cameras saw:
 token, log_name, time_s, is_synthetic, command [4], cameras [C] and pictures [C], the cameras' files
-relative to the scene's folder. `vla_rl/envs/navsim/export_scenes.py` writes such folders from a navsim
-install.
+relative to the scene's folder. `export_scenes.py` of `vla-rl export navsim DIR` writes such folders
+from a navsim install.
 
 Formulas: navsim 0a380a9, navsim/planning/script/run_pdm_score_one_stage.py, run_pdm_score.py and
 .../scoring/scene_aggregator.py. The others follow what was recorded, as navsim's non-reactive traffic
