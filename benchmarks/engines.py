@@ -184,7 +184,7 @@ async def updates(
         while len(traffic.answers) < num_chunks:
             count += 1
             versions[count] = versions[1 + count % 3]
-            await lane.run(engine.adopt, versions[count].network, count)
+            await lane.run(engine.apply_weights, versions[count].network, count)
             await asyncio.sleep(UPDATE_EVERY_S / 4)  # four times as often as for the reported share
 
     async with asyncio.TaskGroup() as tasks:
@@ -230,7 +230,7 @@ async def share_lost(
             for number in range(UPDATES_A_ROUND):
                 await asyncio.sleep((0.5 if number == 0 else 1.0) * UPDATE_EVERY_S)
                 version += 1
-                tasks.create_task(lane.run(engine.adopt, newer.network, version))
+                tasks.create_task(lane.run(engine.apply_weights, newer.network, version))
         kept.append(with_updates.result() / without)
     return 1.0 - statistics.median(kept)
 

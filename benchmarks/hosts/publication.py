@@ -71,8 +71,10 @@ class Publication:
         self._version += 1
         learn(self._network)
         weights = self._weights[num_hosts]
-        await asyncio.to_thread(weights.sinks[SOLE_MEMBER].adopt, self._network, self._version)
-        await weights.arrive()
+        await asyncio.to_thread(
+            weights.sinks[SOLE_MEMBER].apply_weights, self._network, self._version
+        )
+        await weights.wait_applied()
         self._publishing.result()
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

@@ -68,9 +68,9 @@ class ThroughControl:
         """Those of the receiver."""
         return self._sink.network
 
-    def adopt(self, network: nn.Module, weight_version: int) -> None:
+    def apply_weights(self, network: nn.Module, weight_version: int) -> None:
         """Take over weights and version."""
-        self._sink.adopt(network, weight_version)
+        self._sink.apply_weights(network, weight_version)
 
 
 class MostPrivate:
@@ -139,7 +139,7 @@ async def measured_updates(
                     before, began = sum(here.carried_bytes()), time.perf_counter()
                     await learner.update(trajectories, [1.0, -1.0])
                     waited.append(time.perf_counter() - began)
-                    await rollout.weights.arrive()
+                    await rollout.weights.wait_applied()
                     seconds.append(time.perf_counter() - began)
                     copies.append((sum(here.carried_bytes()) - before) / num_bytes)
     return {

@@ -50,5 +50,5 @@ class Updates:
                 learn(self._network)
                 # as a learner calls it: its thread waits until all hosts have the weights
                 sink = self._rollout.weights.sinks[SOLE_MEMBER]
-                await asyncio.to_thread(sink.adopt, self._network, version)
+                await asyncio.to_thread(sink.apply_weights, self._network, version)
                 scheduler.mark_trained(groups, version)

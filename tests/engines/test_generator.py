@@ -314,7 +314,7 @@ async def test_tokens_after_an_update_are_chosen_by_the_new_weights_from_the_who
             engine.generate(said(0), sampling=Sampling(seed=11, temperature=1.3))
         )
         await until(lambda: engine.stats().num_batches >= 2)
-        await lane.run(engine.adopt, newer.network, 2)
+        await lane.run(engine.apply_weights, newer.network, 2)
         reply = await waiting
     versions = reply.weight_versions.tolist()
     assert versions == sorted(versions)

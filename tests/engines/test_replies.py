@@ -173,7 +173,7 @@ async def test_new_weights_read_the_images_again(
         with torch.no_grad():
             for parameter in policy.network.model.visual.parameters():  # type: ignore[union-attr]
                 parameter.mul_(0.5)
-        await lane.run(engine.adopt, policy.network, 1, work="update")
+        await lane.run(engine.apply_weights, policy.network, 1, work="update")
         after = await engine.generate(said(0), sampling=Sampling(seed=7), max_tokens=4)
     np.testing.assert_allclose(after.log_probs, log_probs_of(policy, after), atol=1e-4)
     assert after.weight_versions.tolist() == [1] * len(after.tokens)

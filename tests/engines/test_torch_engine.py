@@ -133,7 +133,7 @@ async def test_a_batch_sees_one_version_and_its_weights(
                 if index >= 30 and len(seen) > 1:
                     return
                 version = index % 3
-                await lane.run(engine.adopt, others[version].network, version)
+                await lane.run(engine.apply_weights, others[version].network, version)
 
         publishing = asyncio.create_task(publish())
         while not publishing.done():

@@ -88,7 +88,7 @@ async def test_hosts_get_from_the_ranks_the_bytes_that_this_process_would_have_s
             assert weights_digest(policy.network) == first
         # they come at the end of the run
         expected = flatten_weights(policy.network, 2)
-    await site.arrive()
+    await site.wait_applied()
     assert weights_digest(policy.network) == expected.digest != first
     assert [host.digest for host in hosts] == [expected.digest] * 3
     assert [weights_digest(host.network) for host in hosts] == [expected.digest] * 3
@@ -120,7 +120,7 @@ async def test_ranks_on_another_host_give_their_weights_too(
         two.assign_ranks(RankAssignments((RankAssignment("cpu", address="127.0.0.1"), far)))
         async with two:
             await two.update(episodes(policy), ADVANTAGES)
-    await site.arrive()
+    await site.wait_applied()
     assert [host.digest for host in hosts] == [weights_digest(policy.network)] * 2
     assert [host.num_put for host in hosts] == [0, 0]
     # the host that has one of the ranks is the first: this share uses no cable
@@ -136,10 +136,10 @@ async def test_an_update_that_changed_nothing_sends_no_bytes(
     async with asyncio.timeout(200):
         async with ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink]) as two:
             await two.update(episodes(policy), ADVANTAGES)
-            await site.arrive()
+            await site.wait_applied()
             host.log.clear()
             await two.update(episodes(policy), [0.0, 0.0])
-    await site.arrive()
+    await site.wait_applied()
     assert (host.log, host.version) == (["renew a"], 2)
 
 
@@ -229,7 +229,7 @@ async def test_a_host_that_dies_in_the_middle_is_dropped_and_the_others_take_fro
     async with asyncio.timeout(200):
         async with ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink]) as two:
             await two.update(episodes(policy), ADVANTAGES)
-    await site.arrive()
+    await site.wait_applied()
     assert (site.lost, list(site.weights.hosts), site.versions) == (["lost"], ["b", "c"], [1])
     assert [host.digest for host in hosts[1:]] == [weights_digest(policy.network)] * 2
     assert [host.num_put for host in hosts] == [0, 0, 0]
@@ -244,7 +244,7 @@ async def test_a_host_that_joins_gets_the_newest_version_from_a_host_or_else_fro
     async with asyncio.timeout(200):
         async with ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink]) as two:
             await two.update(episodes(policy), ADVANTAGES)
-            await site.arrive()
+            await site.wait_applied()
             first.log.clear()
             assert await site.catch_up(late) == 1
             assert "take late" in first.log
@@ -263,7 +263,7 @@ async def test_a_host_that_joins_gets_the_newest_version_from_a_host_or_else_fro
                 await asyncio.sleep(0)
                 await two.ranks.optim_step(publish=True)
             assert joining.result() == waiting.version == 2
-    await site.arrive()
+    await site.wait_applied()
     assert first.digest == late.digest == last.digest != ""
 
 
@@ -278,9 +278,9 @@ async def test_hosts_that_the_ranks_cannot_reach_are_served_by_this_process_with
         async with ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink]) as two:
             for _ in range(2):
                 await two.update(episodes(policy), ADVANTAGES)
-                await site.arrive()
+                await site.wait_applied()
                 assert host.digest == weights_digest(policy.network)
-    await site.arrive()
+    await site.wait_applied()
     assert caplog.text.count("go to other hosts through this process") == 1
     assert (host.version, host.log.count("open doors a")) == (2, 1)
 
@@ -299,12 +299,12 @@ async def test_a_host_that_the_ranks_cannot_reach_takes_weights_from_one_that_th
     async with asyncio.timeout(200):
         async with ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink]) as two:
             await two.update(episodes(policy), ADVANTAGES)
-            await site.arrive()
+            await site.wait_applied()
             num_bytes = other.num_put
             assert num_bytes > 0
             for _ in range(2):
                 await two.update(episodes(policy), ADVANTAGES)
-    await site.arrive()
+    await site.wait_applied()
     assert (shut.num_put, other.num_put) == (0, num_bytes)
     assert caplog.text.count("go to other hosts through this process") == 1
     assert shut.digest == other.digest == weights_digest(policy.network)
@@ -338,7 +338,7 @@ class Near:
     def __init__(self) -> None:
         self.network, self.digests = torch.nn.Module(), list[str]()
 
-    def adopt(self, network: torch.nn.Module, weight_version: int) -> None:
+    def apply_weights(self, network: torch.nn.Module, weight_version: int) -> None:
         self.digests.append(weights_digest(network))
 
 
@@ -352,7 +352,7 @@ async def test_an_engine_here_and_hosts_elsewhere_act_with_the_same_weights(
         config = settings(ranks=2, shard="weights")
         async with ShardedLearner(policy, runtime, lane, config, sinks) as two:
             await two.update(episodes(policy), ADVANTAGES)
-    await site.arrive()
+    await site.wait_applied()
     assert near.digests == [host.digest]
     assert weights_digest(host.network) == host.digest == weights_digest(policy.network)
     assert host.num_put == 0
@@ -407,7 +407,7 @@ async def test_what_each_rank_holds_arrives_at_its_place(
     async with asyncio.timeout(200):
         async with ShardedLearner(policy, runtime, lane, config, [site.sink]) as two:
             await two.update(played, [1.0, -0.5, 0.25])
-    await site.arrive()
+    await site.wait_applied()
     assert host.digest == weights_digest(policy.network)
     assert weights_digest(other.network) == host.digest != weights_digest(make().network)
 
@@ -441,7 +441,7 @@ async def test_a_pair_whose_ranks_give_their_weights_to_hosts_learns_what_it_lea
     def refuse(*_: object) -> None:
         raise AssertionError("the weights go through this process")
 
-    monkeypatch.setattr(MemberWeightSink, "adopt", refuse)
+    monkeypatch.setattr(MemberWeightSink, "apply_weights", refuse)
     async with asyncio.timeout(400), loopback_hosts(tmp_path, 2) as listed:
         # one rank of each policy here, and one on another host; the third acts
         cluster = ClusterConfig(

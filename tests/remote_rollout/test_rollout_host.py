@@ -168,8 +168,8 @@ async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that
         )
         weights.hosts["far"] = WeightHost(host, "127.0.0.1")
         weights.open(lambda work, name: asyncio.create_task(work, name=name))
-        await asyncio.to_thread(weights.sinks[SOLE_MEMBER].adopt, newer.network, 1)
-        await weights.arrive()
+        await asyncio.to_thread(weights.sinks[SOLE_MEMBER].apply_weights, newer.network, 1)
+        await weights.wait_applied()
         second = figures(await far.materialise(await far.run_episode(episode)))
         assert second == await played_here(newer, 1)
         assert second != first

@@ -172,7 +172,7 @@ async def test_the_resume_gets_the_simulators_the_engine_and_the_episodes_it_nee
     async with asyncio.timeout(200), DeviceLane(1) as lane, site.served() as server:
         # the same run first loses its connection, as if a cable was pulled, then its life
         run = site.rollout(lane)
-        await lane.run(run.weights.sinks[SOLE_MEMBER].adopt, model_of(run).network, 3)
+        await lane.run(run.weights.sinks[SOLE_MEMBER].apply_weights, model_of(run).network, 3)
         with contextlib.suppress(Killed):
             async with run:
                 before = run.weights.hosts["far"]
@@ -189,7 +189,9 @@ async def test_the_resume_gets_the_simulators_the_engine_and_the_episodes_it_nee
         resumed = site.rollout(lane, episode_refs=[needed.episode_ref])
         for parameter in model_of(resumed).network.parameters():
             parameter.data.mul_(1.1)  # update 3 was made again, and came out otherwise
-        await lane.run(resumed.weights.sinks[SOLE_MEMBER].adopt, model_of(resumed).network, 3)
+        await lane.run(
+            resumed.weights.sinks[SOLE_MEMBER].apply_weights, model_of(resumed).network, 3
+        )
         async with resumed:
             assert (server.num_actors, server.num_waiting) == (1, 0)
             assert resumed.runner.holds_arrays(needed)
@@ -260,7 +262,7 @@ def test_before_the_first_checkpoint_hosts_start_anew(site: Site) -> None:
     rollout = site.rollout(DeviceLane(1))
     starter, digest = starter_of(rollout), rollout._recipe.digest
     assert "no weights have been saved" in starter.misfit("far", digest)
-    rollout.weights.sinks[SOLE_MEMBER].adopt(model_of(rollout).network, 1)
+    rollout.weights.sinks[SOLE_MEMBER].apply_weights(model_of(rollout).network, 1)
     assert starter.misfit("far", digest) == ""
 
 

@@ -60,7 +60,7 @@ async def test_a_host_that_joins_gets_the_newest_version_first() -> None:
 async def test_weights_before_the_hosts_are_up_are_not_sent() -> None:
     host = Host("a", [])
     site = Site(host)
-    site.sink.adopt(site.learner, 7)
+    site.sink.apply_weights(site.learner, 7)
     assert (host.log, site.versions) == ([], [7])
     # it has read the policy's files, which are of this version
     host.version = 7
@@ -75,7 +75,7 @@ async def test_a_host_that_is_taken_over_gets_the_weights_of_the_resume_unless_i
     site = Site(host)
     # its last weights are of an update that the killed run did not save
     host.version, host.digest = 8, "of those"
-    site.sink.adopt(site.learner, 7)
+    site.sink.apply_weights(site.learner, 7)
     assert await site.catch_up(host) == 7
     assert site.have([host]) == [True]
     assert host.log == ["begin a", "check a", "apply a"]
@@ -119,7 +119,7 @@ async def test_hosts_serve_a_version_once_they_have_it_of_every_policy() -> None
         agent_names, 0, lambda name, death: None, lambda version: None, versions.append
     )
     for version, name in ((1, "left"), (1, "right"), (2, "right"), (2, "left")):
-        weights.sinks[name].adopt(nn.Linear(3, 2), version)
+        weights.sinks[name].apply_weights(nn.Linear(3, 2), version)
     assert versions == [0, 1, 1, 2]
     names = {"weights_s", "weights_waited_s"}
     assert weights.metrics().keys() == {
@@ -217,7 +217,7 @@ async def test_the_learner_goes_on_before_the_slowest_host_has_its_weights() -> 
         assert (site.coming, first.version, second.done()) == ([1], 0, False)
         slow.may_take.set()
         await second
-        await site.arrive()
+        await site.wait_applied()
     assert (site.coming, site.versions) == ([1, 2], [1, 2])
     assert site.have([first, slow]) == [True, True]
 
@@ -245,7 +245,7 @@ async def test_after_the_ranks_went_on_a_host_that_has_the_weights_gives_them() 
     origin = Fleeting(flatten_weights(site.learner, 1, SOLE_MEMBER))
     async with asyncio.timeout(20):
         await site.weights.publish(origin)
-        await site.arrive()
+        await site.wait_applied()
     assert origin.num_asked == 2  # the last host has asked for what the lost one did not pass on
     assert (site.lost, site.versions) == (["b"], [1])
     assert site.have([first, last]) == [True, True]
@@ -264,7 +264,7 @@ async def test_weights_that_a_host_cannot_get_any_more_are_skipped_by_all(
     site.open()
     async with asyncio.timeout(20):
         await site.weights.publish(Fleeting(flatten_weights(site.learner, 1, SOLE_MEMBER)))
-        await site.arrive()
+        await site.wait_applied()
         assert "weights 1 are skipped: b cannot get them any more" in caplog.text
         assert (site.versions, site.lost) == ([], ["dead"])
         assert [host.version for host in hosts] == [0, 0]
@@ -307,7 +307,7 @@ async def test_an_error_after_the_weights_have_left_is_that_of_their_task() -> N
     site.open()
     await site.begin_to_publish(1)
     with pytest.raises(CheckpointError, match="on this host"):
-        await site.arrive()
+        await site.wait_applied()
 
 
 async def test_a_host_that_cannot_reach_its_neighbour_is_served_by_the_learner(

@@ -126,7 +126,7 @@ class Behind(CountingEngine):
     def on_weights_applied(self, call: Callable[[], None]) -> None:
         self._calls.append(call)
 
-    async def arrive(self) -> None:
+    async def wait_applied(self) -> None:
         await self._has_arrived.wait()
 
     def serve(self) -> None:
@@ -164,7 +164,7 @@ def test_a_team_is_as_far_behind_as_its_last_engine() -> None:
         ahead.weight_version = behind.pending_version = 3
         team = EngineTeam({"left": ahead, "right": behind})
         assert (team.weight_version, team.pending_version) == (0, 3)
-        arriving = asyncio.create_task(team.arrive())
+        arriving = asyncio.create_task(team.wait_applied())
         await asyncio.sleep(0)
         assert not arriving.done()
         behind.serve()

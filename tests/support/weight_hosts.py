@@ -137,16 +137,16 @@ class Site:
         return self._started[-1]
 
     async def begin_to_publish(self, version: int) -> None:
-        await asyncio.to_thread(self.sink.adopt, self.learner, version)
+        await asyncio.to_thread(self.sink.apply_weights, self.learner, version)
 
-    async def arrive(self) -> None:
-        await self.weights.arrive()
+    async def wait_applied(self) -> None:
+        await self.weights.wait_applied()
         for task in self._started:
             task.result()
 
     async def publish(self, version: int) -> None:
         await self.begin_to_publish(version)
-        await self.arrive()
+        await self.wait_applied()
 
     async def join(self, host: Host) -> int:
         admitted: list[HostStatus] = []

@@ -136,7 +136,7 @@ class TorchEngine:
         """Return no metrics: an engine in this process has no restarts and no pauses."""
         return {}
 
-    def adopt(self, network: nn.Module, weight_version: int) -> None:
+    def apply_weights(self, network: nn.Module, weight_version: int) -> None:
         """Take over weights and their version.
 
         Call it on the device lane, so that no batch sees two versions.

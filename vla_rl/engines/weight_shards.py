@@ -39,7 +39,7 @@ class SharedWeightSink(Protocol):
         """
         ...
 
-    def adopt_shared(self, weight_version: int) -> None:
+    def apply_shared(self, weight_version: int) -> None:
         """Apply the version that was written, on the device lane."""
         ...
 

@@ -86,7 +86,7 @@ class WeightSink(Protocol):
         """The weights that act; the learner's own network if they are shared."""
         ...
 
-    def adopt(self, network: nn.Module, weight_version: int) -> None:
+    def apply_weights(self, network: nn.Module, weight_version: int) -> None:
         """Take over weights and version, on the device lane."""
         ...
 
@@ -137,7 +137,7 @@ class Training:
     def publish_weights(self) -> None:
         """Send the current weights and their version to every engine that acts with them."""
         for sink in self._sinks:
-            sink.adopt(self.model.network, self.weight_version)
+            sink.apply_weights(self.model.network, self.weight_version)
 
     def snapshot(self) -> TrainingState:
         """Copy all state to the CPU."""

@@ -264,12 +264,12 @@ class RolloutHost(Actor):
 
     async def apply_weights(self, member: str) -> None:
         """Let the engine of a policy act with its checked weights."""
-        await self._lane.run(self._adopt, self._weight_store.to_apply(member), work="publish")
+        await self._lane.run(self._apply, self._weight_store.to_apply(member), work="publish")
 
     async def renew_weights(self, member: str, version: int) -> None:
         """Let the engine of a policy act with the weights that it has, as a new version."""
         network = self._models[member].network
-        await self._lane.run(self._engines[member].adopt, network, version, work="publish")
+        await self._lane.run(self._engines[member].apply_weights, network, version, work="publish")
 
     async def on_stop(self) -> None:
         """Close simulators and engines, and remove the policies' files if they were not read."""
@@ -295,12 +295,12 @@ class RolloutHost(Actor):
         }
         return HostStatus(num_slots=self._runner.num_slots, held=held, kept=kept)
 
-    def _adopt(self, newest: IncomingWeights | OpenedWeights) -> None:
+    def _apply(self, newest: IncomingWeights | OpenedWeights) -> None:
         newest.apply()
         heading = newest.heading
         self._digests[heading.member] = newest.digest
         network = self._models[heading.member].network
-        self._engines[heading.member].adopt(network, heading.version)
+        self._engines[heading.member].apply_weights(network, heading.version)
 
     async def _serve(self, recipe: HostRecipe, ready: asyncio.Future[None]) -> None:
         config = msgspec.json.decode(recipe.config, type=import_named(recipe.config_class))

@@ -1,8 +1,8 @@
 """The newest weights of each policy to every host: all of them stage a version, then all apply it.
 
-    adopt (device lane) ─► copy ─┐
-    take_shares: from the ranks ─┴► stage on each host, beside running episodes ─► apply on each
-                                 └► once the bytes have left: the learner goes on
+    apply_weights (device lane) ─► copy ─┐
+    take_shares: from the ranks ─────────┴► stage on each host, beside running episodes ─► apply on each
+                                         └► once the bytes have left: the learner goes on
     a host that is away meanwhile gets the newest version before it runs episodes again
 
 One copy leaves the control process or the ranks, whatever the number of hosts: `spreading`. The learner
@@ -74,7 +74,8 @@ class HostWeights:
         self._update_s = dict.fromkeys(agent_names.names, 0.0)
         self._waited_s = dict.fromkeys(agent_names.names, 0.0)
         self.sinks: Mapping[str, MemberWeightSink] = {
-            name: MemberWeightSink(name, self.adopt, self.publish) for name in agent_names.names
+            name: MemberWeightSink(name, self.publish_blocking, self.publish)
+            for name in agent_names.names
         }
         """Receivers of the learners' weights, by member name."""
 
@@ -97,7 +98,7 @@ class HostWeights:
         for task in self._on_their_way.values():
             task.cancel()
 
-    def adopt(self, newest: WeightSource) -> None:
+    def publish_blocking(self, newest: WeightSource) -> None:
         """Begin to apply a version of one policy on every host: see `publish`.
 
         Blocks: call it on the device lane.
@@ -132,7 +133,7 @@ class HostWeights:
         await has_left
         self._waited_s[heading.member] = time.perf_counter() - began
 
-    async def arrive(self) -> None:
+    async def wait_applied(self) -> None:
         """Wait until every host serves what was published."""
         if self._on_their_way:
             await asyncio.wait(self._on_their_way.values())

@@ -1,7 +1,7 @@
 """Where a version of the weights comes from, before any host has it.
 
-    one process learns    adopt ─► a copy: LocalWeightSource ─────────────┐
-    ranks learn           take_shares ─► their shares: ShardedWeightSource ┴► `HostWeights.publish`
+    one process learns    apply_weights ─► a copy: LocalWeightSource ──────────┐
+    ranks learn           take_shares   ─► their shards: ShardedWeightSource ┴► `HostWeights.publish`
 
 No process has a copy of what ranks hold: each gives its share.
 """
@@ -256,17 +256,17 @@ class MemberWeightSink:
 
     Args:
         name: member name of the policy.
-        adopt: begins to apply a version on every host. Blocks: it is called on the device lane.
+        publish_blocking: begins to apply a version on every host. Blocks: it is called on the device lane.
         publish: does the same in the loop.
     """
 
     def __init__(
         self,
         name: str,
-        adopt: Callable[[WeightSource], None],
+        publish_blocking: Callable[[WeightSource], None],
         publish: Callable[[WeightSource], Awaitable[None]],
     ) -> None:
-        self._name, self._adopt, self._publish = name, adopt, publish
+        self._name, self._publish_blocking, self._publish = name, publish_blocking, publish
         self._nothing = nn.Module()
 
     @property
@@ -274,9 +274,11 @@ class MemberWeightSink:
         """None: the weights that act are on other hosts, and never the learner's own."""
         return self._nothing
 
-    def adopt(self, network: nn.Module, weight_version: int) -> None:
+    def apply_weights(self, network: nn.Module, weight_version: int) -> None:
         """Begin to apply weights and their version on every host. Call it on the device lane."""
-        self._adopt(LocalWeightSource(flatten_weights(network, weight_version, self._name)))
+        self._publish_blocking(
+            LocalWeightSource(flatten_weights(network, weight_version, self._name))
+        )
 
     async def take_shares(
         self, holders: ShardHolders, network: nn.Module, weight_version: int, *, is_current: bool

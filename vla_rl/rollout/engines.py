@@ -75,7 +75,7 @@ class LaggingEngine(Protocol):
         """Call `call` in this loop each time that `weight_version` has changed."""
         ...
 
-    async def arrive(self) -> None:
+    async def wait_applied(self) -> None:
         """Wait until nothing is on its way."""
         ...
 

@@ -103,11 +103,11 @@ class EngineTeam:
         """
         return getattr(self.engines[self._agent_names.member_of(agent)], "token_ids", None)
 
-    async def arrive(self) -> None:
+    async def wait_applied(self) -> None:
         """Wait until no weights are on their way."""
         for engine in self.engines.values():
             if isinstance(engine, LaggingEngine):
-                await engine.arrive()
+                await engine.wait_applied()
 
     def make_policies(
         self, episode: EpisodeSpec, counter: "DecisionCounter | None" = None

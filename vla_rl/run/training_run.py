@@ -305,11 +305,11 @@ class TrainingRun:
         """Evaluate the current weights: on the hosts that run episodes, if there are any."""
         parts = self._parts
         if parts.hosts is not None and isinstance(evaluator, HeldOutEvaluator):
-            await parts.hosts.weights.arrive()
+            await parts.hosts.weights.wait_applied()
             await evaluator.elsewhere(run, parts.hosts.evaluators)
         else:
             if parts.engine is not None:
-                await parts.engine.arrive()
+                await parts.engine.wait_applied()
             await evaluator(run, parts.pool, parts.engine)
 
     async def _save_last(self) -> None:

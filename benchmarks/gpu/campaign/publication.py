@@ -35,8 +35,8 @@ def measure(target: Target) -> Iterator[tuple[str, object]]:
     tensors = policy.checkpoint_tensors()
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     yield "weights_gib", num_bytes / GIB
-    yield "shared_s", adoption(target, policy, policy)
-    copied = adoption(target, policy, policy.copy())
+    yield "shared_s", publisher(target, policy, policy)
+    copied = publisher(target, policy, policy.copy())
     yield "copied_s", copied
     yield "copied_share", copied / EVERY_S
     staged = staging(target, policy)
@@ -44,11 +44,11 @@ def measure(target: Target) -> Iterator[tuple[str, object]]:
     yield "staged_share", staged / EVERY_S
 
 
-def adoption(target: Target, learnt: OpenVlaOft, acts: OpenVlaOft) -> float:
+def publisher(target: Target, learnt: OpenVlaOft, acts: OpenVlaOft) -> float:
     """Return the seconds in which an engine of this process takes weights over."""
     engine = TorchActionEngine(acts, DeviceLane(), EngineConfig(cuda_graphs=False))
-    target.seconds_of(lambda: engine.adopt(learnt.network, 1))
-    return target.seconds_of(lambda: engine.adopt(learnt.network, 2))
+    target.seconds_of(lambda: engine.apply_weights(learnt.network, 1))
+    return target.seconds_of(lambda: engine.apply_weights(learnt.network, 2))
 
 
 def staging(target: Target, policy: OpenVlaOft) -> float:

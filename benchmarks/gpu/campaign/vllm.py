@@ -75,7 +75,7 @@ async def run(target: Target, policy: OpenVlaOft) -> dict[str, object]:
                 found[str(num_episodes)] = await asking.rate(measured_s(target))
         async with episodes(engine, seen):
             for version in range(1, NUM_PUBLISHED + 1):
-                await lane.run(engine.adopt, policy.network, version)
+                await lane.run(engine.apply_weights, policy.network, version)
         times = engine.update_times
     published = statistics.median(each.total_s for each in times)
     found["published_s"] = published

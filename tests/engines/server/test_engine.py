@@ -39,7 +39,7 @@ class House:
         self.engine, self.lane, self.servers = engine, lane, servers
 
     async def publish(self, policy: CausalLanguageModel, version: int) -> None:
-        await self.lane.run(self.engine.adopt, policy.network, version)
+        await self.lane.run(self.engine.apply_weights, policy.network, version)
 
     async def say(self, seed: int = 0, **sampling: Any) -> Completion:
         return await self.engine.generate(ASKED, sampling=Sampling(seed=seed, **sampling))

@@ -42,7 +42,7 @@ class Acting:
 
     async def publish(self, policy: Any, version: int) -> None:
         """Give the engine other weights, as a learner does."""
-        await self.lane.run(self.engine.adopt, policy.network, version)
+        await self.lane.run(self.engine.apply_weights, policy.network, version)
         self.policy = policy
 
     async def act(self, number: int, **sampling: Any) -> ActionChunk:
@@ -222,7 +222,7 @@ async def test_weights_of_another_policy_are_refused_and_nothing_is_applied(acti
         (misshapen, r"fc2.bias is torch.float32 \[3\]"),
     ):
         with pytest.raises(CheckpointError, match=message):
-            await acting.lane.run(acting.engine.adopt, broken.network, version + 1)
+            await acting.lane.run(acting.engine.apply_weights, broken.network, version + 1)
     assert acting.engine.weight_version == version
     chunk = await acting.act(0, seed=1)
     assert chunk.weight_version == version

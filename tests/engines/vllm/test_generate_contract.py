@@ -57,7 +57,7 @@ class Speaking:
         self.engine, self.lane, self.first, self.policy = engine, lane, policy, policy
 
     async def publish(self, policy: CausalLanguageModel, version: int) -> None:
-        await self.lane.run(self.engine.adopt, policy.network, version)
+        await self.lane.run(self.engine.apply_weights, policy.network, version)
         self.policy = policy
 
     async def say(self, messages: tuple[Message, ...] = ASKED, **sampling: Any) -> Completion:

@@ -135,7 +135,7 @@ async def test_two_workers_that_share_layers_reply_as_one_does_also_after_an_upd
                 with torch.no_grad():
                     for parameter in policy.network.parameters():
                         parameter.add_(0.05 * torch.randn_like(parameter))
-                await lane.run(engine.adopt, policy.network, version)
+                await lane.run(engine.apply_weights, policy.network, version)
         found.append(replies)
     for one, two in zip(*found, strict=True):
         torch.testing.assert_close(one, two, rtol=0.0, atol=1e-5)

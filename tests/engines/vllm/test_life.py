@@ -158,7 +158,7 @@ async def test_a_failed_update_leaves_no_engine_paused(team: Team) -> None:
     broken = team.first.copy()
     del broken.network.projector.fc2
     with pytest.raises(Exception, match="2 missing"):
-        await team.lane.run(team.engine.adopt, broken.network, 9)
+        await team.lane.run(team.engine.apply_weights, broken.network, 9)
     await asyncio.gather(*(team.ask(number) for number in range(4)))
 
 

@@ -24,7 +24,7 @@ class Way:
     def __init__(self) -> None:
         self.publication = Publication(VllmConfig(), "drain", "host")
         self.version = ServedVersion(0)
-        self.adoption = WeightPublisher(tensors, self.publication, self.version, lambda: ())
+        self.publisher = WeightPublisher(tensors, self.publication, self.version, lambda: ())
 
     def newest(self) -> Tensor:
         assert self.publication.current is not None
@@ -50,9 +50,11 @@ def way() -> Iterator[Way]:
 
 async def test_the_lane_waits_until_engines_that_are_open_have_a_version(way: Way) -> None:
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-        way.adoption.open(tasks)
+        way.publisher.open(tasks)
         async with way.publication.turn:  # a starting engine joins
-            adopting = tasks.create_task(asyncio.to_thread(way.adoption.adopt, filled(3.0), 1))
+            adopting = tasks.create_task(
+                asyncio.to_thread(way.publisher.apply_weights, filled(3.0), 1)
+            )
             await asyncio.sleep(0.05)
             assert (adopting.done(), way.version.now) == (False, 0)
         await adopting
@@ -61,12 +63,12 @@ async def test_the_lane_waits_until_engines_that_are_open_have_a_version(way: Wa
 
 
 async def test_a_version_is_only_stored_before_engines_open_and_after_they_close(way: Way) -> None:
-    way.adoption.adopt(filled(1.0), 1)
+    way.publisher.apply_weights(filled(1.0), 1)
     assert (way.version.now, way.newest().eq(1.0).all()) == (1, True)
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-        way.adoption.open(tasks)
-        way.adoption.close()
-        way.adoption.adopt(filled(2.0), 2)
+        way.publisher.open(tasks)
+        way.publisher.close()
+        way.publisher.apply_weights(filled(2.0), 2)
     assert (way.version.now, way.newest().eq(2.0).all()) == (2, True)
     assert way.publication.times == []
 
@@ -77,34 +79,34 @@ async def test_a_version_that_no_engine_takes_is_raised_on_the_lane_and_the_last
     async def refuse(*_: Any) -> None:
         raise CheckpointError("the engines refuse it")
 
-    way.adoption.adopt(filled(1.0), 1)
+    way.publisher.apply_weights(filled(1.0), 1)
     monkeypatch.setattr(way.publication, "publish", refuse)
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-        way.adoption.open(tasks)
+        way.publisher.open(tasks)
         with pytest.raises(CheckpointError, match="the engines refuse it"):
-            await asyncio.to_thread(way.adoption.adopt, filled(2.0), 2)
+            await asyncio.to_thread(way.publisher.apply_weights, filled(2.0), 2)
     assert (way.version.now, way.newest().eq(1.0).all()) == (1, True)
 
 
 def test_weights_that_others_write_are_served_once_they_are_adopted(way: Way) -> None:
     network = filled(1.0)
-    places = way.adoption.share(network, 1)
+    places = way.publisher.share(network, 1)
     assert places is not None
     (begin,) = places.begins["weight"]
     memory = torch.from_file(places.path, shared=True, size=4, dtype=torch.float32)
     assert begin == 0
     memory.fill_(7.0)
     assert way.publication.current is None
-    way.adoption.adopt_shared(1)
+    way.publisher.apply_shared(1)
     assert (way.version.now, way.newest().eq(7.0).all()) == (1, True)
 
 
 def test_a_version_that_was_not_shared_is_refused(way: Way) -> None:
     with pytest.raises(CheckpointError, match="none is shared, expected version 1"):
-        way.adoption.adopt_shared(1)
-    way.adoption.share(filled(1.0), 1)
+        way.publisher.apply_shared(1)
+    way.publisher.share(filled(1.0), 1)
     with pytest.raises(CheckpointError, match="version 1 is shared, expected version 2"):
-        way.adoption.adopt_shared(2)
+        way.publisher.apply_shared(2)
     assert way.version.now == 0
 
 
@@ -127,7 +129,7 @@ async def test_the_learner_waits_for_a_version_unless_it_goes_ahead() -> None:
         await version.begin(2, apply(2), tasks)
         assert (version.now, version.pending) == (1, 2)
         may_apply.set()
-        await version.arrive()
+        await version.wait_applied()
         assert (version.now, version.pending) == (2, 2)
     assert heard == [1, 2]
 
@@ -154,10 +156,10 @@ async def test_an_update_begins_while_an_engine_still_drains(
         def publish(version: int) -> None:
             """Publish as one process or as ranks do."""
             if not is_shared:
-                engine.adopt(policy.network, version)
+                engine.apply_weights(policy.network, version)
                 return
             assert engine.share(policy.network, version) is not None
-            engine.adopt_shared(version)
+            engine.apply_shared(version)
 
         async with engine:
             drained = replicas[0].llm.drained
@@ -170,7 +172,7 @@ async def test_an_update_begins_while_an_engine_still_drains(
             assert (second.done(), engine.pending_version) == (False, 1)
             drained.set()
             await second
-            await engine.arrive()
+            await engine.wait_applied()
             assert (engine.weight_version, engine.pending_version) == (2, 2)
             assert [step for step in replicas[0].llm.done if step.startswith("version")] == [
                 "version 0",
@@ -199,7 +201,7 @@ async def test_an_error_after_the_learner_went_ahead_ends_the_engines_block(
 
             monkeypatch.setattr(engine._publication, "publish", refuse)
             with torch.no_grad():
-                await lane.run(engine.adopt, policy.network, 1)
+                await lane.run(engine.apply_weights, policy.network, 1)
             await asyncio.sleep(20)
 
     async with asyncio.timeout(50):

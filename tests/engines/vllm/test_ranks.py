@@ -37,13 +37,13 @@ async def test_engines_hold_the_bytes_of_the_ranks(tensor_parallel: int) -> None
         engine.apply_in_background()
         await learner.update(trajectories, [1.0, -0.5])
         assert engine.pending_version == 1
-        await engine.arrive()
+        await engine.wait_applied()
         written = set((await engine.checksums()).values())
         assert engine.weight_version == 1
         assert len(written) == 1
         assert written != first
         # the model of this process had nothing to do with it, and holds the same when it is asked
         await learner.ranks.fetch_weights()
-        await lane.run(engine.adopt, policy.network, 2)
-        await engine.arrive()
+        await lane.run(engine.apply_weights, policy.network, 2)
+        await engine.wait_applied()
         assert set((await engine.checksums()).values()) == written

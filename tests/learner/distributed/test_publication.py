@@ -28,7 +28,7 @@ class FarEngine:
         self._shared: StagedWeights | None = None
         self.adopted: list[str] = []
 
-    def adopt(self, network: nn.Module, weight_version: int) -> None:
+    def apply_weights(self, network: nn.Module, weight_version: int) -> None:
         """Take the weights of this process."""
         self.current = self._stage.write(tensors_of(network), weight_version, self.current)
         self.adopted.append(f"model {weight_version}")
@@ -41,7 +41,7 @@ class FarEngine:
         self._shared, places = found or (None, None)
         return places
 
-    def adopt_shared(self, weight_version: int) -> None:
+    def apply_shared(self, weight_version: int) -> None:
         """Take what the ranks wrote."""
         assert self._shared is not None
         assert self._shared.version == weight_version

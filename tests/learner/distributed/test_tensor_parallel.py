@@ -55,7 +55,7 @@ class Near:
     def __init__(self) -> None:
         self.network = torch.nn.Module()
 
-    def adopt(self, network: torch.nn.Module, weight_version: int) -> None: ...
+    def apply_weights(self, network: torch.nn.Module, weight_version: int) -> None: ...
 
 
 @pytest.mark.asyncio(loop_scope="session")
@@ -84,7 +84,7 @@ async def test_two_ranks_that_share_layers_learn_what_one_process_learns_and_end
             del each["update/seconds"]
         assert compared[1] == pytest.approx(compared[0], rel=1e-4, abs=1e-5)
         assert gap(shared, alone) <= 1e-5
-        await site.arrive()
+        await site.wait_applied()
         assert host.digest == weights_digest(shared.network) == weights_digest(host.network)
         assert host.num_put == 0
 

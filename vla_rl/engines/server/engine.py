@@ -35,7 +35,7 @@ class ServerChatEngine(ChatEngineBase):
 
     Args:
         served: the language policy, made by `vla_rl.models.vllm.serve`.
-        lane: prepares conversations, and calls `adopt`; shared with the learner.
+        lane: prepares conversations, and calls `apply_weights`; shared with the learner.
         config: `config.remote` for the servers, and the limits of replies.
         weight_version: number of updates already applied to the weights of `served.network`.
 
@@ -137,7 +137,7 @@ class ServerChatEngine(ChatEngineBase):
             batch_sizes={},
         )
 
-    def adopt(self, network: nn.Module, weight_version: int) -> None:
+    def apply_weights(self, network: nn.Module, weight_version: int) -> None:
         """Give weights and their version to the servers.
 
         Call it on the device lane, which waits for it. A server that cannot load them is lost and

@@ -1,7 +1,7 @@
 """`VllmEngine`: one policy's engine processes, with the weights that they hold.
 
     VllmActionEngine.act, VllmChatEngine.generate ─► Router ─► Replica ─► answer
-    adopt (device lane) ─► Adoption ─► publish (loop) ─► every replica, or none
+    apply_weights (device lane) ─► WeightPublisher ─► publish (loop) ─► every replica, or none
     Keeper of each replica: start ─► health ─► death ─► start again, with the current weights
 
 Invariant: a replica gets requests only while its weights are those of `weight_version`, so nothing
@@ -54,7 +54,7 @@ class VllmEngine:
 
     Args:
         served: the policy, made by `vla_rl.models.vllm.serve`.
-        lane: prepares observations, and calls `adopt`; shared with the learner.
+        lane: prepares observations, and calls `apply_weights`; shared with the learner.
         config: `config.vllm` for the engines, and the limits of replies.
         weight_version: number of updates already applied to the weights of `served.network`.
         gpus: ids of the GPUs that the engines share out, as in CUDA_VISIBLE_DEVICES; each gets
@@ -101,7 +101,7 @@ class VllmEngine:
         self._numbers = itertools.count()
         self._keepers: list[EngineSlot] = []
         self._router = Router(self._keepers, self._layout, config.vllm.attempts)
-        self._adoption = WeightPublisher(
+        self._publisher = WeightPublisher(
             served.tensors, self._publication, self._version, self._router.ready
         )
         self._tasks: asyncio.TaskGroup | None = None
@@ -120,7 +120,7 @@ class VllmEngine:
             if self._publication.current is None:
                 network, version = self._served.network, self.weight_version
                 self._publication.current = await self._lane.run(
-                    self._adoption.write, network, version, work="publish"
+                    self._publisher.write, network, version, work="publish"
                 )
             self._loop, self._router.is_open = loop, True
             self._publication.awake.set()
@@ -140,7 +140,7 @@ class VllmEngine:
                 self._tasks.create_task(keeper.run(), name="vllm engine")
                 for keeper in self._keepers
             ]
-            self._adoption.open(self._tasks)
+            self._publisher.open(self._tasks)
             self._resources = stack.pop_all()
         return self
 
@@ -152,7 +152,7 @@ class VllmEngine:
     ) -> None:
         """Stop all engines; callers that still wait get a RuntimeError or `ActorDied`."""
         self._loop, self._router.is_open = None, False
-        self._adoption.close()
+        self._publisher.close()
         assert self._tasks is not None
         for task in self._caring:
             task.cancel()
@@ -175,16 +175,16 @@ class VllmEngine:
         return self._version.pending
 
     def apply_in_background(self) -> None:
-        """Let `adopt` and `adopt_shared` return before the engines have applied the weights.
+        """Let `apply_weights` and `apply_shared` return before the engines have applied the weights.
 
         The learner's next update computes meanwhile. An error of the engines ends the `async with`
         block then, and the next version waits for this one.
         """
         self._version.applies_in_background = True
 
-    async def arrive(self) -> None:
+    async def wait_applied(self) -> None:
         """Wait until the engines have applied what they were given."""
-        await self._version.arrive()
+        await self._version.wait_applied()
 
     def on_weights_applied(self, call: Callable[[], None]) -> None:
         """Call `call` in this loop each time that the engines serve other weights."""
@@ -229,7 +229,7 @@ class VllmEngine:
         """Number of answers of each engine that takes requests now, by its process id."""
         return {replica.pid: replica.num_answers for replica in self._router.ready()}
 
-    def adopt(self, network: nn.Module, weight_version: int) -> None:
+    def apply_weights(self, network: nn.Module, weight_version: int) -> None:
         """Apply weights and their version in all engines or in none.
 
         Call it on the device lane, which waits for it, unless `apply_in_background` was called.
@@ -239,7 +239,7 @@ class VllmEngine:
         Raises: CheckpointError if they are not weights of the policy that the engine was made for;
         then nothing is applied.
         """
-        self._adoption.adopt(network, weight_version)
+        self._publisher.apply_weights(network, weight_version)
 
     def share(self, network: nn.Module, weight_version: int) -> SharedParameters | None:
         """Open memory for a version whose trained weights other processes write.
@@ -247,13 +247,13 @@ class VllmEngine:
         Call it on the device lane. Engines go on with the weights that they have.
 
         Return where the trained weights go; None if they have no places of their own, such as
-        adapters, or if the memory is on a GPU. Raises: CheckpointError as `adopt`.
+        adapters, or if the memory is on a GPU. Raises: CheckpointError as `apply_weights`.
         """
-        return self._adoption.share(network, weight_version)
+        return self._publisher.share(network, weight_version)
 
-    def adopt_shared(self, weight_version: int) -> None:
-        """Apply the version that `share` opened in all engines or in none, as `adopt`."""
-        self._adoption.adopt_shared(weight_version)
+    def apply_shared(self, weight_version: int) -> None:
+        """Apply the version that `share` opened in all engines or in none, as `apply_weights`."""
+        self._publisher.apply_shared(weight_version)
 
     async def checksums(self) -> dict[str, str]:
         """Return a digest of the weights of each engine that takes requests now, by its name.

@@ -64,7 +64,7 @@ class ServedVersion:
         self.pending = version
         self._applying = tasks.create_task(applying, name=f"weights {version} to the engines")
 
-    async def arrive(self) -> None:
+    async def wait_applied(self) -> None:
         """Wait until nothing is on its way."""
         if self._applying is not None:
             await asyncio.wait((self._applying,))
@@ -284,8 +284,8 @@ class WeightPublisher:
         """Write a version to memory that engines open. Raises: as `Publication.write`."""
         return self._publication.write(self._tensors(network), version)
 
-    def adopt(self, network: nn.Module, version: int) -> None:
-        """Apply weights and their version in all engines or in none: see `VllmEngine.adopt`."""
+    def apply_weights(self, network: nn.Module, version: int) -> None:
+        """Apply weights and their version in all engines or in none: see `VllmEngine.apply_weights`."""
         self._wait_for_last()
         began = time.perf_counter()
         self._apply(self.write(network, version), began)
@@ -298,7 +298,7 @@ class WeightPublisher:
         self._shared, places = found or (None, None)
         return places
 
-    def adopt_shared(self, version: int) -> None:
+    def apply_shared(self, version: int) -> None:
         """Apply the version that `share` opened. Raises: CheckpointError if it is another one."""
         shared, self._shared = self._shared, None
         if shared is None or shared.version != version:
@@ -318,7 +318,7 @@ class WeightPublisher:
     def _wait_for_last(self) -> None:
         """Wait on the device lane until the memory of the version before the last may be written."""
         if self._loop is not None:
-            asyncio.run_coroutine_threadsafe(self._version.arrive(), self._loop).result()
+            asyncio.run_coroutine_threadsafe(self._version.wait_applied(), self._loop).result()
 
     async def _publish(self, staged: StagedWeights, began: float) -> None:
         async with self._publication.turn:

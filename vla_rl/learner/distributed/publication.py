@@ -119,7 +119,9 @@ class RankPublication:
                     self._local_sinks.append(sink)
                 if self.is_model_old:
                     await self.receive()
-                await self._lane.run(sink.adopt, self._model.network, version, work="publish")
+                await self._lane.run(
+                    sink.apply_weights, self._model.network, version, work="publish"
+                )
 
     async def _write(self, number: int, rank: LearnerRank, memory: SharedParameters) -> None:
         """Have a rank's part of the weights in memory that engines open."""
@@ -147,7 +149,7 @@ class RankPublication:
     def _apply_shared(self, version: int) -> None:
         for sink in self._local_sinks:
             assert isinstance(sink, SharedWeightSink)
-            sink.adopt_shared(version)
+            sink.apply_shared(version)
 
     def _receive(self, version: int | None, loop: asyncio.AbstractEventLoop) -> None:
         """Replace the model's weights by the ranks', on the device lane; with a version, publish them.
@@ -172,7 +174,7 @@ class RankPublication:
 
     def _apply(self, version: int) -> None:
         for sink in self._local_sinks:
-            sink.adopt(self._model.network, version)
+            sink.apply_weights(self._model.network, version)
 
 
 async def _next(stream: AsyncIterator[ParameterPiece]) -> ParameterPiece | None:

@@ -74,7 +74,7 @@ class Team:
         return sorted(path.name for path in self.folder.iterdir())
 
     async def publish(self, policy: OpenVla, version: int) -> None:
-        await self.lane.run(self.engine.adopt, policy.network, version)
+        await self.lane.run(self.engine.apply_weights, policy.network, version)
 
     async def ask(self, number: int) -> None:
         self.answers.append((number, await self.engine.act(observe(number), Sampling(seed=number))))
