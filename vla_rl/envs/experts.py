@@ -21,6 +21,7 @@ from gymnasium import spaces
 
 from vla_rl.envs.image_env import ImageEnv
 from vla_rl.types import ActionChunk, Info, Observation, Sampling
+from vla_rl.util.atomic_files import replacing
 
 
 class ExpertSuggestions(gymnasium.Wrapper[Observation, np.ndarray, Observation, np.ndarray]):
@@ -131,10 +132,11 @@ class Demonstration(msgspec.Struct, frozen=True):
             "is_success": np.array(self.is_success),
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        with part.open("wb") as file:
+        with (
+            replacing(path, path.with_name(f".{path.name}.{os.getpid()}.part")) as part,
+            part.open("wb") as file,
+        ):
             np.savez_compressed(file, allow_pickle=False, **arrays)
-        part.replace(path)
 
 
 class CorrelatedNoise:

@@ -1,7 +1,6 @@
 """Lines of text below a frame."""
 
 import contextlib
-import os
 import re
 import subprocess
 import tempfile
@@ -9,7 +8,6 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 
 from vla_rl.reporting.record_files import FailureReporter
 from vla_rl.types import ArrayRef, Observation, Trajectory
+from vla_rl.util.atomic_files import replacing
 
 MIN_SIDE = 256
 """Smaller images are enlarged by a whole factor to at least this height and width, so that text can
@@ -276,7 +275,7 @@ def write_video(
     OSError if ffmpeg cannot write.
     """
     images = (_require_array(image) for image in video_images(trajectory, image_key))
-    with _part_file(path) as part:
+    with replacing(path, path.with_suffix(".part.mp4")) as part:
         encode_mp4(
             part, captioned_frames(images, video_captions(trajectory), frames_per_s), frames_per_s
         )
@@ -347,17 +346,6 @@ def _require_array(image: NDArray[np.uint8] | ArrayRef) -> NDArray[np.uint8]:
     return image
 
 
-@contextmanager
-def _part_file(path: Path) -> Iterator[Path]:
-    """Yield the path to write to; the file gets its name when it is complete."""
-    part = path.with_suffix(".part.mp4")
-    try:
-        yield part
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 def _write_encoded(path: Path, video: Future[NDArray[np.uint8]]) -> None:
-    with _part_file(path) as part:
+    with replacing(path, path.with_suffix(".part.mp4")) as part:
         video.result().tofile(part)

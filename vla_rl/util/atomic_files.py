@@ -298,13 +298,25 @@ def replace_file(path: Path, data: bytes) -> None:
 
     Raises: OSError; no part of the new file stays.
     """
-    part = path.with_name(f"{path.name}.part")
+    with replacing(path) as part:
+        part.write_bytes(data)
+
+
+@contextmanager
+def replacing(path: Path, part: Path | None = None) -> Iterator[Path]:
+    """Yield a path to write to; what is there is synced and gets the name `path` at the end.
+
+    Args:
+        path: the file to replace, or to make.
+        part: the path to write to, in the same folder: with a process id, if several processes may
+            write the same file, or with a suffix that a program needs. None: `path` with `.part`.
+
+    Raises: OSError; no part of the new file stays.
+    """
+    part = part or path.with_name(f"{path.name}.part")
     try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        yield part
+        _sync(part)
         os.replace(part, path)
-    except BaseException:
+    finally:
         part.unlink(missing_ok=True)
-        raise

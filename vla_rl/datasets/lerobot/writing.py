@@ -11,7 +11,6 @@ Every feature has statistics: those of an episode (`stats/...`) and of the data 
 (`meta/stats.json`).
 """
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
@@ -39,6 +38,7 @@ from vla_rl.datasets.lerobot.layout import (
 from vla_rl.datasets.lerobot.reading import read_lerobot
 from vla_rl.datasets.lerobot.tables import read_rows
 from vla_rl.errors import DataError
+from vla_rl.util.atomic_files import replace_file, replacing
 from vla_rl.util.foreign_data import get_whole_number, reading
 from vla_rl.util.imports import pa, pq
 
@@ -287,7 +287,7 @@ class LeRobotWriter:
         """Write the files that make the episode count; `info.json` last."""
         _write_table(self._root / TASKS_FILE, layout.make_tasks_table(tasks))
         values = {name: stat.values() for name, stat in stats.items()}
-        _replace_file(self._root / STATS_FILE, msgspec.json.format(msgspec.json.encode(values)))
+        replace_file(self._root / STATS_FILE, msgspec.json.format(msgspec.json.encode(values)))
         total = self._info.total_episodes + 1
         info = msgspec.structs.replace(
             self._info,
@@ -297,7 +297,7 @@ class LeRobotWriter:
             splits={"train": f"0:{total}"},
             features=features,
         )
-        _replace_file(self._root / INFO_FILE, msgspec.json.format(msgspec.json.encode(info)))
+        replace_file(self._root / INFO_FILE, msgspec.json.format(msgspec.json.encode(info)))
         return info
 
     def _continue(self, info: Info) -> None:
@@ -361,13 +361,5 @@ def check_can_add(
 
 def _write_table(path: Path, table: "pa.Table") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    pq.write_table(table, part, compression="snappy", write_page_checksum=True)
-    os.replace(part, path)
-
-
-def _replace_file(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(data)
-    os.replace(part, path)
+    with replacing(path) as part:
+        pq.write_table(table, part, compression="snappy", write_page_checksum=True)

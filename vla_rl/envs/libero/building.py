@@ -35,6 +35,7 @@ from vla_rl.envs.libero.task_files import check_goal_file
 from vla_rl.envs.libero.tasks import Task
 from vla_rl.envs.mujoco.loading import cache_folder
 from vla_rl.errors import EnvError, VlaRlError
+from vla_rl.util.atomic_files import replacing
 from vla_rl.util.values import excerpt
 
 _PLACEMENT_ATTEMPTS = 50
@@ -283,12 +284,8 @@ def _write_model(mujoco: Any, model: Any, path: Path) -> None:
     data = np.empty(mujoco.mj_sizeModel(model), np.uint8)
     mujoco.mj_saveModel(model, None, data)
     _remove_oldest(path.parent, data.nbytes)
-    part = path.with_suffix(f".{os.getpid()}.part")
-    try:
+    with replacing(path, path.with_suffix(f".{os.getpid()}.part")) as part:
         part.write_bytes(data.data)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _remove_oldest(folder: Path, size: int) -> None:

@@ -32,6 +32,7 @@ import gymnasium
 from vla_rl.envs.libero.packages import find_package_root, get_package_command
 from vla_rl.envs.mujoco.loading import cache_folder, load_mujoco, quiet_imports, set_cache_folders
 from vla_rl.errors import EnvError
+from vla_rl.util.atomic_files import replacing
 from vla_rl.util.installing import pip_command
 
 _OLDEST_MUJOCO, _FIRST_WRONG_MUJOCO = (3, 3, 0), (3, 3, 3)
@@ -205,9 +206,9 @@ def config_folder(root: Path) -> str:
         "assets": root / "assets",
     }
     lines = (f"{key}: {json.dumps(str(path))}\n" for key, path in paths.items())
-    part = folder / f"config.yaml.{os.getpid()}.part"
-    part.write_text("".join(lines), encoding="utf-8")
-    os.replace(part, folder / "config.yaml")
+    path = folder / "config.yaml"
+    with replacing(path, path.with_suffix(f".{os.getpid()}.part")) as part:
+        part.write_text("".join(lines), encoding="utf-8")
     return str(folder)
 
 
