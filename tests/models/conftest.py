@@ -39,7 +39,7 @@ def make_observation() -> Callable[..., dict[str, Any]]:
     return make
 
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "algorithms" / "srpo" / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "algorithms" / "support"))
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ from benchmarks.learner_step import make_trajectories
 from benchmarks.plain_policy import PlainPolicy
 from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, policy as oft_policy, tiny
-from vla_rl.models.openvla_oft.network import NUM_DENOISING_STEPS, denoise
+from vla_rl.models.openvla_oft.heads import NUM_DENOISING_STEPS, denoise
 from vla_rl.models.prismatic.action_tokens import ActionTokenizer
 
 TEMPERATURE = 1.6

@@ -63,6 +63,8 @@ class PackedRows:
 def use_given_masks(network: Any) -> None:
     """Let a network of transformers attend under the masks that it is given."""
     if network.config._attn_implementation != GIVEN_MASK:
+        # The hook sits on the base model, because that is what our policies call: a hook on the
+        # whole network would never run.
         network.set_attn_implementation(GIVEN_MASK)
         network.base_model.register_forward_pre_hook(_spell_out_padding, with_kwargs=True)
 
@@ -93,6 +95,8 @@ def attend(
     packed.are_read = True
     if takes_all_rows(query):
         return _attend_at_once(query, key, value, packed, given.get("scaling")), None
+    # Elsewhere a kernel for each row: a mask of the line's square would grow with the square of
+    # all tokens of a micro-batch.
     columns = (torch.split(each, packed.lengths, dim=2) for each in (query, key, value))
     found = [
         sdpa_attention_forward(module, queries, keys, values, None, **given)[0]
@@ -125,6 +129,7 @@ def _attend_at_once(
 ) -> Tensor:
     """Return the attention of all rows, [1, L, H, D], by one kernel."""
     longest = max(packed.lengths)
+    # torch 2.11 has no option for grouped heads, so keys and values are repeated there.
     options: dict[str, Any] = {"enable_gqa": True} if HAS_GROUPED_HEADS else {}
     if not HAS_GROUPED_HEADS:
         num_queries = query.shape[1] // key.shape[1]

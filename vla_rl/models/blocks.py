@@ -195,6 +195,8 @@ BY_OUTPUTS: Final = (
     "mlp.gate_proj",
     "mlp.up_proj",
 )
+# The other half of a layer is cut along its inputs, so that its outputs need one sum over the
+# ranks.
 BY_INPUTS: Final = ("self_attn.o_proj", "mlp.down_proj")
 OF_HEADS: Final = ("self_attn.q_norm", "self_attn.k_norm")
 """Norms of queries and keys, which Qwen3 has."""

@@ -52,6 +52,7 @@ def example_row(model: Any) -> ExampleRow | None:
     if observation is None:
         return None
     config = model.config
+    # An estimate needs tokens of the right shape; what they mean does not matter.
     idle = np.zeros((1, config.chunk_size, config.action_dim), np.float32)
     return ExampleRow(model.prepare([observation]), torch.from_numpy(model.encode(idle)))
 
@@ -89,7 +90,11 @@ RECOMPUTED_BYTES: Final = 16
 
 @dataclass(frozen=True)
 class ConversationSizes:
-    """The longest conversations, and how many of them a micro-batch has."""
+    """The longest conversations, and how many of them a micro-batch has.
+
+    Example:
+        ConversationSizes(prompt=1, scored=2047, completion_tokens=192, rows=4)
+    """
 
     prompt: int
     """Tokens before the first reply."""
@@ -138,6 +143,7 @@ def longest_conversations(
     Raises: ConfigError if the images alone fill the context.
     """
     context = min(model.context_size, engine.max_context or model.context_size)
+    # An agent may ask for shorter replies than the engine allows, never for longer ones.
     reply = min(max_reply or engine.max_reply, engine.max_reply)
     completion_tokens = min(max_turns * reply, max_tokens or context, context - 1)
     length = (

@@ -129,6 +129,8 @@ def load_policy(
 
     checkpoint = open_folder(checkpoint, config.adapter)
     family = read_family(checkpoint) if config.policy_family == "auto" else config.policy_family
+    # A checkpoint that is loaded as another family acts, but solves nothing, so what the files
+    # show is held against the option.
     if family != "continuous" and (head := find_action_head(checkpoint)) is not None:
         raise ConfigError(
             f"policy_family is {family!r}, but {head.parent} has an action head, {head.name}; set "
@@ -190,6 +192,8 @@ def compute_digest(folder: "PublicFolder") -> str:
     It changes with the weights or settings.
     """
     digest = hashlib.blake2b(digest_size=16)
+    # Large files are hashed by size, beginning and end, so that a checkpoint of 15 GB does not
+    # delay every start.
     for path in folder.all_files:
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())

@@ -32,6 +32,9 @@ from vla_rl.util.atomic_files import writing_folder
 class MlpConfig(Config, frozen=True, kw_only=True):
     """An MLP from a state vector to one categorical distribution for each value of an
     action chunk.
+
+    Example:
+        MlpConfig(state_size=4, action_low=(0.0,), action_high=(1.0,), num_bins=2)  # CartPole
     """
 
     state_size: int
@@ -119,6 +122,7 @@ class MlpNetwork(nn.Module):
             if config.state_scale is None
             else torch.tensor(config.state_scale)
         )
+        # Not persistent: the scale is in config.json, and two sources of one fact may differ.
         self.register_buffer("state_scale", scale, persistent=False)
         self._shape = (config.num_tokens, config.num_bins)
 
@@ -154,6 +158,8 @@ class MlpPolicy(PolicyModel[Tensor]):
 
         The global random state is left unchanged.
         """
+        # The global state stays, so that creating a policy does not change what else a program
+        # draws.
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             return cls(config, MlpNetwork(config))
@@ -173,6 +179,8 @@ class MlpPolicy(PolicyModel[Tensor]):
                 f"{folder} is not an MLP policy's checkpoint: {CONFIG_FILE} cannot be read: "
                 f"{error}; choose another one."
             ) from error
+        # Its random weights are replaced at once by those of the file, whose names and shapes
+        # have to fit.
         policy = cls(config, cls.create(config, seed=0).network, files)
         policy.load_checkpoint_tensors(tensors)
         return policy
@@ -250,6 +258,7 @@ class MlpPolicy(PolicyModel[Tensor]):
             raise ValueError(
                 f"actions are {list(actions.shape)}, expected [B, {expected[0]}, {expected[1]}]."
             )
+        # In float64: float32 would decide ties between two bins by rounding.
         distance = np.abs(actions[..., None].astype(np.float64) - self._bins)
         nearest: np.ndarray = distance.argmin(axis=-1)
         return nearest.reshape(len(actions), -1)

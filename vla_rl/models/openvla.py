@@ -105,6 +105,8 @@ class OpenVlaNetwork(PrismaticNetwork):
         """Read the observations once; the returned `Decoding` then generates token after token."""
         sequence, num_patches = self._embedded(batch, batch.prompts)
         lengths = batch.prompt_lengths + num_patches
+        # Keys and values are kept, because the 256 patches are the same for all tokens of a
+        # decision.
         cache = DynamicCache()
         output = self.language_model.model(
             inputs_embeds=sequence, past_key_values=cache, use_cache=True
@@ -236,6 +238,8 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
         """Sample token ids int64 [B, D]; return them and their log-probs float32 [B, D]. Greedy
         rows take the most likely token each time.
         """
+        # The mean of a token's distribution depends on the tokens before it, so it cannot be
+        # taken in one pass.
         for sampling in samplings:
             sampling.require_no_mean()
         noise = to_device(seeded_uniforms(samplings, self.config.action_dim), self._device)
@@ -252,6 +256,8 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
         """
         tokens, temperatures = (to_device(given, self._device) for given in (tokens, temperatures))
         log_probs = tempered_log_probs(self._network(batch, tokens), temperatures)
+        # Tokens are ids of the whole vocabulary in trajectories and on the wire; the head's
+        # logits may begin later.
         index = tokens - self._network.first_id
         return log_probs.gather(-1, index[..., None])[..., 0], entropy(log_probs)
 
@@ -295,6 +301,8 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
         decoding, first_id = self._network.start_decoding(batch), self._network.first_id
         chosen: list[Tensor] = []
         log_probs: list[Tensor] = []
+        # The noise of each position was drawn from the row's own seed, so a decision does not
+        # depend on the batch it is in.
         for position in range(self.config.action_dim):
             index, log_prob = choose(
                 decoding.logits, temperatures, is_greedy, noise[:, position : position + 1]

@@ -58,6 +58,7 @@ def companion_files(folder: Path, without: frozenset[str] = frozenset()) -> dict
                 left_behind.append(f"{path.name}/")
             else:
                 found |= {each.relative_to(folder).as_posix(): each.read_bytes() for each in inner}
+        # By what they are not: a list of names would lose the file that a later tokenizer needs.
         elif path.is_file() and path.name not in others and not _is_weights(path):
             if path.stat().st_size <= COMPANION_BYTES:
                 found[path.name] = path.read_bytes()
@@ -74,6 +75,7 @@ def companion_files(folder: Path, without: frozenset[str] = frozenset()) -> dict
 
 def _list_carried(folder: Path) -> list[Path] | None:
     """Return the files of a subfolder that come along; None if they are too large together."""
+    # Such as .git, or .cache of the hub's client.
     if folder.name.startswith("."):
         return []
     size, files = 0, []
@@ -134,6 +136,7 @@ def require_agreement(folder: Path, *, with_images: bool) -> None:
         (f"{TEMPLATE_FILE} with {TEMPLATE_FOLDER}", _template_files(folder)),
     ]
     _compare_each(folder, "chat template", [each for each in templates if each[1]])
+    # A different end of text means that replies end elsewhere than in training, or never.
     for token in ("bos_token", "eos_token"):
         stated = [
             (file, _token_text(_read_field(folder, file, token)))

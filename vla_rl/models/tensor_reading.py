@@ -74,6 +74,7 @@ def verify_download(path: Path) -> None:
     Raises: CheckpointError if it differs from what was published.
     """
     stored = path.resolve()
+    # Only files in the hub's cache have their digest as their name.
     if not path.is_symlink() or _SHA256.fullmatch(stored.name) is None:
         return
     with stored.open("rb") as file:
@@ -120,6 +121,7 @@ def tensor_files(folder: Path) -> dict[str, str]:
     """
     if (folder / INDEX_FILE).is_file():
         files = _read_index(folder / INDEX_FILE).weight_map
+        # An index is data from outside: a path in it could name any file of the machine.
         outside = sorted({name for name in files.values() if not _is_below(name)})
         if outside:
             raise CheckpointError(
@@ -245,6 +247,7 @@ def load_part(path: Path) -> dict[str, Tensor]:
             f"{path} is not a whole PyTorch file ({path.stat().st_size} bytes); download it again."
         )
     try:
+        # weights_only: anything but tensors could run code when it is unpickled.
         part = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
@@ -257,6 +260,7 @@ def load_part(path: Path) -> dict[str, Tensor]:
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in part.items()
     ):
         raise CheckpointError(f"{path} holds no tensors by name; expected a state dict.")
+    # The parts were saved from inside DDP, which puts `module.` before every name.
     return {name.removeprefix("module."): tensor for name, tensor in part.items()}
 
 

@@ -56,6 +56,8 @@ class PolicyTowerEncoder:
                 f"EmbeddingConfig.encoder is 'policy', but {type(model).__name__} has no vision "
                 "tower; expected 'pixels', 'state' or 'vjepa2'."
             )
+        # A copy, because embeddings of successes are kept over updates and compared with later
+        # ones.
         self._tower = copy.deepcopy(tower).eval().requires_grad_(False).to(device)
         self._model, self._lane, self._num_frames = model, lane, config.num_frames
 
@@ -105,6 +107,7 @@ class PolicyTowerEncoder:
             batch = self._model.prepare(chosen)
         except ValueError as error:
             raise cannot_embed(trajectory, str(error)) from error
+        # Equal frames are one row of a batch; an embedding is needed for each moment.
         images: torch.Tensor = batch.per_decision(batch.images)
         return images
 

@@ -149,6 +149,7 @@ def load_encoder(config: VJepa2Config) -> nn.Module:
     except (OSError, ValueError, RuntimeError, CheckpointError) as error:
         raise ConfigError(f"V-JEPA 2 in {config.folder!r} cannot be loaded: {error}") from error
     model, report = loaded
+    # transformers leaves missing tensors at random values and says so only in its report.
     missing = sorted(name for name in report["missing_keys"] if "encoder." in name)
     if missing:
         raise ConfigError(
@@ -243,6 +244,8 @@ class VJepa2Encoder:
 
         Runs in the host thread.
         """
+        # Loaded at the first trajectory: a dry run, or a run that ends before it, does without
+        # them.
         if self._encoder is None:
             self._encoder = load_encoder(self._config)
         return [torch.from_numpy(self._video(trajectory)) for trajectory in trajectories]

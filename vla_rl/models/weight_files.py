@@ -59,6 +59,8 @@ def check_weights(folder: Path) -> None:
     published, an adapter beside whole weights, missing shards, and two sources of a tensor that
     differ.
     """
+    # From cheap to dear: the digests of the hub read every byte, the others only headers and
+    # small files.
     verify_origin(folder)
     refuse_extra_adapter(folder)
     files = tensor_files(folder)
@@ -91,6 +93,8 @@ def verify_origin(folder: Path) -> None:
 
     Raises: CheckpointError naming a file that differs from the manifest, or is not listed.
     """
+    # A run's checkpoint has one manifest for all of its folders, three levels up at most
+    # (agents/NAME/policy).
     root, below = folder, ""
     if not _has_manifest(folder):
         above = (path for path in folder.absolute().parents[:3] if (path / HEADER).is_file())
@@ -218,6 +222,7 @@ def _compare(
     (first_file, one), (second_file, other) = first, second
     if one.shape == other.shape:
         if one.dtype != other.dtype and one.is_floating_point() and other.is_floating_point():
+            # A file in half precision beside the one it was rounded from is no contradiction.
             coarser = max(one.dtype, other.dtype, key=lambda dtype: torch.finfo(dtype).eps)
             one, other = one.to(coarser), other.to(coarser)
         if torch.equal(one, other):

@@ -25,7 +25,7 @@ from vla_rl.models.openvla_oft import (
     policy as oft_policy,
     tiny,
 )
-from vla_rl.models.openvla_oft.network import add_noise, cumulative_alphas, denoise
+from vla_rl.models.openvla_oft.heads import add_noise, cumulative_alphas, denoise
 from vla_rl.models.prismatic.config import TINY_TOKENIZER
 from vla_rl.types import Sampling
 

@@ -20,7 +20,12 @@ from vla_rl.models.images.pipeline import ImagePipeline, image_pipeline, lanczos
 
 
 class AugmentationDraws(msgspec.Struct, frozen=True):
-    """Random draws for B frames, float32 [B] each."""
+    """Random draws for B frames, float32 [B] each.
+
+    Example:
+        AugmentationDraws(top=[0.3], left=[0.8], brightness=[-0.1], contrast=[1.05], saturation=[0.9],
+            hue=[0.02])  # one frame
+    """
 
     top: Tensor
     """Upper edge of the crop, as a share of the margin that is cut off: 0 to 1."""
@@ -55,10 +60,14 @@ def augment(images: Tensor, draws: AugmentationDraws, crop_area: float | None) -
 
     `crop_area` None leaves the crop out.
     """
+    # The order of the steps and the clipping after each are dlimp's: a policy that is fine-tuned
+    # here has to see what it saw before.
     values = images.float() / 255.0
     if crop_area is not None:
         values = _cropped(values, draws, crop_area).clamp(0.0, 1.0)
     values = (values + _per_frame(draws.brightness, values)).clamp(0.0, 1.0)
+    # Contrast is about the mean of each channel, as in TensorFlow, and not about the mean of the
+    # frame's grey as in torchvision.
     mean = values.mean(dim=(2, 3), keepdim=True)
     values = ((values - mean) * _per_frame(draws.contrast, values) + mean).clamp(0.0, 1.0)
     hue, saturation, value = _to_hsv(values)
@@ -81,6 +90,7 @@ def training_pipeline(
     """
 
     def cropped(images: Tensor, size: int) -> Tensor:
+        # The random crop takes the place of the centre crop, after the resize as in RLDS.
         resized = lanczos3(jpeg_round_trip(images) if name == "exact" else images, size)
         return augment(
             resized, draw_augmentation(config, len(resized), generator), config.crop_area
@@ -102,6 +112,7 @@ def _cropped(values: Tensor, draws: AugmentationDraws, area: float) -> Tensor:
 
     Corner-aligned, as `tf.image.crop_and_resize`.
     """
+    # 0.9 is a share of the area: a crop of 0.9 of the side would zoom in twice as far.
     size, side = values.shape[-1], area**0.5
     steps: Tensor = torch.arange(size, device=values.device) * side
     margin = (size - 1) * (1.0 - side)

@@ -106,6 +106,7 @@ def _fill(plane: Tensor, multiple: int, to_width: int | None = None) -> Tensor:
     return plane
 
 
+# libjpeg alternates the rounding from column to column, so that halving adds no colour cast.
 def _halve(plane: Tensor) -> Tensor:
     """Average 2x2 blocks, rounded down and up alternately from column to column."""
     sums = plane[:, 0::2, 0::2] + plane[:, 0::2, 1::2] + plane[:, 1::2, 0::2] + plane[:, 1::2, 1::2]
@@ -127,6 +128,8 @@ def _double(plane: Tensor) -> Tensor:
     )
 
 
+# libjpeg's scale: 50 keeps the standard's tables, and 95, TensorFlow's default, divides them by
+# ten.
 def _table(base: tuple[tuple[int, ...], ...], quality: int, device: torch.device) -> Tensor:
     """Return the divisors of the coefficients, int32 [8, 8]."""
     scale = 5000 // quality if quality < 50 else 200 - 2 * quality
@@ -165,6 +168,8 @@ def _descale(x: Tensor, bits: int) -> Tensor:
     return (x + (1 << (bits - 1))) >> bits
 
 
+# TensorFlow writes with libjpeg's accurate transform and reads with its fast one, so a decoder
+# such as Pillow's gives bytes that differ by up to 14.
 def _forward(d: tuple[Tensor, ...], dim: int, *, first: bool) -> Tensor:
     """Run one pass of the forward transform over 8 slices.
 

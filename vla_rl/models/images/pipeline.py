@@ -43,6 +43,8 @@ def lanczos3(images: Tensor, size: int) -> Tensor:
     return resized.round().clamp(0.0, 255.0).to(torch.uint8)
 
 
+# Evaluation crops the centre because training cropped at random: without it every object is
+# smaller than the policy has seen it.
 def centre_crop(images: Tensor, size: int | None = None, area: float = CENTRE_CROP_AREA) -> Tensor:
     """Cut the central box of `area` (a share) out of uint8 [B, 3, H, W] and scale it to a square of
     `size`, bilinearly.

@@ -81,6 +81,8 @@ class ChatFormat:
 
     def decode(self, tokens: np.ndarray) -> str:
         """Return the text of a reply, int64 [T], without the token that ends it."""
+        # Special tokens stay in the text: some tokenizers hold the markers of tool calls as such,
+        # and the reply is parsed by them.
         kept = [token for token in tokens.tolist() if token not in self._stop_tokens]
         text: str = self._tokenizer.decode(kept, skip_special_tokens=False)
         return repair_unicode(text)
@@ -101,9 +103,13 @@ class ChatFormat:
                 )
         try:
             return self._rendered(messages, tools, add_generation_prompt=add_generation_prompt)
+        # A template that takes one tool call for each message (Llama 3's) ends the episode, not
+        # the run.
         except Exception as error:  # a template is a program, and not ours
             raise ConversationRejected(
                 f"the chat template rejects a conversation of {_roles(messages)}: {_words(error)}",
+                # The same conversation with plain replies tells whose fault it is: the policy's,
+                # or the environment's.
                 is_reply_at_fault=self._accepts(with_plain_replies(messages), tools),
             ) from error
 
@@ -148,7 +154,10 @@ class ChatFormat:
 
     def _tokens(self, text: str) -> np.ndarray:
         return np.array(
-            self._tokenizer.encode(text, add_special_tokens=False, verbose=False), np.int64
+            # The template writes the special tokens; a second beginning of text would be a prompt
+            # that the model never saw.
+            self._tokenizer.encode(text, add_special_tokens=False, verbose=False),
+            np.int64,
         )
 
 
@@ -158,6 +167,8 @@ def parse_reply(text: str) -> Message:
     errors: list[str] = []
     kept: list[str] = []
     end = 0
+    # The spans are found in one pass: searching anew after each opening took five seconds for a
+    # reply of 8,000 openings that nothing closed.
     for start, stop in find_spans(text, OPEN_CALL, CLOSE_CALL):
         call = _parsed_call(text[start:stop], len(calls))
         after = stop + len(CLOSE_CALL)
@@ -187,6 +198,8 @@ def _parsed_call(text: str, number: int) -> ToolCall | str:
         name = msgspec.json.decode(call["name"], type=str)
     except (KeyError, msgspec.DecodeError):
         return f'a tool call has no "name", {_EXPECTED}'
+    # The arguments stay text: encoding them again would change spaces, and so the tokens of the
+    # next prompt.
     arguments = bytes(call.get("arguments", msgspec.Raw(b"{}"))).decode()
     try:
         given = json.loads(arguments)
@@ -203,6 +216,7 @@ def _parsed_call(text: str, number: int) -> ToolCall | str:
 
 def _is_nested_deeply(value: Any) -> bool:
     """Return whether a value has more than `MAX_NESTING` objects and lists inside each other."""
+    # Level by level and not by recursion, which would fail at the depth that is looked for.
     level = [value]
     for _ in range(MAX_NESTING):
         level = [

@@ -70,6 +70,7 @@ def read(
             f"{source} {'has no' if with_images else 'has a'} vision tower; load it with "
             "vla_rl.models.language.load_language_model, which takes both kinds"
         )
+    # Before anything is loaded: which of two templates transformers takes depends on its version.
     require_agreement(folder, with_images=with_images)
     _require_whole_weights(folder)
     text_side: Any = transformers.AutoProcessor if with_images else transformers.AutoTokenizer
@@ -95,6 +96,8 @@ def read(
         raise CheckpointError(
             f"{source} is not a causal language model that transformers can load: {error}"
         ) from error
+    # transformers fills missing tensors with random numbers and only logs that, which would train
+    # a broken policy.
     unfit = {key: sorted(names) for key, names in report.items() if names and key != "error_msgs"}
     if unfit:
         raise CheckpointError(f"the tensors of {source} do not match its config.json: {unfit}")
@@ -148,6 +151,8 @@ def get_stop_tokens(network: Any, tokenizer: Any) -> frozenset[int]:
     found = (
         network.generation_config.eos_token_id if network.generation_config is not None else None
     )
+    # Some checkpoints name no end in generation_config.json; then that of the model's own
+    # configuration holds.
     if found is None:
         found = getattr(network.config.get_text_config(), "eos_token_id", None)
     listed = found if isinstance(found, list) else [found]
@@ -163,6 +168,8 @@ def get_stop_tokens(network: Any, tokenizer: Any) -> frozenset[int]:
 def require_full_attention(network: Any) -> None:
     """Raise CheckpointError if a layer holds other state than keys and values of all positions."""
     config = network.config.get_text_config()
+    # Keys and values are held for every position; a layer with a window or a recurrent state
+    # would read stale ones.
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = (
         getattr(config, "sliding_window", None)
@@ -182,6 +189,8 @@ def distinct_tensors(network: Any) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     seen: set[tuple[int, tuple[int, ...]]] = set()
     for name, tensor in network.state_dict().items():
+        # Tied weights are one tensor under two names: written twice, they would be trained apart
+        # after a load.
         key = (tensor.data_ptr(), tuple(tensor.shape))
         if key not in seen:
             seen.add(key)

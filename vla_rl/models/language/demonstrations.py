@@ -31,11 +31,14 @@ def chat_demonstration(
     for number in assistant_turns:
         before = policy.render(messages[:number], tools)
         start = len(before)
+        # Templates that drop earlier thoughts render a turn differently later; a loss mask by
+        # position would then cover the wrong tokens.
         if (tokens[:start] != before).any():
             raise ValueError(
                 f"the chat template renders the first {number} messages differently when more "
                 "follow, so no loss mask can be built."
             )
+        # The token that ends the turn is trained too, or the policy would never stop.
         ends = np.flatnonzero(np.isin(tokens[start:], list(policy.stop_tokens)))
         trained_tokens[start : start + int(ends[0]) + 1 if len(ends) else len(tokens)] = True
     images, prompt = process_images(policy, tokens, messages[: assistant_turns[-1] + 1])

@@ -72,6 +72,7 @@ def reply_grammar(
         return None if wanted is None else "\n".join([_HEAD, "start: text", _text_rule(wanted)])
     if not is_required and wanted is None and not _needs_grammar(options, allowed, tools):
         return None
+    # From here on the reply is restricted, so its distribution is no longer the model's own.
     rules = [_HEAD, _SPACE, *_call_rules(allowed, marker)]
     if is_required:
         rules.append(f"start: {_calls(options.tools.max_calls)}")
@@ -152,6 +153,7 @@ def _json(schema: dict[str, Any], *, is_strict: bool) -> str:
         "key_separator": f"{_WHITE}:{_WHITE}",
         "lenient": not is_strict,
     }
+    # Closing the parts of an allOf would forbid what another part allows.
     closed = schema if "allOf" in json.dumps(schema) else _closed(schema)
     return (
         f"%json {json.dumps({**closed, 'x-guidance': {**rules, **schema.get('x-guidance', {})}})}"
@@ -205,6 +207,8 @@ def mask_forbidden_tokens(
     def found(first: int, end: int) -> Tensor | None:
         if not ruled:
             return None
+        # Only the chunk's rows: a mask of all positions would take as much memory as the logits
+        # that chunks avoid.
         is_forbidden = torch.zeros((end - first, num_logits), dtype=torch.bool, device=device)
         for start, masks in ruled:
             low, high = max(first, start), min(end, start + len(masks))

@@ -34,7 +34,12 @@ COMPARED_BITS: Final = 62
 
 @dataclass(frozen=True)
 class PreparedImages:
-    """The images of one conversation, as the network reads them."""
+    """The images of one conversation, as the network reads them.
+
+    Example:
+        PreparedImages(starts=(4,), grids=((8, 8),), patches=[64, 1176], rotary=[64, 2], order=[16],
+            windows=(64,))  # one image of 112 x 112 pixels, of which the trunk reads 16 tokens
+    """
 
     starts: tuple[int, ...]
     """Position of each image's first token in the conversation."""
@@ -125,6 +130,7 @@ class ImageReader:
                 f"the prompt has {len(token_positions)} image tokens, expected {sum(lengths)} for its "
                 f"{len(images)} images; take the tokens that this policy's `render` returns"
             )
+        # Token counts are the host's own arithmetic, so no prompt waits for the vision tower.
         ends = np.cumsum(lengths)
         prepared = self.prepare_images(images, token_positions[ends - lengths].tolist())
         compared = tokens.copy()
@@ -266,6 +272,8 @@ class ImageChatFormat(ChatFormat):
         return super().tokenize(self._harmless(text))
 
     def _given(self, message: Message) -> dict[str, Any]:
+        # Every text is made harmless, tool results included: any of them may hold the letters of
+        # a mark.
         given: dict[str, Any] = self._harmless(super()._given(message))
         if message.images:
             parts = [{"type": "image"} for _ in message.images]

@@ -35,6 +35,7 @@ from vla_rl.models.language.rows import (
     Prompts,
     SlotKeyValues,
     count_token_bytes,
+    extend_rows,
     read_rows,
     score_tokens,
 )
@@ -194,6 +195,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         hidden, starts = self._read(
             batch, [torch.cat(pair) for pair in zip(prompts, replies, strict=True)]
         )
+        # The first reply token is read from the prompt's last one.
         before = starts + torch.tensor([len(prompt) for prompt in prompts]) - 1
         last = torch.tensor([max(len(reply) - 1, 0) for reply in replies])
         positions = before[:, None] + torch.minimum(torch.arange(width), last[:, None])
@@ -264,26 +266,9 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         """Read more tokens; `inputs` returns the trunk's inputs for padded tokens and their
         positions in the slots, int64 [B, W] each, on the host.
         """
-        lengths = torch.tensor([len(row) for row in tokens])
-        width = int(lengths.max())
-        rows = torch.tensor([[*row, *(0 for _ in range(width - len(row)))] for row in tokens])
-        positions = torch.tensor(starts)[:, None] + torch.arange(width)
-        # a padded token is overwritten before any later token attends to it
-        length = int((torch.tensor(starts) + lengths).max())
-        device = self._device
         with torch.inference_mode():
-            memory.begin(slots, positions, length, device)
-            given = inputs(rows, positions)
-            positions = to_device(positions, device)
-            visible = torch.arange(length, device=device)[None, None] <= positions[..., None]
-            hidden = self._trunk(
-                **given,
-                attention_mask=visible[:, None],
-                past_key_values=memory,
-                use_cache=True,
-            ).last_hidden_state
-            ends = torch.arange(len(rows)) * width + lengths - 1
-            logits: Tensor = self._head(hidden.flatten(0, 1)[to_device(ends, device)]).float()
+            hidden = extend_rows(self._trunk, memory, slots, starts, tokens, inputs, self._device)
+            logits: Tensor = self._head(hidden).float()
         return logits
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
@@ -325,6 +310,8 @@ class CausalLanguageModel(LanguageModel[Prompts]):
             starts: position of each row's first token in the flattened lines.
         """
         inputs = {"input_ids": to_device(lines, self._device)}
+        # Rows on one line count their positions anew; padded rows have those that the trunk makes
+        # by itself.
         if len(lines) < len(rows):
             positions = torch.cat([torch.arange(len(row)) for row in rows])
             inputs["position_ids"] = to_device(positions[None], self._device)
@@ -339,6 +326,8 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         """Return the terminal of a grammar for a text that delimits tool calls: special tokens by
         id, others spelt out.
         """
+        # A special token is matched by its id: spelt out, its letters would be other tokens, and
+        # the grammar would forbid every call.
         token = self._tokenizer.get_vocab().get(name)
         is_special = token is not None and self.vocabulary.is_special(token)
         return f"<[{token}]>" if is_special else json.dumps(name)

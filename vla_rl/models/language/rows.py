@@ -41,7 +41,11 @@ from vla_rl.types import Observation
 
 @dataclasses.dataclass(frozen=True)
 class Prompts:
-    """Prompts of different lengths."""
+    """Prompts of different lengths.
+
+    Example:
+        Prompts(tokens=(np.array([1, 512, 29901]), np.array([1, 512])), grammars=((), ((0, 4, lark),)))
+    """
 
     tokens: tuple[np.ndarray, ...]
     """Tokens of each prompt, int64 [P]."""
@@ -64,6 +68,7 @@ class Prompts:
 
 def _check_prompt(observation: Observation, vocab_size: int) -> np.ndarray:
     prompt = np.asarray(observation.get("prompt_tokens", ()))
+    # An id beyond the table would end a GPU process with a device assertion, far from its cause.
     if prompt.ndim != 1 or len(prompt) == 0 or prompt.dtype.kind != "i":
         raise ValueError(
             f"observation['prompt_tokens'] is {prompt.dtype} {list(prompt.shape)}, expected "
@@ -111,6 +116,7 @@ def _read_packed(
     trunk: Any, rows: Sequence[Tensor], inputs: RowInputs, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     lengths = [len(row) for row in rows]
+    # The offsets are uploaded once; every layer reads them.
     packed = PackedRows.from_lengths(lengths, device)
     starts = torch.tensor(lengths).cumsum(0) - torch.tensor(lengths)
     given = inputs(torch.cat(list(rows))[None], starts.tolist())
@@ -211,6 +217,7 @@ class SlotKeyValues:
 
 
 def _grow(tensor: Tensor, needed: int) -> Tensor:
+    # By half at least: memory that grew with each turn would be copied for each.
     length = -(-max(needed, tensor.shape[2] * 3 // 2) // GROWTH) * GROWTH
     grown = tensor.new_zeros(tensor.shape[0], tensor.shape[1], length, tensor.shape[3])
     grown[:, :, : tensor.shape[2]] = tensor
@@ -227,6 +234,44 @@ def count_token_bytes(config: Any, element_size: int) -> int:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return int(2 * config.num_hidden_layers * heads * size * element_size)
+
+
+def extend_rows(
+    trunk: Any,
+    memory: SlotKeyValues,
+    slots: Sequence[int],
+    starts: Sequence[int],
+    tokens: Sequence[Sequence[int]],
+    inputs: Callable[[Tensor, Tensor], dict[str, Tensor]],
+    device: torch.device,
+) -> Tensor:
+    """Read more tokens of conversations; return the hidden state of each row's last one, [B, D].
+
+    Args:
+        trunk: the part of a network from embedded tokens to hidden states.
+        memory: keys and values of the tokens before.
+        slots: slot of each row.
+        starts: position of each row's first new token.
+        tokens: new tokens of each row.
+        inputs: returns the trunk's inputs for padded tokens and their positions in the slots,
+            int64 [B, W] each, on the host.
+        device: device of the trunk.
+    """
+    lengths = torch.tensor([len(row) for row in tokens])
+    width = int(lengths.max())
+    rows = torch.tensor([[*row, *(0 for _ in range(width - len(row)))] for row in tokens])
+    positions = torch.tensor(starts)[:, None] + torch.arange(width)
+    # a padded token is overwritten before any later token attends to it
+    length = int((torch.tensor(starts) + lengths).max())
+    memory.begin(slots, positions, length, device)
+    given = inputs(rows, positions)
+    positions = to_device(positions, device)
+    visible = torch.arange(length, device=device)[None, None] <= positions[..., None]
+    hidden: Tensor = trunk(
+        **given, attention_mask=visible[:, None], past_key_values=memory, use_cache=True
+    ).last_hidden_state
+    ends = torch.arange(len(rows)) * width + lengths - 1
+    return hidden.flatten(0, 1)[to_device(ends, device)]
 
 
 LOGITS_AT_ONCE: Final = 1 << 26
@@ -272,6 +317,8 @@ def score_tokens(
     if len(hidden) <= size:
         whole: tuple[Tensor, Tensor] = scored(0, hidden, chosen, temperatures)
         return whole
+    # Each chunk is computed once more in the backward pass, which costs a third of the head's
+    # arithmetic and saves its logits.
     columns = (hidden, chosen, temperatures)
     parts = [
         # nothing is random here, so no random state has to be kept

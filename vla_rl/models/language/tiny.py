@@ -116,6 +116,7 @@ def write_tiny(folder: Path, config: TinyConfig, texts: Iterable[str], seed: int
         num_attention_heads=config.num_heads,
         num_key_value_heads=config.num_heads,
         max_position_embeddings=config.context_size,
+        # Tied: an output table of its own would add almost a tenth to so small a model.
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=ids["<|im_end|>"],
@@ -139,6 +140,8 @@ def write_tokenizer(folder: Path, config: TinyConfig, texts: Iterable[str]) -> d
     from vla_rl.models.small_files import companion_files
 
     tokenizer = Tokenizer(models.BPE())
+    # One token for each digit, because sums over merged digits are harder to learn for so small a
+    # model.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),

@@ -159,6 +159,8 @@ class VisionLanguageModel(CausalLanguageModel):
         if images_read:
             embedded = insert_features(embedded, torch.cat(feature_positions), features)
         else:
+            # The blank image adds nothing, but its gradient goes through the tower: a rank
+            # without images would otherwise miss the collectives that the others wait in.
             embedded = embedded + 0.0 * features.sum()
         return {
             "inputs_embeds": embedded,
@@ -184,6 +186,7 @@ class VisionLanguageModel(CausalLanguageModel):
             assert isinstance(prompt, PreparedPrompt)
             rotary[:, line] = continue_positions(prompt.positions, positions[line])
             own = self._reader.token_positions(prompt.images)
+            # A prompt may be read in pieces, so only the image tokens of this piece are placed.
             is_read = (own >= start) & (own < start + length)
             if is_read.any():
                 feature_positions.append(line * tokens.shape[1] + own[is_read] - start)
@@ -243,5 +246,6 @@ def load_language_model(
     Raises: CheckpointError naming what is missing or does not fit.
     """
     folder = checkpoint.local_folder(source)
+    # Hub ids are resolved first: the kind stands in config.json, and a download happens once.
     kind = VisionLanguageModel if checkpoint.has_vision(folder) else CausalLanguageModel
     return kind.load(folder, dtype=dtype)

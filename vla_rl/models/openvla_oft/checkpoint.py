@@ -83,8 +83,10 @@ def read_config(
     extension = folder.extension
     require_family(folder.path, extension, "openvla_oft")
     require_known_parts(new_parts)
+    # Parts are found before weights are read: a missing head is reported before 15 GB are read.
     part_files = find_parts(folder.folders)
     kind = _resolve_head(folder, head, part_files, new_parts)
+    # A wrong set of statistics costs tens of points without an error, so none is guessed.
     key = choose_key(folder.statistics, format.norm_key or extension.norm_key, folder.path)
     scale: Normalization = resolve_setting(
         folder.path, "normalization", extension.normalization, format.normalization, "bounds_q99"
@@ -144,6 +146,8 @@ def load_network(
     """
     with torch.device("meta"):
         network = OpenVlaOftNetwork(config)
+    # SimpleVLA-RL's checkpoints have the proprio projector among the main weights, OpenVLA-OFT's
+    # in a file of its own.
     main = tensor_files(folder.path)
     parts_dtype = dtype or stored_dtype(folder.path, NORM)
     part_tensors = read_parts(folder.folders, parts_dtype)
@@ -248,6 +252,8 @@ def _resolve_chunk_size(folder: PublicFolder, action_dim: int, asked: int | None
     if (
         folder.extension.chunk_size is not None
         or asked is not None
+        # 8 control steps are LIBERO's; Bridge has 7 numbers too and 5 steps, which nothing in a
+        # folder tells apart.
         or action_dim == LIBERO_ACTION_DIM
     ):
         return resolve_setting(
@@ -284,6 +290,7 @@ def _resolve_epsilon(extension: Extension) -> float:
     """
     if extension.epsilon is not None:
         return extension.epsilon
+    # Policies that were made here before the setting existed did not add it.
     return 0.0 if extension.gripper == "signed" else EPSILON
 
 

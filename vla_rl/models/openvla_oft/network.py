@@ -10,15 +10,12 @@ is bidirectional; only padding is masked, and without any there is no mask. Padd
 each row has the same positions as it would have alone. Number k is read one position before its
 placeholder: the first from the prompt's last token, the last from the placeholder before the last.
 
-Continuous heads turn the trunk's output at these positions into numbers in [-1, 1]: an MLP with
-residual blocks over all dimensions of one control step (section IV), with the parameter names of the
-public `action_head--*_checkpoint.pt`. With FiLM the instruction scales and shifts every block of
-both vision towers (Perez et al. 2018, arXiv:1709.07871):
+With FiLM the instruction scales and shifts every block of both vision towers (Perez et al. 2018,
+arXiv:1709.07871):
 
     x = x + attention(x);  x = x * (1 + scale(c)) + shift(c);  x = x + mlp(x)        c: mean of the language embeddings
 """
 
-import math
 from functools import partial
 from typing import Final
 
@@ -26,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
 
-from vla_rl.engines.device_lane import to_device
+from vla_rl.models.openvla_oft.heads import DiffusionHead, L1Head, NoisyActionProjector, time_token
 from vla_rl.models.prismatic.adapters import add_adapters
 from vla_rl.models.prismatic.config import OpenVlaOftConfig
 from vla_rl.models.prismatic.network import PrismaticNetwork, ProprioProjector
@@ -37,137 +34,14 @@ from vla_rl.models.prismatic.trunk import (
     require_bidirectional,
 )
 
-NUM_DENOISING_STEPS: Final = 50
-"""Denoising steps in both training and inference, as in the public checkpoints."""
-
-
-class ResidualMlp(nn.Module):
-    """LayerNorm, linear, ReLU; two residual blocks; LayerNorm, linear."""
-
-    def __init__(
-        self, num_inputs: int, hidden_size: int, num_outputs: int, num_blocks: int = 2
-    ) -> None:
-        super().__init__()
-        self.layer_norm1, self.fc1 = nn.LayerNorm(num_inputs), nn.Linear(num_inputs, hidden_size)
-        self.mlp_resnet_blocks = nn.ModuleList(
-            [ResidualBlock(hidden_size) for _ in range(num_blocks)]
-        )
-        self.layer_norm2, self.fc2 = nn.LayerNorm(hidden_size), nn.Linear(hidden_size, num_outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [..., num_inputs] to [..., num_outputs]."""
-        x = nn.functional.relu(self.fc1(self.layer_norm1(x)))
-        for block in self.mlp_resnet_blocks:
-            x = block(x)
-        return self.fc2(self.layer_norm2(x))  # type: ignore[no-any-return]
-
-
-class ResidualBlock(nn.Module):
-    """x + relu(linear(norm(x)))."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.ffn = nn.Sequential(nn.LayerNorm(size), nn.Linear(size, size), nn.ReLU())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [..., size] to the same shape."""
-        return x + self.ffn(x)  # type: ignore[no-any-return]
-
-
-class L1Head(nn.Module):
-    """Head that predicts the chunk itself; trained by the mean absolute error."""
-
-    def __init__(self, hidden_size: int, action_dim: int) -> None:
-        super().__init__()
-        self.model = ResidualMlp(hidden_size * action_dim, hidden_size, action_dim)
-        self._action_dim = action_dim
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Map [B, H * D, hidden_size] to [B, H, D]."""
-        batch, num_numbers, _ = hidden.shape
-        steps = hidden.reshape(batch, num_numbers // self._action_dim, -1)
-        return self.model(steps)  # type: ignore[no-any-return]
-
-
-class DiffusionHead(nn.Module):
-    """Head that predicts the noise in a noisy chunk, which is an input of the trunk."""
-
-    def __init__(self, hidden_size: int, action_dim: int) -> None:
-        super().__init__()
-        self.noise_predictor = nn.ModuleDict(
-            {"mlp_resnet": ResidualMlp(hidden_size * action_dim, hidden_size, action_dim)}
-        )
-        self._action_dim = action_dim
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Map [B, H * D, hidden_size] to the noise, [B, H, D]."""
-        batch, num_numbers, _ = hidden.shape
-        steps = hidden.reshape(batch, num_numbers // self._action_dim, -1)
-        return self.noise_predictor["mlp_resnet"](steps)  # type: ignore[no-any-return]
-
-
-class NoisyActionProjector(nn.Module):
-    """Turns each noisy number into one token, exact GELU between the layers."""
-
-    def __init__(self, llm_width: int) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(1, llm_width), nn.Linear(llm_width, llm_width)
-
-    def forward(self, noisy: Tensor) -> Tensor:
-        """Map [B, T] to [B, T, llm_width]."""
-        return self.fc2(nn.functional.gelu(self.fc1(noisy[..., None])))  # type: ignore[no-any-return]
-
-
-def time_token(step: Tensor, width: int) -> Tensor:
-    """Return the sinusoidal code of a denoising step: int64 [B] to float32 [B, width],
-    sines first.
-    """
-    half = width // 2
-    frequencies = torch.exp(
-        torch.arange(half, device=step.device) * (-math.log(10_000.0) / (half - 1))
-    )
-    angles = step[:, None].float() * frequencies
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)
-
-
-def cumulative_alphas(num_steps: int = NUM_DENOISING_STEPS) -> Tensor:
-    """Return the share of signal left after each noising step, float64 [num_steps] (Nichol and
-    Dhariwal 2021, arXiv:2102.09672).
-    """
-
-    def signal(t: float) -> float:
-        return math.cos((t + 0.008) / 1.008 * math.pi / 2.0) ** 2
-
-    betas = [
-        min(1.0 - signal((i + 1) / num_steps) / signal(i / num_steps), 0.999)
-        for i in range(num_steps)
-    ]
-    return torch.cumprod(1.0 - torch.tensor(betas, dtype=torch.float64), dim=0)
-
-
-def add_noise(clean: Tensor, noise: Tensor, step: Tensor) -> Tensor:
-    """Return sqrt(a_t) x + sqrt(1 - a_t) e for chunks [B, H, D] and steps int64 [B]."""
-    alpha = to_device(cumulative_alphas().to(clean.dtype), clean.device)[step][:, None, None]
-    return alpha.sqrt() * clean + (1.0 - alpha).sqrt() * noise
-
-
-def denoise(noisy: Tensor, predicted_noise: Tensor, step: int) -> Tensor:
-    """Run one deterministic DDIM step from `step` to the one before (Song et al. 2021,
-    arXiv:2010.02502, eq. 12, eta = 0).
-
-    The predicted clean chunk is clipped to [-1, 1], as the public checkpoints' scheduler does.
-    """
-    alphas = cumulative_alphas()
-    alpha, previous = float(alphas[step]), float(alphas[step - 1]) if step > 0 else 1.0
-    clean = ((noisy - math.sqrt(1.0 - alpha) * predicted_noise) / math.sqrt(alpha)).clamp(-1.0, 1.0)
-    return math.sqrt(previous) * clean + math.sqrt(1.0 - previous) * predicted_noise
-
 
 class FilmBlock(nn.Module):
     """Scale and shift of one block; zero at first, so that a tower starts unchanged."""
 
     def __init__(self, condition_width: int, tower_width: int) -> None:
         super().__init__()
+        # Zero at first: FiLM that is added to a trained policy changes nothing before it is
+        # trained.
         self.scale, self.shift = (
             nn.Linear(condition_width, tower_width),
             nn.Linear(condition_width, tower_width),
@@ -294,6 +168,8 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         self._check_attention()
         embed = self.language_model.get_input_embeddings()
         text, is_placeholder = self._text(batch)
+        # OpenVLA-OFT zeroes the placeholders, whatever ids stand there: they differ by their
+        # position alone.
         embeddings = embed(text).masked_fill(is_placeholder[..., None], 0.0)
         if noisy is not None:
             assert self.noisy_action_projector is not None
@@ -343,6 +219,7 @@ class OpenVlaOftNetwork(PrismaticNetwork):
                 attention needs no mask, which the flash kernel would not take.
             read: int64 [B, T], the positions wanted, if not all.
         """
+        # Prompts of one length, such as a group's, need no mask; the flash kernel takes none.
         mask = None if lengths is None else bidirectional_mask(lengths, sequence.shape[1])
         output = self.language_model.model(
             inputs_embeds=sequence, attention_mask=mask, use_cache=False, read=read
@@ -352,6 +229,8 @@ class OpenVlaOftNetwork(PrismaticNetwork):
 
     def _patches(self, batch: PrismaticBatch) -> Tensor:
         if self.film is None:
+            # Without FiLM the towers see images alone, so their features can be computed before
+            # the text is known.
             return self.vision_backbone(batch.images)  # type: ignore[no-any-return]
         condition = self._language(batch).repeat_interleave(batch.images.shape[1], dim=0)
         return self.vision_backbone(batch.images, partial(self._run_tower, condition))  # type: ignore[no-any-return]
@@ -386,6 +265,8 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         )
         is_placeholder = (positions >= 0) & (positions < self._num_action_tokens)
         text = text.masked_fill(is_placeholder, PLACEHOLDER_ID)
+        # RLinf's checkpoints were trained without the stop token, so with it they would read
+        # another sequence.
         if self._num_stop_tokens:
             text = text.masked_fill(positions == self._num_action_tokens, STOP_ID)
         return text, is_placeholder

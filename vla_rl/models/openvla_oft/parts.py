@@ -46,6 +46,8 @@ def find_parts(folders: Sequence[Path]) -> dict[str, Path]:
 
     Raises: CheckpointError if a folder has several files for one part, or an unknown part.
     """
+    # A misspelt part would be left out in silence, and a policy without its proprio projector
+    # acts from images alone.
     found = {part: find_part(folders, part) for part in (*MODULES, FILM_TOWERS)}
     for path in (path for folder in folders for path in sorted(folder.glob("*--*checkpoint*.pt"))):
         if not any(part in path.name for part in found):
@@ -88,6 +90,7 @@ def read_parts(folders: Sequence[Path], dtype: torch.dtype) -> dict[str, Tensor]
     """
     tensors: dict[str, Tensor] = {}
     for part, path in find_parts(folders).items():
+        # The parts were saved under DDP on a GPU, some in float32.
         held = load_part(path)
         if part == FILM_TOWERS:
             held = read_film(held, path)
@@ -110,6 +113,7 @@ def require_whole_towers(
 
     Raises: CheckpointError.
     """
+    # Without FiLM the towers come from the main weights, which are checked with all others.
     if not any(name.startswith(FILM_PREFIX) for name in part_tensors):
         return
     missing = sorted(
@@ -237,6 +241,8 @@ def _add_new_adapter(name: str, tensor: Tensor) -> dict[str, Tensor]:
     owner, _, leaf = name.rpartition(".")
     adapted = {f"{owner}.base_layer.{leaf}": tensor}
     if leaf == "weight":
+        # peft begins A with noise and B with zeros; with both zero the adapter could never be
+        # trained.
         size_out, *size_in = tensor.shape
         noise = (
             torch.randn(WRITTEN_RANK, *size_in, generator=torch.Generator().manual_seed(0))
@@ -297,6 +303,7 @@ def initialize_new_parts(
         torch.manual_seed(seed)
         for part in parts:
             module: nn.Module = getattr(network, part)
+            # On the CPU, so that one seed gives the same new weights on every device.
             module.to_empty(device="cpu")
             # an outer module may override the values of its inner ones
             for inner in reversed(list(module.modules())):

@@ -31,12 +31,8 @@ from vla_rl.engines.sampling import (
     tempered_log_probs,
 )
 from vla_rl.models.openvla_oft import checkpoint
-from vla_rl.models.openvla_oft.network import (
-    NUM_DENOISING_STEPS,
-    OpenVlaOftNetwork,
-    add_noise,
-    denoise,
-)
+from vla_rl.models.openvla_oft.heads import NUM_DENOISING_STEPS, add_noise, denoise
+from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
 from vla_rl.models.openvla_oft.parts import split_parts
 from vla_rl.models.prismatic.action_tokens import ActionScaler, ActionTokenizer
 from vla_rl.models.prismatic.config import NewPart, OpenVlaOftConfig, ProprioConfig
@@ -75,6 +71,8 @@ class OftPolicy(PrismaticPolicy[OpenVlaOftConfig, OpenVlaOftNetwork]):
 
         Only vla_rl can load a policy that is saved with adapters.
         """
+        # OpenVLA-OFT's code looks for the head beside the weights and cannot read adapters inside
+        # them.
         is_theirs = (
             self.config.head != "tokens" or self.config.has_film
         ) and self.config.lora is None
@@ -169,6 +167,8 @@ class OpenVlaOft(OftPolicy):
     def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
         """Sample token ids int64 [B, T]; return them and their log-probs float32 [B, T]."""
         (logits,) = self._acting(self._logits, batch)
+        # The likeliest of the 256 action ids is taken, as in SimpleVLA-RL and RLinf;
+        # OpenVLA-OFT's own code looks at all ids.
         chosen, log_probs = choose_tokens(batch.per_decision(logits), samplings)
         return chosen + self._action_tokenizer.first_id, log_probs
 
@@ -191,6 +191,8 @@ class OpenVlaOft(OftPolicy):
         log_probs = batch.per_decision(self._network(batch)).float().log_softmax(-1)
         index = to_device(tokens, self._device) - self._action_tokenizer.first_id
         away = torch.arange(log_probs.shape[-1], device=self._device) - index[..., None]
+        # Neighbouring bins mean nearly the same; a demonstrated bin alone would teach that its
+        # neighbours are as wrong as any other.
         weights = (-0.5 * (away / width) ** 2).softmax(-1)
         return (weights * log_probs).sum(-1)
 
@@ -306,6 +308,7 @@ class ContinuousOpenVlaOft(OftPolicy):
 
     def _denoised(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> Tensor:
         shape = (len(samplings), self.config.chunk_size, self.config.action_dim)
+        # The noise is the row's own, so a chunk is the same whatever else is in the batch.
         uniforms = seeded_uniforms(samplings, self.config.num_action_tokens).clamp(
             1e-12, 1.0 - 1e-12
         )
@@ -314,6 +317,8 @@ class ContinuousOpenVlaOft(OftPolicy):
         (observation_tokens,) = self._acting(self._embed_observation, batch)
         for step in reversed(range(NUM_DENOISING_STEPS)):
             steps = torch.full((len(samplings),), step, device=self._device)
+            # Observations are embedded once for all 50 steps, so the towers run once and not 50
+            # times.
             (noise,) = self._acting(self._noise, batch, chunk, steps, observation_tokens)
             chunk = denoise(chunk, noise, step)
         return chunk.flatten(1)

@@ -22,7 +22,12 @@ Gripper: TypeAlias = Literal["signed", "openvla"]
 
 
 class ActionBounds(Config, frozen=True, kw_only=True):
-    """Values of -1 and 1 in the environment's units, dimension by dimension."""
+    """Values of -1 and 1 in the environment's units, dimension by dimension.
+
+    Example:
+        ActionBounds(low=(-0.88, -0.76, 0.0), high=(0.94, 0.91, 1.0), is_scaled=(True, True, False),
+            gripper="openvla")
+    """
 
     low: tuple[float, ...]
     """The environment's value at -1: the 1st percentile of the training data, in the public
@@ -99,6 +104,8 @@ class ActionScaler:
             values = values.copy()
             # +1 = close, -1 = open becomes 0 = close, 1 = open
             values[..., -1] = (1.0 - values[..., -1]) / 2.0
+        # A dimension without range would divide by zero; 0 is what the middle of any range
+        # becomes.
         safe_range = np.where(self._is_constant, 1.0, self._range)
         scaled = np.where(self._is_constant, 0.0, 2.0 * (values - self._low) / safe_range - 1.0)
         return np.clip(np.where(self._is_scaled, scaled, values), -1.0, 1.0)

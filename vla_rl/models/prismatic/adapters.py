@@ -47,6 +47,7 @@ def add_adapters(network: nn.Module, config: LoraConfig) -> None:
     # takes seconds to import, so only if there are adapters
     from peft import LoraConfig as PeftLoraConfig, inject_adapter_in_model
 
+    # Without dropout: the log-probs that acting reports have to be those that learning computes.
     peft_config = PeftLoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
@@ -116,6 +117,7 @@ def build_with_weights(
             none.
         seed: seed of the new adapters.
     """
+    # Device and dtype follow the old weights, which may be in bfloat16 on a GPU.
     first = next(iter(tensors.values()))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -129,7 +131,11 @@ def build_with_weights(
 
 
 class Adapter(NamedTuple):
-    """A product that is added to one layer's weight: scale * up @ down."""
+    """A product that is added to one layer's weight: scale * up @ down.
+
+    Example:
+        Adapter(down=[32, 4096], up=[4096, 32], scale=0.5)  # rank 32, alpha 16
+    """
 
     down: Tensor
     """[rank, in]; for a convolution [rank, in, height, width]."""
@@ -150,6 +156,8 @@ class Adapter(NamedTuple):
             down, up = (
                 half.to(weight.device, torch.float32).flatten(1) for half in (self.down, self.up)
             )
+            # In float32: a product in bfloat16 would round the adapter away where it is small
+            # beside the weight.
             return (weight.float() + (self.scale * (up @ down)).view_as(weight)).to(weight.dtype)
 
 
@@ -259,6 +267,7 @@ class PeftAdapter:
         verify_download(file)
         found = load_part(file) if file.suffix == ".bin" else read_tensors(file)
         require_finite(found, file)
+        # Names of another model, such as an encoder's adapter, are refused before any is merged.
         strange = next((name for name in sorted(found) if not name.startswith(PEFT_PREFIX)), None)
         if strange is not None:
             raise CheckpointError(
@@ -318,6 +327,8 @@ def _read_peft_config(path: Path) -> PeftAdapter:
         raise CheckpointError(
             f"{path} cannot be read as the configuration of an adapter: {error}"
         ) from error
+    # A list of what may differ, not of what is refused: a kind of adapter that a later peft adds
+    # is an error by its name instead of a wrong policy.
     others = [name for name, value in fields.items() if not _is_harmless(name, value)]
     if others:
         listed = ", ".join(f"{name} {excerpt(fields[name])}" for name in others)
@@ -354,6 +365,7 @@ def collect_adapters(
     halves: dict[str, dict[str, Tensor]] = {}
     kinds: set[str | None] = set()
     for name, tensor in tensors.items():
+        # What stands beside adapters, such as a copy of the head, is read as a weight.
         if ".lora_" not in name:
             continue
         found = _ADAPTER_TENSOR.fullmatch(name)

@@ -88,6 +88,7 @@ class LlmConfig(Config, frozen=True, kw_only=True):
             "pad_to_multiple_of",
         ):
             self.require(getattr(self, field) >= 1, field, "at least 1")
+        # Rotary positions turn pairs of channels, so a head has an even number of them.
         divides = self.hidden_size % (2 * self.num_heads) == 0
         self.require(
             divides,
@@ -114,7 +115,11 @@ range and divides.
 
 
 class ProprioConfig(Config, frozen=True, kw_only=True):
-    """Proprioception as one token."""
+    """Proprioception as one token.
+
+    Example:
+        ProprioConfig(low=(-0.6, -0.6, -0.1), high=(0.6, 0.6, 1.5))
+    """
 
     key: str = "state"
     """Observation key, float32 [D]."""
@@ -159,6 +164,9 @@ class LoraConfig(Config, frozen=True, kw_only=True):
     """Low-rank adapters.
 
     The default rank and alpha are those of OpenVLA's and OpenVLA-OFT's fine-tuning.
+
+    Example:
+        LoraConfig(rank=32, alpha=16, targets="all-linear")  # as OpenVLA is fine-tuned
     """
 
     rank: int = 32
@@ -190,7 +198,11 @@ Normalization: TypeAlias = Literal["bounds_q99", "bounds"]
 
 
 class TrainingImages(Config, frozen=True, kw_only=True):
-    """Conditions of the simulated images that a policy was trained on."""
+    """Conditions of the simulated images that a policy was trained on.
+
+    Example:
+        TrainingImages(image_size=84, quality="fast", assets="own")
+    """
 
     image_size: int
     """Side of the camera images in pixels, before they are resized for the towers."""

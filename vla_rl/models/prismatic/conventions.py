@@ -77,6 +77,7 @@ def resolve_conventions(
     Raises: ConfigError for an unknown convention; CheckpointError if the checkpoint was saved with
     other conventions than those requested.
     """
+    # Checked here too: from code any text may come, and from the command line only a known one.
     if asked is not None and asked not in CONVENTIONS:
         raise ConfigError(f"convention is {asked!r}, expected one of {', '.join(CONVENTIONS)}")
     wanted = CONVENTIONS[asked or "openvla_oft"]
@@ -95,7 +96,12 @@ Family: TypeAlias = Literal["openvla", "openvla_oft", "continuous"]
 
 
 class CheckpointFormat(Config, frozen=True, kw_only=True):
-    """How to interpret a checkpoint."""
+    """How to interpret a checkpoint.
+
+    Example:
+        CheckpointFormat(norm_key="libero_goal", convention="simplevla")
+        CheckpointFormat(policy_family="continuous", normalization="bounds", chunk_size=25)  # ALOHA
+    """
 
     FORMER_NAMES = MappingProxyType({"dialect": "convention"})
 
@@ -158,6 +164,7 @@ class CheckpointFormat(Config, frozen=True, kw_only=True):
         """Return the format with other fields; `dtype` and `adapter` may be torch's and a path."""
         import torch
 
+        # Configurations are written as JSON, which has no dtypes and no paths.
         if isinstance(fields.get("dtype"), torch.dtype):
             fields["dtype"] = str(fields["dtype"]).removeprefix("torch.")
         if fields.get("dtype", "") is None:
@@ -173,6 +180,7 @@ AS_STORED: Final = CheckpointFormat()
 
 def refuse_unused(family: Family, **options: object) -> None:
     """Raise ConfigError if an option is set that a policy of this family does not have."""
+    # An option that nothing reads would leave its user believing that it holds.
     for name, value in options.items():
         if value is not None:
             raise ConfigError(

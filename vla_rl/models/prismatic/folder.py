@@ -231,6 +231,7 @@ def open_folder(
     path = _locate(checkpoint, without=(f"{LORA_FOLDER}/*",))
     if adapter is not None:
         return _read_adapted(path, _locate(adapter, without=(MAIN_WEIGHTS,)))
+    # Weights beside lora_adapter have it merged in already: adding it once more would double it.
     if holds_weights(path):
         if (path / LORA_FOLDER / ADAPTER_CONFIG).is_file():
             _log.info(
@@ -270,6 +271,8 @@ def _read_folder(
     require_same_tokens_and_images(path)
     folders = (path,) if parts_folder is None else (parts_folder, path)
     files: dict[str, bytes] = {}
+    # The adapter's files come last and win: its tokenizer and statistics are those of its
+    # training.
     for folder in reversed(folders):
         files |= _small_files(folder, adapter)
     config = _find_folder(CONFIG_FILE, folders) / CONFIG_FILE
@@ -316,6 +319,7 @@ def _find_base(adapter: PeftAdapter) -> Path:
     Raises: CheckpointError if it cannot be found or fetched.
     """
     base = adapter.base or ""
+    # Training wrote the path of its own hub cache, which names the repository on any machine.
     snapshot = _SNAPSHOT.fullmatch(base)
     wanted = (
         f"{snapshot[1]}/{snapshot[2]}" if snapshot is not None and not Path(base).is_dir() else base

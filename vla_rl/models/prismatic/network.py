@@ -90,6 +90,7 @@ class FusedVisionBackbone(nn.Module):
         """
         (dino_mean, siglip_mean), (dino_std, siglip_std) = self._pixels.means, self._pixels.stds
         rows = (dino_mean, dino_std, siglip_mean, siglip_std)
+        # In float32 whatever the weights are cast to: pixels are normalised first and cast then.
         constants = torch.tensor(rows, dtype=torch.float32, device=device)
         self.register_buffer("_constants", constants.view(4, 1, 3, 1, 1), persistent=False)
 
@@ -104,6 +105,8 @@ class FusedVisionBackbone(nn.Module):
         `run_tower` runs a tower on pixels.
         """
         batch, num_images = images.shape[:2]
+        # Images travel as bytes and become floats here, so that queues and copies are four times
+        # smaller.
         pixels = images.flatten(0, 1).float() / 255.0
         dino_mean, dino_std, siglip_mean, siglip_std = self._constants.float().unbind(0)  # type: ignore[operator]
         dtype = next(self.featurizer.parameters()).dtype
@@ -173,6 +176,7 @@ class PrismaticNetwork(nn.Module):
         of the head are not computed.
         """
         head = self.language_model.lm_head
+        # OpenVLA-OFT needs 256 of 32,064 rows: logits of all would be 125 times as large.
         logits: Tensor = hidden @ head.weight[ids].T
         adapter = get_adapter(head)
         if adapter is not None:

@@ -88,6 +88,8 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
         """
         tokenizer = read_tokenizer(config)
         with torch.random.fork_rng():
+            # The generator is forked, so that the run's own draws do not depend on a policy being
+            # made.
             torch.manual_seed(seed)
             network = cls.build_network(config)
         return cls(config, network, tokenizer)
@@ -121,6 +123,7 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
 
         Existing adapters are merged into the weights.
         """
+        # Rebuilt, because adapters are injected in place: a second set would wrap the first.
         return self._rebuilt(lora, merged_tensors(self._network), seed)
 
     def merged(self) -> Self:
@@ -263,6 +266,8 @@ def checkpoint_files(
         origin: folder that the policy was loaded from; None for one that was made here.
         proprio: scaling of proprioception, for a policy that was made here.
     """
+    # The loaded folder's files come back byte for byte, so other software reads a trained
+    # checkpoint as it read the first.
     files = {} if origin is None else dict(origin.files)
     if TOKENIZER_FILE not in files:
         files[TOKENIZER_FILE] = tokenizer.to_str(pretty=True).encode()
@@ -270,6 +275,7 @@ def checkpoint_files(
         files[CONFIG_FILE] = encode_json(
             public_config(config, _describe_statistics(config, proprio), proprio)
         )
+    # A folder without our settings stays as public as it was.
     if extension != Extension():
         files[EXTENSION_FILE] = encode_json(extension)
     return files

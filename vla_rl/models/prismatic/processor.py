@@ -42,6 +42,10 @@ class PrismaticBatch:
             padding; the host knows it without a look at the device.
         rows: int64 [N], the observation of each of N decisions, if some share one; None: B
             decisions, one each.
+
+    Example:
+        PrismaticBatch(images=[2, 1, 3, 224, 224], prompts=[2, 35], prompt_lengths=[35, 31],
+            proprio=[2, 8])  # two decisions, one camera; the second prompt has 4 ids of padding
     """
 
     images: Tensor
@@ -129,6 +133,7 @@ class PrismaticProcessor:
     ) -> None:
         self._config, self._tokenizer, self._proprio_config = config, tokenizer, proprio
         self._pipeline = image_pipeline(config.images) if pipeline is None else pipeline
+        # A run has a few hundred instructions, and each is asked for thousands of times.
         self._prompt_ids = lru_cache(maxsize=PROMPT_CACHE_SIZE)(self._encode_prompt)
         if proprio is not None:
             self._proprio_low = np.array(proprio.low)
@@ -166,6 +171,7 @@ class PrismaticProcessor:
     ) -> Tensor:
         """Return uint8 [B, 3, S, S]; frames of one size are processed together."""
         frames = [_frame(observation, key) for observation in observations]
+        # Frames of one size are one batch; mixed sizes are rare, and correct one by one.
         if len({frame.shape for frame in frames}) > 1:
             return torch.cat([self._process(frame[None], device) for frame in frames])
         return self._process(np.stack(frames), device)
@@ -185,6 +191,7 @@ class PrismaticProcessor:
             np.float64
         )
         is_zero = (self._proprio_range == 0.0) & (self._proprio_config.constant == "zero")
+        # 1e-8 is what the projects' evaluation adds; it decides where a constant dimension goes.
         unit = np.where(
             is_zero, 0.0, 2.0 * (rows - self._proprio_low) / (self._proprio_range + 1e-8) - 1.0
         )
@@ -264,6 +271,8 @@ def read_tokenizer(config: PrismaticConfig) -> Tokenizer:
         raise ConfigError(
             f"tokenizer_file is {file!r}, expected a tokenizer.json: {error}"
         ) from error
+    # A public tokenizer.json may pad or cut by itself, which would change prompts of certain
+    # lengths.
     tokenizer.no_padding()
     tokenizer.no_truncation()
     # the public ones hold the padding token too, the first id after the vocabulary

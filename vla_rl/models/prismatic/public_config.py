@@ -130,6 +130,8 @@ def _require_plain_llama(public: PublicConfig, fields: dict[str, Any], path: Pat
     as a scaling of positions, unless transformers ignores it or it has Llama's default.
     """
     text = public.text_config
+    # A scaling of positions or another head size would load and compute something else, without
+    # an error.
     head_dim = text.hidden_size // text.num_attention_heads
     other_fields = {
         name: fields[name] for name in fields.keys() - {*text.__struct_fields__, *UNUSED_FIELDS}
@@ -175,6 +177,7 @@ def _require_openvla(public: PublicConfig, path: Path) -> None:
     for name, found, expected in settings:
         if found != expected:
             raise CheckpointError(f"{path}: {name} is {found!r}, expected {expected!r}.")
+    # The table has room for the padding token, rounded up; the action ids count from its end.
     table_size = LlmConfig(
         vocab_size=public.pad_token_id, pad_to_multiple_of=public.pad_to_multiple_of
     ).table_size
@@ -258,6 +261,7 @@ def stored_conventions(extension: Extension) -> Conventions | None:
 
     None for a public one, which does not say.
     """
+    # Folders that were saved here always name their images.
     if extension.images is None:
         return None
     return Conventions(

@@ -28,7 +28,11 @@ without it."""
 
 
 class Range(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Statistics of one vector; unused fields are not read."""
+    """Statistics of one vector; unused fields are not read.
+
+    Example:
+        Range(q01=(-0.75, -0.66), q99=(0.94, 0.88), mask=(True, True))
+    """
 
     q01: tuple[float, ...] | None = None
     q99: tuple[float, ...] | None = None
@@ -69,6 +73,8 @@ class StatisticsSets(Mapping[str, Statistics]):
 
     def __getitem__(self, key: str) -> Statistics:
         found = self._sets[key]
+        # An error at use and not at load: other sets of the file may be fine, and config.json
+        # holds those of all of Open X-Embodiment.
         if key in self._doubtful:
             other, file, other_file = self._doubtful[key]
             _require_agreement(key, (file, found), (other_file, other))
@@ -127,6 +133,8 @@ def _require_agreement(
             values = [getattr(each, field, None) for each in (one, other)]
             if None in values:
                 continue
+            # One of the files was written from float32, so equal statistics differ in the last
+            # digits.
             rounded = [np.asarray(each, np.float32).tolist() for each in values]
             compare_sources(
                 f"{field} of {vector} in the statistics {key!r}",
@@ -140,6 +148,8 @@ def choose_key(statistics: Mapping[str, Statistics], asked: str | None, folder: 
     """Return the key to use. Raises: CheckpointError listing the existing keys."""
     if asked is None and len(statistics) == 1:
         return next(iter(statistics))
+    # OpenVLA's checkpoints say libero_goal, OpenVLA-OFT's libero_goal_no_noops, for the same
+    # suite.
     for key in () if asked is None else (asked, asked + NO_NOOPS):
         if key in statistics:
             return key
@@ -161,6 +171,7 @@ def get_action_bounds(
     Raises: CheckpointError if the requested statistics do not exist.
     """
     low, high = _get_range(statistics.action, normalization, "action")
+    # Statistics without a mask scale every number, as in ALOHA's.
     mask = statistics.action.mask or (True,) * len(low)
     return ActionBounds(low=low, high=high, is_scaled=mask, gripper=gripper, epsilon=epsilon)
 
@@ -178,6 +189,8 @@ def get_gripper(statistics: Statistics, extension: Extension) -> Gripper:
     mask = statistics.action.mask
     if extension.family is not None or mask is None:
         return "openvla"
+    # Only the gripper is left unscaled by OpenVLA's convention; any other mask is the robot's
+    # own.
     *others, last = mask
     return "openvla" if all(others) and not last else "signed"
 

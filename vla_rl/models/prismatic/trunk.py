@@ -153,6 +153,8 @@ class ExactRotary(LlamaRotaryEmbedding):
         """Recompute the frequencies on `device`: a network built on the meta device has none."""
         with torch.device(device):
             frequencies, _ = self.compute_default_rope_parameters(self.config)
+        # RLinf's runs cast the whole module, which rounds these frequencies: 0.37 rad of phase at
+        # position 300.
         if self._rounds_to_bfloat16:
             frequencies = frequencies.bfloat16().float()
         self.inv_freq, self.original_inv_freq = (
@@ -183,6 +185,8 @@ def build_trunk(config: LlmConfig, *, is_causal: bool) -> LlamaForCausalLM:
     )
     # read by every attention implementation and mask function of transformers
     llama.is_causal = is_causal
+    # rms_norm_eps is the library's 1e-6, not Llama-2's 1e-5: the public checkpoints were
+    # converted and fine-tuned with it.
     trunk = LlamaForCausalLM(llama)  # type: ignore[no-untyped-call]
     trunk.model.rotary_emb = ExactRotary(llama, config.rope_inv_freq_dtype == "bfloat16")
     # masks made here are boolean, which eager attention would add as 0 and 1

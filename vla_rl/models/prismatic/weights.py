@@ -75,9 +75,12 @@ def load_weights(
     Raises: CheckpointError naming missing, unknown, misshapen, damaged or non-finite tensors, or
     the missing memory.
     """
+    # All checks come before the first tensor: a folder of 15 GB that does not fit is refused
+    # within a second.
     check_weights(folder)
     files = {name: file for name, file in tensor_files(folder).items() if name not in extra}
     held = {**tensor_shapes(folder, files), **_shapes(extra)}
+    # An adapter for another layer would be left out in silence otherwise.
     _refuse_misfits(adapters, held, folder)
     expected = {
         name: tensor
@@ -92,6 +95,7 @@ def load_weights(
     _require_memory(num_bytes, torch.device(device))
     for name, tensor in _all_tensors(folder, files, extra):
         require_finite({name: tensor}, folder)
+        # One tensor at a time, so that host memory holds the weights only once.
         moved, layer = tensor.to(device), name.removesuffix(".weight")
         if layer in adapters:
             moved = adapters[layer].merged(moved)
@@ -163,6 +167,7 @@ def _require_memory(needed: int, device: torch.device) -> None:
 def _all_tensors(
     folder: Path, files: Mapping[str, str], extra: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
+    # File by file, so that each shard is opened once.
     for file in dict.fromkeys(files.values()):
         yield from iterate_tensors(folder / file, [name for name in files if files[name] == file])
     yield from extra.items()
@@ -204,6 +209,7 @@ def with_adapter(
             "add new ones "
             "(lora_rank, or `adapted`)."
         )
+    # Names of layers are all that is wanted, so no memory is taken.
     with torch.device("meta"):
         network = build(config)
     adapter = folder.adapter
@@ -300,6 +306,8 @@ def write_weights(
     """
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     num_part_bytes = sum(tensor.nbytes for part in parts.values() for tensor in part.values())
+    # The loaded split is kept, so that a trained checkpoint differs from the first in its numbers
+    # alone.
     shards = _reuse_shards(index, tensors, num_bytes)
     if shards is None:
         shards, index = _split_into_shards(tensors), None

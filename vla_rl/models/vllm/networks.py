@@ -72,6 +72,7 @@ class ServedPrismatic(nn.Module, SupportsMultiModal):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.config = vllm_config.model_config.hf_config
+        # vLLM's pooling outputs carry no version of the weights, so the network itself knows it.
         self.weight_version = -1
         with self._mark_tower_model(vllm_config, MODALITY):
             self.vision_backbone: FusedVisionBackbone = FusedVisionBackbone(
@@ -140,6 +141,7 @@ def _stacked(value: Tensor | Sequence[Tensor]) -> Tensor:
 class ServedInfo(BaseProcessingInfo):  # type: ignore[misc]
     """One item for each request, with a fixed number of tokens."""
 
+    # All images of an observation are one item, because vLLM caches and schedules by item.
     def get_supported_mm_limits(self) -> Mapping[str, int]:
         """Return the limit, one item: all images of an observation and its proprioception."""
         return {MODALITY: 1}
@@ -245,6 +247,8 @@ class ActionPooler(Pooler):  # type: ignore[misc]
         read = hidden_states[
             positions.clamp(min=0)
         ]  # vLLM's own dummies may be shorter than a chunk
+        # Sampled here, in the engine: 56 x 256 logits for each request would be 57 KB on the
+        # wire, and the choice is 672 bytes.
         logits = read @ model.language_model.lm_head.weight[self._rows].T
         chosen, log_probs = choose_tokens(logits, samplings)
         version = torch.full_like(log_probs, model.weight_version)
@@ -277,6 +281,7 @@ class ServedOpenVlaOft(ServedPrismatic):
     ) -> Tensor:
         """Embed words; placeholders are exactly zero; features replace their positions."""
         embeddings: Tensor = self.language_model.model.embed_input_ids(input_ids)
+        # The features' positions come after: they are written over whatever the ids embed to.
         embeddings = embeddings.masked_fill((input_ids == self._placeholder_id)[:, None], 0.0)
         if not multimodal_embeddings:
             return embeddings

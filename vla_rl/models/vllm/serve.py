@@ -195,6 +195,7 @@ def serve(
 
     Raises: ConfigError for a policy that no engine can serve.
     """
+    # It is a CausalLanguageModel too, so it has to be asked for first.
     if isinstance(policy, VisionLanguageModel):
         raise ConfigError(
             "engines in other processes serve no VisionLanguageModel, because they are not handed the "
@@ -212,6 +213,7 @@ def serve(
 
 def _refuse_unservable(policy: OpenVla | OpenVlaOft) -> None:
     config = policy.config
+    # Refused before an engine starts, which takes 10 s or more.
     reasons = {
         "has_film": isinstance(policy, OpenVlaOft) and policy.config.has_film,
         "rope_inv_freq_dtype": config.llm.rope_inv_freq_dtype != "float32",
