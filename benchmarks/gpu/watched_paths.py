@@ -42,9 +42,9 @@ class WatchedLane(DeviceLane):
         """Run work on the host thread, watched."""
         return await super().prepare(watching(self.crossings, fn), *args)
 
-    def prepared_ahead(self, fn: Any, inputs: Sequence[Any]) -> AsyncGenerator[Any, None]:
+    def prepare_ahead(self, fn: Any, inputs: Sequence[Any]) -> AsyncGenerator[Any, None]:
         """Prepare inputs on the host thread, watched."""
-        return super().prepared_ahead(watching(self.crossings, fn), inputs)
+        return super().prepare_ahead(watching(self.crossings, fn), inputs)
 
 
 def cross(path: Path) -> Crossings:

@@ -17,7 +17,7 @@ from benchmarks.interleaved import print_json_line
 PARTS: Mapping[str, tuple[str, ...]] = {
     "simulate": ("efficiency_8", "efficiency_64", "efficiency_512"),
     "scaling": ("scaling_8", "control_bytes_per_episode"),
-    "pictures": ("control_bytes_past", "control_bytes_through"),
+    "images": ("control_bytes_past", "control_bytes_through"),
     "wire": ("wire_cpu_vs_bare_curve", "wire_vs_ray"),
     "coming_and_going": ("join_to_playing_s", "loss_to_replay_s"),
     "publication": ("publish_4_hosts_vs_1",),

@@ -1,17 +1,17 @@
-"""Bytes to the control process for an episode that is trained on, with pictures past it and through it.
+"""Bytes to the control process for an episode that is trained on, with images past it and through it.
 
-`python -m benchmarks.hosts.pictures [--seconds 60]`; the last line is JSON:
+`python -m benchmarks.hosts.images [--seconds 60]`; the last line is JSON:
 
-    control_bytes_past     bytes that the control process receives for an episode whose pictures go
+    control_bytes_past     bytes that the control process receives for an episode whose images go
                            from its host to the host of the learner's ranks
     control_bytes_through  the same if they go through the control process
     control_cpu_ms         CPU of the control process for an episode, past it and through it
-    picture_bytes          bytes of the pictures of an episode
+    picture_bytes          bytes of the images of an episode
     machine_load           processes that wanted a core, from the kernel
 
 Network namespaces stand in for the control process's host, two that run episodes and one with learner
-ranks, whose image cache fetches the pictures; what the ranks would compute is left out. Each decision has
-a picture of 224 x 224 pixels, 25 decisions an episode on average.
+ranks, whose image cache fetches the images; what the ranks would compute is left out. Each decision has
+an image of 224 x 224 pixels, 25 decisions an episode on average.
 """
 
 import argparse
@@ -104,7 +104,7 @@ async def measure(
     )
     routes = ImageRoutes(_CACHE_BYTES)
     routes.assign(assign_rank(learning, folder))
-    async with rollout_over(config, sleeping_policy(), pictures=routes) as rollout:
+    async with rollout_over(config, sleeping_policy(), images=routes) as rollout:
         past = await window(rollout, here, seconds)
     async with rollout_over(config, sleeping_policy()) as rollout:
         through = await window(rollout, here, seconds)
@@ -136,7 +136,7 @@ def main() -> None:
     except NamespacesRefused as reason:
         figures = dict.fromkeys(("control_bytes_past", "control_bytes_through"))
         figures["reason"] = str(reason)
-    print_table("the way of pictures", figures)
+    print_table("the way of images", figures)
     print_json_line(figures)
 
 

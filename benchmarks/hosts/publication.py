@@ -9,8 +9,8 @@
     copies_sent             copies of the weights that leave the sender for four hosts; goal 1
     seconds                 of a publication to one host and to four; and bare, limited
 
-Network namespaces stand in for hosts. What two cores cannot show: every copy is encrypted by its giver
-and decrypted by its taker, so four hosts are four times the work of one for the same two cores, which
+Network namespaces stand in for hosts. What two cores cannot show: every copy is encrypted by its sender
+and decrypted by its receiver, so four hosts are four times the work of one for the same two cores, which
 five machines would share. With limited cables the cores wait for them, as they do for a network, and
 the ratio shows what is done at the same time.
 """

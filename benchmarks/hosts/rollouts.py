@@ -45,9 +45,9 @@ async def rollout_over(
     model: MlpPolicy,
     *,
     answer_within_s: float = ANSWER_WITHIN_S,
-    pictures: ImageRoutes | None = None,
+    images: ImageRoutes | None = None,
 ) -> AsyncIterator[HostFleet]:
-    """Bring up the hosts that a configuration lists; pictures go by `pictures`, if given."""
+    """Bring up the hosts that a configuration lists; images go by `images`, if given."""
     assert config.cluster.hosts is not None
     team = Team.of(model)
     async with DeviceLane(1) as lane:
@@ -60,7 +60,7 @@ async def rollout_over(
             here=None,
             weight_version=0,
         )
-        if pictures is not None:
-            rollout.pictures = pictures
+        if images is not None:
+            rollout.images = images
         async with rollout:
             yield rollout

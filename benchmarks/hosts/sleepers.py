@@ -1,4 +1,4 @@
-"""Simulators that sleep for as long as LIBERO computes, and show pictures as large as its own.
+"""Simulators that sleep for as long as LIBERO computes, and show images as large as its own.
 
 Child processes build it as `benchmarks.hosts.sleepers:benchmarks/sleeper-v0`.
 """

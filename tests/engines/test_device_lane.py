@@ -108,7 +108,7 @@ async def test_the_next_input_is_prepared_while_this_one_is_used(lane: DeviceLan
         return name.upper()
 
     seen = []
-    async with asyncio.timeout(10), aclosing(lane.prepared_ahead(prepare, "abc")) as items:
+    async with asyncio.timeout(10), aclosing(lane.prepare_ahead(prepare, "abc")) as items:
         async for name, result in items:
             following = {"a": "b", "b": "c"}.get(name)
             if following:

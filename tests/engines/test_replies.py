@@ -63,10 +63,10 @@ def test_a_stop_token_at_the_limit_is_a_stop() -> None:
 
 def test_the_model_reads_what_it_does_not_hold() -> None:
     found = reply()
-    assert found.unread == [5, 6]
+    assert found.unread_tokens == [5, 6]
     found.num_held = 2
     found.add(7, -0.5, 0, STOP)
-    assert found.unread == [7]
+    assert found.unread_tokens == [7]
 
 
 def test_draws_depend_on_the_seed_and_the_place_alone() -> None:

@@ -59,11 +59,11 @@ async def test_the_meter_counts_each_shape_once_and_adds_it_every_time() -> None
         return layer(rows)
 
     async with DeviceLane(1) as lane:
-        lane.observe(meter)
+        lane.add_observer(meter)
         for rows in (2, 3, 2):
             assert (await lane.run(act, torch.zeros(rows, 4), work="act")).shape == (rows, 8)
         await lane.run(act, torch.zeros(2, 4), work="generate")
-        lane.forget(meter)
+        lane.remove_observer(meter)
         await lane.run(act, torch.zeros(2, 4), work="act")
     assert seen == [True, True, False, False, False]
     assert meter.flops() == {"act": 2 * 4 * 8 * (2 + 3 + 2)}
@@ -71,9 +71,9 @@ async def test_the_meter_counts_each_shape_once_and_adds_it_every_time() -> None
 
 def test_a_job_that_is_watched_returns_and_raises_what_it_did() -> None:
     meter = LaneFlopCounter()
-    assert meter.watched("act", partial(max, 3, 5))() == 5
+    assert meter.wrap_job("act", partial(max, 3, 5))() == 5
     with pytest.raises(ZeroDivisionError):
-        meter.watched("act", partial(divmod, 1, 0))()
+        meter.wrap_job("act", partial(divmod, 1, 0))()
 
 
 @pytest.mark.parametrize(

@@ -321,7 +321,7 @@ def test_arrays_that_are_lost_with_their_host_cost_a_replay_and_no_episode() -> 
 
 
 class CachingHost(FarHost):
-    """A host whose pictures go to an image cache once their group is kept."""
+    """A host whose images go to an image cache once their group is kept."""
 
     async def materialise(self, trajectory: Trajectory) -> Trajectory:
         materialised = await super().materialise(trajectory)

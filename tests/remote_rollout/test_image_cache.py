@@ -48,13 +48,13 @@ def given(wanted: ImageRequest) -> ImageReply | None:
 async def cache_and_sender(max_bytes: int) -> AsyncIterator[tuple[ImageCache, ImageSender]]:
     cache = ImageCache(max_bytes)
     key = await cache.new_link()
-    giver = ImageSender(key, given)
+    sender = ImageSender(key, given)
     try:
-        assert await cache.connect("far", key, "127.0.0.1", giver.door) == ""
-        yield cache, giver
+        assert await cache.connect("far", key, "127.0.0.1", sender.socket) == ""
+        yield cache, sender
     finally:
         await cache.on_stop()
-        giver.close()
+        sender.close()
 
 
 def read(fetched: FetchedImages, key: int) -> dict[str, np.ndarray]:
@@ -101,8 +101,8 @@ async def test_an_episode_that_the_host_does_not_have_takes_no_room() -> None:
 
 
 async def test_a_host_that_is_lost_is_reported_at_once_and_not_asked_again() -> None:
-    async with asyncio.timeout(60), cache_and_sender(1 << 20) as (cache, giver):
-        giver.close()
+    async with asyncio.timeout(60), cache_and_sender(1 << 20) as (cache, sender):
+        sender.close()
         lost = await cache.fetch("far", 7, NUM_BYTES, [])
         assert not lost.is_here
         assert "was lost" in lost.fault
@@ -112,14 +112,14 @@ async def test_a_host_that_is_lost_is_reported_at_once_and_not_asked_again() -> 
 async def test_a_stranger_gets_no_pictures() -> None:
     async with asyncio.timeout(60):
         cache = ImageCache(1 << 20)
-        giver = ImageSender(make_link_keys().public, given)
+        sender = ImageSender(make_link_keys().public, given)
         try:
             key = await cache.new_link()
-            assert await cache.connect("far", key, "127.0.0.1", giver.door) != ""
+            assert await cache.connect("far", key, "127.0.0.1", sender.socket) != ""
             assert not (await cache.fetch("far", 7, NUM_BYTES, [])).is_here
         finally:
             await cache.on_stop()
-            giver.close()
+            sender.close()
 
 
 async def test_a_video_is_made_of_pictures_that_are_dropped_meanwhile(tmp_path) -> None:
@@ -142,8 +142,8 @@ async def test_ranks_of_another_host_borrow_what_they_read_for_a_while() -> None
     async with asyncio.timeout(60), cache_and_sender(1 << 20) as (home, _):
         other = ImageCache(0)
         key = await other.new_link()
-        door = await home.give_pictures(key)
-        assert await other.connect("home", key, "127.0.0.1", door) == ""
+        socket = await home.send_images(key)
+        assert await other.connect("home", key, "127.0.0.1", socket) == ""
         read_there = []
         for episode in EPISODES:
             arrays = (await home.fetch("far", episode, NUM_BYTES, [])).arrays(episode, "home")
@@ -162,13 +162,13 @@ async def test_ranks_of_another_host_borrow_what_they_read_for_a_while() -> None
         with pytest.raises(FileNotFoundError):
             places[read_there[0]].read()
         await home.fetch("far", 99, NUM_BYTES, [7])
-        with pytest.raises(OSError, match="has dropped the pictures of an episode"):
+        with pytest.raises(OSError, match="has dropped the images of an episode"):
             await other.copy_images("home", wanted)
         await other.on_stop()
 
 
 def memories() -> list[str]:
-    """Memories with pictures that this process has open."""
+    """Memories with images that this process has open."""
     links = (os.readlink(each.path) for each in os.scandir("/proc/self/fd") if each.is_symlink())
     return [link for link in links if "vla_rl_pictures" in link]
 
@@ -249,7 +249,7 @@ async def test_a_picture_is_borrowed_once_for_an_update_and_freed_after_it() -> 
     async with asyncio.timeout(60), cache_and_sender(1 << 20) as (home, _):
         other = ImageCache(1 << 20)
         key = await other.new_link()
-        assert await other.connect("home", key, "127.0.0.1", await home.give_pictures(key)) == ""
+        assert await other.connect("home", key, "127.0.0.1", await home.send_images(key)) == ""
         routes = ImageRoutes(1 << 20)
         routes._image_caches = LocalImageCaches(True, home=home, other=other)
         async with routes:
@@ -265,7 +265,7 @@ async def test_a_picture_is_borrowed_once_for_an_update_and_freed_after_it() -> 
             await routes.release_images(copies)
             again = await routes.copy_images("other", images)
             await routes.release_images(again)
-            # the second copies borrowed the second picture alone
+            # the second copies borrowed the second image alone
             assert len(memories()) == num_before + 2
             assert again.by_original[images[0]] == copies.by_original[images[0]]
             for image in images:
@@ -308,52 +308,52 @@ def test_the_process_of_an_image_cache_imports_no_torch() -> None:
 COPY_BYTES = 4 * 4 * 3
 
 
-def picture(episode: int, number: int = 0, host: str = "home") -> ArrayRef:
+def image(episode: int, number: int = 0, host: str = "home") -> ArrayRef:
     return ArrayRef(host, f"memory of {episode}", episode, number * COPY_BYTES, "|u1", (4, 4, 3))
 
 
 def copied(image_copies: ImageCopies, key: int, *originals: ArrayRef) -> dict[ArrayRef, ArrayRef]:
     """Add a memory in the image cache of `beside` that has copies of these."""
-    copies = {each: picture(key, number, "beside") for number, each in enumerate(originals)}
+    copies = {each: image(key, number, "beside") for number, each in enumerate(originals)}
     image_copies.add("beside", key, copies)
     return copies
 
 
 def test_a_copy_that_is_there_is_found_on_its_host_alone() -> None:
     image_copies = ImageCopies()
-    copies = copied(image_copies, 1, picture(7), picture(8))
+    copies = copied(image_copies, 1, image(7), image(8))
     assert image_copies.end("beside", [1], room=1000) == []
-    assert image_copies.held("beside", [picture(8), picture(9)]) == (
+    assert image_copies.held("beside", [image(8), image(9)]) == (
         [1],
-        {picture(8): copies[picture(8)]},
+        {image(8): copies[image(8)]},
     )
-    assert image_copies.held("elsewhere", [picture(8)]) == ([], {})
+    assert image_copies.held("elsewhere", [image(8)]) == ([], {})
 
 
 def test_copies_that_were_not_read_for_longest_make_room() -> None:
     image_copies = ImageCopies()
     for key in (1, 2, 3):
-        copied(image_copies, key, picture(key))
+        copied(image_copies, key, image(key))
     assert image_copies.end("beside", [1, 2, 3], room=3 * COPY_BYTES) == []
-    keys, _ = image_copies.held("beside", [picture(1)])
+    keys, _ = image_copies.held("beside", [image(1)])
     assert image_copies.end("beside", keys, room=2 * COPY_BYTES) == [2]
-    assert image_copies.held("beside", [picture(2)]) == ([], {})
-    assert image_copies.held("beside", [picture(3)])[0] == [3]
+    assert image_copies.held("beside", [image(2)]) == ([], {})
+    assert image_copies.held("beside", [image(3)])[0] == [3]
 
 
 def test_copies_that_are_read_are_not_freed_and_take_none_of_the_room() -> None:
     image_copies = ImageCopies()
-    copied(image_copies, 1, picture(7))
-    copied(image_copies, 2, picture(8))
-    keys, _ = image_copies.held("beside", [picture(7)])
+    copied(image_copies, 1, image(7))
+    copied(image_copies, 2, image(8))
+    keys, _ = image_copies.held("beside", [image(7)])
     assert image_copies.end("beside", [1, 2], room=COPY_BYTES) == []
     assert image_copies.end("beside", keys, room=COPY_BYTES) == [2]
 
 
 def test_copies_of_an_episode_that_is_dropped_are_freed_whatever_room_there_is() -> None:
     image_copies = ImageCopies()
-    copied(image_copies, 1, picture(7), picture(8))
-    copied(image_copies, 2, picture(9))
+    copied(image_copies, 1, image(7), image(8))
+    copied(image_copies, 2, image(9))
     assert image_copies.end("beside", [1], room=1000) == []
     image_copies.drop_images(ImageCacheRef(host="home", key=8, num_bytes=COPY_BYTES))
     image_copies.drop_images(ImageCacheRef(host="another", key=9, num_bytes=COPY_BYTES))
@@ -363,7 +363,7 @@ def test_copies_of_an_episode_that_is_dropped_are_freed_whatever_room_there_is()
 def test_two_copies_of_a_picture_are_freed_one_by_one() -> None:
     # two ranks may have asked for it at the same time
     image_copies = ImageCopies()
-    copied(image_copies, 1, picture(7))
-    later = copied(image_copies, 2, picture(7))
+    copied(image_copies, 1, image(7))
+    later = copied(image_copies, 2, image(7))
     assert image_copies.end("beside", [1, 2], room=COPY_BYTES) == [1]
-    assert image_copies.held("beside", [picture(7)]) == ([2], later)
+    assert image_copies.held("beside", [image(7)]) == ([2], later)

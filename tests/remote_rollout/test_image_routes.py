@@ -38,8 +38,8 @@ from vla_rl.rollout import TaskStart
 from vla_rl.run.training_run import TrainingRun
 from vla_rl.types import EnvSpec
 
-DIRECTLY = "pictures go from the hosts to the learner ranks directly"
-THROUGH = "pictures go through this process: "
+DIRECTLY = "images go from the hosts to the learner ranks directly"
+THROUGH = "images go through this process: "
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def way_of(
     customise: Any = lambda same: same,
     **changes: Any,
 ) -> str:
-    """Build a run, which opens nothing; return the way of its pictures."""
+    """Build a run, which opens nothing; return the way of its images."""
     config = TrainToyConfig(
         cluster=ClusterConfig(hosts=str(hosts)),
         env_id=REACH,
@@ -75,7 +75,7 @@ def way_of(
 def way(training: TrainingRun) -> str:
     rollout = training._parts.hosts
     assert rollout is not None
-    assert rollout.pictures.has_image_caches == (rollout.picture_way == DIRECTLY)
+    assert rollout.images.has_image_caches == (rollout.picture_way == DIRECTLY)
     return rollout.picture_way
 
 
@@ -154,7 +154,7 @@ def config_of(
 
 
 async def look_at_images(groups: Any) -> None:
-    """A node of one's own that may read pictures."""
+    """A node of one's own that may read images."""
 
 
 def looked_at(pipeline: Pipeline) -> Pipeline:
@@ -177,10 +177,10 @@ def learnt_by(
 def require_same_either_way(
     folder: Path, hosts: Path, capsys: pytest.CaptureFixture[str], **settings: Any
 ) -> None:
-    """Run with pictures past this process, and through it, and compare."""
+    """Run with images past this process, and through it, and compare."""
     direct, run = learnt_by(config_of(folder / "direct", hosts, **settings))
     out = capsys.readouterr().out
-    assert "episodes run on a; pictures go from the hosts to the learner ranks directly" in out
+    assert "episodes run on a; images go from the hosts to the learner ranks directly" in out
     here, run_here = learnt_by(config_of(folder / "here", hosts, **settings), looked_at)
     assert "through this process: the node 'look' may read them" in capsys.readouterr().out
     assert all(torch.equal(direct[name], here[name]) for name in here)
@@ -193,7 +193,7 @@ def require_same_either_way(
     assert names == sorted(path.name for path in run_here.videos.glob("*.mp4")) != []
 
 
-# its short form is the run below whose pictures are lost, and the films in test_picture_shelf.py
+# its short form is the run below whose images are lost, and the films in test_picture_shelf.py
 @pytest.mark.proof
 @pytest.mark.timeout(580)
 def test_a_run_whose_pictures_pass_this_process_by_learns_what_it_learns_with_them_here(
@@ -206,7 +206,7 @@ def test_a_run_whose_pictures_pass_this_process_by_learns_what_it_learns_with_th
         far.kill()
 
 
-# the test above has ranks here alone, and test_picture_shelf.py pictures that are borrowed
+# the test above has ranks here alone, and test_picture_shelf.py images that are borrowed
 @pytest.mark.proof
 @pytest.mark.timeout(580)
 def test_ranks_on_two_hosts_read_pictures_of_a_third_and_learn_what_they_learn_with_them_here(
@@ -239,7 +239,7 @@ def test_a_critic_on_ranks_judges_pictures_that_pass_this_process_by_as_it_judge
 def reaching(
     root: Path, num_ranks: int, cluster: ClusterConfig = ONE_HOST, updates: int = 3
 ) -> TrainToyConfig:
-    """A run whose observations have pictures, of a policy that is there soon."""
+    """A run whose observations have images, of a policy that is there soon."""
     config = ranked_run(root, num_ranks, updates=updates, cluster=cluster)
     return msgspec.structs.replace(config, env_id=train_toy.REACH)
 
@@ -251,7 +251,7 @@ def decisions_of(run: RunDirectory) -> list[tuple[float, float]]:
 
 
 def caches() -> list[int]:
-    """Processes of this one that hold pictures."""
+    """Processes of this one that hold images."""
     return [pid for pid in children_of(os.getpid()) if holds_pictures(pid)]
 
 
@@ -279,8 +279,8 @@ async def test_a_run_whose_pictures_are_lost_before_their_update_continues_from_
     out = capsys.readouterr().out
     assert re.search(
         # a rank may have asked for them before the end of that process was known
-        r"(the process that holds pictures for the learner ranks \(pid \d+\) is gone: SIGKILL"
-        r"|rank . of 2 failed: .*the pictures at .* are gone.*)"
+        r"(the process that holds images for the learner ranks \(pid \d+\) is gone: SIGKILL"
+        r"|rank . of 2 failed: .*the images at .* are gone.*)"
         r"\. Restart 1 of at most 3: the run continues after update 1\n",
         out,
     )

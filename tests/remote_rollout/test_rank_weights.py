@@ -1,4 +1,4 @@
-"""Weights go from the learner's ranks to hosts in shares; no process has a copy of all."""
+"""Weights go from the learner's ranks to hosts in shards; no process has a copy of all."""
 
 import asyncio
 import functools
@@ -94,8 +94,8 @@ async def test_hosts_get_from_the_ranks_the_bytes_that_this_process_would_have_s
     assert [weights_digest(host.network) for host in hosts] == [expected.digest] * 3
     assert [(host.version, host.num_put) for host in hosts] == [(2, 0)] * 3
     assert site.versions == [1, 2]
-    assert hosts[0].log.count("take shares a") == 2
-    assert "take shares b" not in hosts[0].log
+    assert hosts[0].log.count("take shards a") == 2
+    assert "take shards b" not in hosts[0].log
 
 
 # all of learner/distributed/test_rank_hosts.py has such ranks, and the test above such hosts
@@ -123,9 +123,9 @@ async def test_ranks_on_another_host_give_their_weights_too(
     await site.wait_applied()
     assert [host.digest for host in hosts] == [weights_digest(policy.network)] * 2
     assert [host.num_put for host in hosts] == [0, 0]
-    # the host that has one of the ranks is the first: this share uses no cable
-    assert "take shares far" in hosts[0].log
-    assert "take shares a" not in hosts[0].log
+    # the host that has one of the ranks is the first: this shard uses no cable
+    assert "take shards far" in hosts[0].log
+    assert "take shards a" not in hosts[0].log
 
 
 async def test_an_update_that_changed_nothing_sends_no_bytes(
@@ -154,17 +154,17 @@ class Struck(Host):
 
     strike: Callable[[], None]
 
-    async def take_shares(self, member: str, shares: list[WeightShard]) -> str:
-        taking = asyncio.create_task(super().take_shares(member, shares))
+    async def receive_shards(self, member: str, shards: list[WeightShard]) -> str:
+        receiving = asyncio.create_task(super().receive_shards(member, shards))
         while self.received(member) == 0:  # noqa: ASYNC110 - bytes have no event
             await asyncio.sleep(0)
         try:
             self.strike()
         except ActorDied:
-            taking.cancel()
-            await asyncio.wait([taking])
+            receiving.cancel()
+            await asyncio.wait([receiving])
             raise
-        return await taking
+        return await receiving
 
 
 @functools.cache
@@ -210,7 +210,7 @@ async def test_a_rank_that_dies_in_the_middle_ends_all_and_no_host_applies(
     async with asyncio.timeout(200):
         with pytest.raises(RankFailed, match=r"rank 1 of 2 .* is gone: SIGKILL"):
             await learn()
-    # no neighbour waits for the silence of another
+    # no peer waits for the silence of another
     assert time.monotonic() - struck_s < 20.0
     assert [weights_digest(host.network) for host in hosts] == before
     assert (site.versions, site.lost) == ([], [])
@@ -252,7 +252,7 @@ async def test_a_host_that_joins_gets_the_newest_version_from_a_host_or_else_fro
                 site.weights.leave(name)
             first.log.clear()
             assert await site.catch_up(last) == 1
-            assert "take shares last" in first.log
+            assert "take shards last" in first.log
             # the ranks have made a step since, and its version is not published yet
             await two.ranks.optim_step(publish=False)
             with pytest.raises(WeightsNotGiven, match="newer weights by now"):
@@ -282,7 +282,7 @@ async def test_hosts_that_the_ranks_cannot_reach_are_served_by_this_process_with
                 assert host.digest == weights_digest(policy.network)
     await site.wait_applied()
     assert caplog.text.count("go to other hosts through this process") == 1
-    assert (host.version, host.log.count("open doors a")) == (2, 1)
+    assert (host.version, host.log.count("open sockets a")) == (2, 1)
 
 
 @pytest.mark.proof

@@ -77,7 +77,7 @@ def figures(trajectory: Trajectory) -> list[bytes]:
 async def require_same_beside(
     host: RolloutHost, status: HostStatus, episode: EpisodeSpec, materialised: Trajectory
 ) -> None:
-    """Run an episode again, whose pictures go to an image cache, and compare it with the whole one."""
+    """Run an episode again, whose images go to an image cache, and compare it with the whole one."""
     async with ImageRoutes(1 << 24) as routes:
         far = RolloutHostRunner(host, status, route=await routes.to("far", host, "127.0.0.1"))
         beside = await far.materialise(await far.run_episode(episode))

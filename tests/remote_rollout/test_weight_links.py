@@ -133,7 +133,7 @@ ROW, BIAS, NORM = 24, 192, 208
 
 
 def columns(weights: FlatWeights, first: int, last: int) -> list[RowPart]:
-    """Columns of the weight, as a rank has them that shares each layer with another one."""
+    """Columns of the weight, as a rank has them that shards each layer with another one."""
     run = 4 * (last - first)
     table = weights.data[:BIAS].reshape(8, ROW)[:, 4 * first : 4 * last]
     return [(4 * first, run, ROW, np.ascontiguousarray(table).reshape(-1))]
@@ -155,37 +155,37 @@ def share_of(rank: int, pieces: Sequence[ShardPiece]) -> WeightShard:
     return WeightShard(holder=rank, state=0, num_bytes=digest.num_bytes, digest=digest.digest)
 
 
-async def given(keys: KeyPair, door: SocketAddress, pieces: Sequence[ShardPiece]) -> None:
+async def given(keys: KeyPair, socket: SocketAddress, pieces: Sequence[ShardPiece]) -> None:
     left = iter(pieces)
 
     async def next_piece() -> ShardPiece | None:
         return next(left, None)
 
-    at = ShardSocket(address=f"tcp://127.0.0.1:{door.port}", public_key=door.public_key)
+    at = ShardSocket(address=f"tcp://127.0.0.1:{socket.port}", public_key=socket.public_key)
     await ShardSender(keys, at, next_piece).send()
 
 
 async def taken(
     incoming: IncomingWeights,
-    shares: Sequence[WeightShard],
+    shards: Sequence[WeightShard],
     pieces: Sequence[Sequence[ShardPiece]],
 ) -> tuple[str, list[int]]:
     """Let all ranks give; return the digest, and how far the row was whole meanwhile."""
-    keys, materialised = [make_link_keys() for _ in shares], list[int]()
-    taker = ShardReceiver(
+    keys, materialised = [make_link_keys() for _ in shards], list[int]()
+    receiver = ShardReceiver(
         [each.public for each in keys], incoming, lambda: materialised.append(incoming.num_received)
     )
-    giving = [
-        asyncio.create_task(given(link, door, each))
-        for link, door, each in zip(keys, taker.doors, pieces, strict=True)
+    sending = [
+        asyncio.create_task(given(link, socket, each))
+        for link, socket, each in zip(keys, receiver.sockets, pieces, strict=True)
     ]
     try:
         async with asyncio.timeout(20):
-            return await taker.take(shares), materialised
+            return await receiver.take(shards), materialised
     finally:
-        for task in giving:
+        for task in sending:
             task.cancel()
-        await asyncio.gather(*giving, return_exceptions=True)
+        await asyncio.gather(*sending, return_exceptions=True)
 
 
 async def test_rows_columns_and_single_numbers_meet_at_their_places() -> None:
@@ -214,7 +214,7 @@ async def test_bytes_that_a_rank_does_not_have_and_missing_ones_are_refused() ->
             IncomingWeights(weights.heading, shared_network(1)), [share_of(0, pieces)], [other]
         )
     half = pieces_of(columns(weights, 0, 6), weights)
-    with pytest.raises(CheckpointError, match=r"192 bytes .* in shares, expected 232"):
+    with pytest.raises(CheckpointError, match=r"192 bytes .* in shards, expected 232"):
         await taken(
             IncomingWeights(weights.heading, shared_network(1)), [share_of(0, half)], [half]
         )
@@ -234,9 +234,9 @@ def test_a_place_outside_of_the_row_is_refused(at: int, run: int, distance: int)
 async def test_a_rank_that_is_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_links, "SILENT_S", 0.2)
     incoming = IncomingWeights(flatten_weights(shared_network(0), 1).heading, shared_network(1))
-    taker = ShardReceiver([make_link_keys().public], incoming, lambda: None)
+    receiver = ShardReceiver([make_link_keys().public], incoming, lambda: None)
     with pytest.raises(WeightsNotGiven, match=r"rank 7 was silent for 0\.2 s"):
-        await taker.take([share_of(7, [])])
+        await receiver.take([share_of(7, [])])
 
 
 async def test_a_piece_that_leads_back_is_refused() -> None:
@@ -252,8 +252,8 @@ async def test_a_key_that_the_host_was_not_given_opens_no_door() -> None:
     pieces = pieces_of([*columns(weights, 0, 6), *rest(weights)], weights)
     incoming = IncomingWeights(weights.heading, shared_network(1))
     async with asyncio.timeout(30):
-        taker = ShardReceiver([make_link_keys().public], incoming, lambda: None)
+        receiver = ShardReceiver([make_link_keys().public], incoming, lambda: None)
         with pytest.raises(HostNotReached, match=r"refuses the connection|does not answer"):
-            await given(make_link_keys(), taker.doors[0], pieces)
-        taker.close()
+            await given(make_link_keys(), receiver.sockets[0], pieces)
+        receiver.close()
     assert incoming.num_received == 0

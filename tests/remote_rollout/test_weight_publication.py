@@ -153,14 +153,14 @@ async def test_one_copy_leaves_the_learner_and_hosts_pass_it_on() -> None:
 class Dying(Host):
     """It dies once it has some of a version, like a process that is killed."""
 
-    async def take_weights(
-        self, member: str, link_key: str, host: str, door: SocketAddress
+    async def receive_weights(
+        self, member: str, link_key: str, host: str, socket: SocketAddress
     ) -> ReceivedBytes:
-        taking = asyncio.create_task(self.cache.take(member, link_key, host, door))
+        receiving = asyncio.create_task(self.cache.take(member, link_key, host, socket))
         while self.received(member) == 0:  # noqa: ASYNC110 - bytes have no event
             await asyncio.sleep(0)
-        taking.cancel()
-        await asyncio.wait([taking])
+        receiving.cancel()
+        await asyncio.wait([receiving])
         self.cache.close()
         raise self.death()
 
@@ -168,8 +168,8 @@ class Dying(Host):
 class Silent(Host):
     """Its cable is pulled: it passes nothing on, and no connection is closed."""
 
-    async def take_weights(
-        self, member: str, link_key: str, host: str, door: SocketAddress
+    async def receive_weights(
+        self, member: str, link_key: str, host: str, socket: SocketAddress
     ) -> ReceivedBytes:
         await asyncio.sleep(0.2)
         raise self.death()
@@ -191,15 +191,15 @@ async def test_what_a_neighbour_that_is_lost_has_not_passed_on_comes_from_the_le
 
 
 class Slow(Host):
-    """It takes nothing from its neighbour before it may."""
+    """It takes nothing from its peer before it may."""
 
     may_take: asyncio.Event
 
-    async def take_weights(
-        self, member: str, link_key: str, host: str, door: SocketAddress
+    async def receive_weights(
+        self, member: str, link_key: str, host: str, socket: SocketAddress
     ) -> ReceivedBytes:
         await self.may_take.wait()
-        return await super().take_weights(member, link_key, host, door)
+        return await super().receive_weights(member, link_key, host, socket)
 
 
 async def test_the_learner_goes_on_before_the_slowest_host_has_its_weights() -> None:
@@ -229,7 +229,7 @@ class Fleeting(LocalWeightSource):
     num_asked = 0
 
     async def bring(self, host: WeightHost, num_bytes: int) -> None:
-        # all bytes of a neighbour are only compared
+        # all bytes of a peer are only compared
         if num_bytes < self.heading.num_bytes:
             self.num_asked += 1
             if self.num_asked > 1:
@@ -343,7 +343,7 @@ async def test_a_host_without_a_free_port_passes_nothing_on(
         place = ListenAddress("127.0.0.1", (port, port))
         monkeypatch.setattr(peer_sockets, "get_own_address", lambda: place)
         with pytest.raises(OSError, match=r"no port from .* wider range with --ports"):
-            hosts[0].cache.give(hosts[1].cache.new_link())
+            hosts[0].cache.start_sending(hosts[1].cache.new_link())
         await site.publish(1)
     assert hosts[1].num_put == hosts[0].num_put
     assert site.have(hosts) == [True, True]

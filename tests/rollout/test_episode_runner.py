@@ -164,11 +164,11 @@ def test_a_team_is_as_far_behind_as_its_last_engine() -> None:
         ahead.weight_version = behind.pending_version = 3
         team = EngineTeam({"left": ahead, "right": behind})
         assert (team.weight_version, team.pending_version) == (0, 3)
-        arriving = asyncio.create_task(team.wait_applied())
+        waiting = asyncio.create_task(team.wait_applied())
         await asyncio.sleep(0)
-        assert not arriving.done()
+        assert not waiting.done()
         behind.serve()
-        await arriving
+        await waiting
         assert (team.weight_version, team.pending_version) == (3, 3)
 
     run_in_simulated_time(main())

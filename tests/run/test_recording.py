@@ -192,7 +192,7 @@ async def test_environments_of_two_rates_do_not_fit_into_one_recording(tmp_path:
         await record_agent(embodied_agent, str(tmp_path), [TOY], "mine")
 
 
-# the test above has a recipe without pictures, the first of this file pictures without a recipe
+# the test above has a recipe without images, the first of this file images without a recipe
 @pytest.mark.proof
 async def test_a_training_recipe_records_its_episodes(tmp_path: Path) -> None:
     small = small_run(tmp_path / "runs")

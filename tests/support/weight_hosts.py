@@ -37,8 +37,8 @@ class Host:
         self.cache = WeightStore({SOLE_MEMBER: self.network})
         self.version, self.digest, self.num_put = 0, "", 0
         self.new_link = called(self.cache.new_link)
-        self.give_weights = called(self.cache.give)
-        self.end_giving = called(self.cache.end_giving)
+        self.send_weights = called(self.cache.start_sending)
+        self.stop_sending = called(self.cache.stop_sending)
         self.num_received = called(self.received)
         self.share_weights = called(self.cache.memory)
         self.open_weights = called(self.cache.open)
@@ -51,19 +51,19 @@ class Host:
         self.num_put += len(piece)
         await self.cache.put(member, start, piece)
 
-    async def take_weights(
-        self, member: str, link_key: str, host: str, door: SocketAddress
+    async def receive_weights(
+        self, member: str, link_key: str, host: str, socket: SocketAddress
     ) -> ReceivedBytes:
         self._note("take")
-        return await self.cache.take(member, link_key, host, door)
+        return await self.cache.take(member, link_key, host, socket)
 
-    async def open_doors(self, member: str, keys: list[str]) -> list[SocketAddress]:
-        self._note("open doors")
-        return self.cache.open_doors(member, keys)
+    async def open_sockets(self, member: str, keys: list[str]) -> list[SocketAddress]:
+        self._note("open sockets")
+        return self.cache.open_sockets(member, keys)
 
-    async def take_shares(self, member: str, shares: list[WeightShard]) -> str:
-        self._note("take shares")
-        return await self.cache.take_shares(member, shares)
+    async def receive_shards(self, member: str, shards: list[WeightShard]) -> str:
+        self._note("take shards")
+        return await self.cache.receive_shards(member, shards)
 
     def received(self, member: str) -> int:
         return self.cache.num_received(member)

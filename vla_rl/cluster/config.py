@@ -90,8 +90,8 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     episode_store_gib: float = 4.0
     """Memory on each host for observations, tokens and actions of finished episodes. They are fetched
     when their group is complete and not filtered; episodes without room there come here at once. With
-    learner.ranks above 1, also memory on each host with ranks for the pictures of groups that wait for
-    their update; pictures without room come here. 0: all episodes come here at once."""
+    learner.ranks above 1, also memory on each host with ranks for the images of groups that wait for
+    their update; images without room come here. 0: all episodes come here at once."""
 
     alone_s: float = 300.0
     """Seconds without any host after which the run ends instead of waiting for one to come back."""

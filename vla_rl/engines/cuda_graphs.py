@@ -151,13 +151,13 @@ class ReplayedCall:
         `compute` has to be the same in every call.
         """
         with torch.inference_mode():
-            recording = self._recording_of(compute, inputs)
+            recording = self._get_recording(compute, inputs)
             num_rows = len(inputs[0])
             for place, rows in zip(recording.inputs, inputs, strict=True):
                 _copy_padded(place, rows)
             return tuple(result[:num_rows].clone() for result in recording.replay())
 
-    def _recording_of(self, compute: Compute, inputs: Tensors) -> Recording:
+    def _get_recording(self, compute: Compute, inputs: Tensors) -> Recording:
         """Return the recording for inputs of this shape; record it if there is none."""
         weights_at = [parameters[name].data_ptr() for parameters, name in self._parameters]  # type: ignore[union-attr]
         if weights_at != self._weights_at:

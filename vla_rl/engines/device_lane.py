@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 class LaneObserver(Protocol):
     """Looks at the jobs of a lane: counts them, or gives them names."""
 
-    def watched(self, work: str, job: "partial[T]") -> "partial[T]":
+    def wrap_job(self, work: str, job: "partial[T]") -> "partial[T]":
         """Return a job that does the same; called on the loop, in the task that submits it."""
         ...
 
@@ -83,14 +83,14 @@ class DeviceLane:
         """
         job = partial(fn, *args)
         for observer in self._observers:
-            job = observer.watched(work, job)
+            job = observer.wrap_job(work, job)
         return await self._await(self._device.submit(self._timed, work, job))
 
-    def observe(self, observer: LaneObserver) -> None:
+    def add_observer(self, observer: LaneObserver) -> None:
         """Show all later jobs to `observer`."""
         self._observers.append(observer)
 
-    def forget(self, observer: LaneObserver) -> None:
+    def remove_observer(self, observer: LaneObserver) -> None:
         """Show jobs to `observer` no longer."""
         self._observers.remove(observer)
 
@@ -102,7 +102,7 @@ class DeviceLane:
         """
         return await self._await(self._host.submit(fn, *args))
 
-    async def prepared_ahead(
+    async def prepare_ahead(
         self, fn: Callable[[S], T], inputs: Sequence[S]
     ) -> AsyncGenerator[tuple[S, T], None]:
         """Yield every input with `fn(input)`, in order.

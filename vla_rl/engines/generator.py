@@ -87,7 +87,7 @@ class Reply:
         self.failure: ValueError | None = None
         """Reason why this reply alone has no token: its grammar allows none, or is too complex."""
 
-        self.is_given_up = False
+        self.is_cancelled = False
         """Set by the caller when it no longer waits; the reply then leaves the batch before its
         next token."""
 
@@ -116,7 +116,7 @@ class Reply:
         return float(self._uniforms[len(self.log_probs)])
 
     @property
-    def unread(self) -> list[int]:
+    def unread_tokens(self) -> list[int]:
         """Tokens that the model has not read yet, at least one."""
         return self.conversation[self.num_held :]
 
@@ -199,8 +199,8 @@ class Generator:
             version: version of the model's current weights.
         """
         if version != self._version:
-            self._read_again(version)
-        self._leave([reply for reply in self._running if reply.is_given_up])
+            self._restart_reading(version)
+        self._leave([reply for reply in self._running if reply.is_cancelled])
         for reply in joining:
             self._join(reply)
         self._read_prompts()
@@ -214,7 +214,7 @@ class Generator:
         self._leave(finished)
         return finished
 
-    def give_up(self) -> list[Reply]:
+    def discard_replies(self) -> list[Reply]:
         """Discard all state after a failed forward pass; return the replies that were running."""
         running = self._running
         self._forget()
@@ -227,7 +227,7 @@ class Generator:
         self._used_at = [0] * self._num_slots
         self._clock = 0
 
-    def _read_again(self, version: int) -> None:
+    def _restart_reading(self, version: int) -> None:
         self._version = version
         self._held = [[] for _ in self._held]
         for reply in self._running:
@@ -291,13 +291,13 @@ class Generator:
 
     def _read_prompts(self) -> None:
         """Read conversations with more than their last token unread; sample their next token."""
-        slots = [slot for slot, reply in enumerate(self._running) if len(reply.unread) > 1]
-        slots.sort(key=lambda slot: len(self._running[slot].unread))
+        slots = [slot for slot, reply in enumerate(self._running) if len(reply.unread_tokens) > 1]
+        slots.sort(key=lambda slot: len(self._running[slot].unread_tokens))
         while slots:
             num_rows = len(slots)
             while (
                 num_rows > 1
-                and num_rows * len(self._running[slots[num_rows - 1]].unread) > READ_TOKENS
+                and num_rows * len(self._running[slots[num_rows - 1]].unread_tokens) > READ_TOKENS
             ):
                 num_rows -= 1
             self._sample(slots[:num_rows])
@@ -316,7 +316,7 @@ class Generator:
             else {}
         )
         logits = self._model.extend(
-            self._memory, list(slots), starts, [reply.unread for reply in replies], **images
+            self._memory, list(slots), starts, [reply.unread_tokens for reply in replies], **images
         )
         logits = _under_grammars(logits, replies)[:, None]
         samplings = [reply.sampling for reply in replies]

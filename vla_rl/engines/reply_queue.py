@@ -102,7 +102,7 @@ class ReplyQueue:
         try:
             await waiter.answer
         finally:
-            reply.is_given_up = not waiter.answer.done() or waiter.answer.cancelled()
+            reply.is_cancelled = not waiter.answer.done() or waiter.answer.cancelled()
             if waiter in self._queue:
                 self._queue.remove(waiter)
                 self._room.release()
@@ -164,10 +164,10 @@ class ReplyQueue:
                 "engine?"
             )
             lost.__cause__ = error
-            await self._give_up(lost)
+            await self._fail_running(lost)
             return
         except Exception as error:
-            await self._give_up(error)
+            await self._fail_running(error)
             return
         finally:
             self._busy_s += self._loop.time() - started
@@ -180,14 +180,14 @@ class ReplyQueue:
             else:
                 waiter.answer.set_result(None)
         for key, waiter in list(self._running.items()):
-            if waiter.reply.is_given_up:
+            if waiter.reply.is_cancelled:
                 del self._running[key]
 
-    async def _give_up(self, error: Exception) -> None:
+    async def _fail_running(self, error: Exception) -> None:
         """Fail all running replies with `error`, and discard the generator's state."""
         self._fail(list(self._running.values()), error)
         self._running.clear()
-        await self._lane.run(self._generator.give_up, work="generate")
+        await self._lane.run(self._generator.discard_replies, work="generate")
 
     def _step(self, joining: list[Reply]) -> list[Reply]:
         return self._generator.advance(joining, self._version())

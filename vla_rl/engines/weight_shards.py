@@ -32,7 +32,7 @@ class SharedParameters(msgspec.Struct, frozen=True):
 class SharedWeightSink(Protocol):
     """An engine in other processes whose next weights can be written by several processes."""
 
-    def share(self, network: nn.Module, weight_version: int) -> SharedParameters | None:
+    def stage_shared(self, network: nn.Module, weight_version: int) -> SharedParameters | None:
         """Open memory for a version, and write everything that is not trained, on the device lane.
 
         Return where the trained parameters of `network` go; None if they cannot be written so.
@@ -74,7 +74,7 @@ def _address(tensor: Tensor) -> tuple[object, ...]:
 
 
 SHARD_PIECES_AHEAD: Final = 4
-"""Pieces of a share that are sent before the host has asked for more."""
+"""Pieces of a shard that are sent before the host has asked for more."""
 
 RowPart: TypeAlias = tuple[int, int, int, np.ndarray]
 """Place of the first byte in the row, bytes that follow each other, distance between the beginnings of
@@ -97,14 +97,14 @@ class ByteRuns(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ShardPiece(msgspec.Struct, frozen=True):
-    """Bytes of a share: parts of one parameter or of several."""
+    """Bytes of a shard: parts of one parameter or of several."""
 
     places: list[ByteRuns]
     """Places of the parts, in the order of their bytes."""
 
     next_at: int
     """Place of the first byte of the next piece; the end of the row after the last one. All bytes of
-    this share below it have been sent."""
+    this shard below it have been sent."""
 
     data: np.ndarray
     """uint8 [bytes]."""
@@ -127,7 +127,7 @@ class WeightShard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardSocket(msgspec.Struct, frozen=True, kw_only=True):
-    """The place at which a host takes one share."""
+    """The place at which a host takes one shard."""
 
     address: str
     """Such as `tcp://10.0.0.2:7101`."""
@@ -178,7 +178,7 @@ class ShardHolders(Protocol):
 class ShardSink(Protocol):
     """Engines on other hosts, which take weights from the processes that hold them."""
 
-    async def take_shares(
+    async def receive_shards(
         self, holders: ShardHolders, network: nn.Module, weight_version: int, *, is_current: bool
     ) -> None:
         """Let all hosts take a version; then all apply it.
@@ -195,7 +195,7 @@ class ShardSink(Protocol):
 
 
 def split_shard(parts: Iterable[RowPart], num_bytes: int, row_bytes: int) -> Iterator[ShardPiece]:
-    """Yield the parts of a share in pieces of about `num_bytes`, or of one part if that is larger.
+    """Yield the parts of a shard in pieces of about `num_bytes`, or of one part if that is larger.
 
     Args:
         parts: in rising order of their places.
@@ -215,7 +215,7 @@ def split_shard(parts: Iterable[RowPart], num_bytes: int, row_bytes: int) -> Ite
 
 
 class ShardDigest:
-    """Digest of a share, from its pieces: their bytes and their places."""
+    """Digest of a shard, from its pieces: their bytes and their places."""
 
     def __init__(self) -> None:
         self._digest = hashlib.blake2b(digest_size=16)

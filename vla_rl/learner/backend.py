@@ -321,7 +321,7 @@ class LocalBackend:
         await self._lane.run(self._training.optimizer.zero_grad, work="update")
         parts = [(minibatch.rows(index), plan.denominators.rows(index)) for index in plan.indices]
         sums: list[MicroBatchSums] = []
-        async with aclosing(self._lane.prepared_ahead(self._prepare, parts)) as prepared:
+        async with aclosing(self._lane.prepare_ahead(self._prepare, parts)) as prepared:
             async for (rows, counts), batch in prepared:
                 sums.append(
                     await self._lane.run(

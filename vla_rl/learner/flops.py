@@ -62,7 +62,7 @@ class LaneFlopCounter:
         """Return the operations since the lane was opened, by kind of work."""
         return dict(self._done)
 
-    def watched(self, work: str, job: "partial[T]") -> "partial[T]":
+    def wrap_job(self, work: str, job: "partial[T]") -> "partial[T]":
         """Return the job, which counts itself."""
         is_counted = work not in UNCOUNTED if self._counted is None else work in self._counted
         return partial(self._run, work, job) if is_counted else job

@@ -184,7 +184,7 @@ class LocalImitationBackend:
         # counted over all micro-batches before the first: the mean must not depend on how rows are
         # cut
         num_tokens, losses = int(rows.mask.sum()), []
-        async with aclosing(self._lane.prepared_ahead(self._prepared, parts)) as prepared:
+        async with aclosing(self._lane.prepare_ahead(self._prepared, parts)) as prepared:
             async for part, batch in prepared:
                 arguments = (self._model, self._log_probs, batch, part, num_tokens)
                 losses.append(await self._lane.run(run_sft_backward, *arguments, work="update"))

@@ -164,7 +164,7 @@ async def compute_in_parts(
     """Compute `compute(prepare(rows), rows)` for every part: prepared one ahead on the host,
     computed on the device lane."""
     results: list[ResultT] = []
-    async with aclosing(lane.prepared_ahead(prepare, parts)) as prepared:
+    async with aclosing(lane.prepare_ahead(prepare, parts)) as prepared:
         async for rows, batch in prepared:
             results.append(await lane.run(compute, batch, rows, work=work))
     return results

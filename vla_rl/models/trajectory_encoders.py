@@ -64,7 +64,7 @@ class PolicyTowerEncoder:
     async def embed(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float32]:
         """Embed the observations of the decisions, float32 [N, num_frames, D]."""
         rows = []
-        async with aclosing(self._lane.prepared_ahead(self._images, trajectories)) as prepared:
+        async with aclosing(self._lane.prepare_ahead(self._images, trajectories)) as prepared:
             async for _, images in prepared:
                 vectors = [
                     await self._lane.run(self._run_tower, part, work="embed")

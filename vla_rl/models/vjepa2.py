@@ -231,7 +231,7 @@ class VJepa2Encoder:
         ]
         rows: list[NDArray[np.float32]] = []
         try:
-            async with aclosing(self._lane.prepared_ahead(self._videos, batches)) as prepared:
+            async with aclosing(self._lane.prepare_ahead(self._videos, batches)) as prepared:
                 async for _, videos in prepared:
                     rows.extend(await self._lane.run(self._embed, videos, work="embed"))
         finally:

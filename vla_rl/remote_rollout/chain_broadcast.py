@@ -45,7 +45,7 @@ def plan_hops(
     Args:
         wanting: hosts that lack the version.
         having: hosts that have all of its bytes in memory.
-        unreachable: pairs (taker, giver) of machines that cannot connect.
+        unreachable: pairs (receiver, sender) of machines that cannot connect.
     """
     readers: dict[str, str] = {machine_name(name): name for name in having}
     # the newest link of the chain; a machine that has the bytes already may begin one
@@ -72,7 +72,7 @@ class Reachability:
     """Ways of weights to hosts, as far as attempts to bring them have shown.
 
     Attributes:
-        unreachable: pairs (taker, giver) of machines that cannot connect; those that are found are
+        unreachable: pairs (receiver, sender) of machines that cannot connect; those that are found are
             added.
     """
 
@@ -120,13 +120,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PeerLink:
-    """An open door of a host that gives to its neighbour."""
+    """An open socket of a host that sends to its peer."""
 
-    giver: WeightHost
+    sender: WeightHost
     key: str
-    """Public key of the neighbour."""
+    """Public key of the peer."""
 
-    door: SocketAddress
+    socket: SocketAddress
 
 
 class ChainBroadcast:
@@ -135,7 +135,7 @@ class ChainBroadcast:
     Args:
         origin: the version, where it comes from.
         hosts: those that want it and those that have it, by name.
-        unreachable: pairs (taker, giver) of machines that cannot connect; those that are found are
+        unreachable: pairs (receiver, sender) of machines that cannot connect; those that are found are
             added.
     """
 
@@ -161,13 +161,13 @@ class ChainBroadcast:
         Args:
             planned: the way to each host.
             has_left: called once the origin has given all bytes to every host that gets them from
-                there; it is asked again only for what a neighbour fails to pass on. Not called if
+                there; it is asked again only for what a peer fails to pass on. Not called if
                 it could not reach one of them, which needs the version from elsewhere.
         """
         received = [each for each in planned if not each.opens_memory]
         linked = [each for each in received if each.source is not None]
         try:
-            # all begin before a neighbour asks one of them
+            # all begin before a peer asks one of them
             failed = await self._each(received, self._begin)
             # before the first bytes: behind those of a slow cable a question waits for its answer
             failed |= await self._each(linked, self._link)
@@ -213,7 +213,7 @@ class ChainBroadcast:
         try:
             await self._bring(delivery)
         except Exception:
-            # its neighbours wait for it no longer, and raise errors of their own alone
+            # its peers wait for it no longer, and raise errors of their own alone
             self._failed[delivery.host].set()
             raise
 
@@ -230,7 +230,7 @@ class ChainBroadcast:
                 await self._origin.bring(host, num_bytes)
             except CheckpointError as error:
                 logger.warning(
-                    "host %s has other weights from its neighbour than were sent (%s); it gets all "
+                    "host %s has other weights from its peer than were sent (%s); it gets all "
                     "of them anew",
                     name,
                     error,
@@ -263,37 +263,37 @@ class ChainBroadcast:
         return True
 
     async def _link(self, delivery: Hop) -> None:
-        """Let a host and its neighbour open a link; without one, its bytes come from the origin."""
+        """Let a host and its peer open a link; without one, its bytes come from the origin."""
         name, source = delivery.host, delivery.source
         assert source is not None
-        taker, giver = self._hosts[name].actor, self._hosts[source]
-        if giver.gone.is_set() or self._failed[source].is_set():
+        receiver, sender = self._hosts[name].actor, self._hosts[source]
+        if sender.gone.is_set() or self._failed[source].is_set():
             return
-        key = await taker.new_link()
+        key = await receiver.new_link()
         try:
-            door = await giver.actor.give_weights(key)
+            socket = await sender.actor.send_weights(key)
         except (ActorDied, RemoteError, OSError) as error:
             logger.warning("host %s gives no weights to %s: %s", source, name, error)
             return
-        self._links[name] = PeerLink(giver, key, door)
+        self._links[name] = PeerLink(sender, key, socket)
 
     async def _end(self, link: "PeerLink") -> None:
         with contextlib.suppress(ActorDied):
-            await link.giver.actor.end_giving(link.key)
+            await link.sender.actor.stop_sending(link.key)
 
     async def _taken(self, delivery: Hop, link: "PeerLink") -> int:
-        """Let a host take the bytes from its neighbour; return how many came from there."""
-        name, source, giver = delivery.host, delivery.source, link.giver
+        """Let a host take the bytes from its peer; return how many came from there."""
+        name, source, sender = delivery.host, delivery.source, link.sender
         assert source is not None
-        taker = self._hosts[name].actor
-        if giver.gone.is_set() or self._failed[source].is_set():
+        receiver = self._hosts[name].actor
+        if sender.gone.is_set() or self._failed[source].is_set():
             return 0
-        taking = asyncio.create_task(
-            taker.take_weights(self._heading.member, link.key, giver.address, link.door)
+        receiving = asyncio.create_task(
+            receiver.receive_weights(self._heading.member, link.key, sender.address, link.socket)
         )
-        taken = await self._unless(taking, giver.gone, self._failed[source])
+        taken = await self._unless(receiving, sender.gone, self._failed[source])
         if taken is None:
-            return await taker.num_received(self._heading.member)
+            return await receiver.num_received(self._heading.member)
         if taken.fault:
             logger.warning("host %s gets no further weights from %s: %s", name, source, taken.fault)
         if taken.is_unreachable:
@@ -301,14 +301,14 @@ class ChainBroadcast:
         return taken.num_bytes
 
     async def _unless(
-        self, taking: "asyncio.Task[ReceivedBytes]", *ends: asyncio.Event
+        self, receiving: "asyncio.Task[ReceivedBytes]", *ends: asyncio.Event
     ) -> ReceivedBytes | None:
-        """Wait for what a host takes; None if its neighbour is lost or fails before."""
+        """Wait for what a host takes; None if its peer is lost or fails before."""
         ended = [asyncio.create_task(each.wait()) for each in ends]
         try:
-            await asyncio.wait((taking, *ended), return_when=asyncio.FIRST_COMPLETED)
-            return taking.result() if taking.done() else None
+            await asyncio.wait((receiving, *ended), return_when=asyncio.FIRST_COMPLETED)
+            return receiving.result() if receiving.done() else None
         finally:
-            for task in (taking, *ended):
+            for task in (receiving, *ended):
                 task.cancel()
-            await asyncio.gather(taking, *ended, return_exceptions=True)
+            await asyncio.gather(receiving, *ended, return_exceptions=True)

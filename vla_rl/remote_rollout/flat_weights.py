@@ -96,7 +96,7 @@ class IncomingWeights:
     """One version of the weights on its way in: begun, filled piece by piece, checked, applied.
 
     Its bytes are in memory that other processes of this host can open. They stay there until the
-    next version comes, for neighbours that want them later.
+    next version comes, for peers that want them later.
 
     Args:
         heading: what is to come.
@@ -137,7 +137,7 @@ class IncomingWeights:
         self.num_received += len(piece)
 
     def place(self, piece: ShardPiece) -> None:
-        """Write a piece of a share; in any thread. Raises: CheckpointError if it does not fit."""
+        """Write a piece of a shard; in any thread. Raises: CheckpointError if it does not fit."""
         end = 0
         for at, run, distance, num_bytes in map(msgspec.structs.astuple, piece.places):
             data, end = piece.data[end : end + num_bytes], end + num_bytes
@@ -153,11 +153,11 @@ class IncomingWeights:
             as_strided(self._data[at:], shape, steps)[:] = data.reshape(shape)
 
     def advance(self, num_received: int) -> None:
-        """Note that all bytes below this place have come in shares."""
+        """Note that all bytes below this place have come in shards."""
         self.num_received = max(self.num_received, num_received)
 
     async def accept(self, num_placed: int) -> str:
-        """Accept shares whose digests were compared; return the digest of all bytes.
+        """Accept shards whose digests were compared; return the digest of all bytes.
 
         Raises: CheckpointError unless they are as many as the parameters have.
         """
@@ -165,7 +165,7 @@ class IncomingWeights:
         expected = sum(each.nbytes for each in self._parameters)
         if (num_placed, self.num_received) != (expected, len(self._data)):
             raise CheckpointError(
-                f"{num_placed} bytes of weights {self.heading.version} came in shares, expected "
+                f"{num_placed} bytes of weights {self.heading.version} came in shards, expected "
                 f"{expected}"
             )
         self._is_checked = True
@@ -177,7 +177,7 @@ class IncomingWeights:
 
     async def read_on(self) -> None:
         """Compute the digest of what has come, in a thread, beside the pieces on their way."""
-        # one thread at a time, to its end: also that of a taker that is cancelled meanwhile
+        # one thread at a time, to its end: also that of a receiver that is cancelled meanwhile
         async with self._reading:
             await run_in_thread(self._read_on)
 

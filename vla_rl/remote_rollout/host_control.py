@@ -45,8 +45,8 @@ DEADLINES_S: Final = {
             "begin_weights",
             "put_weights",
             "new_link",
-            "give_weights",
-            "end_giving",
+            "send_weights",
+            "stop_sending",
             "num_received",
             "check_weights",
             "share_weights",
@@ -59,7 +59,7 @@ DEADLINES_S: Final = {
     ),
 }
 """Episodes have none of their own: simulators have theirs, and a lost host ends its calls. Weights
-that are taken from a neighbour end with its life and by its silence."""
+that are taken from a peer end with its life and by its silence."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class RolloutHostRunner:
         host: the actor there, open.
         status: what it offers.
         evaluates: run episodes as evaluations do, with clipped actions, and not by the run's agent.
-        route: the way of its pictures past this process; None if they come here.
+        route: the way of its images past this process; None if they come here.
     """
 
     def __init__(
@@ -299,7 +299,7 @@ class RolloutHostRunner:
         return episode_ref is None or episode_ref.key in self._status.kept
 
     async def materialise(self, trajectory: Trajectory) -> Trajectory:
-        """Return a metadata-only trajectory with all its arrays, or with places in an image cache for its pictures.
+        """Return a metadata-only trajectory with all its arrays, or with places in an image cache for its images.
 
         Raises: ActorDied; EpisodeLost; RankFailed if the image cache is gone.
         """
@@ -307,7 +307,7 @@ class RolloutHostRunner:
         if episode_ref is None:
             return trajectory
         route = self._route if lacks_observed(trajectory) else None
-        # the pictures first: what is taken from the host is no longer there
+        # the images first: what is taken from the host is no longer there
         found = None if route is None else await route.fetch(episode_ref)
         arrays = None
         try:
@@ -320,8 +320,8 @@ class RolloutHostRunner:
             raise EpisodeLost(trajectory.episode, "died", what)
         if route is not None and found is None:
             route.came_here()
-        cached_images, pictures = (None, {}) if found is None else found
-        materialised = materialise(trajectory, {**copy_arrays(arrays), **pictures})
+        cached_images, images = (None, {}) if found is None else found
+        materialised = materialise(trajectory, {**copy_arrays(arrays), **images})
         return msgspec.structs.replace(materialised, cached_images=cached_images)
 
     def drop_arrays(self, trajectory: Trajectory) -> None:

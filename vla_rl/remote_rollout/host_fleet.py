@@ -93,15 +93,15 @@ class HostFleet:
         self._encoder: TrajectoryEncoder | None = None
         self._seated: dict[str, EngineAssignment] = {}
         self._shares: dict[str, EnvironmentShare] = {}
-        self.pictures = ImageRoutes(0)
-        """The ways of pictures past this process. Set others before `async with`."""
+        self.images = ImageRoutes(0)
+        """The ways of images past this process. Set others before `async with`."""
 
         self.picture_way = ""
-        """The way that pictures go, in words; empty if one process learns."""
+        """The way that images go, in words; empty if one process learns."""
 
         kind_of = environment_kind if self._shape.kinds else lambda episode: ANY_KIND
         self.runner = HostEpisodeRunner(
-            weight_version, lambda cached_images: self.pictures.drop_images(cached_images), kind_of
+            weight_version, lambda cached_images: self.images.drop_images(cached_images), kind_of
         )
         """Runs episodes on the hosts that are there."""
 
@@ -156,7 +156,7 @@ class HostFleet:
                 await self._lane.run(save_encoder, self._encoder, self._policies)
             await stack.enter_async_context(self._hosts)
             await stack.enter_async_context(self._runtime)
-            await stack.enter_async_context(self.pictures)
+            await stack.enter_async_context(self.images)
             await self._bring_up_all()
             self._resources = stack.pop_all()
         return self
@@ -220,7 +220,7 @@ class HostFleet:
         self._watching = [
             self._tasks.create_task(self._follow(), name="follow the hosts"),
             self._tasks.create_task(self._require_hosts(), name="require a host"),
-            self._tasks.create_task(self.pictures.stay(), name="hold pictures"),
+            self._tasks.create_task(self.images.stay(), name="hold images"),
         ]
 
     async def _recipe_of_now(self) -> HostRecipe:
@@ -300,7 +300,7 @@ class HostFleet:
         assert isinstance(host.placement, RemoteHost)
         address = host.placement.address.removeprefix("tcp://").rpartition(":")[0]
         weight_host = WeightHost(actor, address)
-        route = await self.pictures.to(name, actor, address)
+        route = await self.images.to(name, actor, address)
 
         def admit(ready: HostStatus) -> None:
             slots = self._seated[name].kinds
@@ -328,7 +328,7 @@ class HostFleet:
     def _gone(self, name: str) -> None:
         """Run no episode there any more; those that run there end with the actor."""
         self.weights.leave(name)
-        self.pictures.leave(name)
+        self.images.leave(name)
         self.runner.remove_host(name)
         self.evaluators.remove_host(name)
         self._came_or_went.set()

@@ -30,7 +30,7 @@ class HostEpisodeRunner:
 
     Args:
         weight_version: version that every host serves that is added.
-        drop_shelved: lets pictures in an image cache be dropped; None if there is no image cache.
+        drop_shelved: lets images in an image cache be dropped; None if there is no image cache.
         kind_of: returns the kind of environment that an episode needs.
     """
 
@@ -239,7 +239,7 @@ class HostEpisodeRunner:
         self._calls.append(call)
 
     def metrics(self) -> dict[str, float]:
-        """Return the number of hosts; slots, episodes and speed of each; the ways of pictures.
+        """Return the number of hosts; slots, episodes and speed of each; the ways of images.
 
         `hosts/NAME/decision_s` begins with the kind, if environments are of several.
         `hosts/image_bytes_local` came to this process, since the start of the run.

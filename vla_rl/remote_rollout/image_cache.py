@@ -68,7 +68,7 @@ class FetchedImages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopiedImages(msgspec.Struct, frozen=True, kw_only=True):
-    """Pictures of other image caches, in the order in which they were wanted."""
+    """Images of other image caches, in the order in which they were wanted."""
 
     path: str
     key: int
@@ -92,8 +92,8 @@ class ImageCache(Actor):
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._num_bytes = max_bytes, 0
         self._keys: dict[str, KeyPair] = {}
-        self._takers: dict[str, ImageReceiver] = {}
-        self._givers: list[ImageSender] = []
+        self._receivers: dict[str, ImageReceiver] = {}
+        self._senders: list[ImageSender] = []
         self._held: dict[int, ImageMemory] = {}
         self._borrowed: dict[int, ImageMemory] = {}
 
@@ -103,31 +103,31 @@ class ImageCache(Actor):
         self._keys[keys.public] = keys
         return keys.public
 
-    async def give_pictures(self, cache_key: str) -> SocketAddress:
+    async def send_images(self, cache_key: str) -> SocketAddress:
         """Let the image cache with this key copy images. Raises: OSError if no port is free."""
-        giver = ImageSender(cache_key, self._find)
-        self._givers.append(giver)
-        return giver.door
+        sender = ImageSender(cache_key, self._find)
+        self._senders.append(sender)
+        return sender.socket
 
     @actor_method(concurrent=True)
-    async def connect(self, name: str, link_key: str, host: str, door: SocketAddress) -> str:
-        """Connect to a host that has pictures; return what is wrong, empty if nothing is.
+    async def connect(self, name: str, link_key: str, host: str, socket: SocketAddress) -> str:
+        """Connect to a host that has images; return what is wrong, empty if nothing is.
 
         Args:
             name: its name, for `fetch` and `copy_images`.
             link_key: what `new_link` returned.
             host: its address, without a port.
-            door: where it gives its pictures.
+            socket: where it sends its images.
         """
         try:
-            taker = ImageReceiver(self._keys.pop(link_key), host, door)
+            receiver = ImageReceiver(self._keys.pop(link_key), host, socket)
         except ConnectionError as error:
-            return f"its door cannot be used: {error}"
-        before, self._takers[name] = self._takers.pop(name, None), taker
+            return f"its socket cannot be used: {error}"
+        before, self._receivers[name] = self._receivers.pop(name, None), receiver
         if before is not None:
             before.close()
         try:
-            await taker.connect()
+            await receiver.connect()
         except ConnectionError as error:
             return str(error)
         return ""
@@ -150,8 +150,8 @@ class ImageCache(Actor):
         self._num_bytes += num_bytes
         kept = 0
         try:
-            given = await self._takers[name].take(ImageRequest(key))
-            memory = await _write_memory(key, [given.data])
+            sent = await self._receivers[name].take(ImageRequest(key))
+            memory = await _write_memory(key, [sent.data])
             self._held[key], kept = memory, memory.num_bytes
         except ImagesMissing:
             return FetchedImages(is_here=False)
@@ -159,28 +159,28 @@ class ImageCache(Actor):
             return FetchedImages(is_here=False, fault=str(error))
         finally:
             self._num_bytes += kept - num_bytes
-        return FetchedImages(path=memory.path, layout=given.layout, num_bytes=kept)
+        return FetchedImages(path=memory.path, layout=sent.layout, num_bytes=kept)
 
     @actor_method(concurrent=True)
     async def copy_images(self, name: str, wanted: list[ImageRequest]) -> CopiedImages:
-        """Copy pictures of another image cache here, end to end, until `release_images`.
+        """Copy images of another image cache here, end to end, until `release_images`.
 
         Raises: ConnectionError if that image cache is lost; OSError if it has dropped them.
         """
-        taker = self._takers[name]
+        receiver = self._receivers[name]
         try:
-            given = await asyncio.gather(*(taker.take(each) for each in wanted))
+            sent = await asyncio.gather(*(receiver.take(each) for each in wanted))
         except ImagesMissing:
             raise OSError(
-                f"the image cache on {name} has dropped the pictures of an episode"
+                f"the image cache on {name} has dropped the images of an episode"
             ) from None
         key = secrets.randbits(60)
-        memory = await _write_memory(key, [each.data for each in given])
+        memory = await _write_memory(key, [each.data for each in sent])
         self._borrowed[key] = memory
         return CopiedImages(path=memory.path, key=key)
 
     async def release_images(self, keys: list[int]) -> None:
-        """Free pictures that were copied."""
+        """Free images that were copied."""
         for key in keys:
             self._borrowed.pop(key).close()
 
@@ -188,7 +188,7 @@ class ImageCache(Actor):
     async def film(
         self, images: list[ArrayRef], captions: list[tuple[str, str]], frames_per_s: float
     ) -> np.ndarray:
-        """Make a video of pictures that are here; return its bytes, uint8 [bytes].
+        """Make a video of images that are here; return its bytes, uint8 [bytes].
 
         Args: those of `vla_rl.reporting.encode_video`. Raises: OSError if they were dropped.
         """
@@ -206,10 +206,10 @@ class ImageCache(Actor):
 
     async def on_stop(self) -> None:
         """Close all connections, and free the memory."""
-        for taker in self._takers.values():
-            taker.close()
-        for giver in self._givers:
-            giver.close()
+        for receiver in self._receivers.values():
+            receiver.close()
+        for sender in self._senders:
+            sender.close()
         for memory in self._borrowed.values():
             memory.close()
         for key in list(self._held):
@@ -246,11 +246,11 @@ class ImageCaches:
     """The processes; open them with `async with`.
 
     Args:
-        max_bytes: most bytes of pictures on each.
+        max_bytes: most bytes of images on each.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes, self._runtime = max_bytes, Runtime("pictures")
+        self._max_bytes, self._runtime = max_bytes, Runtime("images")
         # imported here, because the process of a cache needs no torch
         from vla_rl.learner.distributed.rank_hosts import RankAssignment
 
@@ -259,7 +259,7 @@ class ImageCaches:
 
     @property
     def homes(self) -> tuple[str, ...]:
-        """Names of the hosts whose image caches fetch pictures; empty for this one."""
+        """Names of the hosts whose image caches fetch images; empty for this one."""
         return tuple(filter(None, self._assignments)) or ("",)
 
     def assign(self, assignments: "RankAssignments") -> None:
@@ -314,7 +314,7 @@ class ImageCaches:
             raise _cache_lost(name, death) from death
 
     async def connect(self, home: str, name: str, host: "RolloutHost", address: str) -> str:
-        """Connect the image cache of a host to one that makes pictures; return what is wrong.
+        """Connect the image cache of a host to one that makes images; return what is wrong.
 
         Args:
             home: the image cache's host.
@@ -326,26 +326,26 @@ class ImageCaches:
         """
         link_key = await self.ask(home, lambda cache: cache.new_link())
         try:
-            door = await host.give_pictures(link_key)
+            socket = await host.send_images(link_key)
         except OSError as error:
             return str(error)
-        return await self.ask(home, lambda cache: cache.connect(name, link_key, address, door))
+        return await self.ask(home, lambda cache: cache.connect(name, link_key, address, socket))
 
     async def _connect_two(self, name: str, home: str) -> None:
         link_key = await self.ask(name, lambda cache: cache.new_link())
-        door = await self.ask(home, lambda cache: cache.give_pictures(link_key))
+        socket = await self.ask(home, lambda cache: cache.send_images(link_key))
         address = self._assignments[home].address
-        fault = await self.ask(name, lambda cache: cache.connect(home, link_key, address, door))
+        fault = await self.ask(name, lambda cache: cache.connect(home, link_key, address, socket))
         if fault:
             where = f"host {name!r}" if name else "this host"
-            raise ConnectionError(f"{where} cannot fetch pictures from host {home!r}: {fault}")
+            raise ConnectionError(f"{where} cannot fetch images from host {home!r}: {fault}")
 
     async def _started(self, name: str) -> ImageCache:
         try:
             return await self._runtime.spawn(
                 ImageCache,
                 self._max_bytes,
-                name=f"{name} picture image cache".lstrip(),
+                name=f"{name} image image cache".lstrip(),
                 placement=self._assignments[name].placement or ChildProcess(),
             )
         except ActorDied as death:
@@ -355,7 +355,7 @@ class ImageCaches:
 def _cache_lost(name: str, death: ActorDied) -> RankFailed:
     where = f" on host {name!r}" if name else ""
     return RankFailed(
-        f"the process that holds pictures for the learner ranks{where} (pid {death.pid}) is gone: "
+        f"the process that holds images for the learner ranks{where} (pid {death.pid}) is gone: "
         f"{death.cause}"
     )
 

@@ -29,7 +29,7 @@ class ImageMemory:
     """Rows of bytes, end to end, behind a key; a kill leaves nothing behind.
 
     Args:
-        key: whose pictures they are.
+        key: whose images they are.
         rows: uint8 [bytes] each.
 
     Attributes:
@@ -73,11 +73,11 @@ class ImageMemory:
 logger = logging.getLogger(__name__)
 
 SILENT_S: Final = 30.0
-"""Silence after which a giver that was asked counts as lost. Its death is noticed sooner: its
+"""Silence after which a sender that was asked counts as lost. Its death is noticed sooner: its
 connection closes, or the control process misses its host."""
 
 EPISODES_AHEAD: Final = 4
-"""Episodes that an image cache asks one giver for before one has come; this bounds what is on the way."""
+"""Episodes that an image cache asks one sender for before one has come; this bounds what is on the way."""
 
 
 class ImageRequest(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ NO_IMAGES: Final = ImageReply(np.empty(0, np.uint8))
 
 
 class ImagesMissing(Exception):
-    """The giver does not have the arrays of this episode."""
+    """The sender does not have the arrays of this episode."""
 
 
 class ImageSender:
@@ -129,7 +129,7 @@ class ImageSender:
     def __init__(self, cache_key: str, find: Callable[[ImageRequest], ImageReply | None]) -> None:
         self._find, self._codec = find, Codec()
         self._open = ServerSocket(cache_key, self._on_message)
-        self.door = self._open.door
+        self.socket = self._open.socket
         """Place at which the image cache connects."""
 
     def close(self) -> None:
@@ -144,28 +144,28 @@ class ImageSender:
         except (ValueError, OSError, msgspec.ValidationError) as error:
             # answered all the same: answers are told apart by their order
             logger.warning(
-                "an image cache asked for pictures in a message that cannot be read: %s", error
+                "an image cache asked for images in a message that cannot be read: %s", error
             )
         kind = Kind.ERROR if found is None else Kind.RESULT
-        self._open.send(self._codec.encode(kind, 0, 0, 0, found, "pictures"))
+        self._open.send(self._codec.encode(kind, 0, 0, 0, found, "images"))
 
 
 class ImageReceiver:
-    """An image cache's connection to one giver. Owned by one event loop.
+    """An image cache's connection to one sender. Owned by one event loop.
 
     Args:
-        keys: those whose public one the giver was given.
-        host: address of the giver's host, without a port.
-        door: its place there.
+        keys: those whose public one the sender was given.
+        host: address of the sender's host, without a port.
+        socket: its place there.
     """
 
-    def __init__(self, keys: KeyPair, host: str, door: SocketAddress) -> None:
+    def __init__(self, keys: KeyPair, host: str, socket: SocketAddress) -> None:
         self._codec, self._stack = Codec(), ExitStack()
         self._asked: deque[asyncio.Future[ImageReply]] = deque()
         self._room, self._fault = asyncio.Semaphore(EPISODES_AHEAD), ""
         self._clock, self._heard_s = asyncio.get_running_loop().time, 0.0
         self._link = self._stack.enter_context(
-            open_link(host, door, keys, self._on_message, self._on_lost)
+            open_link(host, socket, keys, self._on_message, self._on_lost)
         )
 
     async def connect(self) -> None:
@@ -175,7 +175,7 @@ class ImageReceiver:
     async def take(self, wanted: ImageRequest) -> ImageReply:
         """Ask for observations of an episode.
 
-        Raises: ConnectionError if the giver is lost; ImagesMissing if it does not have them.
+        Raises: ConnectionError if the sender is lost; ImagesMissing if it does not have them.
         """
         async with self._room:
             return await self._ask(wanted, SILENT_S)
@@ -190,10 +190,10 @@ class ImageReceiver:
             raise ConnectionError(self._fault)
         answer: asyncio.Future[ImageReply] = asyncio.get_running_loop().create_future()
         self._asked.append(answer)
-        self._link.send(self._codec.encode(Kind.CALL, 0, 0, 0, wanted, "pictures"))
+        self._link.send(self._codec.encode(Kind.CALL, 0, 0, 0, wanted, "images"))
         begun_s = self._clock()
         while True:
-            # what came meanwhile was asked for before: the giver is slow, and not silent
+            # what came meanwhile was asked for before: the sender is slow, and not silent
             until_s = max(begun_s, self._heard_s) + within_s
             try:
                 async with asyncio.timeout_at(until_s):
@@ -217,9 +217,7 @@ class ImageReceiver:
             else:
                 answer.set_result(self._codec.decode(self._codec.decoder(ImageReply), frames))
         except (MalformedMessage, msgspec.ValidationError) as error:
-            _fail_future(
-                answer, ConnectionError(f"{self._link.address} sends no pictures: {error}")
-            )
+            _fail_future(answer, ConnectionError(f"{self._link.address} sends no images: {error}"))
 
     def _on_lost(self) -> None:
         self._fail(f"the connection to {self._link.address} was lost")

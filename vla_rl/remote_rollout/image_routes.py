@@ -68,14 +68,14 @@ class ImageCopies:
         self._image_caches: dict[str, _CacheCopies] = {}
 
     def held(
-        self, host: str, pictures: Collection[ArrayRef]
+        self, host: str, images: Collection[ArrayRef]
     ) -> tuple[list[int], dict[ArrayRef, ArrayRef]]:
         """Return the copies that are in the image cache of `host`, and the keys of their memories.
 
         They stay until `end` is called with these keys.
         """
         cache = self._image_caches.setdefault(host, _CacheCopies())
-        found = {each: cache.key_of[each] for each in pictures if each in cache.key_of}
+        found = {each: cache.key_of[each] for each in images if each in cache.key_of}
         keys = list(dict.fromkeys(found.values()))
         for key in keys:
             cache.memories[key].num_readers += 1
@@ -116,7 +116,7 @@ class ImageCopies:
         return freed
 
     def drop_images(self, cached_images: ImageCacheRef) -> None:
-        """Let the copies of an episode's pictures be freed, whose originals are dropped."""
+        """Let the copies of an episode's images be freed, whose originals are dropped."""
         for cache in self._image_caches.values():
             for memory in cache.memories.values():
                 memory.is_stale = memory.is_stale or memory.is_of(cached_images)
@@ -132,7 +132,7 @@ class ImageRoutes:
     """All ways, over the image caches of a run; open it with `async with`.
 
     Args:
-        max_bytes: most bytes of pictures in an image cache; 0 without image caches: all come to this process.
+        max_bytes: most bytes of images in an image cache; 0 without image caches: all come to this process.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -147,7 +147,7 @@ class ImageRoutes:
 
     @property
     def has_image_caches(self) -> bool:
-        """Whether pictures go past this process."""
+        """Whether images go past this process."""
         return self._max_bytes > 0
 
     def assign(self, assignments: RankAssignments) -> None:
@@ -155,13 +155,13 @@ class ImageRoutes:
         self._image_caches.assign(assignments)
 
     async def __aenter__(self) -> Self:
-        """Start the image caches, or say why pictures go through this process. Raises: RankFailed."""
+        """Start the image caches, or say why images go through this process. Raises: RankFailed."""
         async with AsyncExitStack() as stack:
             try:
                 if self.has_image_caches:
                     await stack.enter_async_context(self._image_caches)
             except OSError as error:
-                logger.warning("pictures go through this process: %s", error)
+                logger.warning("images go through this process: %s", error)
             else:
                 self._homes = self._image_caches.homes if self.has_image_caches else ()
             self._held = dict.fromkeys(self._homes, 0)
@@ -210,7 +210,7 @@ class ImageRoutes:
         return route
 
     def leave(self, name: str) -> None:
-        """Wait no longer for pictures of a host that is gone; an unknown name is ignored."""
+        """Wait no longer for images of a host that is gone; an unknown name is ignored."""
         route = self._routes.pop(name, None)
         if route is not None:
             route.end()
@@ -239,19 +239,19 @@ class ImageRoutes:
         return min(homes, key=lambda home: self._held[home])
 
     def drop_images(self, cached_images: ImageCacheRef) -> None:
-        """Let the pictures of an episode be dropped, with the next one that is fetched."""
+        """Let the images of an episode be dropped, with the next one that is fetched."""
         self._held[cached_images.host] -= cached_images.num_bytes
         self._dropped[cached_images.host].append(cached_images.key)
         self._image_copies.drop_images(cached_images)
 
-    async def copy_images(self, host: str, pictures: Collection[ArrayRef]) -> CopiedImages:
-        """Copy pictures of other image caches to that of a host: a `ImageCopier`.
+    async def copy_images(self, host: str, images: Collection[ArrayRef]) -> CopiedImages:
+        """Copy images of other image caches to that of a host: a `ImageCopier`.
 
         Those that an earlier mini-batch left there are not copied again.
         """
-        keys, places = self._image_copies.held(host, pictures)
+        keys, places = self._image_copies.held(host, images)
         of_home: dict[str, dict[int, list[ArrayRef]]] = {}
-        for each in pictures:
+        for each in images:
             if each not in places:
                 of_home.setdefault(each.host, {}).setdefault(each.key, []).append(each)
         for home, by_key in of_home.items():
@@ -281,9 +281,7 @@ class ImageRoutes:
             )
         except OSError as error:
             where = f"host {host!r}" if host else "this host"
-            raise RankFailed(
-                f"pictures of host {home!r} did not come to {where}: {error}"
-            ) from error
+            raise RankFailed(f"images of host {home!r} did not come to {where}: {error}") from error
         return found.key, found.places(
             host, [each for arrays in by_key.values() for each in arrays]
         )
@@ -294,7 +292,7 @@ class ImageRoutes:
         captions: Sequence[tuple[str, str]],
         frames_per_s: float,
     ) -> "Future[np.ndarray]":
-        """Begin a video of pictures in an image cache: a `vla_rl.reporting.videos.VideoMaker`."""
+        """Begin a video of images in an image cache: a `vla_rl.reporting.videos.VideoMaker`."""
         film: Future[np.ndarray] = Future()
         making = self._image_caches.ask(
             images[0].host, lambda cache: cache.film(list(images), list(captions), frames_per_s)
@@ -305,7 +303,7 @@ class ImageRoutes:
         return film
 
     def say_why(self, name: str, fault: str) -> None:
-        """Print one line about pictures that come here, once for each host.
+        """Print one line about images that come here, once for each host.
 
         Args:
             name: the host.
@@ -317,14 +315,14 @@ class ImageRoutes:
         self._said.add(who)
         if fault:
             logger.warning(
-                "pictures of host %s go through this process, because the one that holds them for "
+                "images of host %s go through this process, because the one that holds them for "
                 "the learner ranks cannot fetch them: %s; let it reach all ports of that host",
                 name,
                 fault,
             )
         else:
             logger.warning(
-                "some pictures go through this process: the one that holds them for the learner "
+                "some images go through this process: the one that holds them for the learner "
                 "ranks has its %g GiB full; raise --cluster.episode-store-gib, or lower "
                 "--scheduler.max-staleness",
                 self._max_bytes / (1 << 30),
@@ -340,7 +338,7 @@ class ImageRoutes:
 
 
 class ImageRoute:
-    """The way of one host's pictures.
+    """The way of one host's images.
 
     Args:
         routes: all ways.
@@ -376,15 +374,15 @@ class ImageRoute:
         return cached_images, fetched.arrays(episode_ref.key, home)
 
     def end(self) -> None:
-        """Wait no longer for pictures: the host is gone."""
+        """Wait no longer for images: the host is gone."""
         self._ended.set()
 
     def came_here(self) -> None:
-        """Note that the pictures of an episode came here, and say why, once."""
+        """Note that the images of an episode came here, and say why, once."""
         self._routes.say_why(self._name, self._fault)
 
     def drop_images(self, cached_images: ImageCacheRef) -> None:
-        """Let the pictures of an episode be dropped."""
+        """Let the images of an episode be dropped."""
         self._routes.drop_images(cached_images)
 
     async def _unless_ended(

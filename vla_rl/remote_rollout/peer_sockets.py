@@ -18,14 +18,14 @@ from vla_rl.actors.wire.sockets import HALF_SENT_MS, BoundedSocket, LoopSocket
 
 
 class SocketAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """The place at which a host gives its weights to one neighbour."""
+    """The place at which a host gives its weights to one peer."""
 
     port: int
     public_key: str
 
 
 class ServerContext:
-    """A context of ZeroMQ that several doors share, with the gatekeeper that knows their keys.
+    """A context of ZeroMQ that several sockets share, with the gatekeeper that knows their keys.
 
     It has threads beside those of the episodes.
 
@@ -38,31 +38,31 @@ class ServerContext:
         self.gatekeeper = CurveAuthenticator(self.context, [])
 
     def close(self) -> None:
-        """End the threads. Close all doors before."""
+        """End the threads. Close all sockets before."""
         self.gatekeeper.close()
         self.context.term()
 
 
 class ServerSocket:
-    """Listens for one neighbour.
+    """Listens for one peer.
 
     Args:
-        taker_key: public key of the only neighbour that may connect.
+        taker_key: public key of the only peer that may connect.
         on_message: called with each message.
-        entrance: shared with other doors, which is closed after them; None: its own. Of several doors,
+        entrance: shared with other sockets, which is closed after them; None: its own. Of several sockets,
             the last one replaces the keys of those before: call `entrance.gatekeeper.allow` after it.
 
     Raises: OSError if no port is free.
     """
 
     def __init__(
-        self, taker_key: str, on_message: OnMessage, entrance: ServerContext | None = None
+        self, receiver_key: str, on_message: OnMessage, entrance: ServerContext | None = None
     ) -> None:
         self._on_message, self._is_met = on_message, False
         self._own = ServerContext() if entrance is None else None
         shared = entrance or self._own
         assert shared is not None
-        settings = ListenSettings(*get_own_address(), taker_key)
+        settings = ListenSettings(*get_own_address(), receiver_key)
         try:
             self._listening = ListeningSocket(shared.context, settings, shared.gatekeeper)
         except BaseException:
@@ -71,8 +71,10 @@ class ServerSocket:
             raise
         self._socket = LoopSocket(self._listening.socket, self._take, in_place=True)
         self._metered = BoundedSocket(self._socket, self._take)
-        self.door = SocketAddress(port=self._listening.port, public_key=self._listening.public_key)
-        """Place at which the neighbour connects."""
+        self.socket = SocketAddress(
+            port=self._listening.port, public_key=self._listening.public_key
+        )
+        """Place at which the peer connects."""
 
     def send(self, frames: Frames) -> None:
         """Queue one message."""
@@ -88,7 +90,7 @@ class ServerSocket:
 
     def _take(self, frames: Frames) -> None:
         if not self._is_met:
-            # the neighbour has shown its key: the port answers to no one else
+            # the peer has shown its key: the port answers to no one else
             self._listening.close_door()
             self._is_met = True
         self._on_message(frames)
@@ -97,25 +99,25 @@ class ServerSocket:
 @contextmanager
 def open_link(
     host: str,
-    door: SocketAddress,
+    socket: SocketAddress,
     keys: KeyPair,
     on_message: OnMessage,
     on_lost: Callable[[], None],
 ) -> Iterator[DirectLink]:
-    """Connect to a neighbour's door while the block is open.
+    """Connect to a peer's socket while the block is open.
 
     Args:
-        host: address of the neighbour's host, without a port.
-        door: its place there.
-        keys: those whose public one the neighbour was given.
+        host: address of the peer's host, without a port.
+        socket: its place there.
+        keys: those whose public one the peer was given.
         on_message, on_lost: as for `DirectLink`.
 
-    Raises: ConnectionError for a door that cannot be.
+    Raises: ConnectionError for a socket that cannot be.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    address = f"tcp://{host}:{door.port}"
+    address = f"tcp://{host}:{socket.port}"
     try:
-        link = DirectLink(context, address, door.public_key, keys, on_message, on_lost)
+        link = DirectLink(context, address, socket.public_key, keys, on_message, on_lost)
     except BaseException:
         context.term()
         raise

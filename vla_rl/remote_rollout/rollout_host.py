@@ -65,7 +65,7 @@ class RolloutHost(Actor):
     """Runs the episodes that it is given, several at the same time.
 
     The policies' files come first (`put_file`), then `open`. Weights of a policy change by
-    `begin_weights`, then `put_weights` or `take_weights` with `check_weights`, or `take_shares`, beside
+    `begin_weights`, then `put_weights` or `receive_weights` with `check_weights`, or `receive_shards`, beside
     running episodes, and by `apply_weights` between two batches, so that each decision is made with exactly the version
     that it names.
 
@@ -82,7 +82,7 @@ class RolloutHost(Actor):
         self._encoder: TrajectoryEncoder | None = None
         self._recipe_digest = ""
         self._is_new = True
-        self._givers: list[ImageSender] = []
+        self._senders: list[ImageSender] = []
 
     async def on_start(self) -> None:
         """Make a folder for the policies' files; remove those of processes that were killed."""
@@ -185,11 +185,11 @@ class RolloutHost(Actor):
             arrays = await _take_embedded(self._store, key, self._encoder)
         return without_observed(arrays) if is_cached and arrays is not None else arrays
 
-    async def give_pictures(self, cache_key: str) -> SocketAddress:
+    async def send_images(self, cache_key: str) -> SocketAddress:
         """Let the image cache with this key fetch observations. Raises: OSError if no port is free."""
-        giver = ImageSender(cache_key, self._find_pictures)
-        self._givers.append(giver)
-        return giver.door
+        sender = ImageSender(cache_key, self._find_images)
+        self._senders.append(sender)
+        return sender.socket
 
     async def begin_weights(self, heading: WeightHeading) -> None:
         """Make room for a version of the weights. Raises: CheckpointError if it does not fit."""
@@ -199,49 +199,49 @@ class RolloutHost(Actor):
         """Add the next piece. Raises: CheckpointError if it is not the next one."""
         await self._weight_store.put(member, start, piece)
 
-    async def open_doors(self, member: str, keys: list[str]) -> list[SocketAddress]:
-        """Let ranks with these keys give their shares. Raises: OSError if no port is free."""
-        return self._weight_store.open_doors(member, keys)
+    async def open_sockets(self, member: str, keys: list[str]) -> list[SocketAddress]:
+        """Let ranks with these keys give their shards. Raises: OSError if no port is free."""
+        return self._weight_store.open_sockets(member, keys)
 
     @actor_method(concurrent=True)
-    async def take_shares(self, member: str, shares: list[WeightShard]) -> str:
-        """Take the shares of the learner's ranks, and check them; return the digest of the row.
+    async def receive_shards(self, member: str, shards: list[WeightShard]) -> str:
+        """Take the shards of the learner's ranks, and check them; return the digest of the row.
 
         Args:
             member: the policy.
-            shares: what the ranks have, in the order of their keys.
+            shards: what the ranks have, in the order of their keys.
 
         Raises: CheckpointError for other bytes; WeightsNotGiven if a rank is silent.
         """
-        return await self._weight_store.take_shares(member, shares)
+        return await self._weight_store.receive_shards(member, shards)
 
     async def new_link(self) -> str:
-        """Return the public key with which this process will connect to a neighbour."""
+        """Return the public key with which this process will connect to a peer."""
         return self._weight_store.new_link()
 
-    async def give_weights(self, link_key: str) -> SocketAddress:
-        """Let the neighbour with this key take weights. Raises: OSError if no port is free."""
-        return self._weight_store.give(link_key)
+    async def send_weights(self, link_key: str) -> SocketAddress:
+        """Let the peer with this key take weights. Raises: OSError if no port is free."""
+        return self._weight_store.start_sending(link_key)
 
-    async def end_giving(self, link_key: str) -> None:
-        """Close the door to a neighbour."""
-        self._weight_store.end_giving(link_key)
+    async def stop_sending(self, link_key: str) -> None:
+        """Close the socket to a peer."""
+        self._weight_store.stop_sending(link_key)
 
     @actor_method(concurrent=True)
-    async def take_weights(
-        self, member: str, link_key: str, host: str, door: SocketAddress
+    async def receive_weights(
+        self, member: str, link_key: str, host: str, socket: SocketAddress
     ) -> ReceivedBytes:
-        """Take what is missing from a neighbour.
+        """Take what is missing from a peer.
 
         Args:
             member: the policy.
             link_key: what `new_link` returned.
-            host: address of the neighbour's host, without a port.
-            door: what the neighbour's `give_weights` returned.
+            host: address of the peer's host, without a port.
+            socket: what the peer's `send_weights` returned.
 
         Raises: CheckpointError for bytes that do not fit.
         """
-        return await self._weight_store.take(member, link_key, host, door)
+        return await self._weight_store.take(member, link_key, host, socket)
 
     async def num_received(self, member: str) -> int:
         """Return the number of bytes that have come of the version that was begun last."""
@@ -280,13 +280,13 @@ class RolloutHost(Actor):
         else:
             await asyncio.wait((self._serving,))
 
-    def _find_pictures(self, wanted: ImageRequest) -> ImageReply | None:
+    def _find_images(self, wanted: ImageRequest) -> ImageReply | None:
         arrays = None if wanted.key is None else self._store.get_observed(wanted.key)
         return None if arrays is None else join_arrays(arrays)
 
     def _end_giving(self) -> None:
-        while self._givers:
-            self._givers.pop().close()
+        while self._senders:
+            self._senders.pop().close()
 
     def _status(self, kept: tuple[int, ...] = ()) -> HostStatus:
         held = {

@@ -30,7 +30,7 @@ from vla_rl.util.tasks import run_in_thread
 
 
 class ReceivedBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a host came with taking weights from a neighbour."""
+    """How far a host came with taking weights from a peer."""
 
     num_bytes: int
     """Bytes that it has, from the first one on."""
@@ -43,7 +43,7 @@ class ReceivedBytes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SILENT_S: Final = 30.0
-"""Silence after which a neighbour counts as lost. Its death is noticed sooner: its connection closes,
+"""Silence after which a peer counts as lost. Its death is noticed sooner: its connection closes,
 or the control process misses it."""
 
 _PIECES_AHEAD: Final = 8
@@ -63,21 +63,21 @@ class WantedWeights(msgspec.Struct, frozen=True):
 
 
 class WeightSender:
-    """Gives one neighbour what this host has of a policy's weights, or gets meanwhile.
+    """Gives one peer what this host has of a policy's weights, or gets meanwhile.
 
     Args:
-        taker_key: public key of the only neighbour that may connect.
+        taker_key: public key of the only peer that may connect.
         row_layout: returns the weights of a member; None if it has none.
     """
 
-    def __init__(self, taker_key: str, row_of: Callable[[str], IncomingWeights | None]) -> None:
+    def __init__(self, receiver_key: str, row_of: Callable[[str], IncomingWeights | None]) -> None:
         self._row_of, self._codec = row_of, Codec()
         self._wanted: list[WantedWeights] = []
-        self._open = ServerSocket(taker_key, self._on_message)
-        self.door = self._open.door
-        """Place at which the neighbour connects."""
+        self._open = ServerSocket(receiver_key, self._on_message)
+        self.socket = self._open.socket
+        """Place at which the peer connects."""
 
-    def give(self) -> None:
+    def start_sending(self) -> None:
         """Send what is wanted and has come by now."""
         waiting: list[WantedWeights] = []
         for wanted in self._wanted:
@@ -100,17 +100,17 @@ class WeightSender:
         except (MalformedMessage, msgspec.ValidationError):
             return
         self._wanted.append(wanted)
-        self.give()
+        self.start_sending()
 
     def _send(self, kind: Kind, value: np.ndarray | str) -> None:
         self._open.send(self._codec.encode(kind, 0, 0, 0, value, "weights"))
 
 
 class WeightReceiver:
-    """Takes the rest of a version from a neighbour.
+    """Takes the rest of a version from a peer.
 
     Args:
-        keys: those whose public one the neighbour was given.
+        keys: those whose public one the peer was given.
         incoming: the version; its bytes may come from elsewhere before and afterwards.
         came: called after each piece.
     """
@@ -120,27 +120,27 @@ class WeightReceiver:
         self._codec = Codec()
         self._news: asyncio.Queue[Frames | None] = asyncio.Queue()  # bounded by what is asked for
 
-    async def take(self, host: str, door: SocketAddress) -> ReceivedBytes:
-        """Take all that is missing; return how far it came if the neighbour is lost meanwhile.
+    async def take(self, host: str, socket: SocketAddress) -> ReceivedBytes:
+        """Take all that is missing; return how far it came if the peer is lost meanwhile.
 
         Args:
-            host: address of the neighbour's host, without a port.
-            door: its place there.
+            host: address of the peer's host, without a port.
+            socket: its place there.
 
         Raises: CheckpointError for bytes that do not fit.
         """
         put = self._news.put_nowait
         try:
-            with open_link(host, door, self._keys, put, lambda: put(None)) as link:
+            with open_link(host, socket, self._keys, put, lambda: put(None)) as link:
                 fault, is_unreachable = await self._take_all(link)
         except ConnectionError as error:
-            fault, is_unreachable = f"its door cannot be used: {error}", True
+            fault, is_unreachable = f"its socket cannot be used: {error}", True
         return ReceivedBytes(
             num_bytes=self._incoming.num_received, fault=fault, is_unreachable=is_unreachable
         )
 
     async def _take_all(self, link: DirectLink) -> tuple[str, bool]:
-        """Return what is wrong with the neighbour, and whether it was never reached."""
+        """Return what is wrong with the peer, and whether it was never reached."""
         incoming, total = self._incoming, self._incoming.heading.num_bytes
         asked, heard_s = self._ask_ahead(link, incoming.num_received), time.monotonic()
         began_s = heard_s
@@ -191,10 +191,10 @@ _MAX_THREADS: Final = 4
 
 
 class ShardReceiver:
-    """Takes all shares of a version, at the same time.
+    """Takes all shards of a version, at the same time.
 
     Args:
-        keys: public keys of the ranks; one door is opened for each.
+        keys: public keys of the ranks; one socket is opened for each.
         incoming: the version.
         came: called when the beginning of the row has become longer.
 
@@ -220,34 +220,34 @@ class ShardReceiver:
         entrance.gatekeeper.allow(keys)
 
     @property
-    def doors(self) -> list[SocketAddress]:
+    def sockets(self) -> list[SocketAddress]:
         """Places at which the ranks connect, in the order of their keys."""
-        return [link.door for link in self._links]
+        return [link.socket for link in self._links]
 
-    async def take(self, shares: Sequence[WeightShard]) -> str:
-        """Take the shares, in the order of the keys; return the digest of the row.
+    async def take(self, shards: Sequence[WeightShard]) -> str:
+        """Take the shards, in the order of the keys; return the digest of the row.
 
         Raises: CheckpointError for other bytes than the ranks have; WeightsNotGiven if one is silent.
         """
         try:
             async with asyncio.TaskGroup() as group:
-                for link, share in zip(self._links, shares, strict=True):
-                    group.create_task(self._take_share(link, share))
+                for link, shard in zip(self._links, shards, strict=True):
+                    group.create_task(self._receive_shard(link, shard))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
             self.close()
-        return await self._incoming.accept(sum(share.num_bytes for share in shares))
+        return await self._incoming.accept(sum(shard.num_bytes for shard in shards))
 
     def close(self) -> None:
-        """Close all doors and connections."""
+        """Close all sockets and connections."""
         self._open.close()
 
-    async def _take_share(self, link: "_ShardLink", share: WeightShard) -> None:
+    async def _receive_shard(self, link: "_ShardLink", shard: WeightShard) -> None:
         total = self._incoming.heading.num_bytes
         digest = ShardDigest()
         while link.next_at < total:
-            piece = await link.next_piece(share.holder)
+            piece = await link.next_piece(shard.holder)
             # copied and read in a thread: other ranks' pieces, and episodes, come meanwhile
             await run_in_thread(self._put, piece, digest)
             link.next_at = piece.next_at
@@ -255,10 +255,10 @@ class ShardReceiver:
             self._incoming.advance(min(each.next_at for each in self._links))
             self._came()
             await self._incoming.read_on()
-        if (digest.digest, digest.num_bytes) != (share.digest, share.num_bytes):
+        if (digest.digest, digest.num_bytes) != (shard.digest, shard.num_bytes):
             raise CheckpointError(
                 f"{digest.num_bytes} bytes of weights {self._incoming.heading.version} came from rank "
-                f"{share.holder}, which has {share.num_bytes}, or other bytes than it has"
+                f"{shard.holder}, which has {shard.num_bytes}, or other bytes than it has"
             )
 
     def _put(self, piece: ShardPiece, digest: ShardDigest) -> None:
@@ -270,7 +270,7 @@ class _ShardLink:
     """The connection to one rank.
 
     Attributes:
-        door: place at which it connects.
+        socket: place at which it connects.
         next_at: place of the first byte of its next piece.
     """
 
@@ -279,7 +279,7 @@ class _ShardLink:
         self._news: asyncio.Queue[Frames] = asyncio.Queue()  # bounded by what is asked for
         self.next_at = 0
         self._open = ServerSocket(key, self._news.put_nowait, entrance)
-        self.door = self._open.door
+        self.socket = self._open.socket
 
     async def next_piece(self, rank: int) -> ShardPiece:
         """Return the next piece. Raises: WeightsNotGiven if it does not come, or is none."""
@@ -302,5 +302,5 @@ class _ShardLink:
         self._open.send(self._codec.encode(Kind.CALL, 0, 0, 0, None, "wanted weights"))
 
     def close(self) -> None:
-        """Close door and connection."""
+        """Close socket and connection."""
         self._open.close()

@@ -1,7 +1,7 @@
 """The newest weights of each policy to every host: all of them stage a version, then all apply it.
 
     apply_weights (device lane) ─► copy ─┐
-    take_shares: from the ranks ─────────┴► stage on each host, beside running episodes ─► apply on each
+    receive_shards: from the ranks ─────────┴► stage on each host, beside running episodes ─► apply on each
                                          └► once the bytes have left: the learner goes on
     a host that is away meanwhile gets the newest version before it runs episodes again
 
@@ -80,7 +80,7 @@ class HostWeights:
         """Receivers of the learners' weights, by member name."""
 
     def leave(self, name: str) -> None:
-        """Note that a host is lost: it gets no versions, and its neighbours wait for it no longer."""
+        """Note that a host is lost: it gets no versions, and its peers wait for it no longer."""
         host = self.hosts.pop(name, None)
         if host is not None:
             host.gone.set()

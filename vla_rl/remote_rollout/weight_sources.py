@@ -1,9 +1,9 @@
 """Where a version of the weights comes from, before any host has it.
 
     one process learns    apply_weights ─► a copy: LocalWeightSource ──────────┐
-    ranks learn           take_shares   ─► their shards: ShardedWeightSource ┴► `HostWeights.publish`
+    ranks learn           receive_shards   ─► their shards: ShardedWeightSource ┴► `HostWeights.publish`
 
-No process has a copy of what ranks hold: each gives its share.
+No process has a copy of what ranks hold: each gives its shard.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ class WeightHost:
 
     actor: RolloutHost
     address: str
-    """Address of its host, without a port, at which its neighbours and the ranks find it."""
+    """Address of its host, without a port, at which its peers and the ranks find it."""
 
     gone: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once it is lost, or has failed, so that its neighbours do not wait for it."""
+    """Set once it is lost, or has failed, so that its peers do not wait for it."""
 
 
 _IN_FLIGHT: Final = 8
@@ -125,7 +125,7 @@ class LocalWeightSource:
 
 
 class ShardedWeightSource:
-    """A version of which each rank has a share.
+    """A version of which each rank has a shard.
 
     The host that takes it from there computes the digest of the row; the others are compared with it.
     The ranks give their newest weights alone, so it is gone with their next optimizer step.
@@ -133,7 +133,7 @@ class ShardedWeightSource:
     Args:
         heading: names, forms and number of bytes.
         holders: the ranks.
-        shares: what each of them holds, with digests.
+        shards: what each of them holds, with digests.
         digest: digest of all bytes, if it is known.
     """
 
@@ -143,18 +143,18 @@ class ShardedWeightSource:
         self,
         heading: WeightHeading,
         holders: ShardHolders,
-        shares: Sequence[WeightShard],
+        shards: Sequence[WeightShard],
         digest: str | None,
     ) -> None:
         self.heading = heading
-        self._holders, self._shares, self._digest = holders, shares, digest
+        self._holders, self._shards, self._digest = holders, shards, digest
         self._taking: list[asyncio.Task[None]] = []
         self._fault = ""
 
     @property
     def machines(self) -> frozenset[str]:
         """Names of the hosts that have a part of it."""
-        return frozenset(share.host for share in self._shares)
+        return frozenset(shard.host for shard in self._shards)
 
     async def is_same_as(self, other: WeightSource) -> bool:
         """Return whether the bytes are known to be the same."""
@@ -165,21 +165,21 @@ class ShardedWeightSource:
         return self._digest
 
     async def bring(self, host: WeightHost, num_bytes: int) -> None:
-        """Let a host take all shares, or compare what it has already."""
+        """Let a host take all shards, or compare what it has already."""
         if num_bytes == self.heading.num_bytes:
             digest = await self._digest_of_others()
             if digest is not None:
                 await host.actor.check_weights(self.heading.member, digest)
                 return
         if num_bytes:
-            # a share has no rest: its digest is that of all of its pieces
+            # a shard has no rest: its digest is that of all of its pieces
             await host.actor.begin_weights(self.heading)
-        taking = asyncio.create_task(self._take(host))
-        self._taking.append(taking)
-        await taking
+        receiving = asyncio.create_task(self._take(host))
+        self._taking.append(receiving)
+        await receiving
 
     async def _digest_of_others(self) -> str | None:
-        """Return the digest, if any host that takes the shares now gets to its end."""
+        """Return the digest, if any host that takes the shards now gets to its end."""
         while self._digest is None:
             self._taking = [each for each in self._taking if not each.done()]
             if not self._taking:
@@ -188,7 +188,7 @@ class ShardedWeightSource:
         return self._digest
 
     async def _take(self, host: WeightHost) -> None:
-        """Let a host take all shares; note the digest of the row."""
+        """Let a host take all shards; note the digest of the row."""
         try:
             digest = await self._taken(host)
         except HostNotReached as fault:
@@ -202,49 +202,51 @@ class ShardedWeightSource:
         self._digest = digest
 
     async def _taken(self, host: WeightHost) -> str:
-        """Let a host take all shares; return the digest of the row."""
+        """Let a host take all shards; return the digest of the row."""
         member = self.heading.member
         async with self._holders.turn:
             if self._fault:  # it goes another way now, and other hosts need not try
                 raise WeightsNotGiven(self._fault)
-            links = await self._holders.new_links(self._shares)
+            links = await self._holders.new_links(self._shards)
             try:
-                doors = await host.actor.open_doors(member, links)
+                sockets = await host.actor.open_sockets(member, links)
             except OSError as error:
                 raise HostNotReached(str(error)) from error
             places = [
-                ShardSocket(address=f"tcp://{host.address}:{door.port}", public_key=door.public_key)
-                for door in doors
+                ShardSocket(
+                    address=f"tcp://{host.address}:{socket.port}", public_key=socket.public_key
+                )
+                for socket in sockets
             ]
-            taking = asyncio.create_task(host.actor.take_shares(member, list(self._shares)))
-            giving = asyncio.create_task(self._holders.send_shards(self._shares, links, places))
+            receiving = asyncio.create_task(host.actor.receive_shards(member, list(self._shards)))
+            sending = asyncio.create_task(self._holders.send_shards(self._shards, links, places))
             try:
-                await asyncio.wait((taking, giving), return_when=asyncio.FIRST_COMPLETED)
-                if not taking.done():
-                    await self._explain(giving, taking)
-                return await taking
+                await asyncio.wait((receiving, sending), return_when=asyncio.FIRST_COMPLETED)
+                if not receiving.done():
+                    await self._explain(sending, receiving)
+                return await receiving
             finally:
-                for task in (taking, giving):
+                for task in (receiving, sending):
                     task.cancel()
-                await asyncio.gather(taking, giving, return_exceptions=True)
+                await asyncio.gather(receiving, sending, return_exceptions=True)
 
-    async def _explain(self, giving: "asyncio.Task[None]", taking: "asyncio.Task[str]") -> None:
+    async def _explain(self, sending: "asyncio.Task[None]", receiving: "asyncio.Task[str]") -> None:
         """Raise what ended the giving, unless it is the death of the host."""
-        error = giving.exception()
+        error = sending.exception()
         if error is None:
             return
         if isinstance(error, WeightsNotGiven):
             # a host that dies closes its connections before its death is known here
-            await asyncio.wait((taking,), timeout=_KNOWN_WITHIN_S)
-            if taking.done():
+            await asyncio.wait((receiving,), timeout=_KNOWN_WITHIN_S)
+            if receiving.done():
                 return
         raise error
 
     @property
     def _contents(self) -> tuple[object, ...]:
         """Everything that is the same for the same bytes, held by the same ranks."""
-        shares = tuple((each.holder, each.num_bytes, each.digest) for each in self._shares)
-        return self.heading.names, self.heading.forms, shares
+        shards = tuple((each.holder, each.num_bytes, each.digest) for each in self._shards)
+        return self.heading.names, self.heading.forms, shards
 
 
 _KNOWN_WITHIN_S: Final = 5.0
@@ -280,7 +282,7 @@ class MemberWeightSink:
             LocalWeightSource(flatten_weights(network, weight_version, self._name))
         )
 
-    async def take_shares(
+    async def receive_shards(
         self, holders: ShardHolders, network: nn.Module, weight_version: int, *, is_current: bool
     ) -> None:
         """Begin to apply a version on every host, and return once the ranks have given it.
@@ -288,7 +290,7 @@ class MemberWeightSink:
         See `ShardSink`.
         """
         begins, row_bytes = row_layout(network)
-        shares = await holders.describe_shards(begins, row_bytes)
+        shards = await holders.describe_shards(begins, row_bytes)
         heading = make_heading(network, weight_version, self._name)
         digest = await asyncio.to_thread(weights_digest, network) if is_current else None
-        await self._publish(ShardedWeightSource(heading, holders, shares, digest))
+        await self._publish(ShardedWeightSource(heading, holders, shards, digest))

@@ -1,10 +1,10 @@
 """The trained weights of each policy in a host's memory: versions on their way in, and the newest.
 
 begin ─► put, put, ...        from the control process ─┐
-    ├──► open doors, take     from the ranks            ├─► check ─► to be applied
-    ├──► take                 from a neighbour          │
+    ├──► open sockets, take     from the ranks            ├─► check ─► to be applied
+    ├──► take                 from a peer          │
     └──► open                 from a process beside     ┘
-give: to a neighbour, while they come in and until the next version begins
+give: to a peer, while they come in and until the next version begins
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,14 +37,14 @@ class WeightStore:
         self._networks = networks
         self._rows: dict[str, IncomingWeights] = {}
         self._opened: dict[str, OpenedWeights] = {}
-        self._givers: dict[str, WeightSender] = {}
-        self._takers: dict[str, ShardReceiver] = {}
+        self._senders: dict[str, WeightSender] = {}
+        self._receivers: dict[str, ShardReceiver] = {}
         self._keys: dict[str, KeyPair] = {}
 
     def begin(self, heading: WeightHeading) -> None:
         """Make room for a version. Raises: CheckpointError if it is not of this policy."""
         # a thread may still write what came for a version that was given up
-        is_written = heading.member in self._takers
+        is_written = heading.member in self._receivers
         self._close_doors(heading.member)
         before = None if is_written else self._rows.get(heading.member)
         memory = None if before is None else before.memory
@@ -58,48 +58,48 @@ class WeightStore:
         self._give()
         await row.read_on()
 
-    def open_doors(self, member: str, keys: Sequence[str]) -> list[SocketAddress]:
-        """Let ranks with these keys give their shares. Raises: OSError if no port is free."""
+    def open_sockets(self, member: str, keys: Sequence[str]) -> list[SocketAddress]:
+        """Let ranks with these keys give their shards. Raises: OSError if no port is free."""
         self._close_doors(member)
-        taker = self._takers[member] = ShardReceiver(keys, self._rows[member], self._give)
-        return taker.doors
+        receiver = self._receivers[member] = ShardReceiver(keys, self._rows[member], self._give)
+        return receiver.sockets
 
-    async def take_shares(self, member: str, shares: Sequence[WeightShard]) -> str:
-        """Take the shares of the ranks: see `ShardReceiver.take`."""
-        taker = self._takers[member]
+    async def receive_shards(self, member: str, shards: Sequence[WeightShard]) -> str:
+        """Take the shards of the ranks: see `ShardReceiver.take`."""
+        receiver = self._receivers[member]
         try:
-            return await taker.take(shares)
+            return await receiver.take(shards)
         finally:
-            if self._takers.get(member) is taker:
+            if self._receivers.get(member) is receiver:
                 self._close_doors(member)
 
     def new_link(self) -> str:
-        """Make keys for taking from one neighbour; return the public one."""
+        """Make keys for taking from one peer; return the public one."""
         keys = make_link_keys()
         self._keys[keys.public] = keys
         return keys.public
 
     async def take(
-        self, member: str, link_key: str, host: str, door: SocketAddress
+        self, member: str, link_key: str, host: str, socket: SocketAddress
     ) -> ReceivedBytes:
-        """Take what is missing from a neighbour: see `WeightReceiver.take`."""
-        taker = WeightReceiver(self._keys.pop(link_key), self._rows[member], self._give)
-        return await taker.take(host, door)
+        """Take what is missing from a peer: see `WeightReceiver.take`."""
+        receiver = WeightReceiver(self._keys.pop(link_key), self._rows[member], self._give)
+        return await receiver.take(host, socket)
 
     def num_received(self, member: str) -> int:
         """Return the number of bytes that have come of the version that was begun last."""
         return self._rows[member].num_received
 
-    def give(self, link_key: str) -> SocketAddress:
-        """Let the neighbour with this key take weights. Raises: OSError if no port is free."""
-        giver = self._givers[link_key] = WeightSender(link_key, self._rows.get)
-        return giver.door
+    def start_sending(self, link_key: str) -> SocketAddress:
+        """Let the peer with this key take weights. Raises: OSError if no port is free."""
+        sender = self._senders[link_key] = WeightSender(link_key, self._rows.get)
+        return sender.socket
 
-    def end_giving(self, link_key: str) -> None:
-        """Close the door to a neighbour, if it is open."""
-        giver = self._givers.pop(link_key, None)
-        if giver is not None:
-            giver.close()
+    def stop_sending(self, link_key: str) -> None:
+        """Close the socket to a peer, if it is open."""
+        sender = self._senders.pop(link_key, None)
+        if sender is not None:
+            sender.close()
 
     async def check(self, member: str, digest: str) -> None:
         """Compare what came with its digest. Raises: CheckpointError if they differ."""
@@ -120,17 +120,17 @@ class WeightStore:
         return self._rows[member] if opened is None else opened
 
     def close(self) -> None:
-        """Close all doors."""
-        for link_key in list(self._givers):
-            self.end_giving(link_key)
-        for member in list(self._takers):
+        """Close all sockets."""
+        for link_key in list(self._senders):
+            self.stop_sending(link_key)
+        for member in list(self._receivers):
             self._close_doors(member)
 
     def _close_doors(self, member: str) -> None:
-        taker = self._takers.pop(member, None)
-        if taker is not None:
-            taker.close()
+        receiver = self._receivers.pop(member, None)
+        if receiver is not None:
+            receiver.close()
 
     def _give(self) -> None:
-        for giver in self._givers.values():
-            giver.give()
+        for sender in self._senders.values():
+            sender.start_sending()

@@ -152,7 +152,7 @@ class OutstandingGroups:
     def state(self) -> tuple[GroupState, ...]:
         """Return all outstanding groups, in order of dispatch.
 
-        Members whose pictures are in an image cache are left out, and run again after a resume: an image cache ends
+        Members whose images are in an image cache are left out, and run again after a resume: an image cache ends
         with its run.
         """
         return tuple(

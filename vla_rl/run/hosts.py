@@ -211,13 +211,13 @@ READ_NO_IMAGES: Final = (
     ReferenceLogProbs,
     Show,
 )
-"""Node functions that get groups, and leave pictures to the ranks, or to the process that has them."""
+"""Node functions that get groups, and leave images to the ranks, or to the process that has them."""
 
 
 def choose_image_route(
     config: LearningConfig, graph: TaskGraph, team: Team, hosts: HostFleet
 ) -> None:
-    """Let pictures go to the learner's ranks directly, if nothing in this process reads them."""
+    """Let images go to the learner's ranks directly, if nothing in this process reads them."""
     learners = [member.learner or config.learner for member in team.members.values()]
     if all(learner.ranks == 1 for learner in learners):
         return
@@ -225,14 +225,14 @@ def choose_image_route(
     if config.cluster.episode_store_gib == 0:
         reader = "with cluster.episode_store_gib = 0, whole episodes come here"
     if reader:
-        hosts.picture_way = f"pictures go through this process: {reader}"
+        hosts.picture_way = f"images go through this process: {reader}"
         return
-    hosts.pictures = ImageRoutes(round(config.cluster.episode_store_gib * (1 << 30)))
-    hosts.picture_way = "pictures go from the hosts to the learner ranks directly"
+    hosts.images = ImageRoutes(round(config.cluster.episode_store_gib * (1 << 30)))
+    hosts.picture_way = "images go from the hosts to the learner ranks directly"
 
 
 def _image_reader(graph: TaskGraph, team: Team, hosts: HostFleet) -> str:
-    """Return what reads pictures here, in words; empty if nothing does."""
+    """Return what reads images here, in words; empty if nothing does."""
     if any(isinstance(member.model, LanguageModel) for member in team.members.values()):
         return "those of conversations are compared here"
     nodes = graph.nodes.values()

@@ -98,7 +98,7 @@ def _require_fitting(episode: RecordedEpisode, policy: "VlaPolicy") -> None:
     lost = [camera for camera in policy.config.cameras if camera not in episode.frames]
     if lost:
         raise DataError(
-            f"{episode.name} has no pictures {lost[0]!r}, only {sorted(episode.frames)}; choose "
+            f"{episode.name} has no images {lost[0]!r}, only {sorted(episode.frames)}; choose "
             "the policy's cameras (--cameras), or map the data's names (--data.fields)."
         )
     proprio = _proprio_config(policy)

@@ -224,10 +224,10 @@ class TrainingParts:
         if self._restarts is not None:
             self._restarts.assign(assignments)
         assert self.hosts is not None, "hosts that learn are listed"
-        self.hosts.pictures.assign(assignments)
+        self.hosts.images.assign(assignments)
         for learner in sharded_learners(self.learner, self._team):
             learner.assign_ranks(assignments)
-            learner.ranks.group.image_copier = self.hosts.pictures
+            learner.ranks.group.image_copier = self.hosts.images
 
     @asynccontextmanager
     async def opened_runners(self, run: Path) -> AsyncIterator[None]:
@@ -279,7 +279,7 @@ class TrainingParts:
 
     def write_videos(self, run: RunDirectory) -> VideoRecorder:
         """Make the node `show` write videos into `run`; the caller closes the recorder."""
-        film = None if self.hosts is None else self.hosts.pictures.film
+        film = None if self.hosts is None else self.hosts.images.film
         videos = VideoRecorder(run.videos, self.config.run.videos_every, make_video=film)
         self.show.offer = videos.offer
         return videos

@@ -91,7 +91,7 @@ class Utilization:
 
     def __init__(self, lane: DeviceLane, peak_flops: float) -> None:
         self._lane, self._peak, self._meter = lane, peak_flops, LaneFlopCounter()
-        lane.observe(self._meter)
+        lane.add_observer(self._meter)
         self._before = (time.perf_counter(), dict[str, int](), lane.busy_seconds())
 
     def metrics(self) -> dict[str, float]:
@@ -151,7 +151,7 @@ class UpdateProfiler:
                 activities.append(ProfilerActivity.CUDA)
             self._running = profile(activities=activities, record_shapes=True)
             await self._lane.run(self._running.start, work="profile")
-            self._lane.observe(self)
+            self._lane.add_observer(self)
 
     async def after(self, update: int) -> None:
         """Write the trace, if `update` was the last of the updates."""
@@ -163,7 +163,7 @@ class UpdateProfiler:
         profiled, self._running = self._running, None
         if profiled is None:
             return
-        self._lane.forget(self)
+        self._lane.remove_observer(self)
         await self._lane.run(profiled.stop, work="profile")
         path = self._folder / f"profile-{self._updates.start:06d}-{self._updates.stop - 1:06d}.json"
         try:
@@ -174,7 +174,7 @@ class UpdateProfiler:
             return
         print(f"profile of updates {self._updates.start} to {self._updates.stop - 1}: {path}")
 
-    def watched(self, work: str, job: "partial[T]") -> "partial[T]":
+    def wrap_job(self, work: str, job: "partial[T]") -> "partial[T]":
         """Return the job under the name of the node that submits it, or of the engine's work."""
         # an engine's task outlives the node whose episode asked it first
         node = None if work in ENGINE_WORK else CURRENT_NODE.get()

@@ -91,7 +91,7 @@ class ArrayRef(msgspec.Struct, frozen=True, array_like=True):
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise FileNotFoundError(
-                f"the pictures at {self.path} are gone: the process that held them has ended, or has "
+                f"the images at {self.path} are gone: the process that held them has ended, or has "
                 "dropped them"
             ) from None
         try:

@@ -211,7 +211,7 @@ class Trajectory(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
 
     cached_images: ImageCacheRef | None = msgspec.field(default=None, name="shelved")
     """Place of its large observations, if they are beside the ranks that will read them: then each is
-    a `ArrayRef` here. None: all is here, or with the deposit."""
+    an `ArrayRef` here. None: all is here, or with the deposit."""
 
     embedding: np.ndarray | None = None
     """float32 [T, D], the trajectory as the run's encoder sees it, computed on the host that ran the

@@ -213,10 +213,10 @@ async def test_an_engine_that_cannot_begin_says_so_as_a_death(
 ) -> None:
     replica = FakeReplica("engine", CONFIG)
     replica.llm.fails.add(step)
-    keeper = EngineSlot(lambda: replica, publication, CONFIG, lambda: None)
+    slot = EngineSlot(lambda: replica, publication, CONFIG, lambda: None)
     with pytest.raises(ActorDied, match="out of memory"):
-        await keeper.open()
-    assert keeper.replica is None
+        await slot.open()
+    assert slot.replica is None
 
 
 @pytest.mark.parametrize("step", ["pause", "resume", "checksum", "sleep", "wake"])
@@ -244,14 +244,14 @@ async def test_an_engine_that_is_given_up_is_logged_as_an_error(
 
     first = FakeReplica("engine", CONFIG)
     made = iter([first])
-    keeper = EngineSlot(lambda: next(made, None) or broken(), publication, CONFIG, lambda: None)
-    await keeper.open()
+    slot = EngineSlot(lambda: next(made, None) or broken(), publication, CONFIG, lambda: None)
+    await slot.open()
     first.llm.process.kill()
     async with asyncio.timeout(20):
-        await keeper.run()
+        await slot.run()
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert "not started again after 2 deaths in a row" in record.getMessage()
-    assert "its place stays empty" in record.getMessage()
+    assert "its slot stays empty" in record.getMessage()
 
 
 async def test_a_killed_engine_is_replaced_by_one_with_the_weights_of_now(
@@ -263,22 +263,22 @@ async def test_a_killed_engine_is_replaced_by_one_with_the_weights_of_now(
         made.append(FakeReplica("engine", CONFIG))
         return made[-1]
 
-    keeper = EngineSlot(make, publication, CONFIG, lambda: None)
-    await keeper.open()
+    slot = EngineSlot(make, publication, CONFIG, lambda: None)
+    await slot.open()
     assert made[0].weight_version == 1
-    running = asyncio.create_task(keeper.run())
+    running = asyncio.create_task(slot.run())
     made[0].llm.process.kill()
     async with asyncio.timeout(20):
         async with publication.turn:  # as the engine holds it over an update
             await publication.publish(publication.write(weights(2), 2), made[:1], began=0.0)
-        while keeper.replica in (None, made[0]):  # noqa: ASYNC110
+        while slot.replica in (None, made[0]):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert keeper.replica is made[1]
+    assert slot.replica is made[1]
     assert (made[1].is_ready, made[1].weight_version) == (True, 2)
-    assert keeper.num_restarts == 1
+    assert slot.num_restarts == 1
     running.cancel()
     await asyncio.wait([running])
-    await keeper.close()
+    await slot.close()
 
 
 async def test_an_engine_that_dies_asleep_is_replaced_only_once_it_may_wake(
@@ -291,9 +291,9 @@ async def test_an_engine_that_dies_asleep_is_replaced_only_once_it_may_wake(
         return made[-1]
 
     changed = asyncio.Event()
-    keeper = EngineSlot(make, publication, CONFIG, changed.set)
-    await keeper.open()
-    running = asyncio.create_task(keeper.run())
+    slot = EngineSlot(make, publication, CONFIG, changed.set)
+    await slot.open()
+    running = asyncio.create_task(slot.run())
     async with asyncio.timeout(20):
         async with publication.turn:
             publication.awake.clear()
@@ -306,21 +306,21 @@ async def test_an_engine_that_dies_asleep_is_replaced_only_once_it_may_wake(
             await asyncio.sleep(0)
         assert len(made) == 1
         publication.awake.set()
-        while keeper.replica is None:  # noqa: ASYNC110
+        while slot.replica is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert keeper.replica.is_ready
+    assert slot.replica.is_ready
     running.cancel()
     await asyncio.wait([running])
-    await keeper.close()
+    await slot.close()
 
 
 async def test_an_engine_whose_start_ends_while_the_others_sleep_sleeps_too(
     publication: Publication,
 ) -> None:
     replica = FakeReplica("engine", CONFIG)
-    keeper = EngineSlot(lambda: replica, publication, CONFIG, lambda: None)
+    slot = EngineSlot(lambda: replica, publication, CONFIG, lambda: None)
     async with publication.turn:
-        opening = asyncio.create_task(keeper.open())
+        opening = asyncio.create_task(slot.open())
         while not replica.pid:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         publication.awake.clear()
@@ -328,16 +328,16 @@ async def test_an_engine_whose_start_ends_while_the_others_sleep_sleeps_too(
         await opening
     assert (replica.is_asleep, replica.is_ready) == (True, False)
     assert "ask" not in replica.llm.done
-    await keeper.close()
+    await slot.close()
 
 
 async def test_an_engine_that_fell_asleep_while_its_health_waited_is_asked_nothing(
     publication: Publication, start: Start
 ) -> None:
     replica = await start()
-    keeper = EngineSlot(lambda: replica, publication, CONFIG, lambda: None)
+    slot = EngineSlot(lambda: replica, publication, CONFIG, lambda: None)
     async with publication.turn:
-        probing = asyncio.create_task(keeper._probe(replica))
+        probing = asyncio.create_task(slot._probe(replica))
         await asyncio.sleep(0)
         await replica.sleep()
         asked = replica.llm.done.count("ask")
@@ -368,7 +368,7 @@ async def test_an_engine_whose_process_is_gone_is_not_killed_by_its_number(
     await asyncio.to_thread(replica.llm.process.wait)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.kill", lambda *_: pytest.fail("the number may be another process's"))
-        replica.note_death("frozen", frozen=True)
+        replica.mark_dead("frozen", frozen=True)
         await replica.close()
 
 

@@ -174,9 +174,9 @@ async def test_callers_of_engines_that_stay_dead_are_told_before_anything_of_the
     engine, pids = team.engine, team.engine.pids
     monkeypatch.setattr(Replica, "close", close_later)
     monkeypatch.setattr(engine._router, "_attempts", 1)
-    for keeper in engine._keepers:
-        once = msgspec.structs.replace(keeper._config, max_restarts=0)
-        monkeypatch.setattr(keeper, "_config", once)
+    for slot in engine._slots:
+        once = msgspec.structs.replace(slot._config, max_restarts=0)
+        monkeypatch.setattr(slot, "_config", once)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     asking = [asyncio.create_task(engine.act(observe(number))) for number in range(8)]

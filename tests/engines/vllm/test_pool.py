@@ -110,7 +110,7 @@ async def test_a_caller_without_an_engine_waits_for_one_and_is_told_if_none_will
     asked.wake_callers()
     assert (await waiting).versions.tolist() == [7]
     replica.is_ready = False
-    places: Any = asked._keepers
+    places: Any = asked._slots
     places[0].failure = ActorDied("vllm-0", 1, "not started again")
     with pytest.raises(ActorDied, match="not started again"):
         await ask(asked)

@@ -27,13 +27,13 @@ async def test_how_a_process_ended_is_told_once_it_has(
 ) -> None:
     with subprocess.Popen([sys.executable, "-S", "-c", code]) as started:  # noqa: ASYNC220
         process, ended = EngineProcess(), asyncio.Event()
-        assert process.how_it_ended() == "its process is gone"  # no process was started yet
+        assert process.describe_exit() == "its process is gone"  # no process was started yet
         process.watch(started.pid, ended.set)
         if is_killed:
             process.kill()
         async with asyncio.timeout(60):
             await ended.wait()
-        assert process.how_it_ended() == told
+        assert process.describe_exit() == told
         process.close()
         process.kill()  # its number may be another process's by now: nothing is done
 
@@ -68,50 +68,54 @@ async def test_cancelling_work_that_waits_for_its_process_kills_that_and_waits_f
 
 
 async def test_the_end_of_its_process_ends_what_waits_for_it() -> None:
-    life = EngineLifecycle("engine")
-    life.start()
-    process = await life.run(start_sleeper)
-    life.note_pid(process.pid)
+    lifecycle = EngineLifecycle("engine")
+    lifecycle.start()
+    process = await lifecycle.run(start_sleeper)
+    lifecycle.watch_process(process.pid)
     process.kill()
     with pytest.raises(TimeoutError):
-        async with life.limit(None):  # no deadline of its own
+        async with lifecycle.limit(None):  # no deadline of its own
             await asyncio.Event().wait()
-    assert life.died.is_set()
-    assert str(life.death()) == str(
+    assert lifecycle.died.is_set()
+    assert str(lifecycle.make_death_error()) == str(
         ActorDied("engine", process.pid, "its process was killed by SIGKILL")
     )
     process.wait()
-    await life.close()
+    await lifecycle.close()
 
 
 async def test_a_missed_deadline_kills_an_engine_that_lives_and_only_reports_one_that_has_died() -> (
     None
 ):
-    life = EngineLifecycle("engine")
-    process = await life.run(start_sleeper)
-    life.note_pid(process.pid)
-    frozen = life.note_overdue("gave no token")
+    lifecycle = EngineLifecycle("engine")
+    process = await lifecycle.run(start_sleeper)
+    lifecycle.watch_process(process.pid)
+    frozen = lifecycle.mark_overdue("gave no token")
     assert isinstance(frozen, ActorFrozen)
     assert await asyncio.to_thread(process.wait) == -9
-    later = life.note_overdue("did not answer")
-    assert (type(later), later.cause, life.cause) == (ActorDied, "gave no token", "gave no token")
-    await life.close()
+    later = lifecycle.mark_overdue("did not answer")
+    assert (type(later), later.cause, lifecycle.cause) == (
+        ActorDied,
+        "gave no token",
+        "gave no token",
+    )
+    await lifecycle.close()
 
 
 async def test_the_first_cause_of_death_stays() -> None:
-    life = EngineLifecycle("engine")
-    assert (life.pid, life.died.is_set(), life.cause) == (0, False, "not started")
-    assert life.note_death("could not start").cause == "could not start"
-    life.note_death("closed")
-    assert life.death().cause == "could not start"
-    await life.close()
+    lifecycle = EngineLifecycle("engine")
+    assert (lifecycle.pid, lifecycle.died.is_set(), lifecycle.cause) == (0, False, "not started")
+    assert lifecycle.mark_dead("could not start").cause == "could not start"
+    lifecycle.mark_dead("closed")
+    assert lifecycle.make_death_error().cause == "could not start"
+    await lifecycle.close()
 
 
 async def test_closing_kills_a_process_that_has_not_reported_its_id_yet() -> None:
-    life = EngineLifecycle("engine")
-    process = await life.run(start_sleeper)
-    life.note_death("closed")
-    await life.close()
+    lifecycle = EngineLifecycle("engine")
+    process = await lifecycle.run(start_sleeper)
+    lifecycle.mark_dead("closed")
+    await lifecycle.close()
     assert await asyncio.to_thread(process.wait) == -9
 
 

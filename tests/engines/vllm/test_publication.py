@@ -19,7 +19,7 @@ from vla_rl.models.vllm import serve
 
 
 class Way:
-    """An adoption without an engine, and what it works on."""
+    """A publisher without an engine, and what it works on."""
 
     def __init__(self) -> None:
         self.publication = Publication(VllmConfig(), "drain", "host")
@@ -52,12 +52,12 @@ async def test_the_lane_waits_until_engines_that_are_open_have_a_version(way: Wa
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
         way.publisher.open(tasks)
         async with way.publication.turn:  # a starting engine joins
-            adopting = tasks.create_task(
+            applying = tasks.create_task(
                 asyncio.to_thread(way.publisher.apply_weights, filled(3.0), 1)
             )
             await asyncio.sleep(0.05)
-            assert (adopting.done(), way.version.now) == (False, 0)
-        await adopting
+            assert (applying.done(), way.version.now) == (False, 0)
+        await applying
     assert (way.version.now, len(way.publication.times)) == (1, 1)
     assert way.newest().eq(3.0).all()
 
@@ -90,7 +90,7 @@ async def test_a_version_that_no_engine_takes_is_raised_on_the_lane_and_the_last
 
 def test_weights_that_others_write_are_served_once_they_are_adopted(way: Way) -> None:
     network = filled(1.0)
-    places = way.publisher.share(network, 1)
+    places = way.publisher.stage_shared(network, 1)
     assert places is not None
     (begin,) = places.begins["weight"]
     memory = torch.from_file(places.path, shared=True, size=4, dtype=torch.float32)
@@ -104,7 +104,7 @@ def test_weights_that_others_write_are_served_once_they_are_adopted(way: Way) ->
 def test_a_version_that_was_not_shared_is_refused(way: Way) -> None:
     with pytest.raises(CheckpointError, match="none is shared, expected version 1"):
         way.publisher.apply_shared(1)
-    way.publisher.share(filled(1.0), 1)
+    way.publisher.stage_shared(filled(1.0), 1)
     with pytest.raises(CheckpointError, match="version 1 is shared, expected version 2"):
         way.publisher.apply_shared(2)
     assert way.version.now == 0
@@ -158,7 +158,7 @@ async def test_an_update_begins_while_an_engine_still_drains(
             if not is_shared:
                 engine.apply_weights(policy.network, version)
                 return
-            assert engine.share(policy.network, version) is not None
+            assert engine.stage_shared(policy.network, version) is not None
             engine.apply_shared(version)
 
         async with engine:

@@ -26,18 +26,18 @@ class FarEngine:
         self._stage, self._is_open = Stage(tensors_of(network), "host"), is_open_to_ranks
         self.current = self._stage.write(tensors_of(network), 0)
         self._shared: StagedWeights | None = None
-        self.adopted: list[str] = []
+        self.applied: list[str] = []
 
     def apply_weights(self, network: nn.Module, weight_version: int) -> None:
         """Take the weights of this process."""
         self.current = self._stage.write(tensors_of(network), weight_version, self.current)
-        self.adopted.append(f"model {weight_version}")
+        self.applied.append(f"model {weight_version}")
 
-    def share(self, network: nn.Module, weight_version: int) -> SharedParameters | None:
+    def stage_shared(self, network: nn.Module, weight_version: int) -> SharedParameters | None:
         """Let ranks write."""
         if not self._is_open:
             return None
-        found = self._stage.share(network, tensors_of(network), weight_version, self.current)
+        found = self._stage.stage_shared(network, tensors_of(network), weight_version, self.current)
         self._shared, places = found or (None, None)
         return places
 
@@ -46,7 +46,7 @@ class FarEngine:
         assert self._shared is not None
         assert self._shared.version == weight_version
         self.current, self._shared = self._shared, None
-        self.adopted.append(f"ranks {weight_version}")
+        self.applied.append(f"ranks {weight_version}")
 
     def weights(self) -> dict[str, Tensor]:
         """Read what acts."""
@@ -88,7 +88,7 @@ async def test_ranks_write_into_engines_and_the_model_of_this_process_follows_at
             )
             # no step is taken, and the model here is old: the ranks write the same weights again
             await two.update(trajectories, [0.0, 0.0])
-            assert engine.adopted == ["ranks 1", "ranks 2", "ranks 3"]
+            assert engine.applied == ["ranks 1", "ranks 2", "ranks 3"]
             assert_close(engine.weights(), alone.network)
         assert_close(engine.weights(), shared.network)
         assert_close(tensors_of(shared.network), alone.network)
@@ -107,7 +107,7 @@ async def test_an_engine_that_ranks_cannot_write_to_gets_the_weights_from_this_p
         async with ShardedLearner(shared, runtime, lane, settings(ranks=2), [engine]) as two:
             for learner in (one, two):
                 await learner.update(trajectories, [1.0, -0.5])
-    assert engine.adopted == ["model 1"]
+    assert engine.applied == ["model 1"]
     assert_close(engine.weights(), alone.network)
     engine.close()
 

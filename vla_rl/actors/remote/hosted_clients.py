@@ -149,7 +149,7 @@ class HostedClient:
             self._takeovers[actor] = request.takeover
             found = self._waiting.claim(request.takeover)
             if found is not None:
-                self._adopt(actor, found, request.client_key)
+                self._apply_weights(actor, found, request.client_key)
                 return
         process = msgspec.structs.replace(request.process, shared_memory_mib=0)
         on_end = functools.partial(self._on_end, actor)
@@ -214,7 +214,7 @@ class HostedClient:
         await asyncio.gather(*(child.until_gone() for child in children))
         await self._fork_servers.close()
 
-    def _adopt(self, actor: int, child: ChildChannel, client_key: str) -> None:
+    def _apply_weights(self, actor: int, child: ChildChannel, client_key: str) -> None:
         child.give(actor, self._send, functools.partial(self._on_end, actor))
         self._children[actor] = child
         adoption = NextClient(actor, client_key)

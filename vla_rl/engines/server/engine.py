@@ -64,7 +64,7 @@ class ServerChatEngine(ChatEngineBase):
         super().__init__(served.chat, lane, config, served.layout.context_size)
         self._config, self._weight_version = remote, weight_version
         self._folders = WeightFolders(served, remote.weights_folder)
-        self._network, self._elsewhere = served.network, nn.Module()
+        self._network, self._no_network = served.network, nn.Module()
         self._pool: ServerPool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened_at = self._update_s = 0.0
@@ -106,7 +106,7 @@ class ServerChatEngine(ChatEngineBase):
     @property
     def network(self) -> nn.Module:
         """None: the weights that reply are on servers, and never the learner's own."""
-        return self._elsewhere
+        return self._no_network
 
     @property
     def takes_requests(self) -> bool:
@@ -203,7 +203,7 @@ class ServerChatEngine(ChatEngineBase):
                     raise
                 continue
             finally:
-                pool.note_answer()
+                pool.wake_waiters()
             parts.append(part)
             prompt = [*prompt, *part.tokens.tolist()]
             max_tokens -= len(part.tokens)

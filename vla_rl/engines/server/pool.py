@@ -175,7 +175,7 @@ class ServerPool:
                 ) from None
             self._tasks = asyncio.TaskGroup()
             await self._tasks.__aenter__()
-            self._caring = self._tasks.create_task(self._care(), name="model servers")
+            self._checking = self._tasks.create_task(self._check_servers(), name="model servers")
             self._is_open = True
             self._gate.set()
             self._resources = stack.pop_all()
@@ -189,7 +189,7 @@ class ServerPool:
     ) -> None:
         """Leave the servers running; callers that still wait get a RuntimeError."""
         self._is_open = False
-        self._caring.cancel()
+        self._checking.cancel()
         try:
             await leave_group(self._tasks, kind, error, traceback)
         finally:
@@ -236,7 +236,7 @@ class ServerPool:
             losses = [server.loss for server in self._servers if server.loss is not None]
             raise (losses or [ServerLost("(any)", "none became ready")])[-1] from error
 
-    def note_answer(self) -> None:
+    def wake_waiters(self) -> None:
         """Let those look again that wait for servers to become idle or ready."""
         self._changed.set()
 
@@ -282,7 +282,7 @@ class ServerPool:
             except ServerLost:
                 pass  # noted, and logged
             except (ConfigError, ValueError) as error:
-                server.note_loss(str(error))
+                server.mark_lost(str(error))
 
         await asyncio.gather(*(one(server) for server in servers if server.is_ready))
 
@@ -296,7 +296,7 @@ class ServerPool:
                     await self._changed.wait()
         for server in servers:
             if server.is_ready and server.num_running:
-                server.note_loss(
+                server.mark_lost(
                     f"{server.num_running} requests did not end within update_timeout_s = "
                     f"{limit_s:g} s"
                 )
@@ -328,12 +328,12 @@ class ServerPool:
         server.is_ready = True
         self._changed.set()
 
-    async def _care(self) -> None:
+    async def _check_servers(self) -> None:
         while True:
             await asyncio.sleep(self._config.health_every_s)
-            await asyncio.gather(*(self._care_for(server) for server in self._servers))
+            await asyncio.gather(*(self._check_server(server) for server in self._servers))
 
-    async def _care_for(self, server: ModelServer) -> None:
+    async def _check_server(self, server: ModelServer) -> None:
         try:
             if server.is_ready:
                 await server.check()
@@ -345,7 +345,7 @@ class ServerPool:
         except ServerLost:
             pass  # noted, and logged when it was lost
         except (ConfigError, ValueError) as error:
-            server.note_loss(str(error))
+            server.mark_lost(str(error))
 
 
 def _headers(key_variable: str | None) -> dict[str, str]:

@@ -100,7 +100,7 @@ class ModelServer(ABC):
         """Raise ServerLost if the server does not answer."""
         await self._send("GET", "/health", None, HEALTH_S)
 
-    def note_loss(self, cause: str) -> ServerLost:
+    def mark_lost(self, cause: str) -> ServerLost:
         """Take no requests to this server until it is opened again; return the error for callers."""
         error = ServerLost(self.url, cause)
         if self.is_ready:
@@ -129,9 +129,9 @@ class ModelServer(ABC):
                 while len(content) <= MAX_REPLY_BYTES and not response.content.at_eof():
                     content += await response.content.read(MAX_REPLY_BYTES + 1 - len(content))
         except TimeoutError as error:
-            raise self.note_loss(f"{path} was not answered within {timeout_s:g} s") from error
+            raise self.mark_lost(f"{path} was not answered within {timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise self.note_loss(f"{path}: {error or type(error).__name__}") from error
+            raise self.mark_lost(f"{path}: {error or type(error).__name__}") from error
         if len(content) > MAX_REPLY_BYTES:
             raise ConfigError(
                 f"{self.url}{path} answered with more than {MAX_REPLY_BYTES >> 20} MiB, which is no "
@@ -139,7 +139,7 @@ class ModelServer(ABC):
             )
         text = content[:500].decode(errors="replace")
         if response.status >= 500:
-            raise self.note_loss(f"{path}: status {response.status}: {text}")
+            raise self.mark_lost(f"{path}: status {response.status}: {text}")
         if response.status in (401, 403):
             raise ConfigError(
                 f"{self.url} refused our key (status {response.status}); expected the name of an "
@@ -273,7 +273,7 @@ def _ranked(row: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(found, key=lambda each: -each[1]))
 
 
-_Noted = tuple[float | None, int, str | None]
+_ReportedToken = tuple[float | None, int, str | None]
 """Log-prob, id and text of a token."""
 
 
@@ -284,8 +284,8 @@ class _Finish(msgspec.Struct):
 
 class _MetaInfo(msgspec.Struct):
     finish_reason: _Finish | None
-    output_token_logprobs: list[_Noted] = []
-    output_top_logprobs: list[list[_Noted] | None] | None = None
+    output_token_logprobs: list[_ReportedToken] = []
+    output_top_logprobs: list[list[_ReportedToken] | None] | None = None
 
 
 class _Generated(msgspec.Struct):
@@ -349,13 +349,13 @@ class SglangServer(ModelServer):
             "top_logprobs_num": rules.num_alternatives,
         }
         timeout_s = self._config.request_timeout_s
-        told = (await self._post("/generate", body, _Generated, timeout_s)).meta_info
-        finish = told.finish_reason or _Finish("abort")
-        rows = told.output_top_logprobs or ()
+        reply = (await self._post("/generate", body, _Generated, timeout_s)).meta_info
+        finish = reply.finish_reason or _Finish("abort")
+        rows = reply.output_top_logprobs or ()
         return Answer(
-            tokens=np.array([token for _, token, _ in told.output_token_logprobs], np.int64),
-            log_probs=np.array([each[0] for each in told.output_token_logprobs], np.float32),
-            versions=np.full(len(told.output_token_logprobs), version, np.int64),
+            tokens=np.array([token for _, token, _ in reply.output_token_logprobs], np.int64),
+            log_probs=np.array([each[0] for each in reply.output_token_logprobs], np.float32),
+            versions=np.full(len(reply.output_token_logprobs), version, np.int64),
             finish_reason=finish.type,
             stopped_by=finish.matched if isinstance(finish.matched, str) else None,
             alternatives=tuple(

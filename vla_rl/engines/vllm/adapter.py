@@ -51,7 +51,7 @@ files."""
 PLUGIN: Final = "vla_rl"
 """Name of the entry point through which vLLM finds the networks of this package."""
 
-_HOME: Final = {
+_NAMES: Final = {
     "vllm": ("PoolingParams", "SamplingParams"),
     "vllm.config": ("WeightTransferConfig",),
     "vllm.distributed.weight_transfer.base": (
@@ -91,19 +91,19 @@ _HOME: Final = {
     "vllm.v1.engine.exceptions": ("EngineDeadError", "EngineGenerateError"),
     "vllm.v1.sample.logits_processor": ("LogitsProcessor",),
 }
-_MODULE_OF: Final = {name: module for module, names in _HOME.items() for name in names}
+_MODULES: Final = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require_vllm()
-    # an engine's death is reported once, by its keeper
+    # an engine's death is reported once, by its slot
     logging.getLogger("vllm.v1.engine").setLevel(logging.CRITICAL)
     with warnings.catch_warnings(), _kept_random_state():
         # importing vLLM uses much that other packages have deprecated
         warnings.simplefilter("ignore")
-        found = getattr(import_module(_MODULE_OF[name]), name)
+        found = getattr(import_module(_MODULES[name]), name)
     # found without this function from now on: each request of an engine asks for several names
     globals()[name] = found
     return found

@@ -2,7 +2,7 @@
 
     VllmActionEngine.act, VllmChatEngine.generate ─► Router ─► Replica ─► answer
     apply_weights (device lane) ─► WeightPublisher ─► publish (loop) ─► every replica, or none
-    Keeper of each replica: start ─► health ─► death ─► start again, with the current weights
+    EngineSlot of each replica: start ─► health ─► death ─► start again, with the current weights
 
 Invariant: a replica gets requests only while its weights are those of `weight_version`, so nothing
 is sampled from weights without a version. Publications and newly started replicas take turns under
@@ -87,25 +87,25 @@ class VllmEngine:
                 "reproduce a run bit by bit."
             )
         self._served, self._lane, self._config = served, lane, spread_engines(config, gpus)
-        self._places = assign_gpus(self._config.vllm, gpus)
+        self._gpus = assign_gpus(self._config.vllm, gpus)
         self._layout = served.layout
         if build == "cpu":
             require_head_kernels(self._layout)
         self._version = ServedVersion(weight_version)
-        self._remote = nn.Module()
+        self._no_network = nn.Module()
         mode = config.vllm.update_mode or ("keep" if self._layout.num_tokens is None else "drain")
         is_on_host = build == "cpu" and config.vllm.weights_through == "auto"
         self._publication = Publication(
             config.vllm, mode, "host" if is_on_host else config.vllm.weights_through
         )
         self._numbers = itertools.count()
-        self._keepers: list[EngineSlot] = []
-        self._router = Router(self._keepers, self._layout, config.vllm.attempts)
+        self._slots: list[EngineSlot] = []
+        self._router = Router(self._slots, self._layout, config.vllm.attempts)
         self._publisher = WeightPublisher(
             served.tensors, self._publication, self._version, self._router.ready
         )
         self._tasks: asyncio.TaskGroup | None = None
-        self._caring: list[asyncio.Task[None]] = []
+        self._keeping: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened_at = 0.0
 
@@ -124,21 +124,20 @@ class VllmEngine:
                 )
             self._loop, self._router.is_open = loop, True
             self._publication.awake.set()
-            for place in self._places:
-                keeper = EngineSlot(
+            for place in self._gpus:
+                slot = EngineSlot(
                     partial(self._new_replica, folder, place),
                     self._publication,
                     self._config.vllm,
                     self._router.wake_callers,
                 )
-                stack.push_async_callback(keeper.close)
-                self._keepers.append(keeper)
-                await keeper.open()
+                stack.push_async_callback(slot.close)
+                self._slots.append(slot)
+                await slot.open()
             self._tasks = asyncio.TaskGroup()
             await self._tasks.__aenter__()
-            self._caring = [
-                self._tasks.create_task(keeper.run(), name="vllm engine")
-                for keeper in self._keepers
+            self._keeping = [
+                self._tasks.create_task(slot.run(), name="vllm engine") for slot in self._slots
             ]
             self._publisher.open(self._tasks)
             self._resources = stack.pop_all()
@@ -154,14 +153,14 @@ class VllmEngine:
         self._loop, self._router.is_open = None, False
         self._publisher.close()
         assert self._tasks is not None
-        for task in self._caring:
+        for task in self._keeping:
             task.cancel()
         try:
             await leave_group(self._tasks, kind, error, traceback)
         finally:
             async with self._publication.turn:  # a started update has to finish first
                 await self._resources.aclose()
-                self._keepers.clear()
+                self._slots.clear()
             self._router.wake_callers()
 
     @property
@@ -193,7 +192,7 @@ class VllmEngine:
     @property
     def network(self) -> nn.Module:
         """None: the weights that act are in other processes, and never the learner's own."""
-        return self._remote
+        return self._no_network
 
     @property
     def update_times(self) -> list[UpdateTimes]:
@@ -217,7 +216,7 @@ class VllmEngine:
     @property
     def num_restarts(self) -> int:
         """Number of engine restarts, over all engines."""
-        return sum(keeper.num_restarts for keeper in self._keepers)
+        return sum(slot.num_restarts for slot in self._slots)
 
     @property
     def pids(self) -> list[int]:
@@ -241,7 +240,7 @@ class VllmEngine:
         """
         self._publisher.apply_weights(network, weight_version)
 
-    def share(self, network: nn.Module, weight_version: int) -> SharedParameters | None:
+    def stage_shared(self, network: nn.Module, weight_version: int) -> SharedParameters | None:
         """Open memory for a version whose trained weights other processes write.
 
         Call it on the device lane. Engines go on with the weights that they have.
@@ -249,10 +248,10 @@ class VllmEngine:
         Return where the trained weights go; None if they have no places of their own, such as
         adapters, or if the memory is on a GPU. Raises: CheckpointError as `apply_weights`.
         """
-        return self._publisher.share(network, weight_version)
+        return self._publisher.stage_shared(network, weight_version)
 
     def apply_shared(self, weight_version: int) -> None:
-        """Apply the version that `share` opened in all engines or in none, as `apply_weights`."""
+        """Apply the version that `stage_shared` opened in all engines or in none, as `apply_weights`."""
         self._publisher.apply_shared(weight_version)
 
     async def checksums(self) -> dict[str, str]:
@@ -287,13 +286,13 @@ class VllmEngine:
             errors = []
             for replica in [
                 each.replica
-                for each in self._keepers
+                for each in self._slots
                 if each.replica is not None and each.replica.is_asleep
             ]:
                 try:
                     await replica.wake()
                     await replica.join(self._publication.current)
-                except ActorDied as error:  # its keeper replaces it
+                except ActorDied as error:  # its slot replaces it
                     errors.append(error)
             self._publication.awake.set()
         self._router.wake_callers()

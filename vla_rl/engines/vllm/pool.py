@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class EngineSlot:
-    """One place for an engine.
+    """A slot for one engine, which is kept running.
 
     Args:
         make: returns a replica that was not started.
@@ -34,7 +34,7 @@ class EngineSlot:
 
     Attributes:
         replica: the current replica, if there is one.
-        failure: set when the place stays empty for good.
+        failure: set when the slot stays empty for good.
         num_restarts: number of restarts so far.
     """
 
@@ -69,7 +69,7 @@ class EngineSlot:
             has_worked = replica.num_answers > 1
             failures = 1 if has_worked else failures + 1
             await self.close()
-            failures = await self._start_again(failures, replica.death())
+            failures = await self._start_again(failures, replica.make_death_error())
 
     async def close(self) -> None:
         """Stop the current engine."""
@@ -94,7 +94,7 @@ class EngineSlot:
                 return failures
         cause = f"not started again after {failures} deaths in a row, the last one: {last.cause}"
         self.failure = ActorDied(last.name, last.pid, cause)
-        _log.error("%s; its place stays empty", self.failure)
+        _log.error("%s; its slot stays empty", self.failure)
         self._changed()
         return failures
 
@@ -151,7 +151,7 @@ class Router:
     """Has each request answered by one of the ready replicas, and by another one if that dies.
 
     Args:
-        keepers: the live list of the places for engines.
+        slots: the live list of the slots for engines.
         layout: layout of the policy's requests.
         attempts: number of deaths of engines after which a request fails.
 
@@ -159,8 +159,8 @@ class Router:
         is_open: whether requests are taken; its owner sets it, then calls `wake_callers`.
     """
 
-    def __init__(self, keepers: Sequence[EngineSlot], layout: EngineLayout, attempts: int) -> None:
-        self._keepers, self._attempts = keepers, attempts
+    def __init__(self, slots: Sequence[EngineSlot], layout: EngineLayout, attempts: int) -> None:
+        self._slots, self._attempts = slots, attempts
         self._is_chunk, self._reuses_prefixes = (
             layout.num_tokens is not None,
             layout.reuses_prefixes,
@@ -168,7 +168,7 @@ class Router:
         self._room = asyncio.Semaphore(MAX_QUEUE)
         self._changed = asyncio.Event()
         # weak: a task that ends takes its entry along, and no episode has to say that it is over
-        self._homes: WeakKeyDictionary[asyncio.Task[Any], Replica] = WeakKeyDictionary()
+        self._assigned: WeakKeyDictionary[asyncio.Task[Any], Replica] = WeakKeyDictionary()
         self._counter = DecisionCounter()
         self.is_open = False
 
@@ -202,7 +202,7 @@ class Router:
 
     def ready(self) -> list[Replica]:
         """Return the replicas that take requests now."""
-        replicas = [keeper.replica for keeper in self._keepers]
+        replicas = [slot.replica for slot in self._slots]
         return [replica for replica in replicas if replica is not None and replica.is_ready]
 
     def wake_callers(self) -> None:
@@ -231,22 +231,22 @@ class Router:
         while True:
             ready = self.ready()
             if ready:
-                return self._home(ready)
+                return self._assign_replica(ready)
             if not self.is_open:
                 raise RuntimeError("the vLLM engine is not open; ask inside its `async with` block")
-            failures = [keeper.failure for keeper in self._keepers if keeper.failure is not None]
-            if len(failures) == len(self._keepers):
+            failures = [slot.failure for slot in self._slots if slot.failure is not None]
+            if len(failures) == len(self._slots):
                 raise failures[0]
             self._changed.clear()
             await self._changed.wait()
 
-    def _home(self, ready: Sequence[Replica]) -> Replica:
+    def _assign_replica(self, ready: Sequence[Replica]) -> Replica:
         # an episode is one task, so its turns come from one task: no name of a conversation is
         # needed to send them to the engine that has read the earlier ones
         task = asyncio.current_task()
-        home = self._homes.get(task) if task is not None else None
-        if home not in ready or home is None:
-            home = min(ready, key=lambda replica: replica.num_running)
+        assigned = self._assigned.get(task) if task is not None else None
+        if assigned not in ready or assigned is None:
+            assigned = min(ready, key=lambda replica: replica.num_running)
         if task is not None and self._reuses_prefixes:
-            self._homes[task] = home
-        return home
+            self._assigned[task] = assigned
+        return assigned

@@ -53,7 +53,7 @@ class EngineProcess:
 
         asyncio.get_running_loop().add_reader(self._pidfd, ended)
 
-    def how_it_ended(self) -> str:
+    def describe_exit(self) -> str:
         """Describe how it ended, as far as the system still knows.
 
         Only the first to reap a process gets its exit status.
@@ -263,7 +263,7 @@ class EngineLifecycle:
         self.died = asyncio.Event()
         self.cause = "not started"
         self._thread = EngineThread(name)
-        self._watch = EngineWatch(self._processes, self._note_frozen)
+        self._watch = EngineWatch(self._processes, self._mark_frozen)
         self._process = EngineProcess()
 
     @property
@@ -279,15 +279,15 @@ class EngineLifecycle:
         """Start processes by `work()`, in the thread that they live as long as."""
         return await self._thread.run(work)
 
-    def note_pid(self, pid: int) -> None:
+    def watch_process(self, pid: int) -> None:
         """Note the id that its process has reported: from now on, its end is noticed at once."""
-        self._process.watch(pid, self.note_end)
+        self._process.watch(pid, self.mark_ended)
 
     def limit(self, limit_s: float | None) -> AbstractAsyncContextManager[asyncio.Timeout]:
         """Limit a block that waits for it, as `EngineWatch.limit`: its death ends the block too."""
         return self._watch.limit(limit_s)
 
-    def note_death(self, cause: str, *, frozen: bool = False) -> ActorDied:
+    def mark_dead(self, cause: str, *, frozen: bool = False) -> ActorDied:
         """Mark it as dead and return the error for callers.
 
         A frozen process is killed, so that it cannot answer later.
@@ -298,31 +298,31 @@ class EngineLifecycle:
             self._watch.end()  # vLLM raises in waiting calls too, but only after its clean-up
         if frozen:
             self._kill()
-        return ActorFrozen(self._name, self.pid, cause) if frozen else self.death()
+        return ActorFrozen(self._name, self.pid, cause) if frozen else self.make_death_error()
 
-    def note_end(self) -> ActorDied:
+    def mark_ended(self) -> ActorDied:
         """Mark it as dead because its process has ended, and return the error for callers."""
-        return self.note_death(self._process.how_it_ended())
+        return self.mark_dead(self._process.describe_exit())
 
-    def note_overdue(self, cause: str) -> ActorDied:
+    def mark_overdue(self, cause: str) -> ActorDied:
         """Return the error after a missed deadline: the engine's death if it has died.
 
         Otherwise it counts as frozen and is killed.
         """
-        return self.death() if self.died.is_set() else self.note_death(cause, frozen=True)
+        return self.make_death_error() if self.died.is_set() else self.mark_dead(cause, frozen=True)
 
-    def death(self) -> ActorDied:
+    def make_death_error(self) -> ActorDied:
         """Return the error that callers get from now on."""
         return ActorDied(self._name, self.pid, self.cause)
 
     async def close(self) -> None:
-        """Kill what still runs, and free what this process holds of it. Call `note_death` before."""
+        """Kill what still runs, and free what this process holds of it. Call `mark_dead` before."""
         self._kill()
         await self._thread.close()
         self._process.close()
 
-    def _note_frozen(self, pid: int) -> None:
-        self.note_death(f"its process {pid} was stopped by a signal such as SIGSTOP", frozen=True)
+    def _mark_frozen(self, pid: int) -> None:
+        self.mark_dead(f"its process {pid} was stopped by a signal such as SIGSTOP", frozen=True)
 
     def _processes(self) -> list[int]:
         """Return the processes to watch: the engine's.

@@ -1,7 +1,7 @@
 """New weights on their way into all engines, or into none.
 
     device lane    apply_weights: write ──────────────────────┐
-                   share ─► ranks write ─► apply_shared ──────┤
+                   stage_shared ─► ranks write ─► apply_shared ──────┤
     event loop              publish, in every engine or none ◄┘ ─► ServedVersion
 
     stage    the learner's thread writes memory of both; every engine opens and checks it, generating on
@@ -126,13 +126,13 @@ class Publication:
             self._stage = Stage(tensors, self._route)
         return self._stage.write(tensors, version, self.current)
 
-    def share(
+    def stage_shared(
         self, network: nn.Module, tensors: Mapping[str, Tensor], version: int
     ) -> tuple[StagedWeights, SharedParameters] | None:
-        """Let other processes write a version, as `Stage.share`. Raises: as `write`."""
+        """Let other processes write a version, as `Stage.stage_shared`. Raises: as `write`."""
         if self._stage is None:
             self._stage = Stage(tensors, self._route)
-        return self._stage.share(network, tensors, version, self.current)
+        return self._stage.stage_shared(network, tensors, version, self.current)
 
     async def publish(
         self, staged: StagedWeights, replicas: Sequence[Replica], began: float
@@ -192,7 +192,7 @@ class Publication:
             self.current = staged
             for replica in replicas:
                 if replica.weight_version != staged.version and not replica.died.is_set():
-                    replica.note_death(
+                    replica.mark_dead(
                         f"was left with older weights than {staged.version}", frozen=True
                     )
 
@@ -225,7 +225,7 @@ async def run_in_each(
 ) -> None:
     """Do the same in all living replicas at once.
 
-    One that fails is killed, because its state is unknown; its keeper replaces it.
+    One that fails is killed, because its state is unknown; its slot replaces it.
     """
 
     async def act_or_end(replica: Replica) -> None:
@@ -234,7 +234,7 @@ async def run_in_each(
         except ActorDied:
             return
         except EngineFault as error:
-            replica.note_death(f"could not {what}: {error}", frozen=True)
+            replica.mark_dead(f"could not {what}: {error}", frozen=True)
 
     outcomes = await asyncio.gather(
         *(act_or_end(replica) for replica in replicas if not replica.died.is_set()),
@@ -290,16 +290,16 @@ class WeightPublisher:
         began = time.perf_counter()
         self._apply(self.write(network, version), began)
 
-    def share(self, network: nn.Module, version: int) -> SharedParameters | None:
-        """Open memory for a version that other processes write: see `VllmEngine.share`."""
+    def stage_shared(self, network: nn.Module, version: int) -> SharedParameters | None:
+        """Open memory for a version that other processes write: see `VllmEngine.stage_shared`."""
         self._wait_for_last()
         self._shared_began = time.perf_counter()
-        found = self._publication.share(network, self._tensors(network), version)
+        found = self._publication.stage_shared(network, self._tensors(network), version)
         self._shared, places = found or (None, None)
         return places
 
     def apply_shared(self, version: int) -> None:
-        """Apply the version that `share` opened. Raises: CheckpointError if it is another one."""
+        """Apply the version that `stage_shared` opened. Raises: CheckpointError if it is another one."""
         shared, self._shared = self._shared, None
         if shared is None or shared.version != version:
             found = "none" if shared is None else f"version {shared.version}"

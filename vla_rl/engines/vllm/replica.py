@@ -90,14 +90,14 @@ class Replica:
         self.num_running = self.num_answers = 0
         self.weight_version = -1
         self._has_joined = self.is_asleep = False
-        self._life = EngineLifecycle(name)
-        self.died = self._life.died
+        self._lifecycle = EngineLifecycle(name)
+        self.died = self._lifecycle.died
         self._llm: Any = None
 
     @property
     def pid(self) -> int:
         """Process id; 0 before the process has reported it."""
-        return self._life.pid
+        return self._lifecycle.pid
 
     @property
     def is_ready(self) -> bool:
@@ -107,35 +107,35 @@ class Replica:
     @property
     def cause(self) -> str:
         """Cause of its death."""
-        return self._life.cause
+        return self._lifecycle.cause
 
     @property
     def _client(self) -> Any:
         """vLLM's client of the running engine.
 
-        Raises: ActorDied; a keeper may have closed a dead engine since its caller saw it ready.
+        Raises: ActorDied; its slot may have closed a dead engine since its caller saw it ready.
         """
         if self.died.is_set():
-            raise self.death()
+            raise self.make_death_error()
         return self._llm
 
     async def build(self) -> None:
         """Start the process, without weights. Raises: ActorDied for any error."""
-        self._life.start()
+        self._lifecycle.start()
         try:
-            async with self._life.limit(self._config.startup_s):
+            async with self._lifecycle.limit(self._config.startup_s):
                 with waiting(f"engine {self.name!r}", on="its process to start"):
-                    await self._life.run(self._build)
+                    await self._lifecycle.run(self._build)
                 (pid,) = set(await self._call("process_id"))
-                self._life.note_pid(pid)
+                self._lifecycle.watch_process(pid)
         except TimeoutError as error:
-            raise self._life.note_overdue(
+            raise self._lifecycle.mark_overdue(
                 f"did not start within startup_s = {self._config.startup_s}"
             ) from error
         except ActorDied:
             raise
         except Exception as error:  # any error here means that this engine cannot be used
-            raise self.note_death(f"could not start: {error}") from error
+            raise self.mark_dead(f"could not start: {error}") from error
 
     async def join(self, staged: StagedWeights) -> None:
         """Take weights, answer a test request, and become ready.
@@ -147,7 +147,7 @@ class Replica:
             await self.apply(staged)
             await self.check_health()
         except (EngineFault, CheckpointError) as error:
-            raise self.note_death(f"could not become ready: {error}", frozen=True) from error
+            raise self.mark_dead(f"could not become ready: {error}", frozen=True) from error
         self._has_joined = True
         note_progress("engines started")
 
@@ -169,19 +169,19 @@ class Replica:
         is_pooling = self._layout.runner == "pooling"
         ask = self._client.encode if is_pooling else self._client.generate
         self.num_running += 1
-        given_up: asyncio.Timeout | None = None
+        cancelled: asyncio.Timeout | None = None
         try:
-            async with self._life.limit(None) as given_up:
+            async with self._lifecycle.limit(None) as cancelled:
                 async for output in ask(prompt, parameters, name):
                     last = output
         except adapter.EngineDeadError as error:
-            raise self._life.note_end() from error
+            raise self._lifecycle.mark_ended() from error
         except adapter.EngineGenerateError as error:
             raise self._fault(error.__cause__ or error) from error
         except TimeoutError as error:
-            if given_up is None or not given_up.expired():
+            if cancelled is None or not cancelled.expired():
                 raise
-            raise self.death() from error
+            raise self.make_death_error() from error
         finally:
             self.num_running -= 1
         self.num_answers += 1
@@ -193,14 +193,14 @@ class Replica:
         Raises: ActorFrozen if it fails or takes too long; it is killed then.
         """
         try:
-            async with self._life.limit(self._config.health_timeout_s):
+            async with self._lifecycle.limit(self._config.health_timeout_s):
                 await self.ask(self._sample, Sampling(greedy=True), self._layout.num_tokens or 1)
         except TimeoutError as error:
-            raise self._life.note_overdue(
+            raise self._lifecycle.mark_overdue(
                 f"gave no token for {self._config.health_timeout_s} s"
             ) from error
         except (EngineFault, ValueError) as error:
-            raise self.note_death(f"gave no token: {error}", frozen=True) from error
+            raise self.mark_dead(f"gave no token: {error}", frozen=True) from error
 
     async def stage(self, staged: StagedWeights, *, verify: bool) -> list[int]:
         """Let it map and check new weights while it goes on with the old ones.
@@ -268,35 +268,35 @@ class Replica:
         try:
             await self._await(self._client.sleep(level=2))
         except EngineFault as error:
-            raise self.note_death(f"could not go to sleep: {error}", frozen=True) from error
+            raise self.mark_dead(f"could not go to sleep: {error}", frozen=True) from error
 
     async def wake(self) -> None:
         """Allocate memory again; call `join` next. Raises: ActorDied for any error."""
         try:
             await self._await(self._client.wake_up())
         except EngineFault as error:
-            raise self.note_death(f"could not wake up: {error}", frozen=True) from error
+            raise self.mark_dead(f"could not wake up: {error}", frozen=True) from error
         self.is_asleep = False
 
-    def note_death(self, cause: str, *, frozen: bool = False) -> ActorDied:
+    def mark_dead(self, cause: str, *, frozen: bool = False) -> ActorDied:
         """Mark it as dead and return the error for callers.
 
         A frozen process is killed, so that it cannot answer later.
         """
-        return self._life.note_death(cause, frozen=frozen)
+        return self._lifecycle.mark_dead(cause, frozen=frozen)
 
-    def death(self) -> ActorDied:
+    def make_death_error(self) -> ActorDied:
         """Return the error that callers get from now on."""
-        return self._life.death()
+        return self._lifecycle.make_death_error()
 
     async def close(self) -> None:
         """Stop the process, gently if it still responds, and free what the client holds."""
-        self.note_death("closed")
+        self.mark_dead("closed")
         # taken away first: a second close must not shut down the same client again
         llm, self._llm = self._llm, None
         if llm is not None:
             await run_in_thread(llm.shutdown, SHUTDOWN_S)
-        await self._life.close()
+        await self._lifecycle.close()
 
     def _build(self) -> None:
         build, _ = require_vllm()
@@ -337,12 +337,14 @@ class Replica:
         """
         limit_s = self._config.update_timeout_s if limit_s is None else limit_s
         try:
-            async with self._life.limit(limit_s):
+            async with self._lifecycle.limit(limit_s):
                 return await call
         except adapter.EngineDeadError as error:
-            raise self._life.note_end() from error
+            raise self._lifecycle.mark_ended() from error
         except TimeoutError as error:
-            raise self._life.note_overdue(too_late or f"did not answer for {limit_s} s") from error
+            raise self._lifecycle.mark_overdue(
+                too_late or f"did not answer for {limit_s} s"
+            ) from error
         except Exception as error:  # vLLM turns any error of the process into a plain Exception
             raise self._fault(error) from error
 

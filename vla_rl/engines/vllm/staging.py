@@ -245,7 +245,7 @@ class Stage:
             dtype = str(tensor.dtype).removeprefix("torch.")
             places.append(TensorOffset(name, dtype, tuple(tensor.shape), offset))
             offset += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
-        self._places = tuple(places)
+        self._offsets = tuple(places)
         make = _choose_buffer(tensors, route)
         self._buffers = [make(max(offset, 1)) for _ in range(2)]
         self._written: list[StagedWeights | None] = [None, None]
@@ -260,7 +260,7 @@ class Stage:
         """
         return self._write(tensors, frozenset(), version, current)
 
-    def share(
+    def stage_shared(
         self,
         network: nn.Module,
         tensors: Mapping[str, Tensor],
@@ -271,7 +271,7 @@ class Stage:
 
         Return also where they write them; None if they cannot. Raises: CheckpointError.
         """
-        offsets = {place.name: place.offset for place in self._places}
+        offsets = {place.name: place.offset for place in self._offsets}
         begins = find_trained_offsets(network, tensors, offsets)
         if begins is None or not isinstance(self._buffers[0], HostBuffer):
             return None
@@ -292,12 +292,12 @@ class Stage:
         # an engine that starts at this moment may still be reading `current`
         self._last = 1 if self._written[0] is current else 0
         buffer = self._buffers[self._last]
-        views = dict(view_tensors(buffer.whole, self._places))
+        views = dict(view_tensors(buffer.whole, self._offsets))
         with torch.no_grad():
-            for place in self._places:
+            for place in self._offsets:
                 if place.offset not in left_out:
                     views[place.name].copy_(tensors[place.name])
-        staged = self._written[self._last] = StagedWeights(buffer.shared(), version, self._places)
+        staged = self._written[self._last] = StagedWeights(buffer.shared(), version, self._offsets)
         return staged
 
     def checksum(self) -> int:
@@ -310,7 +310,7 @@ class Stage:
             buffer.close()
 
     def _require_fit(self, tensors: Mapping[str, Tensor]) -> None:
-        expected = {place.name: place for place in self._places}
+        expected = {place.name: place for place in self._offsets}
         missing, unknown = (
             sorted(expected.keys() - tensors.keys()),
             sorted(tensors.keys() - expected.keys()),
@@ -356,11 +356,11 @@ class MappedWeights:
 
     def __init__(self, staged: StagedWeights) -> None:
         self._whole = open_memory(staged.memory)
-        self.version, self._places = staged.version, staged.places
+        self.version, self._offsets = staged.version, staged.places
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and tensor; the tensors are views and must not be written to."""
-        return view_tensors(self._whole, self._places)
+        return view_tensors(self._whole, self._offsets)
 
     def checksum(self) -> int:
         """Return the CRC-32 of the bytes."""

@@ -104,7 +104,7 @@ class RankPublication:
         # a list of its own: a sink that cannot be reached changes sides below
         for sink in list(self._host_sinks):
             try:
-                await sink.take_shares(
+                await sink.receive_shards(
                     self._shards, self._model.network, version, is_current=not self.is_model_old
                 )
             except WeightsNotGiven as fault:
@@ -137,7 +137,7 @@ class RankPublication:
         found: list[SharedParameters] = []
         for sink in self._local_sinks:
             memory = (
-                sink.share(self._model.network, version)
+                sink.stage_shared(self._model.network, version)
                 if isinstance(sink, SharedWeightSink)
                 else None
             )

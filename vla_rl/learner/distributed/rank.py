@@ -75,8 +75,8 @@ class LearnerRank(HostRank):
         self._shard = RankShard(self._rank, self._parts.policy, self._lane)
         if self._source.counts_flops:
             self._flop_counter = LaneFlopCounter(PASSES, LocalOperations)
-            self._lane.observe(self._flop_counter)
-        self._lane.observe(self._clock)
+            self._lane.add_observer(self._flop_counter)
+        self._lane.add_observer(self._clock)
 
     async def gather_weights(self, clear: bool) -> None:
         """Gather the weights for the passes that follow; with `clear`, drop gradients first."""
@@ -165,7 +165,7 @@ class LearnerRank(HostRank):
     async def describe_shard(self, begins: dict[str, int], row_bytes: int) -> WeightShard:
         """Return what this rank holds of the newest weights, with its digest.
 
-        Args: those of `ShardHolders.shares`.
+        Args: those of `ShardHolders.list_shards`.
         """
         return await self._lane.run(self._shard.describe_shard, begins, row_bytes, work="publish")
 

@@ -74,7 +74,7 @@ class RankClock:
         self._collectives: deque[tuple[str, Any, Any]] = deque(maxlen=MAX_KEPT)
         self._set_reference()
 
-    def watched(self, work: str, job: "partial[T]") -> "partial[T]":
+    def wrap_job(self, work: str, job: "partial[T]") -> "partial[T]":
         """Return the job, which records its times."""
         return partial(self._run, work, job)
 
