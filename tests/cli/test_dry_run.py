@@ -202,7 +202,7 @@ def demonstration(path: Path, num_frames: int) -> None:
         init_state_id=0,
         settings={"scene_seed": 0, "physics": "fast"},
         is_success=True,
-    ).save(path)
+    ).write_npz(path)
 
 
 def test_a_run_directory_that_cannot_be_written_is_found_before_it_is_made(tmp_path: Path) -> None:

@@ -11,11 +11,23 @@ import io
 import shutil
 import sys
 import textwrap
+import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Final, NoReturn, TextIO, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    NoReturn,
+    TextIO,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
+import msgspec
 import tyro
 from tyro.constructors import (
     ConstructorRegistry,
@@ -233,8 +245,11 @@ def fill_paragraphs(text: str) -> str:
 
 @functools.cache
 def field_docs(config: type) -> Mapping[str, str]:
-    """Return the string under each field of a configuration, or of a dataclass, and of its base
-    classes, each paragraph in one line.
+    """Return the help of each field of a configuration, or of a dataclass.
+
+    It is the description that its type carries (`Annotated[..., msgspec.Meta(description=...)]`),
+    for options that several configurations share, and then the string under the field, here or in a
+    base class, each paragraph in one line.
     """
     found: dict[str, str] = {}
     for kind in reversed(config.__mro__):
@@ -258,7 +273,19 @@ def field_docs(config: type) -> Mapping[str, str]:
                 found[statement.target.id] = "\n\n".join(
                     " ".join(paragraph.split()) for paragraph in paragraphs
                 )
+    for name, hint in get_type_hints(config, include_extras=True).items():
+        if shared := _get_description(hint):
+            found[name] = f"{shared} {found.get(name, '')}".rstrip()
     return found
+
+
+def _get_description(hint: Any) -> str:
+    """Return the description that a type carries, or that of the type beside None."""
+    for each in getattr(hint, "__metadata__", ()):
+        if isinstance(each, msgspec.Meta) and each.description:
+            return each.description
+    is_union = get_origin(hint) in (Union, types.UnionType)
+    return next(filter(None, map(_get_description, get_args(hint))), "") if is_union else ""
 
 
 def _class_tree(kind: type) -> ast.ClassDef | None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from vla_rl.envs.image_env import NUM_STARTS
 from vla_rl.envs.libero.tasks import Task, find_task
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.scenes import Quality, Scene
+from vla_rl.evaluation.scenes import ImageSize, LiberoQuality, Scene, StepLimit
 from vla_rl.evaluation.suites import (
     Benchmark,
     SuiteTask,
@@ -205,21 +205,17 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Initial states of each task: all, or numbers and ranges, such as 40-49 for those that
     training did not use."""
 
-    step_limit: int | None = None
-    """Control steps after which an episode is a failure. None: each suite's published limit. Set
-    512 for SRPO's limit."""
+    step_limit: StepLimit | None = None
+    """None: each suite's published limit. Set 512 for SRPO's limit."""
 
     temperature: float | None = None
     """Sample actions at this temperature, above 0. None: take the most likely action."""
 
-    image_size: int | None = None
-    """Side of the camera images in pixels. None: 84 for the shipped policy, else 256, as published
-    policies were trained."""
+    image_size: ImageSize | None = None
+    """None: 84 for the shipped policy, else 256, as published policies were trained."""
 
-    quality: Quality | None = None
-    """Rendering quality. exact renders what published policies saw; fast renders without smoothing
-    and with a plain robot, at a fraction of the cost. None: fast for the shipped policy, which was
-    trained with it, else exact."""
+    quality: LiberoQuality | None = None
+    """None: fast for the shipped policy, which was trained with it, else exact."""
 
     num_envs: int = max(os.cpu_count() or 1, 1)
     """Number of simulator processes, and so of episodes that run at the same time. Default: one for

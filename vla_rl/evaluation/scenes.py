@@ -8,7 +8,9 @@ One line warns if a policy that ships, or that was trained here, sees other imag
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, Self, TypeAlias
+
+import msgspec
 
 from vla_rl.envs import LIBERO_SUITES
 from vla_rl.envs.libero.assets import PLACEHOLDER_ASSETS, Assets, find_assets
@@ -25,30 +27,74 @@ if TYPE_CHECKING:
     from vla_rl.models.prismatic.config import TrainingImages
 
 
-Physics: TypeAlias = Literal["exact", "fast"]
 Quality: TypeAlias = Literal["exact", "fast"]
-Scenes: TypeAlias = Literal["same", "published"]
+
+# Each option of the conditions is declared here once. Recipes give it a default of their own, and
+# the string below it in the recipe says what is particular to that default.
+ImageSize: TypeAlias = Annotated[
+    int, msgspec.Meta(description="Side of the camera images in pixels.")
+]
+StepLimit: TypeAlias = Annotated[
+    int, msgspec.Meta(description="Control steps after which an episode is a failure.")
+]
+LiberoQuality: TypeAlias = Annotated[
+    Quality,
+    msgspec.Meta(
+        description="Rendering quality. exact renders what published policies saw; fast renders "
+        "without smoothing and with a plain robot, at a fraction of the cost."
+    ),
+]
+MetaworldQuality: TypeAlias = Annotated[
+    Quality,
+    msgspec.Meta(
+        description="Rendering quality. exact: the pixels of Meta-World's own renderer, 124 ms for "
+        "one of 224 pixels on a CPU; fast: no shadows, rougher edges and a plainer robot. Choose "
+        "the quality of the policy's demonstrations."
+    ),
+]
+Physics: TypeAlias = Annotated[
+    Literal["exact", "fast"],
+    msgspec.Meta(
+        description="exact gives robosuite's results bit for bit; fast is quicker and equals them "
+        "up to rounding."
+    ),
+]
+LiberoAssets: TypeAlias = Annotated[
+    str | None,
+    msgspec.Meta(
+        description="Folder of LIBERO's assets, or `stand-ins` for the placeholder assets. None: "
+        "the folder in VLA_RL_LIBERO_ASSETS; if that is not set, LIBERO's own, or placeholder "
+        "assets if those are not installed."
+    ),
+]
+Scenes: TypeAlias = Annotated[
+    Literal["same", "published"],
+    msgspec.Meta(
+        description="Positions of fixtures. published: trial k of a task, from initial state k, "
+        "uses LIBERO's k-th reset after one seeding, as OpenVLA, OpenVLA-OFT and openpi do. same: "
+        "every trial uses the first reset, as SimpleVLA-RL does."
+    ),
+]
 
 BASE_POLICY_IMAGES: Final = 84
 PUBLISHED_IMAGES: Final = 256
+WATCHED_IMAGES: Final = 224
 """Side in pixels of the images that published policies were trained with; `BASE_POLICY_IMAGES` is
-that of the shipped ones."""
+that of the shipped ones, and `WATCHED_IMAGES` that of episodes without a policy."""
 
 BASE_POLICY_QUALITY: Final[Quality] = "fast"
+PUBLISHED_QUALITY: Final[Quality] = "exact"
 
 
 class Scene(Config, frozen=True, kw_only=True):
     """Conditions that every benchmark's environments have."""
 
-    image_size: int
-    """Side of the camera images in pixels."""
+    image_size: ImageSize
 
-    step_limit: int | None = None
-    """Control steps after which an episode is a failure. None: each suite's published limit."""
+    step_limit: StepLimit | None = None
+    """None: each suite's published limit."""
 
     quality: Quality
-    """Rendering quality. exact renders what published policies saw; fast renders without smoothing
-    and with a plain robot, at a fraction of the cost."""
 
     @property
     def in_words(self) -> str:
@@ -68,6 +114,8 @@ class Scene(Config, frozen=True, kw_only=True):
 class MetaworldScene(Scene, frozen=True, kw_only=True):
     """Conditions of Meta-World's environments; see `MetaWorldEnv`."""
 
+    quality: MetaworldQuality
+
     @property
     def kwargs(self) -> Mapping[str, Any]:
         """Arguments of `MetaWorldEnv`, besides the task."""
@@ -78,44 +126,50 @@ class MetaworldScene(Scene, frozen=True, kw_only=True):
         }
 
 
+class LiberoOptions(Protocol):
+    """Options of LIBERO's conditions that each of its recipes has."""
+
+    @property
+    def image_size(self) -> int | None: ...
+    @property
+    def quality(self) -> Quality | None: ...
+    @property
+    def assets(self) -> str | None: ...
+    @property
+    def physics(self) -> Literal["exact", "fast"]: ...
+
+
 class LiberoScene(Scene, frozen=True, kw_only=True):
     """Conditions of LIBERO's environments; see `LiberoEnv`."""
 
+    quality: LiberoQuality
     physics: Physics
-    """exact gives robosuite's results bit for bit; fast is quicker and equals them up to
-    rounding."""
-
-    assets: str | None = None
-    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; without
-    it, LIBERO's own, or placeholder assets if those are not installed."""
-
+    assets: LiberoAssets = None
     scenes: Scenes = "same"
-    """Positions of fixtures. published: trial k of a task, from initial state k, uses LIBERO's k-th
-    reset after one seeding, as OpenVLA, OpenVLA-OFT and openpi do. same: every trial uses the first
-    reset, as SimpleVLA-RL does."""
 
     @classmethod
-    def for_policy(
+    def from_options(
         cls,
-        checkpoint: str,
-        *,
-        image_size: int | None,
-        quality: Quality | None,
-        assets: str | None,
-        physics: Physics,
+        options: LiberoOptions,
+        checkpoint: str | None = None,
         step_limit: int | None = None,
         scenes: Scenes = "same",
     ) -> Self:
-        """Return the conditions for a checkpoint's policy; None is what it was trained with."""
-        # the layouts of checkpoints come with it, which recording demonstrations does without
-        from vla_rl.models.loading import is_base_policy
+        """Return the conditions that a recipe's options name.
 
-        is_base = is_base_policy(checkpoint)
+        An image size or a quality of None is what the policy of `checkpoint` was trained with.
+        """
+        if checkpoint is None:
+            image_size, quality = WATCHED_IMAGES, PUBLISHED_QUALITY
+        elif is_base_policy(checkpoint):
+            image_size, quality = BASE_POLICY_IMAGES, BASE_POLICY_QUALITY
+        else:
+            image_size, quality = PUBLISHED_IMAGES, PUBLISHED_QUALITY
         return cls(
-            image_size=image_size or (BASE_POLICY_IMAGES if is_base else PUBLISHED_IMAGES),
-            quality=quality or (BASE_POLICY_QUALITY if is_base else "exact"),
-            assets=assets,
-            physics=physics,
+            image_size=options.image_size or image_size,
+            quality=options.quality or quality,
+            assets=options.assets,
+            physics=options.physics,
             step_limit=step_limit,
             scenes=scenes,
         )

@@ -30,7 +30,14 @@ from vla_rl.cli.evaluate import EvalLaunch, main
 from vla_rl.cli.launch import run_recipe
 from vla_rl.envs.libero.packages import find_other_libero
 from vla_rl.evaluation.config import EvalConfig
-from vla_rl.evaluation.scenes import LiberoScene, Physics, Scenes, assets_in_use, resolve_checkpoint
+from vla_rl.evaluation.scenes import (
+    LiberoAssets,
+    LiberoScene,
+    Physics,
+    Scenes,
+    assets_in_use,
+    resolve_checkpoint,
+)
 from vla_rl.evaluation.suites import (
     LIBERO,
     Benchmark,
@@ -66,17 +73,10 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
     for each seed."""
 
     scenes: Scenes = "published"
-    """Positions of fixtures. published: trial k of a task, from initial state k, uses LIBERO's k-th
-    reset after one seeding, as OpenVLA, OpenVLA-OFT and openpi do. same: every trial uses the first
-    reset, as SimpleVLA-RL does."""
 
     physics: Physics = "exact"
-    """exact gives robosuite's results bit for bit; fast is quicker and equals them up to
-    rounding."""
 
-    assets: str | None = None
-    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
-    is not set, LIBERO's own, or placeholder assets if those are not installed."""
+    assets: LiberoAssets = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,15 +100,7 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
     @property
     def scene(self) -> LiberoScene:
         """Conditions of the environments."""
-        return LiberoScene.for_policy(
-            self.checkpoint,
-            image_size=self.image_size,
-            quality=self.quality,
-            assets=self.assets,
-            physics=self.physics,
-            step_limit=self.step_limit,
-            scenes=self.scenes,
-        )
+        return LiberoScene.from_options(self, self.checkpoint, self.step_limit, self.scenes)
 
     def envs_of(self, task: SuiteTask) -> Sequence[EnvSpec]:
         """Return the environment of a task with each of the scene seeds."""

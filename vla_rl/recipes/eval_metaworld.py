@@ -18,7 +18,7 @@ import tyro
 from vla_rl.cli.evaluate import EvalLaunch, main
 from vla_rl.cli.launch import run_recipe
 from vla_rl.evaluation.config import EvalConfig
-from vla_rl.evaluation.scenes import MetaworldScene, Quality
+from vla_rl.evaluation.scenes import ImageSize, MetaworldQuality, MetaworldScene, StepLimit
 from vla_rl.evaluation.suites import METAWORLD, Benchmark
 
 
@@ -40,16 +40,13 @@ class EvalMetaworldConfig(EvalConfig, frozen=True, kw_only=True):
     init_states: str = "all"
     """Starts of each task: all (the first 50), or numbers and ranges, such as 40-49,1000-1023."""
 
-    step_limit: int | None = None
-    """Control steps after which an episode is a failure. None: Meta-World's 500."""
+    step_limit: StepLimit | None = None
+    """None: Meta-World's 500."""
 
-    image_size: int = 84
-    """Side of the camera images in pixels: that of the policy's demonstrations."""
+    image_size: ImageSize = 84
+    """Choose that of the policy's demonstrations."""
 
-    quality: Quality = "fast"
-    """Rendering quality. exact: the pixels of Meta-World's own renderer, 124 ms for one of 224
-    pixels on a CPU; fast: no shadows, rougher edges and a plainer robot. Choose the quality of the
-    policy's demonstrations."""
+    quality: MetaworldQuality = "fast"
 
     @property
     def scene(self) -> MetaworldScene:

@@ -15,7 +15,7 @@ import asyncio
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import tyro
@@ -31,7 +31,17 @@ from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import embodied_agent_within_range, run_each
 from vla_rl.evaluation.parity import BOUNDARIES, Comparison, Trace, compare, read_trace, write_trace
-from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality, Scenes, resolve_checkpoint
+from vla_rl.evaluation.scenes import (
+    ImageSize,
+    LiberoAssets,
+    LiberoQuality,
+    LiberoScene,
+    Physics,
+    Quality,
+    Scenes,
+    StepLimit,
+    resolve_checkpoint,
+)
 from vla_rl.evaluation.suites import check_starts, libero_episode, require_for_libero
 from vla_rl.models.loading import SHIPPED, CheckpointConfig, describe_policy, load_policy
 from vla_rl.types import Config, Sampling, Trajectory
@@ -48,10 +58,19 @@ class Way(Config, frozen=True, kw_only=True):
     """One of our ways to run an episode, read from text such as `physics=fast,quality=exact`."""
 
     physics: Physics = "exact"
-    quality: Quality = "exact"
+    quality: LiberoQuality = "exact"
     scenes: Scenes = "same"
     python: str | None = None
     """Interpreter of the simulator; None: this one."""
+
+
+class _WayOptions(NamedTuple):
+    """Options of both sides, with those of one way."""
+
+    image_size: int | None
+    quality: Quality | None
+    assets: str | None
+    physics: Physics
 
 
 class ParityConfig(CheckpointConfig, frozen=True, kw_only=True):
@@ -83,17 +102,13 @@ class ParityConfig(CheckpointConfig, frozen=True, kw_only=True):
     decisions: int | None = None
     """Compare this many decisions. None: the whole episode."""
 
-    step_limit: int | None = None
-    """Control steps after which an episode is a failure. None: the suite's published limit."""
+    step_limit: StepLimit | None = None
+    """None: the suite's published limit."""
 
-    image_size: int | None = None
-    """Side of the camera images in pixels. None: 84 for the shipped policy, else 256, as published
-    policies were trained."""
+    image_size: ImageSize | None = None
+    """None: 84 for the shipped policy, else 256, as published policies were trained."""
 
-    assets: str | None = None
-    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
-    is not set, placeholder assets for the shipped policy, which was trained on them, and LIBERO's
-    own for others (placeholder assets if those are not installed)."""
+    assets: LiberoAssets = None
 
     save: Path | None = None
     """Also write the recorded traces into this folder, as a.jsonl and b.jsonl."""
@@ -216,15 +231,8 @@ async def _record_trace(config: ParityConfig, policy: "VlaPolicy", way: Way, sid
     # imports torch, which `--help` must not wait for
     from vla_rl.evaluation.parity.recording import record_trace
 
-    scene = LiberoScene.for_policy(
-        config.checkpoint,
-        image_size=config.image_size,
-        quality=way.quality,
-        assets=config.assets,
-        physics=way.physics,
-        step_limit=config.step_limit,
-        scenes=way.scenes,
-    )
+    options = _WayOptions(config.image_size, way.quality, config.assets, way.physics)
+    scene = LiberoScene.from_options(options, config.checkpoint, config.step_limit, way.scenes)
     env = scene.env(config.suite, config.task_id, config.scene_seed)
     task = f"{config.suite}/{config.task_id}"
     greedy = Sampling(greedy=True)

@@ -35,7 +35,14 @@ from vla_rl.envs.libero.tasks import SUITES
 from vla_rl.envs.metaworld import MetaWorldEnv
 from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.evaluation.conditions import record_conditions, refuse_other_conditions
-from vla_rl.evaluation.scenes import LiberoScene, MetaworldScene, Physics, Quality
+from vla_rl.evaluation.scenes import (
+    ImageSize,
+    LiberoAssets,
+    LiberoQuality,
+    LiberoScene,
+    MetaworldScene,
+    Physics,
+)
 from vla_rl.evaluation.suites import check_starts
 from vla_rl.run.terminal import lasting_output
 from vla_rl.types import Config, EnvSpec, derive_seed
@@ -77,24 +84,18 @@ class RecordConfig(Config, frozen=True, kw_only=True):
     """Correlated noise on the executed actions, 0 to 1 (a full command). The recorded `action` has
     none."""
 
-    image_size: int = 224
-    """Side of the camera images in pixels."""
+    image_size: ImageSize = 224
 
     wrist_image: bool = True
     """Record the wrist camera too. Without it an episode takes two thirds of the time."""
 
-    assets: str | None = None
-    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; without
-    it, LIBERO's own, or placeholder assets if those are not installed."""
+    assets: LiberoAssets = None
 
     physics: Physics = "fast"
-    """exact gives robosuite's results bit for bit; fast is quicker and equals them up to rounding.
-    Training uses fast by default."""
+    """Training uses fast by default."""
 
-    quality: Quality = "exact"
-    """Rendering quality. exact renders what published policies saw; fast renders without smoothing
-    and with a plain robot, at a fraction of the cost. Evaluate a policy with the quality it was
-    trained with."""
+    quality: LiberoQuality = "exact"
+    """Evaluate a policy with the quality it was trained with."""
 
     seed: int = 0
     """Seed of the noise."""
@@ -135,12 +136,7 @@ class RecordConfig(Config, frozen=True, kw_only=True):
         """Conditions of the environments."""
         if self.suite in METAWORLD_SUITES:
             return MetaworldScene(image_size=self.image_size, quality=self.quality)
-        return LiberoScene(
-            image_size=self.image_size,
-            quality=self.quality,
-            assets=self.assets,
-            physics=self.physics,
-        )
+        return LiberoScene.from_options(self)
 
 
 def task_folder(config: RecordConfig, task_id: int) -> Path:

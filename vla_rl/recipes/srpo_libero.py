@@ -18,6 +18,7 @@ from vla_rl.cli.launch import run_recipe
 from vla_rl.envs.libero.assets import Assets
 from vla_rl.evaluation import parse_numbers
 from vla_rl.evaluation.scenes import (
+    LiberoAssets,
     LiberoScene,
     Physics,
     assets_in_use,
@@ -47,8 +48,7 @@ class HeldOutConfig(HeldOutStarts, frozen=True, kw_only=True):
     """Seeds of the positions of fixtures, such as 1-3. Every episode is run once for each seed."""
 
     physics: Physics = "exact"
-    """exact gives robosuite's results bit for bit; fast is quicker and equals them up to rounding.
-    Evaluations use exact."""
+    """Evaluations use exact."""
 
 
 class SrpoLiberoConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
@@ -74,12 +74,9 @@ class SrpoLiberoConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
     )
 
     physics: Physics = "fast"
-    """exact gives robosuite's results bit for bit; fast is quicker and equals them up to rounding.
-    Training uses fast, for several times as many control steps per second."""
+    """Training uses fast, for several times as many control steps per second."""
 
-    assets: str | None = None
-    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
-    is not set, LIBERO's own, or placeholder assets if those are not installed."""
+    assets: LiberoAssets = None
 
     policy: str = SHIPPED
     """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from. shipped: the base
@@ -96,14 +93,7 @@ class SrpoLiberoConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
     def scene(self) -> LiberoScene:
         """Conditions of the training episodes."""
         shipped = BASE_POLICY_STEP_LIMIT if is_base_policy(self.policy) else None
-        return LiberoScene.for_policy(
-            self.policy,
-            image_size=self.image_size,
-            quality=self.quality,
-            assets=self.assets,
-            physics=self.physics,
-            step_limit=self.step_limit or shipped,
-        )
+        return LiberoScene.from_options(self, self.policy, self.step_limit or shipped)
 
     @property
     def held_out_scene(self) -> LiberoScene:

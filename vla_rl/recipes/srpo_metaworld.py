@@ -14,7 +14,7 @@ import msgspec
 from vla_rl.algorithms.losses import PolicyLossConfig
 from vla_rl.cli.command_line import TrainingLaunch
 from vla_rl.cli.launch import run_recipe
-from vla_rl.evaluation.scenes import MetaworldScene, Quality
+from vla_rl.evaluation.scenes import ImageSize, MetaworldQuality, MetaworldScene, StepLimit
 from vla_rl.evaluation.suites import METAWORLD, Benchmark
 from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.pipelines.config import RunConfig
@@ -44,16 +44,13 @@ class SrpoMetaworldConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
         minibatch_trajectories=4,
     )
 
-    step_limit: int | None = 200
-    """Control steps after which an episode is a failure. None: Meta-World's 500."""
+    step_limit: StepLimit | None = 200
+    """None: Meta-World's 500."""
 
-    image_size: int = 84
-    """Side of the camera images in pixels: that of the policy's demonstrations."""
+    image_size: ImageSize = 84
+    """Choose that of the policy's demonstrations."""
 
-    quality: Quality = "fast"
-    """Rendering quality. exact: the pixels of Meta-World's own renderer, 124 ms for one of 224
-    pixels on a CPU; fast: no shadows, rougher edges and a plainer robot. Choose the quality of the
-    policy's demonstrations."""
+    quality: MetaworldQuality = "fast"
 
     policy: str = "base"
     """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from. Default: the folder

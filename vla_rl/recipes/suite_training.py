@@ -27,7 +27,7 @@ from vla_rl.evaluation import (
 )
 from vla_rl.evaluation.conditions import POLICY_DIGEST
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule, choosing_numbers, number_ranges
-from vla_rl.evaluation.scenes import Quality, Scene
+from vla_rl.evaluation.scenes import ImageSize, LiberoQuality, Scene, StepLimit
 from vla_rl.evaluation.suites import (
     Benchmark,
     SuiteTask,
@@ -66,8 +66,8 @@ class HeldOutStarts(HeldOutSchedule, frozen=True, kw_only=True):
     """Starts of each task that choose the best checkpoint, with `every`; none of them is reported or
     trained on. None: as many as are reported, the next numbers."""
 
-    step_limit: int | None = None
-    """Control steps after which an episode is a failure. None: each suite's published limit."""
+    step_limit: StepLimit | None = None
+    """None: each suite's published limit."""
 
     def unused_options(self) -> Mapping[str, str]:
         """Return all other options if there are no held-out episodes, else those of the
@@ -97,18 +97,15 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """Number of starts of each task to train on, from the first on; the rest stay unseen. Starts
     are the task's fixed ones, and beyond them drawn ones."""
 
-    step_limit: int | None = None
-    """Control steps after which an episode is a failure. None: 160 for the shipped policy,
-    whose successes take about half as many, else each suite's published limit."""
+    step_limit: StepLimit | None = None
+    """None: 160 for the shipped policy, whose successes take about half as many, else each suite's
+    published limit."""
 
-    image_size: int | None = None
-    """Side of the camera images in pixels. None: 84 for the shipped policy, else 256, as published
-    policies were trained."""
+    image_size: ImageSize | None = None
+    """None: 84 for the shipped policy, else 256, as published policies were trained."""
 
-    quality: Quality | None = None
-    """Rendering quality. exact renders what published policies saw; fast renders without smoothing
-    and with a plain robot, at a fraction of the cost. None: fast for the shipped policy, which was
-    trained with it, else exact."""
+    quality: LiberoQuality | None = None
+    """None: fast for the shipped policy, which was trained with it, else exact."""
 
     policy: str
     """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from."""

@@ -33,9 +33,11 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation import check_starts, episode_result, libero_episode, run_each, within_range
 from vla_rl.evaluation.contact_sheets import FRAMES_PER_S, Episode, caption_episodes, watched_table
 from vla_rl.evaluation.scenes import (
+    ImageSize,
+    LiberoAssets,
+    LiberoQuality,
     LiberoScene,
     Physics,
-    Quality,
     assets_in_use,
     describe_other_images,
     resolve_checkpoint,
@@ -46,9 +48,6 @@ from vla_rl.reporting.videos import encode_mp4
 from vla_rl.rollout import ActionEngine, embodied_agent
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation, Sampling, Trajectory, derive_seed
 from vla_rl.util.values import plain_console
-
-WATCHED_IMAGES = 224
-"""Side in pixels of images that only people look at."""
 
 
 class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
@@ -77,22 +76,15 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
     is_greedy: bool = True
     """Take the checkpoint's most likely action; otherwise sample."""
 
-    image_size: int | None = None
-    """Side of the camera images in pixels. None: the side that the checkpoint was trained with; 224
-    without a checkpoint."""
+    image_size: ImageSize | None = None
+    """None: the side that the checkpoint was trained with; 224 without a checkpoint."""
 
-    assets: str | None = None
-    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
-    is not set, LIBERO's own, or placeholder assets if those are not installed."""
+    assets: LiberoAssets = None
 
     physics: Physics = "exact"
-    """exact gives robosuite's results bit for bit; fast is quicker and equals them up to
-    rounding."""
 
-    quality: Quality | None = None
-    """Rendering quality. exact renders what published policies saw; fast renders without smoothing
-    and with a plain robot, at a fraction of the cost. None: the quality that the checkpoint was
-    trained with; exact without a checkpoint."""
+    quality: LiberoQuality | None = None
+    """None: the quality that the checkpoint was trained with; exact without a checkpoint."""
 
     seed: int = 0
     """Seed of random and sampled actions."""
@@ -122,20 +114,7 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
     @property
     def scene(self) -> LiberoScene:
         """Conditions of the environments."""
-        if self.has_checkpoint:
-            return LiberoScene.for_policy(
-                self.policy,
-                image_size=self.image_size,
-                quality=self.quality,
-                assets=self.assets,
-                physics=self.physics,
-            )
-        return LiberoScene(
-            image_size=self.image_size or WATCHED_IMAGES,
-            quality=self.quality or "exact",
-            assets=self.assets,
-            physics=self.physics,
-        )
+        return LiberoScene.from_options(self, self.policy if self.has_checkpoint else None)
 
     @property
     def checkpoint_folder(self) -> str:
