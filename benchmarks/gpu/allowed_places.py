@@ -17,7 +17,7 @@ ALLOWED: Final = MappingProxyType(
         "updates",
         "models/prismatic/trunk.py:require_bidirectional": "once in a network's life, before its first "
         "decision: a causal trunk costs tens of points without an error",
-        "models/trajectory_encoders.py:_look": "an embedding's numbers, once for 32 frames",
+        "models/trajectory_encoders.py:_run_tower": "an embedding's numbers, once for 32 frames",
         "models/vjepa2.py:_move": "the encoder's weights, at the first embedding, or at "
         "each if they are offloaded",
         "models/vjepa2.py:_embed": "an embedding's numbers, once a batch of videos",

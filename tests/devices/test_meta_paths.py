@@ -67,7 +67,7 @@ def test_packed_paths_read_rows_end_to_end(
     name: str, num_kernels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[list[int]] = []
-    made, calls = attention.PackedRows.of, list[int]()
+    made, calls = attention.PackedRows.from_lengths, list[int]()
 
     def noted(lengths: list[int], device: torch.device) -> attention.PackedRows:
         lines.append(lengths)
@@ -77,7 +77,7 @@ def test_packed_paths_read_rows_end_to_end(
         calls.append(len(query))
         return query
 
-    monkeypatch.setattr(attention.PackedRows, "of", noted)
+    monkeypatch.setattr(attention.PackedRows, "from_lengths", noted)
     monkeypatch.setattr(attention, "varlen_attn", kernel)
     cross(PATHS[name])
     assert [len(lengths) for lengths in lines] == [6]

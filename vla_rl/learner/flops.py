@@ -46,15 +46,15 @@ class LaneFlopCounter:
 
     Args:
         counted: kinds of work to count; None counts all but `UNCOUNTED`.
-        shown: makes a mode that runs inside of the counter and decides what it sees.
+        inner_mode: makes a mode that runs inside of the counter and decides what it sees.
     """
 
     def __init__(
         self,
         counted: Collection[str] | None = None,
-        shown: Callable[[], AbstractContextManager[object]] = nullcontext,
+        inner_mode: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self._counted, self._shown = counted, shown
+        self._counted, self._inner_mode = counted, inner_mode
         self._known: dict[object, int] = {}
         self._done: dict[str, int] = {}
 
@@ -71,7 +71,7 @@ class LaneFlopCounter:
         key = (work, getattr(job.func, "__qualname__", ""), _shapes(job.args))
         flops = self._known.get(key)
         if flops is None:
-            with flop_counter() as counter, self._shown():
+            with flop_counter() as counter, self._inner_mode():
                 result = job()
             flops = self._known[key] = int(counter.get_total_flops())
         else:
@@ -133,10 +133,10 @@ _PEAKS: Final = (
 
 def find_device_peak(name: str) -> DevicePeak | None:
     """Return the peak of the device that CUDA or `nvidia-smi` calls `name`; None if unknown."""
-    words = f"{name} "
+    padded = f"{name} "
     for part, teraflops, terabytes in _PEAKS:
-        position = words.find(part)
+        position = padded.find(part)
         # L4 is not a part of L40: the next character ends the name
-        if position >= 0 and not words[position + len(part)].isalnum():
+        if position >= 0 and not padded[position + len(part)].isalnum():
             return DevicePeak(teraflops * TERA, terabytes * TERA)
     return None

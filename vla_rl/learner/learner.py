@@ -140,8 +140,8 @@ class PolicyLearner:
                 found = await self._backend.forward_backward(minibatch, plan, compare)
                 # once per mini-batch: asking after each micro-batch would make the host wait for
                 # the device
-                places = [part.first_nonfinite for part in found]
-                require_finite_outputs(minibatch, plan.indices, places, self._name)
+                nonfinite = [part.first_nonfinite for part in found]
+                require_finite_outputs(minibatch, plan.indices, nonfinite, self._name)
                 sums += found
                 if number == 1:
                     # before the first step, so that a disagreement leaves the weights as they were

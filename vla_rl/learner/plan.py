@@ -41,7 +41,7 @@ class LineSlot(NamedTuple):
 class Lines:
     """Lines of one width, each filled from its left.
 
-    A tree over the free space finds the first line with enough room in a number of steps that is
+    A tree over the free space finds the first line with enough of it in a number of steps that is
     logarithmic in the number of lines.
 
     Args:
@@ -51,31 +51,31 @@ class Lines:
 
     def __init__(self, width: int, num_lines: int) -> None:
         self._width, self._first_leaf = width, 1 << (num_lines - 1).bit_length()
-        self._room = [-1] * (2 * self._first_leaf)
-        self._room[self._first_leaf : self._first_leaf + num_lines] = [width] * num_lines
+        self._free = [-1] * (2 * self._first_leaf)
+        self._free[self._first_leaf : self._first_leaf + num_lines] = [width] * num_lines
         for node in reversed(range(1, self._first_leaf)):
-            self._room[node] = max(self._room[2 * node : 2 * node + 2])
+            self._free[node] = max(self._free[2 * node : 2 * node + 2])
 
     @property
-    def most_room(self) -> int:
+    def most_free(self) -> int:
         """Free space on the line that has the most."""
-        return self._room[1]
+        return self._free[1]
 
-    def place(self, length: int) -> LineSlot | None:
-        """Take `length` places on the first line with enough room and return the position.
+    def add_row(self, length: int) -> LineSlot | None:
+        """Take `length` columns of the first line with enough free ones, and return where.
 
-        None if no line has room.
+        None if no line has as many.
         """
-        room, node = self._room, 1
-        if room[node] < length:
+        free, node = self._free, 1
+        if free[node] < length:
             return None
         while node < self._first_leaf:
-            node = 2 * node if room[2 * node] >= length else 2 * node + 1
-        place = LineSlot(node - self._first_leaf, self._width - room[node])
-        room[node] -= length
+            node = 2 * node if free[2 * node] >= length else 2 * node + 1
+        slot = LineSlot(node - self._first_leaf, self._width - free[node])
+        free[node] -= length
         while node := node // 2:
-            room[node] = max(room[2 * node], room[2 * node + 1])
-        return place
+            free[node] = max(free[2 * node], free[2 * node + 1])
+        return slot
 
 
 @dataclass(frozen=True)
@@ -239,11 +239,11 @@ def micro_batches(num_input_tokens: Tensor, size: MicroBatchSize) -> list[Tensor
         lines = Lines(width, min(max(1, size.tokens // width), size.rows, len(lengths)))
         chosen: list[int] = []
         while row < len(lengths) and len(chosen) < size.rows:
-            lines.place(lengths[row])
+            lines.add_row(lengths[row])
             left.take_row(row)
             chosen.append(row)
             # rows before the first that fits the largest free space are too long
-            row = left.first_left(max(row, bisect_left(rising, -lines.most_room)))
+            row = left.first_left(max(row, bisect_left(rising, -lines.most_free)))
         parts.append(order[torch.tensor(chosen)])
     return parts
 

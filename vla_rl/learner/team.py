@@ -109,7 +109,7 @@ class LearnerTeam:
                 references = None
                 if reference_log_probs is not None:
                     references = [
-                        [reference_log_probs[part.row][place] for place in part.decisions]
+                        [reference_log_probs[part.row][number] for number in part.decisions]
                         for part in parts
                     ]
                 report = await learner.update(
@@ -173,12 +173,12 @@ class CriticTeam:
         """
         self._agent_names.require_all(trajectories)
 
-        async def judged(name: str, parts: Sequence[AgentPart]) -> list[TrajectoryValues]:
+        async def compute_values(name: str, parts: Sequence[AgentPart]) -> list[TrajectoryValues]:
             return await self._critics[name].values([part.trajectory for part in parts])
 
         values = [np.zeros(len(trajectory.steps), np.float32) for trajectory in trajectories]
         bootstraps = [0.0] * len(trajectories)
-        for part, found in await _each_part(self._agent_names, trajectories, judged):
+        for part, found in await _each_part(self._agent_names, trajectories, compute_values):
             values[part.row][list(part.decisions)] = found.values
             # the agent that decided last values what comes after: the others have not seen the
             # final observation
@@ -189,7 +189,7 @@ class CriticTeam:
     async def update(
         self,
         trajectories: Sequence[Trajectory],
-        judged: Sequence[TrajectoryValues],
+        values: Sequence[TrajectoryValues],
         returns: Sequence[np.ndarray],
         *,
         number: int | None = None,
@@ -203,10 +203,10 @@ class CriticTeam:
             parts = self._agent_names.parts_of(trajectories, name)
             if not parts:
                 continue
-            own = [(judged[part.row], list(part.decisions)) for part in parts]
+            own = [(values[part.row], list(part.decisions)) for part in parts]
             report = await critic.update(
                 [part.trajectory for part in parts],
-                [TrajectoryValues(each.values[places], each.bootstrap) for each, places in own],
+                [TrajectoryValues(each.values[numbers], each.bootstrap) for each, numbers in own],
                 [returns[part.row][list(part.decisions)] for part in parts],
                 number=number,
             )
@@ -266,8 +266,8 @@ class ReferenceTeam:
 
         rows = [[np.zeros(0, np.float32)] * len(trajectory.steps) for trajectory in trajectories]
         for part, found in await _each_part(self._agent_names, trajectories, scored):
-            for place, log_probs in zip(part.decisions, found, strict=True):
-                rows[part.row][place] = log_probs
+            for number, log_probs in zip(part.decisions, found, strict=True):
+                rows[part.row][number] = log_probs
         return rows
 
 

@@ -123,7 +123,7 @@ async def prepare_checkpoint(
 ) -> PreparedCheckpoint:
     """Write a checkpoint off the event loop, up to the step that makes it visible. Arguments and
     errors as in `save_checkpoint`."""
-    _require_words((*parts, *state.members))
+    _require_plain_names((*parts, *state.members))
     # a thread cannot be cancelled: the folder that it goes on to write has to be removed all
     # the same
     writing = asyncio.ensure_future(asyncio.to_thread(_prepare, root, state, parts))
@@ -157,7 +157,7 @@ async def save_checkpoint(
     """
     if keep_last is not None and keep_last < 1:
         raise ValueError(f"keep_last is {keep_last}, expected at least 1, or None to keep all.")
-    _require_words((*parts, *state.members))
+    _require_plain_names((*parts, *state.members))
     return await run_in_thread(_save, root, state, parts, keep_last)
 
 
@@ -249,7 +249,7 @@ def _save(root: Path, state: TeamState, parts: Mapping[str, object], keep_last: 
     return _commit(_prepare(root, state, parts), keep_last)
 
 
-def _require_words(names: Iterable[str]) -> None:
+def _require_plain_names(names: Iterable[str]) -> None:
     for name in names:
         if not _PART_NAME.fullmatch(name):
             raise ValueError(

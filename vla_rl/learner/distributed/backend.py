@@ -252,9 +252,9 @@ class ShardedBackend:
     async def _snapshot(self) -> TrainingState:
         self._num_snapshots += 1
         number = self._num_snapshots
-        described = await self.group.together(rank.stage(number) for rank in self.group.ranks)
+        staged = await self.group.together(rank.stage(number) for rank in self.group.ranks)
         policy, optimizer = (
-            RankTensors(self.group, number, name, described[0][name])
+            RankTensors(self.group, number, name, staged[0][name])
             for name in ("policy", "optimizer")
         )
         return TrainingState(

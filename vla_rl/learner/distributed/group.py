@@ -223,9 +223,9 @@ class RankGroup:
         """
         hosts, numbers = self.other_hosts, range(len(self.ranks))
         found = await self.together(hosts.bring_needed(rank, files, needed) for rank in numbers)
-        here = [str(file) for file in files]
+        local_files = [str(file) for file in files]
         await self.together(
-            restore(rank, paths or here)
+            restore(rank, paths or local_files)
             for rank, paths in zip(self.ranks, hosts.by_rank(found), strict=True)
         )
         await self.together(hosts.remove_files(rank) for rank in numbers)

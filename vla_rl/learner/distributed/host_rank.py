@@ -40,7 +40,7 @@ class FilePiece(msgspec.Struct, frozen=True):
     """Bytes for a file, in runs that begin at equal distances."""
 
     at: int
-    """Place of the first byte in the file."""
+    """Offset of the first byte in the file."""
 
     run: int
     distance: int
@@ -75,10 +75,10 @@ class HostRank(Actor):
         Args:
             name: of the file, below this rank's folder.
             size: bytes of the whole file.
-            start: place of the piece.
+            start: offset of the piece.
             piece: uint8 [bytes].
 
-        Returns: the path of the file here. Raises: ValueError for a place outside of the folder.
+        Returns: the path of the file here. Raises: ValueError for a path outside of the folder.
         """
         return await asyncio.to_thread(self._write_piece, name, size, start, piece)
 
@@ -166,12 +166,12 @@ def code_report(policy_class: str) -> dict[str, str]:
     return report
 
 
-def require_same_code(host: str, there: dict[str, str], here: dict[str, str]) -> None:
+def require_same_code(host: str, remote: dict[str, str], local: dict[str, str]) -> None:
     """Raise ConfigError that names each thing in which the ranks' host differs from this one."""
     different = [
-        f"{name} {there.get(name, 'none')} (here {found})"
-        for name, found in here.items()
-        if there.get(name) != found
+        f"{name} {remote.get(name, 'none')} (here {found})"
+        for name, found in local.items()
+        if remote.get(name) != found
     ]
     if different:
         raise ConfigError(

@@ -219,8 +219,8 @@ class ShardedCriticBackend:
         staging = self._group.together(
             rank.stage_critic(number, num_updates) for rank in self._group.ranks
         )
-        described = await await_end(asyncio.ensure_future(staging))
-        return RankTensors(self._group, number, "critic", described[0]["critic"])
+        staged = await await_end(asyncio.ensure_future(staging))
+        return RankTensors(self._group, number, "critic", staged[0]["critic"])
 
     async def restore(self, tensors: Mapping[str, Tensor], file: Path | None, prefix: str) -> None:
         """Continue from a snapshot. Each rank reads its own part of the file."""

@@ -117,17 +117,17 @@ def make_placement(assignment: RankAssignment, model: Any) -> ChildProcess | Rem
     env = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     # AdamW imports torch._dynamo when it is made, a second of each rank's start
     imports = (type(model).__module__, "vla_rl.learner.distributed.rank", "torch._dynamo")
-    far = assignment.placement
-    if far is not None:
-        env |= far.env
+    host = assignment.placement
+    if host is not None:
+        env |= host.env
     child = ChildProcess(env=env, fork_from=ForkServer(imports=imports, env=env))
-    if far is None:
+    if host is None:
         return child
     return RemoteHost(
-        address=far.address,
-        server_public_key=far.server_public_key,
-        client_keys=far.client_keys,
-        lost_after_s=far.lost_after_s,
+        address=host.address,
+        server_public_key=host.server_public_key,
+        client_keys=host.client_keys,
+        lost_after_s=host.lost_after_s,
         process=child,
     )
 
@@ -150,7 +150,7 @@ class RankStarter:
         self, runtime: Runtime, config: LearnerConfig, assignments: RankAssignments, folder: Path
     ) -> None:
         self._runtime, self._config, self._assignments = runtime, config, assignments
-        self._here = Rendezvous(file=str(folder / "rendezvous"))
+        self._local_rendezvous = Rendezvous(file=str(folder / "rendezvous"))
         self._networks = _rank_networks(assignments)
 
     async def spawn_rank(
@@ -182,7 +182,7 @@ class RankStarter:
         """
         network = self._networks[rank]
         if rank > 0 or network is None:
-            return self._here
+            return self._local_rendezvous
         try:
             return await first.open_rendezvous(network, self._assignments.port, len(self._networks))
         except ConfigError as error:

@@ -162,30 +162,30 @@ def copy_part(tensor: Tensor, dtype: torch.dtype | None, *, is_first_rank: bool)
     if not isinstance(tensor, DTensor):
         data = tensor.detach().to("cpu", dtype, copy=True) if is_first_rank else torch.empty(0)
         return Part(data, entry, 0, is_first_rank, entry.num_bytes, entry.num_bytes)
-    place = get_local_block(tensor)
+    block = get_local_block(tensor)
     data = tensor.to_local().detach().to("cpu", dtype, copy=True)
     first_byte, run_bytes, row_bytes = (
-        numbers * dtype.itemsize for numbers in (place.start, place.run, place.row_size)
+        numbers * dtype.itemsize for numbers in (block.start, block.run, block.row_size)
     )
-    return Part(data, entry, first_byte, place.is_first_copy, run_bytes, row_bytes)
+    return Part(data, entry, first_byte, block.is_first_copy, run_bytes, row_bytes)
 
 
 def make_header(entries: Mapping[str, Entry]) -> tuple[bytes, dict[str, int]]:
     """Return the header of a safetensors file, and where each tensor begins in the file."""
-    described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    tensors: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     begins: dict[str, int] = {}
     position = 0
     # the widest types first, so that every tensor is aligned
     for name in sorted(entries, key=lambda name: (-_width(entries[name]), name)):
         entry = entries[name]
         end = position + entry.num_bytes
-        described[name] = {
+        tensors[name] = {
             "dtype": entry.dtype,
             "shape": list(entry.shape),
             "data_offsets": [position, end],
         }
         begins[name], position = position, end
-    text = json.dumps(described).encode()
+    text = json.dumps(tensors).encode()
     # padded as safetensors' own writer does, so that tensors begin at addresses that can be mapped
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
@@ -219,7 +219,7 @@ def write_runs(descriptor: int, data: np.ndarray, at: int, run: int, distance: i
 
 
 def write_at(descriptor: int, data: np.ndarray, at: int) -> None:
-    """Write bytes at a place of an open file. Raises: OSError."""
+    """Write bytes at an offset of an open file. Raises: OSError."""
     left = memoryview(data)  # type: ignore[arg-type]
     # pwrite may write less than it was given, above all beyond 2 GiB
     while left:
@@ -232,7 +232,7 @@ def split_part(
 ) -> Iterator[tuple[int, int, int, np.ndarray]]:
     """Yield what `write_parts` would write of a part, about `num_bytes` at a time.
 
-    For each piece: its place in the file, the bytes of a run, their distance, and the bytes.
+    For each piece: its offset in the file, the bytes of a run, their distance, and the bytes.
     """
     if not part.is_ours or not part.data.numel():
         return
@@ -281,7 +281,7 @@ class ShardReader:
 
     def __init__(self, path: Path, prefix: str = "") -> None:
         self.path, self._prefix = path, prefix
-        self._places: dict[str, tuple[int, int]] | None = None
+        self._ranges: dict[str, tuple[int, int]] | None = None
         opened: Any = safe_open
         self._file = opened(path, "pt")
         found = [name for name in self._file.keys() if name.startswith(prefix)]  # noqa: SIM118
@@ -304,10 +304,10 @@ class ShardReader:
             )
         if not isinstance(like, DTensor):
             return self.numbers(name)
-        place = get_local_block(like)
-        rows = slice(place.first_row, place.first_row + place.num_rows)
-        if place.num_columns < place.row_size:
-            columns = slice(place.first_column, place.first_column + place.num_columns)
+        block = get_local_block(like)
+        rows = slice(block.first_row, block.first_row + block.num_rows)
+        if block.num_columns < block.row_size:
+            columns = slice(block.first_column, block.first_column + block.num_columns)
             held = found[rows, columns]
         else:
             held = found[rows]
@@ -321,14 +321,14 @@ class ShardReader:
 
         An empty range if the tensor is missing.
         """
-        if self._places is None:
-            self._places = read_header(self.path)[1]
-        begin, end = self._places.get(self._prefix + name, (0, 0))
+        if self._ranges is None:
+            self._ranges = read_header(self.path)[1]
+        begin, end = self._ranges.get(self._prefix + name, (0, 0))
         if not isinstance(like, DTensor) or not like.ndim or end == begin:
             return begin, end
-        place, row_bytes = get_local_block(like), (end - begin) // like.shape[0]
-        first = begin + place.first_row * row_bytes
-        return first, first + place.num_rows * row_bytes
+        block, row_bytes = get_local_block(like), (end - begin) // like.shape[0]
+        first = begin + block.first_row * row_bytes
+        return first, first + block.num_rows * row_bytes
 
     def numbers(self, name: str) -> Tensor:
         """Return a small tensor whole."""
@@ -354,10 +354,10 @@ def split_parameter(
     ones begin a row later. Yields nothing for a copy that another rank sends.
     """
     assert isinstance(tensor, DTensor)
-    place = get_local_block(tensor)
-    if not place.is_first_copy:
+    block = get_local_block(tensor)
+    if not block.is_first_copy:
         return
     local = tensor.to_local().detach().flatten()
-    for begin, end, start in place.pieces(max(num_bytes // dtype.itemsize, 1)):
+    for begin, end, start in block.pieces(max(num_bytes // dtype.itemsize, 1)):
         piece = local[begin:end].to("cpu", dtype, copy=True)
-        yield start, min(place.run, end - begin), piece.view(torch.uint8)
+        yield start, min(block.run, end - begin), piece.view(torch.uint8)

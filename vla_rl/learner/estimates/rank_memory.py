@@ -236,7 +236,7 @@ def require_layout(
     size = measure_policy(model, config)
     memory = rank_memory(size, config, has_reference=has_reference, critic=critic)
     for name, has in gpus:
-        _require_room(name, has, memory.total, 0, other_bytes)
+        _require_memory(name, has, memory.total, 0, other_bytes)
     if not are_assigned:
         require_gpus(config, gpu_bytes(), size, memory, other_bytes=other_bytes, lost=lost_gpus)
 
@@ -282,10 +282,10 @@ def require_gpus(
         has = found[number]
         # the engine of the run's own process acts on the first GPU, beside its rank
         acting = size.weight_bytes if number == 0 else 0
-        _require_room(f"GPU {number}", has, needed, acting, other_bytes)
+        _require_memory(f"GPU {number}", has, needed, acting, other_bytes)
 
 
-def _require_room(gpu: str, has: int, needed: int, acting: int, other_bytes: int) -> None:
+def _require_memory(gpu: str, has: int, needed: int, acting: int, other_bytes: int) -> None:
     if needed + acting + other_bytes <= has:
         return
     others = f" + {other_bytes / 2**30:.1f} for other policies" if other_bytes else ""
