@@ -1,4 +1,4 @@
-"""What all APIs share: how their requests are read.
+"""The base of all APIs: it reads their requests.
 
     body ─► Api.read_request ─► ApiRequest ─► .asked ─► (the policy generates) ─► .write_body or .stream_events
 

@@ -1,4 +1,4 @@
-"""What a host gets of a run, so that it can run its episodes: plain values and files, never code.
+"""The part of a run that a host gets to run its episodes: plain values and files, never code.
 
     partial(chat_agent, limits=ChatLimits(...)) ─► AgentRecipe ─► the same partial on the host
 

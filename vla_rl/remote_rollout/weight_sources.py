@@ -1,4 +1,4 @@
-"""Where a version of the weights comes from, before any host has it.
+"""Sources of a version of the weights, before any host has it.
 
     one process learns    apply_weights ─► a copy: LocalWeightSource ──────────┐
     ranks learn           receive_shards   ─► their shards: ShardedWeightSource ┴► `HostWeights.publish`

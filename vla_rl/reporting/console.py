@@ -1,4 +1,4 @@
-"""What a person sees of a run on the console: a live table or a line for each update, then a summary.
+"""A run on the console: a live table or a line for each update, then a summary.
 
 In a terminal a thread of rich's renders a few times a second; the loop only changes counters.
 Elsewhere `after_update` prints one line. If an environment never reports success, one more line

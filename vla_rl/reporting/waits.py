@@ -1,4 +1,4 @@
-"""What a running run waits for, asked from the same machine.
+"""Waits of a running run, asked from the same machine.
 
     run directory / process.json ─► machine, process, socket
     abstract socket  ◄── `ask_run`; a thread of the run answers its own user and root, not its loop

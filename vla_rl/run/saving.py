@@ -1,4 +1,4 @@
-"""What a run writes of each update: its checkpoint, its line of metrics, its trace.
+"""Files that a run writes of each update: its checkpoint, its line of metrics, its trace.
 
     node `checkpoint`: prepare ─► line of the update in metrics.jsonl ─► commit
                        (all bytes)                                      (a rename)

@@ -1,4 +1,4 @@
-"""What is measured of each update of a run: metrics of all parts, use of the device, a profile.
+"""Measurements of each update of a run: metrics of all parts, use of the device, a profile.
 
 learner's report ─┐
 metrics of nodes ─┼► metrics of the update       the later of two equal names counts

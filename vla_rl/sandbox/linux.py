@@ -1,4 +1,4 @@
-"""What the sandbox asks of Linux beyond Python's `os`: system calls, process trees, memory in use.
+"""Requests to Linux that Python's `os` does not make: system calls, process trees, memory in use.
 
 A process and its parent are marked as subreapers: orphans below them become a child of one of them,
 even after a new session or a double fork. So all processes stay reachable through

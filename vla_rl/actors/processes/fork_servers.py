@@ -1,4 +1,4 @@
-"""What is prepared before the first process of a placement: its interpreter, its fork server.
+"""The preparation of a placement before its first process: its interpreter, its fork server.
 
 Another interpreter is checked once, whether it can run actors. A fork server is started with the first
 child that names it; it is replaced when it dies.

@@ -1,4 +1,4 @@
-"""What an engine is launched with: a folder, arguments, environment variables, GPUs.
+"""The launch of an engine: its folder, arguments, environment variables, GPUs.
 
 8 GPUs, tensor_parallel_size 2 ─► 4 engines: 0,1  2,3  4,5  6,7
 """

@@ -1,4 +1,4 @@
-"""What the nodes of pipelines do, whatever the kind of episodes.
+"""Nodes of pipelines, for any kind of episodes.
 
 rewards       reward episodes with a function, selected by name or as "module:function"
 advantages    subtract penalties from rewards; compute an advantage for each decision

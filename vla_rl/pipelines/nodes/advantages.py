@@ -1,4 +1,4 @@
-"""From rewards to an advantage for each decision: penalties first, then the estimator.
+"""Nodes that turn rewards into an advantage for each decision: penalties first, then the estimator.
 
 Without a critic, each agent is compared with itself: its return in an episode with its returns in
 the other episodes of the group. With one, the decisions of all agents form one sequence, in the
