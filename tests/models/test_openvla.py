@@ -131,7 +131,7 @@ def test_probabilities_over_the_action_tokens_alone_are_a_setting(
         ("rlinf_official", "actions"),
     ],
 )
-def test_a_dialect_decides_over_which_ids_probabilities_are_normalised(
+def test_a_convention_decides_over_which_ids_probabilities_are_normalised(
     convention: Any, vocabulary: str, folder: Path, tmp_path: Path
 ) -> None:
     policy = OpenVla.load(folder, norm_key="libero_goal", convention=convention)
@@ -141,7 +141,7 @@ def test_a_dialect_decides_over_which_ids_probabilities_are_normalised(
 
 
 @pytest.mark.parametrize("vocabulary", ["all", "actions"])
-def test_an_argument_overrides_the_vocabulary_of_the_dialect_and_of_a_saved_policy(
+def test_an_argument_overrides_the_vocabulary_of_the_convention_and_of_a_saved_policy(
     vocabulary: Any, folder: Path, tmp_path: Path
 ) -> None:
     other = {"all": "actions", "actions": "all"}

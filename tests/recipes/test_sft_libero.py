@@ -441,7 +441,7 @@ def test_a_vocabulary_is_openvlas_alone(public: Path) -> None:
 @pytest.mark.parametrize(
     "family", [pytest.param("openvla", marks=pytest.mark.proof), "openvla_oft"]
 )
-def test_a_saved_policy_agrees_with_the_dialect_it_was_loaded_by(
+def test_a_saved_policy_agrees_with_the_convention_it_was_loaded_by(
     family: Any, convention: Any, public: Path, tmp_path: Path
 ) -> None:
     asked = CheckpointConfig(policy_family=family, norm_key="libero_goal", convention=convention)
@@ -451,7 +451,7 @@ def test_a_saved_policy_agrees_with_the_dialect_it_was_loaded_by(
     assert again == msgspec.structs.replace(policy.config, tokenizer_file=again.tokenizer_file)
 
 
-def test_openvla_has_dialects_and_a_camera_too(public: Path) -> None:
+def test_openvla_has_conventions_and_a_camera_too(public: Path) -> None:
     asked = CheckpointConfig(
         policy_family="openvla", norm_key="libero_goal", convention="rlinf", cameras=("front",)
     )

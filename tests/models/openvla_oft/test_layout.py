@@ -283,7 +283,7 @@ def test_a_proprio_projector_may_stand_beside_the_weights_of_a_token_policy(
     decided(OpenVlaOft.load(tmp_path / "tokens", norm_key="libero_goal"), parts)
 
 
-def test_a_dialect_without_a_stop_token_decides_otherwise(folder: Path) -> None:
+def test_a_convention_without_a_stop_token_decides_otherwise(folder: Path) -> None:
     official, bare = (
         OpenVlaOft.load(folder, norm_key="libero_goal", convention=name)
         for name in ("rlinf_official", "rlinf")

@@ -344,7 +344,7 @@ def test_an_adapter_is_put_on_its_base_and_trained_further(
     assert page["trained_further"](run).config.lora.targets == "all-linear"
 
 
-def test_the_page_names_every_dialect() -> None:
+def test_the_page_names_every_convention() -> None:
     assert all(f"`{convention}`" in PAGE.read_text() for convention in CONVENTIONS)
 
 
@@ -358,7 +358,7 @@ def test_the_page_names_every_dialect() -> None:
         ("rlinf_robotwin", "crop", True),
     ],
 )
-def test_a_dialect_settles_images_and_the_stop_token(
+def test_a_convention_settles_images_and_the_stop_token(
     convention: Any, images: str, has_stop_token: bool, public: Path
 ) -> None:
     config = OpenVlaOft.load(public, norm_key="libero_goal", convention=convention).config

@@ -1,11 +1,12 @@
 """Language policies: causal models in Hugging Face's layout, with their chat format.
 
-policy         `CausalLanguageModel`: what engines and learners use; `load` and `save`
-loading        either of them from a checkpoint
-vision_policy  `VisionLanguageModel`: the same with images; `vision` and `image_format` prepare them
-chat_format    messages to prompts, replies to messages and tool calls
-key_values     the slots that replies are generated in
-tiny           a small model and tokenizer made here
+policy          `CausalLanguageModel`: what engines and learners use; `load` and `save`
+vision_policy   `VisionLanguageModel`: the same with images, which `images` prepares; `load_language_model`
+chat_format     messages to prompts, replies to messages and tool calls
+rows            rows of tokens through a network: prompts, slots of generation, scores of a learner
+grammars        what a reply may be, in sampling and training
+demonstrations  conversations to imitate
+tiny            a small model and tokenizer made here
 
 The configuration imports fast; torch and transformers are imported when a policy is first used.
 """
