@@ -1,14 +1,25 @@
 """Damaged data sets: whatever is wrong with a file, one DataError names it.
 
-Where a file holds checksums of its content, nothing wrong is read in silence.
+Where a file holds checksums of its content, nothing wrong is read in silence. Every place of the room
+that reads a file is behind the guard that names it, and is listed here.
 """
 
+import ast
 import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import h5py
+import numpy as np
 import pytest
-from damage import LAYOUTS, damaged, everything_in
+from made_datasets import LAYOUTS, change_rows, damaged, everything_in, published
 
+from vla_rl.datasets import read_hdf5, read_lerobot, read_recording
+from vla_rl.datasets.lerobot.layout import Info, read_info
+from vla_rl.datasets.lerobot.tables import DataFile, read_rows, read_tasks
+from vla_rl.datasets.lerobot.video_files import decode_frames, read_video_tables
+from vla_rl.datasets.opening import read_image_settings
 from vla_rl.errors import DataError
 
 CHECKED = ("recording", "ours")
@@ -67,3 +78,163 @@ def test_any_damage_ends_in_one_error_that_names_the_file(layout: str, tmp_path:
     numbers = range(IN_THE_SUITE, IN_THE_SUITE + most)
     _, wrong = run_damaged(layout, tmp_path / "set", numbers)
     assert not wrong
+
+
+ROOM = Path(__file__).parents[2] / "vla_rl/datasets"
+
+RAW = {
+    *("open", "read_bytes", "read_text", "load", "loads", "decode", "File", "ZipFile", "rglob"),
+    *("ParquetFile", "read_table", "read_schema", "read_row_group", "iter_batches", "to_pylist"),
+    *("imdecode", "run", "frombuffer", "read_npz", "read_mp4_tables", "_run_ffmpeg"),
+}
+"""Names of calls that read a file, or take apart what was read."""
+
+BEHIND_ANOTHER = {
+    "lerobot/video_files.py: _find_moov": "read_video_tables calls it inside of the guard",
+    "lerobot/video_files.py: _read_runs": "read_video_tables calls it inside of the guard",
+    "lerobot/video_files.py: read_mp4_tables": "read_video_tables calls it inside of the guard",
+    "lerobot/video_files.py: _run_ffmpeg": "its two callers are inside of the guard",
+    "lerobot/frames.py: VideoFile.decode": "calls decode_frames, which has the guard",
+    "lerobot/frames.py: Videos.__init__": "calls VideoFile.decode",
+    "lerobot/writing.py: compute_stats": "takes a table that was made in memory",
+    "lerobot/writing.py: LeRobotWriter._remove_uncounted": "lists what its own writer left behind",
+    "prompts.py": "rows of questions, whose readers tests/datasets/test_prompts.py damages",
+}
+"""Modules and functions that read without a guard of their own, each with the reason."""
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "hdf5.py: read_hdf5": lambda root: read_hdf5(root / "x"),
+    "hdf5.py: _read_frame": lambda root: frame_of(root),
+    "hdf5.py: _read_instruction": lambda root: described_by(root),
+    "lerobot/frames.py: ImageColumns._decoded": lambda root: image_of(root, "x"),
+    "lerobot/layout.py: read_info": lambda root: read_info(at(root, "meta/info.json")),
+    "lerobot/tables.py: _iterate_json_lines": lambda root: read_tasks(
+        at(root, "meta/tasks.jsonl"), V2
+    ),
+    "lerobot/tables.py: _iterate_task_rows": lambda root: read_tasks(
+        at(root, "meta/tasks.parquet"), V3
+    ),
+    "lerobot/tables.py: DataFile.__init__": lambda root: DataFile(root / "x", 10),
+    "lerobot/tables.py: DataFile._column": lambda root: DataFile(root / "x", 10),
+    "lerobot/tables.py: DataFile.encoded_image": lambda root: DataFile(root / "x", 10),
+    "lerobot/tables.py: DataFile.encoded_images": lambda root: DataFile(root / "x", 10),
+    "lerobot/tables.py: read_rows": lambda root: read_rows(root / "x"),
+    "lerobot/video_files.py: decode_frames": lambda root: decode_frames(
+        root / "x", np.arange(3.0), np.arange(3)
+    ),
+    "lerobot/video_files.py: read_video_tables": lambda root: read_video_tables(root / "x"),
+    "opening.py: _read_any": lambda root: everything_in(root / "x"),
+    "opening.py: read_recording": lambda root: read_recording(root / "x"),
+    "opening.py: read_image_settings": lambda root: read_image_settings(
+        at(root, "a.settings.json")
+    ),
+}
+"""Functions of the room that read, and a call that has each read the file `x`."""
+
+FEW = {"codebase_version": "v3.0", "fps": 10, "data_path": "", "features": {}}
+V3 = Info(**FEW, total_episodes=1, total_frames=1)  # type: ignore[arg-type]
+V2 = Info(**{**FEW, "codebase_version": "v2.1"}, total_episodes=1, total_frames=1)  # type: ignore[arg-type]
+
+CONTENTS = {
+    "empty": b"",
+    "zeros": bytes(2000),
+    "text": b"no data set",
+    "half of a zip": b"PK\x03\x04" + bytes(100),
+    "deep JSON": b"[" * 20_000,
+    "half a surrogate": b'{"task_index": 0, "task": "\\ud835"}',
+    "HDF5's beginning": b"\x89HDF\r\n\x1a\n" + bytes(500),
+    "Parquet's ends": b"PAR1" + bytes(100) + b"\xff\xff\xff\x7fPAR1",
+    "a movie's beginning": b"\0\0\0\x18ftypisom" + bytes(100),
+}
+
+
+def at(root: Path, name: str) -> Path:
+    """Put the file `x` where a reader of a folder looks for it; return the folder."""
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / "x").rename(root / name)
+    return root
+
+
+def frame_of(root: Path) -> Any:
+    """Read a frame of an HDF5 file that was damaged after it was opened."""
+    LAYOUTS["hdf5"](root / "set")
+    episode = read_hdf5(root / "set/push_demo.hdf5")[0]
+    (root / "x").rename(root / "set/push_demo.hdf5")
+    return episode.frames["image"](0)
+
+
+def described_by(root: Path) -> Any:
+    """Read an HDF5 file whose description of the task is the file."""
+    LAYOUTS["hdf5"](root / "set")
+    words = (root / "x").read_bytes().decode("latin1").replace("\0", " ")
+    with h5py.File(root / "set/push_demo.hdf5", "a") as file:
+        file["data"].attrs["problem_info"] = words
+    return read_hdf5(root / "set/push_demo.hdf5")
+
+
+def image_of(root: Path, name: str) -> Any:
+    """Read the file as the image of a row."""
+
+    def outside(rows: list[dict[str, Any]]) -> None:
+        rows[0]["observation.images.image"] = {"bytes": None, "path": str(root / name)}
+
+    change_rows(published(root / "set", (2,)), outside)
+    return read_lerobot(root / "set")[0].frames["image"](0)
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+@pytest.mark.parametrize("reader", READERS)
+def test_a_reader_refuses_whatever_is_no_file_of_its_kind(
+    reader: str, content: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(DataError, match=str(tmp_path)):
+        READERS[reader](tmp_path)
+
+
+def raw_calls(path: Path) -> Iterator[tuple[str, bool, str]]:
+    """Yield function, whether the guard is around it, and text of each call that reads."""
+
+    def visit(node: ast.AST, function: str, is_guarded: bool) -> Iterator[tuple[str, bool, str]]:
+        for child in ast.iter_child_nodes(node):
+            name, guarded = function, is_guarded
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                # a function inside of another belongs to it
+                name = f"{function}.{child.name}".lstrip(".") if is_outer(node) else function
+            if isinstance(child, ast.With):
+                guarded = guarded or any(
+                    isinstance(item.context_expr, ast.Call)
+                    and ast.unparse(item.context_expr.func) == "reading"
+                    for item in child.items
+                )
+            if isinstance(child, ast.Call):
+                called = child.func
+                last = (
+                    called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+                )
+                if last in RAW or any(each.arg == "columns" for each in child.keywords):
+                    yield function, is_guarded or guarded, ast.unparse(child)
+            yield from visit(child, name, guarded)
+
+    def is_outer(node: ast.AST) -> bool:
+        return isinstance(node, ast.Module | ast.ClassDef)
+
+    yield from visit(ast.parse(path.read_text()), "", False)
+
+
+def found() -> Iterator[tuple[str, bool, str]]:
+    for path in sorted(ROOM.rglob("*.py")):
+        module = str(path.relative_to(ROOM))
+        if module not in BEHIND_ANOTHER:
+            for function, is_guarded, text in raw_calls(path):
+                if f"{module}: {function}" not in BEHIND_ANOTHER:
+                    yield f"{module}: {function}", is_guarded, text
+
+
+def test_every_call_that_reads_is_inside_of_the_guard() -> None:
+    bare = [f"{place}: {text}" for place, is_guarded, text in found() if not is_guarded]
+    assert not bare, "put it inside of `with reading(...)`, or list it with its reason"
+
+
+def test_every_function_that_reads_is_tested_here() -> None:
+    assert {place for place, _, _ in found()} == set(READERS)

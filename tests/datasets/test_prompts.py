@@ -3,6 +3,7 @@
 Whatever is missing is named with its row, when the file is opened.
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from vla_rl.datasets.prompts import read_prompts
+from vla_rl.datasets.prompts import first_messages, prompt_messages, read_prompts
 from vla_rl.errors import DataError
+from vla_rl.types import Message, ToolCall
 
 ROWS: list[dict[str, Any]] = [{"prompt": "6x7?", "answer": "42"}, {"prompt": "1+1?", "answer": "2"}]
 
@@ -113,3 +115,136 @@ def test_a_file_is_read_once_until_it_changes(tmp_path: Path) -> None:
     assert read_prompts(path) is first
     write(path, ROWS * 2)
     assert len(read_prompts(path)) == 4
+
+
+LABEL = "'prompt' of row 3 of rows.jsonl"
+ASKED = {"role": "user", "content": "What is 3+4?"}
+ADD = ToolCall(id="call_0", name="add", arguments='{"a": 3}')
+
+
+def called(**call: Any) -> list[dict[str, Any]]:
+    return [ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}]
+
+
+@pytest.mark.parametrize(
+    ("asked", "messages"),
+    [
+        ("What is 3+4?", [Message(role="user", content="What is 3+4?")]),
+        ([ASKED], [Message(role="user", content="What is 3+4?")]),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "What is 3+4?"}]}],
+            [Message(role="user", content="What is 3+4?")],
+        ),
+        (
+            [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": "What is ", "image_url": None},
+                        {"text": "3+4?"},
+                    ],
+                }
+            ],
+            [Message(role="user", content="What is 3+4?")],
+        ),
+        (
+            [
+                *called(
+                    id="c1", type="function", function={"name": "add", "arguments": '{"a": 3}'}
+                ),
+                {"role": "tool", "content": "7", "tool_call_id": "c1", "name": "add"},
+            ],
+            [
+                Message(role="user", content="What is 3+4?"),
+                Message(
+                    role="assistant",
+                    tool_calls=(ToolCall(id="c1", name="add", arguments='{"a": 3}'),),
+                ),
+                Message(role="tool", content="7", tool_call_id="c1", name="add"),
+            ],
+        ),
+    ],
+)
+def test_texts_and_calls_are_read(asked: Any, messages: list[Message]) -> None:
+    assert prompt_messages(asked, LABEL) == tuple(messages)
+    assert first_messages(asked, "Be brief.", LABEL) == (
+        Message(role="system", content="Be brief."),
+        *messages,
+    )
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        called(function={"name": "add", "arguments": {"a": 3}}),
+        called(name="add", arguments={"a": 3}),
+        called(name="add", arguments='{"a": 3}'),
+    ],
+)
+def test_a_call_may_be_written_in_several_ways(asked: Any) -> None:
+    assert prompt_messages(asked, LABEL)[1].tool_calls == (ADD,)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (7, f"{LABEL} is neither a text nor a list of messages .* it is 7"),
+        ([], "neither a text nor a list"),
+        ({"role": "user", "content": "x"}, "neither a text nor a list"),
+        (["text"], f"message 0 of {LABEL} is 'text', expected an object with role and content"),
+        ([{"content": "x"}], "expected an object with role and content"),
+        ([{"role": 7, "content": "x"}], r"Expected `str`, got `int` - at `\$.role`"),
+        ([{"role": "user", "content": 7}], r"got `int` - at `\$.content`"),
+        ([ASKED, {"role": "user", "content": None}], f"message 1 of {LABEL} has no content"),
+        ([{"role": "user"}], "has no content, expected a text"),
+        ([{"role": "assistant", "content": None, "tool_calls": []}], "has no content"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            f"part 0 of message 0 of {LABEL} is of the type 'image_url' without text",
+        ),
+        ([{"role": "user", "content": [{"type": "text", "text": None}]}], "without text"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": 7}]}],
+            r"at `\$.content\[0\].text`",
+        ),
+        ([{"role": "user", "content": ["x"]}], r"at `\$.content\[0\]`"),
+        ([{**ASKED, "images": ["x.png"]}], "has 'images', expected text and tool calls alone"),
+        ([{**ASKED, "function_call": {"name": "add"}}], "has 'function_call'"),
+        ([{**ASKED, "tool_calls": [{"name": "add"}]}], "tool calls and the role 'user'"),
+        (called(type="function"), "tool call 0 of message 1 of .* is no call of a function"),
+        (called(type="web_search", name="add"), "is no call of a function"),
+        (called(name="add", arguments="3"), "arguments of tool call 0 .* are '3', expected a JSON"),
+        (called(name="add", arguments=[3]), r"at `\$.tool_calls\[0\].arguments`"),
+        (called(name="add", arguments="["), "expected a JSON object"),
+    ],
+)
+def test_what_is_no_text_is_named_with_its_row_and_message(asked: Any, told: str) -> None:
+    with pytest.raises(DataError, match=told) as caught:
+        prompt_messages(asked, LABEL)
+    assert LABEL in str(caught.value)
+
+
+def test_parquet_gives_the_same_messages_though_it_fills_in_nulls(tmp_path: Path) -> None:
+    asked = [
+        {**ASKED, "tool_calls": None},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 3}'}}],
+        },
+        {"role": "tool", "content": "7", "tool_call_id": "call_0"},
+    ]
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"prompt": asked}]), path)
+    (row,) = read_prompts(path)
+    assert row["prompt"] != asked  # nulls stand where a message lacks a field
+    assert prompt_messages(row["prompt"], LABEL) == prompt_messages(asked, LABEL)
+
+
+def test_a_field_that_is_not_read_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        prompt_messages([{**ASKED, "weight_of_a_test": 1, "empty": None}], LABEL)
+    lines = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert lines == [
+        "the field 'weight_of_a_test' of a prompt's messages is not read; the policy does not see it"
+    ]

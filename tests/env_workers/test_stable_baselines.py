@@ -5,7 +5,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from alike import assert_same
+from vector_parts import assert_same
 
 from vla_rl.env_workers import SimulatorConfig, make_vec
 

@@ -10,9 +10,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from alike import assert_same
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from own_wrappers import Scaled
+from vector_parts import Scaled, assert_same
 
 from vla_rl.env_workers import ProcessVectorEnv, SimulatorConfig, make_vec
 from vla_rl.errors import ActorDied, ActorFrozen, EnvError
@@ -179,12 +178,12 @@ def test_a_wrapper_that_another_process_cannot_import_is_refused() -> None:
         make_vec(CART_POLE, 1, wrappers=[lambda env: env])
     with pytest.raises(TypeError, match="has positional arguments, expected keywords only"):
         make_vec(CART_POLE, 1, wrappers=[functools.partial(Scaled, 0.5)])
-    spec = EnvSpec(id="CartPole-v1", wrappers=(WrapperSpec(path="own_wrappers:Scald"),))
-    with pytest.raises(EnvError, match=r"the wrapper 'own_wrappers:Scald': .* has no class"):
+    spec = EnvSpec(id="CartPole-v1", wrappers=(WrapperSpec(path="vector_parts:Scald"),))
+    with pytest.raises(EnvError, match=r"the wrapper 'vector_parts:Scald': .* has no class"):
         make_vec(spec, 1)
 
 
-LAMP = EnvSpec(id="own_wrappers:test/Lamp-v0")
+LAMP = EnvSpec(id="vector_parts:test/Lamp-v0")
 
 
 @pytest.mark.parametrize("per_process", [ALONE, 2])

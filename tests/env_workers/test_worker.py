@@ -29,7 +29,7 @@ CALLS: dict[str, Callable[[EnvWorker, int], Awaitable[Any]]] = {
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the environments that were closed."""
     monkeypatch.syspath_prepend(Path(__file__).parent / "support")
-    from breaking_env import Breaking
+    from odd_envs import Breaking
 
     Breaking.closed.clear()
     return Breaking.closed
@@ -37,7 +37,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def spec(at: str = "", name: str = "it") -> EnvSpec:
     kwargs = {"at": at, "name": name, "render_mode": "rgb_array"}
-    return EnvSpec(id="breaking_env:test/Breaking-v0", kwargs=kwargs)
+    return EnvSpec(id="odd_envs:test/Breaking-v0", kwargs=kwargs)
 
 
 async def opened(*specs: EnvSpec) -> EnvWorker:

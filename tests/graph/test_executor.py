@@ -1,21 +1,28 @@
 """How nodes run: overlapping, sharing resources, in order, several updates at a time."""
 
 import asyncio
+import gc
+import json
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vla_rl.graph import (
     Executor,
+    Interval,
     InvalidRun,
     NodeOutput,
     NodeStatus,
     Pipeline,
-    Resource,
     UnknownResource,
+    Update,
     WrongOutput,
 )
+from vla_rl.graph.update import CriticalPath, Values
 
 
 async def test_values_flow_by_name_from_writer_to_reader(run_all: Any) -> None:
@@ -47,63 +54,6 @@ async def test_independent_nodes_overlap(run_all: Any) -> None:
         pipeline.add_node(name, meet)
     (update,) = await run_all(pipeline.build())
     assert set(update.statuses.values()) == {NodeStatus.COMPLETED}
-
-
-@pytest.mark.parametrize(("capacity", "expected"), [(1, 1), (2, 2)])
-async def test_nodes_that_need_one_resource_never_exceed_it(
-    run_all: Any, capacity: int, expected: int
-) -> None:
-    inside, most = 0, 0
-
-    async def work() -> None:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        inside -= 1
-
-    pipeline = Pipeline("p")
-    for number in range(6):
-        pipeline.add_node(f"n{number}", work, resources="device")
-    await run_all(pipeline.build(), 3, resources={"device": capacity}, max_in_flight=2)
-    assert (inside, most) == (0, expected)
-
-
-async def test_a_node_that_holds_no_resource_runs_beside_one_that_does(run_all: Any) -> None:
-    meeting = asyncio.Barrier(2)
-
-    async def meet() -> None:
-        await meeting.wait()
-
-    await run_all(Pipeline("p").add_node("a", meet, resources="device").add_node("b", meet).build())
-
-
-async def test_two_resources_are_taken_without_waiting_in_a_circle(run_all: Any) -> None:
-    async def work() -> None:
-        await asyncio.sleep(0)
-
-    pipeline = Pipeline("p")
-    for number in range(6):
-        names = ("device", "disk") if number % 2 else ("disk", "device")
-        pipeline.add_node(f"n{number}", work, resources=names)
-    await run_all(pipeline.build(), 5, resources={"disk": 1}, max_in_flight=3)
-
-
-async def test_the_device_is_shared_with_code_outside_the_graph(run_all: Any, until: Any) -> None:
-    device = Resource("device")
-    began = asyncio.Event()
-
-    async def work() -> None:
-        began.set()
-
-    graph = Pipeline("p").add_node("a", work, resources="device").build()
-    async with device:
-        running = asyncio.create_task(run_all(graph, resources={"device": device}))
-        await until(lambda: device.num_waiting == 1)
-        assert not began.is_set()
-    await running
-    assert began.is_set()
 
 
 async def test_a_node_begins_the_next_update_when_it_has_finished_this_one_and_its_inputs_are_there(
@@ -376,3 +326,60 @@ async def test_a_run_works_only_inside_its_block_and_only_once() -> None:
         await anext(run)
     with pytest.raises(RuntimeError, match="already entered"):
         await run.__aenter__()
+
+
+def test_a_value_that_was_freed_is_named_with_the_way_to_keep_it() -> None:
+    with pytest.raises(KeyError, match=r"'groups' was not kept.*Executor\(keep=\('groups',\)\)"):
+        Values(report=1)["groups"]
+
+
+def test_an_update_lasts_from_its_admission_to_its_end() -> None:
+    update = Update(
+        index=3,
+        values=Values(report=1),
+        metrics={},
+        spans={},
+        started=10.0,
+        ended=12.5,
+        critical_path=CriticalPath(update=3, duration_s=2.5, segments=()),
+    )
+    assert update.duration_s == 2.5
+    assert update.statuses == {}
+    assert update.values["report"] == 1
+
+
+def test_the_benchmark_ends_with_its_figures() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.graph_overhead",
+        "--rounds",
+        "1",
+        "--updates",
+        "20",
+    ]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, timeout=100, check=True
+    )
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert {"overhead_us_per_node", "overlap_vs_longest", "overlap_vs_sum"} <= figures.keys()
+
+
+async def test_a_long_run_does_not_remember_its_past() -> None:
+    async def work(update: int) -> int:
+        return update
+
+    graph = Pipeline("p", inputs="update").add_node("a", work, reads="update", writes="x").build()
+
+    def num_intervals() -> int:
+        gc.collect()
+        return sum(type(each) is Interval for each in gc.get_objects())
+
+    before = num_intervals()
+    async with asyncio.timeout(20), Executor(graph, max_in_flight=3).run(50) as updates:
+        async for update in updates:
+            (interval,) = update.spans["a"].intervals
+            assert sum(1 for _ in interval.chain()) <= 4
+            if update.index == 40:
+                assert num_intervals() - before <= 10

@@ -1,11 +1,23 @@
-"""A plan says once what every update repeats: who waits for whom, and which values are kept."""
+"""A plan says once what every update repeats: who waits for whom, which values are kept.
 
+Whoever needs a resource waits in line: oldest update first, nobody overtakes, nothing is lost to a
+cancellation.
+"""
+
+import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
-from vla_rl.graph import InvalidRun, Pipeline, UnknownResource
-from vla_rl.graph.plan import Plan, Resource, make_plan
+from vla_rl.graph import (
+    GraphError,
+    InvalidRun,
+    Pipeline,
+    Resource,
+    UnknownResource,
+)
+from vla_rl.graph.plan import Plan, make_plan
 
 
 async def numbers() -> AsyncIterator[int]:
@@ -76,3 +88,117 @@ def test_what_the_executor_does_not_have_is_named() -> None:
         InvalidRun, match="keep names 'square', which no node of 'sums' writes; did"
     ):
         plan_of(keep=("square",), device=2, disk=1)
+
+
+async def test_lower_priority_numbers_go_first_and_then_the_first_come(until: Any) -> None:
+    device, order = Resource("device"), list[str]()
+
+    async def use(name: str, priority: int) -> None:
+        await device.wait(1, priority)
+        order.append(name)
+        device.release(1)
+
+    assert device.try_take(1)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tg:
+        for name, priority in (("late", 2), ("first", 1), ("second", 1)):
+            tg.create_task(use(name, priority))
+        await until(lambda: device.num_waiting == 3)
+        device.release(1)
+    assert order == ["first", "second", "late"]
+
+
+async def test_nobody_overtakes_one_who_needs_more() -> None:
+    device = Resource("device", 2)
+    assert device.try_take(1)
+    large = asyncio.create_task(device.wait(2, 0))
+    await asyncio.sleep(0)
+    assert not device.try_take(1)  # one unit is free, but somebody stands in line for two
+    device.release(1)
+    async with asyncio.timeout(20):
+        await large
+    assert device.in_use == 2
+
+
+async def test_a_cancelled_wait_frees_the_line() -> None:
+    device = Resource("device", 2)
+    assert device.try_take(1)
+    large, small = asyncio.create_task(device.wait(2, 0)), asyncio.create_task(device.wait(1, 1))
+    await asyncio.sleep(0)
+    large.cancel()
+    async with asyncio.timeout(20):
+        await small
+    assert (device.in_use, device.num_waiting) == (2, 0)
+
+
+async def test_units_granted_to_one_cancelled_in_the_same_breath_go_to_the_next() -> None:
+    device = Resource("device")
+    assert device.try_take(1)
+    first, second = asyncio.create_task(device.wait(1, 0)), asyncio.create_task(device.wait(1, 1))
+    await asyncio.sleep(0)
+    device.release(1)  # granted to `first`, which does not run any more
+    first.cancel()
+    async with asyncio.timeout(20):
+        await second
+    assert (device.in_use, device.num_waiting) == (1, 0)
+
+
+def test_a_resource_without_capacity_is_refused() -> None:
+    with pytest.raises(GraphError, match="'device' has capacity 0"):
+        Resource("device", 0)
+
+
+@pytest.mark.parametrize(("capacity", "expected"), [(1, 1), (2, 2)])
+async def test_nodes_that_need_one_resource_never_exceed_it(
+    run_all: Any, capacity: int, expected: int
+) -> None:
+    inside, most = 0, 0
+
+    async def work() -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        inside -= 1
+
+    pipeline = Pipeline("p")
+    for number in range(6):
+        pipeline.add_node(f"n{number}", work, resources="device")
+    await run_all(pipeline.build(), 3, resources={"device": capacity}, max_in_flight=2)
+    assert (inside, most) == (0, expected)
+
+
+async def test_a_node_that_holds_no_resource_runs_beside_one_that_does(run_all: Any) -> None:
+    meeting = asyncio.Barrier(2)
+
+    async def meet() -> None:
+        await meeting.wait()
+
+    await run_all(Pipeline("p").add_node("a", meet, resources="device").add_node("b", meet).build())
+
+
+async def test_two_resources_are_taken_without_waiting_in_a_circle(run_all: Any) -> None:
+    async def work() -> None:
+        await asyncio.sleep(0)
+
+    pipeline = Pipeline("p")
+    for number in range(6):
+        names = ("device", "disk") if number % 2 else ("disk", "device")
+        pipeline.add_node(f"n{number}", work, resources=names)
+    await run_all(pipeline.build(), 5, resources={"disk": 1}, max_in_flight=3)
+
+
+async def test_the_device_is_shared_with_code_outside_the_graph(run_all: Any, until: Any) -> None:
+    device = Resource("device")
+    began = asyncio.Event()
+
+    async def work() -> None:
+        began.set()
+
+    graph = Pipeline("p").add_node("a", work, resources="device").build()
+    async with device:
+        running = asyncio.create_task(run_all(graph, resources={"device": device}))
+        await until(lambda: device.num_waiting == 1)
+        assert not began.is_set()
+    await running
+    assert began.is_set()

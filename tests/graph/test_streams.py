@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 
-from vla_rl.graph import DROP, Executor, NodeOutput, Pipeline, WrongOutput
+from tests.graph.test_failures import (
+    Unlucky,
+    failure_of,
+)
+from vla_rl.graph import (
+    DROP,
+    Executor,
+    NodeOutput,
+    NodeStatus,
+    Pipeline,
+    WrongOutput,
+)
 
 
 async def numbers(count: int) -> AsyncIterator[int]:
@@ -240,3 +251,98 @@ async def test_a_generator_is_closed_when_its_update_is_left() -> None:
                 await asyncio.sleep(0)
             assert not closed.is_set()
         assert closed.is_set()
+
+
+async def test_each_item_of_a_stream_is_tried_again_by_itself(run_all: Any) -> None:
+    calls: list[int] = []
+
+    async def source() -> AsyncIterator[int]:
+        yield 1
+        yield 2
+
+    async def every_second_try(item: int) -> int:
+        calls.append(item)
+        if len(calls) % 2:
+            raise Unlucky
+        return item
+
+    pipeline = Pipeline("p").add_node("source", source, writes="n")
+    pipeline.add_node(
+        "score", every_second_try, reads={"item": "n"}, writes="out", stream=True, retries=1
+    )
+    (update,) = await run_all(pipeline.build())
+    assert update.values["out"] == [1, 2]
+    assert calls == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("given_before", [0, 1])
+async def test_a_generator_is_begun_again_only_while_it_has_given_nothing(
+    run_all: Any, given_before: int
+) -> None:
+    begun = 0
+
+    async def source() -> AsyncIterator[int]:
+        nonlocal begun
+        begun += 1
+        for _ in range(given_before):
+            yield 0
+        if begun == 1:
+            raise Unlucky
+        yield 1
+
+    pipeline = Pipeline("p").add_node("source", source, writes="n", retries=3)
+    if given_before == 0:
+        (update,) = await run_all(pipeline.build())
+        assert (update.values["n"], begun) == ([1], 2)
+    else:
+        assert (await failure_of(run_all, pipeline)).node == "source"
+        assert begun == 1
+
+
+async def test_a_failing_reader_does_not_hold_up_the_writer_of_its_stream(run_all: Any) -> None:
+    async def source() -> AsyncIterator[int]:
+        for number in range(50):
+            yield number
+
+    async def bad(item: int) -> int:
+        raise Unlucky
+
+    async def good(item: int) -> int:
+        return item
+
+    pipeline = (
+        Pipeline("p")
+        .add_node("source", source, writes="n")
+        .add_node("bad", bad, reads={"item": "n"}, writes="x", stream=True)
+        .add_node("after", good, reads={"item": "x"}, writes="y", stream=True)
+        .add_node("good", good, reads={"item": "n"}, writes="z", stream=True)
+    )
+    failure = await failure_of(run_all, pipeline, stream_capacity=1)
+    assert failure.node == "bad"
+    assert failure.report is not None
+    assert failure.report.values == {"z": list(range(50))}
+    assert failure.report.statuses["after"] is NodeStatus.SKIPPED
+
+
+async def test_a_failing_writer_cancels_the_readers_of_its_stream(run_all: Any) -> None:
+    was_cancelled = asyncio.Event()
+    has_item = asyncio.Event()
+
+    async def source() -> AsyncIterator[int]:
+        yield 1
+        await has_item.wait()
+        raise Unlucky
+
+    async def stuck(item: int) -> int:
+        has_item.set()
+        try:
+            return await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            was_cancelled.set()
+            raise
+
+    pipeline = Pipeline("p").add_node("source", source, writes="n")
+    pipeline.add_node("stuck", stuck, reads={"item": "n"}, writes="x", stream=True)
+    failure = await failure_of(run_all, pipeline)
+    assert failure.node == "source"
+    assert was_cancelled.is_set()

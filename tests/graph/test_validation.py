@@ -15,12 +15,16 @@ from vla_rl.graph import (
     InvalidNode,
     InvalidStream,
     MissingProducer,
+    NodeRole,
+    NodeType,
     Pipeline,
     TwoWriters,
     UnknownDependency,
     UnknownFunction,
+    UnknownNode,
     load_pipeline,
 )
+from vla_rl.graph.node import suggest
 
 
 async def source() -> int:
@@ -264,3 +268,58 @@ def test_a_custom_pipeline_is_loaded_by_path(import_folder: Path) -> None:
         load_pipeline("my_pipelines:constant")
     with pytest.raises(UnknownFunction, match="did you mean 'pipeline'"):
         load_pipeline("my_pipelines:pipelin")
+
+
+def diamond() -> Pipeline:
+    """source -> (left, right) -> sum."""
+    return (
+        Pipeline("diamond", "two ways")
+        .add_node("source", source, writes="value", node_type=NodeType.DATA_LOAD)
+        .add_node("left", double, reads="value", writes="left", node_role=NodeRole.REFERENCE)
+        .add_node("right", double, reads=("value",), writes=("right",))
+        .add_node(
+            "sum", add, reads=("left", "right"), writes=("total",), node_type=NodeType.MODEL_TRAIN
+        )
+    )
+
+
+def test_a_graph_knows_its_order_its_ends_and_its_neighbours() -> None:
+    graph = diamond().build()
+    assert graph.topological_order == ("source", "left", "right", "sum")
+    assert (graph.entry_nodes, graph.exit_nodes, graph.outputs) == (
+        ("source",),
+        ("sum",),
+        ("total",),
+    )
+    assert graph.dependencies("sum") == ("left", "right")
+    assert graph.dependents("source") == ("left", "right")
+    assert graph.downstream("source") == ("left", "right", "sum")
+    assert graph.upstream("sum") == ("source", "left", "right")
+    assert graph.writer("left") == "left"
+    assert [node.id for node in graph.nodes_by_type(NodeType.COMPUTE)] == ["left", "right"]
+    assert [node.id for node in graph.nodes_by_role(NodeRole.REFERENCE)] == ["left"]
+
+
+def test_a_question_about_an_unknown_node_names_the_nearest() -> None:
+    with pytest.raises(UnknownNode, match="did you mean 'source'"):
+        diamond().build().dependents("sorce")
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "hint"),
+    [
+        ("rewrad", ["reward", "update"], "; did you mean 'reward'?"),
+        ("zzz", ["reward", "update"], "; known: 'reward', 'update'"),
+        (
+            "zzz",
+            [f"n{number}" for number in range(12)],
+            "; known: 'n0', 'n1', 'n2', 'n3', 'n4', 'n5', 'n6', 'n7', 'n8', 'n9', 'n10', 'n11'",
+        ),
+        ("zzz", [f"n{number}" for number in range(13)], ""),
+        ("zzz", [], ""),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_nearest_or_with_up_to_twelve_known_ones(
+    name: str, known: list[str], hint: str
+) -> None:
+    assert suggest(name, known) == hint

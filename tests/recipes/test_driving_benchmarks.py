@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tests.envs.bench2drive.processes import drive, route_server
-from tests.envs.driving.scores.drawn_scenes import draw_scene
-from tests.envs.driving.scores.test_leaderboard_files import write_ride
+from tests.envs.driving.scores.drawn import draw_scene
+from tests.envs.driving.scores.test_bench2drive import write_ride
 from tests.envs.navsim.exported import export
 from vla_rl.cli.command_line import Command, Launch, TrainingLaunch
 from vla_rl.env_workers import SimulatorConfig

@@ -6,6 +6,8 @@ import contextlib
 import os
 import re
 import select
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -74,3 +76,11 @@ def named_memory_of(pids: Iterable[int]) -> set[Path]:
 def those_left(names: Iterable[Path]) -> list[Path]:
     """Which of them still exist."""
     return [name for name in names if name.exists()]
+
+
+def said_by(program: str, *arguments: object) -> str:
+    """Run a program, and return what it prints; if it fails, the test fails."""
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -222,7 +222,7 @@ class CallRunnerProcess:
             len(self._pending),
         )
         self._is_stuck = True
-        self._fail_pending(f"the process that keeps it {words} and was killed")
+        self._fail_pending(f"the process that runs it {words} and was killed")
         await self.stop()
 
     async def _watch(self) -> None:
@@ -246,7 +246,7 @@ class CallRunnerProcess:
         except ConnectionError:
             pass  # the same as its end
         finally:
-            self._fail_pending("the process that keeps it died")
+            self._fail_pending("the process that runs it died")
 
     def _handle(self, answer: Answer) -> None:
         if isinstance(answer, Ready):

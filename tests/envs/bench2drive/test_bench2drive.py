@@ -2,8 +2,10 @@
 
 import ast
 import asyncio
+import json
 import logging
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,11 +18,23 @@ import numpy as np
 import pytest
 
 import vla_rl.envs  # noqa: F401  # registers ours
-from tests.envs.bench2drive.processes import CARLA_SIDE, SIZE, drive, route_server
+from tests.envs.bench2drive.processes import (
+    CARLA_SIDE,
+    ENVIRONMENT,
+    HERE,
+    SIZE,
+    drive,
+    route_server,
+)
 from vla_rl.envs.bench2drive.carla_side.vla_rl_wire import MAGIC, PREFIX, Wire, WireError, packed
 from vla_rl.envs.bench2drive.policy_host import PolicyHost, find_cameras
 from vla_rl.envs.bench2drive.sensing import CAMERAS, RouteView
-from vla_rl.envs.driving.scores.leaderboard_files import read_records, read_rides
+from vla_rl.envs.driving.scores.bench2drive import FirstJunction
+from vla_rl.envs.driving.scores.leaderboard_files import (
+    read_first_junctions,
+    read_records,
+    read_rides,
+)
 from vla_rl.types import Observation
 
 AHEAD = np.tile(np.array([0.2, 0.0, 0.0], np.float32), (8, 1))
@@ -247,3 +261,53 @@ def test_the_state_of_a_route_ends_with_its_nearest_points_if_asked() -> None:
     view.note(tick, None)
     state = view.observe(tick, bytes(4 * SIZE * SIZE))["state"]
     np.testing.assert_allclose(state[10:], [5.0, 0.0, 10.0, 0.0], atol=0.01)
+
+
+ROUTE = (
+    '<route id="{}" town="{}"><waypoints><position x="0.0" y="0" z="0"/><position x="20.0" y="0" '
+    'z="0"/><position x="{}" y="0" z="0"/></waypoints></route>'
+)
+
+
+def write_junctions(folder: Path, *routes: tuple[str, str, float]) -> tuple[Path, str]:
+    """Write the file for routes through towns whose junctions are at 30 to 40 m; its errors."""
+    for town in (folder / "maps" / "OpenDrive", folder / "maps" / "Town12" / "OpenDrive"):
+        town.mkdir(parents=True)
+    (folder / "maps" / "OpenDrive" / "Town01.xodr").write_text("30 40")
+    (folder / "maps" / "Town12" / "OpenDrive" / "Town12.xodr").write_text("0 10")
+    xml = folder / "routes.xml"
+    xml.write_text("<routes>" + "".join(ROUTE.format(*route) for route in routes) + "</routes>")
+    out = folder / "first_junctions.json"
+    words = ["--routes", str(xml), "--maps", str(folder / "maps"), "--out", str(out)]
+    script = str(CARLA_SIDE / "vla_rl_first_junctions.py")
+    done = subprocess.run(
+        [sys.executable, str(HERE / "stand_in_planner.py"), script, *words],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+    )
+    return out, done.stderr
+
+
+def test_first_junctions_of_small_and_large_towns_are_written_and_read(tmp_path: Path) -> None:
+    out, errors = write_junctions(
+        tmp_path, ("1", "Town12", 60.0), ("2", "Town01", 60.0), ("3", "Town01", 25.0)
+    )
+    assert "route 1 (3 of 3) on Town12" in errors
+    assert read_first_junctions(out) == {
+        "1": FirstJunction(1, 60),
+        "2": FirstJunction(31, 60),  # 30 points lie before the one at 30 m
+        "3": FirstJunction(None, 25),
+    }
+
+
+def test_a_town_without_a_map_is_named_with_both_places(tmp_path: Path) -> None:
+    out, errors = write_junctions(tmp_path, ("1", "Town13", 60.0))
+    assert not out.exists()
+    assert "the map of Town13 is neither" in errors
+    assert "OpenDrive/Town13.xodr nor" in errors
+
+
+def test_the_format_that_is_written_is_the_one_that_is_read(tmp_path: Path) -> None:
+    out, _ = write_junctions(tmp_path, ("1", "Town12", 60.0))
+    assert json.loads(out.read_text())["format"] == 1

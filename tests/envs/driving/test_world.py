@@ -1,19 +1,102 @@
-"""The driving world: scenes from integers, cameras, and both ways of acting in it."""
+"""The driving world: scenes from integers, their roads, what the cameras see, and both ways of acting in it."""
 
 from typing import Any
 
+import cv2
 import gymnasium
 import numpy as np
 import pytest
 
 import vla_rl.envs  # noqa: F401  # registers ours
-from vla_rl.envs.driving.observing import CAMERAS
+from vla_rl.envs.driving.observing import CAMERAS, FRONT
+from vla_rl.envs.driving.one_decision import OpenLoopDrivingEnv
 from vla_rl.envs.driving.plan_actions import decode_moves, encode_moves
-from vla_rl.envs.driving.roads import LAYOUTS
+from vla_rl.envs.driving.roads import (
+    LANE_WIDTH,
+    LAYOUTS,
+    Roads,
+    compute_curvatures,
+    join_paths,
+    make_arc,
+    make_bend,
+    make_line,
+    ring_around,
+    shift_path,
+    tangents,
+)
 from vla_rl.envs.driving.scores.geometry import Polygons
 from vla_rl.envs.driving.scores.motion import Car, bicycle_step, step_bicycle
 from vla_rl.envs.driving.scores.scene import AX, HEADING, STEER, VX, YAW_RATE, X, Y
-from vla_rl.envs.driving.world import draw_world
+from vla_rl.envs.driving.world import NUM_SCENES, choose_scene, draw_world
+
+STRAIGHT = make_line((0.0, 0.0), (10.0, 0.0))
+
+
+def test_a_line_has_a_point_every_metre_and_both_ends() -> None:
+    assert np.allclose(STRAIGHT, np.stack([np.arange(11.0), np.zeros(11)], -1))
+
+
+def test_joined_paths_have_a_point_every_metre_and_none_twice() -> None:
+    path = join_paths(STRAIGHT, make_line((10.0, 0.0), (10.0, 5.0)))
+    assert np.allclose(np.hypot(*np.diff(path, axis=0).T), 1.0)
+    assert np.allclose(path[[0, 10, 14]], [[0.0, 0.0], [10.0, 0.0], [10.0, 4.0]])
+
+
+def test_a_path_is_shifted_to_its_own_left() -> None:
+    assert np.allclose(shift_path(STRAIGHT, 2.0), STRAIGHT + np.array([0.0, 2.0]))
+    back = STRAIGHT[::-1]
+    assert np.allclose(shift_path(back, 2.0), back - np.array([0.0, 2.0]))
+
+
+def test_a_circle_is_as_curved_as_its_radius_says() -> None:
+    circle = join_paths(make_arc(np.zeros(2), 20.0, 0.0, np.pi))
+    assert compute_curvatures(circle)[5:-5] == pytest.approx(1 / 20.0, rel=0.02)
+    assert np.allclose(compute_curvatures(STRAIGHT), 0.0)
+
+
+def test_a_bend_leaves_and_arrives_in_the_given_directions() -> None:
+    curve = make_bend(
+        np.zeros(2), np.array([1.0, 0.0]), np.array([10.0, 10.0]), np.array([0.0, 1.0])
+    )
+    assert np.allclose(curve[[0, -1]], [[0.0, 0.0], [10.0, 10.0]])
+    assert np.allclose(tangents(curve)[[0, -1]], [[1.0, 0.0], [0.0, 1.0]], atol=0.2)
+
+
+def test_a_strip_is_the_ring_around_its_path() -> None:
+    ring = ring_around(STRAIGHT, 1.5)
+    assert np.allclose(ring, [[0.0, 1.5], [10.0, 1.5], [10.0, -1.5], [0.0, -1.5]])
+
+
+ALONG_X = np.stack([np.arange(0.0, 20.0), np.zeros(20)], axis=1)
+
+
+def made() -> Roads:
+    return Roads(command="straight", speed_limit=10.0, route=ALONG_X)
+
+
+def test_a_lane_lies_on_a_road_that_is_no_part_of_the_route() -> None:
+    roads = made()
+    roads.add_lane(ALONG_X, on_route=True)
+    assert (roads.layers, roads.on_route) == (["lane", "roadblock"], [True, False])
+    lane, road = (np.ptp(ring[:, 1]) for ring in roads.rings)
+    assert np.isclose(lane, LANE_WIDTH)
+    assert road > lane
+
+
+def test_lines_stand_at_half_a_lane_to_the_left_and_to_the_right() -> None:
+    roads = made()
+    roads.draw_edges(ALONG_X, left_dashed=True, right_dashed=False)
+    (left,), (right,) = roads.dashed, roads.solid
+    assert np.allclose(left[:, 1], LANE_WIDTH / 2)
+    assert np.allclose(right[:, 1], -LANE_WIDTH / 2)
+
+
+def test_the_map_has_every_polygon_with_its_layer() -> None:
+    roads = made()
+    roads.add_lane(ALONG_X, on_route=False)
+    found = roads.as_map()
+    assert len(found.rings) == len(found.layers) == len(found.on_route) == 2
+
 
 STANDING = encode_moves(np.zeros((9, 3)))
 
@@ -132,7 +215,7 @@ def test_actions_that_are_not_finite_are_refused(env_id: str) -> None:
         env.step(np.zeros((5, 2), np.float32))
 
 
-def test_the_birds_eye_view_is_a_image() -> None:
+def test_the_birds_eye_view_is_an_image() -> None:
     for env_id in ("driving-v0", "driving_waypoints-v0"):
         env = make(env_id, render_mode="rgb_array")
         env.reset(seed=1)
@@ -152,3 +235,55 @@ def test_the_state_ends_with_the_nearest_points_of_the_route_if_asked(env_id: st
     )
     with pytest.raises(ValueError, match="route_points is 11, expected 0 to 10"):
         make(env_id, route_points=11)
+
+
+def test_the_options_name_the_scene_or_it_is_drawn() -> None:
+    assert choose_scene({"init_state_id": NUM_SCENES - 1}, np.random.default_rng(0)) == (
+        NUM_SCENES - 1
+    )
+    first, second = (choose_scene(None, np.random.default_rng(seed)) for seed in (0, 1))
+    assert first != second
+    assert first == choose_scene({}, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"init_state_id": NUM_SCENES}, f"init_state_id is {NUM_SCENES}, expected 0 to"),
+        ({"init_state_id": -1}, "init_state_id is -1"),
+        ({"scene": 3}, r"reset options \['scene'\] are unknown, expected only 'init_state_id'"),
+    ],
+)
+def test_another_number_or_option_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        choose_scene(options, np.random.default_rng(0))
+
+
+def front_image(size: int, scene: int, **options: tuple[float, float]) -> np.ndarray:
+    env = OpenLoopDrivingEnv(split="held_out", cameras=(FRONT,), image_size=size, **options)
+    return env.reset(options={"init_state_id": scene})[0]["image"]
+
+
+@pytest.mark.parametrize("scene", [0, 3])  # with a car ahead; a curve with two lanes
+def test_a_crop_is_a_part_of_the_whole_image_stretched(scene: int) -> None:
+    whole = front_image(560, scene)
+    part = cv2.resize(whole[196:420], (56, 56), interpolation=cv2.INTER_AREA)
+    cropped = cv2.resize(
+        front_image(560, scene, crop=(0.35, 0.75)), (56, 56), interpolation=cv2.INTER_AREA
+    )
+    difference = np.abs(part.astype(int) - cropped).max(axis=2)
+    assert difference.mean() < 2.0
+    assert (difference > 40).mean() < 0.01  # edges
+
+
+def test_the_horizon_moves_with_the_crop() -> None:
+    cropped = front_image(100, 0, crop=(0.3, 0.8))
+    sky = cropped[0, 0]
+    is_sky = (cropped[:, -1] == sky).all(axis=1)
+    assert is_sky.argmin() == 41  # (0.5 - 0.3) / (0.8 - 0.3) of the height
+
+
+@pytest.mark.parametrize("crop", [(0.6, 0.9), (0.1, 0.5), (-0.1, 1.0), (0.0, 1.1)])
+def test_a_crop_without_the_horizon_is_refused(crop: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match=r"crop is .*: the horizon is in the middle"):
+        OpenLoopDrivingEnv(crop=crop)

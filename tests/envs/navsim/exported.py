@@ -10,7 +10,7 @@ from typing import Any
 import imageio.v3 as imageio
 import numpy as np
 
-from tests.envs.driving.scores.drawn_scenes import draw_scene
+from tests.envs.driving.scores.drawn import draw_scene
 from vla_rl.envs.driving.scores.scene_files import save_scene
 
 HERE = Path(__file__).parent

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.envs.driving.scores.drawn_rides import draw_ride
-from tests.envs.driving.scores.drawn_scenes import draw_scene
+from tests.envs.driving.scores.drawn import draw_ride, draw_scene
 from vla_rl.envs.driving.scores import (
     Version,
     extended_comfort,

@@ -1,10 +1,15 @@
-"""Scenes drawn from a seed, for golden numbers and properties of the driving scores."""
+"""Scenes, rides and routes that are drawn from a number.
+
+`golden/` holds what the benchmarks' own code computed for them.
+"""
 
 import functools
 
 import numpy as np
 
 from vla_rl.envs.driving.scores import Map, RedLights, Scene, Tracks
+from vla_rl.envs.driving.scores.bench2drive import SCENARIO_TYPES, FirstJunction, RouteRecord
+from vla_rl.envs.driving.scores.comfort import Ride
 from vla_rl.envs.driving.scores.motion import interpolate_waypoints
 
 LANE = 3.5
@@ -139,3 +144,51 @@ def draw_scene(seed: int, count: int = 6) -> tuple[Scene, np.ndarray]:
     )
     waypoints.setflags(write=False)
     return scene, waypoints
+
+
+def draw_ride(seed: int) -> Ride:
+    rng = np.random.default_rng((30, seed))
+    length = int(rng.integers(10, 140))
+    times = np.arange(length) * 0.1
+    heading = np.cumsum(rng.normal(0, 0.02, length) * rng.choice([0.0, 1.0]))
+    heading = heading + 0.5 * np.sin(times * rng.uniform(0, 1)) * rng.choice([0.0, 1.0])
+    forward = np.stack([np.cos(heading), np.sin(heading)], -1)
+    right = np.stack([-forward[:, 1], forward[:, 0]], -1)
+    along = rng.choice([0.3, 2.5]) * np.sin(times * float(rng.uniform(0.2, 2)))
+    across = rng.normal(0, 0.3, (length, 1))
+    rate = np.rad2deg(np.gradient(heading, 0.1)) * float(rng.choice([0.02, 1.0]))
+    return Ride(along[:, None] * forward + across * right, forward, right, rate)
+
+
+KINDS = ("red_light", "stop_infraction", "collisions_vehicle", "scenario_timeouts")
+ALL_TYPES = sorted(set().union(*SCENARIO_TYPES.values()))
+
+
+def draw_routes(
+    seed: int,
+) -> tuple[dict[str, str], dict[str, FirstJunction], list[RouteRecord]]:
+    """Types, first junctions and records of 60 routes, a fifth of which were not driven.
+
+    The first routes have one type of each ability and were driven: the tool divides by their number.
+    """
+    rng = np.random.default_rng((31, seed))
+    types, junctions, records = {}, {}, []
+    surely = [min(of_ability) for of_ability in SCENARIO_TYPES.values()]
+    for number in range(60):
+        route_id = str(1700 + 3 * number)
+        drawn = str(rng.choice(ALL_TYPES))
+        types[route_id] = surely[number] if number < len(surely) else drawn
+        num_points = int(rng.integers(40, 200))
+        point = int(rng.integers(1, num_points - 10))
+        junctions[route_id] = FirstJunction(point, num_points)
+        # a third of the failures ends where the rule decides
+        near = 100.0 * (point + 8 + int(rng.integers(-1, 2))) / num_points
+        completion = min(near if rng.random() < 0.33 else round(rng.uniform(0, 100), 2), 100.0)
+        infractions = {kind: int(rng.random() < 0.2) for kind in KINDS}
+        done = rng.random() < 0.5
+        status = str(rng.choice(["Completed", "Perfect"])) if done else "Failed - Agent timed out"
+        was_driven = number < len(surely) or rng.random() < 0.8
+        if was_driven:
+            at = 100.0 if done else completion
+            records.append(RouteRecord(route_id, status, at, infractions))
+    return types, junctions, records
