@@ -127,7 +127,7 @@ class Training:
         return report
 
     def publish_unchanged(self) -> None:
-        """Publish the same weights as a new version, after an update that taught nothing.
+        """Publish the same weights as a new version, after an update that trained nothing.
 
         The optimizer does not step.
         """

@@ -36,10 +36,10 @@ from vla_rl.learner.backend import (
 )
 from vla_rl.learner.checkpoint.state import TrainingState
 from vla_rl.learner.config import LearnerConfig
-from vla_rl.learner.decisions import flatten_trajectories
+from vla_rl.learner.decisions import Decisions, flatten_trajectories
 from vla_rl.learner.finiteness import require_finite_outputs
 from vla_rl.learner.optimizer import StepReport
-from vla_rl.learner.plan import plan_minibatches, plan_step
+from vla_rl.learner.plan import StepPlan, plan_minibatches, plan_step
 from vla_rl.learner.rows import Advantage
 from vla_rl.learner.scoring import Proximal
 from vla_rl.types import Trajectory
@@ -102,7 +102,7 @@ class PolicyLearner:
         """Update the policy from trajectories, and publish the new weights.
 
         If cancelled, it leaves the weights of a complete optimizer step, and no gradient for later
-        updates. Rows that teach nothing (every advantage is 0, and no entropy, KL or other term has
+        updates. Rows without a signal (every advantage is 0, and no entropy, KL or other term has
         a gradient) are not computed, which leaves the gradient as it is. Optimizer steps without
         other rows are skipped, because Adam's momentum would still move the weights. The version
         rises anyway.
@@ -124,8 +124,6 @@ class PolicyLearner:
         async with self._turn:
             started, version = time.perf_counter(), self.weight_version
             decisions = await self._proximal.before_update(decisions)
-            sums: list[MicroBatchSums] = []
-            reports: list[StepReport] = []
             # all of them before the first step: every divisor is counted over a whole mini-batch,
             # and an error in a late one would leave half an update
             minibatches = [
@@ -134,23 +132,7 @@ class PolicyLearner:
             ]
             steps = [(rows, plan_step(rows, self._config)) for rows in minibatches]
             steps = [(rows, plan) for rows, plan in steps if plan.num_rows]
-            for number, (minibatch, plan) in enumerate(steps, start=1):
-                minibatch = await self._proximal.before_step(minibatch, is_first=number == 1)
-                compare = version if number == 1 else None
-                found = await self._backend.forward_backward(minibatch, plan, compare)
-                # once per mini-batch: asking after each micro-batch would make the host wait for
-                # the device
-                nonfinite = [part.first_nonfinite for part in found]
-                require_finite_outputs(minibatch, plan.indices, nonfinite, self._name)
-                sums += found
-                if number == 1:
-                    # before the first step, so that a disagreement leaves the weights as they were
-                    self._require_agreement(sums)
-                is_last = number == len(steps)
-                reports.append(await self._backend.optim_step(is_last))
-            if not steps:
-                # a new version all the same: scheduler and engines count updates, not changes
-                await self._backend.publish_unchanged()
+            sums, reports = await self._run_steps(steps, version)
         # over tokens and not decisions: an engine may change its weights in the middle of a reply
         staleness = (version - decisions.weight_version).expand_as(decisions.mask)[decisions.mask]
         metrics = staleness_metrics(staleness) | update_metrics(sums, reports, version)
@@ -192,6 +174,31 @@ class PolicyLearner:
         """
         async with self._turn:
             await self._backend.restore(state)
+
+    async def _run_steps(
+        self, steps: Sequence[tuple[Decisions, StepPlan]], version: int
+    ) -> tuple[list[MicroBatchSums], list[StepReport]]:
+        """Take the optimizer steps of an update, and publish the new version with the last one."""
+        sums: list[MicroBatchSums] = []
+        reports: list[StepReport] = []
+        for number, (minibatch, plan) in enumerate(steps, start=1):
+            minibatch = await self._proximal.before_step(minibatch, is_first=number == 1)
+            compare = version if number == 1 else None
+            found = await self._backend.forward_backward(minibatch, plan, compare)
+            # once per mini-batch: asking after each micro-batch would make the host wait for the
+            # device
+            nonfinite = [part.first_nonfinite for part in found]
+            require_finite_outputs(minibatch, plan.indices, nonfinite, self._name)
+            sums += found
+            if number == 1:
+                # before the first step, so that a disagreement leaves the weights as they were
+                self._require_agreement(sums)
+            is_last = number == len(steps)
+            reports.append(await self._backend.optim_step(is_last))
+        if not steps:
+            # a new version all the same: scheduler and engines count updates, not changes
+            await self._backend.publish_unchanged()
+        return sums, reports
 
     def _require_agreement(self, sums: Sequence[MicroBatchSums]) -> None:
         """Raise PolicyMismatchError if the ratio is not 1.
@@ -256,7 +263,7 @@ def update_metrics(
 
     Args:
         sums: sums of all micro-batches of the update.
-        reports: reports of its optimizer steps; none if the update taught nothing, which
+        reports: reports of its optimizer steps; none if the update trained nothing, which
             `update/trained` shows.
         weight_version: the learner's version before the update.
 

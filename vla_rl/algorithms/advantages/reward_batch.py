@@ -280,8 +280,7 @@ def make_reward_batch(
 
     Raises: ValueError for sizes that do not fit, naming the episode.
     """
-    # executed control steps alone: the end of a chunk that was cut short never happened, and has no
-    # reward
+    # executed control steps alone: the end of a chunk that was cut short never happened
     parts = [[_by_level(step, level) for step in trajectory.steps] for trajectory in trajectories]
     durations = [_joined([durations_of for _, durations_of in part]) for part in parts]
     if step_rewards is None and rewards is None:

@@ -253,7 +253,8 @@ class RankGroup:
         """End all ranks, and raise the first failure; later ones only follow from it."""
         if self._failure is None:
             self._failure = self._explained(errors)
-            await self._end_all()
+            killing = (self._runtime.kill(rank) for rank in self.ranks)
+            await asyncio.gather(*killing, return_exceptions=True)
         raise self._failure
 
     async def close(self) -> None:
@@ -319,15 +320,13 @@ class RankGroup:
     def _explained(self, errors: Sequence[BaseException | None]) -> BaseException:
         """Return the error to raise; `errors` are those of the ranks, by number."""
         found = {rank: error for rank, error in enumerate(errors) if error is not None}
-        # a process that is gone explains everything else: the others only lost their connection to
-        # it
+        # a process that is gone explains everything else: the others lost their connection to it
         died = [error for error in found.values() if isinstance(error, ActorDied)]
         if died:
             self._failed_rank = self._names.index(died[0].name)
             who = f"{self._describe_rank(self._failed_rank)} (pid {died[0].pid})"
             return _failed(f"{who} is gone: {died[0].cause}", died[0])
-        # gloo tells the other ranks `Connection closed by peer`; the rank with an error of its own
-        # is the cause
+        # gloo tells the others `Connection closed by peer`: an error of another kind is the cause
         own = [rank for rank, error in found.items() if not _is_of_connection(error)]
         self._failed_rank = rank = (own or list(found))[0]
         first = found[rank]
@@ -341,11 +340,6 @@ class RankGroup:
     def _describe_rank(self, rank: int) -> str:
         assignment = self._assignments.by_rank[rank] if self._assignments is not None else None
         return f"rank {rank} {self._of_all}{assignment.location if assignment is not None else ''}"
-
-    async def _end_all(self) -> None:
-        await asyncio.gather(
-            *(self._runtime.kill(rank) for rank in self.ranks), return_exceptions=True
-        )
 
 
 def _has_ended(task: asyncio.Future[Any]) -> bool:

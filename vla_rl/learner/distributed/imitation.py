@@ -147,6 +147,7 @@ class ShardedImitationBackend:
                 part = rows.rows(index)
                 if is_idle:  # a masked row adds exact zeros to every gradient
                     part = part._replace(mask=torch.zeros_like(part.mask))
+                # the word is part of the seed: another one would draw other noise for the same run
                 seed = derive_seed(self._seed, "lesson", self.weight_version, int(index[0]))
                 batch, is_last = pack_sft_batch(part, seed), number == num_passes - 1
                 loss: Awaitable[Any] = rank.imitate(batch, num_tokens, is_last)
