@@ -57,7 +57,7 @@ async def rollout_over(
             make_host_recipe(config, STARTS, team, timed_agent),
             team,
             lane,
-            here=None,
+            local_runner=None,
             weight_version=0,
         )
         if images is not None:

@@ -154,14 +154,16 @@ async def test_a_kernel_that_refuses_filters_is_named_once_and_actors_run(
 ) -> None:
     monkeypatch.setattr(listening_module, "_drop_all_packets", refuse_filters)
     received: list[Frames] = []
-    door = ServerSocket((client := make_link_keys()).public, received.append)
-    with contextlib.closing(door):
+    socket = ServerSocket((client := make_link_keys()).public, received.append)
+    with contextlib.closing(socket):
         async with asyncio.timeout(60), serving(keys):
             (line,) = [each.getMessage() for each in caplog.records]
             assert line.startswith(
                 "this kernel refuses filters on sockets to this user (Operation not permitted)"
             )
-        with open_link("127.0.0.1", door.door, client, received.append, lambda: None) as link:
+        with open_link(
+            "127.0.0.1", socket.socket_address, client, received.append, lambda: None
+        ) as link:
             link.send(Codec().encode(Kind.CALL, 0, 0, 1, "in", "test"))
             async with asyncio.timeout(30):
                 while not received:  # noqa: ASYNC110
@@ -169,8 +171,8 @@ async def test_a_kernel_that_refuses_filters_is_named_once_and_actors_run(
             stranger: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
             other = DirectLink(
                 stranger,
-                f"tcp://127.0.0.1:{door.door.port}",
-                door.door.public_key,
+                f"tcp://127.0.0.1:{socket.socket.port}",
+                socket.socket.public_key,
                 make_link_keys(),
                 received.append,
                 (lost := asyncio.Event()).set,

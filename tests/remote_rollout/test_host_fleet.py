@@ -133,7 +133,7 @@ async def test_a_run_without_any_host_ends_with_an_error_that_says_what_to_do(
         async with (
             asyncio.timeout(60),
             DeviceLane(1) as lane,
-            HostFleet(NoHosts(), config, recipe, team, lane, here=None, weight_version=0),
+            HostFleet(NoHosts(), config, recipe, team, lane, local_runner=None, weight_version=0),
         ):
             await asyncio.get_running_loop().create_future()
 
@@ -214,7 +214,7 @@ async def test_a_dry_run_shows_engines_that_share_simulators_and_conversations(
 def test_the_machine_that_learns_has_engines_only_if_something_asks_them(tmp_path: Path) -> None:
     path = str(listed(tmp_path))
 
-    def has_engines(local_rollout: bool, evaluates_here: bool) -> bool:
+    def has_engines(local_rollout: bool, local_evaluation: bool) -> bool:
         config = config_with(tmp_path, hosts=path, local_rollout=local_rollout)
         team = Team.of(new_policy(config))
         parts = TrainingParts(
@@ -222,13 +222,13 @@ def test_the_machine_that_learns_has_engines_only_if_something_asks_them(tmp_pat
             training_starts(config),
             team,
             agent=embodied_agent,
-            evaluates_here=evaluates_here,
+            local_evaluation=local_evaluation,
         )
         return parts.engine is not None
 
-    assert not has_engines(local_rollout=False, evaluates_here=False)
-    assert has_engines(local_rollout=True, evaluates_here=False)
-    assert has_engines(local_rollout=False, evaluates_here=True)
+    assert not has_engines(local_rollout=False, local_evaluation=False)
+    assert has_engines(local_rollout=True, local_evaluation=False)
+    assert has_engines(local_rollout=False, local_evaluation=True)
 
 
 def test_options_of_hosts_are_unread_without_hosts() -> None:

@@ -333,7 +333,7 @@ class CachingHost(FarHost):
 def test_pictures_on_an_image_cache_are_dropped_once_their_group_was_trained() -> None:
     async def main() -> None:
         dropped: list[ImageCacheRef] = []
-        cluster = Cluster(drop_shelved=dropped.append)
+        cluster = Cluster(drop_images=dropped.append)
         cluster.runner.add_host(
             "far", CachingHost(cluster.engine, 4, store=EpisodeStore("far", 1 << 20))
         )

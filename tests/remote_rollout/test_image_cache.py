@@ -170,7 +170,7 @@ async def test_ranks_of_another_host_borrow_what_they_read_for_a_while() -> None
 def memories() -> list[str]:
     """Memories with images that this process has open."""
     links = (os.readlink(each.path) for each in os.scandir("/proc/self/fd") if each.is_symlink())
-    return [link for link in links if "vla_rl_pictures" in link]
+    return [link for link in links if "vla_rl_images" in link]
 
 
 async def test_a_fetch_that_is_given_up_while_it_is_written_leaves_no_memory(

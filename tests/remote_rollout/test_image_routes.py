@@ -75,8 +75,8 @@ def way_of(
 def way(training: TrainingRun) -> str:
     rollout = training._parts.hosts
     assert rollout is not None
-    assert rollout.images.has_image_caches == (rollout.picture_way == DIRECTLY)
-    return rollout.picture_way
+    assert rollout.images.has_image_caches == (rollout.image_route == DIRECTLY)
+    return rollout.image_route
 
 
 @pytest.mark.parametrize("pipeline", sorted(PIPELINES))
@@ -193,7 +193,7 @@ def require_same_either_way(
     assert names == sorted(path.name for path in run_here.videos.glob("*.mp4")) != []
 
 
-# its short form is the run below whose images are lost, and the films in test_picture_shelf.py
+# its short form is the run below whose images are lost, and the films in test_image_cache.py
 @pytest.mark.proof
 @pytest.mark.timeout(580)
 def test_a_run_whose_pictures_pass_this_process_by_learns_what_it_learns_with_them_here(
@@ -206,7 +206,7 @@ def test_a_run_whose_pictures_pass_this_process_by_learns_what_it_learns_with_th
         far.kill()
 
 
-# the test above has ranks here alone, and test_picture_shelf.py images that are borrowed
+# the test above has ranks here alone, and test_image_cache.py images that are borrowed
 @pytest.mark.proof
 @pytest.mark.timeout(580)
 def test_ranks_on_two_hosts_read_pictures_of_a_third_and_learn_what_they_learn_with_them_here(
@@ -256,7 +256,7 @@ def caches() -> list[int]:
 
 
 def holds_pictures(pid: int) -> bool:
-    return any("vla_rl_pictures" in os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir())
+    return any("vla_rl_images" in os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir())
 
 
 @pytest.mark.asyncio(loop_scope="session")

@@ -79,7 +79,9 @@ async def require_same_beside(
 ) -> None:
     """Run an episode again, whose images go to an image cache, and compare it with the whole one."""
     async with ImageRoutes(1 << 24) as routes:
-        far = RolloutHostRunner(host, status, route=await routes.to("far", host, "127.0.0.1"))
+        far = RolloutHostRunner(
+            host, status, route=await routes.connect_host("far", host, "127.0.0.1")
+        )
         beside = await far.materialise(await far.run_episode(episode))
         assert beside.cached_images is not None
         assert beside.embedding is not None

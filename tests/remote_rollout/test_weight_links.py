@@ -181,7 +181,7 @@ async def taken(
     ]
     try:
         async with asyncio.timeout(20):
-            return await receiver.take(shards), materialised
+            return await receiver.receive(shards), materialised
     finally:
         for task in sending:
             task.cancel()
@@ -236,7 +236,7 @@ async def test_a_rank_that_is_silent_is_named(monkeypatch: pytest.MonkeyPatch) -
     incoming = IncomingWeights(flatten_weights(shared_network(0), 1).heading, shared_network(1))
     receiver = ShardReceiver([make_link_keys().public], incoming, lambda: None)
     with pytest.raises(WeightsNotGiven, match=r"rank 7 was silent for 0\.2 s"):
-        await receiver.take([share_of(7, [])])
+        await receiver.receive([share_of(7, [])])
 
 
 async def test_a_piece_that_leads_back_is_refused() -> None:

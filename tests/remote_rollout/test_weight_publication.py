@@ -156,7 +156,7 @@ class Dying(Host):
     async def receive_weights(
         self, member: str, link_key: str, host: str, socket: SocketAddress
     ) -> ReceivedBytes:
-        receiving = asyncio.create_task(self.cache.take(member, link_key, host, socket))
+        receiving = asyncio.create_task(self.cache.receive(member, link_key, host, socket))
         while self.received(member) == 0:  # noqa: ASYNC110 - bytes have no event
             await asyncio.sleep(0)
         receiving.cancel()

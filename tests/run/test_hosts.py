@@ -180,7 +180,7 @@ def clocks_apart(folder: Path) -> dict[str, str]:
         "import time\n"
         "for name in ('time', 'monotonic'):\n"
         "    here = getattr(time, name)\n"
-        "    setattr(time, name, lambda here=here: here() + 7 * 86400.0)\n"
+        "    setattr(time, name, lambda local_runner=here: here() + 7 * 86400.0)\n"
     )
     return {**os.environ, "PYTHONPATH": f"{folder}:{os.environ['PYTHONPATH']}"}
 

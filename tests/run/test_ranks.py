@@ -92,7 +92,9 @@ def with_ranks(
 async def trained(config: TrainToyConfig | SrpoToyConfig, **options: Any) -> Outcome:
     recipe: Any = train_toy if isinstance(config, TrainToyConfig) else srpo_toy
     async with asyncio.timeout(200):
-        return await train(config, recipe.starts_of(config), recipe.policy_of(config), **options)
+        return await train(
+            config, recipe.training_starts(config), recipe.new_policy(config), **options
+        )
 
 
 def metrics_in(run: RunDirectory) -> list[dict[str, float]]:
@@ -264,7 +266,7 @@ async def test_a_dry_run_prints_the_memory_of_each_rank(tmp_path: Path) -> None:
     assert re.search(r"each rank +│ 66\.722", text)
     assert re.search(r"learner ranks +│ [0-9.]+ +│ +8 ", text)
     for ranks_here, row in ((3, r"learner ranks +│ [0-9.]+ +│ +3 "), (0, None)):
-        print_plan(config, footprint, size.weight_bytes, 0, out, size, ranks_here=ranks_here)
+        print_plan(config, footprint, size.weight_bytes, 0, out, size, num_local_ranks=ranks_here)
         memory = out.export_text().partition("Memory estimate")[2].partition("8 ranks")[0]
         assert re.search(row, memory) if row else "learner ranks" not in memory
     pairs = msgspec.structs.replace(config.learner, tensor_parallel=2)

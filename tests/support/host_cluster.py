@@ -111,12 +111,12 @@ class Cluster:
     def __init__(
         self,
         keep: Callable[[Group], bool] | None = None,
-        drop_shelved: Callable[[ImageCacheRef], None] | None = None,
+        drop_images: Callable[[ImageCacheRef], None] | None = None,
         kind_of: Callable[[EpisodeSpec], str] = lambda episode: ANY_KIND,
         **settings: object,
     ) -> None:
         self.engine = CountingEngine()
-        self.runner = HostEpisodeRunner(0, drop_shelved, kind_of)
+        self.runner = HostEpisodeRunner(0, drop_images, kind_of)
         config = SchedulerConfig(**{"groups_per_update": 4, "max_staleness": 1, **settings})
         self.scheduler = EpisodeScheduler(self.runner, source(), config, keep=keep)
 

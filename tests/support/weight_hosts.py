@@ -55,7 +55,7 @@ class Host:
         self, member: str, link_key: str, host: str, socket: SocketAddress
     ) -> ReceivedBytes:
         self._note("take")
-        return await self.cache.take(member, link_key, host, socket)
+        return await self.cache.receive(member, link_key, host, socket)
 
     async def open_sockets(self, member: str, keys: list[str]) -> list[SocketAddress]:
         self._note("open sockets")

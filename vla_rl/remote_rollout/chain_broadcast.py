@@ -40,7 +40,7 @@ def plan_hops(
     having: Sequence[str] = (),
     unreachable: Collection[tuple[str, str]] = (),
 ) -> tuple[Hop, ...]:
-    """Return a delivery for each host that wants a version, each after that of its source.
+    """Return a hop for each host that wants a version, each after that of its source.
 
     Args:
         wanting: hosts that lack the version.
@@ -81,11 +81,11 @@ class Reachability:
         self._not_reached: set[str] = set()
 
     def planned(self, wanting: Sequence[str], having: Sequence[str] = ()) -> tuple[Hop, ...]:
-        """Return a delivery for each host that wants a version: see `deliveries`."""
+        """Return a hop for each host that wants a version: see `plan_hops`."""
         return plan_hops(wanting, having, self.unreachable)
 
     def in_order(self, hosts: Iterable[str], machines: Collection[str]) -> list[str]:
-        """Return hosts, the one that takes a version from its origin first.
+        """Return hosts, the one that takes a version from its source first.
 
         Args: `machines`, those that have a part of the version.
         """
@@ -133,7 +133,7 @@ class ChainBroadcast:
     """Brings one version to hosts.
 
     Args:
-        origin: the version, where it comes from.
+        weight_source: the version, where it comes from.
         hosts: those that want it and those that have it, by name.
         unreachable: pairs (receiver, sender) of machines that cannot connect; those that are found are
             added.
@@ -141,12 +141,12 @@ class ChainBroadcast:
 
     def __init__(
         self,
-        origin: WeightSource,
+        weight_source: WeightSource,
         hosts: Mapping[str, WeightHost],
         unreachable: set[tuple[str, str]],
     ) -> None:
-        self._origin, self._hosts, self._unreachable = origin, hosts, unreachable
-        self._heading = origin.heading
+        self._weight_source, self._hosts, self._unreachable = weight_source, hosts, unreachable
+        self._heading = weight_source.heading
         self._links: dict[str, PeerLink] = {}
         self._failed = {name: asyncio.Event() for name in hosts}
         self._staged: dict[str, asyncio.Task[None]] = {}
@@ -154,13 +154,13 @@ class ChainBroadcast:
     async def stage(
         self, planned: Sequence[Hop], has_left: Callable[[], None] = lambda: None
     ) -> dict[str, BaseException]:
-        """Carry out all deliveries; return the errors of those that failed, by host.
+        """Carry out all hops; return the errors of those that failed, by host.
 
         Hosts that stay have all bytes then, and have compared them with the digest.
 
         Args:
             planned: the way to each host.
-            has_left: called once the origin has given all bytes to every host that gets them from
+            has_left: called once the source has given all bytes to every host that gets them from
                 there; it is asked again only for what a peer fails to pass on. Not called if
                 it could not reach one of them, which needs the version from elsewhere.
         """
@@ -173,7 +173,7 @@ class ChainBroadcast:
             failed |= await self._each(linked, self._link)
             for each in reversed(planned):  # who takes is ready before who gives
                 if each.host not in failed:
-                    self._staged[each.host] = asyncio.create_task(self._deliver(each))
+                    self._staged[each.host] = asyncio.create_task(self._carry_out(each))
             direct = [
                 self._staged[each.host]
                 for each in received
@@ -188,7 +188,7 @@ class ChainBroadcast:
             for task in self._staged.values():
                 task.cancel()
             await asyncio.gather(*self._staged.values(), return_exceptions=True)
-            await asyncio.gather(*map(self._end, self._links.values()))
+            await asyncio.gather(*map(self._close_link, self._links.values()))
         for host, task in self._staged.items():
             if (error := task.exception()) is not None:
                 failed[host] = error
@@ -197,7 +197,7 @@ class ChainBroadcast:
     async def _each(
         self, planned: Sequence[Hop], work: Callable[[Hop], Awaitable[None]]
     ) -> dict[str, BaseException]:
-        """Do the same for several deliveries at once; return the errors, by host."""
+        """Do the same for several hops at once; return the errors, by host."""
         done = await asyncio.gather(*map(work, planned), return_exceptions=True)
         failed = {
             each.host: error for each, error in zip(planned, done, strict=True) if error is not None
@@ -206,28 +206,28 @@ class ChainBroadcast:
             self._failed[host].set()
         return failed
 
-    async def _begin(self, delivery: Hop) -> None:
-        await self._hosts[delivery.host].actor.begin_weights(self._heading)
+    async def _begin(self, hop: Hop) -> None:
+        await self._hosts[hop.host].actor.begin_weights(self._heading)
 
-    async def _deliver(self, delivery: Hop) -> None:
+    async def _carry_out(self, hop: Hop) -> None:
         try:
-            await self._bring(delivery)
+            await self._bring(hop)
         except Exception:
             # its peers wait for it no longer, and raise errors of their own alone
-            self._failed[delivery.host].set()
+            self._failed[hop.host].set()
             raise
 
-    async def _bring(self, delivery: Hop) -> None:
-        name = delivery.host
+    async def _bring(self, hop: Hop) -> None:
+        name = hop.host
         host = self._hosts[name]
-        if delivery.opens_memory:
-            if await self._opened(delivery):
+        if hop.opens_memory:
+            if await self._open_memory(hop):
                 return
-            await self._begin(delivery)
+            await self._begin(hop)
         elif name in self._links:
-            num_bytes = await self._taken(delivery, self._links[name])
+            num_bytes = await self._receive_from_peer(hop, self._links[name])
             try:
-                await self._origin.bring(host, num_bytes)
+                await self._weight_source.bring(host, num_bytes)
             except CheckpointError as error:
                 logger.warning(
                     "host %s has other weights from its peer than were sent (%s); it gets all "
@@ -235,16 +235,16 @@ class ChainBroadcast:
                     name,
                     error,
                 )
-                await self._begin(delivery)
+                await self._begin(hop)
             else:
                 return
-        await self._origin.bring(host, 0)
+        await self._weight_source.bring(host, 0)
 
-    async def _opened(self, delivery: Hop) -> bool:
+    async def _open_memory(self, hop: Hop) -> bool:
         """Let a host read the memory of a process beside it; return whether it can."""
-        assert delivery.source is not None
-        source, member = self._hosts[delivery.source], self._heading.member
-        staging = self._staged.get(delivery.source)
+        assert hop.source is not None
+        source, member = self._hosts[hop.source], self._heading.member
+        staging = self._staged.get(hop.source)
         if staging is not None:
             await asyncio.wait((staging,))
             if staging.cancelled() or staging.exception() is not None:
@@ -253,18 +253,18 @@ class ChainBroadcast:
             memory = await source.actor.share_weights(member)
         except ActorDied:
             return False
-        digest = await self._origin.digest()
+        digest = await self._weight_source.digest()
         assert digest is not None, "a host that has all bytes has computed their digest"
         try:
-            await self._hosts[delivery.host].actor.open_weights(self._heading, memory, digest)
+            await self._hosts[hop.host].actor.open_weights(self._heading, memory, digest)
         except CheckpointError as error:
-            logger.warning("host %s gets weights of its own: %s", delivery.host, error)
+            logger.warning("host %s gets weights of its own: %s", hop.host, error)
             return False
         return True
 
-    async def _link(self, delivery: Hop) -> None:
-        """Let a host and its peer open a link; without one, its bytes come from the origin."""
-        name, source = delivery.host, delivery.source
+    async def _link(self, hop: Hop) -> None:
+        """Let a host and its peer open a link; without one, its bytes come from the source."""
+        name, source = hop.host, hop.source
         assert source is not None
         receiver, sender = self._hosts[name].actor, self._hosts[source]
         if sender.gone.is_set() or self._failed[source].is_set():
@@ -277,13 +277,13 @@ class ChainBroadcast:
             return
         self._links[name] = PeerLink(sender, key, socket)
 
-    async def _end(self, link: "PeerLink") -> None:
+    async def _close_link(self, link: "PeerLink") -> None:
         with contextlib.suppress(ActorDied):
             await link.sender.actor.stop_sending(link.key)
 
-    async def _taken(self, delivery: Hop, link: "PeerLink") -> int:
+    async def _receive_from_peer(self, hop: Hop, link: "PeerLink") -> int:
         """Let a host take the bytes from its peer; return how many came from there."""
-        name, source, sender = delivery.host, delivery.source, link.sender
+        name, source, sender = hop.host, hop.source, link.sender
         assert source is not None
         receiver = self._hosts[name].actor
         if sender.gone.is_set() or self._failed[source].is_set():
@@ -291,16 +291,18 @@ class ChainBroadcast:
         receiving = asyncio.create_task(
             receiver.receive_weights(self._heading.member, link.key, sender.address, link.socket)
         )
-        taken = await self._unless(receiving, sender.gone, self._failed[source])
-        if taken is None:
+        received = await self._unless_ended(receiving, sender.gone, self._failed[source])
+        if received is None:
             return await receiver.num_received(self._heading.member)
-        if taken.fault:
-            logger.warning("host %s gets no further weights from %s: %s", name, source, taken.fault)
-        if taken.is_unreachable:
+        if received.fault:
+            logger.warning(
+                "host %s gets no further weights from %s: %s", name, source, received.fault
+            )
+        if received.is_unreachable:
             self._unreachable.add((machine_name(name), machine_name(source)))
-        return taken.num_bytes
+        return received.num_bytes
 
-    async def _unless(
+    async def _unless_ended(
         self, receiving: "asyncio.Task[ReceivedBytes]", *ends: asyncio.Event
     ) -> ReceivedBytes | None:
         """Wait for what a host takes; None if its peer is lost or fails before."""

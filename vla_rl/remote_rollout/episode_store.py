@@ -78,7 +78,7 @@ class EpisodeStore:
         """Return the arrays of a trajectory's observations, and keep them; None if it has none."""
         if key not in self._kept:
             return None
-        return {place: array for place, array in self._kept[key][2].items() if is_observed(place)}
+        return {path: array for path, array in self._kept[key][2].items() if is_observed(path)}
 
     def keep_only(self, keys: Collection[int]) -> tuple[int, ...]:
         """Keep the arrays of these trajectories alone; return which of them are here."""
@@ -91,9 +91,9 @@ class EpisodeStore:
         self.take_arrays(key)
 
 
-def is_observed(place: str) -> bool:
+def is_observed(path: str) -> bool:
     """Return whether the array at this place is part of an observation."""
-    return place.startswith(f"{_FINAL}/") or place.partition("/")[2].startswith("observation/")
+    return path.startswith(f"{_FINAL}/") or path.partition("/")[2].startswith("observation/")
 
 
 def without_observed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -102,9 +102,9 @@ def without_observed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     Frames between two decisions are for encoders alone, so they are left out.
     """
     return {
-        place: array
-        for place, array in arrays.items()
-        if not is_observed(place) and not place.endswith("/frames")
+        path: array
+        for path, array in arrays.items()
+        if not is_observed(path) and not path.endswith("/frames")
     }
 
 
@@ -145,8 +145,8 @@ def split_arrays(trajectory: Trajectory) -> tuple[Trajectory, dict[str, np.ndarr
 def materialise(metadata: Trajectory, arrays: Mapping[str, np.ndarray | ArrayRef]) -> Trajectory:
     """Put the arrays back into a trajectory that was split, or what stands for them."""
     observations: dict[str, dict[str, Any]] = {}
-    for place, array in arrays.items():
-        owner, _, name = place.rpartition("/")
+    for path, array in arrays.items():
+        owner, _, name = path.rpartition("/")
         observations.setdefault(owner, {})[name] = array
     steps = tuple(
         _materialise_step(step, str(k), observations) for k, step in enumerate(metadata.steps)

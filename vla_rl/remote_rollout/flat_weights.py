@@ -85,9 +85,9 @@ def flatten_weights(network: nn.Module, version: int, member: str = SOLE_MEMBER)
     Call it on the device lane.
     """
     trained = _trained_parameters(network)
-    places, num_bytes = _offsets(trained.values())
+    offsets, num_bytes = _offsets(trained.values())
     data = torch.zeros(num_bytes, dtype=torch.uint8)
-    for start, each in zip(places, trained.values(), strict=True):
+    for start, each in zip(offsets, trained.values(), strict=True):
         _view_part(data, start, each).copy_(each.detach())
     return FlatWeights(make_heading(network, version, member), data.numpy())
 
@@ -230,8 +230,8 @@ class OpenedWeights:
 def row_layout(network: nn.Module) -> tuple[dict[str, int], int]:
     """Return where each trained parameter begins in the row of bytes, and the length of the row."""
     trained = _trained_parameters(network)
-    places, num_bytes = _offsets(trained.values())
-    return dict(zip(trained, places, strict=True)), num_bytes
+    offsets, num_bytes = _offsets(trained.values())
+    return dict(zip(trained, offsets, strict=True)), num_bytes
 
 
 def make_heading(network: nn.Module, version: int, member: str) -> WeightHeading:
@@ -249,8 +249,8 @@ def make_heading(network: nn.Module, version: int, member: str) -> WeightHeading
 def weights_digest(network: nn.Module) -> str:
     """Return the digest of a network's trained weights, without a copy of all of them."""
     trained, digest, end = _trained_parameters(network).values(), hashlib.blake2b(digest_size=16), 0
-    places, num_bytes = _offsets(trained)
-    for start, each in zip(places, trained, strict=True):
+    offsets, num_bytes = _offsets(trained)
+    for start, each in zip(offsets, trained, strict=True):
         digest.update(bytes(start - end))  # what rounding up leaves free
         data = each.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
         digest.update(data.data)
@@ -261,9 +261,9 @@ def weights_digest(network: nn.Module) -> str:
 
 def _write_into(parameters: Sequence[Tensor], data: np.ndarray) -> None:
     """Copy the bytes, uint8 [bytes], into parameters in their order."""
-    row, (places, _) = torch.from_numpy(data), _offsets(parameters)
+    row, (offsets, _) = torch.from_numpy(data), _offsets(parameters)
     with torch.no_grad():
-        for start, parameter in zip(places, parameters, strict=True):
+        for start, parameter in zip(offsets, parameters, strict=True):
             parameter.copy_(_view_part(row, start, parameter))
 
 
@@ -301,11 +301,11 @@ def _form(tensor: Tensor) -> str:
 
 def _offsets(parameters: Iterable[Tensor]) -> tuple[list[int], int]:
     """Return where each parameter begins among the bytes, and the number of all bytes."""
-    places, end = [], 0
+    offsets, end = [], 0
     for each in parameters:
-        places.append(end)
+        offsets.append(end)
         end += -(-each.nbytes // ALIGNED) * ALIGNED
-    return places, end
+    return offsets, end
 
 
 def _view_part(data: Tensor, start: int, like: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ class HostStarter:
         shares: environments of the hosts that have several engines, by the name of a seat.
         policies: folder with the policies' files, in one folder for each.
         owner: name by which hosts know the run; empty if nothing is taken over.
-        deposits: returns the places of the arrays that the run still needs.
+        episode_refs: returns the references to the arrays that the run still needs.
         has_weights: whether a host that has other weights can be given the newest ones.
     """
 
@@ -112,7 +112,7 @@ class HostStarter:
                 actor, recipe = await self._spawned(host), None
             if recipe is None:
                 return StartedHost(actor, await self._opened(host.name, actor), is_new=True)
-            needed = [place.key for place in self._episode_refs() if place.host == host.name]
+            needed = [each.key for each in self._episode_refs() if each.host == host.name]
             return StartedHost(actor, await actor.resume(needed), is_new=False)
         except BaseException:
             await self._runtime.kill(actor)
@@ -319,7 +319,7 @@ class RolloutHostRunner:
             what = f"host {episode_ref.host!r} was started again since, and lacks its arrays"
             raise EpisodeLost(trajectory.episode, "died", what)
         if route is not None and found is None:
-            route.came_here()
+            route.note_local()
         cached_images, images = (None, {}) if found is None else found
         materialised = materialise(trajectory, {**copy_arrays(arrays), **images})
         return msgspec.structs.replace(materialised, cached_images=cached_images)

@@ -1,6 +1,6 @@
 """The hosts that run a run's episodes: brought up, dropped when they are gone, and brought up again.
 
-Hosts.changes ─► Joined: a keeper   bring up ─► policies, simulators, newest weights ─► run episodes
+Hosts.changes ─► Joined: restarter  bring up ─► policies, simulators, newest weights ─► run episodes
                  Left: its end           ▲                                                      │
                                          └──── the process there died, the host did not ◄───────┘
 """
@@ -69,9 +69,9 @@ class HostFleet:
         recipe: what a host needs.
         team: the policies; their files are saved when the block is entered.
         lane: computes with the policies.
-        here: runner of this host, if it runs episodes too.
+        local_runner: runner of this host, if it runs episodes too.
         weight_version: number of updates applied to the policies' weights.
-        deposits: returns the places of the arrays that the run still needs.
+        episode_refs: returns the references to the arrays that the run still needs.
     """
 
     def __init__(
@@ -82,21 +82,21 @@ class HostFleet:
         team: Team,
         lane: DeviceLane,
         *,
-        here: EpisodeRunner | None,
+        local_runner: EpisodeRunner | None,
         weight_version: int,
         episode_refs: Callable[[], Iterable[EpisodeRef]] = tuple,
     ) -> None:
         self._hosts, self._config, self._recipe = hosts, config, recipe
-        self._team, self._lane, self._here = team, lane, here
+        self._team, self._lane, self._local_runner = team, lane, local_runner
         self._episode_refs, self._owner = episode_refs, ""
         self._shape = run_shape(config, team)
         self._encoder: TrajectoryEncoder | None = None
-        self._seated: dict[str, EngineAssignment] = {}
+        self._assigned: dict[str, EngineAssignment] = {}
         self._shares: dict[str, EnvironmentShare] = {}
         self.images = ImageRoutes(0)
         """The ways of images past this process. Set others before `async with`."""
 
-        self.picture_way = ""
+        self.image_route = ""
         """The way that images go, in words; empty if one process learns."""
 
         kind_of = environment_kind if self._shape.kinds else lambda episode: ANY_KIND
@@ -119,7 +119,7 @@ class HostFleet:
 
         self._runtime = Runtime("rollout hosts")
         self._tasks = asyncio.TaskGroup()
-        self._caring: dict[str, asyncio.Task[None]] = {}
+        self._restarting: dict[str, asyncio.Task[None]] = {}
         self._watching: list[asyncio.Task[None]] = []
         self._came_or_went = asyncio.Event()
         self._opened_at = time.monotonic()
@@ -169,7 +169,7 @@ class HostFleet:
     ) -> None:
         """End everything on the hosts."""
         self.weights.close()
-        for task in (*self._watching, *self._caring.values()):
+        for task in (*self._watching, *self._restarting.values()):
             task.cancel()
         try:
             await leave_group(self._tasks, kind, error, traceback)
@@ -193,21 +193,26 @@ class HostFleet:
         return self._folder.path / "policies"
 
     async def _bring_up_all(self) -> None:
-        far = [seat for host in self._hosts.hosts() if host.placement for seat in self._seats(host)]
+        others = [
+            each
+            for host in self._hosts.hosts()
+            if host.placement
+            for each in self._engine_hosts(host)
+        ]
         self._starter = HostStarter(
             self._runtime,
             self._config,
-            await self._recipe_of_now(),
+            await self._newest_recipe(),
             self._shares,
             self._policies,
             self._owner,
             self._episode_refs,
             lambda: self.weights.has_newest,
         )
-        if self._here is not None:
-            self.runner.add_host(LOCAL_HOST, self._here, self._shape.kinds)
-        keepers = [self._keeper_of(host) for host in far]
-        await gather_all(keeper.begin() for keeper in keepers)
+        if self._local_runner is not None:
+            self.runner.add_host(LOCAL_HOST, self._local_runner, self._shape.kinds)
+        restarters = [self._make_restarter(host) for host in others]
+        await gather_all(restarter.begin() for restarter in restarters)
         group_size = self._config.episodes_per_group
         self._config.scheduler.require_feasible(
             num_envs=self.runner.num_slots, group_size=group_size
@@ -215,15 +220,15 @@ class HostFleet:
         self._opened_at = time.monotonic()
         await self._tasks.__aenter__()
         self.weights.open(lambda work, name: self._tasks.create_task(work, name=name))
-        for keeper in keepers:
-            self._care_by(keeper)
+        for restarter in restarters:
+            self._run_restarter(restarter)
         self._watching = [
             self._tasks.create_task(self._follow(), name="follow the hosts"),
             self._tasks.create_task(self._require_hosts(), name="require a host"),
             self._tasks.create_task(self.images.stay(), name="hold images"),
         ]
 
-    async def _recipe_of_now(self) -> HostRecipe:
+    async def _newest_recipe(self) -> HostRecipe:
         """Return the recipe with the version and the digests of the policies as they are now."""
         members = dict(self._recipe.members)
         for name, member in self._team.members.items() if self._owner else ():
@@ -232,7 +237,7 @@ class HostFleet:
         version = self.runner.weight_version
         return replace(self._recipe, members=members, weight_version=version)
 
-    def _seats(self, host: Host) -> list[Host]:
+    def _engine_hosts(self, host: Host) -> list[Host]:
         """Return a host once for each engine that it gets.
 
         Raises: ConfigError with the inequality, if a GPU is smaller than the policies' weights or an
@@ -240,44 +245,47 @@ class HostFleet:
         """
         weights, _ = self._team.num_bytes
         require_memory_to_act(host, self._shape, Needs(acting_bytes=weights))
-        seats = assign_engines(host, self._shape)
-        for seat in seats:
-            self._seated[seat.host.name] = seat
-            if len(seats) > 1:
-                self._shares[seat.host.name] = EnvironmentShare(
-                    num_envs=seat.num_envs, kinds=seat.kinds
+        assigned = assign_engines(host, self._shape)
+        for each in assigned:
+            self._assigned[each.host.name] = each
+            if len(assigned) > 1:
+                self._shares[each.host.name] = EnvironmentShare(
+                    num_envs=each.num_envs, kinds=each.kinds
                 )
-        return [seat.host for seat in seats]
+        return [each.host for each in assigned]
 
     async def _follow(self) -> None:
-        """Begin and end the care for hosts as they join and leave."""
+        """Bring up hosts as they join, and drop those that leave."""
         async for change in self._hosts.changes():
             name = change.host.name
             if isinstance(change, Joined):
                 print(f"host {name} joined", flush=True)
                 try:
-                    seats = self._seats(change.host)
+                    engine_hosts = self._engine_hosts(change.host)
                 except ConfigError as error:
                     leave_alone(change.host, error)
                     continue
-                for seat in seats:
-                    self._care_by(self._keeper_of(seat))
+                for each in engine_hosts:
+                    self._run_restarter(self._make_restarter(each))
             else:
                 print(f"host {name} left: {change.cause}", flush=True)
                 tasks = [
-                    self._caring.pop(seat) for seat in list(self._caring) if _is_on(seat, name)
+                    self._restarting.pop(each)
+                    for each in list(self._restarting)
+                    if _is_on(each, name)
                 ]
                 for task in tasks:
                     task.cancel()
                 if tasks:
                     await asyncio.wait(tasks)
 
-    def _keeper_of(self, host: Host) -> HostRestarter:
+    def _make_restarter(self, host: Host) -> HostRestarter:
         return HostRestarter(host, self._bring_up, self._gone, self._runtime.kill)
 
-    def _care_by(self, keeper: HostRestarter) -> None:
-        name = keeper.host.name
-        self._caring[name] = self._tasks.create_task(keeper.run(), name=f"care for host {name}")
+    def _run_restarter(self, restarter: HostRestarter) -> None:
+        name = restarter.host.name
+        task = self._tasks.create_task(restarter.run(), name=f"keep host {name} running")
+        self._restarting[name] = task
 
     async def _bring_up(self, host: Host) -> RolloutHost:
         """Let the actor on a host run episodes. Raises: ActorDied, TimeoutError."""
@@ -300,10 +308,10 @@ class HostFleet:
         assert isinstance(host.placement, RemoteHost)
         address = host.placement.address.removeprefix("tcp://").rpartition(":")[0]
         weight_host = WeightHost(actor, address)
-        route = await self.images.to(name, actor, address)
+        route = await self.images.connect_host(name, actor, address)
 
         def admit(ready: HostStatus) -> None:
-            slots = self._seated[name].kinds
+            slots = self._assigned[name].kinds
             self.runner.add_host(name, RolloutHostRunner(actor, ready, route=route), slots)
             self.evaluators.add_host(name, RolloutHostRunner(actor, ready, evaluates=True), slots)
 
@@ -354,5 +362,5 @@ class HostFleet:
                 ) from None
 
 
-def _is_on(seat: str, host: str) -> bool:
-    return seat.partition(":")[0] == host
+def _is_on(engine_host: str, host: str) -> bool:
+    return engine_host.partition(":")[0] == host

@@ -30,18 +30,18 @@ class HostEpisodeRunner:
 
     Args:
         weight_version: version that every host serves that is added.
-        drop_shelved: lets images in an image cache be dropped; None if there is no image cache.
+        drop_images: lets images in an image cache be dropped; None if there is no image cache.
         kind_of: returns the kind of environment that an episode needs.
     """
 
     def __init__(
         self,
         weight_version: int,
-        drop_shelved: Callable[[ImageCacheRef], None] | None = None,
+        drop_images: Callable[[ImageCacheRef], None] | None = None,
         kind_of: Callable[[EpisodeSpec], str] = lambda episode: ANY_KIND,
     ) -> None:
         self._weight_version = self._pending_version = weight_version
-        self._drop_cached_images, self._kind_of = drop_shelved, kind_of
+        self._drop_cached_images, self._kind_of = drop_images, kind_of
         self._image_bytes = {"local": 0, "cached": 0}
         self._members: dict[str, HostLoad] = {}
         self._pace = HostPace(self._members)

@@ -60,7 +60,7 @@ class FetchedImages(msgspec.Struct, frozen=True, kw_only=True):
             host: the image cache's host.
         """
         return {
-            each.place: ArrayRef(
+            each.path: ArrayRef(
                 host, self.path, key, KEY_BYTES + each.start, each.dtype, each.shape
             )
             for each in self.layout
@@ -95,7 +95,7 @@ class ImageCache(Actor):
         self._receivers: dict[str, ImageReceiver] = {}
         self._senders: list[ImageSender] = []
         self._held: dict[int, ImageMemory] = {}
-        self._borrowed: dict[int, ImageMemory] = {}
+        self._copied: dict[int, ImageMemory] = {}
 
     async def new_link(self) -> str:
         """Return the public key with which this process will connect to a host."""
@@ -150,7 +150,7 @@ class ImageCache(Actor):
         self._num_bytes += num_bytes
         kept = 0
         try:
-            sent = await self._receivers[name].take(ImageRequest(key))
+            sent = await self._receivers[name].receive(ImageRequest(key))
             memory = await _write_memory(key, [sent.data])
             self._held[key], kept = memory, memory.num_bytes
         except ImagesMissing:
@@ -169,20 +169,20 @@ class ImageCache(Actor):
         """
         receiver = self._receivers[name]
         try:
-            sent = await asyncio.gather(*(receiver.take(each) for each in wanted))
+            sent = await asyncio.gather(*(receiver.receive(each) for each in wanted))
         except ImagesMissing:
             raise OSError(
                 f"the image cache on {name} has dropped the images of an episode"
             ) from None
         key = secrets.randbits(60)
         memory = await _write_memory(key, [each.data for each in sent])
-        self._borrowed[key] = memory
+        self._copied[key] = memory
         return CopiedImages(path=memory.path, key=key)
 
     async def release_images(self, keys: list[int]) -> None:
         """Free images that were copied."""
         for key in keys:
-            self._borrowed.pop(key).close()
+            self._copied.pop(key).close()
 
     @actor_method(concurrent=True)
     async def film(
@@ -210,7 +210,7 @@ class ImageCache(Actor):
             receiver.close()
         for sender in self._senders:
             sender.close()
-        for memory in self._borrowed.values():
+        for memory in self._copied.values():
             memory.close()
         for key in list(self._held):
             self._drop(key)
@@ -250,7 +250,7 @@ class ImageCaches:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes, self._runtime = max_bytes, Runtime("images")
+        self._max_bytes, self._runtime = max_bytes, Runtime("image caches")
         # imported here, because the process of a cache needs no torch
         from vla_rl.learner.distributed.rank_hosts import RankAssignment
 
@@ -345,7 +345,7 @@ class ImageCaches:
             return await self._runtime.spawn(
                 ImageCache,
                 self._max_bytes,
-                name=f"{name} image image cache".lstrip(),
+                name=f"{name} image cache".lstrip(),
                 placement=self._assignments[name].placement or ChildProcess(),
             )
         except ActorDied as death:

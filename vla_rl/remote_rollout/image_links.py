@@ -38,7 +38,7 @@ class ImageMemory:
     """
 
     def __init__(self, key: int, rows: Sequence[np.ndarray]) -> None:
-        self._descriptor = os.memfd_create("vla_rl_pictures", os.MFD_CLOEXEC)
+        self._descriptor = os.memfd_create("vla_rl_images", os.MFD_CLOEXEC)
         self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
         self.num_bytes = sum(row.nbytes for row in rows)
         try:
@@ -91,8 +91,8 @@ class ImageRequest(msgspec.Struct, frozen=True):
 class ArrayLayout(msgspec.Struct, frozen=True, array_like=True):
     """The position of an array in a row of bytes."""
 
-    place: str
-    """Its place in the trajectory, as in an episode store."""
+    path: str
+    """Its path in the trajectory, as in an episode store."""
 
     start: int
     dtype: str
@@ -156,7 +156,7 @@ class ImageReceiver:
     Args:
         keys: those whose public one the sender was given.
         host: address of the sender's host, without a port.
-        socket: its place there.
+        socket: its address there.
     """
 
     def __init__(self, keys: KeyPair, host: str, socket: SocketAddress) -> None:
@@ -172,7 +172,7 @@ class ImageReceiver:
         """Wait for the connection. Raises: ConnectionError."""
         await self._ask(ImageRequest(None), LINK_WITHIN_S)
 
-    async def take(self, wanted: ImageRequest) -> ImageReply:
+    async def receive(self, wanted: ImageRequest) -> ImageReply:
         """Ask for observations of an episode.
 
         Raises: ConnectionError if the sender is lost; ImagesMissing if it does not have them.
@@ -238,8 +238,8 @@ def _fail_future(answer: "asyncio.Future[ImageReply]", error: Exception) -> None
 def join_arrays(arrays: Mapping[str, np.ndarray]) -> ImageReply:
     """Join arrays end to end."""
     layout, rows, start = [], [np.empty(0, np.uint8)], 0
-    for place, array in arrays.items():
-        layout.append(ArrayLayout(place, start, array.dtype.str, array.shape))
+    for path, array in arrays.items():
+        layout.append(ArrayLayout(path, start, array.dtype.str, array.shape))
         rows.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
         start += array.nbytes
     return ImageReply(np.concatenate(rows), tuple(layout))

@@ -187,7 +187,7 @@ class ImageRoutes:
             await asyncio.Event().wait()
         await self._image_caches.stay()
 
-    async def to(self, name: str, host: RolloutHost, address: str) -> "ImageRoute | None":
+    async def connect_host(self, name: str, host: RolloutHost, address: str) -> "ImageRoute | None":
         """Connect the image caches to a host; None if that cannot be, with one line.
 
         Args:
@@ -377,7 +377,7 @@ class ImageRoute:
         """Wait no longer for images: the host is gone."""
         self._ended.set()
 
-    def came_here(self) -> None:
+    def note_local(self) -> None:
         """Note that the images of an episode came here, and say why, once."""
         self._routes.say_why(self._name, self._fault)
 

@@ -1,4 +1,9 @@
-"""Messages between the control process and a rollout host: plain values, never code."""
+"""Encrypted connections between two hosts of a run: a listening socket for one peer, and the way to it.
+
+    receiver: its key ──► sender: listens for that key alone ──► port and key ──► receiver connects
+
+The control process carries the keys, and nothing else.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,14 +23,14 @@ from vla_rl.actors.wire.sockets import HALF_SENT_MS, BoundedSocket, LoopSocket
 
 
 class SocketAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """The place at which a host gives its weights to one peer."""
+    """The address at which a host listens for one peer, without the host."""
 
     port: int
     public_key: str
 
 
 class ServerContext:
-    """A context of ZeroMQ that several sockets share, with the gatekeeper that knows their keys.
+    """A context of ZeroMQ that several sockets share, with the authenticator that knows their keys.
 
     It has threads beside those of the episodes.
 
@@ -35,11 +40,11 @@ class ServerContext:
 
     def __init__(self, num_threads: int = 1) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=num_threads)
-        self.gatekeeper = CurveAuthenticator(self.context, [])
+        self.authenticator = CurveAuthenticator(self.context, [])
 
     def close(self) -> None:
         """End the threads. Close all sockets before."""
-        self.gatekeeper.close()
+        self.authenticator.close()
         self.context.term()
 
 
@@ -47,24 +52,24 @@ class ServerSocket:
     """Listens for one peer.
 
     Args:
-        taker_key: public key of the only peer that may connect.
+        peer_key: public key of the only peer that may connect.
         on_message: called with each message.
-        entrance: shared with other sockets, which is closed after them; None: its own. Of several sockets,
-            the last one replaces the keys of those before: call `entrance.gatekeeper.allow` after it.
+        context: shared with other sockets, and closed after them; None: its own. Of several sockets, the
+            last one replaces the keys of those before: call `context.authenticator.allow` after it.
 
     Raises: OSError if no port is free.
     """
 
     def __init__(
-        self, receiver_key: str, on_message: OnMessage, entrance: ServerContext | None = None
+        self, receiver_key: str, on_message: OnMessage, context: ServerContext | None = None
     ) -> None:
         self._on_message, self._is_met = on_message, False
-        self._own = ServerContext() if entrance is None else None
-        shared = entrance or self._own
+        self._own = ServerContext() if context is None else None
+        shared = context or self._own
         assert shared is not None
         settings = ListenSettings(*get_own_address(), receiver_key)
         try:
-            self._listening = ListeningSocket(shared.context, settings, shared.gatekeeper)
+            self._listening = ListeningSocket(shared.context, settings, shared.authenticator)
         except BaseException:
             if self._own is not None:
                 self._own.close()
@@ -74,7 +79,7 @@ class ServerSocket:
         self.socket = SocketAddress(
             port=self._listening.port, public_key=self._listening.public_key
         )
-        """Place at which the peer connects."""
+        """Address at which the peer connects."""
 
     def send(self, frames: Frames) -> None:
         """Queue one message."""
@@ -108,7 +113,7 @@ def open_link(
 
     Args:
         host: address of the peer's host, without a port.
-        socket: its place there.
+        socket: its address there.
         keys: those whose public one the peer was given.
         on_message, on_lost: as for `DirectLink`.
 

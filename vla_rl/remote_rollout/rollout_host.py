@@ -133,7 +133,7 @@ class RolloutHost(Actor):
 
     async def resume(self, keys: list[int]) -> HostStatus:
         """Go on for another client, which needs the arrays of these episodes and no others."""
-        self._end_giving()
+        self._stop_serving()
         return self._status(self._store.keep_only(keys))
 
     @actor_method(concurrent=True)
@@ -241,7 +241,7 @@ class RolloutHost(Actor):
 
         Raises: CheckpointError for bytes that do not fit.
         """
-        return await self._weight_store.take(member, link_key, host, socket)
+        return await self._weight_store.receive(member, link_key, host, socket)
 
     async def num_received(self, member: str) -> int:
         """Return the number of bytes that have come of the version that was begun last."""
@@ -274,7 +274,7 @@ class RolloutHost(Actor):
     async def on_stop(self) -> None:
         """Close simulators and engines, and remove the policies' files if they were not read."""
         self._stop.set()
-        self._end_giving()
+        self._stop_serving()
         if self._serving is None:
             await asyncio.to_thread(self._folder.remove)
         else:
@@ -284,7 +284,7 @@ class RolloutHost(Actor):
         arrays = None if wanted.key is None else self._store.get_observed(wanted.key)
         return None if arrays is None else join_arrays(arrays)
 
-    def _end_giving(self) -> None:
+    def _stop_serving(self) -> None:
         while self._senders:
             self._senders.pop().close()
 
@@ -359,8 +359,10 @@ def _load_team(
     members: dict[str, Member] = {}
     for name, member in recipe.members.items():
         # an engine in processes of its own reads the weights from the memory of the host
-        acts_here = (member.engine or config.engine).kind == "torch"
-        model = _load_policy(member, folder / name, device if acts_here else torch.device("cpu"))
+        acts_in_process = (member.engine or config.engine).kind == "torch"
+        model = _load_policy(
+            member, folder / name, device if acts_in_process else torch.device("cpu")
+        )
         members[name] = Member(model, engine=member.engine)
     return Team(members)
 

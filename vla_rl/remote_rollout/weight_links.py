@@ -66,7 +66,7 @@ class WeightSender:
     """Gives one peer what this host has of a policy's weights, or gets meanwhile.
 
     Args:
-        taker_key: public key of the only peer that may connect.
+        peer_key: public key of the only peer that may connect.
         row_layout: returns the weights of a member; None if it has none.
     """
 
@@ -75,7 +75,7 @@ class WeightSender:
         self._wanted: list[WantedWeights] = []
         self._open = ServerSocket(receiver_key, self._on_message)
         self.socket = self._open.socket
-        """Place at which the peer connects."""
+        """Address at which the peer connects."""
 
     def start_sending(self) -> None:
         """Send what is wanted and has come by now."""
@@ -120,26 +120,26 @@ class WeightReceiver:
         self._codec = Codec()
         self._news: asyncio.Queue[Frames | None] = asyncio.Queue()  # bounded by what is asked for
 
-    async def take(self, host: str, socket: SocketAddress) -> ReceivedBytes:
+    async def receive(self, host: str, socket: SocketAddress) -> ReceivedBytes:
         """Take all that is missing; return how far it came if the peer is lost meanwhile.
 
         Args:
             host: address of the peer's host, without a port.
-            socket: its place there.
+            socket: its address there.
 
         Raises: CheckpointError for bytes that do not fit.
         """
         put = self._news.put_nowait
         try:
             with open_link(host, socket, self._keys, put, lambda: put(None)) as link:
-                fault, is_unreachable = await self._take_all(link)
+                fault, is_unreachable = await self._receive_all(link)
         except ConnectionError as error:
             fault, is_unreachable = f"its socket cannot be used: {error}", True
         return ReceivedBytes(
             num_bytes=self._incoming.num_received, fault=fault, is_unreachable=is_unreachable
         )
 
-    async def _take_all(self, link: DirectLink) -> tuple[str, bool]:
+    async def _receive_all(self, link: DirectLink) -> tuple[str, bool]:
         """Return what is wrong with the peer, and whether it was never reached."""
         incoming, total = self._incoming, self._incoming.heading.num_bytes
         asked, heard_s = self._ask_ahead(link, incoming.num_received), time.monotonic()
@@ -206,25 +206,25 @@ class ShardReceiver:
     ) -> None:
         self._incoming, self._came = incoming, came
         self._open = ExitStack()
-        entrance = ServerContext(min(max(len(keys), 1), _MAX_THREADS))
-        self._open.callback(entrance.close)
+        context = ServerContext(min(max(len(keys), 1), _MAX_THREADS))
+        self._open.callback(context.close)
         self._links: list[_ShardLink] = []
         try:
             for key in keys:
-                link = _ShardLink(key, entrance)
+                link = _ShardLink(key, context)
                 self._open.callback(link.close)
                 self._links.append(link)
         except BaseException:
             self._open.close()
             raise
-        entrance.gatekeeper.allow(keys)
+        context.authenticator.allow(keys)
 
     @property
     def sockets(self) -> list[SocketAddress]:
         """Places at which the ranks connect, in the order of their keys."""
         return [link.socket for link in self._links]
 
-    async def take(self, shards: Sequence[WeightShard]) -> str:
+    async def receive(self, shards: Sequence[WeightShard]) -> str:
         """Take the shards, in the order of the keys; return the digest of the row.
 
         Raises: CheckpointError for other bytes than the ranks have; WeightsNotGiven if one is silent.
@@ -270,15 +270,15 @@ class _ShardLink:
     """The connection to one rank.
 
     Attributes:
-        socket: place at which it connects.
+        socket_address: address at which it connects.
         next_at: place of the first byte of its next piece.
     """
 
-    def __init__(self, key: str, entrance: ServerContext) -> None:
+    def __init__(self, key: str, context: ServerContext) -> None:
         self._codec = Codec()
         self._news: asyncio.Queue[Frames] = asyncio.Queue()  # bounded by what is asked for
         self.next_at = 0
-        self._open = ServerSocket(key, self._news.put_nowait, entrance)
+        self._open = ServerSocket(key, self._news.put_nowait, context)
         self.socket = self._open.socket
 
     async def next_piece(self, rank: int) -> ShardPiece:

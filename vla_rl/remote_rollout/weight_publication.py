@@ -1,11 +1,11 @@
 """The newest weights of each policy to every host: all of them stage a version, then all apply it.
 
     apply_weights (device lane) ─► copy ─┐
-    receive_shards: from the ranks ─────────┴► stage on each host, beside running episodes ─► apply on each
+    receive_shards: from the ranks ──────┴► stage on each host, beside running episodes ─► apply on each
                                          └► once the bytes have left: the learner goes on
     a host that is away meanwhile gets the newest version before it runs episodes again
 
-One copy leaves the control process or the ranks, whatever the number of hosts: `spreading`. The learner
+One copy leaves the control process or the ranks, whatever the number of hosts: `ChainBroadcast`. The learner
 waits until it has left, and not for the slowest host: the next update begins while hosts pass the
 version on. One version at a time is on its way, so a host is at most one behind.
 
@@ -109,7 +109,7 @@ class HostWeights:
             asyncio.run_coroutine_threadsafe(self.publish(newest), self._loop).result()
 
     async def publish(self, newest: WeightSource) -> None:
-        """Begin to apply a version of one policy on every host; return once it has left its origin.
+        """Begin to apply a version of one policy on every host; return once it has left its source.
 
         Waits for the policy's last version first, if that is still on its way. A later error is that
         of the task, which has an owner: see `open`.
@@ -228,8 +228,8 @@ class HostWeights:
         stocked = self._stocked.get(member, ())
         having = [each for each in stocked if each in self.hosts and each != name]
         planned = self._reach.planned([name], having)
-        spreading = ChainBroadcast(newest, {**self.hosts, name: host}, self._reach.unreachable)
-        for error in (await spreading.stage(planned)).values():
+        broadcast = ChainBroadcast(newest, {**self.hosts, name: host}, self._reach.unreachable)
+        for error in (await broadcast.stage(planned)).values():
             raise error
         await host.actor.apply_weights(member)
         self._stocked[member] = (*having, *_holders(planned))
@@ -275,15 +275,15 @@ class HostWeights:
     async def _is_staged(self, newest: WeightSource, has_left: "asyncio.Future[None]") -> bool:
         """Stage a version on every host, and drop those that are gone.
 
-        Return False if a host cannot get it any more, because what had it is gone and the origin has
+        Return False if a host cannot get it any more, because what had it is gone and the source has
         a newer one: then none may act with it, and all get the newer one.
         """
         hosts = dict(self.hosts)
         planned = self._reach.planned(self._reach.in_order(hosts, newest.machines))
-        spreading = ChainBroadcast(newest, hosts, self._reach.unreachable)
-        failed = await spreading.stage(planned, lambda: _set_left(has_left))
+        broadcast = ChainBroadcast(newest, hosts, self._reach.unreachable)
+        failed = await broadcast.stage(planned, lambda: _set_left(has_left))
         if has_left.done() and (late := _find_late(failed)):
-            # the origin may have no more than the newest weights, but a host still has these
+            # the source may have no more than the newest weights, but a host still has these
             having = [name for name in _holders(planned) if name not in failed]
             again = ChainBroadcast(newest, hosts, self._reach.unreachable)
             found = await again.stage(self._reach.planned(late, having))
@@ -333,7 +333,7 @@ class HostWeights:
 
 
 def _find_late(failed: Mapping[str, BaseException]) -> list[str]:
-    """Return the hosts that stay, but could not get a version from its origin."""
+    """Return the hosts that stay, but could not get a version from its source."""
     return [name for name, error in failed.items() if isinstance(error, WeightsNotGiven)]
 
 

@@ -1,7 +1,7 @@
 """Sources of a version of the weights, before any host has it.
 
     one process learns    apply_weights ─► a copy: LocalWeightSource ──────────┐
-    ranks learn           receive_shards   ─► their shards: ShardedWeightSource ┴► `HostWeights.publish`
+    ranks learn           receive_shards ─► their shards: ShardedWeightSource ┴► `HostWeights.publish`
 
 No process has a copy of what ranks hold: each gives its shard.
 """
@@ -111,8 +111,8 @@ class LocalWeightSource:
         digest = asyncio.create_task(self.digest())  # beside the pieces
         on_their_way: deque[asyncio.Task[None]] = deque()
         try:
-            for place, piece in self._weights.pieces(num_bytes):
-                on_their_way.append(asyncio.create_task(actor.put_weights(member, place, piece)))
+            for offset, piece in self._weights.pieces(num_bytes):
+                on_their_way.append(asyncio.create_task(actor.put_weights(member, offset, piece)))
                 if len(on_their_way) == _IN_FLIGHT:
                     await on_their_way.popleft()
             while on_their_way:
@@ -148,7 +148,7 @@ class ShardedWeightSource:
     ) -> None:
         self.heading = heading
         self._holders, self._shards, self._digest = holders, shards, digest
-        self._taking: list[asyncio.Task[None]] = []
+        self._receiving: list[asyncio.Task[None]] = []
         self._fault = ""
 
     @property
@@ -174,23 +174,23 @@ class ShardedWeightSource:
         if num_bytes:
             # a shard has no rest: its digest is that of all of its pieces
             await host.actor.begin_weights(self.heading)
-        receiving = asyncio.create_task(self._take(host))
-        self._taking.append(receiving)
+        receiving = asyncio.create_task(self._receive(host))
+        self._receiving.append(receiving)
         await receiving
 
     async def _digest_of_others(self) -> str | None:
         """Return the digest, if any host that takes the shards now gets to its end."""
         while self._digest is None:
-            self._taking = [each for each in self._taking if not each.done()]
-            if not self._taking:
+            self._receiving = [each for each in self._receiving if not each.done()]
+            if not self._receiving:
                 break
-            await asyncio.wait(self._taking, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(self._receiving, return_when=asyncio.FIRST_COMPLETED)
         return self._digest
 
-    async def _take(self, host: WeightHost) -> None:
+    async def _receive(self, host: WeightHost) -> None:
         """Let a host take all shards; note the digest of the row."""
         try:
-            digest = await self._taken(host)
+            digest = await self._receive_shards(host)
         except HostNotReached as fault:
             self._fault = str(fault)
             raise
@@ -201,7 +201,7 @@ class ShardedWeightSource:
             )
         self._digest = digest
 
-    async def _taken(self, host: WeightHost) -> str:
+    async def _receive_shards(self, host: WeightHost) -> str:
         """Let a host take all shards; return the digest of the row."""
         member = self.heading.member
         async with self._holders.turn:
@@ -209,17 +209,15 @@ class ShardedWeightSource:
                 raise WeightsNotGiven(self._fault)
             links = await self._holders.new_links(self._shards)
             try:
-                sockets = await host.actor.open_sockets(member, links)
+                listening = await host.actor.open_sockets(member, links)
             except OSError as error:
                 raise HostNotReached(str(error)) from error
-            places = [
-                ShardSocket(
-                    address=f"tcp://{host.address}:{socket.port}", public_key=socket.public_key
-                )
-                for socket in sockets
+            sockets = [
+                ShardSocket(address=f"tcp://{host.address}:{each.port}", public_key=each.public_key)
+                for each in listening
             ]
             receiving = asyncio.create_task(host.actor.receive_shards(member, list(self._shards)))
-            sending = asyncio.create_task(self._holders.send_shards(self._shards, links, places))
+            sending = asyncio.create_task(self._holders.send_shards(self._shards, links, sockets))
             try:
                 await asyncio.wait((receiving, sending), return_when=asyncio.FIRST_COMPLETED)
                 if not receiving.done():

@@ -1,10 +1,10 @@
 """The trained weights of each policy in a host's memory: versions on their way in, and the newest.
 
-begin ─► put, put, ...        from the control process ─┐
-    ├──► open sockets, take     from the ranks            ├─► check ─► to be applied
-    ├──► take                 from a peer          │
-    └──► open                 from a process beside     ┘
-give: to a peer, while they come in and until the next version begins
+begin ─► put, put, ...                  from the control process ─┐
+    ├──► open_shard_sockets, receive    from the ranks            ├─► check ─► to be applied
+    ├──► receive                        from a peer               │
+    └──► open                           from another process here ┘
+serve: to a peer, while they come in and until the next version begins
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ class WeightStore:
         """Make room for a version. Raises: CheckpointError if it is not of this policy."""
         # a thread may still write what came for a version that was given up
         is_written = heading.member in self._receivers
-        self._close_doors(heading.member)
+        self._close_sockets(heading.member)
         before = None if is_written else self._rows.get(heading.member)
         memory = None if before is None else before.memory
         network = self._networks[heading.member]
@@ -55,23 +55,25 @@ class WeightStore:
         """Add the next piece. Raises: CheckpointError if it is not the next one."""
         row = self._rows[member]
         row.put(start, piece)
-        self._give()
+        self._send_ready()
         await row.read_on()
 
     def open_sockets(self, member: str, keys: Sequence[str]) -> list[SocketAddress]:
         """Let ranks with these keys give their shards. Raises: OSError if no port is free."""
-        self._close_doors(member)
-        receiver = self._receivers[member] = ShardReceiver(keys, self._rows[member], self._give)
+        self._close_sockets(member)
+        receiver = self._receivers[member] = ShardReceiver(
+            keys, self._rows[member], self._send_ready
+        )
         return receiver.sockets
 
     async def receive_shards(self, member: str, shards: Sequence[WeightShard]) -> str:
-        """Take the shards of the ranks: see `ShardReceiver.take`."""
+        """Take the shards of the ranks: see `ShardReceiver.receive`."""
         receiver = self._receivers[member]
         try:
-            return await receiver.take(shards)
+            return await receiver.receive(shards)
         finally:
             if self._receivers.get(member) is receiver:
-                self._close_doors(member)
+                self._close_sockets(member)
 
     def new_link(self) -> str:
         """Make keys for taking from one peer; return the public one."""
@@ -79,12 +81,12 @@ class WeightStore:
         self._keys[keys.public] = keys
         return keys.public
 
-    async def take(
+    async def receive(
         self, member: str, link_key: str, host: str, socket: SocketAddress
     ) -> ReceivedBytes:
-        """Take what is missing from a peer: see `WeightReceiver.take`."""
-        receiver = WeightReceiver(self._keys.pop(link_key), self._rows[member], self._give)
-        return await receiver.take(host, socket)
+        """Take what is missing from a peer: see `WeightReceiver.receive`."""
+        receiver = WeightReceiver(self._keys.pop(link_key), self._rows[member], self._send_ready)
+        return await receiver.receive(host, socket)
 
     def num_received(self, member: str) -> int:
         """Return the number of bytes that have come of the version that was begun last."""
@@ -124,13 +126,13 @@ class WeightStore:
         for link_key in list(self._senders):
             self.stop_sending(link_key)
         for member in list(self._receivers):
-            self._close_doors(member)
+            self._close_sockets(member)
 
-    def _close_doors(self, member: str) -> None:
+    def _close_sockets(self, member: str) -> None:
         receiver = self._receivers.pop(member, None)
         if receiver is not None:
             receiver.close()
 
-    def _give(self) -> None:
+    def _send_ready(self) -> None:
         for sender in self._senders.values():
             sender.start_sending()

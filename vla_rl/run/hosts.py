@@ -85,7 +85,7 @@ def make_host_fleet(
     team: Team,
     agent: Agent,
     lane: DeviceLane,
-    here: LocalEpisodeRunner | None,
+    local_runner: LocalEpisodeRunner | None,
     weight_version: int,
     episode_refs: Callable[[], Iterable[EpisodeRef]],
 ) -> HostFleet:
@@ -99,7 +99,7 @@ def make_host_fleet(
         make_host_recipe(config, starts, team, agent),
         team,
         lane,
-        here=here,
+        local_runner=local_runner,
         weight_version=weight_version,
         episode_refs=episode_refs,
     )
@@ -225,10 +225,10 @@ def choose_image_route(
     if config.cluster.episode_store_gib == 0:
         reader = "with cluster.episode_store_gib = 0, whole episodes come here"
     if reader:
-        hosts.picture_way = f"images go through this process: {reader}"
+        hosts.image_route = f"images go through this process: {reader}"
         return
     hosts.images = ImageRoutes(round(config.cluster.episode_store_gib * (1 << 30)))
-    hosts.picture_way = "images go from the hosts to the learner ranks directly"
+    hosts.image_route = "images go from the hosts to the learner ranks directly"
 
 
 def _image_reader(graph: TaskGraph, team: Team, hosts: HostFleet) -> str:
@@ -247,7 +247,7 @@ def _image_reader(graph: TaskGraph, team: Team, hosts: HostFleet) -> str:
 
 def _reads_no_images(function: Callable[..., Any] | str, hosts: HostFleet) -> bool:
     if type(function) is GroupReward:
-        return not function.may_read_pictures
+        return not function.may_read_images
     if function is embed_group:
         return hosts.embeds
     return function is reward_by_progress or type(function) in READ_NO_IMAGES

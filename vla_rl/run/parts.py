@@ -69,7 +69,7 @@ class TrainingParts:
 
     Args: those of `vla_rl.train`; `team`, the policies; `first_update`, the update that the run
         begins with; `restarts`, how often it was restarted before, and what was lost (None: never);
-        `evaluates_here`, whether this host runs evaluations even if others run the episodes;
+        `local_evaluation`, whether this host runs evaluations even if others run the episodes;
         `fork_servers`, those of earlier starts of the run (None: new ones).
     """
 
@@ -82,7 +82,7 @@ class TrainingParts:
         agent: Agent,
         first_update: int = 0,
         restarts: Restarts | None = None,
-        evaluates_here: bool = False,
+        local_evaluation: bool = False,
         fork_servers: LastingForkServers | None = None,
     ) -> None:
         self.config, self._team, self._restarts = config, team, restarts
@@ -94,11 +94,15 @@ class TrainingParts:
         self.pool: RunPool = make_pool(config, self.runtime, starts)
         self.lane = DeviceLane(config.run.torch_threads)
         cluster = config.cluster
-        acts_here = not cluster.has_hosts or cluster.local_rollout or evaluates_here
-        self.engine = make_engines(config, team, self.lane, first_update) if acts_here else None
+        has_local_engine = not cluster.has_hosts or cluster.local_rollout or local_evaluation
+        self.engine = (
+            make_engines(config, team, self.lane, first_update) if has_local_engine else None
+        )
         """Engines of this host; None if only others act."""
 
-        here = None if self.engine is None else LocalEpisodeRunner(self.pool, self.engine, agent)
+        local_runner = (
+            None if self.engine is None else LocalEpisodeRunner(self.pool, self.engine, agent)
+        )
         self._is_restart = restarts is not None and restarts.num_restarts > 0
         self._cluster: Hosts | None = None
         self.hosts: HostFleet | None = None
@@ -116,7 +120,7 @@ class TrainingParts:
                 team,
                 agent,
                 self.lane,
-                here if cluster.local_rollout else None,
+                local_runner if cluster.local_rollout else None,
                 first_update,
                 episode_refs=lambda: self.scheduler.episode_refs(),
             )
@@ -138,7 +142,7 @@ class TrainingParts:
             first_update=first_update,
             policy_busy_share=lambda: acting.busy_share,
         )
-        runner = here if self.hosts is None else self.hosts.runner
+        runner = local_runner if self.hosts is None else self.hosts.runner
         assert runner is not None
         self.scheduler = make_scheduler(config, starts, runner, self.progress)
         self.saver = CheckpointSaver(
@@ -244,7 +248,7 @@ class TrainingParts:
                 await stack.enter_async_context(self.hosts)
                 ways = (
                     f"episodes run on {', '.join(self.hosts.runner.hosts)}",
-                    self.hosts.picture_way,
+                    self.hosts.image_route,
                 )
                 print("; ".join(filter(None, ways)), flush=True)
             yield

@@ -92,7 +92,7 @@ class TrainingRun:
             first_update=first_update,
             restarts=restarts,
             # held-out episodes run on the hosts
-            evaluates_here=evaluator is not None and not isinstance(evaluator, HeldOutEvaluator),
+            local_evaluation=evaluator is not None and not isinstance(evaluator, HeldOutEvaluator),
             fork_servers=fork_servers,
         )
         self.graph: TaskGraph = customise_pipeline(make_pipeline(self._parts), customise).build()

@@ -80,7 +80,7 @@ def robot_run(root: Path, **changes: object) -> SrpoToyConfig:
 
 
 def with_pictures(trajectory: Trajectory) -> Trajectory:
-    """The same episode with the pictures that are in an image cache, and without an embedding."""
+    """The same episode with the images that are in an image cache, and without an embedding."""
     seen = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
     *before, final = unpack_observations(pack_observations(seen))
     steps = tuple(
@@ -114,7 +114,9 @@ async def test_a_host_embeds_what_it_hands_over_beside_its_engine_process(tmp_pa
             await host.put_file(*piece)
         status = await host.open(msgspec.structs.replace(recipe, embedding=EMBEDDING))
         routes = await stack.enter_async_context(ImageRoutes(1 << 24))
-        far = RolloutHostRunner(host, status, route=await routes.to("far", host, "127.0.0.1"))
+        far = RolloutHostRunner(
+            host, status, route=await routes.connect_host("far", host, "127.0.0.1")
+        )
         found = await far.materialise(await far.run_episode(episode))
         assert found.cached_images is not None
         assert observed_bytes(found) == 0
@@ -134,7 +136,7 @@ async def test_pictures_of_engine_processes_go_to_the_ranks_past_the_control_pro
         learner = msgspec.structs.replace(config.learner, ranks=2)
         config = msgspec.structs.replace(config, learner=learner)
         outcome = await train(config, training_starts(config), new_policy(config))
-    assert "pictures go from the hosts to the learner ranks directly" in capsys.readouterr().out
+    assert "images go from the hosts to the learner ranks directly" in capsys.readouterr().out
     lines = read_metrics(outcome.run.metrics)
     assert [line["update"] for line in lines] == [1, 2]
     assert lines[-1]["hosts/image_bytes_local"] == 0 < lines[-1]["hosts/image_bytes_cached"]

@@ -123,7 +123,7 @@ class GroupReward:
     def __init__(self, config: RewardConfig) -> None:
         self._reward = named(REWARDS, config.function, "reward")
         self._manager = named(MANAGERS, config.manager, "reward manager")
-        self.may_read_pictures = not (
+        self.may_read_images = not (
             self._reward in REWARDS.values() and self._manager in MANAGERS.values()
         )
         """Whether the reward or its manager is a function of the user's."""
