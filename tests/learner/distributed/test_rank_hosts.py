@@ -197,11 +197,11 @@ async def test_ranks_that_cannot_reach_rank_0_say_so(monkeypatch: pytest.MonkeyP
 
 
 async def test_hosts_with_other_code_are_refused_by_name() -> None:
-    here = code_report("small_worlds:Policy")
-    assert {"torch", "vla_rl's sources", "module small_worlds"} <= here.keys()
+    here = code_report("small_episodes:Policy")
+    assert {"torch", "vla_rl's sources", "module small_episodes"} <= here.keys()
     require_same_code("a", dict(here), here)
-    there = here | {"torch": "2.0.0+cpu", "module small_worlds": "none"}
-    with pytest.raises(ConfigError, match=r"host 'a' has torch 2.0.0\+cpu \(here .*module small_w"):
+    there = here | {"torch": "2.0.0+cpu", "module small_episodes": "none"}
+    with pytest.raises(ConfigError, match=r"host 'a' has torch 2.0.0\+cpu \(here .*module small_e"):
         require_same_code("a", there, here)
 
 
