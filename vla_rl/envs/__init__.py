@@ -33,7 +33,8 @@ METAWORLD_SUITES = ("metaworld_mt10", "metaworld_mt50")
 
 
 def _make_vector_env(name: str, /, num_envs: int, **kwargs: Any) -> "ProcessVectorEnv":
-    from vla_rl.env_workers import make_vec  # processes are imported only on demand
+    # Processes are imported on demand, because this package is imported with gymnasium.
+    from vla_rl.env_workers import make_vec
 
     return make_vec(name, num_envs, **kwargs)  # `env_id` is an argument of the control tasks
 

@@ -68,6 +68,8 @@ class ControlEnv(gymnasium.Env[Observation, np.ndarray]):
         super().reset(seed=seed)
         self._return = 0.0
         seen, info = self._env.reset(seed=seed)
+        # At the reset too: an episode whose infos lack the key counts as one without a success to
+        # report, and its table shows `-` instead of 0 %.
         return self._observe(seen), info if self._success_return is None else {
             **info,
             "is_success": False,
@@ -104,6 +106,7 @@ class ControlEnv(gymnasium.Env[Observation, np.ndarray]):
 
 def _action_box(env_id: str, space: spaces.Space[Any]) -> spaces.Box:
     if isinstance(space, spaces.Discrete):
+        # One number, rounded: every policy here acts in boxes.
         return spaces.Box(0.0, float(space.n - 1), (1,), np.float32)
     if (
         isinstance(space, spaces.Box)

@@ -39,6 +39,7 @@ class ExpertSuggestions(gymnasium.Wrapper[Observation, np.ndarray, Observation, 
                 "expert_action": env.action_space,
             }
         )
+        # Made in the environment's process, the only one with the hidden state.
         self._expert = env.make_expert()
 
     def reset(
@@ -80,6 +81,8 @@ class ExpertPolicy:
                 f"the observation has {sorted(observation)}, expected expert_action; "
                 "use an environment with suggestions, such as vla_rl/libero_object-expert-v0."
             )
+        # An expert has no distribution: without tokens and log-probs, no loss can take its actions
+        # for a policy's own.
         empty = np.empty(0)
         return ActionChunk(
             actions=suggestion[None].astype(np.float32),
@@ -89,13 +92,21 @@ class ExpertPolicy:
         )
 
 
+# White noise averages out before it moves the hand; a push has to last some steps.
 _MEMORY = 0.7
 _SIX_SHARES = (1.0, 1.0, 1.0, 0.3, 0.3, 0.3)
 """Shares of three translations and three rotations."""
 
 
 class Demonstration(msgspec.Struct, frozen=True):
-    """One episode of T control steps, up to the step that reached the goal or the limit."""
+    """One episode of T control steps, up to the step that reached the goal or the limit.
+
+    Example:
+        Demonstration(observations={"image": uint8 [86, 84, 84, 3], "state": float32 [86, 8]},
+            actions=float32 [86, 7], executed_actions=float32 [86, 7],
+            instruction="pick up the cream cheese and place it in the basket", task="libero_object/1",
+            init_state_id=7, settings={"scene_seed": 0, "physics": "fast"}, is_success=True)
+    """
 
     observations: dict[str, np.ndarray]
     """`image` (and `wrist_image`) uint8 [T, S, S, 3] and `state` float32 [T, D], before each
@@ -164,6 +175,7 @@ class CorrelatedNoise:
         self._value = _MEMORY * self._value + _MEMORY * self._scale * self._rng.standard_normal(
             len(self._scale)
         )
+        # The gripper's command is a sign. Noise could only flip it, which drops the object.
         noisy = action + np.append(self._value, 0.0)
         return np.asarray(np.clip(noisy, -1.0, 1.0), np.float32)
 
@@ -182,6 +194,9 @@ def record_demonstration(
         seen.append(
             {name: value for name, value in observation.items() if isinstance(value, np.ndarray)}
         )
+        # The label is the expert's action, and the noisy one is executed: so a demonstration also
+        # shows the way back from states that the expert alone never reaches (DART, Laskey et al.
+        # 2017, arXiv:1703.09327).
         actions.append(expert.act())
         executed.append(disturbance.perturbed(actions[-1]))
         observation, _, terminated, truncated, _ = env.step(executed[-1])

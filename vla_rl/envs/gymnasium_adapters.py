@@ -18,6 +18,7 @@ from vla_rl.env_workers.checked_env import run_chunk
 from vla_rl.types import Observation
 
 
+# A class of its own, because gymnasium chooses how shared memory is read by the space's class.
 class Words(spaces.Text):
     """A `Text` whose shared memory is read at each access."""
 
@@ -41,6 +42,7 @@ class SharedWords(Sequence[str]):
     def __len__(self) -> int:
         return self._num
 
+    # AsyncVectorEnv returns deep copies, which must not change with the next step.
     def __deepcopy__(self, memo: dict[int, Any]) -> tuple[str, ...]:
         return self[:]
 
@@ -78,6 +80,7 @@ class ActionChunks(gymnasium.Wrapper[Observation, np.ndarray, Observation, np.nd
             )
         if chunk_size < 1:
             raise ValueError(f"chunk_size is {chunk_size}, expected >= 1.")
+        # Bounds for each row, so that `action_space.sample()` is a whole chunk.
         low, high = (
             np.broadcast_to(bound, (chunk_size, *row.shape)).copy() for bound in (row.low, row.high)
         )

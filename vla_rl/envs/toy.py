@@ -36,6 +36,7 @@ _BACKGROUND = 30
 _HAND = (250, 250, 250)
 _START_RANGE = 0.3
 _INIT_STATES_SEED = 20
+# Steps of 0.2 do not add up exactly in binary, so that the optimum would miss an edge by one bit.
 _TOLERANCE = 1e-9
 _RENDER_SCALE = 8
 _CHARSET = "abcdefghijklmnopqrstuvwxyz "
@@ -129,6 +130,8 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
                 f"reset options {sorted(unknown)} are unknown, expected only 'init_state_id'."
             )
         init_state_id = (options or {}).get("init_state_id")
+        # A fixed start has a generator of its own, so that it is the same whatever was drawn
+        # before.
         rng = self.np_random if init_state_id is None else _fixed_rng(init_state_id)
         self._order = rng.permutation(len(COLOURS))
         drawn_goal = int(rng.integers(len(COLOURS)))
@@ -148,6 +151,8 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
         self._hand = np.clip(self._hand + move, -1.0, 1.0)
         self._num_steps += 1
         inside = np.abs(self._hand - _CENTRES).max(axis=1) <= HALF_WIDTH + _TOLERANCE
+        # A wrong square ends the episode too: otherwise a policy could visit all four, and never
+        # read the instruction.
         terminated = bool(inside.any())
         is_success = bool(inside[self._goal_corner])
         truncated = not terminated and self._num_steps >= self._step_limit
@@ -321,6 +326,8 @@ class FaultyEnv(ToyReachEnv):
             return False
         self._happened += 1
         if self._ledger is not None:
+            # A file for each fault, because the process that had it is dead: the one that replaces
+            # it counts the files.
             (self._ledger / f"{self._fault.value}-{happened}-{os.getpid()}").touch()
         return True
 
@@ -335,6 +342,7 @@ class FaultyEnv(ToyReachEnv):
             case Fault.MISSING_KEY:
                 return {key: value for key, value in observation.items() if key != "instruction"}
             case Fault.NEVER_ANSWER:
+                # A frozen simulator is alive for the kernel, and answers no more.
                 threading.Event().wait()
             case Fault.EXIT:
                 os._exit(3)
@@ -343,6 +351,8 @@ class FaultyEnv(ToyReachEnv):
             case Fault.STOP:
                 os.kill(os.getpid(), signal.SIGSTOP)
             case Fault.ASK:
+                # LIBERO asks this at its first import without a configuration. A worker has to
+                # answer with an error, where a program without stdin ended with EOFError.
                 input("Do you want to specify a custom path for the dataset folder? (Y/N): ")
             case Fault.LEAK:
                 self._leaked.append(np.ones(2**25, np.uint8))

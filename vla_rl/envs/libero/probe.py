@@ -16,11 +16,17 @@ from vla_rl.errors import EnvError
 
 _SUITE, _TASK_ID = "libero_spatial", 5
 _SETTLE_STEPS = 30
+# From MuJoCo 3.4.0 on the bowl slides off the ramekin: success rates then are some points off,
+# without an error.
 _MAX_OFFSET_M, _MIN_HEIGHT_M, _MAX_SPEED = 0.03, 0.02, 0.05
 
 
 class Resting(NamedTuple):
-    """Pose of the bowl of libero_spatial task 5 at rest, relative to the ramekin below it."""
+    """Pose of the bowl of libero_spatial task 5 at rest, relative to the ramekin below it.
+
+    Example:
+        Resting(offset_m=0.0, height_m=0.0332, speed=0.000114)
+    """
 
     offset_m: float
     """Horizontal distance of the two origins (m)."""

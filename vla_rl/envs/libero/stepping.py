@@ -53,6 +53,7 @@ class Stepper:
         self._simulator = load_simulator()
         self._quaternion, self._rotation = self._simulator.axisangle2quat, self._simulator.quat2mat
         robot, model, data = env.robots[0], env.sim.model._model, env.sim.data._data
+        # The arrays are views of MuJoCo's memory, which is freed with this object.
         self._keep_alive = env.sim
         self._functions = calls.mujoco_functions(self._simulator.mujoco)
         self._addresses = (model._address, data._address, int(robot.eef_site_id))
@@ -106,6 +107,7 @@ class Stepper:
         rotation = action[3:6] * _ROTATION_RAD
         command = self._code.Command(
             action[:3] * _DISPLACEMENT_M,
+            # robosuite's own functions, the second of which rounds to float32.
             self._rotation(self._quaternion(rotation)),
             bool(rotation.any()),
             float(np.sign(action[6])),
@@ -130,6 +132,7 @@ class Stepper:
         (axis-angle), two fingers (m).
         """
         read = self._read
+        # MuJoCo's quaternions begin with w, and robosuite's end with it.
         w, x, y, z = read.xquat[self._eef_body]
         hand = axis_angle(np.array([x, y, z, w]))
         parts = (read.site_xpos[self._addresses[2]], hand, read.qpos[self._fingers])
@@ -231,7 +234,8 @@ def call_compiled(function: Any, *arguments: Any) -> Any:
     The first process on a machine compiles for half a minute and keeps the code on disk. Those
     that start at the same time wait, and read that code instead of compiling it too.
     """
-    if function.overloads:  # compiled or read in this process
+    # Compiled or read in this process already.
+    if function.overloads:
         return function(*arguments)
     with _hold_compile_lock():
         return function(*arguments)

@@ -56,6 +56,8 @@ def read_instruction(path: Path) -> str:
 
     Raises: FileNotFoundError; ValueError naming the file.
     """
+    # By a pattern, whatever the rest of the file is: listing 10,000 variants must not fail for one
+    # that LIBERO cannot read.
     found = _LANGUAGE.findall("\n".join(_read_lines(path)))
     if len(found) != 1 or not found[0][0].strip():
         raise ValueError(
@@ -275,7 +277,8 @@ def _read_npz(path: Path) -> np.ndarray:
         _check_member(archive, [_NPZ_MEMBER], path)
     try:
         states = read_npz(path)[_NPZ_MEMBER.removesuffix(".npy")]
-    except ValueError as error:  # not an array, or an array of objects, which would be a pickle
+    # Not an array, or an array of objects, which would be a pickle.
+    except ValueError as error:
         raise _not_states_error(path) from error
     if states.dtype != np.float64 or states.ndim not in (1, 2):
         raise _not_states_error(path)

@@ -50,6 +50,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """One task of a suite.
 
     Its files are read on access, because some packages have thousands of tasks.
+
+    Example:
+        Task(suite="libero_goal", task_id=7, name="turn_on_the_stove")
+        Task(suite="liberoplus.libero_object", task_id=248, name="pick_up_the_alphabet_soup_and_"
+            "place_it_in_the_basket_view_0_0_100_0_0_initstate_11")
     """
 
     suite: str
@@ -136,6 +141,8 @@ def list_tasks(suite: str) -> tuple[Task, ...]:
             "distribution of the package leaves them out. Suites with files: "
             f"{', '.join(list_suites(package))}."
         )
+    # No file of a task is read here: some variants lack initial states, and one of them made every
+    # task of its suite fail.
     return _list_package_tasks(package, name)
 
 
@@ -228,6 +235,7 @@ def _list_package_tasks(package: str, suite: str) -> tuple[Task, ...]:
 @functools.cache
 def _read_task_names(package: str) -> dict[str, list[str]]:
     path = find_package_root(package) / "benchmark" / "libero_suite_task_map.py"
+    # The list alone: LIBERO's benchmark module imports torch, 2.4 s and 510 MB.
     spec = importlib.util.spec_from_file_location("_libero_suite_task_map", path)
     if spec is None or spec.loader is None:
         raise ImportError(

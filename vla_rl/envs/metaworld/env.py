@@ -29,7 +29,8 @@ CAMERAS: Final = MappingProxyType({"image": "corner2", "wrist_image": "gripperPO
 """Meta-World's camera for each image of the observation."""
 
 _ORIENTATIONS: Final[Mapping[str, Orientation]] = MappingProxyType(
-    {"image": "turned", "wrist_image": "upright"}  # corner2 is mounted upside down
+    # Meta-World mounts its camera corner2 upside down.
+    {"image": "turned", "wrist_image": "upright"}
 )
 _STATE_LOW: Final = np.array([-0.525, 0.348, -0.0525, 0.0], np.float32)
 _STATE_HIGH: Final = np.array([0.525, 1.025, 0.7, 1.0], np.float32)

@@ -85,9 +85,11 @@ class Scene:
         self._mujoco, self._task = load_mujoco(), task
         env = load_metaworld().envs[f"{task.name}-v3"]()
         env._set_task_called, env._partially_observable = True, False
-        del env.sawyer_observation_space  # cached before the goal became observable
+        # It was cached before the goal became observable.
+        del env.sawyer_observation_space
         env.model.camera("corner2").pos = _CORNER2_M
-        env.max_path_length = sys.maxsize  # ours is the limit of an episode
+        # The step limit of an episode is the environment's own.
+        env.max_path_length = sys.maxsize
         self._env: Any = env
         self._as_built = self._saved()
         self._windows = {name: vars(env)[name] for name in self._window_names()}
@@ -161,6 +163,8 @@ class Scene:
         """Return the vector of a start: the first that Meta-World's own reset accepts."""
         self._rebuild()
         env = self._env
+        # Meta-World's `reset(seed)` does not set this generator: two environments with one seed
+        # began differently.
         env.np_random = np.random.default_rng(
             derive_seed(start, "metaworld start", self._task.name)
         )

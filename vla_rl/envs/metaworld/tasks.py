@@ -92,7 +92,11 @@ NUM_INIT_STATES: Final = 50
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """One task of a suite."""
+    """One task of a suite.
+
+    Example:
+        Task(suite="metaworld_mt50", task_id=19, name="drawer-open")
+    """
 
     suite: str
     task_id: int
@@ -134,6 +138,7 @@ def find_task(suite: str, task_id: int | str) -> Task:
     tasks = list_tasks(suite)
     if isinstance(task_id, str):
         names = [task.name for task in tasks]
+        # Public configurations name a task with the version of its environment.
         name = task_id.removesuffix("-v3")
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)

@@ -103,6 +103,8 @@ class Cameras:
         self._orientations = dict(cameras)
         self._look = Look(model, size, quality, style)
         self._visible = VisibleGeoms(model, style.groups)
+        # A state of its own for drawing: two rendering environments of robosuite in one process
+        # gave wrong images, in silence.
         self._data = mujoco.MjData(model)
         self._scene = mujoco.MjvScene(model, maxgeom=_MAX_GEOMS)
         self._option = mujoco.MjvOption()
@@ -151,7 +153,8 @@ class Cameras:
             images = []
             for name in names:
                 camera = self._ids[name]
-                if not self._look.has_shadows:  # else what is outside the image shades it
+                # A geom outside the image may cast a shadow into it.
+                if not self._look.has_shadows:
                     model.geom_group[:] = np.where(
                         self._visible.visible_geoms(camera, drawn), groups, HIDDEN_GROUP
                     )
@@ -228,6 +231,7 @@ def _close_all_at_exit() -> None:
 
     Registered after the first context.
     """
+    # Contexts that Python frees after EGL was shut down print tracebacks, as robosuite's do.
     atexit.register(_close_all)
 
 
@@ -267,6 +271,7 @@ class VisibleGeoms:
             (geom, model.geom_size[geom].copy(), bool(is_plane[geom]))
             for geom in np.flatnonzero(is_mirror)
         ]
+        # A mirror that is left out would make MuJoCo reflect in another one.
         self._is_always = is_plane | is_mirror
         """Planes have no box, and MuJoCo reflects in the first mirror of a scene."""
 
@@ -286,7 +291,8 @@ class VisibleGeoms:
         is_seen: np.ndarray = self._is_always | self._is_in_pyramid(eye, sides, centres, turns)
         for geom, size, is_plane in self._mirrors:
             if is_plane and not size[:2].all():
-                return np.ones(len(centres), bool)  # an endless mirror shows everything
+                # An endless mirror shows everything.
+                return np.ones(len(centres), bool)
             normal = turns[geom, :, 2]
             face = drawn["geom_xpos"][geom] + (0.0 if is_plane else size[2]) * normal
             height = float((eye - face) @ normal)

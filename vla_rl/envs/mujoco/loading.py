@@ -40,9 +40,8 @@ def load_mujoco() -> Any:
     with quiet_imports():
         mujoco = importlib.import_module("mujoco")
     _disable_asset_cache(mujoco)
-    mujoco.set_mju_user_warning(
-        _print_warning
-    )  # else MuJoCo writes a log file into the current folder
+    # By default MuJoCo writes a log file into the current folder.
+    mujoco.set_mju_user_warning(_print_warning)
     return mujoco
 
 
@@ -57,6 +56,7 @@ def quiet_imports(**variables: str) -> Iterator[None]:
     """Import third-party modules without OpenGL, with one thread and these environment variables,
     and without warnings.
     """
+    # Matrices are 7 x 7: threads of BLAS would only take turns on the cores that simulators share.
     one_thread = {
         f"{library}_NUM_THREADS": os.environ.get(f"{library}_NUM_THREADS", "1")
         for library in ("OMP", "OPENBLAS")
@@ -78,6 +78,7 @@ def cache_folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"vla_rl-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
+    # Compiled code of this folder is executed, so that no other user may be able to write it.
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise EnvError(
             f"{folder} belongs to another user or others may write to it; remove it or set TMPDIR."
@@ -95,8 +96,9 @@ def _disable_asset_cache(mujoco: Any) -> None:
     """
     (path,) = Path(mujoco.__file__).parent.glob("libmujoco.*")
     library = ctypes.CDLL(str(path))
+    # MuJoCo 3.4 has other functions, and its version is refused later, by its name.
     if not hasattr(library, "mj_globalCache"):
-        return  # MuJoCo 3.4 has other functions; whoever needs another version says so by its name
+        return
     library.mj_globalCache.restype = ctypes.c_void_p
     library.mj_setCacheSize.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     library.mj_setCacheSize(library.mj_globalCache(), 0)
@@ -178,6 +180,7 @@ def choose_graphics() -> str:
 
     Raises: `EnvError` naming the fault of each library and what to install.
     """
+    # Before anything is opened, so that a fork in between is refused too.
     _choosing_process.add(os.getpid())
     asked = os.environ.get("MUJOCO_GL", "").lower().strip()
     if asked not in ("", "egl", "osmesa"):
@@ -250,6 +253,7 @@ def context_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
     """Return the errors of a context that cannot be made, made current or freed: MuJoCo's, and
     PyOpenGL's once that is loaded; with `others`.
     """
+    # Not imported here: PyOpenGL binds the process to a platform at its first import.
     loaded = sys.modules.get("OpenGL.error")
     return (*others, RuntimeError, *(() if loaded is None else (loaded.Error,)))
 
@@ -285,6 +289,7 @@ def _try_egl() -> str | None:
         return str(error)
     egl.eglGetProcAddress.restype = ctypes.c_void_p
     names = (b"eglQueryDevicesEXT", b"eglGetPlatformDisplayEXT", b"eglQueryDeviceStringEXT")
+    # Extensions are no symbols of the library, and have to be asked for.
     addresses = [egl.eglGetProcAddress(name) for name in names]
     if None in addresses:
         return "its driver has no device platform (EGL_EXT_platform_device)"

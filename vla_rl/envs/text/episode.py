@@ -75,6 +75,7 @@ class TextEpisode:
         """
         self._require("new", "an episode is reset once; lease the next one")
         self._task.attach(self._sandbox)
+        # An agent that never earns is reported with 0, and not left out.
         self._rewards = dict.fromkeys(self._task.agents, 0.0)
         ask = await self._stage(
             "setup",
@@ -99,6 +100,8 @@ class TextEpisode:
             "open", "call reset() first, and stop after an outcome that is terminated or truncated"
         )
         self._num_turns += 1
+        # Half a surrogate pair in a reply raised TypeError in the tokenizer of the next turn, which
+        # ended the run.
         message = _make_encodable(message)
         self._num_characters += _count_characters((message,))
         if message.tool_calls or message.call_errors:
@@ -127,6 +130,7 @@ class TextEpisode:
         answers = [Message(role="tool", content=f"error: {error}") for error in message.call_errors]
         room = self._task.limits.max_tool_calls - self._num_tool_calls
         self._num_tool_calls += len(message.tool_calls)
+        # Calls beyond the limit get no answer, because the episode ends with this outcome.
         calls = message.tool_calls[: max(0, room)]
         async with asyncio.TaskGroup() as group:
             running = [
@@ -248,8 +252,12 @@ class TextEpisode:
         except VlaRlError:
             raise
         except TimeoutError as error:
+            # A TimeoutError of the task's own, such as of a request that it makes, is its fault,
+            # not that of a stage that froze.
             if not deadline.expired():
                 raise EnvError(f"{self._name}.{stage} raised TimeoutError: {error}") from error
+            # Reported as a frozen simulator is: the scheduler runs the episode again, and one that
+            # is lost repeatedly ends the run.
             cause = f"{stage} took longer than {stage}_timeout_s={timeout_s:g}"
             raise ActorFrozen(f"text environment {self._name}", 0, cause) from error
         except Exception as error:
@@ -325,6 +333,8 @@ class TextEnvPool:
     async def __aenter__(self) -> Self:
         made: list[EnvSpec] = []
         for spec in self._specs:
+            # A wrong name or argument fails here, and not in the first episodes of a run that has
+            # started.
             if spec not in made:
                 made.append(spec)
                 make_text_task(spec)

@@ -66,7 +66,11 @@ class TextLimits(Config, frozen=True, kw_only=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """The episode continues: the agent receives this message and replies."""
+    """The episode continues: the agent receives this message and replies.
+
+    Example:
+        Ask("23+58-7=74?", agent="checker", rewards={"solver": 0.5})
+    """
 
     say: str | Sequence[Message]
     """Text of a user message, or messages that are appended unchanged, such as a system message."""
@@ -88,7 +92,11 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The episode is over."""
+    """The episode is over.
+
+    Example:
+        Done(1.0, is_success=True, info={"is_right": True})
+    """
 
     reward: float
     """Reward of the agent that just replied, for its reply."""

@@ -44,7 +44,12 @@ ToolFault: TypeAlias = Literal["unknown_tool", "bad_arguments"] | Fault
 
 
 class ToolAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a tool call."""
+    """Result of a tool call.
+
+    Example:
+        ToolAnswer(text="81")
+        ToolAnswer(text="error: there is no tool 'calk'; did you mean 'calc'?", fault="unknown_tool")
+    """
 
     text: str
     """Text for the model: the result, or the error."""
@@ -118,6 +123,7 @@ class Toolbox:
             else:
                 given = msgspec.convert(dict(arguments), tool.arguments_type)
         except (msgspec.MsgspecError, TypeError, UnicodeError, RecursionError) as error:
+            # The error may repeat the argument, which may be the whole reply.
             words = shorten(str(error), MAX_ERROR_CHARACTERS)
             text = f"error: wrong arguments for {name!r}: {words}; expected {_describe_arguments(tool)}"
             return ToolAnswer(text=text, fault="bad_arguments")
@@ -154,7 +160,8 @@ class Toolbox:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return _describe_error(error)  # of what the tool awaited; the episode goes on
+            # The tool's own await was cancelled, and not this episode, which goes on.
+            return _describe_error(error)
         except (
             BaseException
         ) as error:  # the model reads it: also sys.exit, or a panic of an extension
@@ -174,6 +181,7 @@ class Toolbox:
     def _nearest(self, name: str) -> str:
         if not self._tools:
             return "there are no tools"
+        # The comparison takes time with the square of the length, and a policy may write any name.
         near = difflib.get_close_matches(name[:MAX_NAME_CHARACTERS], self._tools, n=1, cutoff=0.4)
         return (
             f"did you mean {near[0]!r}? " if near else ""
@@ -208,6 +216,7 @@ def _encode_other(value: Any) -> Any:
         return value.tolist()
     kind: Any = type(value)
     has_words = kind.__str__ is not object.__str__ or kind.__repr__ is not object.__repr__
+    # Python's `<object at 0x...>` tells a model nothing, so that it is a fault of the tool.
     if not has_words or callable(value) or inspect.isawaitable(value):
         raise TypeError(f"the tool returned a {kind.__name__}, expected text or what JSON can hold")
     return str(value)

@@ -71,9 +71,12 @@ class Expert:
                     scene,
                     hand,
                     unmet,
+                    # Where two things go to one basket, the first leaves room for the second.
                     is_shared=[goal.target for goal in goals].count(unmet.target) > 1,
                 )
                 self._obstacle = None
+            # The reason is kept: an expert that stood still used to wait for the step limit without
+            # a word.
             except UnreachableError as error:
                 self._obstacle = str(error)
                 yield from hand.hold(OPEN, _WAIT_STEPS)

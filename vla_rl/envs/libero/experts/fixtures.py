@@ -82,6 +82,8 @@ class Drawer:
 def is_shut_drawer(scene: Scene, region: str) -> bool:
     """Return whether `region` is the inside of a drawer that is not open."""
     site = scene.domain.object_sites_dict.get(region)
+    # Of all sliding and turning parts, LIBERO's drawers alone have joints of this name
+    # (`top_level`, `middle_level`, `bottom_level`).
     if site is None or not site.joints or "level" not in site.joints[0]:
         return False
     return Drawer(scene, region).opening_m < _ROOMY_M
@@ -111,6 +113,7 @@ def open_drawer(scene: Scene, hand: Hand, region: str) -> Motion:
     yield from hand.go(bar, rotation, OPEN, tolerance_m=0.008, max_steps=30)
     yield from hand.hold(CLOSE, 10)
     pulled = hand.position + (_DRAWER_PULL_M - drawer.opening_m) * outwards
+    # The drawer decides, not the hand: its bar slips a little in the fingers.
     for action in hand.go(
         pulled, rotation, CLOSE, tolerance_m=0.01, max_steps=60, speed=_DRAWER_PULL_SPEED
     ):
@@ -290,6 +293,8 @@ def open_door(scene: Scene, hand: Hand, subject: str) -> Motion:
     door = Door(scene, subject)
     if abs(door.angle) < _AJAR_ANGLE / 2:
         yield from _pull_ajar(scene, hand, door)
+    # If the bar slipped, the door is hardly open, and the hand would not fit behind it: the expert
+    # begins again from here.
     if abs(door.angle) >= _AJAR_ANGLE / 2:
         yield from _push_open(scene, hand, door)
 

@@ -56,7 +56,8 @@ def get_fixed_points(scene: Scene, body: int) -> np.ndarray:
     model = scene.model
     is_fixed = np.zeros(model.nbody, bool)
     is_fixed[body] = True
-    for other in range(body + 1, model.nbody):  # parents come before their children
+    # MuJoCo numbers parents before their children, so that one pass is enough.
+    for other in range(body + 1, model.nbody):
         is_fixed[other] = is_fixed[model.body_parentid[other]] and not model.body_jntnum[other]
     geoms = [geom for geom in get_solid_geoms(model, body) if is_fixed[model.geom_bodyid[geom]]]
     return np.concatenate([_geom_points(scene, geom) for geom in geoms])
@@ -82,7 +83,8 @@ def get_solid_geoms(model: Any, body: int) -> list[int]:
     """
     is_below = np.zeros(model.nbody, bool)
     is_below[body] = True
-    for other in range(body + 1, model.nbody):  # parents come before their children
+    # MuJoCo numbers parents before their children, so that one pass is enough.
+    for other in range(body + 1, model.nbody):
         is_below[other] = is_below[model.body_parentid[other]]
     is_solid = (model.geom_contype > 0) | (model.geom_conaffinity > 0)
     return [int(geom) for geom in np.flatnonzero(is_below[model.geom_bodyid] & is_solid)]
@@ -186,7 +188,11 @@ _OVERLAP_COST = 10.0
 
 
 class Spot(NamedTuple):
-    """A spot for the origin of an object."""
+    """A spot for the origin of an object.
+
+    Example:
+        Spot(xy=array([0.05, 0.20]), support_m=0.90)
+    """
 
     xy: np.ndarray
     """float64 [2], world (m)."""
@@ -221,7 +227,11 @@ def choose_spot(
             overlap = radius_m - distance[others[:, 2] > floor + 0.01].min(initial=radius_m)
             off_middle = float(np.linalg.norm(xy - middle[:2]))
             wanted = 0.5 * float(half.max()) if is_shared else 0.0
+            # LIBERO's goals test whether an object's origin is in the region, and do not ask for
+            # its middle: an overlap of 1 cm is worse than 9 cm off the middle.
             cost = abs(off_middle - wanted) + _OVERLAP_COST * float(overlap)
+            # Rounding must not choose between two spots that are equally good: the same start would
+            # be solved in two ways.
             if best is None or cost < best[0] - 1e-9:
                 best = cost, Spot(xy, _support_height(below, xy, floor))
     assert best is not None

@@ -16,6 +16,8 @@ import numpy as np
 from vla_rl.envs.libero.experts.geometry import rotation_vector
 from vla_rl.envs.libero.scene import Scene
 
+# Switches and doors come first, while the hand's way is free, and doors are shut after things were
+# put behind them.
 _GOAL_ORDER = {"turnon": 0, "turnoff": 0, "open": 1, "on": 2, "in": 2, "close": 3}
 
 
@@ -24,7 +26,12 @@ class UnreachableError(Exception):
 
 
 class Goal(NamedTuple):
-    """One condition of a task's goal."""
+    """One condition of a task's goal.
+
+    Example:
+        Goal(predicate="on", subject="akita_black_bowl_1", target="plate_1")
+        Goal(predicate="turnon", subject="flat_stove_1", target=None)
+    """
 
     predicate: str
     """`on`, `in`, `open`, `close`, `turnon` or `turnoff`."""
@@ -115,6 +122,7 @@ class Hand:
         `speed` bounds each command.
         """
         for _ in range(max_steps):
+            # By the object's present pose, because it turns and slips a little in the fingers.
             point = target() if callable(target) else target
             self._last_pose = point, rotation
             offset, turn = point - self.position, rotation_vector(rotation @ self.rotation.T)
@@ -134,6 +142,8 @@ class Hand:
 
     def hold(self, gripper: float, num_steps: int) -> Motion:
         """Stay at the end of the last motion, opening or closing the fingers."""
+        # Where the last motion ended, not where the hand is: the arm is compliant, and would creep
+        # away.
         point, rotation = self._last_pose
         for _ in range(num_steps):
             yield make_command(
@@ -150,6 +160,7 @@ def make_command(
     move = np.clip(
         np.concatenate([_POSITION_GAIN * offset_m, _ROTATION_GAIN * turn]), -speed, speed
     )
+    # Of the gripper's number robosuite reads the sign alone.
     return np.append(move, gripper).astype(np.float32)
 
 

@@ -41,6 +41,8 @@ from vla_rl.envs.libero.scene import Scene
 _TIP_BELOW_M = 0.0115
 """Distance of the finger tips below the point between them (m)."""
 
+# The table's friction is nearly that of the fingers, so that a plate that is pressed harder sticks
+# to the table instead of following the hand.
 _PRESS_M = 0.004
 """Target depth of the tips below the surface (m), so that they press on it; if deeper, the plate is
 stuck to the table."""
@@ -89,6 +91,8 @@ def make_room(scene: Scene, hand: Hand, name: str, coming: np.ndarray) -> Motion
     """
     points = get_surface_points(scene, [get_root_body(scene, name)])
     middle = get_origin(scene, name)
+    # An open drawer ends above what lies in front of its cabinet, where the hand could no longer
+    # reach it.
     others = np.concatenate([get_obstacle_points(scene, without={name}), coming])
     others = others[np.linalg.norm(others[:, :2] - middle[:2], axis=1) < 0.35]
     radius = float(np.linalg.norm(points[:, :2] - middle[:2], axis=1).max())
@@ -173,6 +177,7 @@ def find_entry_direction(scene: Scene, target: str) -> np.ndarray | None:
         ahead = points @ outwards
         beside = np.linalg.norm(points - ahead[:, None] * outwards, axis=1)
         is_closed = ((ahead > 0.0) & (beside < 0.06)).any()
+        # The roof itself is one of the sides, so that ways from above and below are left out.
         if abs(outwards[2]) < 0.5 and not is_closed:
             return np.asarray(-outwards)
     return None

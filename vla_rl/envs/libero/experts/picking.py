@@ -35,6 +35,8 @@ from vla_rl.envs.libero.experts.motions import (
 )
 from vla_rl.envs.libero.scene import Scene
 
+# With 74 mm, the tasks with moka pots (libero_10/2 and /8) failed in all of 8 episodes; with 77.5
+# mm they were solved in 6 of 6.
 MAX_WIDTH_M = 0.0775
 """Widest object that the fingers close on (m); the open fingers are 80 mm apart, and LIBERO's moka
 pot is 75.9 mm wide."""
@@ -133,6 +135,8 @@ def choose_grasp(
     """
     best: tuple[float, Grasp] | None = None
     for grasp in grasps:
+        # A neighbour that is higher than the object lifts the grasp, up to where the fingers would
+        # close above it.
         raised = max(
             grasp.position[2], get_lowest_height(obstacles, grasp.position[:2], grasp.yaw) + 0.002
         )
@@ -143,6 +147,8 @@ def choose_grasp(
             grasp.width_m
             + _TURN_COST * abs(turn)
             + _RAISE_COST * (raised - grasp.position[2])
+            # The target's neighbours count as well: before, the wide hand hit the cabinet beside
+            # the plate in 3 of 10 episodes of libero_goal/8.
             + _DROP_COST * drop_m(grasp)
         )
         if best is None or cost < best[0]:
@@ -216,6 +222,7 @@ def pick_and_put_at(scene: Scene, hand: Hand, name: str, spot: Spot) -> Motion:
     start, gentle_steps = hand.position, _GENTLE_STEPS if held.grasp.is_on_wall else 0
 
     def over(height: float) -> np.ndarray:
+        # The object's origin has to come to the goal, wherever the fingers hold it.
         correction = goal - get_origin(scene, name)
         return np.array([*(hand.position + correction)[:2], height])
 
@@ -238,6 +245,8 @@ def pick_and_put_at(scene: Scene, hand: Hand, name: str, spot: Spot) -> Motion:
         hand.go(lambda: over(carry_height), rotation, CLOSE, tolerance_m=0.02, max_steps=80),
         hand.go(lambda: over(drop_height), rotation, CLOSE, tolerance_m=0.008, max_steps=30),
     )
+    # An object that slipped ends the attempt. The expert looks again, and starts from where it lies
+    # now.
     for leg in legs:
         yield from _while_held(scene, hand, name, held, leg)
         if not _is_held(scene, hand, name, held):
@@ -292,6 +301,8 @@ def _plan_grasp(scene: Scene, hand: Hand, name: str, spot: Spot) -> _Held:
         )
 
     grasps = [*find_pinch_grasps(corners), *find_rim_grasps(points)]
+    # If neighbours block every grasp, the best one without them is tried: a touch often only pushes
+    # them aside.
     grasp = choose_grasp(grasps, others, hand.yaw, drop_m) or choose_grasp(
         grasps, np.empty((0, 3)), hand.yaw, drop_m
     )

@@ -24,13 +24,19 @@ from vla_rl.envs.text.task import Ask, Done, TextLimits, TextTask
 from vla_rl.types import Info
 
 _OPERATION = re.compile(r"\s*(-?\d{1,12})\s*([+*-])\s*(-?\d{1,12})\s*")
+# A bounded number of digits: int() refuses more than 4,300 of them with ValueError, and a policy
+# may write any text.
 _NUMBER = re.compile(r"-?\d{1,24}")
 UNREADABLE = "?"
 """The calculator's answer to anything but one operation."""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """A chain of operations whose value from left to right equals that by the usual rules."""
+    """A chain of operations whose value from left to right equals that by the usual rules.
+
+    Example:
+        Problem(text="23+58-7", value=74, steps=(("23+58", 81), ("81-7", 74)))
+    """
 
     text: str
     value: int
@@ -48,6 +54,7 @@ def draw_problem(seed: int, *, num_operators: int, num_digits: int, operators: s
     def number() -> int:
         return rng.randrange(10 ** (num_digits - 1) if num_digits > 1 else 0, 10**num_digits)
 
+    # Products come first, so that the value from left to right is also that of the usual rules.
     chosen = sorted(
         (rng.choice(operators) for _ in range(num_operators)), key=lambda operator: operator != "*"
     )
@@ -55,6 +62,8 @@ def draw_problem(seed: int, *, num_operators: int, num_digits: int, operators: s
     text, steps = str(value), []
     for operator in chosen:
         operand = number()
+        # No value is below 0, because signs would be another thing to learn for a model of
+        # characters.
         if operator == "-" and operand > value:
             operand = rng.randint(0, value)
         operation = f"{value}{operator}{operand}"
@@ -106,6 +115,7 @@ class ArithmeticTask(TextTask):
             num_digits,
             operators,
         )
+        # A guess is not rewarded, because it would reward skipping the calculator.
         self._min_tool_calls = num_operators if min_tool_calls is None else min_tool_calls
         self.limits = TextLimits(
             max_turns=2 * (num_operators + 1) if max_turns is None else max_turns
@@ -246,6 +256,7 @@ class ArithmeticPairTask(TextTask):
             return Done(
                 float(is_success), is_success, rewards={"solver": float(is_success)}, info=info
             )
-        if verdict == "y":  # saved rounds count like the verdict that saved them
+        # Rounds that a verdict saved count like the verdict.
+        if verdict == "y":
             earned *= self._num_rounds - len(self._proposals) + 1
         return Done(earned, is_success, rewards={"solver": float(is_right)}, info=info)

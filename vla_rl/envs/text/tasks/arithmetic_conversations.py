@@ -69,6 +69,7 @@ def draw_solution(problem: Problem, rng: random.Random, mistakes: float) -> list
         kind = (
             rng.choice(("digit", "early", "again", "guess")) if rng.random() < mistakes else "right"
         )
+        # Nothing is worked out yet that could be worked out once more.
         if kind == "again" and not values:
             kind = "digit"
         is_worked_out = num_known >= len(problem.steps) and kind != "again"
