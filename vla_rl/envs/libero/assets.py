@@ -141,7 +141,8 @@ def find_assets(folder: str | os.PathLike[str] | None = None) -> Assets:
         assets = Assets(
             # A given folder may be a copy of the placeholder assets, whose results would pass for
             # real ones.
-            path.resolve(), PLACEHOLDER_ASSETS if are_placeholders(path) else "configured"
+            path.resolve(),
+            PLACEHOLDER_ASSETS if are_placeholders(path) else "configured",
         )
     else:
         found = _find_installed() if asked is None else None
