@@ -54,7 +54,7 @@ def test_an_import_that_draws_random_numbers_leaves_their_state_as_it_was(
 ) -> None:
     (import_folder / "draws_at_import.py").write_text("import random\nDrawn = random.random()\n")
     pretend(monkeypatch, vllm=adapter.SUPPORTED_VERSIONS[0])
-    monkeypatch.setitem(adapter._MODULE_OF, "Drawn", "draws_at_import")
+    monkeypatch.setitem(adapter._MODULES, "Drawn", "draws_at_import")
     before = random.getstate()
     # the import did draw, and the next number is the same again
     assert adapter.Drawn == random.random()
