@@ -42,6 +42,7 @@ FILES = Path(__file__).parents[1] / "fixtures" / "written_by_24320b8d" / "files.
 
 RENAMED = {
     "cluster.depot_gib": "cluster.episode_store_gib",
+    "cluster.plays_here": "cluster.local_rollout",
     "dialect": "convention",
     "policy_format.dialect": "policy_format.convention",
 }

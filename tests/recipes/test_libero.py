@@ -304,7 +304,7 @@ def test_groups_of_a_task_start_from_the_training_states_only() -> None:
 def test_tasks_are_named_by_suite_and_number_each_played_once() -> None:
     tasks = SrpoLiberoConfig(
         tasks=("libero_object/8,0-1", "libero_goal", "libero_object/1-2")
-    ).played
+    ).chosen_tasks
     of_object = ["libero_object/8", "libero_object/0", "libero_object/1"]
     assert [task.key for task in tasks] == [
         *of_object,

@@ -303,7 +303,7 @@ def test_what_cannot_be_said_of_a_checkpoint_is_refused(
         ),
         (
             lambda episode: {"frames": {"image": episode.frames["image"]}},
-            r"has no pictures 'wrist_image', only \['image'\]",
+            r"has no images 'wrist_image', only \['image'\]",
         ),
         (
             lambda episode: {"vectors": {"state": episode.vectors["state"][:, :7]}},

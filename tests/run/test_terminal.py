@@ -294,7 +294,7 @@ def test_letters_that_the_output_cannot_encode_are_escaped() -> None:
 MAINS = {
     "vla_rl.cli.main": "main",
     **dict.fromkeys(COMMANDS.values(), "main"),
-    "vla_rl.cli.command_line": "run_recipe",
+    "vla_rl.cli.launch": "run_recipe",
     "vla_rl.recipes.record_demonstrations": "cli",
     "vla_rl.run.train": "train",
     "vla_rl.run.training_run": "execute",
@@ -324,7 +324,7 @@ def test_each_recipe_runs_by_a_function_that_prints_to_lasting_output() -> None:
     others = [
         path.stem
         for path in recipes
-        if "run_recipe(" not in path.read_text() and "lasting_output()" not in path.read_text()
+        if "run_recipe" not in path.read_text() and "lasting_output()" not in path.read_text()
     ]
     assert others == []
 

@@ -86,9 +86,7 @@ def with_updates(config: TrainToyConfig, updates: int) -> TrainToyConfig:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def materialise(
-    tmp_path_factory: pytest.TempPathFactory, servers: LastingForkServers
-) -> Outcome:
+async def whole(tmp_path_factory: pytest.TempPathFactory, servers: LastingForkServers) -> Outcome:
     """A deterministic run of two updates, on two simulators."""
     root = tmp_path_factory.mktemp("whole")
     config = deterministic(small_run(root), num_envs=2)
