@@ -40,14 +40,14 @@ from benchmarks.kept_runs import (
 from benchmarks.pipeline_curves import lines_of
 from vla_rl.evaluation.held_out import conditions_path
 from vla_rl.evaluation.held_out_curve import read_curve
-from vla_rl.evaluation.held_out_records import (
-    HeldOutResult,
-    group_by_version,
-    held_out_table,
-    read_held_out,
-    results_path,
+from vla_rl.evaluation.record_file import read_records
+from vla_rl.evaluation.records import (
+    SUCCESSES,
+    EpisodeRecord,
+    group_by_task,
+    group_by_weights,
 )
-from vla_rl.evaluation.results import EpisodeResult, group_by_task, wilson_interval
+from vla_rl.evaluation.tables import weights_table, wilson_interval
 from vla_rl.reporting import RunDirectory
 
 PACKAGED: Final = ("package", "wheels")
@@ -57,31 +57,31 @@ LEAST_STARTS: Final = 100
 
 
 def compared(
-    results: Sequence[HeldOutResult],
-) -> tuple[int, list[EpisodeResult], list[EpisodeResult]]:
+    records: Sequence[EpisodeRecord],
+) -> tuple[int, list[EpisodeRecord], list[EpisodeRecord]]:
     """Return the last weight version, and the episodes of the first and of the last one from the
     starts that both have.
 
     Raises: ValueError if fewer than two versions were evaluated.
     """
-    versions = group_by_version(results)
+    versions = group_by_weights(records)
     if len(versions) < 2:
         raise ValueError(
             f"{len(versions)} weight versions were evaluated, expected the first and the last: the "
             "run has not ended, or had no held-out episodes (--held-out.init-states)"
         )
     first, last = versions[min(versions)], versions[max(versions)]
-    both = {result.key for result in first} & {result.key for result in last}
+    both = {record.key for record in first} & {record.key for record in last}
     return (
         max(versions),
-        [result for result in first if result.key in both],
-        [result for result in last if result.key in both],
+        [record for record in first if record.key in both],
+        [record for record in last if record.key in both],
     )
 
 
 def figures_of(run: RunDirectory) -> dict[str, Any]:
     """Return the figures of a run. Raises: ValueError if it was not evaluated twice; OSError."""
-    version, before, after = compared(read_held_out(results_path(run)))
+    version, before, after = compared(read_records(run.path / SUCCESSES.file))
     conditions, about = read_json(conditions_path(run)), read_json(run.path / "about.json")
     source = about.get("assets", "unknown")
     rates = [100 * sum(each.is_success for each in found) / len(found) for found in (before, after)]
@@ -91,7 +91,7 @@ def figures_of(run: RunDirectory) -> dict[str, Any]:
         "points_gained": round(rates[1] - rates[0], 2),
         "starts": len(after),
         "updates": version,
-        "minutes": minutes_until(run, results_path(run)),
+        "minutes": minutes_until(run, run.path / SUCCESSES.file),
         "assets": "package" if source in PACKAGED else source,
         "quality": conditions.get("quality"),
         "physics": conditions.get("physics"),
@@ -118,7 +118,7 @@ def best_figures(run: RunDirectory) -> dict[str, Any]:
 
 def kept_line(run: RunDirectory, note: str) -> dict[str, Any]:
     """Return everything of a run that the table and its reader need. Raises: as `figures_of`."""
-    found, (_, before, after) = figures_of(run), compared(read_held_out(results_path(run)))
+    found, (_, before, after) = figures_of(run), compared(read_records(run.path / SUCCESSES.file))
     updates = lines_of(run.path, found["seed"])
     return {
         **found,
@@ -131,13 +131,13 @@ def kept_line(run: RunDirectory, note: str) -> dict[str, Any]:
     }
 
 
-def outcomes_by_task(results: Sequence[EpisodeResult]) -> dict[str, str]:
+def outcomes_by_task(records: Sequence[EpisodeRecord]) -> dict[str, str]:
     """Return each task's outcomes in the order of its starts, 1 for solved."""
     return {
         task: "".join(
-            str(int(result.is_success)) for result in sorted(found, key=lambda each: each.key)
+            str(int(record.is_success)) for record in sorted(found, key=lambda each: each.key)
         )
-        for task, found in group_by_task(results).items()
+        for task, found in group_by_task(records).items()
     }
 
 
@@ -201,7 +201,7 @@ def _rate(outcomes: dict[str, str]) -> str:
 def print_run(run: RunDirectory) -> None:
     """Print the table of a run, what its size allows to conclude, and the JSON line."""
     figures = figures_of(run)
-    Console().print(held_out_table(read_held_out(results_path(run))))
+    Console().print(weights_table(read_records(run.path / SUCCESSES.file), "success_rate"))
     if figures["starts"] < LEAST_STARTS:
         low, high = wilson_interval(figures["starts"] // 2, figures["starts"])
         print(

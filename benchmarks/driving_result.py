@@ -35,7 +35,8 @@ from benchmarks.kept_runs import (
     report,
 )
 from vla_rl.envs.driving.world import draw_world
-from vla_rl.evaluation.held_out_records import SCORES, read_scores
+from vla_rl.evaluation.record_file import read_records
+from vla_rl.evaluation.records import SCORES
 from vla_rl.reporting import RunDirectory
 
 TOTALS: Final = ("total", "pdms_v1", "epdms_v2")
@@ -47,15 +48,16 @@ def kept_line(run: RunDirectory, note: str) -> dict[str, Any]:
 
     Raises: ValueError if fewer than two weight versions were evaluated; OSError.
     """
-    by_version: dict[int, dict[int, dict[str, float]]] = {}
-    for line in read_scores(run.path / SCORES.file):
-        by_version.setdefault(int(line["weights"]), {})[int(line["start"])] = line
-    if len(by_version) < 2:
+    of_weights: dict[int, dict[int, dict[str, float]]] = {}
+    for record in read_records(run.path / SCORES.file):
+        totals = of_weights.setdefault(record.weights, {})
+        totals[record.start] = {"total": record.value, **record.parts}
+    if len(of_weights) < 2:
         raise ValueError(
-            f"{len(by_version)} weight versions were evaluated, expected the first and the last: "
+            f"{len(of_weights)} weight versions were evaluated, expected the first and the last: "
             "the run has not ended, or had no held-out scenes (--held-out.scenes)"
         )
-    first, last = by_version[min(by_version)], by_version[max(by_version)]
+    first, last = of_weights[min(of_weights)], of_weights[max(of_weights)]
     scenes = sorted(first.keys() & last.keys())
     config = read_json(run.config)
     layouts = config.get("kinds")  # of the closed loop, which draws scenes of each in turn
@@ -63,7 +65,7 @@ def kept_line(run: RunDirectory, note: str) -> dict[str, Any]:
         "seed": config["run"]["seed"],
         "reward": "srpo" if config["pipeline"] == "embodied_srpo" else config["reward_of"],
         "version": config.get("version", "driving_score"),
-        "updates": max(by_version),
+        "updates": max(of_weights),
         "scenes": len(scenes),
         "minutes": minutes_until(run, run.path / SCORES.file),
         "before": _parts([first[scene] for scene in scenes]),
@@ -78,9 +80,8 @@ def kept_line(run: RunDirectory, note: str) -> dict[str, Any]:
 
 def _parts(lines: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """Return each total of every scene, and the mean and half interval of each sub-score."""
-    names = [name for name in lines[0] if name not in ("weights", "start")]
     found: dict[str, Any] = {}
-    for name in names:
+    for name in lines[0]:
         values = [line[name] for line in lines]
         found[name] = [round(value, 4) for value in values] if name in TOTALS else mean_of(values)
     return found

@@ -31,12 +31,11 @@ import numpy as np
 from benchmarks.interleaved import print_json_line, print_table
 from vla_rl.evaluation.held_out_curve import (
     CurvePoint,
-    Mean,
     choose,
     make_curve,
-    mean_with_interval,
 )
 from vla_rl.evaluation.held_out_schedule import has_stopped_gaining, trend_window
+from vla_rl.evaluation.tables import Mean, compute_mean
 
 MEASURE: Final = "success_rate"
 TRUTH: Final = 0.8
@@ -66,7 +65,7 @@ class Reported(NamedTuple):
 def evaluation(version: int, rate: float, starts: int, draw: np.random.Generator) -> CurvePoint:
     """Return an evaluation of a policy that solves each start with this chance."""
     outcomes = (draw.random(starts) < rate).astype(float).tolist()
-    return CurvePoint(version, mean_with_interval(outcomes, MEASURE), {})
+    return CurvePoint(version, compute_mean(outcomes, MEASURE), {})
 
 
 def report_of(num: int, starts: int, draw: np.random.Generator) -> Reported:

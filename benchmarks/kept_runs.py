@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.provenance import PACKAGES, machine
 from vla_rl.errors import VlaRlError
-from vla_rl.evaluation.results import complete_lines
+from vla_rl.evaluation.record_file import complete_lines
 from vla_rl.reporting import RunDirectory
 from vla_rl.util.appended_file import AppendedFile
 

@@ -4,7 +4,7 @@
 
 Runs the command on a pipeline's page, once a seed, and writes `<pipeline>.jsonl` with one line for
 each seed and update. If the policy is evaluated before the first update and after the last, it also
-writes `<pipeline>_judged.jsonl` with one line for each held-out episode, or each validation. Prints
+writes `<pipeline>_evaluated.jsonl` with one line for each held-out episode, or each validation. Prints
 the page's table: the mean over the seeds, and the lowest and highest of them. The last line is
 JSON: for each pipeline its figure in the first and in the last update, its minutes, and the success
 rate of the evaluated episodes before and after training, over the seeds.
@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.interleaved import print_json_line
+from vla_rl.evaluation.record_file import read_records
+from vla_rl.evaluation.records import SUCCESSES, VALIDATION
+from vla_rl.evaluation.validation import read_validation
 from vla_rl.reporting import read_metrics
-
-JUDGED: Final = ("held_out.jsonl", "validation.jsonl")
-"""Files of a run with the evaluations of its policy on data that it was not trained on."""
 
 
 class Curve(NamedTuple):
@@ -40,7 +40,7 @@ class Measured(NamedTuple):
     """The results of one run of a curve."""
 
     updates: list[dict[str, float]]
-    judged: list[dict[str, Any]]
+    evaluated: list[dict[str, Any]]
     seconds: float
 
 
@@ -107,57 +107,54 @@ KEPT: Final = (
 entropy."""
 
 
-KEPT_OF_EPISODE: Final = ("task", "init_state_id", "scene_seed", "is_success", "num_steps")
-
-
 def lines_of(run: Path, seed: int) -> list[dict[str, float]]:
     """Return a run's updates as lines of a page's data, with minutes since training started and, in
     simulators, episodes.
     """
     updates = read_metrics(run / "metrics.jsonl")
     began = updates[0]["wall_time_s"] - updates[0]["time/update_s"]
-    judged = num_judged_first(run)
+    num_before = count_first_evaluated(run)
     return [
         {
             "seed": seed,
             "update": line["update"],
             "minutes": round((line["wall_time_s"] - began) / 60, 2),
-            **({"episodes": line[LEASES] - judged} if LEASES in line else {}),
+            **({"episodes": line[LEASES] - num_before} if LEASES in line else {}),
             **{name: round(line[name], 4) for name in line if name.startswith(KEPT)},
         }
         for line in updates
     ]
 
 
-def num_judged_first(run: Path) -> int:
+def count_first_evaluated(run: Path) -> int:
     """Return the number of held-out episodes that the run ran itself before its first update."""
     held_out = json.loads((run / "config.json").read_text()).get("held_out") or {}
     if held_out.get("first_results_of") is not None:
         return 0
-    return sum(line["weight_version"] == 0 for line in judged_lines_of(run, 0))
+    return sum(line["weight_version"] == 0 for line in evaluated_lines(run, 0))
 
 
-def judged_lines_of(run: Path, seed: int) -> list[dict[str, Any]]:
+def evaluated_lines(run: Path, seed: int) -> list[dict[str, Any]]:
     """Return the run's evaluations before its first update and after its last, as lines of a page's
     data.
     """
-    lines = [
-        line
-        for path in map(run.joinpath, JUDGED)
-        if path.exists()
-        for line in path.read_text().splitlines()
+    episodes = [
+        {
+            "seed": seed,
+            "weight_version": record.weights,
+            "task": record.task,
+            "init_state_id": record.start,
+            "scene_seed": record.seed,
+            "is_success": record.is_success,
+            "num_steps": record.num_steps,
+        }
+        for record in read_records(run / SUCCESSES.file)
     ]
-    return [{"seed": seed, **_small(json.loads(line))} for line in lines]
-
-
-def _small(line: dict[str, Any]) -> dict[str, Any]:
-    """Reduce an episode to its identity and its result; return a validation unchanged."""
-    if "result" not in line:
-        return line
-    return {
-        "weight_version": line["weight_version"],
-        **{name: line["result"][name] for name in KEPT_OF_EPISODE},
-    }
+    validations = [
+        {"seed": seed, "weight_version": weights, "metrics": metrics}
+        for weights, metrics in read_validation(run / VALIDATION.file).items()
+    ]
+    return [*episodes, *validations]
 
 
 def successes(lines: Sequence[dict[str, Any]]) -> list[float]:
@@ -185,7 +182,7 @@ def measured(name: str, seed: int) -> Measured:
         subprocess.run([*command, "--run.root", root], check=True, stdout=sys.stderr)
         (run,) = Path(root).iterdir()
         return Measured(
-            lines_of(run, seed), judged_lines_of(run, seed), time.perf_counter() - began
+            lines_of(run, seed), evaluated_lines(run, seed), time.perf_counter() - began
         )
 
 
@@ -227,11 +224,12 @@ def main() -> None:
         report[f"{name}_first_update"] = [run.updates[0][figure] for run in runs]
         report[f"{name}_last_update"] = [run.updates[-1][figure] for run in runs]
         report[f"{name}_minutes"] = [round(run.seconds / 60, 1) for run in runs]
-        if any(run.judged for run in runs):
+        if any(run.evaluated for run in runs):
             _write(
-                options.out / f"{name}_judged.jsonl", [line for run in runs for line in run.judged]
+                options.out / f"{name}_evaluated.jsonl",
+                [line for run in runs for line in run.evaluated],
             )
-            report[f"{name}_judged"] = [successes(run.judged) for run in runs]
+            report[f"{name}_evaluated"] = [successes(run.evaluated) for run in runs]
     print_json_line(report)
 
 

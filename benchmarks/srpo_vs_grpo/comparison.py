@@ -7,7 +7,7 @@ import numpy as np
 
 from benchmarks.srpo_vs_grpo.lines import ArmRun
 from benchmarks.updates_needed import FIGURE, risen
-from vla_rl.evaluation.results import wilson_interval
+from vla_rl.evaluation.tables import wilson_interval
 
 LEAST_SEEDS: Final = 8
 LEAST_STARTS: Final = 100

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from vla_rl.evaluation.conditions import record_conditions, refuse_other_conditions
-from vla_rl.evaluation.results import complete_lines
+from vla_rl.evaluation.record_file import complete_lines
 from vla_rl.util.appended_file import AppendedFile
 
 

@@ -12,14 +12,15 @@ from typing import Any, Final
 
 import msgspec
 
-from benchmarks.pipeline_curves import judged_lines_of, lines_of
+from benchmarks.pipeline_curves import evaluated_lines, lines_of
 from benchmarks.provenance import machine, versions
 from benchmarks.srpo_vs_grpo.lines import ArmRun
 from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.envs.libero.assets import PLACEHOLDER_ASSETS, find_assets
 from vla_rl.evaluation.conditions import POLICY_DIGEST
 from vla_rl.evaluation.held_out import conditions_path
-from vla_rl.evaluation.held_out_records import read_held_out, results_path
+from vla_rl.evaluation.record_file import read_records
+from vla_rl.evaluation.records import SUCCESSES
 from vla_rl.models.loading import BASE_POLICY, CheckpointConfig, compute_digest
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
@@ -112,15 +113,15 @@ def run_arm(arm: str, seed: int, digest: str, first: Path) -> ArmRun:
         minutes = (time.perf_counter() - began) / 60
         (folder,) = Path(root).iterdir()
         run = RunDirectory.existing(folder)
-        updates, judged = lines_of(run.path, seed), judged_lines_of(run.path, seed)
+        updates, evaluated = lines_of(run.path, seed), evaluated_lines(run.path, seed)
         if not first.exists():
             keep_first_results(run, first)
     return ArmRun(
         arm=arm,
         seed=seed,
         config_digest=digest,
-        before=outcomes_of(judged, 0),
-        after=outcomes_of(judged, NUM_UPDATES),
+        before=outcomes_of(evaluated, 0),
+        after=outcomes_of(evaluated, NUM_UPDATES),
         success=tuple(line["rollout/success_rate"] for line in updates),
         episodes=tuple(int(line["episodes"]) for line in updates),
         training_minutes=updates[-1]["minutes"],
@@ -135,25 +136,25 @@ def keep_first_results(run: RunDirectory, first: Path) -> None:
     """Copy what the runs after `run` need of it to start with its results of the base policy."""
     policy = json.loads((run.path / "about.json").read_text())[POLICY_DIGEST]
     conditions = conditions_path(run)
-    lines = [line for line in read_held_out(results_path(run)) if line.weight_version == 0]
+    records = [each for each in read_records(run.path / SUCCESSES.file) if each.weights == 0]
     with tempfile.TemporaryDirectory(dir=first.parent) as made:
         folder = Path(made) / first.name
         folder.mkdir()
         (folder / "about.json").write_text(json.dumps({POLICY_DIGEST: policy}) + "\n")
         (folder / conditions.name).write_bytes(conditions.read_bytes())
-        (folder / results_path(run).name).write_bytes(
-            b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+        (folder / SUCCESSES.file).write_bytes(
+            b"".join(msgspec.json.encode(record) + b"\n" for record in records)
         )
         folder.rename(first)
 
 
-def outcomes_of(judged: Sequence[Mapping[str, Any]], weight_version: int) -> dict[str, str]:
+def outcomes_of(evaluated: Sequence[Mapping[str, Any]], weight_version: int) -> dict[str, str]:
     """Return each task's held-out outcomes in the order of the starts, 1 for solved.
 
     Raises: ValueError if a version has no episodes, or a start occurs twice.
     """
     found: dict[str, dict[int, bool]] = {}
-    for line in judged:
+    for line in evaluated:
         if line["weight_version"] == weight_version:
             of_task = found.setdefault(line["task"], {})
             if line["init_state_id"] in of_task:

@@ -8,34 +8,23 @@ import imageio.v3 as imageio
 import msgspec
 import numpy as np
 import pytest
+from evaluated import evaluated, write_records
 
 from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.cli.report import comparisons, main, running_minutes, write_report
 from vla_rl.cli.report_charts import list_tasks, node_seconds, success_chart
 from vla_rl.evaluation.contact_sheets import contact_sheet_path
 from vla_rl.evaluation.held_out_curve import curve_points, make_curve, write_curve
-from vla_rl.evaluation.held_out_records import SUCCESSES, HeldOutResult, results_path
-from vla_rl.evaluation.results import EpisodeResult
-from vla_rl.evaluation.validation import ValidationResult, validation_path
+from vla_rl.evaluation.records import SUCCESSES, EpisodeRecord
+from vla_rl.evaluation.validation import validation_path
 from vla_rl.reporting import RunDirectory
 from vla_rl.types import Config
 
 
-def held_out_result(
-    version: int, task_id: int, init_state_id: int, is_success: bool
-) -> HeldOutResult:
-    result = EpisodeResult(
-        suite="libero_object",
-        task_id=task_id,
-        task=f"libero_object/{task_id}",
-        instruction="pick up the <cream> cheese",
-        init_state_id=init_state_id,
-        scene_seed=0,
-        is_success=is_success,
-        num_steps=120,
-        attempts=1,
-    )
-    return HeldOutResult(weight_version=version, result=result)
+def held_out_record(version: int, task_id: int, start: int, is_success: bool) -> EpisodeRecord:
+    task = f"libero_object/{task_id}"
+    words = "pick up the <cream> cheese"
+    return evaluated(task, start, is_success, weights=version, instruction=words)
 
 
 @pytest.fixture
@@ -45,16 +34,16 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def test_before_and_after_are_compared_by_task_and_in_all() -> None:
     results = [
-        held_out_result(0, 1, 40, False),
-        held_out_result(0, 1, 41, False),
-        held_out_result(0, 2, 40, True),
-        held_out_result(0, 2, 41, True),
+        held_out_record(0, 1, 40, False),
+        held_out_record(0, 1, 41, False),
+        held_out_record(0, 2, 40, True),
+        held_out_record(0, 2, 41, True),
     ]
     results += [
-        held_out_result(9, 1, 40, True),
-        held_out_result(9, 1, 41, False),
-        held_out_result(9, 2, 40, True),
-        held_out_result(9, 2, 41, True),
+        held_out_record(9, 1, 40, True),
+        held_out_record(9, 1, 41, False),
+        held_out_record(9, 2, 40, True),
+        held_out_record(9, 2, 41, True),
     ]
     rows = comparisons(results)
     assert [(row.name, row.gain) for row in rows] == [
@@ -70,16 +59,16 @@ def test_where_judging_was_stopped_the_episodes_of_both_are_compared_and_the_res
     run: RunDirectory,
 ) -> None:
     before = [
-        held_out_result(0, 1, 40, True),
-        held_out_result(0, 1, 41, False),
-        held_out_result(0, 2, 40, False),
+        held_out_record(0, 1, 40, True),
+        held_out_record(0, 1, 41, False),
+        held_out_record(0, 2, 40, False),
     ]
-    results = [*before, held_out_result(9, 1, 41, True)]
+    results = [*before, held_out_record(9, 1, 41, True)]
     assert [(row.name, row.before[:6], row.gain) for row in comparisons(results)] == [
         ("libero_object/1", "0 of 1", "+100 points"),
         ("all", "0 of 1", "+100 points"),
     ]
-    results_path(run).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in results))
+    write_records(run.path / SUCCESSES.file, results)
     assert "2 more episodes of the first weights are left out" in write_report(run).read_text()
 
 
@@ -92,17 +81,17 @@ def test_the_minutes_of_a_run_leave_out_the_pause_before_a_resume() -> None:
     assert running_minutes(rows[:1]) == 0.0
 
 
-def test_strips_of_the_same_start_in_two_scenes_are_two_pictures(run: RunDirectory) -> None:
-    assert contact_sheet_path(run, 3, ("libero_goal/7", 40, 0)) != contact_sheet_path(
-        run, 3, ("libero_goal/7", 40, 1)
+def test_contact_sheets_of_the_same_start_in_two_scenes_are_two_files(run: RunDirectory) -> None:
+    assert contact_sheet_path(run, 3, ("libero_goal/7", 40, 0, 0)) != contact_sheet_path(
+        run, 3, ("libero_goal/7", 40, 1, 0)
     )
 
 
-def test_weights_that_were_judged_alone_are_compared_with_nothing() -> None:
-    assert comparisons([held_out_result(0, 1, 40, False)]) == []
+def test_weights_that_were_evaluated_alone_are_compared_with_nothing() -> None:
+    assert comparisons([held_out_record(0, 1, 40, False)]) == []
 
 
-def test_each_task_has_a_curve_where_several_are_played() -> None:
+def test_each_task_has_a_curve_where_there_are_several() -> None:
     rates = {"rollout/success_rate": 0.5, "rollout/success_rate/libero_object/6": 1.0}
     rows = [
         {"update": 1.0, **rates, "rollout/success_rate/libero_object/1": 0.0},
@@ -130,16 +119,16 @@ def test_the_page_of_a_run_whose_success_is_unknown_shows_returns_instead(
 
 
 def test_the_page_shows_a_start_that_failed_before_and_was_solved_after(run: RunDirectory) -> None:
-    lines = [
-        held_out_result(0, 1, 40, False),
-        held_out_result(0, 1, 41, False),
-        held_out_result(3, 1, 40, True),
-        held_out_result(3, 1, 41, False),
+    records = [
+        held_out_record(0, 1, 40, False),
+        held_out_record(0, 1, 41, False),
+        held_out_record(3, 1, 40, True),
+        held_out_record(3, 1, 41, False),
     ]
-    results_path(run).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    write_records(run.path / SUCCESSES.file, records)
     (run.path / "strips").mkdir()
-    for line in lines:
-        path = contact_sheet_path(run, line.weight_version, line.result.key)
+    for record in records:
+        path = contact_sheet_path(run, record.weights, record.key)
         imageio.imwrite(path, np.zeros((8, 8, 3), np.uint8))
     page = write_report(run).read_text()
     assert page.count("data:image/jpeg;base64,") == 2
@@ -151,18 +140,17 @@ def test_the_page_shows_a_start_that_failed_before_and_was_solved_after(run: Run
 def test_the_curve_has_a_point_for_each_weights_that_ran_all_starts_and_none_for_others(
     run: RunDirectory,
 ) -> None:
-    lines = [
-        held_out_result(version, task, 40 + start, (version, task, start) != (0, 1, 0))
+    records = [
+        held_out_record(version, task, 40 + start, (version, task, start) != (0, 1, 0))
         for version in (0, 4)
         for task in (1, 2)
         for start in (0, 1)
     ]
-    lines.append(held_out_result(8, 1, 40, True))  # the first episode to end; the others still run
-    data = [msgspec.json.encode(line) for line in lines]
-    results_path(run).write_bytes(b"".join(line + b"\n" for line in data))
-    rows = [SUCCESSES.row_in(line) for line in data]
-    keys = [row.key for row in rows if row.weight_version == 0]
-    points = curve_points(rows, keys, SUCCESSES)
+    # the first episode to end; the others still run
+    records.append(held_out_record(8, 1, 40, True))
+    write_records(run.path / SUCCESSES.file, records)
+    keys = [record.key for record in records if record.weights == 0]
+    points = curve_points(records, keys, "success_rate")
     # what chose differs from what is reported, and the report comes first
     chose = [points[1], msgspec.structs.replace(points[0], weights=6)]
     write_curve(run, make_curve("success_rate", chose, points, skipped=[2]))
@@ -181,18 +169,13 @@ def test_the_curve_has_a_point_for_each_weights_that_ran_all_starts_and_none_for
 
 
 def test_the_best_weights_stand_beside_the_first_and_the_last(run: RunDirectory) -> None:
-    lines = [
-        held_out_result(version, 1, start, start < version)
+    records = [
+        held_out_record(version, 1, start, start < version)
         for version in (0, 2, 4)
         for start in range(4)
     ]
-    data = [msgspec.json.encode(line) for line in lines]
-    results_path(run).write_bytes(b"".join(line + b"\n" for line in data))
-    points = curve_points(
-        [SUCCESSES.row_in(line) for line in data],
-        [line.result.key for line in lines[:4]],
-        SUCCESSES,
-    )
+    write_records(run.path / SUCCESSES.file, records)
+    points = curve_points(records, [record.key for record in records[:4]], "success_rate")
     write_curve(run, make_curve("success_rate", [points[1]], points))
     page = write_report(run).read_text()
     assert "<th>best checkpoint, weights 2</th>" in page
@@ -229,13 +212,15 @@ def test_the_page_names_only_options_that_the_recipe_has(
 
 
 def test_the_page_compares_what_validation_found_before_and_after(run: RunDirectory) -> None:
-    found = [
-        ValidationResult(weight_version=n, num_problems=4, metrics={"best@4": 0.25 + n / 8})
-        for n in (0, 2, 4)
+    solved = {0: 1, 2: 2, 4: 3}
+    tries = [
+        evaluated(start=n, weights=weights, value=float(n < num), parts={"success": float(n < num)})
+        for weights, num in solved.items()
+        for n in range(4)
     ]
-    validation_path(run).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in found))
+    write_records(validation_path(run), tries)
     page = write_report(run).read_text()
-    assert "<td>best@4</td><td>0.250</td><td>0.750</td>" in page
+    assert "<td>mean</td><td>0.250</td><td>0.750</td>" in page
     assert "did not evaluate" not in page
 
 

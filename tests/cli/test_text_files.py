@@ -19,7 +19,7 @@ from vla_rl.cli.report import write_report
 from vla_rl.datasets import LeRobotWriter, RecordedEpisode, read_lerobot
 from vla_rl.datasets.prompts import read_prompts
 from vla_rl.errors import CheckpointError, ConfigError, DataError, GraphError, VlaRlError
-from vla_rl.evaluation import ResultFile, read_held_out
+from vla_rl.evaluation import read_records
 from vla_rl.evaluation.conditions import refuse_other_conditions
 from vla_rl.evaluation.validation import read_validation
 from vla_rl.graph import Pipeline
@@ -105,9 +105,9 @@ def language_model(folder: Path) -> None:
         ("meta/info.json", DataError, dataset, lambda path: read_lerobot(path.parents[1])),
         ("meta/tasks.jsonl", DataError, old_dataset, lambda path: read_lerobot(path.parents[1])),
         ("rows.jsonl", DataError, nothing, read_prompts),
-        ("held_out.jsonl", ConfigError, nothing, read_held_out),
+        ("held_out.jsonl", ConfigError, nothing, read_records),
         ("validation.jsonl", ConfigError, nothing, read_validation),
-        ("episodes.jsonl", ConfigError, nothing, ResultFile),
+        ("episodes.jsonl", ConfigError, nothing, read_records),
         ("conditions.json", ConfigError, nothing, lambda path: refuse_other_conditions(path, {})),
     ],
 )

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from evaluated import evaluated
 from toy_rollouts import STILL, FixedAnswer, evaluate_offline, run_toys, toy_episodes
 from uneven_world import LONG, SHORT, UnevenEnv, policy_that_acts, starts
 
@@ -19,7 +20,7 @@ from vla_rl.evaluation.checkpoint_evaluator import (
     evaluate_checkpoint,
     evaluator_settings,
 )
-from vla_rl.evaluation.held_out_records import SUCCESSES, success_line
+from vla_rl.evaluation.records import EpisodeRecord, episode_key
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.reporting import RunDirectory
 from vla_rl.rollout import EpisodeLost, embodied_agent
@@ -85,7 +86,7 @@ async def test_a_policy_whose_numbers_are_none_is_named_at_once() -> None:
 
 def settings(model: object, num_envs: int = 3) -> EvaluatorSettings:
     simulators = SimulatorConfig(num_envs=num_envs)
-    return evaluator_settings(model, success_line, None, simulators, torch_threads=1, niceness=1)
+    return evaluator_settings(model, "success_rate", None, simulators, torch_threads=1, niceness=1)
 
 
 def first_finished(num: int, num_envs: int, steps_per_update: int) -> tuple[float, set[int]]:
@@ -112,6 +113,10 @@ def first_finished(num: int, num_envs: int, steps_per_update: int) -> tuple[floa
     return sum(solved) / len(solved), versions
 
 
+def by_key(record: EpisodeRecord) -> Any:
+    return record.key
+
+
 async def test_moving_weights_and_short_successes_do_not_raise_the_result_of_a_checkpoint(
     tmp_path: Path,
 ) -> None:
@@ -125,10 +130,10 @@ async def test_moving_weights_and_short_successes_do_not_raise_the_result_of_a_c
     live = policy_that_acts(0)
     live.save(tmp_path / "version-3")
     newest = policy_that_acts(1).checkpoint_tensors()
-    lines: list[bytes] = []
+    records: list[EpisodeRecord] = []
 
-    async def done(line: bytes) -> None:
-        lines.append(line)
+    async def done(record: EpisodeRecord) -> None:
+        records.append(record)
         live.load_checkpoint_tensors(newest)  # training moves on with the first result
 
     async with asyncio.timeout(100), Runtime("run") as runtime:
@@ -138,31 +143,31 @@ async def test_moving_weights_and_short_successes_do_not_raise_the_result_of_a_c
             run,
             3,
             tmp_path / "version-3",
-            lambda: episodes[len(lines) :],
+            lambda: episodes[len(records) :],
             done,
         )
-    rows = [SUCCESSES.row_in(line) for line in lines]
-    assert sorted(row.key for row in rows) == sorted(map(SUCCESSES.key_of, episodes))
-    assert {row.weight_version for row in rows} == {3}
-    assert sum(row.value for row in rows) / len(rows) == 0.5
-    assert sorted(lines) == sorted(await evaluate_offline(tmp_path / "version-3", episodes, 3))
+    assert sorted(record.key for record in records) == sorted(map(episode_key, episodes))
+    assert {record.weights for record in records} == {3}
+    assert sum(record.value for record in records) / len(records) == 0.5
+    offline = await evaluate_offline(tmp_path / "version-3", episodes, 3)
+    assert sorted(records, key=by_key) == sorted(offline, key=by_key)
 
 
 async def test_a_process_that_dies_is_replaced_and_runs_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[list[int]] = []
-    done: list[bytes] = []
+    done: list[EpisodeRecord] = []
 
     async def dies_after_one(*arguments: Any) -> None:
         episodes, store = arguments[5], arguments[6]
         asked.append([episode.episode_id for episode in episodes])
-        await store(b"%d" % episodes[0].episode_id)
+        await store(evaluated(start=episodes[0].episode_id))
         if len(episodes) > 1:
             raise ActorDied("evaluator", 1, "SIGKILL")
 
-    async def store(line: bytes) -> None:
-        done.append(line)
+    async def store(record: EpisodeRecord) -> None:
+        done.append(record)
 
     monkeypatch.setattr(checkpoint_evaluator, "_evaluate_once", dies_after_one)
     run, episodes = RunDirectory(tmp_path), starts(4)
@@ -171,7 +176,7 @@ async def test_a_process_that_dies_is_replaced_and_runs_what_is_missing(
         nothing, nothing, run, 0, tmp_path, lambda: episodes[len(done) :], store
     )
     assert asked == [[0, 1, 2, 3], [1, 2, 3], [2, 3], [3]]
-    assert done == [b"0", b"1", b"2", b"3"]
+    assert [record.start for record in done] == [0, 1, 2, 3]
 
 
 async def test_processes_that_die_without_a_result_end_in_one_error(

@@ -10,7 +10,6 @@ from uneven_world import starts
 
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import HeldOutEvaluator
-from vla_rl.evaluation.held_out_records import SCORES, SUCCESSES, RowFormat
 from vla_rl.evaluation.held_out_schedule import (
     HeldOutSchedule,
     choosing_numbers,
@@ -20,6 +19,7 @@ from vla_rl.evaluation.held_out_schedule import (
     split_in_two,
     trend_window,
 )
+from vla_rl.evaluation.records import Measure, episode_key
 from vla_rl.recipes import driving_training, srpo_driving_loop, srpo_toy, suite_training, train_toy
 from vla_rl.recipes.driving_training import HeldOutScenesConfig, make_scene_evaluator
 from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
@@ -68,19 +68,19 @@ def scene_sets(module: Any, config: Any) -> Sets:
     return evaluator.episodes, evaluator.choose
 
 
-def two_sets(config: Any) -> tuple[Sets, RowFormat]:
+def two_sets(config: Any) -> tuple[Sets, Measure]:
     if isinstance(config, TrainToyConfig):
         pair = train_toy.held_out_episodes(config), train_toy.choosing_episodes(config)
-        return pair, SUCCESSES
+        return pair, "success_rate"
     if isinstance(config, SrpoToyConfig):
         pair = srpo_toy.held_out_episodes(config), srpo_toy.choosing_episodes(config)
-        return pair, SUCCESSES
+        return pair, "success_rate"
     if isinstance(config, SrpoDrivingLoopConfig):
-        return scene_sets(srpo_driving_loop, config), SCORES
+        return scene_sets(srpo_driving_loop, config), "score"
     if isinstance(config, driving_training.SceneTrainingConfig):
-        return scene_sets(driving_training, config), SCORES
+        return scene_sets(driving_training, config), "score"
     pair = suite_training.held_out_episodes(config), suite_training.choosing_episodes(config)
-    return pair, SUCCESSES
+    return pair, "success_rate"
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def two_sets(config: Any) -> tuple[Sets, RowFormat]:
 def test_each_recipe_has_two_sets_that_follow_what_is_reported(
     config: Any, num_reported: int | None, num_choosing: int | None
 ) -> None:
-    (report, choose), format = two_sets(evaluated_in_background(config))
-    keys = [{format.key_of(each) for each in found} for found in (report, choose)]
+    (report, choose), measure = two_sets(evaluated_in_background(config))
+    keys = [{episode_key(each, measure) for each in found} for found in (report, choose)]
     assert not keys[0] & keys[1]
     assert (len(keys[0]), len(keys[1])) == (len(report), len(choose))
     if num_reported is None:  # by default as many choose as are reported

@@ -7,45 +7,38 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
+from evaluated import evaluated, write_records
 
 from benchmarks import demo_result, held_out_report, rollout_result
 from benchmarks.held_out_report import bias_points, coverage, report_of, stop_after
 from benchmarks.kept_runs import kept_lines
-from vla_rl.evaluation import EpisodeResult
+from vla_rl.evaluation import EpisodeRecord
 from vla_rl.evaluation.held_out import conditions_path
-from vla_rl.evaluation.held_out_curve import CurvePoint, make_curve, mean_with_interval, write_curve
-from vla_rl.evaluation.held_out_records import HeldOutResult, results_path
+from vla_rl.evaluation.held_out_curve import CurvePoint, make_curve, write_curve
+from vla_rl.evaluation.records import SUCCESSES
+from vla_rl.evaluation.tables import compute_mean
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.train_toy import TrainToyConfig
 from vla_rl.reporting import RunDirectory
 from vla_rl.types import Config
 
 
-def an_episode(version: int, start: int, *, is_success: bool) -> HeldOutResult:
-    result = EpisodeResult(
-        suite="libero_goal", task_id=7, task="libero_goal/7", instruction="turn on the stove", init_state_id=start,
-        scene_seed=0, is_success=is_success, num_steps=70, attempts=1,
-    )  # fmt: skip
-    return HeldOutResult(weight_version=version, result=result)
-
-
-def a_finished_run(root: Path, results: list[HeldOutResult], assets: str = "wheels") -> Path:
+def a_finished_run(root: Path, records: list[EpisodeRecord], assets: str = "wheels") -> Path:
     """A run whose last held-out episode ended nine minutes after its start."""
     run = RunDirectory.create(root, "demo", Config(), {"assets": assets})
-    results_path(run).write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in results))
+    write_records(run.path / SUCCESSES.file, records)
     conditions_path(run).write_text('{"physics": "exact", "quality": "fast"}')
     update = {
         "update": 1, "wall_time_s": 60.0, "time/update_s": 30.0, "rollout/success_rate": 0.5,
-        "simulation/leases": len(results) + 32.0,
+        "simulation/leases": len(records) + 32.0,
     }  # fmt: skip
     run.metrics.write_text(json.dumps(update) + "\n")
     began = datetime.fromisoformat(
         json.loads((run.path / "versions.json").read_text())["started_at"]
     )
-    os.utime(results_path(run), (began.timestamp() + 540,) * 2)
+    os.utime(run.path / SUCCESSES.file, (began.timestamp() + 540,) * 2)
     return run.path
 
 
@@ -60,9 +53,11 @@ def result_of(
 def test_the_points_of_a_run_are_gained_on_the_starts_that_both_policies_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = [an_episode(0, start, is_success=start < 30) for start in range(100)]
-    results += [an_episode(20, start, is_success=start < 75) for start in range(100)]
-    results += [an_episode(20, 100, is_success=True)]  # which the base policy was not tried from
+    results = [evaluated(start=start, is_success=start < 30, weights=0) for start in range(100)]
+    results += [evaluated(start=start, is_success=start < 75, weights=20) for start in range(100)]
+    results += [
+        evaluated(start=100, is_success=True, weights=20)
+    ]  # which the base policy was not tried from
     found = result_of(a_finished_run(tmp_path, results), monkeypatch, capsys)
     assert found == {
         "before": 30.0, "after": 75.0, "points_gained": 45.0, "starts": 100, "updates": 20, "minutes": 9.0,
@@ -73,11 +68,13 @@ def test_the_points_of_a_run_are_gained_on_the_starts_that_both_policies_had(
 def test_the_best_checkpoint_has_its_report_first_and_what_chose_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = [an_episode(version, 40, is_success=version > 0) for version in (0, 10, 20)]
+    results = [
+        evaluated(start=40, is_success=version > 0, weights=version) for version in (0, 10, 20)
+    ]
     run = a_finished_run(tmp_path, results)
 
     def point(version: int, *outcomes: float) -> CurvePoint:
-        return CurvePoint(version, mean_with_interval(outcomes, "success_rate"), {})
+        return CurvePoint(version, compute_mean(outcomes, "success_rate"), {})
 
     chose = [point(0, 0, 0), point(10, 1, 1), point(20, 1, 0)]
     curve = make_curve("success_rate", chose, [point(10, 1, 0), point(20, 1, 1)])
@@ -90,7 +87,7 @@ def test_the_best_checkpoint_has_its_report_first_and_what_chose_it(
 def test_placeholder_assets_are_never_called_packaged_assets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = [an_episode(version, 40, is_success=True) for version in (0, 20)]
+    results = [evaluated(start=40, is_success=True, weights=version) for version in (0, 20)]
     run = a_finished_run(tmp_path, results, assets="stand-ins")
     assert result_of(run, monkeypatch, capsys)["assets"] == "stand-ins"
 
@@ -98,7 +95,7 @@ def test_placeholder_assets_are_never_called_packaged_assets(
 def test_the_minutes_of_a_resumed_run_are_unknown_because_it_paused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = [an_episode(version, 40, is_success=True) for version in (0, 20)]
+    results = [evaluated(start=40, is_success=True, weights=version) for version in (0, 20)]
     run = a_finished_run(tmp_path, results)
     RunDirectory.resume(run)
     assert result_of(run, monkeypatch, capsys)["minutes"] is None
@@ -108,7 +105,9 @@ def test_few_starts_are_told_with_what_their_rates_are_worth(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = [
-        an_episode(version, start, is_success=True) for version in (0, 20) for start in range(30)
+        evaluated(start=start, is_success=True, weights=version)
+        for version in (0, 20)
+        for start in range(30)
     ]
     monkeypatch.setattr(sys, "argv", ["demo_result", str(a_finished_run(tmp_path, results))])
     assert demo_result.main() == 0
@@ -120,7 +119,7 @@ def test_few_starts_are_told_with_what_their_rates_are_worth(
 def test_a_run_that_was_evaluated_once_has_no_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = a_finished_run(tmp_path, [an_episode(0, 40, is_success=True)])
+    run = a_finished_run(tmp_path, [evaluated(start=40, is_success=True, weights=0)])
     monkeypatch.setattr(sys, "argv", ["demo_result", str(run)])
     assert demo_result.main() == 2
     assert "1 weight versions were evaluated, expected the first and the last" in (
@@ -131,8 +130,12 @@ def test_a_run_that_was_evaluated_once_has_no_result(
 def test_a_kept_run_is_in_the_table_with_every_outcome_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = [an_episode(0, start, is_success=start == 41) for start in (43, 41, 42, 40)]
-    results += [an_episode(20, start, is_success=start != 43) for start in (40, 41, 42, 43)]
+    results = [
+        evaluated(start=start, is_success=start == 41, weights=0) for start in (43, 41, 42, 40)
+    ]
+    results += [
+        evaluated(start=start, is_success=start != 43, weights=20) for start in (40, 41, 42, 43)
+    ]
     run, data = a_finished_run(tmp_path, results), tmp_path / "demo.jsonl"
     arguments = ["demo_result", str(run), "--keep", str(data), "--note", "alone"]
     monkeypatch.setattr(sys, "argv", arguments)

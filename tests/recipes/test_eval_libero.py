@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from evaluated import evaluated
 
 from vla_rl.actors import LastingForkServers, Runtime
 from vla_rl.cli import dry_run, evaluate
@@ -28,7 +29,7 @@ from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.libero.packages import list_installed_packages
 from vla_rl.envs.libero.tasks import Task, find_task, list_tasks
 from vla_rl.errors import ConfigError, VlaRlError
-from vla_rl.evaluation import EpisodeResult, ResultFile, episode_result, result_table
+from vla_rl.evaluation import RecordFile, make_record, result_table
 from vla_rl.evaluation.config import (
     describe_conditions,
     evaluation_conditions,
@@ -36,7 +37,7 @@ from vla_rl.evaluation.config import (
     planned_episodes,
     require_goal_files,
 )
-from vla_rl.evaluation.tables import robustness_table, table_title, write_results
+from vla_rl.evaluation.tables import change_table, table_title, write_results
 from vla_rl.recipes import eval_libero
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.recipes.eval_metaworld import EvalMetaworldConfig
@@ -48,7 +49,7 @@ QUICK = ["--assets", "stand-ins", "--physics", "fast", "--quality", "fast", "--i
 
 
 def ended(init_state_id: int = 0) -> SimpleNamespace:
-    """An episode of one decision that failed: its trajectory, and its result."""
+    """An episode of one decision that failed: its trajectory, and its record."""
     spec = EpisodeSpec(
         episode_id=0, group_id=0, member=0, env=EnvSpec(id="vla_rl/libero_goal-v0"), task="libero_goal/3", seed=0,
         policy_seed=0,
@@ -60,7 +61,7 @@ def ended(init_state_id: int = 0) -> SimpleNamespace:
         stop_reason=StopReason.TIME_LIMIT,
         info={"init_state_id": init_state_id, "scene_seed": 0},
     )
-    return SimpleNamespace(trajectory=trajectory, result=episode_result(trajectory))
+    return SimpleNamespace(trajectory=trajectory, record=make_record(trajectory))
 
 
 def opened_without_simulators(monkeypatch: pytest.MonkeyPatch) -> list[EnvSpec]:
@@ -286,10 +287,7 @@ async def test_what_cannot_be_evaluated_is_refused_by_a_dry_run_too(
 
 
 def test_results_are_plain_json(tmp_path: Path) -> None:
-    one = EpisodeResult(
-        suite="libero_goal", task_id=3, task="libero_goal/3", instruction="open it", init_state_id=0, scene_seed=0,
-        is_success=True, num_steps=90, attempts=1,
-    )  # fmt: skip
+    one = evaluated("libero_goal/3", parts={"steps": 90.0, "attempts": 1.0})
     write_results(tmp_path / "results.json", {"seed": 0}, [one], num_planned=1, num_missing=0)
     found = msgspec.json.decode((tmp_path / "results.json").read_bytes())
     assert found["suites"]["libero_goal"]["success_rate"] == 1.0
@@ -299,29 +297,23 @@ def test_results_are_plain_json(tmp_path: Path) -> None:
 
 
 def test_perturbations_have_rates_and_a_table_of_their_own(tmp_path: Path) -> None:
-    played = [
+    outcomes = [
         ("libero_goal", "", True),
         ("liberopro.libero_goal_swap", "swap", True),
         ("liberopro.libero_goal_swap", "swap", False),
         ("liberopro.libero_10_lan", "language", True),
     ]
-    results = [
-        msgspec.structs.replace(
-            ended(number).result,
-            suite=suite,
-            task=f"{suite}/3",
-            perturbation=kind,
-            is_success=is_success,
-        )
-        for number, (suite, kind, is_success) in enumerate(played)
+    records = [
+        evaluated(f"{suite}/3", number, is_success, perturbation=kind)
+        for number, (suite, kind, is_success) in enumerate(outcomes)
     ]
-    write_results(tmp_path / "results.json", {}, results, num_planned=4, num_missing=0)
+    write_results(tmp_path / "results.json", {}, records, num_planned=4, num_missing=0)
     found = msgspec.json.decode((tmp_path / "results.json").read_bytes())["perturbations"]
     assert {kind: (rates["successes"], rates["episodes"]) for kind, rates in found.items()} == {
         "swap": (1, 2),
         "language": (1, 1),
     }
-    table = robustness_table(results, "mine")
+    table = change_table(records, "mine")
     assert [column.header for column in table.columns] == [
         "change", "libero_goal", "libero_10", "all",
     ]  # fmt: skip
@@ -334,17 +326,9 @@ def test_perturbations_have_rates_and_a_table_of_their_own(tmp_path: Path) -> No
 
 
 def test_a_suite_of_thousands_of_tasks_has_one_row() -> None:
-    results = [
-        msgspec.structs.replace(
-            ended().result,
-            suite="liberoplus.libero_goal",
-            task_id=number,
-            task=f"liberoplus.libero_goal/{number}",
-        )
-        for number in range(91)
-    ]
-    assert [*result_table(results, "mine").columns[0].cells] == ["liberoplus.libero_goal"]
-    assert len([*result_table(results[:90], "mine").columns[0].cells]) == 91
+    records = [evaluated(f"liberoplus.libero_goal/{number}") for number in range(91)]
+    assert [*result_table(records, "mine").columns[0].cells] == ["liberoplus.libero_goal"]
+    assert len([*result_table(records[:90], "mine").columns[0].cells]) == 91
 
 
 def test_some_kinds_of_change_are_run_alone() -> None:
@@ -389,7 +373,7 @@ async def test_an_evaluation_older_than_the_choice_of_scenes_goes_on_with_the_sa
             key: value for key, value in msgspec.to_builtins(record).items() if key != "scenes"
         }
         (tmp_path / name).write_bytes(msgspec.json.encode(older))
-    (tmp_path / "episodes.jsonl").write_bytes(msgspec.json.encode(ended().result) + b"\n")
+    (tmp_path / "episodes.jsonl").write_bytes(msgspec.json.encode(ended().record) + b"\n")
     assert await main(Command(EvalLaunch(resume=tmp_path, dry_run=True), config)) == 0
     assert [env.id for env in opened] == ["vla_rl/libero_object-v0"]
     resumed = parse_command(EvalLaunch, EvalLiberoConfig, "", ["--resume", str(tmp_path)])
@@ -428,7 +412,7 @@ def test_an_interrupted_evaluation_says_that_it_is_incomplete(tmp_path: Path) ->
         "mine", {"assets": "LIBERO", "scenes": "published"}, num_planned=3, num_missing=0
     )
     assert whole == "mine, assets: LIBERO, scenes: published"
-    write_results(tmp_path / "results.json", {}, [ended().result], num_planned=200, num_missing=199)
+    write_results(tmp_path / "results.json", {}, [ended().record], num_planned=200, num_missing=199)
     found = msgspec.json.decode((tmp_path / "results.json").read_bytes())
     assert (found["is_complete"], found["missing_episodes"]) == (False, 199)
 
@@ -470,11 +454,11 @@ async def test_a_video_that_cannot_be_written_costs_no_result(
         raise OSError("no space left")
 
     monkeypatch.setattr(evaluate, "write_video", full_disk)
-    with ResultFile(tmp_path / "episodes.jsonl") as file:
-        keeper = ResultRecorder(EvalLiberoConfig(), file, tmp_path)
+    with RecordFile(tmp_path / "episodes.jsonl") as file:
+        recorder = ResultRecorder(EvalLiberoConfig(), file, tmp_path)
         for state in (3, 4):
-            await keeper.keep(ended(state).trajectory)
-    with ResultFile(tmp_path / "episodes.jsonl") as file:
-        assert [key[1] for key in file.results] == [3, 4]
-    assert keeper.num_failed_videos == 2
+            await recorder.keep(ended(state).trajectory)
+    with RecordFile(tmp_path / "episodes.jsonl") as file:
+        assert [record.start for record in file.records] == [3, 4]
+    assert recorder.num_failed_videos == 2
     assert caplog.text.count("no space left") == 1

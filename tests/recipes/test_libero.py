@@ -7,24 +7,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 from disks import SmallDisk
+from evaluated import as_lines, evaluated
 
 from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.cli.report import write_report
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import (
-    EpisodeResult,
     HeldOutEvaluator,
+    RecordFile,
     held_out,
-    read_held_out,
+    read_records,
     write_contact_sheet,
 )
 from vla_rl.evaluation.conditions import record_conditions
-from vla_rl.evaluation.held_out_records import HeldOutResult, results_path
-from vla_rl.evaluation.results import line_writer
+from vla_rl.evaluation.records import SUCCESSES
 from vla_rl.learner import LearnerConfig, latest_checkpoint
 from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny
@@ -59,7 +58,7 @@ async def test_srpo_updates_a_policy_from_episodes_of_real_libero(
         held_out=HeldOutConfig(init_states="48-49", step_limit=16, physics="fast"),
     )
     policy = OpenVlaOft.create(tiny(), seed=0)
-    evaluator = HeldOutEvaluator(held_out_episodes(config), film=write_contact_sheet)
+    evaluator = HeldOutEvaluator(held_out_episodes(config), contact_sheet=write_contact_sheet)
     async with asyncio.timeout(280):
         outcome = await train(config, training_starts(config), policy, evaluator=evaluator)
     (metrics,) = read_metrics(outcome.run.metrics)
@@ -71,8 +70,8 @@ async def test_srpo_updates_a_policy_from_episodes_of_real_libero(
     assert checkpoint is not None
     assert OpenVlaOft.load(checkpoint / "policy").config.chunk_size == 8
     assert len(list(outcome.run.videos.glob("*failure*.mp4"))) == 1
-    judged = read_held_out(results_path(outcome.run))
-    assert sorted((line.weight_version, line.result.init_state_id) for line in judged) == [
+    records = read_records(outcome.run.path / SUCCESSES.file)
+    assert sorted((record.weights, record.start) for record in records) == [
         (0, 48), (0, 49), (1, 48), (1, 49),
     ]  # fmt: skip
     assert len(list((outcome.run.path / "strips").glob("*.jpg"))) == 4
@@ -84,20 +83,16 @@ async def test_srpo_updates_a_policy_from_episodes_of_real_libero(
 async def test_a_result_that_was_cut_off_by_a_kill_is_overwritten_by_the_next_one(
     tmp_path: Path,
 ) -> None:
-    run = RunDirectory.create(tmp_path, "judged", Config())
-    result = EpisodeResult(
-        suite="libero_goal", task_id=7, task="libero_goal/7", instruction="turn on the stove", init_state_id=40,
-        scene_seed=0, is_success=True, num_steps=70, attempts=1,
-    )  # fmt: skip
-    whole = msgspec.json.encode(HeldOutResult(weight_version=0, result=result)) + b"\n"
-    results_path(run).write_bytes(whole + whole[:30])
+    run = RunDirectory.create(tmp_path, "evaluated", Config())
+    path, whole = run.path / SUCCESSES.file, as_lines([evaluated(start=40)])
+    path.write_bytes(whole + whole[:30])
     await HeldOutEvaluator([])(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=1))  # type: ignore[arg-type]
-    assert len(read_held_out(results_path(run))) == 1
-    line_writer(results_path(run)).put("the next one", whole)
-    assert results_path(run).read_bytes() == whole + whole
+    assert len(read_records(path)) == 1
+    await RecordFile(path).add(evaluated(start=40))
+    assert path.read_bytes() == whole + whole
 
 
-def test_a_run_is_not_judged_with_other_assets_than_it_was(tmp_path: Path) -> None:
+def test_a_run_is_not_evaluated_with_other_assets_than_it_was(tmp_path: Path) -> None:
     config = SrpoLiberoConfig(tasks=("libero_goal/7",), held_out=HeldOutConfig(init_states="48-49"))
     run, episodes = RunDirectory.create(tmp_path, "run", config), held_out_episodes(config)
     record_conditions(
@@ -108,21 +103,16 @@ def test_a_run_is_not_judged_with_other_assets_than_it_was(tmp_path: Path) -> No
         HeldOutEvaluator(episodes, assets="LIBERO").check(run)
 
 
-async def judged_by(run: RunDirectory, **changed: Any) -> None:
-    """The evaluator of a run, which has nothing to play any more."""
+async def evaluate_again(run: RunDirectory, **changed: Any) -> None:
+    """Evaluate weights whose episodes have all run."""
     config = SrpoLiberoConfig(
         tasks=("libero_goal/7",),
         held_out=HeldOutConfig(**{"init_states": "48-49", "step_limit": 16, **changed}),
     )
     evaluator = HeldOutEvaluator(held_out_episodes(config))
     evaluator.check(run)
-    for state in (48, 49):
-        result = EpisodeResult(
-            suite="libero_goal", task_id=7, task="libero_goal/7", instruction="turn on the stove", init_state_id=state,
-            scene_seed=0, is_success=True, num_steps=7, attempts=1,
-        )  # fmt: skip
-        with results_path(run).open("ab") as file:
-            file.write(msgspec.json.encode(HeldOutResult(weight_version=1, result=result)) + b"\n")
+    with (run.path / SUCCESSES.file).open("ab") as file:
+        file.write(as_lines(evaluated(start=state, weights=1) for state in (48, 49)))
     await evaluator(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=1))  # type: ignore[arg-type]
 
 
@@ -133,23 +123,23 @@ async def judged_by(run: RunDirectory, **changed: Any) -> None:
         ({"physics": "fast"}, r"physics is 'fast' now, but .* says 'exact'"),
     ],
 )
-async def test_held_out_results_of_other_conditions_are_never_put_beside_each_other(
+async def test_held_out_results_of_other_conditions_are_never_put_together(
     changed: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    run = RunDirectory.create(tmp_path, "judged", Config())
-    await judged_by(run)
-    await judged_by(run)
+    run = RunDirectory.create(tmp_path, "evaluated", Config())
+    await evaluate_again(run)
+    await evaluate_again(run)
     with pytest.raises(ConfigError, match=message):
-        await judged_by(run, **changed)
+        await evaluate_again(run, **changed)
 
 
-async def test_a_film_that_cannot_be_written_costs_no_result(
+async def test_a_contact_sheet_that_cannot_be_written_costs_no_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def full_disk(run: RunDirectory, weight_version: int, trajectory: Trajectory) -> None:
         raise OSError("no space left")
 
-    async def played(
+    async def run_missing(
         pool: Any, engine: Any, agent: Any, missing: Sequence[EpisodeSpec], done: Any
     ) -> None:
         for episode in missing:
@@ -160,13 +150,13 @@ async def test_a_film_that_cannot_be_written_costs_no_result(
                 )
             )  # fmt: skip
 
-    monkeypatch.setattr(held_out, "run_each", played)
-    run = RunDirectory.create(tmp_path, "judged", Config())
+    monkeypatch.setattr(held_out, "run_each", run_missing)
+    run = RunDirectory.create(tmp_path, "evaluated", Config())
     config = SrpoLiberoConfig(tasks=("libero_goal/7",), held_out=HeldOutConfig(init_states="48-49"))
-    evaluator = HeldOutEvaluator(held_out_episodes(config), film=full_disk)
+    evaluator = HeldOutEvaluator(held_out_episodes(config), contact_sheet=full_disk)
     await evaluator(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=0))  # type: ignore[arg-type]
-    assert [line.result.init_state_id for line in read_held_out(results_path(run))] == [48, 49]
-    assert evaluator.num_failed_films == 2
+    assert [record.start for record in read_records(run.path / SUCCESSES.file)] == [48, 49]
+    assert evaluator.num_failed_sheets == 2
     assert caplog.text.count("no space left") == 1
 
 
@@ -175,7 +165,7 @@ async def test_held_out_results_wait_for_room_on_a_full_disk_and_never_end_the_r
 ) -> None:
     disk = SmallDisk(monkeypatch)
 
-    async def played(
+    async def run_missing(
         pool: Any, engine: Any, agent: Any, missing: Sequence[EpisodeSpec], done: Any
     ) -> None:
         for episode in missing:
@@ -187,12 +177,12 @@ async def test_held_out_results_wait_for_room_on_a_full_disk_and_never_end_the_r
                 )
             )  # fmt: skip
 
-    monkeypatch.setattr(held_out, "run_each", played)
-    run = RunDirectory.create(tmp_path, "judged", Config())
+    monkeypatch.setattr(held_out, "run_each", run_missing)
+    run = RunDirectory.create(tmp_path, "evaluated", Config())
     config = SrpoLiberoConfig(tasks=("libero_goal/7",), held_out=HeldOutConfig(init_states="40-48"))
     evaluator = HeldOutEvaluator(held_out_episodes(config))
     await evaluator(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=0))  # type: ignore[arg-type]
-    assert [line.result.init_state_id for line in read_held_out(results_path(run))] == list(
+    assert [record.start for record in read_records(run.path / SUCCESSES.file)] == list(
         range(40, 49)
     )
     assert caplog.text.count("No space left") == 1
@@ -244,7 +234,7 @@ def test_pictures_are_as_the_policy_was_taught_them_unless_said_otherwise(tmp_pa
         assert {episode.env.kwargs["quality"] for episode in held_out_episodes(config)} == {quality}
 
 
-def test_training_episodes_are_cut_short_for_the_policy_that_ships_and_judged_ones_never(
+def test_training_episodes_are_cut_short_for_the_policy_that_ships_and_held_out_ones_never(
     tmp_path: Path,
 ) -> None:
     for config, limit in [
@@ -301,7 +291,7 @@ def test_groups_of_a_task_start_from_the_training_states_only() -> None:
     ]  # fmt: skip
 
 
-def test_tasks_are_named_by_suite_and_number_each_played_once() -> None:
+def test_tasks_are_named_by_suite_and_number_each_chosen_once() -> None:
     tasks = SrpoLiberoConfig(
         tasks=("libero_object/8,0-1", "libero_goal", "libero_object/1-2")
     ).chosen_tasks

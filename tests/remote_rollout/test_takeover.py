@@ -26,7 +26,7 @@ from vla_rl.cluster.config import ClusterConfig
 from vla_rl.engines import DeviceLane
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation import HeldOutEvaluator, read_held_out
+from vla_rl.evaluation import HeldOutEvaluator, read_records
 from vla_rl.learner import load_checkpoint
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.train_toy import TrainToyConfig, new_policy, training_starts
@@ -204,12 +204,11 @@ async def test_the_resume_gets_the_simulators_the_engine_and_the_episodes_it_nee
             # held-out episodes run there too, and give the bits of an evaluation of the weights here
             episodes = held_out_of(site)
             evaluator = HeldOutEvaluator(episodes)
-            await evaluator.elsewhere(RunDirectory(site.folder), resumed.evaluators)
+            await evaluator.evaluate_on_hosts(RunDirectory(site.folder), resumed.evaluators)
             await lane.run(model_of(resumed).save, tmp_path / "policy")
-        lines = (site.folder / "held_out.jsonl").read_bytes().splitlines()
-        assert sorted(lines) == sorted(
-            await evaluate_offline(tmp_path / "policy", episodes, version=3)
-        )
+        records = read_records(site.folder / "held_out.jsonl")
+        offline = await evaluate_offline(tmp_path / "policy", episodes, version=3)
+        assert sorted(records, key=repr) == sorted(offline, key=repr)
     shown = capsys.readouterr().out
     for number in (0, 1):
         taken = (
@@ -377,8 +376,8 @@ def test_a_resume_takes_over_the_hosts_of_a_run_that_was_killed(
     assert state.ledger.trained == UPDATES * 2 * 2  # groups of an update, and their members
     assert (folder / "hosts_key").stat().st_size > 32
     # held-out episodes ran before the kill and after the resume, on the host: none runs here
-    results = read_held_out(folder / "held_out.jsonl")
-    assert [each.weight_version for each in results] == [0] * 3 + [UPDATES] * 3
+    records = read_records(folder / "held_out.jsonl")
+    assert [record.weights for record in records] == [0] * 3 + [UPDATES] * 3
     # the run ended in order, so nothing waits for another resume
     wait_until("the end of all", lambda: not host.processes(), host.server)
 

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from evaluated import as_lines, evaluated, write_records
 from uneven_world import policy_that_acts, starts
 
 from vla_rl.actors import Runtime
@@ -15,16 +15,9 @@ from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.evaluation import HeldOutEvaluator
 from vla_rl.evaluation.checkpoint_evaluator import evaluator_settings
 from vla_rl.evaluation.held_out_curve import Best, curve_points, read_curve
-from vla_rl.evaluation.held_out_records import (
-    SUCCESSES,
-    HeldOutResult,
-    HeldOutRow,
-    choosing_format,
-    results_path,
-    success_line,
-)
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule, trend_window
-from vla_rl.evaluation.results import EpisodeResult
+from vla_rl.evaluation.record_file import read_records
+from vla_rl.evaluation.records import SUCCESSES, EpisodeRecord, choosing_format, episode_key
 from vla_rl.learner.checkpoint.folders import (
     best_checkpoint,
     list_checkpoints,
@@ -42,14 +35,8 @@ CHOOSE, REPORT = starts(8)[:4], starts(8)[4:]
 RUN_SIMULATORS = SimulatorConfig(num_envs=5)
 
 
-def line(version: int, episode: EpisodeSpec, is_success: bool) -> bytes:
-    suite, _, task_id = episode.task.partition("/")
-    result = EpisodeResult(
-        suite=suite, task_id=int(task_id), task=episode.task, instruction="",
-        init_state_id=episode.options["init_state_id"], scene_seed=0, is_success=is_success,
-        num_steps=2, attempts=1,
-    )  # fmt: skip
-    return msgspec.json.encode(HeldOutResult(weight_version=version, result=result))
+def record(version: int, episode: EpisodeSpec, is_success: bool) -> EpisodeRecord:
+    return evaluated(episode.task, episode.options["init_state_id"], is_success, weights=version)
 
 
 class Evaluations:
@@ -83,14 +70,14 @@ class Evaluations:
         if missing()[0] in REPORT:
             self.reported.append(version)
             for number, episode in enumerate(missing()):
-                await done(line(version, episode, number < self._reported.get(version, 0)))
+                await done(record(version, episode, number < self._reported.get(version, 0)))
             return
         self.begun.append(version)
         self.simulators.append(settings.simulators.num_envs)
         self._event(self._has_begun, version).set()
         await self._event(self._may_end, version).wait()
         for number, episode in enumerate(missing()):
-            await done(line(version, episode, number < self._solved.get(version, 0)))
+            await done(record(version, episode, number < self._solved.get(version, 0)))
 
     def let_end(self, *versions: int) -> None:
         for version in versions:
@@ -105,7 +92,7 @@ class Evaluations:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory.create(tmp_path, "judged", Config())
+    return RunDirectory.create(tmp_path, "evaluated", Config())
 
 
 def save(run: RunDirectory, *versions: int) -> None:
@@ -120,7 +107,7 @@ def names_in(run: RunDirectory) -> list[str]:
     return [folder.name for folder in list_checkpoints(run.checkpoints)]
 
 
-class Beside:
+class World:
     """What a run would give to `BackgroundEvaluation`, and what came back."""
 
     def __init__(
@@ -142,13 +129,18 @@ class Beside:
     def open(self, first: int = 0) -> BackgroundEvaluation:
         evaluator = HeldOutEvaluator(REPORT, choose=CHOOSE, schedule=self._schedule)
         settings = evaluator_settings(
-            policy_that_acts(0), success_line, None, SimulatorConfig(), torch_threads=1, niceness=1
+            policy_that_acts(0),
+            "success_rate",
+            None,
+            SimulatorConfig(),
+            torch_threads=1,
+            niceness=1,
         )
         return BackgroundEvaluation(
             evaluator,
             settings,
             self.run,
-            Runtime("judged"),
+            Runtime("evaluated"),
             first=first,
             note=self._note,
         )
@@ -167,19 +159,19 @@ class Beside:
 async def test_the_newest_of_the_versions_that_wait_is_evaluated_and_one_line_names_the_skipped(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world = Beside(run, {0: 1, 4: 3, 5: 2}, monkeypatch)
-    async with asyncio.timeout(20), world.open() as beside:
+    world = World(run, {0: 1, 4: 3, 5: 2}, monkeypatch)
+    async with asyncio.timeout(20), world.open() as evaluation:
         for version in (0, 2, 4):
             save(run, version)
-            beside.offer(version)
+            evaluation.offer(version)
             await world.evaluations.begins(0)
-        assert beside.kept() == {0, 4}
-        prune(run.checkpoints, 1, beside.kept())
+        assert evaluation.kept() == {0, 4}
+        prune(run.checkpoints, 1, evaluation.kept())
         assert names_in(run) == ["update-000000", "update-000004"]
         world.evaluations.let_end(0, 4, 5)
         await world.is_noted(4)
         save(run, 5)
-        await beside.finish(5, RUN_SIMULATORS)
+        await evaluation.finish(5, RUN_SIMULATORS)
     assert world.evaluations.begun == [0, 4, 5]
     assert world.evaluations.simulators == [1, 1, 5]
     assert world.noted == [(0, 0.25), (4, 0.75), (5, 0.5)]
@@ -191,7 +183,7 @@ async def test_the_newest_of_the_versions_that_wait_is_evaluated_and_one_line_na
     curve = read_curve(run)
     assert curve is not None
     assert curve.skipped == (2,)
-    assert curve == beside.curve
+    assert curve == evaluation.curve
     assert [point.weights for point in curve.chose] == [0, 4, 5]
     assert [point.weights for point in curve.report] == [0, 4, 5]
     # odd starts and even ones are two tasks
@@ -203,15 +195,15 @@ async def test_the_newest_of_the_versions_that_wait_is_evaluated_and_one_line_na
 async def test_the_best_checkpoint_is_kept_by_name_and_is_never_removed(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = Beside(run, {0: 1, 2: 3, 4: 3, 6: 2}, monkeypatch)
+    world = World(run, {0: 1, 2: 3, 4: 3, 6: 2}, monkeypatch)
     world.evaluations.let_end(0, 2, 4, 6)
-    async with asyncio.timeout(20), world.open() as beside:
+    async with asyncio.timeout(20), world.open() as evaluation:
         for version in (0, 2, 4):
             save(run, version)
-            beside.offer(version)
+            evaluation.offer(version)
             await world.is_noted(version)
         save(run, 6)
-        await beside.finish(6, RUN_SIMULATORS)
+        await evaluation.finish(6, RUN_SIMULATORS)
         prune(run.checkpoints, 1)
     assert names_in(run) == ["update-000002", "update-000006"]
     assert best_checkpoint(run.checkpoints) == run.checkpoints / "update-000002"
@@ -228,24 +220,21 @@ async def test_the_starts_that_choose_a_checkpoint_do_not_report_it(
 ) -> None:
     """Weights 4 solve all of the four starts that choose, and two of the four others."""
     solved, reported = {0: 1, 2: 2, 4: 4, 6: 3, 8: 3}, {0: 1, 4: 2, 8: 3}
-    world = Beside(run, solved, monkeypatch, reported)
+    world = World(run, solved, monkeypatch, reported)
     world.evaluations.let_end(*solved)
-    async with asyncio.timeout(20), world.open() as beside:
+    async with asyncio.timeout(20), world.open() as evaluation:
         for version in (0, 2, 4, 6):
             save(run, version)
-            beside.offer(version)
+            evaluation.offer(version)
             await world.is_noted(version)
         save(run, 8)
-        await beside.finish(8, RUN_SIMULATORS)
+        await evaluation.finish(8, RUN_SIMULATORS)
     # the first, the last and the best, and no others
     assert world.evaluations.reported == [0, 8, 4]
     assert world.noted_report == [(0, 0.25), (8, 0.75), (4, 0.5)]
-    rows = [SUCCESSES.row_in(each) for each in results_path(run).read_bytes().splitlines()]
-    assert {row.key for row in rows} == {SUCCESSES.key_of(each) for each in REPORT}
-    chose = (run.path / choosing_format(SUCCESSES).file).read_bytes().splitlines()
-    assert {SUCCESSES.row_in(each).key for each in chose} == {
-        SUCCESSES.key_of(each) for each in CHOOSE
-    }
+    for format, episodes in ((SUCCESSES, REPORT), (choosing_format(SUCCESSES), CHOOSE)):
+        records = read_records(run.path / format.file)
+        assert {record.key for record in records} == set(map(episode_key, episodes))
     stored = json.loads((run.path / "held_out_curve.json").read_text())
     assert stored["best"]["weights"] == 4
     assert (stored["best"]["report"][:2], stored["best"]["chose"][:2]) == ([4, 0.5], [4, 1.0])
@@ -254,7 +243,7 @@ async def test_the_starts_that_choose_a_checkpoint_do_not_report_it(
     assert [each["weights"] for each in stored["chose"]] == [0, 2, 4, 6, 8]
 
     capsys.readouterr()
-    print_curve(beside.curve, run, 8)
+    print_curve(evaluation.curve, run, 8)
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == (
         "held out: final weights 8: 3 of 4 starts solved = 75 % (95 %: 30 to 95); weights 0: 1 of 4 "
@@ -268,14 +257,14 @@ async def test_the_starts_that_choose_a_checkpoint_do_not_report_it(
 async def test_a_run_that_was_stopped_reports_what_a_resume_has_to_run(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world = Beside(run, {0: 1, 2: 3}, monkeypatch, {0: 2, 2: 1, 4: 4})
+    world = World(run, {0: 1, 2: 3}, monkeypatch, {0: 2, 2: 1, 4: 4})
     world.evaluations.let_end(0, 2, 4)
-    async with asyncio.timeout(20), world.open() as beside:
+    async with asyncio.timeout(20), world.open() as evaluation:
         for version in (0, 2):
             save(run, version)
-            beside.offer(version)
+            evaluation.offer(version)
             await world.is_noted(version)
-    print_curve(beside.curve, run, 3)
+    print_curve(evaluation.curve, run, 3)
     last_line = capsys.readouterr().out.splitlines()[-1]
     assert last_line.startswith("held out: final weights 3 are not reported yet; ")
     assert "best: weights 2: not reported yet, chose with 75 % of 4 other starts" in last_line
@@ -293,18 +282,18 @@ async def test_a_run_from_before_there_were_two_sets_goes_on_with_one(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Weights 0 and 2 ran the reported starts, and weights 2 are the best."""
-    lines = [line(version, each, version == 2) for version in (0, 2) for each in REPORT]
-    results_path(run).write_bytes(b"".join(each + b"\n" for each in lines))
+    earlier = [record(version, each, version == 2) for version in (0, 2) for each in REPORT]
+    write_records(run.path / SUCCESSES.file, earlier)
     mean = {0: [4, 0.0, 0.0, 0.49], 2: [4, 1.0, 0.51, 1.0]}
     points = [{"weights": each, "all": mean[each], "tasks": {}} for each in (0, 2)]
     old = {"measure": "success_rate", "points": points, "skipped": [1]}
     (run.path / "held_out_curve.json").write_text(json.dumps(old))
     save(run, 2, 4)
     set_best(run.checkpoints, run.checkpoints / "update-000002")
-    world = Beside(run, {}, monkeypatch, {4: 3})
+    world = World(run, {}, monkeypatch, {4: 3})
     for _ in range(2):  # a second resume finds what the first one wrote
-        async with asyncio.timeout(20), world.open(first=4) as beside:
-            await beside.finish(4, RUN_SIMULATORS)
+        async with asyncio.timeout(20), world.open(first=4) as evaluation:
+            await evaluation.finish(4, RUN_SIMULATORS)
     assert world.evaluations.begun == []
     assert world.evaluations.reported == [4]
     curve = read_curve(run)
@@ -326,15 +315,15 @@ async def test_evaluations_without_gain_ask_the_run_to_stop(
 ) -> None:
     patience, window = 2, trend_window(4, 2)
     versions = list(range(0, 2 * window, 2))
-    world = Beside(run, dict.fromkeys(versions, 4), monkeypatch, stop_after=patience)
+    world = World(run, dict.fromkeys(versions, 4), monkeypatch, stop_after=patience)
     world.evaluations.let_end(*versions)
-    async with asyncio.timeout(20), world.open() as beside:
+    async with asyncio.timeout(20), world.open() as evaluation:
         for version in versions:
-            assert not beside.has_stopped_gaining.is_set()
+            assert not evaluation.has_stopped_gaining.is_set()
             save(run, version)
-            beside.offer(version)
+            evaluation.offer(version)
             await world.is_noted(version)
-        await asyncio.wait_for(beside.has_stopped_gaining.wait(), 5)
+        await asyncio.wait_for(evaluation.has_stopped_gaining.wait(), 5)
     said = capsys.readouterr().out
     assert (
         f"--held-out.stop-after 2: 4 starts are too few to tell within 4 evaluations whether a "
@@ -347,42 +336,41 @@ async def test_evaluations_without_gain_ask_the_run_to_stop(
 async def test_a_resumed_run_finishes_what_ran_and_what_waited_and_runs_no_start_twice(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed = Beside(run, {}, monkeypatch)
-    async with asyncio.timeout(20), killed.open() as beside:
+    killed = World(run, {}, monkeypatch)
+    async with asyncio.timeout(20), killed.open() as evaluation:
         for version in (0, 2, 4):
             save(run, version)
-            beside.offer(version)
+            evaluation.offer(version)
             await killed.evaluations.begins(0)
     # three starts of weights 0 had ended, and the line of the fourth was cut off
-    ended = b"".join(line(0, episode, True) + b"\n" for episode in CHOOSE[:3])
+    lines = as_lines(record(0, episode, True) for episode in CHOOSE).splitlines(keepends=True)
     path = run.path / choosing_format(SUCCESSES).file
-    path.write_bytes(ended + line(0, CHOOSE[3], True)[:20])
-    world = Beside(run, {0: 1, 4: 2}, monkeypatch)
+    path.write_bytes(b"".join(lines[:3]) + lines[3][:20])
+    world = World(run, {0: 1, 4: 2}, monkeypatch)
     world.evaluations.let_end(0, 4)
-    async with asyncio.timeout(20), world.open(first=4) as beside:
-        assert beside.kept() == {0, 4}  # 2 had been skipped
-        await beside.finish(4, RUN_SIMULATORS)
+    async with asyncio.timeout(20), world.open(first=4) as evaluation:
+        assert evaluation.kept() == {0, 4}  # 2 had been skipped
+        await evaluation.finish(4, RUN_SIMULATORS)
     assert world.noted == [(0, 1.0), (4, 0.5)]
     assert sorted(world.evaluations.reported) == [0, 4]
-    for file, episodes in ((path, CHOOSE), (results_path(run), REPORT)):
-        rows = [SUCCESSES.row_in(each) for each in file.read_bytes().splitlines()]
-        assert sorted((row.weight_version, row.key) for row in rows) == sorted(
-            (version, SUCCESSES.key_of(episode)) for version in (0, 4) for episode in episodes
+    for file, episodes in ((path, CHOOSE), (run.path / SUCCESSES.file, REPORT)):
+        assert sorted((each.weights, each.key) for each in read_records(file)) == sorted(
+            (version, episode_key(episode)) for version in (0, 4) for episode in episodes
         )
 
 
 async def test_weights_whose_checkpoint_found_no_room_are_left_out_with_one_line(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world = Beside(run, {}, monkeypatch)
+    world = World(run, {}, monkeypatch)
 
     async def save_nothing() -> None:
         """As on a full disk."""
 
-    async with asyncio.timeout(20), world.open() as beside:
-        await beside.begin(save_nothing)
-        beside.update_ended(1, False)  # not due
-        assert beside.kept() == {0}
+    async with asyncio.timeout(20), world.open() as evaluation:
+        await evaluation.begin(save_nothing)
+        evaluation.update_ended(1, False)  # not due
+        assert evaluation.kept() == {0}
     said = capsys.readouterr().out.splitlines()
     assert said == [
         "weights 0 are not evaluated on held-out starts, because their checkpoint could not be "
@@ -393,11 +381,11 @@ async def test_weights_whose_checkpoint_found_no_room_are_left_out_with_one_line
 async def test_an_evaluation_that_fails_ends_the_run_with_its_own_error(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = Beside(run, {}, monkeypatch)
+    world = World(run, {}, monkeypatch)
 
     async def train() -> None:
-        async with asyncio.timeout(20), world.open() as beside:
-            beside.offer(2)
+        async with asyncio.timeout(20), world.open() as evaluation:
+            evaluation.offer(2)
             await asyncio.Event().wait()  # until it is cancelled
 
     with pytest.raises(CheckpointError, match="has no checkpoint of update 2, which its held-out"):
@@ -405,12 +393,12 @@ async def test_an_evaluation_that_fails_ends_the_run_with_its_own_error(
 
 
 def test_a_version_that_lacks_one_episode_has_no_point() -> None:
-    keys = [SUCCESSES.key_of(episode) for episode in CHOOSE]
+    keys = list(map(episode_key, CHOOSE))
     # the three that ended first are successes, as short episodes are
-    rows: list[HeldOutRow] = [SUCCESSES.row_in(line(8, episode, True)) for episode in CHOOSE[:3]]
-    assert curve_points(rows, keys, SUCCESSES) == ()
-    rows.append(SUCCESSES.row_in(line(8, CHOOSE[3], False)))
-    (point,) = curve_points(rows, keys, SUCCESSES)
+    records = [record(8, episode, True) for episode in CHOOSE[:3]]
+    assert curve_points(records, keys, "success_rate") == ()
+    records.append(record(8, CHOOSE[3], False))
+    (point,) = curve_points(records, keys, "success_rate")
     assert (point.all.episodes, point.all.mean) == (4, 0.75)
 
 

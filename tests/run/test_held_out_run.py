@@ -17,7 +17,8 @@ from vla_rl.actors import LastingForkServers
 from vla_rl.cli.command_line import Command, TrainingLaunch, parse_command
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.held_out_curve import read_curve
-from vla_rl.evaluation.held_out_records import SUCCESSES, HeldOutRow, results_path
+from vla_rl.evaluation.record_file import read_records
+from vla_rl.evaluation.records import SUCCESSES, EpisodeRecord
 from vla_rl.learner.checkpoint.folders import best_checkpoint, find_checkpoint
 from vla_rl.recipes.train_toy import TrainToyConfig, held_out_episodes, main, training_starts
 from vla_rl.reporting import RunDirectory, read_metrics
@@ -30,13 +31,8 @@ def command_of(*arguments: str) -> Command[TrainingLaunch, TrainToyConfig]:
     return parse_command(TrainingLaunch, TrainToyConfig, "", [*REACH, *arguments])
 
 
-def lines_in(run: RunDirectory) -> list[bytes]:
-    path = results_path(run)
-    return path.read_bytes().splitlines() if path.exists() else []
-
-
-def rows_in(run: RunDirectory) -> list[HeldOutRow]:
-    return [SUCCESSES.row_in(line) for line in lines_in(run)]
+def records_in(run: RunDirectory) -> list[EpisodeRecord]:
+    return read_records(run.path / SUCCESSES.file)
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +57,8 @@ def run(command: Command[TrainingLaunch, TrainToyConfig]) -> RunDirectory:
 async def test_the_results_beside_training_are_those_of_an_offline_evaluation_to_the_bit(
     run: RunDirectory, command: Command[TrainingLaunch, TrainToyConfig]
 ) -> None:
-    episodes, lines = held_out_episodes(command.config), lines_in(run)
-    versions = {row.weight_version for row in rows_in(run)}
+    episodes, records = held_out_episodes(command.config), records_in(run)
+    versions = {record.weights for record in records}
     assert versions == {0, 2}
     expected = {}
     async with asyncio.timeout(120), LastingForkServers("offline") as servers:
@@ -73,9 +69,9 @@ async def test_the_results_beside_training_are_those_of_an_offline_evaluation_to
                 folder / "policy", episodes, version, servers
             )
     for version in versions:
-        found = [line for line in lines if SUCCESSES.row_in(line).weight_version == version]
-        assert sorted(found) == sorted(expected[version])
-        assert len(set(expected[version])) == 4
+        found = [record for record in records if record.weights == version]
+        assert sorted(found, key=repr) == sorted(expected[version], key=repr)
+        assert len({record.key for record in expected[version]}) == 4
 
 
 def test_the_run_shows_the_curve_wherever_it_shows_others(run: RunDirectory) -> None:
@@ -106,7 +102,7 @@ def test_the_run_shows_the_curve_wherever_it_shows_others(run: RunDirectory) -> 
     assert best == find_checkpoint(run.checkpoints, curve.best.weights)
 
 
-# test_judging.py resumes without a process that is killed
+# test_background_evaluation.py resumes without a process that is killed
 @pytest.mark.proof
 def test_after_a_kill_the_resume_finishes_the_evaluation_and_runs_no_start_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -123,13 +119,13 @@ def test_after_a_kill_the_resume_finishes_the_evaluation_and_runs_no_start_twice
         os.kill(killed.pid, signal.SIGKILL)
         killed.communicate()
     run = RunDirectory(paths[0].parent)
-    before = [line for line in lines_in(run) if line.endswith(b"}")]
+    before = records_in(run)
     assert 0 < len(before) < 50
     assert run_here(tmp_path, *REACH, "--resume", str(run.path)) == 0
-    rows = rows_in(run)
-    assert set(before[:-1]) <= set(lines_in(run))
-    assert Counter(row.weight_version for row in rows) == {0: 50, 2: 50}
-    assert max(Counter((row.weight_version, row.key) for row in rows).values()) == 1
+    records = records_in(run)
+    assert records[: len(before)] == before
+    assert Counter(record.weights for record in records) == {0: 50, 2: 50}
+    assert max(Counter((record.weights, record.key) for record in records).values()) == 1
     curve = json.loads((run.path / "held_out_curve.json").read_text())
     assert [point["weights"] for point in curve["chose"]] == [0, 2]
     assert curve["best"]["report"][0] == curve["best"]["chose"][0] == 50

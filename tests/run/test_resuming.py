@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
+from evaluated import evaluated, write_records
 from toy_runs import (
     COMMAND,
     SHARES_SERVERS,
@@ -27,10 +28,10 @@ from vla_rl.actors import LastingForkServers
 from vla_rl.cli.command_line import Command, TrainingLaunch, parse_command
 from vla_rl.cli.report import write_report
 from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.evaluation import read_records
 from vla_rl.evaluation.held_out import HeldOutEvaluator
-from vla_rl.evaluation.held_out_records import HeldOutResult, read_held_out, results_path
-from vla_rl.evaluation.results import EpisodeResult
-from vla_rl.evaluation.validation import Validation, ValidationResult, read_validation
+from vla_rl.evaluation.records import SUCCESSES
+from vla_rl.evaluation.validation import Validation
 from vla_rl.graph import Node, Pipeline
 from vla_rl.learner import list_checkpoints, verify_checkpoint
 from vla_rl.learner.checkpoint.folders import set_best
@@ -265,41 +266,17 @@ async def test_a_checkpoint_under_another_name_is_not_gone_on_from(
 
 
 def test_results_of_weights_that_are_made_anew_are_set_aside(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path, "judged", Config())
-    result = EpisodeResult(
-        suite="libero_goal",
-        task_id=7,
-        task="libero_goal/7",
-        instruction="turn on the stove",
-        init_state_id=40,
-        scene_seed=0,
-        is_success=True,
-        num_steps=99,
-        attempts=1,
-    )
-    validations = run.path / "validation.jsonl"
-    for version in (0, 20):
-        with results_path(run).open("ab") as file:
-            file.write(
-                msgspec.json.encode(HeldOutResult(weight_version=version, result=result)) + b"\n"
-            )
-        with validations.open("ab") as file:
-            file.write(
-                msgspec.json.encode(
-                    ValidationResult(weight_version=version, num_problems=1, metrics={})
-                )
-                + b"\n"
-            )
-    HeldOutEvaluator([]).leave_later(run, 12)
-    Validation([], 1, chat_agent, Sampling()).leave_later(run, 12)
-    assert [line.weight_version for line in read_held_out(results_path(run))] == [0]
-    assert [line.weight_version for line in read_validation(validations)] == [0]
-    assert [line.weight_version for line in read_held_out(run.path / "held_out-undone.jsonl")] == [
-        20
-    ]
-    assert [
-        line.weight_version for line in read_validation(run.path / "validation-undone.jsonl")
-    ] == [20]
+    run = RunDirectory.create(tmp_path, "evaluated", Config())
+    held_out, validation = run.path / "held_out.jsonl", run.path / "validation.jsonl"
+    write_records(held_out, [evaluated(weights=0), evaluated(weights=20)])
+    tries = [evaluated(weights=version, parts={"success": 1.0}) for version in (0, 20)]
+    write_records(validation, tries)
+    HeldOutEvaluator([]).set_later_aside(run, 12)
+    Validation([], 1, chat_agent, Sampling()).set_later_aside(run, 12)
+    for path in (held_out, validation):
+        undone = path.with_name(f"{path.stem}-undone.jsonl")
+        assert [record.weights for record in read_records(path)] == [0]
+        assert [record.weights for record in read_records(undone)] == [20]
 
 
 def command_of(*arguments: str) -> Command[TrainingLaunch, TrainToyConfig]:
@@ -318,7 +295,7 @@ async def test_the_command_line_names_the_checkpoint_to_resume_from(run: RunDire
 async def test_a_report_that_cannot_be_written_is_one_line_and_no_exit_status(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results_path(run).write_bytes(b'{"weight_version": "\xff"}\n')
+    (run.path / SUCCESSES.file).write_bytes(b'{"weight_version": "\xff"}\n')
     async with asyncio.timeout(100):
         assert await main(command_of("--resume", str(run.path), "--run.updates", "2")) == 0
     told = [line for line in capsys.readouterr().err.splitlines() if "report" in line]
@@ -459,10 +436,12 @@ OWNERS = {
 
 WITHOUT = {
     "cli/launch.py": "resumes for `train`, which owns",
+    "evaluation/held_out.py": "in the folder of a run, which `train` owns",
+    "evaluation/validation.py": "reads alone",
 }
 """Modules that open what may be continued without owning it, and why."""
 
-OPENS = {"RunDirectory.create", "RunDirectory.resume", "LeRobotWriter", "ResultFile"}
+OPENS = {"RunDirectory.create", "RunDirectory.resume", "LeRobotWriter", "RecordFile"}
 OWNS = {"owned", "owned_recording", "sole_owner"}
 
 

@@ -10,7 +10,7 @@ from vla_rl.actors import LastingForkServers, Runtime
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.evaluation.checkpoint_evaluator import load_policy
-from vla_rl.evaluation.held_out_records import success_line
+from vla_rl.evaluation.records import EpisodeRecord, make_record
 from vla_rl.evaluation.run_episodes import run_each, within_range
 from vla_rl.recipes.watch_libero import RandomActions
 from vla_rl.rollout import embodied_agent
@@ -89,12 +89,12 @@ async def evaluate_offline(
     episodes: Sequence[EpisodeSpec],
     version: int,
     fork_servers: LastingForkServers | None = None,
-) -> list[bytes]:
-    """The lines of an MLP policy's folder, with one simulator, and so decisions one at a time."""
-    lines = []
+) -> list[EpisodeRecord]:
+    """The records of an MLP policy's folder, with one simulator, and so decisions one at a time."""
+    records = list[EpisodeRecord]()
 
     async def done(trajectory: Trajectory) -> None:
-        lines.append(success_line(version, trajectory))
+        records.append(make_record(trajectory, weights=version))
 
     model = load_policy("vla_rl.models.mlp:MlpPolicy", policy, "cpu")
     async with (
@@ -104,4 +104,4 @@ async def evaluate_offline(
         TorchActionEngine(model, lane, EngineConfig(), version) as engine,
     ):
         await run_each(pool, engine, within_range(embodied_agent), episodes, done)
-    return lines
+    return records

@@ -39,7 +39,7 @@ from vla_rl.cluster.run_layout import parse_learners, plan_run_layout
 from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.envs.text import is_text_task, make_text_task
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.held_out import HeldOutEvaluator, PolicyEvaluator
+from vla_rl.evaluation.held_out import HeldOutEvaluator
 from vla_rl.evaluation.held_out_schedule import describe_noise, trend_window
 from vla_rl.pipelines.config import LearningConfig, MixedTrainingConfig, RunConfig, TrainingConfig
 from vla_rl.reporting import MemoryItem, available_bytes, gpu_memory, memory_table
@@ -63,7 +63,7 @@ def print_plan(
     training_bytes: int,
     console: Console | None = None,
     size: "PolicySize | None" = None,
-    evaluator: PolicyEvaluator | None = None,
+    evaluator: HeldOutEvaluator | None = None,
     estimate: "RunEstimate | None" = None,
     num_local_ranks: int | None = None,
 ) -> None:
@@ -95,9 +95,7 @@ def print_plan(
             critic=config.critic if config.advantage.needs_values else None,
         )
     background = (
-        evaluator
-        if isinstance(evaluator, HeldOutEvaluator) and evaluator.schedule.every is not None
-        else None
+        evaluator if evaluator is not None and evaluator.schedule.every is not None else None
     )
     out.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
     out.print(_process_table(config, footprint, ranks, background))
@@ -310,7 +308,7 @@ async def rehearse_training(
     model: "Trainable",
     *,
     agent: Agent | None = None,
-    evaluator: PolicyEvaluator | None = None,
+    evaluator: HeldOutEvaluator | None = None,
     resume: Path | None = None,
     resume_from: str | None = None,
 ) -> None:

@@ -36,9 +36,10 @@ from vla_rl.evaluation.config import (
     refuse_other_config,
     require_goal_files,
 )
-from vla_rl.evaluation.results import EpisodeResult, ResultFile, episode_result
+from vla_rl.evaluation.record_file import RecordFile
+from vla_rl.evaluation.records import EPISODES, EpisodeRecord, make_record
 from vla_rl.evaluation.scenes import describe_other_images
-from vla_rl.evaluation.suites import LIBERO, episode_key, require_fitting
+from vla_rl.evaluation.suites import LIBERO, require_fitting
 from vla_rl.evaluation.tables import print_tables, table_title, write_results
 from vla_rl.models.loading import count_weight_bytes, describe_policy, load_policy
 from vla_rl.reporting import RunDirectory
@@ -61,12 +62,12 @@ VIDEO_FRAMES_PER_S: Final = 5.0
 
 
 class ResultRecorder:
-    """Stores the result of each episode, then makes a video if one is wanted.
+    """Stores the record of each episode, then makes a video if one is wanted.
 
     One episode at a time.
     """
 
-    def __init__(self, config: EvalConfig, file: ResultFile, videos: Path) -> None:
+    def __init__(self, config: EvalConfig, file: RecordFile, videos: Path) -> None:
         self._config, self._file, self._videos = config, file, videos
         self._turn = asyncio.Lock()
         self._failures = FailureReporter(f"writing videos to {videos}", "that episode has none")
@@ -77,40 +78,40 @@ class ResultRecorder:
         return self._failures.num_failed
 
     async def keep(self, trajectory: Trajectory) -> None:
-        """Store a result on disk, then make its video.
+        """Store a record on disk, then make its video.
 
         A video that cannot be made is reported and counted.
         """
-        result = episode_result(trajectory)
+        record = make_record(trajectory)
         async with self._turn:
-            await run_in_thread(self._file.add, result)
+            await self._file.add(record)
             try:
                 await run_in_thread(
-                    _write_wanted_video, self._config, trajectory, result, self._videos
+                    _write_wanted_video, self._config, trajectory, record, self._videos
                 )
             except (OSError, ValueError) as error:
-                self._failures.failed(str(result.key), error)
+                self._failures.failed(str(record.key), error)
             else:
                 self._failures.worked()
 
 
 def _write_wanted_video(
-    config: EvalConfig, trajectory: Trajectory, result: EpisodeResult, folder: Path
+    config: EvalConfig, trajectory: Trajectory, record: EpisodeRecord, folder: Path
 ) -> None:
     """Make a video if one is wanted and the task has too few of them."""
-    outcome = "success" if result.is_success else "failure"
+    outcome = "success" if record.is_success else "failure"
     wanted = {
         "none": (),
         "failures": ("failure",),
         "successes": ("success",),
         "both": ("failure", "success"),
     }
-    kind = f"{result.suite}-{result.task_id}_{outcome}"
+    kind = f"{record.suite}-{record.task_id}_{outcome}"
     if (
         outcome in wanted[config.videos]
         and len(list(folder.glob(f"{kind}_init-*.mp4"))) < config.videos_per_task
     ):
-        path = folder / f"{kind}_init-{result.init_state_id}_scene-{result.scene_seed}.mp4"
+        path = folder / f"{kind}_init-{record.start}_scene-{record.seed}.mp4"
         write_video(path, trajectory, "image", VIDEO_FRAMES_PER_S)
 
 
@@ -178,25 +179,25 @@ async def _evaluate(
     if warning is not None:
         print(warning, flush=True)
     with (
-        ResultFile(run.path / "episodes.jsonl") as file,
+        _open_records(run.path) as file,
         StopSignal("losing the running episodes") as stop,
     ):
-        missing = [episode for episode in episodes if episode_key(episode) not in file.results]
+        missing = file.list_missing(episodes)
         if missing:
             policy = await asyncio.to_thread(_load, config) if model is None else model
             print(describe_policy(policy), flush=True)
             await stop.unless_asked(
                 _run_episodes(policy, config, conditions, missing, file, run, len(episodes))
             )
-        results, num_waiting = list(file.results.values()), file.num_waiting
-        num_missing = sum(episode_key(episode) not in file.results for episode in episodes)
+        records, num_waiting = file.records, file.num_waiting
+        num_missing = len(file.list_missing(episodes))
     is_written = num_waiting == 0
-    if results:
+    if records:
         sizes = {"num_planned": len(episodes), "num_missing": num_missing}
         title = table_title(config.checkpoint_folder, conditions, **sizes)
-        print_tables(results, title, describe_conditions(config), console)
+        print_tables(records, title, describe_conditions(config), console)
         is_written &= await asyncio.to_thread(
-            _try_to_write_results, run.path / "results.json", conditions, results, sizes
+            _try_to_write_results, run.path / "results.json", conditions, records, sizes
         )
     print(f"everything of this evaluation is in {run.path}")
     if stop.is_asked or not is_written:
@@ -211,8 +212,10 @@ async def _show_plan(
     console.print(
         Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json")
     )
-    done = _read_results(folder)
-    num_done = sum(episode_key(episode) in done for episode in episodes)
+    num_done = 0
+    if folder is not None:
+        with _open_records(folder) as file:
+            num_done = len(episodes) - len(file.list_missing(episodes))
     weights = count_weight_bytes(config.open(config.checkpoint_folder))
     print_plan(config, episodes, num_done, config.num_envs, weights, console)
     await _rehearse(config, episodes, folder)
@@ -253,14 +256,14 @@ def _note_conditions(run: RunDirectory, conditions: dict[str, Any]) -> None:
 
 
 def _try_to_write_results(
-    path: Path, conditions: dict[str, Any], results: list[EpisodeResult], sizes: dict[str, int]
+    path: Path, conditions: dict[str, Any], records: list[EpisodeRecord], sizes: dict[str, int]
 ) -> bool:
     """Write `results.json`; if that fails, log a warning and return False.
 
     A resume writes it without new episodes.
     """
     try:
-        write_results(path, conditions, results, **sizes)
+        write_results(path, conditions, records, **sizes)
     except OSError as error:
         logger.warning("%s could not be written: %s", path, error)
         return False
@@ -278,7 +281,7 @@ async def _run_episodes(
     config: EvalConfig,
     conditions: dict[str, Any],
     missing: list[EpisodeSpec],
-    file: ResultFile,
+    file: RecordFile,
     run: RunDirectory,
     num_planned: int,
 ) -> None:
@@ -296,9 +299,9 @@ async def _run_episodes(
 
         async def done(trajectory: Trajectory) -> None:
             await recorder.keep(trajectory)
-            successes = sum(result.is_success for result in file.results.values())
+            successes = sum(record.is_success for record in file.records)
             progress.update(
-                bar, advance=1, description=f"{successes} of {len(file.results)} succeeded"
+                bar, advance=1, description=f"{successes} of {len(file.records)} succeeded"
             )
 
         async with (
@@ -310,11 +313,8 @@ async def _run_episodes(
             await run_each(pool, engine, agent, missing, done)
 
 
-def _read_results(folder: Path | None) -> dict[tuple[str, int, int], EpisodeResult]:
-    if folder is None:
-        return {}
-    with ResultFile(folder / "episodes.jsonl") as file:
-        return file.results
+def _open_records(folder: Path) -> RecordFile:
+    return RecordFile(folder / EPISODES.file, EPISODES.measure, each_once=True)
 
 
 def _read_config(folder: Path, config_type: type[EvalConfig]) -> EvalConfig:

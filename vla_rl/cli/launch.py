@@ -18,7 +18,7 @@ from vla_rl.cli.command_line import (
 )
 from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.held_out import PolicyEvaluator
+from vla_rl.evaluation.held_out import HeldOutEvaluator
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.reporting.run_directory import RunDirectory
 from vla_rl.rollout import TaskStart
@@ -126,7 +126,7 @@ async def launch(
     model: "Trainable",
     footprint: EpisodeFootprint,
     about: Mapping[str, str] | None = None,
-    evaluator: PolicyEvaluator | None = None,
+    evaluator: HeldOutEvaluator | None = None,
     agent: Agent | None = None,
 ) -> int:
     """Plan, draw or train with a recipe's starts and policy, as the command line says; return the
@@ -185,7 +185,7 @@ async def _plan_and_rehearse(
     model: "Trainable",
     footprint: EpisodeFootprint,
     agent: Agent | None,
-    evaluator: PolicyEvaluator | None,
+    evaluator: HeldOutEvaluator | None,
 ) -> None:
     """Print what a run would do, and find everything that it would read."""
     from vla_rl.cli.dry_run import plan_layout, print_plan, rehearse_training

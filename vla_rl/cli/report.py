@@ -31,18 +31,16 @@ from vla_rl.cli.report_charts import (
 from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.evaluation.contact_sheets import contact_sheet_path, drive_pairs
 from vla_rl.evaluation.held_out_curve import Curve, read_curve
-from vla_rl.evaluation.held_out_records import (
+from vla_rl.evaluation.record_file import read_records
+from vla_rl.evaluation.records import (
     SCORES,
-    HeldOutResult,
-    ScoreLine,
-    group_by_version,
-    read_held_out,
-    read_scores,
-    results_path,
-    score_means,
+    SUCCESSES,
+    EpisodeRecord,
+    group_by_task,
+    group_by_weights,
 )
-from vla_rl.evaluation.results import EpisodeResult, group_by_task, summarise_results
-from vla_rl.evaluation.validation import ValidationResult, read_validation, validation_path
+from vla_rl.evaluation.tables import Mean, compute_mean, format_mean, part_means
+from vla_rl.evaluation.validation import read_validation, validation_path
 from vla_rl.reporting import RunDirectory, read_metrics
 from vla_rl.run.terminal import lasting_output
 from vla_rl.util.atomic_files import replace_file
@@ -95,7 +93,7 @@ def write_report(run: RunDirectory) -> Path:
     written.
     """
     rows = read_metrics(run.metrics) if run.metrics.exists() else []
-    held_out = read_held_out(results_path(run))
+    held_out = read_records(run.path / SUCCESSES.file)
     curve = read_curve(run) or Curve("success_rate")
     validation = read_validation(validation_path(run))
     versions = _read_json(run.path / "versions.json")
@@ -129,7 +127,7 @@ def write_report(run: RunDirectory) -> Path:
         curve=curve,
         best=best,
         num_left_out=count_left_out(held_out),
-        scores=score_rows(read_scores(run.path / SCORES.file), best),
+        scores=score_rows(read_records(run.path / SCORES.file), best),
         validation=validation_rows(validation),
         how_to_evaluate=how_to_evaluate(_read_json(run.config)),
         strips=_sheet_pairs(run, held_out),
@@ -152,7 +150,7 @@ def running_minutes(rows: Rows) -> float:
     return sum(gap if update_s is None else min(gap, update_s) for gap, update_s in gaps) / 60
 
 
-def comparisons(held_out: list[HeldOutResult], best: int | None = None) -> list[Comparison]:
+def comparisons(held_out: list[EpisodeRecord], best: int | None = None) -> list[Comparison]:
     """Compare the episodes that the first and the last weights both ran: a row per task and one for
     all, or none. Those of the best weights stand next to them, if they ran all of these.
     """
@@ -169,12 +167,12 @@ def comparisons(held_out: list[HeldOutResult], best: int | None = None) -> list[
 
 
 def _best_results(
-    held_out: list[HeldOutResult], best: int | None, last: list[EpisodeResult]
-) -> list[EpisodeResult]:
+    held_out: list[EpisodeRecord], best: int | None, last: list[EpisodeRecord]
+) -> list[EpisodeRecord]:
     """Return the results of the best weights for the episodes of `last`; empty if they lack some,
     or are the last weights themselves.
     """
-    versions = group_by_version(held_out)
+    versions = group_by_weights(held_out)
     if best not in versions or best == max(versions):
         return []
     keys = {result.key for result in last}
@@ -183,10 +181,10 @@ def _best_results(
 
 
 def _first_and_last(
-    held_out: list[HeldOutResult],
-) -> tuple[list[EpisodeResult], list[EpisodeResult]]:
+    held_out: list[EpisodeRecord],
+) -> tuple[list[EpisodeRecord], list[EpisodeRecord]]:
     """Return the results of the first and the last weights for the episodes that both have run."""
-    versions = group_by_version(held_out)
+    versions = group_by_weights(held_out)
     if len(versions) < 2:
         return [], []
     first, *_, last = versions.values()
@@ -196,30 +194,33 @@ def _first_and_last(
     ]
 
 
-def validation_rows(results: Sequence[ValidationResult]) -> list[tuple[str, float, float]]:
+def validation_rows(results: Mapping[int, dict[str, float]]) -> list[tuple[str, float, float]]:
     """Return each metric of the first and the last validated weights.
 
     Empty if only one version was validated.
     """
     if len(results) < 2:
         return []
-    first, last = results[0].metrics, results[-1].metrics
+    first, *_, last = results.values()
     return [(name, first[name], last[name]) for name in first if name in last]
 
 
-def score_rows(lines: Sequence[ScoreLine], best: int | None = None) -> list[ScoreRow]:
+def score_rows(records: Sequence[EpisodeRecord], best: int | None = None) -> list[ScoreRow]:
     """Return every part of the held-out score by the first, the best and the last weights, or
     nothing if only one version was evaluated.
     """
-    versions = [int(line["weights"]) for line in lines]
-    if len(set(versions)) < 2:
+    versions = {record.weights for record in records}
+    if len(versions) < 2:
         return []
     first, last = min(versions), max(versions)
     chosen = -1 if best is None or best == last else best
-    return [
-        ScoreRow(name, means.get(first, "-"), means.get(last, "-"), means.get(chosen, ""))
-        for name, means in score_means(lines).items()
-    ]
+    rows = []
+    for name, means in part_means(records).items():
+        cells = {version: format_mean(mean, "score") for version, mean in means.items()}
+        rows.append(
+            ScoreRow(name, cells.get(first, "-"), cells.get(last, "-"), cells.get(chosen, ""))
+        )
+    return rows
 
 
 def how_to_evaluate(config: Mapping[str, Any]) -> str:
@@ -238,11 +239,11 @@ def how_to_evaluate(config: Mapping[str, Any]) -> str:
     return "train(..., evaluator=...) in Python"
 
 
-def count_left_out(held_out: list[HeldOutResult]) -> int:
+def count_left_out(held_out: list[EpisodeRecord]) -> int:
     """Count the episodes that the first weights ran and the last did not, because their evaluation
     was stopped.
     """
-    versions = group_by_version(held_out)
+    versions = group_by_weights(held_out)
     return (
         len(next(iter(versions.values()))) - len(_first_and_last(held_out)[0])
         if len(versions) > 1
@@ -252,28 +253,29 @@ def count_left_out(held_out: list[HeldOutResult]) -> int:
 
 def _comparison(
     name: str,
-    before: list[EpisodeResult],
-    after: list[EpisodeResult],
-    chosen: list[EpisodeResult],
+    before: list[EpisodeRecord],
+    after: list[EpisodeRecord],
+    chosen: list[EpisodeRecord],
 ) -> Comparison:
-    gain = 100 * (
-        summarise_results(after)["success_rate"] - summarise_results(before)["success_rate"]
-    )
+    gain = 100 * (_mean(after).mean - _mean(before).mean)
     best = _rate(chosen) if chosen else ""
     return Comparison(name, _rate(before), _rate(after), f"{gain:+.0f} points", best)
 
 
-def _rate(results: list[EpisodeResult]) -> str:
-    found = summarise_results(results)
-    low, high = found["wilson_95"]
+def _mean(records: list[EpisodeRecord]) -> Mean:
+    return compute_mean([record.value for record in records], "success_rate")
+
+
+def _rate(records: list[EpisodeRecord]) -> str:
+    found = _mean(records)
     return (
-        f"{found['successes']} of {found['episodes']}: {100 * found['success_rate']:.0f} % "
-        f"(95 %: {100 * low:.0f} to {100 * high:.0f})"
+        f"{round(found.mean * found.episodes)} of {found.episodes}: {100 * found.mean:.0f} % "
+        f"(95 %: {100 * found.low:.0f} to {100 * found.high:.0f})"
     )
 
 
 def _curve_or_first_and_last(
-    held_out: list[HeldOutResult], curve: Curve
+    held_out: list[EpisodeRecord], curve: Curve
 ) -> list[tuple[int, float, float, float]]:
     """Return the points of the curve on the starts that are reported; without one, those of the
     first and the last weights.
@@ -282,15 +284,12 @@ def _curve_or_first_and_last(
         reported = curve.chose if curve.has_one_set else curve.report
         points = reported if curve.measure == "success_rate" else ()
         return [(each.weights, each.all.mean, each.all.low, each.all.high) for each in points]
-    found = {
-        version: summarise_results(results)
-        for version, results in group_by_version(held_out).items()
-    }
-    return [(version, each["success_rate"], *each["wilson_95"]) for version, each in found.items()]
+    found = {version: _mean(records) for version, records in group_by_weights(held_out).items()}
+    return [(version, each.mean, each.low, each.high) for version, each in found.items()]
 
 
-def _sheet_pairs(run: RunDirectory, held_out: list[HeldOutResult]) -> list[SheetPair]:
-    versions = group_by_version(held_out)
+def _sheet_pairs(run: RunDirectory, held_out: list[EpisodeRecord]) -> list[SheetPair]:
+    versions = group_by_weights(held_out)
     if len(versions) < 2:
         return []
     first, last = min(versions), max(versions)
@@ -301,7 +300,7 @@ def _sheet_pairs(run: RunDirectory, held_out: list[HeldOutResult]) -> list[Sheet
             continue
         images = [contact_sheet_path(run, version, result.key) for version in (first, last)]
         if all(image.exists() for image in images):
-            start = f"initial state {result.init_state_id}, scene seed {result.scene_seed}"
+            start = f"initial state {result.start}, scene seed {result.seed}"
             title = f"{result.instruction} ({result.task}, {start})"
             pairs.append(SheetPair(title, *(_data_url(image) for image in images)))
     return pairs[:MAX_PAIRS]

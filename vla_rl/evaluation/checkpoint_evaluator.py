@@ -1,20 +1,20 @@
-"""Evaluate a checkpoint in a process of its own, beside whatever else this machine does.
+"""Evaluate a checkpoint in a process of its own, while this machine does anything else.
 
-    evaluate_checkpoint ──► Evaluator (a fresh process per checkpoint)
-                     lines ◄──┘  loads the policy ─► run_each ─► its own simulators
+    evaluate_checkpoint ──► CheckpointEvaluator (a fresh process per checkpoint)
+                   records ◄──┘  loads the policy ─► run_each ─► its own simulators
 
-A process never sees more than one checkpoint, so no line can come from other weights. Decisions are
+A process never sees more than one checkpoint, so no record can come from other weights. Decisions are
 computed in batches of one: which episodes happen to wait together changes no result, and an
-evaluation of the same checkpoint at any other time gives the same lines, bit for bit.
+evaluation of the same checkpoint at any other time gives the same records, bit for bit.
 """
 
 import asyncio
 import logging
 import os
-import pkgutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +22,7 @@ import msgspec
 from vla_rl.actors import Actor, ChildProcess, Runtime
 from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.errors import ActorDied, ConfigError
+from vla_rl.evaluation.records import EpisodeRecord, Measure, make_record
 from vla_rl.evaluation.run_episodes import embodied_agent_within_range, run_each
 from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.record_files import FailureReporter
@@ -30,7 +31,7 @@ from vla_rl.util.imports import import_path
 
 logger = logging.getLogger(__name__)
 
-MOST_DEATHS: Final = 3
+MOST_EXITS: Final = 3
 """Evaluator processes in a row that may die without finishing an episode."""
 
 
@@ -40,11 +41,11 @@ class EvaluatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     policy_class: str
     """`module:Class`, with a classmethod `load(folder)`."""
 
-    line_of: str
-    """`module:function` that turns a weight version and a trajectory into a line."""
+    measure: Measure
+    """What the records hold."""
 
-    film: str | None
-    """`module:function` that makes a video of a trajectory."""
+    contact_sheet: str | None
+    """`module:function` that writes a contact sheet of a trajectory."""
 
     simulators: SimulatorConfig
     device: str
@@ -56,13 +57,13 @@ class CheckpointEvaluator(Actor):
     """Runs the episodes of one checkpoint; its process ends with it.
 
     Args:
-        settings: the policy's class, simulators, device and format of the lines.
+        settings: the policy's class, simulators, device and measure.
     """
 
     def __init__(self, settings: EvaluatorSettings) -> None:
         self._settings = settings
-        self._film_failures = FailureReporter(
-            "film strips of held-out episodes", "that episode has none"
+        self._sheet_failures = FailureReporter(
+            "contact sheets of held-out episodes", "that episode has none"
         )
 
     async def on_start(self) -> None:
@@ -71,43 +72,41 @@ class CheckpointEvaluator(Actor):
 
     async def evaluate(
         self, run: str, version: int, policy: str, episodes: list[EpisodeSpec]
-    ) -> AsyncIterator[bytes]:
-        """Run each episode once and yield its line, in the order in which episodes end.
+    ) -> AsyncIterator[EpisodeRecord]:
+        """Run each episode once and yield its record, in the order in which episodes end.
 
         Args:
-            run: the run's folder, for videos.
+            run: the run's folder, for contact sheets.
             version: the weight version of the checkpoint.
             policy: folder of the policy.
             episodes: the episodes.
         """
-        # room for all lines, so that no episode waits for the reader
-        lines: asyncio.Queue[bytes | None] = asyncio.Queue(len(episodes) + 1)
-        directory, line_of = RunDirectory(Path(run)), pkgutil.resolve_name(self._settings.line_of)
+        # room for all records, so that no episode waits for the reader
+        records: asyncio.Queue[EpisodeRecord | None] = asyncio.Queue(len(episodes) + 1)
+        directory = RunDirectory(Path(run))
 
         async def done(trajectory: Trajectory) -> None:
-            await self._make_film(directory, version, trajectory)
-            lines.put_nowait(line_of(version, trajectory))
+            await self._write_contact_sheet(directory, version, trajectory)
+            records.put_nowait(make_record(trajectory, self._settings.measure, weights=version))
 
-        async def run_held_out() -> None:
+        async def run_episodes() -> None:
             try:
-                await self._run_all(Path(policy), version, episodes, done)
+                await self._run_episodes(Path(policy), version, episodes, done)
             finally:
-                lines.put_nowait(None)
+                records.put_nowait(None)
 
         # a task of its own: groups of tasks must not be open across a yield, because a failure in
         # one of them would cancel the reader
-        running = asyncio.create_task(
-            run_held_out(), name=f"held-out episodes of weights {version}"
-        )
+        task = asyncio.create_task(run_episodes(), name=f"held-out episodes of weights {version}")
         try:
-            while (line := await lines.get()) is not None:
-                yield line
-            await running
+            while (record := await records.get()) is not None:
+                yield record
+            await task
         finally:
-            running.cancel()
-            await asyncio.wait((running,))
+            task.cancel()
+            await asyncio.wait((task,))
 
-    async def _run_all(
+    async def _run_episodes(
         self,
         policy: Path,
         version: int,
@@ -129,15 +128,17 @@ class CheckpointEvaluator(Actor):
         ):
             await run_each(pool, engine, embodied_agent_within_range, episodes, done)
 
-    async def _make_film(self, run: RunDirectory, version: int, trajectory: Trajectory) -> None:
-        if self._settings.film is None:
+    async def _write_contact_sheet(
+        self, run: RunDirectory, version: int, trajectory: Trajectory
+    ) -> None:
+        if self._settings.contact_sheet is None:
             return
         try:
-            await pkgutil.resolve_name(self._settings.film)(run, version, trajectory)
+            await resolve_name(self._settings.contact_sheet)(run, version, trajectory)
         except (OSError, ValueError) as error:
-            self._film_failures.failed(trajectory.episode.task, error)
+            self._sheet_failures.failed(trajectory.episode.task, error)
         else:
-            self._film_failures.worked()
+            self._sheet_failures.worked()
 
 
 async def evaluate_checkpoint(
@@ -147,37 +148,37 @@ async def evaluate_checkpoint(
     version: int,
     policy: Path,
     missing: Callable[[], Sequence[EpisodeSpec]],
-    done: Callable[[bytes], Awaitable[None]],
+    done: Callable[[EpisodeRecord], Awaitable[None]],
 ) -> None:
-    """Run the missing episodes of a checkpoint, and pass each line to `done` as its episode ends.
+    """Run the missing episodes of a checkpoint, and pass each record to `done` as its episode ends.
 
     A process that dies is replaced, and the next one runs what is missing then.
 
     Args:
         runtime: owns the process.
-        settings: the policy's class, simulators, device and format of the lines.
-        run: the run's directory, for videos.
+        settings: the policy's class, simulators, device and measure.
+        run: the run's directory, for contact sheets.
         version: the weight version of the checkpoint.
         policy: folder of the policy.
-        missing: returns the episodes that have no line yet.
-        done: stores a line.
+        missing: returns the episodes that have no record yet.
+        done: stores a record.
 
     Raises: ActorDied if process after process dies without finishing an episode; what an
         environment or the loading of the policy raises.
     """
-    deaths = 0
+    num_in_a_row = 0
     while episodes := list(missing()):
         try:
             await _evaluate_once(runtime, settings, run, version, policy, episodes, done)
-        except ActorDied as death:
-            deaths = 1 if len(missing()) < len(episodes) else deaths + 1
-            if deaths >= MOST_DEATHS:
-                death.add_note(
-                    f"that was the evaluator of weights {version}, the last of {deaths} that "
+        except ActorDied as error:
+            num_in_a_row = 1 if len(missing()) < len(episodes) else num_in_a_row + 1
+            if num_in_a_row >= MOST_EXITS:
+                error.add_note(
+                    f"that was the evaluator of weights {version}, the last of {num_in_a_row} that "
                     "finished no episode; with less memory to spare, lower --held-out.simulators"
                 )
                 raise
-            logger.warning("the evaluator of weights %d is replaced: %s", version, death)
+            logger.warning("the evaluator of weights %d is replaced: %s", version, error)
 
 
 async def _evaluate_once(
@@ -187,7 +188,7 @@ async def _evaluate_once(
     version: int,
     policy: Path,
     episodes: list[EpisodeSpec],
-    done: Callable[[bytes], Awaitable[None]],
+    done: Callable[[EpisodeRecord], Awaitable[None]],
 ) -> None:
     evaluator = await runtime.spawn(
         CheckpointEvaluator,
@@ -197,10 +198,10 @@ async def _evaluate_once(
         start_timeout_s=settings.simulators.start_timeout_s,
     )
     try:
-        lines = evaluator.evaluate(str(run.path), version, str(policy), episodes)
-        async with aclosing(lines):  # type: ignore[type-var]  # a stream has `aclose`
-            async for line in lines:
-                await done(line)
+        records = evaluator.evaluate(str(run.path), version, str(policy), episodes)
+        async with aclosing(records):  # type: ignore[type-var]  # a stream has `aclose`
+            async for record in records:
+                await done(record)
     finally:
         # not stopped: with a killed process its simulators end too, and nothing of it is to be kept
         await runtime.kill(evaluator)
@@ -208,8 +209,8 @@ async def _evaluate_once(
 
 def evaluator_settings(
     model: Any,
-    line_of: Callable[..., Any],
-    film: Callable[..., Any] | None,
+    measure: Measure,
+    contact_sheet: Callable[..., Any] | None,
     simulators: SimulatorConfig,
     *,
     torch_threads: int,
@@ -217,20 +218,20 @@ def evaluator_settings(
 ) -> EvaluatorSettings:
     """Return the settings for evaluating checkpoints of `model`.
 
-    Raises: ConfigError if another process could not load its checkpoints, or import the functions.
+    Raises: ConfigError if another process could not load its checkpoints, or import the function.
     """
     kind = type(model)
     if not callable(getattr(kind, "load", None)):
         raise ConfigError(
             f"{kind.__name__} has no classmethod load(folder), which the process that runs "
-            "held-out episodes beside training needs to read its checkpoints; add it, or leave "
+            "held-out episodes during training needs to read its checkpoints; add it, or leave "
             "held_out.every unset"
         )
     try:
         return EvaluatorSettings(
             policy_class=import_path(kind),
-            line_of=import_path(line_of),
-            film=None if film is None else import_path(film),
+            measure=measure,
+            contact_sheet=None if contact_sheet is None else import_path(contact_sheet),
             simulators=simulators,
             device=next(model.network.parameters()).device.type,
             torch_threads=torch_threads,
@@ -244,6 +245,6 @@ def evaluator_settings(
 
 def load_policy(policy_class: str, folder: Path, device: str) -> Any:
     """Load a policy of the class `module:Class` from its folder, onto a device."""
-    model = pkgutil.resolve_name(policy_class).load(folder)
+    model = resolve_name(policy_class).load(folder)
     model.network.to(device)
     return model

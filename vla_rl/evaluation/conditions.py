@@ -13,8 +13,8 @@ from typing import Any, Final
 import msgspec
 
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.held_out_records import HeldOutRecords, RowFormat
-from vla_rl.evaluation.results import Key
+from vla_rl.evaluation.record_file import read_records
+from vla_rl.evaluation.records import EpisodeRecord, Key, RecordFormat, episode_key, record_key
 from vla_rl.types import EpisodeSpec
 from vla_rl.util.atomic_files import replace_file
 
@@ -67,7 +67,7 @@ def refuse_other_conditions(path: Path, conditions: Mapping[str, Any]) -> None:
         before = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, ValueError, RecursionError) as error:  # ValueError: invalid JSON or UTF-8
         raise ConfigError(
-            f"{path} cannot be read, expected the conditions of the results beside it: {error}; "
+            f"{path} cannot be read, expected the conditions of the results next to it: {error}; "
             "start again in another folder, or remove the file if you know that the conditions are "
             "the same"
         ) from error
@@ -124,7 +124,7 @@ def try_to_record_conditions(path: Path, conditions: Mapping[str, Any], results:
         record_conditions(path, conditions, results)
     except OSError as error:
         logger.warning(
-            "%s could not be written, so the conditions of the results beside it are not "
+            "%s could not be written, so the conditions of the results next to it are not "
             "recorded: %s",
             path,
             error,
@@ -135,14 +135,14 @@ POLICY_DIGEST: Final = "policy_digest"
 """Key of a run's about.json: the digest of the checkpoint that it started from."""
 
 
-def first_lines(
+def first_records(
     folder: Path,
-    format: RowFormat,
+    format: RecordFormat,
     episodes: Sequence[EpisodeSpec],
     conditions: Mapping[str, Any],
     policy_digest: str,
-) -> list[bytes]:
-    """Return the lines of the first weights in the run `folder`, one for each of `episodes`.
+) -> list[EpisodeRecord]:
+    """Return the records of the first weights in the run `folder`, one for each of `episodes`.
 
     Raises: ConfigError if that run started from another policy, ran under other conditions, or
     lacks an episode.
@@ -162,12 +162,12 @@ def first_lines(
     recorded = folder / "held_out_conditions.json"
     if not recorded.exists():
         raise ConfigError(
-            f"{recorded} does not exist, expected the conditions of the results beside it; name "
+            f"{recorded} does not exist, expected the conditions of the results next to it; name "
             "another run with --held-out.first-results-of, or leave the option out"
         )
     refuse_other_conditions(recorded, conditions)
-    found = _first_weights_lines(folder, format)
-    keys = [format.key_of(episode) for episode in episodes]
+    found = _first_weights(folder, format)
+    keys = [episode_key(episode, format.measure) for episode in episodes]
     if missing := [key for key in keys if key not in found]:
         raise ConfigError(
             f"{folder / format.file} lacks {len(missing)} of {len(keys)} held-out episodes of the "
@@ -177,23 +177,22 @@ def first_lines(
     return [found[key] for key in keys]
 
 
-def first_choosing_lines(
-    folder: Path, format: RowFormat, episodes: Sequence[EpisodeSpec]
-) -> list[bytes]:
-    """Return the lines that the first weights of the run `folder` have of `episodes`, which choose
+def first_choosing_records(
+    folder: Path, format: RecordFormat, episodes: Sequence[EpisodeSpec]
+) -> list[EpisodeRecord]:
+    """Return the records that the first weights of the run `folder` have of `episodes`, which choose
     the best checkpoint. A run without evaluations beside training has none.
     """
-    found = _first_weights_lines(folder, format)
-    keys = [format.key_of(episode) for episode in episodes]
+    found = _first_weights(folder, format)
+    keys = [episode_key(episode, format.measure) for episode in episodes]
     return [found[key] for key in keys if key in found]
 
 
-def _first_weights_lines(folder: Path, format: RowFormat) -> dict[Key, bytes]:
-    book = HeldOutRecords(folder / format.file, format)
+def _first_weights(folder: Path, format: RecordFormat) -> dict[Key, EpisodeRecord]:
     return {
-        row.key: line
-        for row, line in zip(book.rows, book.lines, strict=True)
-        if row.weight_version == 0
+        record_key(record, format.measure): record
+        for record in read_records(folder / format.file)
+        if record.weights == 0
     }
 
 

@@ -14,11 +14,10 @@ from typing import Any, Final, NamedTuple
 import imageio.v3 as imageio
 import msgspec
 import numpy as np
-from rich.table import Table
 
 from vla_rl.envs.driving.birds_eye import draw_drive, draw_plan, get_layout
 from vla_rl.envs.driving.roads import LAYOUTS
-from vla_rl.evaluation.results import Key, episode_result
+from vla_rl.evaluation.records import EpisodeRecord, Key, make_record
 from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.videos import add_caption
 from vla_rl.types import Trajectory
@@ -30,14 +29,14 @@ async def write_contact_sheet(
     run: RunDirectory, weight_version: int, trajectory: Trajectory
 ) -> None:
     """Write `NUM_MOMENTS` frames of the fixed camera, from first to last, into one JPEG."""
-    path = contact_sheet_path(run, weight_version, episode_result(trajectory).key)
+    path = contact_sheet_path(run, weight_version, make_record(trajectory).key)
     await asyncio.to_thread(_write_frames, path, trajectory)
 
 
 def contact_sheet_path(run: RunDirectory, weight_version: int, episode: Key) -> Path:
-    """Return the file of a held-out episode's strip."""
-    task, init_state_id, scene_seed = episode
-    name = f"{task.replace('/', '-')}_init-{init_state_id}_scene-{scene_seed}_weights-{weight_version}.jpg"
+    """Return the file of a held-out episode's contact sheet."""
+    task, start, seed, _ = episode
+    name = f"{task.replace('/', '-')}_init-{start}_scene-{seed}_weights-{weight_version}.jpg"
     return run.path / "strips" / name
 
 
@@ -59,7 +58,7 @@ _NAME: Final = re.compile(r"drive-(\w+)_scene-(\d+)_weights-(\d+)\.jpg")
 
 
 class DrivePair(NamedTuple):
-    """Strips of one scene by the first weights and the last."""
+    """Contact sheets of one scene by the first weights and the last."""
 
     kind: str
     scene: int
@@ -69,7 +68,7 @@ class DrivePair(NamedTuple):
 
 
 async def write_drive_sheet(run: RunDirectory, weight_version: int, trajectory: Trajectory) -> None:
-    """Write the strip of a held-out drive, if its scene is the first one of its layout."""
+    """Write the contact sheet of a held-out drive, if its scene is the first one of its layout."""
     kwargs, number = trajectory.episode.env.kwargs, trajectory.episode.options["init_state_id"]
     chosen = await asyncio.to_thread(_chosen_scenes, kwargs["split"], kwargs.get("kind"))
     if number in chosen:
@@ -78,23 +77,23 @@ async def write_drive_sheet(run: RunDirectory, weight_version: int, trajectory: 
 
 
 def drive_pairs(run: RunDirectory) -> list[DrivePair]:
-    """Return the strips of scenes that two weight versions drove, by layout."""
+    """Return the contact sheets of scenes that two weight versions drove, by layout."""
     found: dict[tuple[str, int], dict[int, Path]] = {}
     for path in sorted((run.path / "strips").glob("drive-*.jpg")):
         name = _NAME.fullmatch(path.name)
         if name is not None:
             found.setdefault((name[1], int(name[2])), {})[int(name[3])] = path
     pairs = []
-    for (kind, scene), strips in found.items():
-        first, last = min(strips), max(strips)
+    for (kind, scene), sheets in found.items():
+        first, last = min(sheets), max(sheets)
         if first != last:
-            pairs.append(DrivePair(kind, scene, strips[first], strips[last], (first, last)))
+            pairs.append(DrivePair(kind, scene, sheets[first], sheets[last], (first, last)))
     return pairs
 
 
 @functools.cache
 def _chosen_scenes(split: str, kind: str | None) -> dict[int, str]:
-    """Return the layout of each scene that has a strip.
+    """Return the layout of each scene that has a contact sheet.
 
     If the episodes name their layout, they take the layouts in turn, and their first round is
     chosen.
@@ -111,25 +110,21 @@ def _write_drive(path: Path, trajectory: Trajectory) -> None:
     episode = trajectory.episode
     rows = [step.chunk.actions[: step.num_executed] for step in trajectory.steps]
     actions: np.ndarray[Any, Any] = np.clip(np.concatenate(rows), -1.0, 1.0)
-    pictures_of = draw_plan if episode.env.id == OPEN_LOOP else draw_drive
-    pictures = pictures_of(episode.env.kwargs, episode.options["init_state_id"], actions)
+    draw = draw_plan if episode.env.id == OPEN_LOOP else draw_drive
+    images = draw(episode.env.kwargs, episode.options["init_state_id"], actions)
     path.parent.mkdir(exist_ok=True)
-    apart = [np.pad(each, ((0, 0), (0, 4), (0, 0)), constant_values=255) for each in pictures]
-    imageio.imwrite(path, np.concatenate(apart, axis=1), quality=85)
+    padded = [np.pad(each, ((0, 0), (0, 4), (0, 0)), constant_values=255) for each in images]
+    imageio.imwrite(path, np.concatenate(padded, axis=1), quality=85)
 
 
 FRAMES_PER_S = 20.0
 """Frame rate of the video. It equals the control rate, so the video runs in real time."""
 
 
-class Episode(msgspec.Struct, frozen=True):
-    """The outcome of one episode."""
+class WatchedEpisode(msgspec.Struct, frozen=True):
+    """An episode that people watch."""
 
-    task: str
-    instruction: str
-    init_state_id: int
-    is_success: bool
-    num_steps: int
+    record: EpisodeRecord
     frames: list[np.ndarray]
     """uint8 [S, S, 3] each, before the first control step and after every one; empty without a
     video."""
@@ -138,39 +133,30 @@ class Episode(msgspec.Struct, frozen=True):
     """Why the expert stood still at the end; None if it did not."""
 
     @property
-    def in_words(self) -> str:
-        """One line with its start, its outcome and its length."""
-        outcome = "success" if self.is_success else "failure"
-        reason = "" if self.is_success or self.obstacle is None else f": {self.obstacle}"
+    def outcome(self) -> str:
+        """`success` or `failure`."""
+        return "success" if self.record.is_success else "failure"
+
+    def describe(self) -> str:
+        """Return one line with its start, its outcome and its length."""
+        record = self.record
+        reason = "" if record.is_success or self.obstacle is None else f": {self.obstacle}"
         return (
-            f"{self.task} from {self.init_state_id}: {outcome} after {self.num_steps} "
+            f"{record.task} from {record.start}: {self.outcome} after {record.num_steps} "
             f"control steps{reason}"
         )
 
 
-def watched_table(episodes: Sequence[Episode], title: str) -> Table:
-    """Return the successes of each task and their mean length."""
-    table = Table("task", "instruction", "successes", "mean length", title=title)
-    for task in dict.fromkeys(episode.task for episode in episodes):
-        results = [episode for episode in episodes if episode.task == task]
-        lengths = [episode.num_steps for episode in results if episode.is_success]
-        mean = f"{np.mean(lengths):.0f}" if lengths else "-"
-        table.add_row(task, results[0].instruction, f"{len(lengths)}/{len(results)}", mean)
-    return table
-
-
-def caption_episodes(episodes: Sequence[Episode]) -> Iterator[np.ndarray]:
+def caption_episodes(episodes: Sequence[WatchedEpisode]) -> Iterator[np.ndarray]:
     """Yield each frame with the instruction and the progress below it.
 
     An episode's last frame stays for a second.
     """
     for episode in episodes:
-        outcome = "success" if episode.is_success else "failure"
+        record = episode.record
         for index, frame in enumerate(episode.frames):
             is_last = index == len(episode.frames) - 1
-            status = (
-                f"{outcome if is_last else index}  {episode.task}  initial state "
-                f"{episode.init_state_id}"
-            )
-            captioned = add_caption(frame, episode.instruction, status)
+            moment = episode.outcome if is_last else index
+            status = f"{moment}  {record.task}  initial state {record.start}"
+            captioned = add_caption(frame, record.instruction, status)
             yield from [captioned] * (int(FRAMES_PER_S) if is_last else 1)

@@ -5,31 +5,20 @@ choice, is reported. A version that still lacks episodes has no point: short epi
 are successes more often.
 """
 
-import math
-import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 from rich.table import Table
 
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.held_out_records import HeldOutRow, RowFormat
-from vla_rl.evaluation.results import Z_95, Key, wilson_interval
+from vla_rl.evaluation.records import EpisodeRecord, Key, Measure, record_key
+from vla_rl.evaluation.tables import Mean, compute_mean, make_table
 from vla_rl.reporting import RunDirectory
 from vla_rl.util.atomic_files import replace_file
 
 CURVE_FILE: Final = "held_out_curve.json"
-
-
-class Mean(NamedTuple):
-    """A mean over episodes, with its 95 % interval."""
-
-    episodes: int
-    mean: float
-    low: float
-    high: float
 
 
 class CurvePoint(msgspec.Struct, frozen=True):
@@ -93,8 +82,10 @@ class Curve(msgspec.Struct, frozen=True):
     def describe(self, mean: Mean) -> str:
         """Return a result with its interval."""
         if self.measure != "success_rate":
-            half = (mean.high - mean.low) / 2
-            return f"{self.measure} {mean.mean:.3f} ± {half:.3f} over {mean.episodes} starts"
+            return (
+                f"{self.measure} {mean.mean:.3f} (95 %: {mean.low:.3f} to {mean.high:.3f}) over "
+                f"{mean.episodes} starts"
+            )
         solved = round(mean.mean * mean.episodes)
         return (
             f"{solved} of {mean.episodes} starts solved = {100 * mean.mean:.0f} % "
@@ -142,17 +133,19 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 def curve_points(
-    rows: Iterable[HeldOutRow], keys: Sequence[Key], format: RowFormat
+    records: Iterable[EpisodeRecord], keys: Sequence[Key], measure: Measure
 ) -> tuple[CurvePoint, ...]:
-    """Return the points of the starts `keys`, by weight version; rows of other starts do not count."""
-    by_version: dict[int, dict[Key, float]] = {}
-    for row in rows:
-        by_version.setdefault(row.weight_version, {})[row.key] = row.value
+    """Return the points of the starts `keys`, by weight version; records of other starts do not
+    count.
+    """
+    of_weights: dict[int, dict[Key, float]] = {}
+    for record in records:
+        of_weights.setdefault(record.weights, {})[record_key(record, measure)] = record.value
     points = []
-    for version in sorted(by_version):
-        values = by_version[version]
+    for weights in sorted(of_weights):
+        values = of_weights[weights]
         if keys and all(key in values for key in keys):
-            points.append(_point(version, {key: values[key] for key in keys}, format))
+            points.append(_point(weights, {key: values[key] for key in keys}, measure))
     return tuple(points)
 
 
@@ -241,13 +234,14 @@ def curve_tables(curve: Curve) -> list[Table]:
 def _table(
     title: str, curve: Curve, points: Sequence[CurvePoint], set_name: str, best: int | None
 ) -> Table:
-    tasks = list(points[-1].tasks) if points else []
-    table = Table("weights", set_name, *tasks, title=title)
-    for point in points:
-        mark = " (best)" if point.weights == best else ""
-        cells = [f"{point.tasks[task].mean:.2f}" for task in tasks if task in point.tasks]
-        table.add_row(f"{point.weights}{mark}", curve.describe(point.all), *cells)
-    return table
+    rows = {
+        f"{point.weights}{' (best)' if point.weights == best else ''}": {
+            set_name: curve.describe(point.all),
+            **{task: f"{mean.mean:.2f}" for task, mean in point.tasks.items()},
+        }
+        for point in points
+    }
+    return make_table(title, "weights", rows)
 
 
 class _CurveOfOneSet(msgspec.Struct, frozen=True):
@@ -258,22 +252,10 @@ class _CurveOfOneSet(msgspec.Struct, frozen=True):
     skipped: tuple[int, ...] = ()
 
 
-def _point(version: int, values: dict[Key, float], format: RowFormat) -> CurvePoint:
+def _point(weights: int, values: dict[Key, float], measure: Measure) -> CurvePoint:
     tasks: dict[str, list[float]] = {}
-    for (task, _, _), value in values.items():
+    for (task, *_), value in values.items():
         tasks.setdefault(task, []).append(value)
-    by_task = {task: mean_with_interval(found, format.measure) for task, found in tasks.items()}
-    return CurvePoint(
-        version,
-        mean_with_interval(list(values.values()), format.measure),
-        by_task if len(tasks) > 1 else {},
-    )
-
-
-def mean_with_interval(values: Sequence[float], measure: str) -> Mean:
-    """Return the mean of the episodes of one evaluation, with the interval of its measure."""
-    num, mean = len(values), statistics.fmean(values)
-    if measure == "success_rate":
-        return Mean(num, mean, *wilson_interval(round(sum(values)), num))
-    half = Z_95 * statistics.stdev(values) / math.sqrt(num) if num > 1 else 0.0
-    return Mean(num, mean, mean - half, mean + half)
+    by_task = {task: compute_mean(found, measure) for task, found in tasks.items()}
+    everything = compute_mean(list(values.values()), measure)
+    return CurvePoint(weights, everything, by_task if len(tasks) > 1 else {})

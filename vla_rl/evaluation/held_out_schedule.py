@@ -23,7 +23,7 @@ from statistics import NormalDist
 from typing import Final
 
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.held_out_records import RowFormat
+from vla_rl.evaluation.records import Measure, episode_key
 from vla_rl.evaluation.suites import parse_numbers
 from vla_rl.types import Config, EpisodeSpec
 
@@ -133,10 +133,12 @@ def split_in_two(
 
 
 def refuse_shared_starts(
-    report: Sequence[EpisodeSpec], choose: Sequence[EpisodeSpec], format: RowFormat
+    report: Sequence[EpisodeSpec], choose: Sequence[EpisodeSpec], measure: Measure
 ) -> None:
     """Raise ConfigError if a start is in both sets."""
-    shared = {format.key_of(each) for each in report} & {format.key_of(each) for each in choose}
+    shared = {episode_key(each, measure) for each in report} & {
+        episode_key(each, measure) for each in choose
+    }
     if shared:
         raise ConfigError(
             f"{len(shared)} held-out starts would choose the best checkpoint and report it, such as "

@@ -13,7 +13,6 @@ from vla_rl.envs.image_env import NUM_STARTS, is_whole
 from vla_rl.envs.libero import tasks
 from vla_rl.envs.metaworld import tasks as metaworld_tasks
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.results import Key, start_number
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
 
 if TYPE_CHECKING:
@@ -253,17 +252,6 @@ def require_for_libero(policy: "VlaPolicy", checkpoint: str) -> None:
     require_fitting(policy, checkpoint, LIBERO)
 
 
-def episode_key(episode: EpisodeSpec) -> Key:
-    """Return the identity of an episode: task, initial state and scene seed."""
-    return episode.task, start_number(episode), _scene_seed(episode.env)
-
-
-def _scene_seed(env: EnvSpec) -> int:
-    """Return the scene seed, which is 0 in benchmarks whose starts leave nothing open."""
-    seed: int = env.kwargs.get("scene_seed", 0)
-    return seed
-
-
 def libero_episode(
     env: EnvSpec, episode_id: int, task: str, init_state_id: int, *, sampling: Sampling, seed: int
 ) -> EpisodeSpec:
@@ -278,7 +266,7 @@ def libero_episode(
         env=env,
         task=task,
         seed=0,
-        policy_seed=derive_seed(seed, task, init_state_id, _scene_seed(env)),
+        policy_seed=derive_seed(seed, task, init_state_id, env.kwargs.get("scene_seed", 0)),
         options={"init_state_id": init_state_id},
         sampling=sampling,
     )

@@ -1,15 +1,14 @@
-"""Validation of a language policy on a fixed set of starts that are never trained on.
+"""Validation of a language policy: a fixed set of problems that are never trained on, several tries of
+each.
 
-Several episodes are run from each.
-
-validation.jsonl in the run's folder has one line per weight version, with mean, best@n and maj@n.
-validation_conditions.json identifies the starts (by the paths, not the content, of files that they
-name) and holds the sampling settings.
+The metrics of a weight version are the mean reward, best@n and maj@n. validation.jsonl in the run's
+folder has one record per try. validation_conditions.json identifies the problems (by the paths, not the
+content, of files that they name) and holds the sampling settings.
 """
 
 import hashlib
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,27 +16,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_rl.errors import ConfigError
-from vla_rl.evaluation.conditions import refuse_other_conditions, try_to_record_conditions
-from vla_rl.evaluation.results import complete_lines, line_writer
-from vla_rl.evaluation.run_episodes import run_each
+from vla_rl.evaluation.held_out import HeldOutEvaluator
+from vla_rl.evaluation.record_file import RecordFile
+from vla_rl.evaluation.records import VALIDATION, EpisodeRecord, group_by_weights
 from vla_rl.reporting import RunDirectory
-from vla_rl.reporting.record_files import RetryingWriter, set_aside_lines
-from vla_rl.rollout import AnyEngine, TaskStart
-from vla_rl.types import Agent, EnvPool, EpisodeSpec, Sampling, Trajectory, derive_seed
-from vla_rl.util.stalls import note_progress
+from vla_rl.rollout import TaskStart
+from vla_rl.types import Agent, EpisodeSpec, Sampling, derive_seed
 
 
-class ValidationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The metrics of a weight version."""
-
-    weight_version: int
-    num_problems: int
-    metrics: dict[str, float]
-
-
-class Validation:
-    """Runs the same episodes at each call; a `PolicyEvaluator` of a training run.
+class Validation(HeldOutEvaluator):
+    """Runs the same tries of each problem for each weight version.
 
     Args:
         starts: the problems.
@@ -48,6 +36,9 @@ class Validation:
         seed: seed from which those are derived.
     """
 
+    conditions_file = "validation_conditions.json"
+    what = "validation"
+
     def __init__(
         self,
         starts: Sequence[TaskStart],
@@ -56,20 +47,10 @@ class Validation:
         sampling: Sampling,
         seed: int = 0,
     ) -> None:
-        self._agent, self._num_problems = agent, len(starts)
-        self._outlet: RetryingWriter[bytes] | None = None
         problems = hashlib.sha256(
             msgspec.json.encode([(start.env, start.seed, start.options) for start in starts])
         )
-        self._conditions = {
-            "num_problems": len(starts),
-            "num_tries": num_tries,
-            "greedy": sampling.greedy,
-            "temperature": sampling.temperature,
-            "seed": seed,
-            "problems": problems.hexdigest()[:12],
-        }
-        self._episodes = [
+        episodes = [
             EpisodeSpec(
                 episode_id=number * num_tries + member,
                 group_id=number,
@@ -84,107 +65,64 @@ class Validation:
             for number, start in enumerate(starts)
             for member in range(num_tries)
         ]
-
-    def check(self, run: RunDirectory) -> None:
-        """Check the results in `run`.
-
-        Raises: ConfigError if their problems or conditions differ.
-        """
-        refuse_other_conditions(_conditions_path(run), self._conditions)
-
-    def leave_later(self, run: RunDirectory, version: int) -> None:
-        """Set aside the results of weights after `version`, which a resumed run makes again.
-
-        Raises: OSError.
-        """
-        set_aside_lines(validation_path(run), lambda line: _is_of(line, version))
-
-    async def __call__(self, run: RunDirectory, pool: EnvPool, engine: AnyEngine) -> None:
-        """Run all episodes, print the result and add it to `validation.jsonl`.
-
-        Does nothing if the file has this weight version already.
-
-        A result that cannot be written is reported and written with the next one.
-        Raises: ConfigError if the problems or conditions of earlier results differ.
-        """
-        version, path = engine.weight_version, validation_path(run)
-        try_to_record_conditions(_conditions_path(run), self._conditions, path)
-        if version in [result.weight_version for result in read_validation(path)]:
-            return
-        metrics = await self.run_problems(pool, engine)
-        result = ValidationResult(
-            weight_version=version, num_problems=self._num_problems, metrics=metrics
-        )
-        if self._outlet is None:
-            self._outlet = line_writer(path)
-        self._outlet.put(f"weights {version}", msgspec.json.encode(result) + b"\n")
-        shown = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
-        print(
-            f"validation of weights {version}, {self._num_problems} problems: {shown}", flush=True
-        )
-
-    async def run_problems(self, pool: EnvPool, engine: AnyEngine) -> dict[str, float]:
-        """Run all episodes; return metrics by name."""
-        tries: defaultdict[int, dict[int, Trajectory]] = defaultdict(dict)
-
-        async def done(trajectory: Trajectory) -> None:
-            tries[trajectory.episode.group_id][trajectory.episode.member] = trajectory
-            note_progress("validation")
-
-        await run_each(pool, engine, self._agent, self._episodes, done)
-        trajectories = [
-            [of_problem[member] for member in sorted(of_problem)]
-            for _, of_problem in sorted(tries.items())
-        ]
-        # with several agents, the mean of their rewards
-        rewards = np.array(
-            [
-                [float(np.mean(list(each.returns_by_agent.values()))) for each in of_problem]
-                for of_problem in trajectories
-            ]
-        )
-        answers = [
-            [each.info.get("last_reply", "") for each in of_problem] for of_problem in trajectories
-        ]
-        return {
-            **validation_metrics(rewards, answers),
-            "success": float(
-                np.mean([each.is_success for of_problem in trajectories for each in of_problem])
-            ),
+        conditions = {
+            "num_problems": len(starts),
+            "num_tries": num_tries,
+            "greedy": sampling.greedy,
+            "temperature": sampling.temperature,
+            "seed": seed,
+            "problems": problems.hexdigest()[:12],
         }
+        super().__init__(episodes, format=VALIDATION, agent=agent, conditions=conditions)
+
+    def print_results(self, file: RecordFile, weights: int, *, num_new: int) -> None:
+        """Print the metrics of the newest weights, unless they were validated before."""
+        if num_new == 0:
+            return
+        records = [record for record in file.records if record.weights == weights]
+        metrics = compute_metrics(records)
+        shown = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
+        num_problems = len({record.start for record in records})
+        print(f"validation of weights {weights}, {num_problems} problems: {shown}", flush=True)
 
 
 def validation_path(run: RunDirectory) -> Path:
-    """Return the file of a run's validation results."""
-    return run.path / "validation.jsonl"
+    """Return the file of a run's validation."""
+    return run.path / VALIDATION.file
 
 
-def _conditions_path(run: RunDirectory) -> Path:
-    return run.path / "validation_conditions.json"
-
-
-def read_validation(path: Path) -> list[ValidationResult]:
-    """Read all results so far, without a last line that a kill cut off.
+def read_validation(path: Path) -> dict[int, dict[str, float]]:
+    """Read the metrics of each weight version so far, in order.
 
     Raises: ConfigError for damaged lines.
     """
-    results = []
-    for number, line in enumerate(complete_lines(path).splitlines(), start=1):
-        try:
-            results.append(msgspec.json.decode(line, type=ValidationResult))
-        except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8, or no result
-            raise ConfigError(
-                f"{path}, line {number} is not a result: {error}; remove that line, and its "
-                "weights are validated again"
-            ) from error
-    return results
+    file = RecordFile(path, VALIDATION.measure)
+    of_weights = group_by_weights(file.records)
+    most = max(map(len, of_weights.values()), default=0)
+    # a version whose validation was stopped has some tries alone
+    found = {
+        weights: compute_metrics(records)
+        for weights, records in of_weights.items()
+        if len(records) == most
+    }
+    return dict(sorted((found | file.summaries).items()))
 
 
-def _is_of(line: bytes, last: int) -> bool:
-    try:
-        return msgspec.json.decode(line, type=ValidationResult).weight_version <= last
-    except (ValueError, RecursionError):  # reported when the file is read
-        return True
+def compute_metrics(records: Sequence[EpisodeRecord]) -> dict[str, float]:
+    """Compute `validation_metrics` and the success rate of one weight version's tries.
+
+    Problems whose tries are not all there, because the validation was stopped, do not count unless all
+    are so.
+    """
+    tries: dict[tuple[str, int], list[EpisodeRecord]] = {}
+    for record in sorted(records, key=lambda record: (record.start, record.member)):
+        tries.setdefault((record.task, record.start), []).append(record)
+    most = max(map(len, tries.values()))
+    whole = [found for found in tries.values() if len(found) == most]
+    rewards = np.array([[record.value for record in found] for found in whole])
+    answers = [[record.answer for record in found] for found in whole]
+    successes = [record.parts["success"] for found in whole for record in found]
+    return {**validation_metrics(rewards, answers), "success": float(np.mean(successes))}
 
 
 def mean_best_reward(rewards: NDArray[np.floating], num: int) -> float:

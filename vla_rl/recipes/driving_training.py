@@ -23,8 +23,9 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation import embodied_agent_within_range
 from vla_rl.evaluation.conditions import POLICY_DIGEST
 from vla_rl.evaluation.contact_sheets import write_drive_sheet
-from vla_rl.evaluation.held_out import ContactSheetWriter, ScoreEvaluator
+from vla_rl.evaluation.held_out import ContactSheetWriter, HeldOutEvaluator
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
+from vla_rl.evaluation.records import SCORES
 from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import (
     ASSETS,
@@ -240,18 +241,18 @@ async def main(command: Command[TrainingLaunch, SceneTrainingConfig]) -> int:
     config = command.config
     episodes, starts = held_out_episodes(config), training_starts(config)
     about = {"scenes": f"train 0-{len(starts) - 1}", "score": config.version}
-    film = write_drive_sheet if starts[0].env.id == DRIVING else None
+    contact_sheet = write_drive_sheet if starts[0].env.id == DRIVING else None
     about[POLICY_DIGEST] = await asyncio.to_thread(compute_digest_as_read, config.policy, FORMAT)
-    evaluator = make_scene_evaluator(episodes, config.held_out, film, about[POLICY_DIGEST])
+    evaluator = make_scene_evaluator(episodes, config.held_out, contact_sheet, about[POLICY_DIGEST])
     return await train_driver(command, config.policy, starts, evaluator, about)
 
 
 def make_scene_evaluator(
     episodes: Sequence[EpisodeSpec],
     held_out: HeldOutScenesConfig,
-    film: ContactSheetWriter | None,
+    contact_sheet: ContactSheetWriter | None,
     policy_digest: str,
-) -> ScoreEvaluator:
+) -> HeldOutEvaluator:
     """Return the evaluator of held-out scenes: the first `held_out.scenes` of `episodes` are reported,
     and the others choose the best checkpoint.
 
@@ -268,7 +269,14 @@ def make_scene_evaluator(
                 f"held_out.scenes is {held_out.scenes}, and only {len(episodes)} held-out scenes were "
                 "found, so none is left to choose the best checkpoint by; expected a smaller number"
             )
-    evaluator = ScoreEvaluator(report, held_out, film, policy_digest, choose)
+    evaluator = HeldOutEvaluator(
+        report,
+        contact_sheet,
+        choose=choose,
+        schedule=held_out,
+        format=SCORES,
+        policy_digest=policy_digest,
+    )
     if len(evaluator.choose) < held_out.num_choosing:
         print(
             f"{len(episodes)} held-out scenes were found: {len(evaluator.episodes)} are reported, and "
@@ -330,7 +338,7 @@ async def train_driver(
     command: Command[TrainingLaunch, ConfigT],
     policy: str,
     starts: Sequence[TaskStart],
-    evaluator: ScoreEvaluator,
+    evaluator: HeldOutEvaluator,
     about: Mapping[str, str],
     num_chunks: int = 1,
 ) -> int:

@@ -36,7 +36,7 @@ from vla_rl.types import EnvSpec
 
 BASE_POLICY_STEP_LIMIT: Final = 160
 """Control steps. Only 2 of 212 greedy successes of the trained base policy took longer:
-docs/pipelines/data/published_limits_judged.jsonl."""
+docs/pipelines/data/published_limits_evaluated.jsonl."""
 
 
 class HeldOutConfig(HeldOutStarts, frozen=True, kw_only=True):

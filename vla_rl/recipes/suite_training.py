@@ -348,7 +348,7 @@ async def main(
         about,
         HeldOutEvaluator(
             held_out,
-            film=write_contact_sheet,
+            contact_sheet=write_contact_sheet,
             choose=choosing_episodes(config),
             assets=about.get("assets", ""),
             schedule=config.held_out,

@@ -30,8 +30,16 @@ from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.experts import Expert
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation import check_starts, episode_result, libero_episode, run_each, within_range
-from vla_rl.evaluation.contact_sheets import FRAMES_PER_S, Episode, caption_episodes, watched_table
+from vla_rl.evaluation import (
+    EpisodeRecord,
+    check_starts,
+    libero_episode,
+    make_record,
+    result_table,
+    run_each,
+    within_range,
+)
+from vla_rl.evaluation.contact_sheets import FRAMES_PER_S, WatchedEpisode, caption_episodes
 from vla_rl.evaluation.scenes import (
     ImageSize,
     LiberoAssets,
@@ -131,7 +139,7 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
         )
 
 
-def run_expert(env: LiberoEnv, init_state_id: int, has_frames: bool) -> Episode:
+def run_expert(env: LiberoEnv, init_state_id: int, has_frames: bool) -> WatchedEpisode:
     """Run one episode with the scripted expert.
 
     It reads the hidden state, so the simulator is in this process.
@@ -146,16 +154,17 @@ def run_expert(env: LiberoEnv, init_state_id: int, has_frames: bool) -> Episode:
         if has_frames:
             frames.append(observation["image"])
         is_over = terminated or truncated
-    success, num_steps = bool(info["is_success"]), int(info["num_steps"])
-    return Episode(
-        env.task.key,
-        env.task.instruction,
-        init_state_id,
-        success,
-        num_steps,
-        frames,
-        expert.obstacle,
+    record = EpisodeRecord(
+        task=env.task.key,
+        start=init_state_id,
+        seed=0,
+        weights=0,
+        member=0,
+        value=float(info["is_success"]),
+        parts={"steps": float(info["num_steps"]), "attempts": 1.0},
+        instruction=env.task.instruction,
     )
+    return WatchedEpisode(record, frames, expert.obstacle)
 
 
 class RandomActions:
@@ -207,8 +216,9 @@ async def main(command: Command[Launch, WatchConfig]) -> int:
         episodes = await _run_expert_episodes(config, console)
     else:
         episodes = await _run_policy(config, console)
-    console.print(watched_table(episodes, f"{config.suite}, {config.policy}"))
-    num_successes = sum(episode.is_success for episode in episodes)
+    records = [episode.record for episode in episodes]
+    console.print(result_table(records, f"{config.suite}, {config.policy}"))
+    num_successes = sum(record.is_success for record in records)
     source = assets_in_use(config.scene.assets).source
     print(
         f"{num_successes} of {len(episodes)} episodes succeeded (assets: {source}, physics: "
@@ -221,7 +231,7 @@ async def main(command: Command[Launch, WatchConfig]) -> int:
     return 0
 
 
-async def _run_policy(config: WatchConfig, console: Console) -> list[Episode]:
+async def _run_policy(config: WatchConfig, console: Console) -> list[WatchedEpisode]:
     """Run the episodes as an evaluation does, in a simulator process, one after the other."""
     specs = [
         _episode(config, task_id, number)
@@ -229,10 +239,9 @@ async def _run_policy(config: WatchConfig, console: Console) -> list[Episode]:
         for number in range(config.episodes)
     ]
     agent = within_range(partial(embodied_agent, frames_every=None if config.video is None else 1))
-    episodes: list[Episode] = []
+    episodes: list[WatchedEpisode] = []
 
     async def done(trajectory: Trajectory) -> None:
-        result = episode_result(trajectory)
         frames: list[np.ndarray] = []
         if config.video is not None:
             frames = [trajectory.steps[0].observation["image"]]
@@ -242,17 +251,8 @@ async def _run_policy(config: WatchConfig, console: Console) -> list[Episode]:
                 if step.frames is not None
                 for frame in step.frames
             ]
-        episodes.append(
-            Episode(
-                result.task,
-                result.instruction,
-                result.init_state_id,
-                result.is_success,
-                result.num_steps,
-                frames,
-            )
-        )
-        console.print(episodes[-1].in_words)
+        episodes.append(WatchedEpisode(make_record(trajectory), frames))
+        console.print(episodes[-1].describe())
 
     async with AsyncExitStack() as stack:
         engine = await _open_engine(config, stack)
@@ -292,13 +292,13 @@ def _episode(config: WatchConfig, task_id: int, number: int) -> EpisodeSpec:
     )
 
 
-async def _run_expert_episodes(config: WatchConfig, console: Console) -> list[Episode]:
+async def _run_expert_episodes(config: WatchConfig, console: Console) -> list[WatchedEpisode]:
     """Run the episodes in one thread of this process, because an environment renders in the thread
     that made it.
 
     Ctrl-C stops after the current episode.
     """
-    loop, episodes = asyncio.get_running_loop(), list[Episode]()
+    loop, episodes = asyncio.get_running_loop(), list[WatchedEpisode]()
     with ThreadPoolExecutor(1, thread_name_prefix="expert") as thread:
         for task_id in config.tasks:
             env = await loop.run_in_executor(thread, _make_env, config, task_id)
@@ -309,7 +309,7 @@ async def _run_expert_episodes(config: WatchConfig, console: Console) -> list[Ep
                     episodes.append(
                         await loop.run_in_executor(thread, run_expert, env, state, has_frames)
                     )
-                    console.print(episodes[-1].in_words)
+                    console.print(episodes[-1].describe())
             finally:
                 await loop.run_in_executor(thread, env.close)
     return episodes

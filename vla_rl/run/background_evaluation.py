@@ -29,7 +29,7 @@ from vla_rl.evaluation.checkpoint_evaluator import (
     evaluate_checkpoint,
     evaluator_settings,
 )
-from vla_rl.evaluation.held_out import HeldOutEvaluator, PolicyEvaluator
+from vla_rl.evaluation.held_out import HeldOutEvaluator
 from vla_rl.evaluation.held_out_curve import (
     Curve,
     CurvePoint,
@@ -38,8 +38,9 @@ from vla_rl.evaluation.held_out_curve import (
     read_curve,
     write_curve,
 )
-from vla_rl.evaluation.held_out_records import HeldOutRecords, RowFormat
 from vla_rl.evaluation.held_out_schedule import describe_noise, has_stopped_gaining
+from vla_rl.evaluation.record_file import RecordFile
+from vla_rl.evaluation.records import EpisodeRecord, episode_key
 from vla_rl.learner.checkpoint.folders import (
     find_checkpoint,
     list_checkpoints,
@@ -59,20 +60,19 @@ logger = logging.getLogger(__name__)
 class _StartSet:
     """A set of starts and its results."""
 
-    def __init__(
-        self, name: str, episodes: Sequence[EpisodeSpec], format: RowFormat, book: HeldOutRecords
-    ) -> None:
-        self.name, self.episodes, self.format, self.book = name, episodes, format, book
+    def __init__(self, name: str, episodes: Sequence[EpisodeSpec], file: RecordFile) -> None:
+        self.name, self.episodes, self.file = name, episodes, file
 
     @property
     def points(self) -> tuple[CurvePoint, ...]:
         """The results of all versions that have run all episodes."""
-        keys = [self.format.key_of(episode) for episode in self.episodes]
-        return curve_points(self.book.rows, keys, self.format)
+        measure = self.file.measure
+        keys = [episode_key(episode, measure) for episode in self.episodes]
+        return curve_points(self.file.records, keys, measure)
 
     def missing(self, version: int) -> list[EpisodeSpec]:
         """Return the episodes that a version has not run yet."""
-        return self.book.missing(version, self.episodes)
+        return self.file.list_missing(self.episodes, weights=version)
 
 
 class BackgroundEvaluation:
@@ -218,18 +218,18 @@ class BackgroundEvaluation:
         await asyncio.wait((self._judging,))  # its error is raised when the block is left
 
     def _open(self, *, has_one_set: bool) -> None:
-        evaluator, report = self._evaluator, self._evaluator.open(self._run)
+        evaluator, report = self._evaluator, self._evaluator.open_report(self._run)
         if has_one_set:
-            self._choose = _StartSet("chose", evaluator.one_set, evaluator.format, report)
+            self._choose = _StartSet("chose", evaluator.one_set, report)
             print(
                 f"{self._run.path} was begun with one set of held-out starts, which go on choosing "
                 "the best checkpoint: its results are marked as such, and no other starts report it",
                 flush=True,
             )
         else:
-            book = evaluator.open_choosing(self._run)
-            self._report = _StartSet("report", evaluator.episodes, evaluator.format, report)
-            self._choose = _StartSet("chose", evaluator.choose, evaluator.choose_format, book)
+            chose = evaluator.open_choosing(self._run)
+            self._report = _StartSet("report", evaluator.episodes, report)
+            self._choose = _StartSet("chose", evaluator.choose, chose)
         patience, num = evaluator.schedule.stop_after, len(self._choose.episodes)
         if patience is not None and (line := describe_noise(num, patience)) is not None:
             print(line, flush=True)
@@ -296,11 +296,11 @@ class BackgroundEvaluation:
             )
         began, settings = time.monotonic(), self._settings
         is_reported = starts is self._report or self._report is None
-        if not is_reported:  # strips show the starts that are reported
-            settings = msgspec.structs.replace(settings, film=None)
+        if not is_reported:  # contact sheets show the starts that are reported
+            settings = msgspec.structs.replace(settings, contact_sheet=None)
 
-        async def add(line: bytes) -> None:
-            await starts.book.add(line)
+        async def add(record: EpisodeRecord) -> None:
+            await starts.file.add(record)
             note_progress("held-out episodes")
 
         await evaluate_checkpoint(
@@ -376,13 +376,13 @@ class BackgroundEvaluation:
 
 
 def background_settings(
-    evaluator: PolicyEvaluator | None, config: LearningConfig, team: Team
+    evaluator: HeldOutEvaluator | None, config: LearningConfig, team: Team
 ) -> EvaluatorSettings | None:
     """Return the settings of evaluations beside training; None if the evaluator has no such schedule.
 
     Raises: ConfigError if this run cannot have them.
     """
-    if not isinstance(evaluator, HeldOutEvaluator) or evaluator.schedule.every is None:
+    if evaluator is None or evaluator.schedule.every is None:
         return None
     schedule = evaluator.schedule
     schedule.require(
@@ -400,8 +400,8 @@ def background_settings(
     (member,) = team.members.values()
     return evaluator_settings(
         member.model,
-        evaluator.format.line_of,
-        evaluator.film,
+        evaluator.format.measure,
+        evaluator.contact_sheet,
         msgspec.structs.replace(config.simulators, num_envs=schedule.simulators),
         torch_threads=config.run.torch_threads,
         niceness=schedule.niceness,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from vla_rl.errors import CheckpointError, ConfigError, LearnerHostLost, RankFailed, RankNotStarted
-from vla_rl.evaluation.held_out import PolicyEvaluator
+from vla_rl.evaluation.held_out import HeldOutEvaluator
 from vla_rl.learner import Checkpoint, load_checkpoint, verify_checkpoint
 from vla_rl.learner.checkpoint.files import read_part
 from vla_rl.learner.checkpoint.folders import (
@@ -124,7 +124,7 @@ def _require_version(folder: Path, state: SchedulerState, version: int) -> None:
 
 
 async def set_later_aside(
-    run: RunDirectory, folder: Path | None, version: int, evaluator: PolicyEvaluator | None
+    run: RunDirectory, folder: Path | None, version: int, evaluator: HeldOutEvaluator | None
 ) -> None:
     """Set aside checkpoints and results of later weights than `folder`'s.
 
@@ -142,7 +142,7 @@ async def set_later_aside(
                 print(f"{moved.name.removeprefix('aside-')} is kept as {moved}", flush=True)
     if evaluator is not None:
         try:
-            await asyncio.to_thread(evaluator.leave_later, run, version)
+            await asyncio.to_thread(evaluator.set_later_aside, run, version)
         except OSError as error:
             raise ConfigError(
                 f"the results in {run.path} cannot be written: {error}; make room first"

@@ -15,7 +15,7 @@ import msgspec
 
 from vla_rl.actors import LastingForkServers
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.held_out import PolicyEvaluator
+from vla_rl.evaluation.held_out import HeldOutEvaluator
 from vla_rl.learner import Checkpoint
 from vla_rl.pipelines.config import LearningConfig, RunConfig, TextTrainingConfig
 from vla_rl.reporting import RunDirectory
@@ -83,7 +83,7 @@ async def train(
     resume: RunDirectory | None = None,
     resume_from: str | None = None,
     about: Mapping[str, str] | None = None,
-    evaluator: PolicyEvaluator | None = None,
+    evaluator: HeldOutEvaluator | None = None,
     fork_servers: LastingForkServers | None = None,
 ) -> Outcome:
     """Train `model` in place from `starts`.
@@ -177,7 +177,7 @@ async def _make_resumed(
     make: Callable[..., TrainingRun],
     run: RunDirectory,
     name: str | None,
-    evaluator: PolicyEvaluator | None,
+    evaluator: HeldOutEvaluator | None,
 ) -> tuple[TrainingRun, Checkpoint | None]:
     """Return the rest of a run, not started, and the checkpoint that it starts from."""
     found = await checkpoint_to_resume(run, name, load_resumable)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TypeAlias
 
 from vla_rl.actors import LastingForkServers, Watchdog
-from vla_rl.evaluation.held_out import HeldOutEvaluator, PolicyEvaluator
+from vla_rl.evaluation.held_out import HeldOutEvaluator
 from vla_rl.evaluation.held_out_curve import Curve, curve_tables
 from vla_rl.graph import Executor, NodeFailed, NodeType, Pipeline, TaskGraph, Update
 from vla_rl.learner import Checkpoint
@@ -77,7 +77,7 @@ class TrainingRun:
         *,
         agent: Agent = embodied_agent,
         customise: Customise = lambda pipeline: pipeline,
-        evaluator: PolicyEvaluator | None = None,
+        evaluator: HeldOutEvaluator | None = None,
         first_update: int = 0,
         restarts: Restarts | None = None,
         fork_servers: LastingForkServers | None = None,
@@ -92,7 +92,7 @@ class TrainingRun:
             first_update=first_update,
             restarts=restarts,
             # held-out episodes run on the hosts
-            local_evaluation=evaluator is not None and not isinstance(evaluator, HeldOutEvaluator),
+            local_evaluation=evaluator is not None and not evaluator.runs_on_hosts,
             fork_servers=fork_servers,
         )
         self.graph: TaskGraph = customise_pipeline(make_pipeline(self._parts), customise).build()
@@ -282,7 +282,7 @@ class TrainingRun:
             await self._parts.saver.prune()
 
     async def _make_updates_and_evaluate(
-        self, run: RunDirectory, record: RunRecord, evaluator: PolicyEvaluator | None
+        self, run: RunDirectory, record: RunRecord, evaluator: HeldOutEvaluator | None
     ) -> None:
         """Make the updates; `evaluator` evaluates before the first and after the last of them."""
         parts, last = self._parts, self._config.run.updates
@@ -301,15 +301,15 @@ class TrainingRun:
                 await self._save_last()  # the evaluated weights have to be on disk
                 await self._evaluate(run, evaluator)
 
-    async def _evaluate(self, run: RunDirectory, evaluator: PolicyEvaluator) -> None:
+    async def _evaluate(self, run: RunDirectory, evaluator: HeldOutEvaluator) -> None:
         """Evaluate the current weights: on the hosts that run episodes, if there are any."""
         parts = self._parts
-        if parts.hosts is not None and isinstance(evaluator, HeldOutEvaluator):
+        if parts.hosts is not None and evaluator.runs_on_hosts:
             await parts.hosts.weights.wait_applied()
-            await evaluator.elsewhere(run, parts.hosts.evaluators)
+            await evaluator.evaluate_on_hosts(run, parts.hosts.evaluators)
         else:
-            if parts.engine is not None:
-                await parts.engine.wait_applied()
+            assert parts.engine is not None  # `evaluates_here` has this process keep one
+            await parts.engine.wait_applied()
             await evaluator(run, parts.pool, parts.engine)
 
     async def _save_last(self) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from evaluated import evaluated, write_records
 
-from benchmarks.pipeline_curves import num_judged_first
+from benchmarks.pipeline_curves import count_first_evaluated
 from benchmarks.srpo_vs_grpo import study
 from benchmarks.srpo_vs_grpo.__main__ import main, missing_runs
 from benchmarks.srpo_vs_grpo.comparison import (
@@ -93,7 +94,7 @@ def test_swapping_the_arms_changes_the_sign_and_nothing_else() -> None:
     assert (swapped.low, swapped.high) == pytest.approx((-found.high, -found.low), abs=1.0)
 
 
-def test_differences_that_are_all_equal_are_judged_by_their_signs() -> None:
+def test_differences_that_are_all_equal_are_told_by_their_signs() -> None:
     assert paired_bootstrap([3.0] * 8) == (3.0, 3.0, 3.0, 2**-7)
     assert paired_bootstrap([0.0] * 8).p_value == 1.0
     with pytest.raises(ValueError, match="1 differences, expected at least 2"):
@@ -182,9 +183,11 @@ def test_only_held_out_episodes_that_a_run_ran_itself_are_no_training_episodes(
 ) -> None:
     config = {"held_out": {"first_results_of": borrowed}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    lines = [{"weight_version": version} for version in (0, 0, 1)]
-    (tmp_path / "validation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert num_judged_first(tmp_path) == expected
+    records = [
+        evaluated(start=start, weights=weights) for start, weights in ((0, 0), (1, 0), (0, 1))
+    ]
+    write_records(tmp_path / "held_out.jsonl", records)
+    assert count_first_evaluated(tmp_path) == expected
 
 
 def test_arms_are_brought_to_the_same_seeds_before_a_new_one_begins() -> None:
@@ -269,12 +272,12 @@ def test_every_held_out_start_is_read_once() -> None:
             "is_success": success,
         }
 
-    judged = [line(41, 0, success=False), line(40, 0, success=True), line(40, 12, success=True)]
-    assert study.outcomes_of(judged, 0) == {"t": "10"}
+    records = [line(41, 0, success=False), line(40, 0, success=True), line(40, 12, success=True)]
+    assert study.outcomes_of(records, 0) == {"t": "10"}
     with pytest.raises(ValueError, match="start 41 of t occurs twice for weights 0"):
-        study.outcomes_of([*judged, line(41, 0, success=True)], 0)
+        study.outcomes_of([*records, line(41, 0, success=True)], 0)
     with pytest.raises(ValueError, match="weights 7 have no held-out episodes"):
-        study.outcomes_of(judged, 7)
+        study.outcomes_of(records, 7)
 
 
 def test_the_arms_differ_in_their_reward_and_in_nothing_else() -> None:
