@@ -40,14 +40,6 @@ from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 
 FILES = Path(__file__).parents[1] / "fixtures" / "written_by_24320b8d" / "files.tar.xz"
 
-RENAMED = {
-    "cluster.depot_gib": "cluster.episode_store_gib",
-    "cluster.plays_here": "cluster.local_rollout",
-    "dialect": "convention",
-    "policy_format.dialect": "policy_format.convention",
-}
-"""Today's name of each option that had another one, as paths through the tables of config.json."""
-
 RUNS: dict[str, tuple[Any, type[Any]]] = {
     "srpo_toy": (srpo_toy, srpo_toy.SrpoToyConfig),
     "lora_toy": (srpo_toy, srpo_toy.SrpoToyConfig),
@@ -98,11 +90,20 @@ def leaves(table: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(value, f"{path}.{name}" if path else name)
 
 
+def todays_path(config: Any, path: str) -> str:
+    """The path of an option in today's tables, from that in a file of an earlier version."""
+    names = []
+    for name in path.split("."):
+        names.append(getattr(config, "FORMER_NAMES", {}).get(name, name))
+        config = getattr(config, names[-1], None)
+    return ".".join(names)
+
+
 def require_values(config: Any, kept: dict[str, Any]) -> None:
     """Check that a configuration has each value of a file, under its name of today."""
     now = dict(leaves(json.loads(msgspec.json.encode(config, enc_hook=str))))
     for path, value in leaves(kept):
-        assert now[RENAMED.get(path, path)] == value, path
+        assert now[todays_path(config, path)] == value, path
 
 
 @pytest.mark.parametrize("name", RUNS)
