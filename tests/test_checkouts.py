@@ -30,7 +30,7 @@ QUOTED_BEFORE = {
     ("vla_rl/envs/libero/packages.py", "next("),
     ("vla_rl/engines/vllm/adapter.py", "DISTRIBUTIONS[build[0]]"),
     # quoted where it is made
-    ("vla_rl/actors/processes/fork_servers.py", "_source()"),
+    ("vla_rl/actors/processes/fork_servers.py", "_find_source()"),
 }
 RIGHTS_OF_ROOT = ("tmpfs(", "network_namespaces(", "os.setresuid(")
 

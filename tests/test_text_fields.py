@@ -33,7 +33,8 @@ LISTED: Final = {
     ("envs/text/tools.py", "schema.get('type', 'any')"): "a schema that msgspec made",
     ("models/prismatic/conventions.py", "fields['dtype']"): "a type of torch, checked before",
     ("models/prismatic/conventions.py", "fields['adapter']"): "a path, checked before",
-    ("run/agents.py", "env.kwargs.get('env_id', env.id)"): "an option, checked before",
+    ("evaluation/records.py", "info.get('last_reply', '')"): "an agent's own, only hashed",
+    ("run/recording.py", "env.kwargs.get('env_id', env.id)"): "an option, checked before",
 }
 
 

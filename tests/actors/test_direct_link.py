@@ -161,9 +161,7 @@ async def test_a_kernel_that_refuses_filters_is_named_once_and_actors_run(
             assert line.startswith(
                 "this kernel refuses filters on sockets to this user (Operation not permitted)"
             )
-        with open_link(
-            "127.0.0.1", socket.socket_address, client, received.append, lambda: None
-        ) as link:
+        with open_link("127.0.0.1", socket.socket, client, received.append, lambda: None) as link:
             link.send(Codec().encode(Kind.CALL, 0, 0, 1, "in", "test"))
             async with asyncio.timeout(30):
                 while not received:  # noqa: ASYNC110

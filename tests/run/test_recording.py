@@ -111,7 +111,7 @@ async def test_an_episode_that_a_full_disk_does_not_take_is_left_out_and_the_nex
             raise OSError(28, "No space left on device", str(path))
         replaced(part, path)
 
-    monkeypatch.setattr("vla_rl.datasets.lerobot.writing.os.replace", full_at_the_second_episode)
+    monkeypatch.setattr("os.replace", full_at_the_second_episode)
     recorder = EpisodeRecorder(LeRobotWriter(tmp_path))
     await played_here(recorder.record(), toy_episodes(4), num_envs=1)
     assert recorder.num_failed == 2

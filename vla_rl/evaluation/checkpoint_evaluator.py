@@ -42,7 +42,7 @@ class EvaluatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`module:Class`, with a classmethod `load(folder)`."""
 
     measure: Measure
-    """What the records hold."""
+    """The measure that the records hold."""
 
     contact_sheet: str | None
     """`module:function` that writes a contact sheet of a trajectory."""

@@ -44,7 +44,7 @@ def choosing_format(format: RecordFormat) -> RecordFormat:
 class EpisodeRecord(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """What one episode was worth.
+    """Worth of one episode.
 
     Example:
         >>> EpisodeRecord(task="libero_goal/7", start=40, seed=0, weights=20, member=0, value=1.0,
