@@ -124,7 +124,7 @@ class LearnedTimeout:
                 self._process,
                 self._unit,
                 self.timeout_s(1),
-                self._why(),
+                self._describe_cause(),
             )
 
     def note_overdue(self, num_units: int) -> str:
@@ -132,11 +132,11 @@ class LearnedTimeout:
 
         Return the reason for that timeout, for the error message.
         """
-        why = self._why()
+        why = self._describe_cause()
         self._leniency.note_overdue()
         return why
 
-    def _why(self) -> str:
+    def _describe_cause(self) -> str:
         return (
             f"{self._leniency.describe()} the slowest {self._unit} lately took "
             f"{self.slowest_s:.3g} s"

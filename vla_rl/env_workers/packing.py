@@ -67,12 +67,12 @@ class ObservationLayout:
 
         With `num_rows`, they are [num_rows, ...] in a block of `batch_bytes`.
         """
-        record: np.ndarray = np.ndarray((), self._of_rows(num_rows), block)
+        record: np.ndarray = np.ndarray((), self._index_rows(num_rows), block)
         return [record[name] for name in self._fields]
 
     def batch_bytes(self, num_rows: int) -> int:
         """Return the size in bytes of a block with `num_rows` observations."""
-        return self._of_rows(num_rows).itemsize
+        return self._index_rows(num_rows).itemsize
 
     def write(self, observation: Any, targets: list[np.ndarray]) -> Others:
         """Copy the arrays of a checked observation to `targets`; return the other values."""
@@ -109,7 +109,7 @@ class ObservationLayout:
             return dict(zip(self._keys, arrays, strict=True))
         return self._build(iter(arrays), iter(others))
 
-    def _of_rows(self, num_rows: int | None) -> np.dtype[Any]:
+    def _index_rows(self, num_rows: int | None) -> np.dtype[Any]:
         if num_rows is None:
             return self._record
         if num_rows not in self._records:

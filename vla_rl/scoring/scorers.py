@@ -48,10 +48,10 @@ def find_last_boxed(reply: str) -> str | None:
     if start < 0:
         return None
     begin, depth = start + len("\\boxed{"), 1
-    for place in range(begin, len(reply)):
-        depth += {"{": 1, "}": -1}.get(reply[place], 0)
+    for index in range(begin, len(reply)):
+        depth += {"{": 1, "}": -1}.get(reply[index], 0)
         if depth == 0:
-            return reply[begin:place]
+            return reply[begin:index]
     return None
 
 

@@ -83,6 +83,7 @@ class ServedRoute:
         """Start a route and return its first observation. Raises: WireError; ValueError."""
         wish = {"kind": "drive", "route": route, "cameras": self._cameras, "size": self._size}
         self._wire.send(wish)
+        # the leaderboard starts CARLA and loads the town before its agent says hello
         self._wire.timeout_s = self._start_s
         hello, _ = self._wire.expect("hello")
         self._wire.timeout_s = self._timeout_s
@@ -100,6 +101,7 @@ class ServedRoute:
         """
         follower = WaypointFollower(waypoints, self._view.car)
         for step in range(DECISION_STEPS):
+            # the policy sees one tick of ten, and images are nearly all of a tick's bytes
             look = step == DECISION_STEPS - 1
             control: Control = follower.control(self._view.car)
             self._wire.send(make_control_message(control, look))
@@ -160,6 +162,7 @@ class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
             raise ValueError(
                 f"cameras are {list(cameras)}, expected {FRONT} and any of {', '.join(CAMERAS)}."
             )
+        # a CARLA runs one route at a time, so each simulator process has a server of its own
         index = int(os.environ.get(PROCESS_INDEX_VARIABLE, "0"))
         if index >= len(servers):
             raise ValueError(

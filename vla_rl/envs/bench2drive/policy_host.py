@@ -96,10 +96,12 @@ class PolicyHost:
             self.num_routes += 1
         except (WireError, ValueError) as error:
             logger.warning("a route ended early: %s", error)
-            await agent.say_why(str(error))
+            await agent.report_error(str(error))
         except KeyError as error:
+            # a message that lacks a field is of files of another version, whose number nobody
+            # raised
             logger.warning("a route ended early: %s sent no %s", agent.peer, error)
-            await agent.say_why(
+            await agent.report_error(
                 f"a message has no {error}; compare the files with `vla-rl export carla`"
             )
         except asyncio.CancelledError:
@@ -125,6 +127,7 @@ class PolicyHost:
             follower = WaypointFollower(waypoints.tolist(), view.car)
             for step in range(DECISION_STEPS):
                 control: Control = follower.control(view.car)
+                # images of the last tick alone: they are nearly all of a message's bytes
                 await agent.send(make_control_message(control, look=step == DECISION_STEPS - 1))
                 message, body = await agent.expect("tick", "end")
                 if message["kind"] == "end":
@@ -168,7 +171,7 @@ class _Agent:
             raise WireError(f"{self.peer} sent {kind!r}, expected {' or '.join(kinds)}")
         return message, body
 
-    async def say_why(self, why: str) -> None:
+    async def report_error(self, why: str) -> None:
         """Tell the agent why its route ends, if it still listens."""
         try:
             async with asyncio.timeout(GOODBYE_S):

@@ -68,6 +68,8 @@ class RouteView:
         ways = np.linalg.norm(np.diff(points, axis=0), axis=-1)
         self._marks = np.concatenate([[0.0], np.cumsum(ways)])
         self._options = [int(option) for _, _, option in plan]
+        # the leaderboard thins the plan out to points that are up to 50 m apart; the policy's route
+        # has one every 5 m
         along = np.arange(0.0, self._marks[-1] + 1.0)
         self._line = np.stack(
             [np.interp(along, self._marks, points[:, axis]) for axis in (0, 1)], -1
@@ -80,8 +82,11 @@ class RouteView:
     def note(self, tick: Mapping[str, Any], sent: Control | None) -> None:
         """Take in one tick, and the control that was sent before it."""
         accel, _, _, _, _, gyro, compass = tick["imu"]
+        # the compass has no value in some first ticks, in which the route's first metres tell the
+        # heading
         if compass is not None:
             self._heading = math.pi / 2 - compass
+        # GNSS, and not the simulator's own position, which the leaderboard allows no agent to read
         x, y = self._metres(*tick["gps"])
         if sent is not None:
             self._steer = WHEEL * sent.steer
@@ -101,7 +106,7 @@ class RouteView:
     def observe(self, tick: Mapping[str, Any], body: bytes) -> Observation:
         """Return the observation of a tick with images.
 
-        Raises: ValueError if a image is missing or has another size.
+        Raises: ValueError if an image is missing or has another size.
         """
         observation: Observation = {}
         images: Mapping[str, Sequence[int]] = tick["pictures"]
@@ -143,6 +148,7 @@ class RouteView:
 
     def _metres(self, lat: float, lon: float) -> tuple[float, float]:
         """Return metres to the east and to the north of the route's first point."""
+        # flat around the route's first point: routes are too short for the Earth to bend
         east = EARTH_RADIUS * math.cos(math.radians(self._origin[0]))
         return (
             east * math.radians(lon - self._origin[1]),

@@ -271,16 +271,21 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         self._ticks += 1
         if was_before and not self._before_line() and self._is_red():
             self._note("red_light")
+        # the others step at 10 Hz, as in recordings and scores; the car at the 20 Hz of CARLA's
+        # leaderboard
         if self._ticks % 2 == 0:
             self._step_others()
 
     def _step_others(self) -> None:
         poses, speeds = self._poses, self._traffic.speeds.copy()
+        # the first road user is the car's recorded driver; the others see the policy's car in its
+        # stead
         poses[0], speeds[0] = self._centre, self._car.speed
         has_signal, red = self._world.roads.stop is not None, self._is_red()
         self._traffic.step(poses, speeds, has_signal and red, has_signal and not red)
         self._poses = self._traffic.poses()
         offset = self._poses[1:, :2] - poses[0, :2]
+        # centres farther apart than 6 m cannot touch: half diagonals are 2.8 m and 2.5 m
         near = np.flatnonzero((offset**2).sum(-1) < 36.0) + 1
         if len(near):
             self._note_collisions(poses[0], near)
@@ -296,6 +301,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
             directions(others[:, 2]),
             self._sizes[near, :2] / 2,
         )
+        # each road user is one event, however long the boxes overlap
         for number in near[meet].tolist():
             if number not in self._touched:
                 self._touched.add(number)
@@ -317,7 +323,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         way = position - after
         return (
             float((position[0] - self._car.x) * way[0] + (position[1] - self._car.y) * way[1])
-            > 4.049
+            > PACIFICA.front_length
         )
 
     def _measure(self) -> None:
@@ -331,6 +337,8 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         return RouteRecord(str(self._number), status, 100.0 * done, self._events)
 
     def _look(self) -> Observation:
+        # an image takes about a millisecond, most of a step's time, and in a chunk nobody looks at
+        # those in between
         if self.render_every_step or self._is_over or self._last_observation is None:
             time_s = self._ticks * CONTROL_S
             self._last_observation = self._observer.look(self._car, self._poses[1:], time_s)

@@ -52,7 +52,13 @@ FIELD_OF_VIEW: Final = np.deg2rad(80.0)
 
 
 class RoadUsers(NamedTuple):
-    """Road users to draw: poses [N, 3], sizes [N, 3] and kinds [N]."""
+    """Road users to draw: poses [N, 3], sizes [N, 3] and kinds [N].
+
+    Example:
+        One car that stands 20 m ahead:
+
+        RoadUsers(np.array([[20.0, 0.0, 0.0]]), np.array([[4.6, 1.9, 1.5]]), np.array([CAR]))
+    """
 
     poses: Floats
     sizes: Floats
@@ -74,6 +80,7 @@ def paint_plan(roads: Roads, light: float) -> np.ndarray:
     for ring, layer in zip(roads.rings, roads.layers, strict=True):
         if layer == "intersection":
             cv2.fillPoly(plan, [_to_pixels(ring)], ROAD, shift=4)
+    # after the intersections, which are painted over the lines that the arms draw into them
     for one, other in roads.crossings:
         for share in np.arange(0.05, 1.0, 0.1):
             spot = one + (other - one) * share
@@ -106,6 +113,8 @@ class Painter:
         self._signal = find_stop_line(roads)
         self._focal = size / 2 / np.tan(FIELD_OF_VIEW / 2)
         top, bottom = crop
+        # a camera that looks ahead has the whole road beyond 8 m in one row of a policy's patches,
+        # so the recipes keep the band from 0.35 to 0.75
         self._stretch = 1.0 / (bottom - top)
         self._horizon = size * (0.5 - top) * self._stretch
         self._ground_of_plan = np.array(
@@ -166,6 +175,8 @@ class Painter:
         side = signs[:, 1] * halves[:, 1:2]
         x = poses[:, :1] + cos[:, None] * forward - sin[:, None] * side
         y = poses[:, 1:2] + sin[:, None] * forward + cos[:, None] * side
+        # a box beside the camera has corners behind it, which a division would mirror into the
+        # image
         z = np.maximum(depth[0] * x + depth[1] * y + depth[2], NEAR)
         across = left[0] * x + left[1] * y + left[2]
         size, focal = self._size, self._focal
@@ -174,6 +185,7 @@ class Painter:
         foot = self._horizon + tall * HEIGHT / z
         top = self._horizon + tall * (HEIGHT - users.sizes[order, 2:]) / z
         points = np.stack([np.stack([column, foot], -1), np.stack([column, top], -1)], 1)
+        # OpenCV draws in fixed point, which corners far outside of the image overflow
         fixed = np.clip(points * 16, -30000, 30000).astype(np.int32)
         # a side is seen if its two corners run from right to left in the image
         seen = column > np.roll(column, -1, 1)
@@ -347,6 +359,7 @@ class Observer:
             for name in self._cameras
         }
         sideways = car.speed * car.yaw_rate
+        # the rear axle of a bicycle never moves sideways, so its second velocity is 0
         ego = [car.speed, 0.0, car.accel, sideways, car.yaw_rate, car.steer]
         state, route = np.concatenate([ego, self._command]), self.route(car)
         observation["state"] = append_route(state, route, self._route_points)
@@ -371,6 +384,7 @@ class Observer:
         offset = route - np.array([car.x, car.y])
         nearest = int((offset**2).sum(-1).argmin())
         ahead = nearest + ROUTE_STEP * np.arange(1, ROUTE_POINTS + 1)
+        # a route that ends repeats its last point, so that the observation keeps its shape
         points = offset[np.minimum(ahead, len(route) - 1)]
         cos, sin = np.cos(car.heading), np.sin(car.heading)
         x = cos * points[:, 0] + sin * points[:, 1]

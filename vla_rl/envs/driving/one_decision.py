@@ -64,14 +64,15 @@ class PreparedScene(Protocol):
 class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
     """Plan 4 s of driving at once, and be graded by PDMS or EPDMS.
 
-    Observation: `PreparedScene.observation`, and after the eighth row what is seen at the end of the motion.
+    Observation: `PreparedScene.observation`, and after the eighth row what is seen at the end of the
+        motion.
     Action: float32 [3] in [-1, 1], one of the 8 rows of a plan of 4 s.
         moves: the move to one waypoint from the one 0.5 s before it, in that one's frame: -1 to 8 m
-            ahead, -1.5 to 1.5 m and -0.6 to 0.6 rad to the left; see `moves`.
+            ahead, -1.5 to 1.5 m and -0.6 to 0.6 rad to the left.
         profiles: row k has coefficient k of the accelerations and of the sideways shifts, and the
-            path's bearing at the k-th distance; see `profiles`.
-        along_route: as profiles, with the shift beside the route at the k-th distance; see
-            `along_route`.
+            path's bearing at the k-th distance.
+        along_route: as profiles, with the shift beside the route at the k-th distance.
+        `plan_actions` has the formulas of all three.
     Reward: 0 until the eighth row, then the weighted sum of what `reward` names.
     Ends: `terminated` with the eighth row; `truncated` after `step_limit`.
     Info: with the end, `score` with the total, every sub-score and backward_m, the longest way that
@@ -155,6 +156,7 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
             "number": self._number,
             "rows": [list(row) for row in self._rows],
             "is_over": self._is_over,
+            # as text: the generator's state has integers of 128 bits, which no message can hold
             "rng": json.dumps(self.np_random.bit_generator.state),
         }
 
@@ -163,6 +165,7 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
         self._number, self._is_over = state["number"], state["is_over"]
         self._rows = [list(row) for row in state["rows"]]
         self.np_random.bit_generator.state = json.loads(state["rng"])
+        # graded again and not stored: 41 states follow from eight rows
         self._motion = self._graded()[1] if len(self._rows) == NUM_WAYPOINTS else None
         return self._observe()
 
@@ -171,6 +174,8 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
         waypoints = self._waypoints()[None]
         scores = score_waypoints(self._scene.get_scene(self._version), waypoints, self._version)
         score = {"total": float(scores.total[0]), **scores.get_sub_scores(0)}
+        # policies that learn from this score were seen to jump backwards; the number shows one that
+        # does
         score["backward_m"] = float(measure_backward(waypoints).max())
         for version in self._also:
             other = score_waypoints(self._scene.get_scene(version), waypoints, version)
@@ -187,12 +192,14 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
             if self._motion is None
             else self._scene.observe_after(self._motion)
         )
+        # copied: the process keeps the scene, and whoever observed it may change the arrays
         return {
             key: value.copy() if isinstance(value, np.ndarray) else value
             for key, value in seen.items()
         }
 
     def _waypoints(self) -> np.ndarray:
+        # by the speed that the policy was shown, in float32, and not by the scene's own
         return decode_plan(
             np.array(self._rows),
             self._action,
@@ -326,6 +333,7 @@ class _DrawnScene:
 
     def get_scene(self, version: Version) -> Scene:
         """Return the scene with the proposal that this version of the score likes best."""
+        # each version prefers another of the 15 proposals, and progress is measured by it
         if version not in self._scenes:
             self._scenes[version] = self.world.scene(best_proposal(self.world, version)[0])
         return self._scenes[version]

@@ -120,6 +120,7 @@ def encode_profiles(poses: np.ndarray, path: np.ndarray, speed: float) -> np.nda
     distances = np.hypot(*np.diff(poses[:, :2], axis=0).T)
     ahead = encode_distances(np.cumsum(distances), speed)
     turn = signed_power(_find_bearings(path) / TURN_SCALE, 1.0 / _TURN_POWER)
+    # no shifts: path and speeds say it all, and a motion with two plans would be two labels
     actions = np.stack([ahead, np.zeros(NUM_WAYPOINTS), turn], -1)
     return np.asarray(np.clip(actions, -1.0, 1.0), np.float32)
 
@@ -127,6 +128,8 @@ def encode_profiles(poses: np.ndarray, path: np.ndarray, speed: float) -> np.nda
 def decode_distances(ahead: Floats, speed: float) -> Floats:
     """Return the metres along the path until each waypoint, [8], of the first numbers of the rows."""
     speeds = speed + np.concatenate([[0.0], np.cumsum((AHEAD_SCALE * ahead) @ COSINES * _SPAN_S)])
+    # policies that learn from PDMS were seen to jump backwards at the last waypoint; a plan that
+    # cannot reverse cannot do it
     speeds = np.maximum(speeds, 0.0)
     return np.asarray(np.cumsum((speeds[:-1] + speeds[1:]) / 2 * _SPAN_S))
 
@@ -146,6 +149,8 @@ def _find_bearings(path: Floats) -> Floats:
     """Return the bearings at the radii; beyond the path's end, that of its end."""
     offset = path[1:, :2] - path[0, :2]
     radius = np.hypot(*offset.T)
+    # a path that comes nearer again has two bearings at one distance; in the first metre a bearing
+    # is mostly the rounding of poses
     kept = (np.maximum.accumulate(radius) <= radius) & (radius > 1.0)
     if not kept.any():
         return np.zeros(len(RADII))
@@ -237,6 +242,8 @@ def decode_along_route(actions: np.ndarray, speed: float, route: np.ndarray) -> 
     line, along = _make_route_line(route)
     headings = np.unwrap(np.arctan2(*np.gradient(line, axis=0).T[::-1]))
     x, y, heading = (np.interp(reached, along, each) for each in (*line.T, headings))
+    # in proportion to the numbers, and not to a power of them as in profiles, so that sampling
+    # tries a decimetre to the left or right
     shift = (SHIFT_SCALE * left) @ COSINES + PATH_SHIFT_M * interpolate_spline(turn, reached)
     return np.stack([x - shift * np.sin(heading), y + shift * np.cos(heading), heading], -1)
 
@@ -257,6 +264,7 @@ def encode_along_route(poses: np.ndarray, speed: float, route: np.ndarray) -> np
     way, offset = line[position] - line[position - 1], points - line[position - 1]
     shift = np.sign(way[:, 0] * offset[:, 1] - way[:, 1] * offset[:, 0]) * away
     left, ahead = COSINES @ shift / SHIFT_SCALE, encode_distances(along, speed)
+    # two of the three columns could hold a shift; all demonstrations use the same one
     plan = np.stack([ahead, left, np.zeros(NUM_WAYPOINTS)], -1)
     return np.asarray(np.clip(plan, -1.0, 1.0), np.float32)
 

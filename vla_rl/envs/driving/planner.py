@@ -32,6 +32,9 @@ class Manner(NamedTuple):
         headway_s: time to the one in front.
         accel: comfortable acceleration, m/s^2.
         brake: comfortable and hardest braking, m/s^2.
+
+    Example:
+        RACING is Manner((0.5, 1.0, 1.5, 2.0, 2.5), min_gap=0.5, headway_s=0.2, accel=4.0)
     """
 
     speed_shares: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0)
@@ -95,6 +98,7 @@ def propose(world: World, manner: Manner = CAREFUL) -> Floats:
             gap, front = np.where(waits, np.maximum(to_line, 0.1), gap), np.where(waits, 0.0, front)
         position = np.minimum(s.astype(int), len(route) - 1)
         ahead_limit = limits[np.minimum(position + 7, len(route) - 1)]
+        # IDM divides by the wanted speed
         wanted = np.maximum(share * np.minimum(limits[position], ahead_limit), 0.3)
         closing = v * (v - front) / (2 * np.sqrt(manner.accel * manner.brake))
         wished = manner.min_gap + np.maximum(v * manner.headway_s + closing, 0.0)
@@ -113,6 +117,7 @@ def extend_path(poses: Floats, route: Floats) -> Floats:
     """
     kept = [poses[0]]
     for pose in poses[1:]:
+        # two poses of a car that waits have no direction between them
         if np.hypot(*(pose[:2] - kept[-1][:2])) > MIN_STEP:
             kept.append(pose)
     along, _ = project_to_polyline(poses[-1:, :2], route)
@@ -152,6 +157,7 @@ def _make_poses(route: Floats, along: Floats, side_now: float, offset: Floats) -
     left = np.stack([-way[..., 1], way[..., 0]], -1)
     position = position + side[..., None] * left
     moved = np.gradient(side, axis=1)
+    # a car that stands does not slide to its offset, so its heading stays the route's
     forward = np.maximum(np.gradient(along, axis=1), 0.05)
     heading = np.arctan2(way[..., 1], way[..., 0]) + np.where(
         forward > 0.1, np.arctan2(moved, forward), 0.0

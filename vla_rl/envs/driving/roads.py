@@ -22,6 +22,7 @@ def make_line(start: tuple[float, float], end: tuple[float, float]) -> Floats:
 
 def make_bend(start: Floats, start_way: Floats, end: Floats, end_way: Floats) -> Floats:
     """Return a cubic Bezier curve that leaves along `start_way` and arrives along `end_way`."""
+    # control points 0.39 chords from the ends make a quarter turn nearly a circle
     reach = 0.55 * float(np.linalg.norm(end - start))
     corners = np.stack([start, start + start_way * reach / 1.4, end - end_way * reach / 1.4, end])
     t = np.linspace(0.0, 1.0, max(int(reach * 2), 8))[:, None]
@@ -45,6 +46,7 @@ def join_paths(*parts: Floats) -> Floats:
 def resample(path: Floats) -> Floats:
     """Return the path with a point every metre from its start."""
     lengths = np.hypot(*np.diff(path, axis=0).T)
+    # joined parts repeat the point that they share, and np.interp needs positions that increase
     kept = np.concatenate([[True], lengths > 1e-6])
     path = path[kept]
     along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(path, axis=0).T))])
@@ -93,6 +95,9 @@ class TrafficPath:
         points: [K, 2], a point every metre.
         stop: metres along it to the stop line, or None.
         crosses: the path crosses the car's, so its light shows the other phase.
+
+    Example:
+        TrafficPath(make_line((-40.0, 1.75), (130.0, 1.75)), stop=52.0, crosses=True)
     """
 
     points: Floats
@@ -141,6 +146,8 @@ class Roads:
         """Add a lane around a path, and the road under it."""
         ring = ring_around(path, width / 2)
         self.add(ring, layer, on_route)
+        # roads of neighbouring lanes overlap, because a corner of the car on a border counts as off
+        # the road
         self.add(ring_around(path, width / 2 + 0.15), "roadblock")
 
     def draw_edges(self, path: Floats, left_dashed: bool, right_dashed: bool) -> None:
@@ -182,6 +189,7 @@ def curve(rng: Rng) -> Roads:
 def _draw_single_road(rng: Rng, middle: Floats, speed_limit: float) -> Roads:
     """Build a road around its middle line, with the car in the lane right of it."""
     num_lanes = int(rng.integers(1, 3))
+    # joined once more after a shift: in a bend the points are no longer a metre apart
     roads = Roads("straight", speed_limit, join_paths(shift_path(middle, -HALF)))
     for number in range(num_lanes):
         path = join_paths(shift_path(middle, -HALF - number * LANE_WIDTH))
@@ -240,6 +248,7 @@ def _draw_junction(rng: Rng, turns: list[str]) -> Roads:
             path = lane(name, incoming)
             roads.add_lane(path, (name == "back") if incoming else (name == command))
             roads.draw_edges(path, True, False)
+    # the ring goes round the centre once: one that crosses itself is refused as a polygon
     corners = [
         centre + a * size + s * np.array([-a[1], a[0]]) * LANE_WIDTH * 1.05
         for a in sorted(arms.values(), key=lambda a: np.arctan2(a[1], a[0]))

@@ -101,7 +101,7 @@ def _prepare_recording(file: Path, cameras: tuple[str, ...], size: int) -> Prepa
 def observe(recorded: RecordedScene, cameras: tuple[str, ...], size: int) -> Observation:
     """Return what the policy sees of a recorded scene.
 
-    Raises: ValueError naming the scene, if it lacks a camera or a image cannot be read.
+    Raises: ValueError naming the scene, if it lacks a camera or an image cannot be read.
     """
     observation: Observation = {
         get_camera_key(camera): _read_image(recorded, camera, size) for camera in cameras
@@ -124,6 +124,7 @@ def _read_image(recorded: RecordedScene, camera: str, size: int) -> np.ndarray:
     image = cv2.imread(str(file), cv2.IMREAD_COLOR)
     if image is None:
         raise ValueError(f"{file} of scene {recorded.token} is missing or no image; export again.")
+    # averages over areas: recorded images are many times larger, and single samples of them alias
     resized = cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA)
     return np.ascontiguousarray(resized[..., ::-1])
 

@@ -57,7 +57,7 @@ class NotExportable(ValueError):
     """A scene that the format cannot hold."""
 
 
-def arrays_of_cache(cache: Any) -> dict[str, np.ndarray]:
+def make_cache_arrays(cache: Any) -> dict[str, np.ndarray]:
     """Return all that trajectories are graded by."""
     ego = cache.ego_state
     line = cache.centerline.discrete_path
@@ -73,7 +73,8 @@ def arrays_of_cache(cache: Any) -> dict[str, np.ndarray]:
         "vehicle": np.array([sizes.width, sizes.front_length, sizes.rear_length, sizes.wheel_base]),
     }
     arrays.update(map_arrays(cache))
-    arrays.update(traffic_arrays(cache))
+    arrays.update(make_traffic_arrays(cache))
+    # caches of branch v1.1 have no past
     past = getattr(cache, "past_human_trajectory", None)
     if past is not None:
         times = np.arange(past.start_time.time_us, past.end_time.time_us, 100000)
@@ -92,6 +93,7 @@ def map_arrays(cache: Any) -> dict[str, np.ndarray]:
         if kind.name not in LAYERS:
             raise NotExportable(f"its map has a polygon of the unknown layer {kind.name}")
         layer = LAYERS[kind.name]
+        # a lane of several parts becomes several polygons; the format has simple rings alone
         for part in getattr(polygon, "geoms", [polygon]):
             rings.append(get_ring(part, token))
             layers.append(layer)
@@ -113,7 +115,7 @@ def get_ring(polygon: Any, token: Any) -> np.ndarray:
     return np.array(polygon.exterior.coords, np.float64)[:-1, :2]
 
 
-def traffic_arrays(cache: Any) -> dict[str, np.ndarray]:
+def make_traffic_arrays(cache: Any) -> dict[str, np.ndarray]:
     """Return the tracks of the others, as navsim's non-reactive traffic moves, and the red lights."""
     observation = cache.observation
     lights: dict[str, np.ndarray] = {}
@@ -181,7 +183,7 @@ def replayed_tokens(cache: Any) -> Any:
     return {each.track_token for frame in frames for each in frame.tracked_objects}
 
 
-def arrays_of_scene(scene: Any, token: str, is_synthetic: bool) -> dict[str, np.ndarray]:
+def make_scene_arrays(scene: Any, token: str, is_synthetic: bool) -> dict[str, np.ndarray]:
     """Return the frame's name, time, command and, if it was recorded, the human's trajectory."""
     frame = scene.frames[scene.scene_metadata.num_history_frames - 1]
     command = np.asarray(frame.ego_status.driving_command, np.float64).reshape(-1)
@@ -210,6 +212,7 @@ def link_images(
         name = Path("pictures") / f"{token}_{camera}{source.suffix}"
         if not (out / name).exists():
             try:
+                # a link takes no space: the camera files of a split are hundreds of gigabytes
                 os.link(source, out / name)
             except OSError:  # another file system
                 shutil.copyfile(source, out / name)
@@ -260,9 +263,9 @@ def export(arguments: argparse.Namespace) -> int:
         root = Path(arguments.synthetic_sensors if is_synthetic else arguments.sensors)
         try:
             cache, scene = caches.get_from_token(token), loader.get_scene_from_token(token)
-            arrays = arrays_of_cache(cache)
+            arrays = make_cache_arrays(cache)
             arrays["time_s"] = np.array(cache.ego_state.time_point.time_us / 1e6)
-            arrays.update(arrays_of_scene(scene, token, is_synthetic))
+            arrays.update(make_scene_arrays(scene, token, is_synthetic))
             arrays.update(link_images(scene, token, arguments.cameras, root, out))
         except (NotExportable, OSError) as error:
             print(f"left out {token}: {error}", file=sys.stderr)

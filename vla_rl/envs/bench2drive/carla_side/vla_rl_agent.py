@@ -104,8 +104,10 @@ class VlaRlAgent(autonomous_agent.AutonomousAgent):  # type: ignore[misc]
     def run_step(self, input_data: dict[str, Any], timestamp: float) -> Any:
         """Send one tick and return the control."""
         assert self._wire is not None
+        # the policy decides every tenth tick; images of the others would be sent for nothing
         names = self._cameras if self._look else []
         images = [input_data[name][1] for name in names]
+        # sent as CARLA measures them: the policy's side alone converts frames and degrees
         imu = [float(number) for number in input_data["imu"][1]]
         tick = {
             "kind": "tick",

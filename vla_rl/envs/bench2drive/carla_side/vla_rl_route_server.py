@@ -73,11 +73,14 @@ class Leaderboard:
             )
             for word in shlex.split(command)
         ]
+        # a session of its own, because the leaderboard starts CARLA, and both have to end with the
+        # route
         self._process = subprocess.Popen(words, start_new_session=True)
 
     def agent(self) -> Wire:
         """Wait for the agent and return the wire to it. Raises: LeaderboardError."""
         deadline = time.monotonic() + self._start_s
+        # short, so that a leaderboard that ends at once is reported at once and not after `start_s`
         self._listener.settimeout(0.2)
         while time.monotonic() < deadline:
             try:

@@ -44,6 +44,7 @@ def packed(message: dict[str, Any], body: bytes = b"") -> bytes:
 def unpack_sizes(prefix: bytes, peer: str) -> tuple[int, int]:
     """Return the lengths of the header and the body. Raises: WireError if it is no prefix."""
     magic, header, body = PREFIX.unpack(prefix)
+    # bounded before it is allocated: a browser or a scanner that finds the port sends any length
     if magic != MAGIC or header > MOST_HEADER or body > MOST_BODY:
         raise WireError(f"{peer} sent {prefix!r}, expected a message of vla_rl; check the port")
     return header, body
@@ -80,6 +81,8 @@ class Wire:
 
     def __init__(self, connection: socket.socket, peer: str, timeout_s: float) -> None:
         self._socket, self.peer, self.timeout_s = connection, peer, timeout_s
+        # both sides take turns, so a small control that waits to be joined by more would wait for
+        # nothing
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, message: dict[str, Any], body: bytes = b"") -> None:

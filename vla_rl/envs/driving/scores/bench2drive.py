@@ -1,7 +1,7 @@
 """Bench2Drive's tables from route records: driving score, success, efficiency, the five abilities.
 
 Formulas: Bench2Drive 7ec25d1 (release 0.0.4), leaderboard/leaderboard/utils/statistics_manager.py,
-tools/merge_route_json.py, tools/ability_benchmark.py. Smoothness: `comfort`.
+tools/merge_route_json.py, tools/ability_benchmark.py. `comfort` has the smoothness.
 
 The multi-ability is the success ratio of five driving abilities, and their mean. Its rules differ from
 those of the driving score:
@@ -56,6 +56,12 @@ class RouteRecord:
         speeds: the car's speeds in percent of the traffic's, one for each min-speed event.
         save_name: the leaderboard's name of the drive, and of the folder with its ride.
         composed: the leaderboard's own `score_composed`; None: it is computed from the other fields.
+
+    Example:
+        A finished route with one collision; its driving score is 60:
+
+        RouteRecord("1711", "Completed", completion=100.0, infractions={"collisions_vehicle": 1},
+            speeds=[84.0, 120.5], save_name="RouteScenario_1711_rep0_Town12_...")
     """
 
     route_id: str
@@ -89,12 +95,14 @@ class RouteRecord:
     @property
     def is_success(self) -> bool:
         """Finished without an infraction of any kind (merge_route_json.py:20-28)."""
+        # min-speed events are infractions by name alone: they are left out of `infractions`
         unbroken = not any(self.infractions.values()) and self.outside_route == 0.0
         return self.status in FINISHED and unbroken
 
     @property
     def efficiency(self) -> float | None:
         """Mean speed in percent of the traffic's; None without an event that counts."""
+        # the tool drops them, and divides by zero if it has dropped all
         kept = [speed for speed in self.speeds if speed <= MOST_EFFICIENT]
         return float(np.mean(kept)) if kept else None
 
@@ -109,6 +117,10 @@ class BenchmarkTable:
         driving_score: mean driving score, 0 to 100.
         success_rate: share of routes without any infraction, 0 to 1.
         efficiency: mean over the routes with events; None without any.
+
+    Example:
+        BenchmarkTable("bench2drive220", num_routes=220, driving_score=45.9, success_rate=0.164,
+            efficiency=140.2)
     """
 
     route_set: RouteSet
@@ -124,11 +136,12 @@ def make_benchmark_table(
     """Return the table over `records`, divided by 220 whatever was driven.
 
     Args:
-        read_route_ids: numbers of the routes of the set; None: not compared.
+        route_ids: numbers of the routes of the set; None: not compared.
 
     Raises: ValueError if a route is driven twice or is not of the set.
     """
     driven = [record.route_id for record in records]
+    # the divisor is fixed, so a route that ran twice would count twice
     twice = sorted({one for one in driven if driven.count(one) > 1})
     if twice:
         raise ValueError(f"routes {twice[:8]} are recorded twice, expected each route once.")
@@ -235,6 +248,9 @@ class FirstJunction:
     Args:
         point: number of the route's first point in a junction, counted from 1; None without any.
         num_points: points of the route, about 1 m apart, as CARLA's planner interpolates it.
+
+    Example:
+        FirstJunction(point=131, num_points=412)
     """
 
     point: int | None
@@ -250,7 +266,11 @@ class FirstJunction:
 
 @dataclass(frozen=True)
 class Ability:
-    """Routes of one ability that were driven, and how many of them count as a success."""
+    """Routes of one ability that were driven, and how many of them count as a success.
+
+    Example:
+        Ability(num_successes=12, num_routes=45), whose success ratio is 0.27
+    """
 
     num_successes: int
     num_routes: int
@@ -307,6 +327,7 @@ def make_ability_table(
             counts[name][0] += is_success
             counts[name][1] += 1
     abilities = {name: Ability(*both) for name, both in counts.items()}
+    # the benchmark's tool divides by zero for an ability of which no route was driven
     ratios = [each.success_ratio for each in abilities.values()]
     known = [ratio for ratio in ratios if ratio is not None]
     return AbilityTable(
@@ -326,6 +347,7 @@ def obeyed_signs(record: RouteRecord, junction: FirstJunction) -> bool:
             f"route {record.route_id} has no junction on CARLA's map, expected one on a route of "
             "traffic signs; make the file of first junctions with the maps that were driven."
         )
+    # the tool asks no more than this: a crash behind the junction is a success of traffic signs
     passed = record.completion / 100.0 > (junction.point + JUNCTION_MARGIN) / junction.num_points
     return passed and not any(record.infractions.get(kind, 0) for kind in SIGN_INFRACTIONS)
 

@@ -49,6 +49,8 @@ def savitzky_golay(
     It equals `scipy.signal.savgol_filter` with its default ends, also for even windows, whose
     inner samples are read half a sample from the window's middle.
     """
+    # a matrix filters a whole batch in one product, and spares each simulator process the import of
+    # scipy
     window = min(window, size)
     if order >= window:
         raise ValueError(
@@ -146,6 +148,7 @@ def extended_comfort(now: Floats, before: Floats, apart_s: float) -> Floats:
 def _features(states: Floats) -> Floats:
     accel = _smooth(np.hypot(states[..., AX], states[..., AY]))
     headings = _unwrap(states[..., HEADING])
+    # here the reference takes the second derivative with order 2, where comfort takes order 3
     yaw = (_slope(headings, 5), _slope(headings, 5, 2, 2))
     return np.stack([accel, _slope(accel, 15), *yaw], axis=-2)
 
@@ -165,6 +168,12 @@ class Ride:
         acceleration: [T, 2] in m/s^2, along the world's axes.
         forward, right: [T, 2], unit vectors of the car.
         yaw_rate: [T], degrees per second, as CARLA gives it.
+
+    Example:
+        Two ticks of a car that drives north and brakes:
+
+        Ride(acceleration=np.array([[0.0, 1.2], [0.0, 1.4]]), forward=np.array([[0.0, -1.0]] * 2),
+            right=np.array([[1.0, 0.0]] * 2), yaw_rate=np.array([0.0, 0.3]))
     """
 
     acceleration: Floats
@@ -209,6 +218,9 @@ class Smoothness:
     Attributes:
         as_published: by the benchmark's tool, over every tick (0.05 s) as if it took 0.1 s.
         corrected: in radians, with yaw's real derivative, over samples that are 0.1 s apart.
+
+    Example:
+        Smoothness(as_published=0.12, corrected=0.71)
     """
 
     as_published: float
@@ -239,6 +251,7 @@ def _measure_segments(ride: Ride, rates: Rates) -> float:
     length = len(ride.yaw_rate)
     if length <= SEGMENT_SAMPLES:
         return float(_is_segment_comfortable(ride, slice(0, length), rates))
+    # a last part of fewer than 20 samples is left out, as in the tool
     starts = range(0, length - SEGMENT_SAMPLES + 1, SEGMENT_SAMPLES)
     good = [
         _is_segment_comfortable(ride, slice(start, start + SEGMENT_SAMPLES), rates)

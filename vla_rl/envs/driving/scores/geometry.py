@@ -102,6 +102,7 @@ class Polygons:
         inside = np.zeros((len(self.rings), len(flat)), bool)
         for i, ring in enumerate(self.rings):
             (x0, y0), (x1, y1) = self._lows[i], self._highs[i]
+            # most points lie outside of a polygon's box, and need no look at its edges
             near = np.flatnonzero((x > x0) & (x < x1) & (y > y0) & (y < y1))
             if len(near):
                 inside[i, near] = _strictly_inside(ring, x[near], y[near])
@@ -124,6 +125,9 @@ class Polygons:
         return meets
 
 
+# Written out instead of asked of shapely: users of the reference met wrong zeros of the drivable
+# area with an old NumPy (navsim's issues 137, 146, 178 and 201), and `shapely.vectorized` is gone
+# since 2.1.
 def _strictly_inside(ring: Floats, x: Floats, y: Floats) -> Bools:
     ends = np.roll(ring, -1, 0)
     odd, on_border = np.zeros(len(x), bool), np.zeros(len(x), bool)
@@ -143,6 +147,7 @@ def _check_ring(ring: Floats, number: int) -> Floats:
         raise ValueError(
             f"polygon {number} has shape {ring.shape}, expected finite corners [k, 2] with k >= 3."
         )
+    # shapely's rings repeat their first corner at the end
     if len(ring) > 1 and np.array_equal(ring[0], ring[-1]):
         ring = ring[:-1]
     if len(ring) < 3:
@@ -188,6 +193,7 @@ def project_to_polyline(points: Floats, line: Floats) -> tuple[Floats, Floats]:
     if not len(points):
         return np.zeros(0), np.zeros(0)
     starts, steps = line[:-1], np.diff(line, axis=0)
+    # recorded lines repeat points, whose segment has no length to divide by
     squared = np.maximum((steps**2).sum(-1), 1e-300)
     lengths = np.sqrt(squared)
     before = np.concatenate([[0.0], np.cumsum(lengths)[:-1]])

@@ -112,6 +112,8 @@ def read_rides(records: Sequence[RouteRecord], folder: Path) -> list[Ride]:
                     acceleration=_stack_column(ticks, "acceleration")[:, :2],
                     forward=_stack_column(ticks, "forward_vector")[:, :2],
                     right=_stack_column(ticks, "right_vector")[:, :2],
+                    # CARLA's turns are in degrees per second; the published tool reads them as they
+                    # are
                     yaw_rate=_stack_column(ticks, "angular_velocity")[:, 2],
                 )
             )
@@ -158,6 +160,7 @@ def parse_record(record: Mapping[str, Any]) -> RouteRecord:
         raise ValueError(f"route_id is {record['route_id']!r}, expected RouteScenario_<id>_rep<n>.")
     events: Mapping[str, Sequence[str]] = record["infractions"]
     outside = [_parse_percent(message) for message in events.get("outside_route_lanes", ())]
+    # the leaderboard multiplies a factor for each event, so that two of 50 % leave a quarter
     kept = math.prod(1.0 - share / 100.0 for share in outside)
     composed = record["scores"].get("score_composed")
     found = RouteRecord(
@@ -170,6 +173,8 @@ def parse_record(record: Mapping[str, Any]) -> RouteRecord:
         save_name=record.get("save_name", ""),
         composed=None if composed is None else float(composed),
     )
+    # the file's own score counts, because its messages are rounded; one that its events do not
+    # explain is of another release of the leaderboard, or of a damaged file
     tolerance = _SCORE_ROUNDING + found.completion * len(outside) * _MESSAGE_ROUNDING / 100.0
     if not abs(found.driving_score - found.recomputed_score) <= tolerance:
         raise ValueError(

@@ -1,11 +1,10 @@
 """How the car moves: NavSim's tracker over batches of proposals, pedals and wheel of one car.
 
 An LQR tracker steers a kinematic bicycle along each proposal, so the graded motion is not the
-predicted one. Formulas: navsim 0a380a9,
-navsim/planning/simulation/planner/pdm_planner/simulation/ batch_lqr.py,
-batch_lqr_utils.py and batch_kinematic_bicycle.py. These are over the batch: [B, ...].
+predicted one. Formulas: navsim 0a380a9, .../pdm_planner/simulation/batch_lqr.py, batch_lqr_utils.py
+and batch_kinematic_bicycle.py, over whole batches [B, ...].
 
-`Car`, `drive` and `WaypointFollower` are the same bicycle in closed loop, as scalars, because one car
+`Car`, `drive_car` and `WaypointFollower` are the same bicycle in closed loop, as scalars, because one car
 steps at a time.
 """
 
@@ -107,7 +106,9 @@ def track_proposals(
     """
     dt, v = INTERVAL_S, state[:, VX]
     gain = HORIZON * dt
+    # one constant command over the horizon with weights 10 and 1: LQR has this closed form
     accel = -gain * 10.0 * (v - speed) / (gain * 10.0 * gain + 1.0)
+    # the reference leaves LQR below 0.2 m/s: it brakes in proportion and does not steer
     stopping = (speed <= STOPPING_SPEED) & (v <= STOPPING_SPEED)
     accel = np.where(stopping, -0.5 * (v - speed), accel)
 
@@ -139,6 +140,8 @@ def bicycle_step(
     real_accel = state[:, AX] + dt / (dt + ACCEL_LAG_S) * (accel - state[:, AX])
     real_rate = dt / (dt + STEER_LAG_S) * steer_rate
     after = np.zeros_like(state)
+    # with the speed and heading before the step, as in the reference, whose motions these equal to
+    # 1e-9
     after[:, X] = state[:, X] + v * np.cos(heading) * dt
     after[:, Y] = state[:, Y] + v * np.sin(heading) * dt
     turned = heading + v * np.tan(steer) / vehicle.wheel_base * dt
@@ -189,6 +192,7 @@ def _fit_curvatures(turns: Floats, speeds: Floats) -> Floats:
     travelled = speeds * INTERVAL_S
     displace = travelled[..., None] * integrate
     penalty = np.full(size, CURVATURE_RATE_PENALTY)
+    # the first column is the curvature itself, which is nearly free; the others are its changes
     penalty[0] = INITIAL_CURVATURE_PENALTY
     normal = displace.transpose(0, 2, 1) @ displace + np.diag(penalty)
     target = (displace * turns[..., None]).sum(1)
@@ -208,7 +212,11 @@ _WHEEL_BASE: Final = PACIFICA.wheel_base
 
 
 class Car(NamedTuple):
-    """The car's state: pose of the rear axle, speed, acceleration, steering angle, yaw rate."""
+    """The car's state: pose of the rear axle, speed, acceleration, steering angle, yaw rate.
+
+    Example:
+        Car(x=0.0, y=0.0, heading=0.0, speed=8.0, accel=0.0, steer=0.02, yaw_rate=0.05)
+    """
 
     x: float
     y: float
@@ -220,7 +228,11 @@ class Car(NamedTuple):
 
 
 class Control(NamedTuple):
-    """Pedals and wheel: throttle and brake in [0, 1], steer in [-1, 1], left positive."""
+    """Pedals and wheel: throttle and brake in [0, 1], steer in [-1, 1], left positive.
+
+    Example:
+        Control(throttle=0.4, steer=-0.1, brake=0.0)  # a little to the right
+    """
 
     throttle: float
     steer: float
@@ -288,6 +300,7 @@ class WaypointFollower:
             if ahead * ahead + left * left >= reach * reach:
                 break
         squared = ahead * ahead + left * left
+        # a plan that waits, or lies behind, names no direction to steer to
         if ahead <= 0.5 or squared < 1.0:
             return 0.0
         angle = math.atan(2.0 * _WHEEL_BASE * left / squared)

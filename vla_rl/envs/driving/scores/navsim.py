@@ -59,6 +59,11 @@ class RecordedScene:
         command: [4], one-hot vector of left, straight, right, unknown.
         images: file of each camera.
         scene: what trajectories are graded in.
+
+    Example:
+        RecordedScene(token="0a1b2c3d4e5f6071", log_name="2021.06.14.16.48.02_veh-12_04057_04438",
+            time_s=1623682100.5, is_synthetic=False, command=np.array([0.0, 1.0, 0.0, 0.0]),
+            images={"cam_f0": Path("navtest_scenes/pictures/0a1b2c3d4e5f6071_cam_f0.jpg")}, scene=...)
     """
 
     token: str
@@ -77,6 +82,9 @@ class TwoStages(NamedTuple):
         now: token of the first stage's frame.
         before: token of the frame 0.5 s before it.
         second: tokens of the second stage's frames, each with the one before it.
+
+    Example:
+        TwoStages(now="0a1b", before="09f2", second=(("s1_now", "s1_before"), ("s2_now", "s2_before")))
     """
 
     now: str
@@ -149,6 +157,9 @@ class GradedScene:
         recorded: the scene.
         scores: scores of the one trajectory.
         end: [2], where the predicted trajectory ends, in the map's frame.
+
+    Example:
+        GradedScene(recorded, scores, end=np.array([664512.3, 3998041.7]))
     """
 
     recorded: RecordedScene
@@ -170,6 +181,12 @@ class NavsimTable:
         num_scenes: scenes that were graded.
         stages: mean of every sub-score and of `score` in each stage.
         score: the benchmark's number: of one stage, its mean; of two, the combined one.
+
+    Example:
+        Of one stage:
+
+        NavsimTable("epdms_v2", num_scenes=12146, stages=({"ego_progress": 0.87, ..., "score": 0.84},),
+            score=0.84)
     """
 
     version: Version
@@ -202,9 +219,11 @@ def grade(
     """
     scene = recorded.scene
     scores = score_waypoints(scene, waypoints[None], version)
+    # frames of the second stage are rendered, so no human drove in them
     if human_filter and version == "epdms_v2" and not recorded.is_synthetic:
         scores = with_human_filter(scores, human_sub_scores(scene, version))
     cos, sin = np.cos(scene.start[2]), np.sin(scene.start[2])
+    # the end of the plan and not of the graded motion, as the reference weights the second stage
     x, y = waypoints[-1, :2]
     end = scene.start[:2] + np.array([cos * x - sin * y, sin * x + cos * y])
     return GradedScene(recorded, scores, end)
@@ -220,6 +239,7 @@ def make_navsim_table(
     if not graded:
         raise ValueError("no scene was graded, expected at least one.")
     by_token = {each.recorded.token: each for each in graded}
+    # version 1 knows one stage, also where a split has two
     if version == "pdms_v1" or not two_stages:
         rows = _grade_one_stage(graded, version)
         stage = _average_rows(rows)
@@ -247,6 +267,7 @@ def _grade_one_stage(graded: Sequence[GradedScene], version: Version) -> list[di
     ordered = sorted(graded, key=lambda each: (each.recorded.log_name, each.recorded.time_s))
     before: dict[str, GradedScene] = {}
     if version == "epdms_v2":
+        # frames of the second stage have times of a log that they are no part of
         recorded = [each for each in ordered if not each.recorded.is_synthetic]
         for one, other in pairwise(recorded):
             if one.recorded.log_name == other.recorded.log_name and _time_apart(other, one) <= (
@@ -308,6 +329,7 @@ def _time_apart(now: GradedScene, before: GradedScene) -> float:
 
 def _average_rows(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each part over the rows that have it, the score last."""
+    # only frames with a neighbour have extended comfort, and its mean is over those
     names = dict.fromkeys(name for row in rows for name in row if name != "score")
     return {
         name: float(np.mean([row[name] for row in rows if name in row]))

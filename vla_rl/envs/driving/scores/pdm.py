@@ -54,7 +54,7 @@ WEIGHTS: Final[dict[str, dict[str, float]]] = {
     },
 }
 """Weights of the other sub-scores. v2's extended comfort (2.0) compares two frames and is added by
-`stages.with_extended_comfort`; a single frame's score is divided by 14, as the reference does."""
+`with_extended_comfort`; a single frame's score is divided by 14, as the reference does."""
 
 
 class PdmScores(NamedTuple):
@@ -65,6 +65,12 @@ class PdmScores(NamedTuple):
         total: [B], in [0, 1].
         sub: [B] each, by the reference's names.
         states: [B, 41, 11], the motions that were graded.
+
+    Example:
+        Of two plans, the second of which leaves the road:
+
+        PdmScores("pdms_v1", total=np.array([0.93, 0.0]), states=...,  # [2, 41, 11]
+            sub={"drivable_area_compliance": np.array([1.0, 0.0]), "ego_progress": ..., ...})
     """
 
     version: Version
@@ -145,6 +151,8 @@ def _grade_motions(scene: Scene, states: Floats, reference: Floats, version: Ver
 
 def combine_sub_scores(sub: dict[str, Floats], version: Version) -> Floats:
     """Combine sub-scores; extended comfort counts if it is among them."""
+    # a frame without a neighbour within 0.55 s has no extended comfort, and its score is divided by
+    # 14 instead of 16
     weights = dict(WEIGHTS[version])
     if version == "epdms_v2" and "extended_comfort" in sub:
         weights["extended_comfort"] = 2.0
@@ -162,6 +170,7 @@ def _normalise_progress(
         best: [1] or [B], the reference's metres times its multiplier.
     """
     norm = np.maximum(metres * multiplier, best)
+    # where nobody made 5 m, at a red light for example, standing is no fault
     enough = norm > sub_scores.NEEDED_PROGRESS
     safe = np.where(enough, norm, 1.0)
     if version == "pdms_v1":
@@ -257,6 +266,7 @@ def with_human_filter(scores: PdmScores, human: dict[str, float]) -> PdmScores:
     Extended comfort is not filtered, as in the reference. For recorded frames only; scores
     published before 2025-09-29 used another filter.
     """
+    # only a 0 is forgiven: where the human has 1/2, the trajectory keeps its own
     sub = {
         name: np.ones_like(values) if human.get(name) == 0.0 else values
         for name, values in scores.sub.items()
@@ -274,6 +284,7 @@ def second_stage_weights(end: Floats, starts: Floats) -> Floats:
         starts: [S, 2], where the scenes of the second stage start.
     """
     weights = np.exp(-((starts - end) ** 2).sum(-1) / (2 * SIGMA_SQUARED))
+    # far away means a few metres: exp(-d^2 / 0.2) is below 1e-8 from 2 m on
     total = weights.sum()
     if np.isnan(total) or np.isclose(total, 0.0):
         return np.full(len(starts), 1.0 / len(starts))
@@ -328,6 +339,7 @@ def measure_backward(waypoints: Floats) -> Floats:
 
     0 if it lies ahead.
     """
+    # policies that learn from PDMS were seen to let the last waypoint jump back
     poses = np.concatenate([np.zeros_like(waypoints[:, :1]), waypoints], axis=1)
     steps, heading = np.diff(poses[..., :2], axis=1), poses[:, :-1, 2]
     ahead = steps[..., 0] * np.cos(heading) + steps[..., 1] * np.sin(heading)

@@ -69,6 +69,12 @@ class Map:
         rings: corners of each polygon, [k, 2].
         layers: its layer, one for each polygon.
         on_route: if it is a lane or connector of the route, one for each polygon.
+
+    Example:
+        One lane of the route, and the road under it:
+
+        ring = np.array([[0.0, -1.75], [80.0, -1.75], [80.0, 1.75], [0.0, 1.75]])
+        Map(rings=(ring, ring), layers=("lane", "roadblock"), on_route=(True, False))
     """
 
     rings: tuple[Floats, ...]
@@ -117,6 +123,12 @@ class Tracks:
         is_agent: [N], True for vehicles, pedestrians and bicycles, False for cones, barriers,
             signs and other things.
         seen: [N, 51], False in samples without the object; None: always seen.
+
+    Example:
+        A car that stands 20 m ahead:
+
+        Tracks(poses=np.tile([20.0, 0.0, 0.0], (1, 51, 1)), sizes=np.array([[4.6, 1.9]]),
+            speeds=np.zeros(1), is_agent=np.array([True]))
     """
 
     poses: Floats
@@ -168,6 +180,11 @@ class RedLights:
     Args:
         rings: corners of each area, [k, 2].
         is_red: [R, 41], when it is red.
+
+    Example:
+        The connector of the route, red for the first 2 s:
+
+        RedLights(rings=(connector,), is_red=np.arange(41)[None] < 20)
     """
 
     rings: tuple[Floats, ...] = ()
@@ -202,6 +219,13 @@ class Scene:
         history: [H, 11], states at 10 Hz before 0 s, oldest first; None: unknown.
         human: [8, 3], the human's waypoints in the ego frame, for the human filter.
         vehicle: the car's sizes.
+
+    Example:
+        A start at 8 m/s at the origin; nothing else is known:
+
+        start = np.zeros(11)
+        start[VX] = 8.0
+        Scene(start, road_map, centre_line=np.array([[-10.0, 0.0], [80.0, 0.0]]), tracks=Tracks.none())
     """
 
     start: Floats

@@ -72,6 +72,8 @@ def save_scene(path: Path, scene: Scene) -> None:
     }
     known = {name: cast("Floats | None", getattr(scene, name)) for name in OPTIONAL}
     arrays |= {name: value for name, value in known.items() if value is not None}
+    # given a path, numpy appends .npz to a name that lacks it; without pickle, a scene of somebody
+    # else runs none of their code when it is read
     with path.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
@@ -187,6 +189,7 @@ def check_waypoints(waypoints: Floats, interval_s: float = INTERVAL_S) -> Floats
             f"waypoints are {interval_s} s apart, expected {INTERVAL_S} s; resample them."
         )
     given = check_finite_waypoints(waypoints)
+    # plans of policies that learnt from the score were seen to jump back; no planner does
     back = measure_backward(given)
     jumping = np.flatnonzero(back.max(-1) > MAX_BACKWARD_M)
     if len(jumping):

@@ -61,8 +61,11 @@ def no_at_fault_collision(
     front = segments_hit_boxes(
         corners[:, 0], corners[:, 3], poses[:, :2], directions(poses[:, 2]), tracks.sizes[track] / 2
     )
+    # overlapping a stopped car from the side counts too: the reference asks how fast the other is,
+    # not who drove into whom
     stands = ~tracks.is_agent[track] | (tracks.speeds[track] <= STOPPED_SPEED)
     moving_fault = ~(cosine < BEHIND_COSINE) & (front | at_risk[proposal, step])
+    # nobody who stands is to blame
     at_fault = (speed > STOPPED_SPEED) & (stands | moving_fault)
     scores = np.ones(len(states))
     worth = np.where(tracks.is_agent[track], 0.0, 0.5)
@@ -123,6 +126,7 @@ def _find_overlaps(
     halves = tracks.sizes / 2
     reach = np.hypot(*halves.T) + np.hypot(vehicle.half_length, vehicle.half_width)
     offset = poses[..., :2] - centres[:, None]
+    # most pairs are far apart: circles around the boxes first, and the boxes where circles meet
     near = (offset**2).sum(-1) <= (reach**2)[:, None]
     near &= tracks.seen_or_all[:, times]
     proposal, track, step = np.nonzero(near)
@@ -141,6 +145,8 @@ def _find_overlaps(
 def _keep_first_of_pairs(
     proposal: np.ndarray, track: np.ndarray, moment: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    # a track counts once, when it is first met; what the reference finds not to be the car's fault
+    # it ignores from then on
     order = np.lexsort((moment, track, proposal))
     proposal, track, moment = proposal[order], track[order], moment[order]
     first = np.ones(len(order), bool)
@@ -174,7 +180,13 @@ NEEDED_PROGRESS: Final = 5.0
 
 
 class MapPositions(NamedTuple):
-    """MapPositions of the car over its motion, each bool [B, 41]."""
+    """Lanes and crossings under the car over its motion, each bool [B, 41].
+
+    Example:
+        Of one motion that leaves the road at its end:
+
+        MapPositions(off_road=np.arange(41)[None] > 37, several_lanes=..., ...)
+    """
 
     several_lanes: Bools
     off_road: Bools
@@ -195,6 +207,7 @@ def locate(states: Floats, centres: Floats, corners: Floats, area: Map) -> MapPo
     in_lane = corner_in[lanes].sum(-1)
     on_route = np.array(area.on_route, bool) & lanes
     return MapPositions(
+        # a car with all corners in one lane is in that lane, whatever other lanes overlap it there
         several_lanes=((in_lane > 0).sum(0) > 1) & np.all(in_lane != 4, axis=0),
         off_road=np.asarray(~corner_in[area.mask(*DRIVABLE_LAYERS)].any(0).all(-1)),
         off_route=~np.asarray(centre_in[on_route].any(0)),
@@ -223,6 +236,7 @@ def driving_direction(
     wrong = positions.off_route
     if spare_intersections:
         wrong = wrong & ~positions.centre_in_intersection
+    # zeros before the start, so that the window is as long there as later
     padded = np.zeros((len(centres), centres.shape[1] + DIRECTION_WINDOW - 1))
     padded[:, DIRECTION_WINDOW - 1 :] = np.where(wrong, against, 0.0)
     windows = np.lib.stride_tricks.sliding_window_view(padded, DIRECTION_WINDOW, axis=1)
@@ -233,6 +247,7 @@ def driving_direction(
 def traffic_lights(states: Floats, centres: Floats, lights: RedLights, vehicle: Vehicle) -> Floats:
     """Return 0 if the car touches the area of a red light, else 1: [B]; pdm_scorer.py:582-613."""
     scores = np.ones(len(states))
+    # most scenes have no red light
     if not lights.is_red.any():
         return scores
     halves = np.array([vehicle.half_length, vehicle.half_width])
