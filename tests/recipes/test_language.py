@@ -120,10 +120,12 @@ async def test_one_command_trains_on_a_file_of_questions(tmp_path: Path) -> None
     validation = [
         msgspec.json.decode(line) for line in (run / "validation.jsonl").read_bytes().splitlines()
     ]
-    assert [(line["weight_version"], line["num_problems"]) for line in validation] == [
-        (0, 2),
-        (2, 2),
-    ]
+    assert {(line["weights"], line["start"]) for line in validation} == {
+        (0, 0),
+        (0, 1),
+        (2, 0),
+        (2, 1),
+    }
     assert (
         CausalLanguageModel.load(run / "checkpoints" / "update-000002" / "policy").context_size
         == 128
@@ -285,7 +287,7 @@ async def test_one_command_trains_a_policy_on_what_it_sees(tmp_path: Path) -> No
     assert max(gaps) < 1e-4
     saved = load_language_model(run / "checkpoints" / "update-000002" / "policy")
     assert isinstance(saved, VisionLanguageModel)
-    assert len((run / "validation.jsonl").read_bytes().splitlines()) == 2
+    assert len((run / "validation.jsonl").read_bytes().splitlines()) == 4
 
 
 def test_images_of_validation_are_never_trained_on_and_the_seed_draws_them() -> None:

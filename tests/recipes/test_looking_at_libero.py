@@ -13,11 +13,13 @@ import pytest
 
 from vla_rl.cli.command_line import Command, Launch
 from vla_rl.errors import ConfigError
+from vla_rl.evaluation.contact_sheets import WatchedEpisode
 from vla_rl.evaluation.parity import read_trace, write_trace
+from vla_rl.evaluation.records import EpisodeRecord
 from vla_rl.models.loading import BASE_POLICY, SHIPPED
 from vla_rl.recipes import parity, watch_libero
 from vla_rl.recipes.parity import ParityConfig, parse_way
-from vla_rl.recipes.watch_libero import Episode, WatchConfig, main
+from vla_rl.recipes.watch_libero import WatchConfig, main
 from vla_rl.types import EnvSpec, EpisodeSpec
 
 
@@ -83,11 +85,21 @@ def test_a_checkpoint_sees_pictures_as_it_was_taught_with(
 async def test_the_loop_goes_on_while_an_expert_plays(monkeypatch: pytest.MonkeyPatch) -> None:
     is_going_on, loop = threading.Event(), asyncio.get_running_loop()
 
-    def waits_for_the_loop(env: object, init_state_id: int, has_frames: bool) -> Episode:
+    def waits_for_the_loop(env: object, init_state_id: int, has_frames: bool) -> WatchedEpisode:
         # from inside, so that only a loop that turns meanwhile sets it
         loop.call_soon_threadsafe(is_going_on.set)
         assert is_going_on.wait(20)
-        return Episode("libero_object/3", "pick it up", init_state_id, True, 7, [])
+        record = EpisodeRecord(
+            task="libero_object/3",
+            start=init_state_id,
+            seed=0,
+            weights=0,
+            member=0,
+            value=1.0,
+            parts={"steps": 7.0, "attempts": 1.0},
+            instruction="pick it up",
+        )
+        return WatchedEpisode(record, [])
 
     monkeypatch.setattr(
         watch_libero, "LiberoEnv", lambda *_, **__: SimpleNamespace(close=lambda: None)

@@ -138,8 +138,8 @@ async def test_a_run_trains_on_it_and_judges_held_out_starts(policy: Path, tmp_p
         assert await suite_training.main(Command(TrainingLaunch(), config)) == 0
     run = only_folder_in(tmp_path)
     lines = [json.loads(line) for line in (run / "held_out.jsonl").read_text().splitlines()]
-    assert [line["weight_version"] for line in lines] == [0, 1]
-    assert {line["result"]["task"] for line in lines} == {f"metaworld_mt10/{DRAWER_CLOSE}"}
+    assert [line["weights"] for line in lines] == [0, 1]
+    assert {line["task"] for line in lines} == {f"metaworld_mt10/{DRAWER_CLOSE}"}
 
 
 def test_starts_of_training_and_held_out_starts_have_no_number_in_common() -> None:
