@@ -29,11 +29,11 @@ from vla_rl.actors import (
 from vla_rl.actors.host import HostServer
 from vla_rl.actors.remote import direct_link as listening_module, host_connection
 from vla_rl.actors.remote.direct_link import DirectLink, explain_open_ports, make_link_keys
+from vla_rl.actors.remote.peer_sockets import ServerSocket, open_link
 from vla_rl.actors.wire.codec import Codec
 from vla_rl.actors.wire.envelope import Frames, Kind
 from vla_rl.actors.wire.sockets import MOST_BYTES
 from vla_rl.errors import ActorDied, ConfigError
-from vla_rl.remote_rollout.peer_sockets import ServerSocket, open_link
 
 LOST_AFTER_S = 30.0
 
@@ -161,7 +161,7 @@ async def test_a_kernel_that_refuses_filters_is_named_once_and_actors_run(
             assert line.startswith(
                 "this kernel refuses filters on sockets to this user (Operation not permitted)"
             )
-        with open_link("127.0.0.1", socket.socket, client, received.append, lambda: None) as link:
+        with open_link("127.0.0.1", socket.address, client, received.append, lambda: None) as link:
             link.send(Codec().encode(Kind.CALL, 0, 0, 1, "in", "test"))
             async with asyncio.timeout(30):
                 while not received:  # noqa: ASYNC110
@@ -169,8 +169,8 @@ async def test_a_kernel_that_refuses_filters_is_named_once_and_actors_run(
             stranger: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
             other = DirectLink(
                 stranger,
-                f"tcp://127.0.0.1:{socket.socket.port}",
-                socket.socket.public_key,
+                f"tcp://127.0.0.1:{socket.address.port}",
+                socket.address.public_key,
                 make_link_keys(),
                 received.append,
                 (lost := asyncio.Event()).set,

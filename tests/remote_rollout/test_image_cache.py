@@ -50,7 +50,7 @@ async def cache_and_sender(max_bytes: int) -> AsyncIterator[tuple[ImageCache, Im
     key = await cache.new_link()
     sender = ImageSender(key, given)
     try:
-        assert await cache.connect("far", key, "127.0.0.1", sender.socket) == ""
+        assert await cache.connect("far", key, "127.0.0.1", sender.address) == ""
         yield cache, sender
     finally:
         await cache.on_stop()
@@ -115,7 +115,7 @@ async def test_a_stranger_gets_no_pictures() -> None:
         sender = ImageSender(make_link_keys().public, given)
         try:
             key = await cache.new_link()
-            assert await cache.connect("far", key, "127.0.0.1", sender.socket) != ""
+            assert await cache.connect("far", key, "127.0.0.1", sender.address) != ""
             assert not (await cache.fetch("far", 7, NUM_BYTES, [])).is_here
         finally:
             await cache.on_stop()

@@ -11,6 +11,7 @@ from torch import nn
 
 from vla_rl.actors.placement import KeyPair
 from vla_rl.actors.remote.direct_link import make_link_keys
+from vla_rl.actors.remote.peer_sockets import SocketAddress
 from vla_rl.engines.weight_shards import (
     RowPart,
     ShardDigest,
@@ -29,7 +30,6 @@ from vla_rl.remote_rollout.flat_weights import (
     flatten_weights,
     weights_digest,
 )
-from vla_rl.remote_rollout.peer_sockets import SocketAddress
 from vla_rl.remote_rollout.weight_links import ShardReceiver
 
 
@@ -177,7 +177,7 @@ async def taken(
     )
     sending = [
         asyncio.create_task(given(link, socket, each))
-        for link, socket, each in zip(keys, receiver.sockets, pieces, strict=True)
+        for link, socket, each in zip(keys, receiver.addresses, pieces, strict=True)
     ]
     try:
         async with asyncio.timeout(20):
@@ -254,6 +254,6 @@ async def test_a_key_that_the_host_was_not_given_opens_no_door() -> None:
     async with asyncio.timeout(30):
         receiver = ShardReceiver([make_link_keys().public], incoming, lambda: None)
         with pytest.raises(HostNotReached, match=r"refuses the connection|does not answer"):
-            await given(make_link_keys(), receiver.sockets[0], pieces)
+            await given(make_link_keys(), receiver.addresses[0], pieces)
         receiver.close()
     assert incoming.num_received == 0

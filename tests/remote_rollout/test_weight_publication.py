@@ -10,12 +10,13 @@ from hypothesis import given, strategies as st
 from torch import nn
 from weight_hosts import Host, Site
 
+from vla_rl.actors.remote import peer_sockets
 from vla_rl.actors.remote.direct_link import ListenAddress
+from vla_rl.actors.remote.peer_sockets import SocketAddress
 from vla_rl.errors import ActorDied, CheckpointError, HostNotReached, WeightsNotGiven
-from vla_rl.remote_rollout import peer_sockets, weight_links
+from vla_rl.remote_rollout import weight_links
 from vla_rl.remote_rollout.chain_broadcast import Hop, Reachability, machine_name, plan_hops
 from vla_rl.remote_rollout.flat_weights import flatten_weights
-from vla_rl.remote_rollout.peer_sockets import SocketAddress
 from vla_rl.remote_rollout.weight_links import ReceivedBytes
 from vla_rl.remote_rollout.weight_publication import HostWeights
 from vla_rl.remote_rollout.weight_sources import LocalWeightSource, WeightHost

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from vla_rl.actors.remote.peer_sockets import SocketAddress
 from vla_rl.engines.weight_shards import WeightShard
 from vla_rl.errors import ActorDied
 from vla_rl.remote_rollout.flat_weights import HeldVersion, WeightHeading
 from vla_rl.remote_rollout.host_recipe import HostStatus
-from vla_rl.remote_rollout.peer_sockets import SocketAddress
 from vla_rl.remote_rollout.weight_links import ReceivedBytes
 from vla_rl.remote_rollout.weight_publication import HostWeights
 from vla_rl.remote_rollout.weight_sources import WeightHost

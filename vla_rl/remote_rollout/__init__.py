@@ -10,5 +10,4 @@ chain_broadcast     its way to several hosts
 weight_links        its way into a host's memory; weight_store: versions there; flat_weights: as bytes
 image_routes        the way of images to the learner's ranks, past the control process
 image_cache         images beside the ranks; image_links: on their way
-peer_sockets        encrypted connections between two hosts
 """

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from vla_rl.actors.remote.peer_sockets import SocketAddress
 from vla_rl.errors import ActorDied, CheckpointError, HostNotReached, RemoteError, WeightsNotGiven
-from vla_rl.remote_rollout.peer_sockets import SocketAddress
-from vla_rl.remote_rollout.weight_links import ReceivedBytes
 from vla_rl.remote_rollout.weight_sources import WeightHost, WeightSource
+from vla_rl.util.tasks import await_unless
 
 
 class Hop(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +126,7 @@ class PeerLink:
     key: str
     """Public key of the peer."""
 
-    socket: SocketAddress
+    address: SocketAddress
 
 
 class ChainBroadcast:
@@ -288,10 +288,10 @@ class ChainBroadcast:
         receiver = self._hosts[name].actor
         if sender.gone.is_set() or self._failed[source].is_set():
             return 0
-        receiving = asyncio.create_task(
-            receiver.receive_weights(self._heading.member, link.key, sender.address, link.socket)
+        receiving = receiver.receive_weights(
+            self._heading.member, link.key, sender.address, link.address
         )
-        received = await self._unless_ended(receiving, sender.gone, self._failed[source])
+        received = await await_unless(receiving, sender.gone, self._failed[source])
         if received is None:
             return await receiver.num_received(self._heading.member)
         if received.fault:
@@ -301,16 +301,3 @@ class ChainBroadcast:
         if received.is_unreachable:
             self._unreachable.add((machine_name(name), machine_name(source)))
         return received.num_bytes
-
-    async def _unless_ended(
-        self, receiving: "asyncio.Task[ReceivedBytes]", *ends: asyncio.Event
-    ) -> ReceivedBytes | None:
-        """Wait for what a host takes; None if its peer is lost or fails before."""
-        ended = [asyncio.create_task(each.wait()) for each in ends]
-        try:
-            await asyncio.wait((receiving, *ended), return_when=asyncio.FIRST_COMPLETED)
-            return receiving.result() if receiving.done() else None
-        finally:
-            for task in (receiving, *ended):
-                task.cancel()
-            await asyncio.gather(receiving, *ended, return_exceptions=True)

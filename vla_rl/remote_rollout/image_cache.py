@@ -18,6 +18,7 @@ import numpy as np
 
 from vla_rl.actors import Actor, ChildProcess, KeyPair, Runtime, actor_method
 from vla_rl.actors.remote.direct_link import make_link_keys
+from vla_rl.actors.remote.peer_sockets import SocketAddress
 from vla_rl.errors import ActorDied, RankFailed
 from vla_rl.remote_rollout.image_links import (
     ArrayLayout,
@@ -28,7 +29,6 @@ from vla_rl.remote_rollout.image_links import (
     ImageSender,
     ImagesMissing,
 )
-from vla_rl.remote_rollout.peer_sockets import SocketAddress
 from vla_rl.types import ArrayRef
 from vla_rl.types.observation import KEY_BYTES
 from vla_rl.util.tasks import finish_despite_cancellation
@@ -107,7 +107,7 @@ class ImageCache(Actor):
         """Let the image cache with this key copy images. Raises: OSError if no port is free."""
         sender = ImageSender(cache_key, self._find)
         self._senders.append(sender)
-        return sender.socket
+        return sender.address
 
     @actor_method(concurrent=True)
     async def connect(self, name: str, link_key: str, host: str, socket: SocketAddress) -> str:

@@ -19,9 +19,9 @@ import numpy as np
 
 from vla_rl.actors.placement import KeyPair
 from vla_rl.actors.remote.host_connection import LINK_WITHIN_S
+from vla_rl.actors.remote.peer_sockets import ServerSocket, SocketAddress, open_link
 from vla_rl.actors.wire.codec import Codec
 from vla_rl.actors.wire.envelope import Frames, Kind, MalformedMessage, unpack_envelope
-from vla_rl.remote_rollout.peer_sockets import ServerSocket, SocketAddress, open_link
 from vla_rl.types.observation import KEY_BYTES
 
 
@@ -129,7 +129,7 @@ class ImageSender:
     def __init__(self, cache_key: str, find: Callable[[ImageRequest], ImageReply | None]) -> None:
         self._find, self._codec = find, Codec()
         self._open = ServerSocket(cache_key, self._on_message)
-        self.socket = self._open.socket
+        self.address = self._open.address
         """Place at which the image cache connects."""
 
     def close(self) -> None:

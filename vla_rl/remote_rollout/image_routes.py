@@ -11,13 +11,13 @@ cache dies, the run continues from its newest checkpoint, as after the death of 
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from vla_rl.remote_rollout.image_cache import FetchedImages, ImageCaches
 from vla_rl.remote_rollout.image_links import ImageRequest
 from vla_rl.remote_rollout.rollout_host import RolloutHost
 from vla_rl.types import ArrayRef, EpisodeRef, ImageCacheRef
+from vla_rl.util.tasks import await_unless
 
 
 @dataclass
@@ -361,7 +362,8 @@ class ImageRoute:
         if not self._homes or self._ended.is_set():
             return None
         home = self._routes.emptiest(self._homes)
-        fetched = await self._unless_ended(self._routes.fetch(home, self._name, episode_ref))
+        # the image cache itself may notice a lost host later: a pulled cable closes no connection
+        fetched = await await_unless(self._routes.fetch(home, self._name, episode_ref), self._ended)
         if fetched is None:
             return None
         if fetched.fault:
@@ -384,19 +386,3 @@ class ImageRoute:
     def drop_images(self, cached_images: ImageCacheRef) -> None:
         """Let the images of an episode be dropped."""
         self._routes.drop_images(cached_images)
-
-    async def _unless_ended(
-        self, fetching: Coroutine[Any, Any, FetchedImages]
-    ) -> FetchedImages | None:
-        """Await what an image cache fetches; return None at once if the host is gone meanwhile.
-
-        The image cache itself may notice it later: a pulled cable closes no connection.
-        """
-        fetch, end = asyncio.create_task(fetching), asyncio.create_task(self._ended.wait())
-        try:
-            await asyncio.wait((fetch, end), return_when=asyncio.FIRST_COMPLETED)
-            return fetch.result() if fetch.done() else None
-        finally:
-            for task in (fetch, end):
-                task.cancel()
-            await asyncio.wait((fetch, end))

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from vla_rl.actors import Actor, Runtime, actor_method
+from vla_rl.actors.remote.peer_sockets import SocketAddress
 from vla_rl.algorithms import TrajectoryEncoder
 from vla_rl.cluster.run_layout import VISIBLE
 from vla_rl.engines import DeviceLane
@@ -46,7 +47,6 @@ from vla_rl.remote_rollout.host_recipe import (
     with_environments,
 )
 from vla_rl.remote_rollout.image_links import ImageReply, ImageRequest, ImageSender, join_arrays
-from vla_rl.remote_rollout.peer_sockets import SocketAddress
 from vla_rl.remote_rollout.weight_links import ReceivedBytes
 from vla_rl.remote_rollout.weight_store import WeightStore
 from vla_rl.rollout import EpisodeLost, LocalEpisodeRunner, TaskStart
@@ -189,7 +189,7 @@ class RolloutHost(Actor):
         """Let the image cache with this key fetch observations. Raises: OSError if no port is free."""
         sender = ImageSender(cache_key, self._find_images)
         self._senders.append(sender)
-        return sender.socket
+        return sender.address
 
     async def begin_weights(self, heading: WeightHeading) -> None:
         """Make room for a version of the weights. Raises: CheckpointError if it does not fit."""

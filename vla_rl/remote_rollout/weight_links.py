@@ -20,12 +20,12 @@ import numpy as np
 from vla_rl.actors.placement import KeyPair
 from vla_rl.actors.remote.direct_link import DirectLink
 from vla_rl.actors.remote.host_connection import LINK_WITHIN_S
+from vla_rl.actors.remote.peer_sockets import ServerContext, ServerSocket, SocketAddress, open_link
 from vla_rl.actors.wire.codec import Codec
 from vla_rl.actors.wire.envelope import Frames, Kind, MalformedMessage, unpack_envelope
 from vla_rl.engines.weight_shards import ShardDigest, ShardPiece, WeightShard
 from vla_rl.errors import CheckpointError, WeightsNotGiven
 from vla_rl.remote_rollout.flat_weights import WEIGHT_PIECE_BYTES, IncomingWeights
-from vla_rl.remote_rollout.peer_sockets import ServerContext, ServerSocket, SocketAddress, open_link
 from vla_rl.util.tasks import run_in_thread
 
 
@@ -74,7 +74,7 @@ class WeightSender:
         self._row_of, self._codec = row_of, Codec()
         self._wanted: list[WantedWeights] = []
         self._open = ServerSocket(receiver_key, self._on_message)
-        self.socket = self._open.socket
+        self.address = self._open.address
         """Address at which the peer connects."""
 
     def start_sending(self) -> None:
@@ -220,9 +220,9 @@ class ShardReceiver:
         context.authenticator.allow(keys)
 
     @property
-    def sockets(self) -> list[SocketAddress]:
+    def addresses(self) -> list[SocketAddress]:
         """Places at which the ranks connect, in the order of their keys."""
-        return [link.socket for link in self._links]
+        return [link.address for link in self._links]
 
     async def receive(self, shards: Sequence[WeightShard]) -> str:
         """Take the shards, in the order of the keys; return the digest of the row.
@@ -279,7 +279,7 @@ class _ShardLink:
         self._news: asyncio.Queue[Frames] = asyncio.Queue()  # bounded by what is asked for
         self.next_at = 0
         self._open = ServerSocket(key, self._news.put_nowait, context)
-        self.socket = self._open.socket
+        self.address = self._open.address
 
     async def next_piece(self, rank: int) -> ShardPiece:
         """Return the next piece. Raises: WeightsNotGiven if it does not come, or is none."""

@@ -14,10 +14,10 @@ from torch import nn
 
 from vla_rl.actors.placement import KeyPair
 from vla_rl.actors.remote.direct_link import make_link_keys
+from vla_rl.actors.remote.peer_sockets import SocketAddress
 from vla_rl.engines.vllm.staging import HostMemory
 from vla_rl.engines.weight_shards import WeightShard
 from vla_rl.remote_rollout.flat_weights import IncomingWeights, OpenedWeights, WeightHeading
-from vla_rl.remote_rollout.peer_sockets import SocketAddress
 from vla_rl.remote_rollout.weight_links import (
     ReceivedBytes,
     ShardReceiver,
@@ -64,7 +64,7 @@ class WeightStore:
         receiver = self._receivers[member] = ShardReceiver(
             keys, self._rows[member], self._send_ready
         )
-        return receiver.sockets
+        return receiver.addresses
 
     async def receive_shards(self, member: str, shards: Sequence[WeightShard]) -> str:
         """Take the shards of the ranks: see `ShardReceiver.receive`."""
@@ -95,7 +95,7 @@ class WeightStore:
     def start_sending(self, link_key: str) -> SocketAddress:
         """Let the peer with this key take weights. Raises: OSError if no port is free."""
         sender = self._senders[link_key] = WeightSender(link_key, self._rows.get)
-        return sender.socket
+        return sender.address
 
     def stop_sending(self, link_key: str) -> None:
         """Close the socket to a peer, if it is open."""

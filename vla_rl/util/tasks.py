@@ -68,6 +68,19 @@ async def gather_all(calls: Iterable[Awaitable[T]]) -> list[T]:
     return [result for result in results if not isinstance(result, BaseException)]
 
 
+async def await_unless(work: Coroutine[Any, Any, T], *ends: asyncio.Event) -> T | None:
+    """Await `work`; return None, and cancel it, if one of `ends` is set before."""
+    task = asyncio.create_task(work)
+    ended = [asyncio.create_task(each.wait()) for each in ends]
+    try:
+        await asyncio.wait((task, *ended), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for each in (task, *ended):
+            each.cancel()
+        await asyncio.gather(task, *ended, return_exceptions=True)
+
+
 def is_being_cancelled() -> bool:
     """Return whether the running task was asked to end.
 

@@ -2,5 +2,6 @@
 
 host_connection    a caller's connection to a host server
 direct_link        the encrypted connection to one process there
+peer_sockets       a listening socket for one peer of another process, and the way to it
 hosted_clients     what a host server holds for its clients
 """

@@ -76,7 +76,7 @@ class ServerSocket:
             raise
         self._socket = LoopSocket(self._listening.socket, self._take, in_place=True)
         self._metered = BoundedSocket(self._socket, self._take)
-        self.socket = SocketAddress(
+        self.address = SocketAddress(
             port=self._listening.port, public_key=self._listening.public_key
         )
         """Address at which the peer connects."""
