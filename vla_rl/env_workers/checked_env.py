@@ -85,6 +85,7 @@ def run_chunk(
     finally:
         if can_skip:
             simulator.render_every_step = True
+    # A copy: the dict belongs to the environment, which may return the same one at its next step.
     executed = {**info, "num_executed": len(rewards)}
     if frames:
         executed["frames"] = np.stack(frames)
@@ -127,7 +128,15 @@ def _render_frame(env: gymnasium.Env[Any, Any]) -> np.ndarray:
 
 
 class EnvDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """Spaces and abilities of an environment, as plain values."""
+    """Spaces and abilities of an environment, as plain values.
+
+    Example:
+        CartPole, which has no state to store and does not render:
+
+        EnvDescription(observation_space={"kind": "Box", "low": ..., "high": ..., "dtype": "float32"},
+                       action_space={"kind": "Discrete", "n": 2, "start": 0, "dtype": "int64"},
+                       has_state=False, render_mode=None, render_key=None, metadata={"render_fps": 50})
+    """
 
     observation_space: SpaceDescription
     action_space: SpaceDescription
@@ -253,6 +262,8 @@ class CheckedEnv:
             raise self._fault("step raised", error) from error
         observation, rewards, terminated, truncated, info = answer
         self._num_steps += len(rewards)
+        # A NaN would reach the advantage of the whole group, where nothing tells which environment
+        # it came from.
         if not np.isfinite(rewards).all():
             raise self._broken("step", f"rewards {rewards.tolist()}, expected finite numbers")
         return ChunkOutcome(
@@ -275,7 +286,7 @@ class CheckedEnv:
             raise self._fault("render raised", error) from error
 
     def call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """See `attributes.call`."""
+        """See `call_method`."""
         return call_method(self._env, name, args, kwargs)
 
     def set_attr(self, name: str, value: Any) -> None:

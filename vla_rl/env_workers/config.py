@@ -3,7 +3,7 @@
     timeout of a call = max(floor, factor * slowest call so far, per control step * control steps of the call)
 
 `step_timeout_s` and `reset_timeout_s` have to suffice for the slowest simulator, and a step that
-never returns would cost all of that time. A process that has await_recorded often enough shows what it
+never returns would cost all of that time. A process that has answered often enough shows what it
 needs. A timeout that fires may still be wrong, such as for a rare step that loads a new map, or if
 the whole machine stood still. So it makes all timeouts of the pool four times as long, also those
 of running calls, until they reach the configured ones: a repeated episode then gets through.
@@ -54,6 +54,7 @@ class Leniency:
         if self.factor is None:
             return None
         timeout_s = self.factor * slowest_s
+        # A comparison, because `max` takes 0.1 us and this 0.01 us, at every control step.
         return self._times * (timeout_s if timeout_s > self.floor_s else self.floor_s)
 
     def note_overdue(self) -> None:
@@ -114,6 +115,8 @@ class LearnedTimeout:
     def note(self, num_units: int, seconds: float) -> None:
         """Learn from a call of `num_units` that took `seconds` after the calls before it."""
         self._num_seen += 1
+        # Two halves instead of a window: the slowest of the last 200 to 400 calls, without storing
+        # them.
         if self._num_seen % REMEMBERED == 0:
             self._slowest_before_s, self._slowest_s = self._slowest_s, 0.0
         if seconds > self._slowest_s * num_units:
@@ -128,7 +131,7 @@ class LearnedTimeout:
             )
 
     def note_overdue(self, num_units: int) -> str:
-        """Record that a call was not await_recorded in time.
+        """Record that a call was not answered in time.
 
         Return the reason for that timeout, for the error message.
         """
@@ -155,6 +158,8 @@ class CallTimeout:
         self, timeout: LearnedTimeout, num_units: Callable[[tuple[Any, ...]], int]
     ) -> None:
         self.num_units = num_units
+        # Bound methods as attributes: the runtime asks for the limit at every control step, and
+        # methods in between would be a further call each time.
         self.limit_s, self.note, self.note_overdue = (
             timeout.timeout_s,
             timeout.note,
@@ -279,6 +284,8 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
             factor is None or factor >= 1, "learned_timeout_factor", ">= 1, or None to learn none"
         )
         self.require(self.learned_timeout_floor_s > 0, "learned_timeout_floor_s", "> 0 seconds")
+        # A process is looked at more than once within a second: a single look may fall into a pause
+        # of a busy machine.
         may_freeze = self.frozen_after_s is None or self.frozen_after_s >= LEAST_FROZEN_AFTER_S
         self.require(
             may_freeze,
@@ -322,6 +329,8 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
 
     def get_environment(self, index: int) -> dict[str, str]:
         """Return the environment variables of simulator process number `index`."""
+        # By number and not by pid: a successor draws on the same GPU as the process that it
+        # replaces, so that replacements do not move the load.
         own = {**self.environment, PROCESS_INDEX_VARIABLE: str(index)}
         if self.render_devices:
             own["MUJOCO_EGL_DEVICE_ID"] = str(self.render_devices[index % len(self.render_devices)])

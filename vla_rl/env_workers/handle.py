@@ -125,6 +125,8 @@ class EnvHandle:
 
         Closing again does nothing.
         """
+        # Left alone after a lease: the environment may be running another episode by now, which a
+        # late close would end.
         if self._refusal is None:
             self._refusal = f"{self.spec.id} was closed here; open or lease another one."
             await self._remote.close()
@@ -156,6 +158,8 @@ class LeasedEnv(EnvHandle):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Info]:
         """Bring the environment to the start of its episode, or to that of the arguments."""
+        # gymnasium's wrappers and agents call reset() without arguments; the episode's own start
+        # has to be what they get, or members of one group would start differently.
         if seed is None and options is None:
             seed, options = self.episode.seed, self.episode.options
         return await super().reset(seed=seed, options=options)
@@ -191,6 +195,8 @@ async def open_env(
     Raises: EnvError if the environment cannot be built, ActorDied if the process does not come up.
     """
     spec = EnvSpec(id=env) if isinstance(env, str) else env
+    # The spec is given to the fork server, so that the second handle of a program finds the scenes
+    # prepared.
     process = await SimulatorProcess.start(
         runtime, name or f"env {spec.id}", config or SimulatorConfig(), specs=(spec,)
     )

@@ -45,6 +45,8 @@ def wrapper_spec(wrapper: Callable[..., Any] | WrapperSpec) -> WrapperSpec:
         return wrapper
     if not isinstance(wrapper, functools.partial):
         return WrapperSpec(path=import_path(wrapper))
+    # The name and not the function: a pickled function would bring its author's code into a process
+    # that did not import it, and this package sends no pickles.
     path = import_path(wrapper.func)
     if wrapper.args:
         raise TypeError(
@@ -150,6 +152,7 @@ def check_arguments(spec: EnvSpec, found: Registered) -> None:
         ).parameters
     except (TypeError, ValueError):  # it cannot be inspected; making it will show the error
         return
+    # A constructor with **kwargs may take anything: only the environment itself can tell.
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
     for name in spec.kwargs:

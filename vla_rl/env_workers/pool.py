@@ -1,23 +1,13 @@
 """A pool of simulator processes for episodes, which replaces its own failed processes.
 
-    lease(episode) ──► Assignment ──► PooledEnv ──► LeasedEnv ──► back to Assignment
+    lease(episode) ──► LeaseQueue ──► PooledEnv ──► LeasedEnv ──► back to LeaseQueue
                                       │ its process died, froze, reached its episodes or its memory limit
-                                      └──► its task replaces the process ──► back to Assignment
+                                      └──► its task replaces the process ──► back to LeaseQueue
 
 One task for each process, in the pool's own task group, starts it and replaces it. A
 lease whose process dies raises `ActorDied`, so that the scheduler runs the episode again;
 everything else is handled inside the pool. A process that reached a limit keeps running until its
 successor is up, and is replaced between two episodes.
-
-    who waits           for                      woken by
-    `lease`             a free environment       the end of another lease, or a process that is up
-    a process's task    `owner.changed`          a death, a limit, the last lease of a retired process
-    `__aenter__`        `_all_up`                the task of the last process, or the pool's failure
-
-    who waits           for                      woken by
-    `lease`             a free environment       the end of another lease, or a process that is up
-    a process's task    `owner.changed`          a death, a limit, the last lease of a retired process
-    `__aenter__`        `_all_up`                the task of the last process, or the pool's failure
 """
 
 import asyncio
@@ -26,12 +16,12 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
-from vla_rl.actors import Runtime, waiting
+from vla_rl.actors import Runtime
 from vla_rl.env_workers.config import SimulatorConfig
 from vla_rl.env_workers.handle import LeasedEnv
 from vla_rl.env_workers.pool_state import (
-    Assignment,
     EnvState,
+    LeaseQueue,
     PooledEnv,
     PooledProcess,
     Replacements,
@@ -75,21 +65,22 @@ class SimulatorPool:
             PooledProcess(index, size)
             for index, size in enumerate(config.split_envs(config.num_envs))
         ]
-        self._assignment: Assignment[PooledEnv, asyncio.Future[PooledEnv]] = Assignment(
-            patience=2 * config.num_envs
-        )
+        self._queue = LeaseQueue(name, patience=2 * config.num_envs)
         self._replacements = Replacements(config)
         self._leniency = config.make_leniency()
+        # A process that comes up keeps a core busy with imports and scenes. If all start at once,
+        # each takes so long that start_timeout_s kills processes that are only slow.
         self._starting = asyncio.Semaphore(config.concurrent_starts)
         self._group = asyncio.TaskGroup()
         self._replacers: list[asyncio.Task[None]] = []
-        self._failure: Exception | None = None
         self._indices_up: set[int] = set()
         self._all_up = asyncio.Event()
         self._num_leases = 0
         self._wait_s = 0.0
 
     async def __aenter__(self) -> Self:
+        # The limits are checked before the first process: a process that hits a limit later fails
+        # with an error of the system that names neither the limit nor the remedy.
         self._config.require_limits(len(self._processes))
         await self._group.__aenter__()
         self._replacers = [
@@ -100,7 +91,7 @@ class SimulatorPool:
         ]
         try:
             await self._all_up.wait()
-            self._raise_failure()
+            self._queue.raise_failure()
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -112,9 +103,11 @@ class SimulatorPool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._fail_waiters(
+        self._end(
             RuntimeError(f"the pool of simulators {self._name!r} is closed; open another one.")
         )
+        # Only after the waiters are failed: a task that ends gives its environments to nobody, and
+        # an episode that still waits for one would wait for ever.
         for task in self._replacers:
             task.cancel()
         if isinstance(error, asyncio.CancelledError):
@@ -141,8 +134,8 @@ class SimulatorPool:
         return {
             "simulation/leases": float(self._num_leases),
             "simulation/lease_wait_s": self._wait_s,
-            "simulation/waiting": float(self._assignment.num_waiting),
-            "simulation/idle": float(self._assignment.num_idle),
+            "simulation/waiting": float(self._queue.assignment.num_waiting),
+            "simulation/idle": float(self._queue.assignment.num_idle),
             "simulation/private_mb_mean": sum(sizes) / len(sizes) if sizes else 0.0,
             "simulation/private_mb_max": max(sizes, default=0.0),
             **self._replacements.metrics(),
@@ -187,33 +180,18 @@ class SimulatorPool:
     async def _acquire(self, episode: EpisodeSpec) -> tuple[PooledEnv, RemoteEnv]:
         began = asyncio.get_running_loop().time()
         while True:
-            self._raise_failure()
-            pooled = await self._wait_for_turn(episode)
+            self._queue.raise_failure()
+            pooled = await self._queue.wait_for_turn(episode)
             if (remote := pooled.remote) is not None:
                 break
             # its process left while it was idle, or in this very turn of the loop
             pooled.state = EnvState.STARTING
+        # The lease belongs to the process and not to its place in the pool: a successor may take
+        # over while it lasts, and the old process has to stay until then.
         remote.process.num_leases += 1
         self._num_leases += 1
         self._wait_s += asyncio.get_running_loop().time() - began
         return pooled, remote
-
-    async def _wait_for_turn(self, episode: EpisodeSpec) -> PooledEnv:
-        """Wait for this episode's turn; return its environment, with or without a process."""
-        future: asyncio.Future[PooledEnv] = asyncio.get_running_loop().create_future()
-        pooled = self._assignment.request_env(future, episode.env)
-        if pooled is not None:
-            pooled.state = EnvState.LEASED
-            return pooled
-        try:
-            with waiting(f"episode {episode.episode_id}", on=f"a free simulator of {self._name!r}"):
-                return await future
-        except asyncio.CancelledError:
-            self._assignment.withdraw(future)
-            # it was given an environment in this very turn: another episode must get that one
-            if future.done() and not future.cancelled() and future.exception() is None:
-                self._offer(future.result())
-            raise
 
     def _release(self, env: PooledEnv, process: SimulatorProcess) -> None:
         """Free an environment after a lease of this process, and check whether the process can still be
@@ -224,7 +202,7 @@ class SimulatorPool:
             self._check_process(env.owner, process)
         else:
             env.owner.changed.set()  # the process leaves, and this may have been its last lease
-        self._offer(env)
+        self._queue.offer(env)
 
     def _check_process(self, owner: PooledProcess, process: SimulatorProcess) -> None:
         """Have a process replaced if it must be.
@@ -239,24 +217,22 @@ class SimulatorPool:
             self._count_death(cause, death)
             owner.retire()
         else:
+            # Counted once: several leases of one process can end while its successor starts.
             if not owner.must_replace:
                 self._replacements.mark_expired(process, cause)
+            # A successor beside a process saves its set-up from the episodes, but two LIBERO
+            # simulators where one fits would bring in the kernel's OOM killer, which chooses its
+            # victim by size: this run.
             if not _has_room_for_two(process):
                 owner.retire()
         owner.must_replace = True
         owner.changed.set()
 
-    def _offer(self, env: PooledEnv) -> None:
-        """Free an environment for the next episode; one without a process waits for the next one."""
-        if (remote := env.remote) is None:
-            env.state = EnvState.STARTING
-            return
-        while (future := self._assignment.offer_env(env, remote.held)) is not None:
-            if not future.done():  # its lease was cancelled in this very turn of the loop
-                env.state = EnvState.LEASED
-                future.set_result(env)
-                return
-        env.state = EnvState.IDLE
+    # who waits                    for                   woken by
+    # `LeaseQueue.wait_for_turn`   a free environment    a lease that ends, a process that is up, the pool's end
+    # `_run_process`               `owner.changed`       a death, a limit, the last lease of a retired process
+    # `_start`                     `_starting`           another process that is up, or failed to come up
+    # `__aenter__`                 `_all_up`             the task of the last process, the pool's end
 
     async def _run_process(self, owner: PooledProcess) -> None:
         """Start a process and replace it on request, until cancelled or too many died."""
@@ -269,6 +245,8 @@ class SimulatorPool:
             while True:
                 await owner.changed.wait()
                 owner.changed.clear()
+                # The retired first: they hold the memory, and perhaps the GPU contexts, that the
+                # successor needs.
                 await owner.stop_retired()
                 if owner.must_replace and not owner.retired and not await self._bring_up(owner):
                     return
@@ -286,13 +264,15 @@ class SimulatorPool:
         owner.set_process(process)
         for env in owner.envs:
             if env.state is EnvState.STARTING:
-                self._offer(env)
+                self._queue.offer(env)
         return True
 
     async def _start(self, owner: PooledProcess) -> SimulatorProcess | None:
         """Start a process; return None if the pool has ended."""
         num_envs = len(owner.envs)
-        while self._failure is None:
+        # A start that fails is tried again under a new name, so that the log tells the attempts
+        # apart.
+        while self._queue.failure is None:
             name = owner.next_name(self._name)
             try:
                 async with self._starting:
@@ -309,7 +289,7 @@ class SimulatorPool:
                 self._count_death("frozen" if isinstance(death, ActorFrozen) else "died", death)
                 continue
             except (ConfigError, EnvError) as error:  # another process would fail the same way
-                self._fail_waiters(error)
+                self._end(error)
                 return None
             await owner.open_held(process)
             return process
@@ -323,7 +303,7 @@ class SimulatorPool:
         if self._replacements.record_death(cause, death, asyncio.get_running_loop().time()):
             return
         config = self._config
-        self._fail_waiters(
+        self._end(
             EnvError(
                 f"more than {config.max_restarts} simulators of {self._name!r} died within "
                 f"{config.restart_window_s:g} s, the limit set by max_restarts; the last one: "
@@ -332,19 +312,11 @@ class SimulatorPool:
             cause=death,
         )
 
-    def _fail_waiters(self, error: Exception, cause: ActorDied | None = None) -> None:
-        """Raise `error` in each waiting and later lease; the first error stays."""
-        if cause is not None:
-            error.__cause__ = cause
-        self._failure = self._failure or error
+    def _end(self, error: Exception, cause: ActorDied | None = None) -> None:
+        """End the pool: each waiting and later lease raises the first such error."""
+        self._queue.fail_waiters(error, cause)
+        # `__aenter__` may still be waiting for processes that will not come up any more
         self._all_up.set()
-        for future in self._assignment.withdraw_all():
-            if not future.done():
-                future.set_exception(self._failure)
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
 
 def _has_room_for_two(process: SimulatorProcess) -> bool:

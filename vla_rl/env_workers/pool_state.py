@@ -1,7 +1,7 @@
 """State of a pool: its processes, which of them must be replaced, which episodes wait.
 
-Leases name the environments here, and a process that dies is replaced behind them. Plain classes, all
-driven by `SimulatorPool`.
+Leases name the environments here, and a process that dies is replaced behind them. No class here has a
+task: `SimulatorPool` drives them all.
 """
 
 import asyncio
@@ -12,10 +12,11 @@ import logging
 from collections import Counter, deque
 from typing import Generic, TypeVar
 
+from vla_rl.actors import waiting
 from vla_rl.env_workers.config import SimulatorConfig
 from vla_rl.env_workers.process import RemoteEnv, SimulatorProcess
 from vla_rl.errors import ActorDied, ActorFrozen, EnvError
-from vla_rl.types import EnvSpec
+from vla_rl.types import EnvSpec, EpisodeSpec
 
 logger = logging.getLogger(__name__)
 Env = TypeVar("Env")
@@ -158,6 +159,8 @@ class Replacements:
     def mark_expired(self, process: SimulatorProcess, cause: str) -> None:
         """Count a living process that reached its number of episodes or its memory limit."""
         self.counts[cause] += 1
+        # In the log and not only in the metrics: it is the line from which one chooses
+        # recycle_after_episodes for a simulator that leaks.
         usage = (
             f"after {process.num_episodes} episodes, with {process.private_mb():.0f} MiB of its own"
         )
@@ -248,6 +251,8 @@ class Assignment(Generic[Env, Request]):
         if not self._waiting:
             self._idle.append((env, held))
             return None
+        # Without the bound, a task that is common in the run would keep all processes that hold it,
+        # and an episode of a rare task would wait until the end.
         index = self._best_fit(held) if self._passed_over < self._patience else 0
         self._passed_over = 0 if index == 0 else self._passed_over + 1
         request, _ = self._waiting[index]
@@ -256,6 +261,8 @@ class Assignment(Generic[Env, Request]):
 
     def withdraw(self, request: Request) -> None:
         """Remove a request that no longer waits from the list."""
+        # By identity: two futures that wait are never equal, but two requests of a test, or of one
+        # task, may be.
         waiting = next((entry for entry in self._waiting if entry[0] is request), None)
         if waiting is not None:
             self._waiting.remove(waiting)
@@ -268,3 +275,60 @@ class Assignment(Generic[Env, Request]):
 
     def _best_fit(self, held: EnvSpec | None) -> int:
         return next((index for index, (_, spec) in enumerate(self._waiting) if spec == held), 0)
+
+
+class LeaseQueue:
+    """The free environments of a pool, and the episodes that wait for one.
+
+    Args:
+        pool: name of the pool, for errors and for lists of what waits.
+        patience: see `Assignment`.
+    """
+
+    def __init__(self, pool: str, patience: int) -> None:
+        self._pool = pool
+        self.assignment: Assignment[PooledEnv, asyncio.Future[PooledEnv]] = Assignment(patience)
+        self.failure: Exception | None = None
+        """Raised in each waiting and later lease; None while the pool works."""
+
+    async def wait_for_turn(self, episode: EpisodeSpec) -> PooledEnv:
+        """Wait for this episode's turn; return its environment, with or without a process."""
+        future: asyncio.Future[PooledEnv] = asyncio.get_running_loop().create_future()
+        pooled = self.assignment.request_env(future, episode.env)
+        if pooled is not None:
+            pooled.state = EnvState.LEASED
+            return pooled
+        try:
+            with waiting(f"episode {episode.episode_id}", on=f"a free simulator of {self._pool!r}"):
+                return await future
+        except asyncio.CancelledError:
+            self.assignment.withdraw(future)
+            # it was given an environment in this very turn: another episode must get that one
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self.offer(future.result())
+            raise
+
+    def offer(self, env: PooledEnv) -> None:
+        """Free an environment for the next episode; one without a process waits for the next one."""
+        if (remote := env.remote) is None:
+            env.state = EnvState.STARTING
+            return
+        while (future := self.assignment.offer_env(env, remote.held)) is not None:
+            if not future.done():  # its lease was cancelled in this very turn of the loop
+                env.state = EnvState.LEASED
+                future.set_result(env)
+                return
+        env.state = EnvState.IDLE
+
+    def fail_waiters(self, error: Exception, cause: ActorDied | None) -> None:
+        """Raise `error` in each waiting and later lease; the first error stays."""
+        if cause is not None:
+            error.__cause__ = cause
+        self.failure = self.failure or error
+        for future in self.assignment.withdraw_all():
+            if not future.done():
+                future.set_exception(self.failure)
+
+    def raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure

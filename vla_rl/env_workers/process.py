@@ -161,6 +161,8 @@ class SimulatorProcess:
 
         Raises: see `start`.
         """
+        # A wrong interpreter would show only as a child that exits at once, once for each attempt
+        # within max_restarts.
         if config.python is not None:
             await check_interpreter(config.python, {"gymnasium": "gymnasium"})
         try:
@@ -171,6 +173,8 @@ class SimulatorProcess:
             raise EnvError(
                 f"in the interpreter {config.python}, which uses its own packages: {error}"
             ) from error
+        # Not a death: another fork server would need as long, and the remedy is a setting of its
+        # owner.
         except ActorFrozen as error:
             raise EnvError(
                 f"the environments were not prepared in time: {error}; raise prepare_timeout_s if "
@@ -222,6 +226,8 @@ class SimulatorProcess:
         if self._is_stopped:
             return
         if self.is_alive():
+            # An environment may have files or displays of its own to close; a stop lets it, a kill
+            # does not.
             await self._runtime.stop(self.worker)
         else:
             await self._runtime.kill(self.worker)
@@ -242,6 +248,7 @@ class RemoteEnv:
     """
 
     def __init__(self, process: SimulatorProcess, index: int) -> None:
+        # The worker directly: a property in between would cost every control step another call.
         self.process, self.index, self.worker = process, index, process.worker
         self._held: EnvSpec | None = None
         self._description: EnvDescription | None = None
@@ -267,6 +274,8 @@ class RemoteEnv:
         """Build the environment, unless it is already open; return its description."""
         if self._description is None or self.held != spec:
             self._held = None
+            # Cleared before the call and not after it: if it is cancelled on the way, nobody knows
+            # which environment is there.
             self.process.record_opening(spec)
             with self as worker:
                 self._description = await worker.open(self.index, spec)

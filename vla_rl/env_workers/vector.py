@@ -57,6 +57,8 @@ class LoopThread:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._live())
         except BaseException as error:
+            # An error after the start has nobody who waits for it here: the thread's excepthook
+            # prints it. One before it is raised where the thread was made.
             if self._ready.done():
                 raise
             self._ready.set_exception(error)
@@ -188,6 +190,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         """
         self._choose_batch(is_whole=len(rows) == self.num_envs)
         infos = self._run(self._rows.reset(rows, seeds, options))
+        # Only now: a reset that failed leaves its rows to be reset again.
         self._must_reset[list(rows)] = False
         return self._observations(), infos
 
@@ -311,6 +314,8 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if self.closed:
+            # A coroutine that nothing awaits would be reported as a RuntimeWarning when it is
+            # collected.
             coroutine.close()
             raise gymnasium.error.ClosedEnvironmentError(
                 "this vector environment is closed; make another one."

@@ -31,7 +31,7 @@ class SharedBatch:
     """Row i is the newest observation of environment i, in the layout of gymnasium's `batch_space`.
 
     Arrays of one shape are in memory that the simulators open by `path` and write row by row; all
-    other values arrive by `put`. Whole numbers are stacked, texts become a tuple. The memory has
+    other values arrive by `store_others`. Whole numbers are stacked, texts become a tuple. The memory has
     room for several batches; the simulators write into batch number `current`.
 
     Args:
@@ -42,6 +42,8 @@ class SharedBatch:
     def __init__(self, layout: ObservationLayout, num_envs: int) -> None:
         self._layout, self._num_envs = layout, num_envs
         self._num_bytes = max(1, layout.batch_bytes(num_envs))
+        # One file for all batches: the simulators open it once, and a request then names its batch
+        # by a number.
         self._fd = make_memory_file("vla_rl-batch", NUM_BATCHES * self._num_bytes)
         self._memory = mmap.mmap(self._fd, 0)
         self._batches = [self._batch_view(number) for number in range(NUM_BATCHES)]
@@ -93,6 +95,8 @@ class SharedBatch:
             self._free.append(self.current)
             self.current = 0
         if self._last_detached != 0:
+            # gymnasium returns the rows of all environments also if only some were reset; those of
+            # the others are in the batch that was handed out, and its owner may write into it.
             np.copyto(self._batches[0], self._batches[self._last_detached])
 
     def detach(self) -> Any:
@@ -205,6 +209,8 @@ class RowGroup:
             steps = await call
         except (ActorDied, EnvError) as error:
             for env in self.process.envs:
+                # Which row failed is not in a death, and a fault may have left any of them half a
+                # step ahead: all are built anew.
                 env.record_error(error)
             raise
         answers: list[Answer] = []
@@ -294,6 +300,8 @@ class EnvRows:
         try:
             await gather_all(group.share_batch(num_envs) for group in rows._groups)
         finally:
+            # All processes have it open by now. A path that stays open would let any later process
+            # of this user read the observations.
             rows.batch.close()
         return rows
 
@@ -322,6 +330,8 @@ class EnvRows:
         """
         calls: list[Awaitable[list[PackedStep]] | None] = []
         for group in self._groups:
+            # A group with a row to reset sends a message for each row: a reset has arguments and a
+            # deadline of its own.
             is_whole = all(action is not None for action in actions[group.rows])
             calls.append(group.begin_steps(actions[group.rows]) if is_whole else None)
         if None in calls:
@@ -366,7 +376,7 @@ class EnvRows:
 
         A failure is raised when all calls have ended.
 
-        The last call is awaited first: once it is await_recorded, most others are too, and need no
+        The last call is awaited first: once it is answered, most others are too, and need no
         wake-up.
         """
         by_group: deque[list[Answer]] = deque()

@@ -78,6 +78,8 @@ class EnvSlot:
         """Build the environment, unless it is already open."""
         if self._env is None or self._env.spec != spec:
             self.close()
+            # Closed before the next one is built: with LIBERO's real assets, each of two scenes in
+            # one process would have its own copies of 450 MB.
             self._env = CheckedEnv(spec)
             description = self._env.description
             self._layout = ObservationLayout(build_space(description.observation_space))
@@ -151,6 +153,8 @@ class EnvWorker(Actor):
 
         Raises: the first fault, when all have run.
         """
+        # All run even after a fault: rows that stopped in between would be one step behind the
+        # others, and no caller could tell which.
         steps, faults = [], []
         for slot, action in zip(self._slots, actions, strict=True):
             try:
@@ -169,6 +173,8 @@ class EnvWorker(Actor):
         with slot as opened:
             outcome = opened.step_chunk(actions, frames_every)
         return (
+            # Frames are sent beside the observation and not in its block, because their number
+            # differs from chunk to chunk.
             slot.packer.pack(outcome.observation),
             outcome.rewards,
             outcome.terminated,
@@ -183,14 +189,11 @@ class EnvWorker(Actor):
             return opened.render()
 
     async def call(self, env: int, name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """Call a method as `attributes.call`.
-
-        Its errors are the caller's, so the environment stays open.
-        """
+        """Call a method as `call_method`; its errors are the caller's, so the environment stays open."""
         return self._slots[env].env.call(name, args, kwargs)
 
     async def set_attr(self, env: int, name: str, value: list[Any]) -> None:
-        """Set an attribute to what `attributes.marked` was given."""
+        """Set an attribute to what `mark` was given."""
         self._slots[env].env.set_attr(name, unmark(value))
 
     async def get_state(self, env: int) -> Any:
