@@ -43,6 +43,8 @@ async def embodied_agent(
     observation, _ = await env.reset()
     steps: list[Step] = []
     while True:
+        # The copy before the policy gets it: a policy may keep what it saw, and the simulator's
+        # memory is written again while it decides.
         observed: Observation = copy_arrays(observation)
         chunk = await policy.act(observed)
         outcome = await env.step_chunk(chunk.actions, frames_every=frames_every)
@@ -155,6 +157,8 @@ def check_decisions(trajectory: Trajectory, described: str, known_tokens: KnownT
 
     Args: as above; `known_tokens`, the token ids of the policies.
     """
+    # Almost every trajectory has none: checked together, that costs a microsecond or two a
+    # decision.
     if _has_no_fault(trajectory, known_tokens):
         return
     for number, step in enumerate(trajectory.steps):
@@ -206,6 +210,8 @@ def _has_no_fault(trajectory: Trajectory, known_tokens: KnownTokens) -> bool:
         )
         if {earned.ndim, chosen.ndim, logs.ndim} != {1} or logs.dtype.kind != "f":
             return False
+        # Concatenated, whole numbers beside floats would become floats, and their range would not
+        # be checked.
         if len({each.dtype.kind for each in tokens}) > 1:
             return False
         if not (np.isfinite(earned).all() and np.isfinite(logs).all()):
@@ -249,6 +255,8 @@ def _find_faults(step: Step, known_tokens: KnownTokens) -> Iterator[str]:
         yield f"agent={step.agent!r}, expected the name of an agent that has a policy"
         return
     yield from _find_token_faults(chunk, horizon, known)
+    # Only tokens of control steps that ran are trained on; the rest of a chunk may have log-probs
+    # of anything.
     executed = len(step.rewards) * (len(chunk.tokens) // horizon)
     yield from _find_log_prob_faults(chunk, executed)
     version: Any = chunk.weight_version

@@ -60,6 +60,8 @@ def make_reply_step(reply: Completion, agent: str, reward: float) -> Step:
         actions=reply.tokens[None],
         tokens=reply.tokens,
         log_probs=reply.log_probs,
+        # The oldest version of its tokens: new weights may arrive in the middle of a reply, and
+        # staleness is bounded by the worst.
         weight_version=int(reply.weight_versions.min()),
         weight_versions=reply.weight_versions,
         temperature=reply.temperature,
@@ -174,6 +176,8 @@ class _Conversation:
             self._messages[agent].append(reply.message)
             self._last_reply = reply.message.content
             outcome = await self._answer(reply.message)
+            # Recorded before the end is looked at: the tokens were generated, whatever the
+            # environment made of them.
             self._record(agent, reply, 0.0 if outcome is None else outcome.reward)
             if outcome is None:
                 return self._ended(StopReason.DEADLINE)
@@ -226,6 +230,8 @@ class _Conversation:
                 raise
             return StopReason.TOKEN_LIMIT
         except ConversationRejected as error:
+            # What the environment says is its author's fault and would come again in each episode:
+            # that ends the run, a policy's own reply does not.
             if not self._steps or not error.is_reply_at_fault:
                 raise
             return StopReason.REPLY_REJECTED
@@ -264,6 +270,7 @@ class _Conversation:
         Those without a turn get it with their first.
         """
         for agent, earned in credits.items():
+            # In a game of several agents the first move may pay the one who has not moved yet.
             if agent not in self._newest:
                 self._owed[agent] = self._owed.get(agent, 0.0) + earned
                 continue
@@ -283,6 +290,9 @@ class _Conversation:
             ),
             stop_reason=reason,
             info={
+                # An episode that a limit cut off has not solved its task: without the key it would
+                # be left out of the success rate, which would then rise with the number of cut
+                # episodes.
                 **({} if reason.is_of_environment else {"is_success": False}),
                 **self._info,
                 "last_reply": self._last_reply,

@@ -21,7 +21,14 @@ from vla_rl.types import Group, Trajectory
 
 
 class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
-    """All flows since the run began, in episodes."""
+    """All flows since the run began, in episodes.
+
+    Example:
+        500 episodes since the start, 8 of which a resume with a smaller max_staleness has dropped; those
+        that are in none of these are in flight or buffered:
+
+        LedgerState(dispatched=500, trained=400, filtered=60, dropped={"stale": 8})
+    """
 
     dispatched: int = 0
     trained: int = 0
@@ -114,6 +121,8 @@ class Attempts:
 
     def allow(self, loss: EpisodeLost) -> bool:
         """Count a loss; return whether the episode is to be run again. If not, the loss says why."""
+        # Apart for hosts: rented machines go in the middle of many episodes, and an episode must
+        # not fail for three of them.
         key = loss.episode.episode_id, loss.with_host
         self._lost[key] += 1
         if loss.with_host and self._lost[key] >= MAX_HOST_LOSSES:
@@ -255,6 +264,7 @@ class RolloutMetrics:
         are those of each task with an episode since then. Success rates leave out the tasks whose
         infos never had the key `is_success`.
         """
+        # In simulated time two reports may be at the same instant.
         seconds = max(now - self._since, 1e-9)
         decisions = self._decisions(now)
         self._counts["decisions"], asked_s = decisions.num_decisions, decisions.asked_s
@@ -301,6 +311,7 @@ class RolloutMetrics:
             )
         if self._finished:
             metrics["mean_return"] = sum(self._returns.values()) / self._finished.total()
+        # Of a single task they would repeat the totals.
         if len(self._tasks) > 1:
             metrics |= {
                 f"success_rate/{task}": self._solved[task] / number

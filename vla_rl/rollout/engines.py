@@ -129,7 +129,13 @@ Response = TypeVar("Response")
 
 
 class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of an engine's work since it was opened."""
+    """Counts of an engine's work since it was opened.
+
+    Example:
+        Seven requests in three batches, of which one row was alone:
+
+        BatchStats(num_batches=3, num_requests=7, busy_share=0.62, num_queued=2, batch_sizes={1: 1, 3: 2})
+    """
 
     num_batches: int
     """Batches of decisions, or, of a language policy, stretches of a few tokens of the replies that
@@ -239,6 +245,8 @@ class DynamicBatcher(Generic[Request, Response]):
         Raises: whatever `run_batch` raised for the batch this request was in; RuntimeError if the
         batcher is not open.
         """
+        # Waiting for room comes before the queue: so a caller that is cancelled here leaves nothing
+        # behind.
         await self._room.acquire()
         if self._runner is None or self._runner.done():
             self._room.release()
@@ -273,6 +281,12 @@ class DynamicBatcher(Generic[Request, Response]):
         return RuntimeError(
             f"batcher {self._name!r} is not open; submit inside its `async with` block"
         )
+
+    # who waits                   for                    woken by
+    # `submit`, before the queue  `_room`                a batch that takes requests, a request that is cancelled
+    # `submit`, in the queue      its `answer`           the end of its batch; the batcher's end
+    # `_run`                      `_arrived`             the next request
+    # `_wait_for_a_fuller_batch`  `_arrived`, or a time  the next request; `max_wait_s` after the oldest one
 
     async def _run(self) -> None:
         while True:
@@ -320,6 +334,8 @@ class DynamicBatcher(Generic[Request, Response]):
                     "expected one each"
                 )
         except asyncio.CancelledError as error:
+            # Only the runner's own cancellation ends it; one that came from what it awaited is a
+            # fault of that batch.
             if is_being_cancelled():
                 raise
             lost = RuntimeError(

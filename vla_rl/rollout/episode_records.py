@@ -19,7 +19,13 @@ from vla_rl.types import EpisodeSpec, Group, Trajectory
 
 
 class GroupState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of one outstanding group: its plan and the members that were run."""
+    """The state of one outstanding group: its plan and the members that were run.
+
+    Example:
+        A group of four, two members of which have run; the others run after a resume:
+
+        GroupState(plan=GroupPlan(group_id=12, ...), dispatch_version=3, trajectories=(first, third))
+    """
 
     plan: GroupPlan
     dispatch_version: int
@@ -81,6 +87,8 @@ class OutstandingGroups:
 
     def queue_episode(self, episode: EpisodeSpec) -> None:
         """Queue an episode to start, for the first time or again."""
+        # A heap by id, because a lost episode comes back: it must begin before all newer ones, or
+        # its group, and with it the update, would wait for a whole episode more.
         heapq.heappush(self._to_begin, (episode.episode_id, episode))
 
     def queue_lost(self, episode: EpisodeSpec) -> None:
@@ -103,6 +111,7 @@ class OutstandingGroups:
         """Remove a group that was trained, filtered or dropped, with its unstarted episodes."""
         record = self._records.pop(group_id)
         if len(record.finished) < len(record.plan.episodes):
+            # Searched only for a group that a resume drops; complete ones have nothing to start.
             self._to_begin = [entry for entry in self._to_begin if entry[1].group_id != group_id]
             heapq.heapify(self._to_begin)
         return record.plan
@@ -178,6 +187,10 @@ class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
     """All that a scheduler needs to continue, taken at one instant.
 
     A resume loses no start and repeats none.
+
+    Example:
+        SchedulerState(version=3, source=SourceState(num_starts=500, epoch=0, position=13, next_group_id=13),
+                       ledger=LedgerState(dispatched=104, trained=96), groups=(GroupState(...),))
     """
 
     version: int
@@ -227,6 +240,8 @@ class EpisodeRecords:
         Args:
             served_version: weight version that every engine serves, or a newer one.
         """
+        # An engine may have weights that the learner has published and the scheduler has not
+        # counted yet.
         dispatched_at = min(served_version, self.version)
         while (episode := self.groups.next_episode()) is None:
             if not self.staleness.can_admit(dispatched_at):
@@ -234,6 +249,8 @@ class EpisodeRecords:
             plan = self._source.next_group()
             self.staleness.admit(plan.group_id, dispatched_at)
             self.groups.add_group(plan, dispatched_at)
+            # All members at once: a group is whole or not there, so no count is ever of half a
+            # group.
             self._ledger.count_dispatched(len(plan.episodes))
         return episode
 
@@ -288,6 +305,8 @@ class EpisodeRecords:
         for group_id in self.handover.evict():
             plan = self.groups.remove_group(group_id)
             self._ledger.count_dropped(len(plan.episodes), "stale")
+            # Its start would otherwise be missing from the epoch: after N epochs each start was
+            # handed out N times.
             self._source.return_start(plan)
 
     def _begin_at(self, version: int, ledger: EpisodeLedger) -> None:

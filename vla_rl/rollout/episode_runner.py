@@ -70,6 +70,7 @@ async def run_episode(
     try:
         async with pool.lease(episode) as env, deadline:
             if timeout_s is not None:
+                # From the lease on: an episode that waits for a free environment is not slow.
                 deadline.reschedule(asyncio.get_running_loop().time() + timeout_s)
             returned: Any = await run_agent(
                 lambda: agent(env, policy), episode.episode_id, describe_episode(episode)
@@ -93,12 +94,15 @@ async def run_episode(
             episode, "timed_out", f"it took longer than episode_timeout_s={timeout_s}"
         ) from error
     except ExceptionGroup as errors:  # of an agent that runs tasks of its own
+        # An agent that calls several actors at once gets a group of errors; if all are deaths, the
+        # episode is as lost as with one.
         deaths, others = errors.split(ActorDied)
         if deaths is not None and others is None:
             raise _make_loss(_first_death(deaths), episode) from errors
         errors.add_note(f"while running {describe_episode(episode)}")
         raise
     except Exception as error:
+        # Errors of the policy name the episode themselves, and twice is harder to read.
         if describe_episode(episode) not in str(error):
             error.add_note(f"while running {describe_episode(episode)}")
         raise

@@ -48,6 +48,8 @@ async def run_agent(start: Callable[[], Any], episode_id: int, described: str) -
     Raises: AgentError if `start` returns nothing to await, or if the agent raises an exception that
         is no `Exception`, such as that of `sys.exit`; what the agent raises.
     """
+    # The agent has a task of its own: awaited directly, one that catches every CancelledError could
+    # not be left.
     agent = _AbandonableCoroutine(_await_agent(start, described))
     owner = asyncio.current_task()
     assert owner is not None
@@ -131,6 +133,8 @@ async def _end_agent(
     agent.is_left = True
     task.cancel()
     others: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    # A run that stops leaves many episodes of the same agent within milliseconds: one line instead
+    # of one for each.
     await _has_ended(others, _COLLECT_S)
     if _abandoned:
         _report()

@@ -24,7 +24,12 @@ from vla_rl.util.values import make_fields_plain
 
 
 class TaskStart(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
-    """The start of an episode: an environment, the name of its task, and an initial state."""
+    """The start of an episode: an environment, the name of its task, and an initial state.
+
+    Example:
+        TaskStart(env=EnvSpec(id="vla_rl/libero_goal-v0"), task="libero_goal/3",
+                  options={"init_state_id": 7})
+    """
 
     env: EnvSpec
 
@@ -42,7 +47,13 @@ class TaskStart(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=T
 
 
 class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A group to run: its episodes, and the position of its start in the data set."""
+    """A group to run: its episodes, and the position of its start in the data set.
+
+    Example:
+        Group 12 runs the fourth start with eight members, whose episodes are numbered from 96:
+
+        GroupPlan(group_id=12, start_index=3, episodes=(EpisodeSpec(episode_id=96, group_id=12, ...), ...))
+    """
 
     group_id: int
     start_index: int
@@ -62,6 +73,12 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
     """Position of a `GroupSource`, and what it hands out.
 
     A state of an older version has None for the latter.
+
+    Example:
+        The second pass over 500 starts, 20 of which were handed out; start 3 was lost and comes next:
+
+        SourceState(num_starts=500, epoch=1, position=20, next_group_id=521,
+                    returned=(ReturnedStart(3),), group_size=8, num_greedy=0, seed=0)
     """
 
     num_starts: int
@@ -112,6 +129,8 @@ class GroupSource:
                 f"groups have {group_size} members, {num_greedy} of them greedy: expected at least "
                 "1, and no more greedy members than a group has"
             )
+        # Checked here, because a list that is too short would fail at the first start beyond it,
+        # which may be hours later.
         if kinds is not None and len(kinds) != len(starts):
             raise ConfigError(f"{len(kinds)} kinds for {len(starts)} starts, expected one for each")
         self._starts, self._group_size, self._seed = tuple(starts), group_size, seed
@@ -143,6 +162,8 @@ class GroupSource:
             if self._position == len(self._order):
                 self._epoch, self._position = self._epoch + 1, 0
                 self._order = self._shuffled(self._epoch)
+        # Never used again, not even for a start that is handed out again: seeds, metrics and files
+        # are named by it.
         group_id = self._next_group_id
         self._next_group_id += 1
         episodes = tuple(
@@ -174,6 +195,7 @@ class GroupSource:
         Raises: ConfigError if it is of a source that hands out other groups.
         """
         own = self.state()
+        # A state of an older version has None where it recorded nothing, which fits every source.
         differ = [
             f"{name} {saved!r}, now {getattr(own, name)!r}"
             for name in ("num_starts", "group_size", "num_greedy", "seed", "starts_digest")
@@ -194,6 +216,8 @@ class GroupSource:
         self._order = self._shuffled(state.epoch)
 
     def _shuffled(self, epoch: int) -> list[int]:
+        # The shuffle follows from seed and epoch alone, so that a state needs only a number and no
+        # list of starts.
         order = list(range(len(self._starts)))
         random.Random(derive_seed(self._seed, "epoch", epoch)).shuffle(order)
         return order if self._kinds is None else _interleave_kinds(order, self._kinds)
@@ -251,6 +275,8 @@ def _interleave_kinds(order: Sequence[int], kinds: Sequence[str]) -> list[int]:
     of_kind: dict[str, list[int]] = {}
     for start in order:
         of_kind.setdefault(kinds[start], []).append(start)
+    # Each kind's starts at even distances: a shuffle has stretches of one kind, in which the engine
+    # and the environments of the other would be idle.
     placed = [
         ((place + 0.5) / len(starts), number, start)
         for number, (_, starts) in enumerate(sorted(of_kind.items()))

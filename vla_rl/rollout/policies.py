@@ -80,6 +80,7 @@ class EngineTeam:
     @property
     def weight_version(self) -> int:
         """Weight version of the engine that is furthest behind."""
+        # The furthest behind decides: staleness is promised for every token of an episode.
         return min(engine.weight_version for engine in self.engines.values())
 
     @property
@@ -134,7 +135,11 @@ AnyEngine: TypeAlias = ActionEngine | ChatEngine | EngineTeam
 
 
 class DecisionCounts(msgspec.Struct, frozen=True):
-    """Decisions of a policy, up to one moment."""
+    """Decisions of a policy, up to one moment.
+
+    Example:
+        DecisionCounts(num_waiting=5, num_decisions=1280, asked_s=41.5)
+    """
 
     num_waiting: int
     """Decisions that wait for the policy."""
@@ -237,6 +242,8 @@ class EpisodePolicy:
         Raises: PolicyError for a log-prob that is NaN, infinite or above 0; AgentError if
         `observation` is the tuple that `reset` returned; TypeError if the engine generates text.
         """
+        # The most frequent mistake in an agent of one's own; without this, the tuple fails deep
+        # inside the policy's image processing.
         seen: Any = observation
         if isinstance(seen, tuple) and len(seen) == 2 and isinstance(seen[1], dict):
             raise AgentError(
@@ -282,6 +289,8 @@ class EpisodePolicy:
                 self._counter.warn_rejection(self._episode, error)
                 raise
         self._require_possible(number, reply.log_probs, reply.tokens, engine.weight_version)
+        # Chat formats count calls from 0 in each reply; a tool result that names its call by id
+        # would belong to several.
         earlier = () if isinstance(prompt, str | np.ndarray) else prompt
         message = with_unique_call_ids(reply.message, earlier)
         return msgspec.structs.replace(reply, message=message, temperature=chosen.temperature)
@@ -302,6 +311,8 @@ class EpisodePolicy:
     @contextmanager
     def _deciding(self, sampling: Sampling | None) -> Iterator[Sampling]:
         """Count a decision while it is made, and yield its sampling."""
+        # From the number of the decision and not from a generator: a repeated episode, on any
+        # engine, makes the same choices in whatever order the batches ran.
         seed = derive_seed(self._episode.policy_seed, self._num_decisions)
         chosen = msgspec.structs.replace(
             self._episode.sampling if sampling is None else sampling, seed=seed

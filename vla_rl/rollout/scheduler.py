@@ -60,6 +60,8 @@ class EpisodeScheduler:
         on_episode: Callable[[Trajectory], None] | None = None,
         num_updates: int | None = None,
     ) -> None:
+        # Before any process starts: a run whose updates can never fill would otherwise wait for
+        # ever, with every simulator idle.
         config.require_feasible(num_envs=runner.num_slots, group_size=source.group_size)
         self._runner, self._config = runner, config
         self._on_episode, self._num_updates = on_episode, num_updates
@@ -69,6 +71,9 @@ class EpisodeScheduler:
             RolloutMetrics(runner.decisions),
         )
         self._running, self._attempts = RunningEpisodes(), Attempts(config.max_attempts)
+        self._arrays = ArrayFetches(
+            runner, self._records, self._running, self._metrics, on_end=self._look_again
+        )
         self._changed = asyncio.Event()
         runner.on_more_capacity(self._fill)
 
@@ -78,6 +83,8 @@ class EpisodeScheduler:
             raise RuntimeError(
                 "this scheduler was opened before; make a new one and restore the old one's state"
             )
+        # Episodes of older weights than the checkpoint's would be counted as fresher than they are,
+        # and the staleness bound would not hold.
         if self._runner.weight_version < self.version:
             raise ConfigError(
                 f"the engine serves weight version {self._runner.weight_version}, the scheduler "
@@ -85,7 +92,7 @@ class EpisodeScheduler:
             )
         self._metrics.start_window(asyncio.get_running_loop().time())
         await self._running.open_tasks()
-        self._resume_stored_members()
+        self._arrays.resume_fetches()
         self._fill()
         return self
 
@@ -132,10 +139,14 @@ class EpisodeScheduler:
                 f"update {update} is not one of the run's {self._num_updates}, counted from 0, and "
                 "no episode is run for it; stop there, or make the scheduler with more num_updates"
             )
+        # By position and not by what is new: an update that was interrupted asks again, and has to
+        # get the same groups.
         for place in range(self._config.groups_per_update):
             # looked at again after every wake: another update may have taken what completed
             while len(self._records.handover.get_groups(update)) <= place:
                 if not self._hand_over(update):
+                    # A node of a later update may ask after the run has failed: it would wait for
+                    # groups that no episode will complete.
                     self._running.require_running()
                     with waiting(f"update {update}", on=self.describe_wait()):
                         await self._changed.wait()
@@ -163,11 +174,12 @@ class EpisodeScheduler:
             self._metrics.count_trained(group, version)
             for member in group.trajectories:
                 self._runner.drop_arrays(member)
+        # `vla-rl why` and the watch for stalls compare this with the time: a run that makes no
+        # update for long is reported.
         note_progress("updates")
         # between counting and dispatching: every episode is in one place now, and none has begun
         self.check_conservation()
-        self._fill()
-        self._wake()
+        self._look_again()
 
     def check_conservation(self) -> None:
         """Compare the ledger with the episodes held.
@@ -208,6 +220,7 @@ class EpisodeScheduler:
         Keys begin with `rollout/`.
         """
         now = asyncio.get_running_loop().time()
+        # Of this moment and not means: a queue that grows shows at once which side is too slow.
         depths = {
             "episodes_running": len(self._running),
             "episodes_to_begin": self._records.groups.num_to_begin,
@@ -229,14 +242,32 @@ class EpisodeScheduler:
             self._wake()
         return is_selected
 
+    def _look_again(self) -> None:
+        """Hand over what has come, and start what was lost."""
+        self._wake()
+        self._fill()
+
+    # who waits             for                         woken by
+    # `groups_for_update`   `_changed`                  a group that is complete or filtered, an update that is
+    #                                                   full or trained, the scheduler's end
+    # `_run_episode`        `runner.run_episode`        the runner: the end of the episode, or its loss
+    # an idle slot          no task waits for it:       an episode that ended, an update that was trained,
+    #                       `_fill` looks at all        a host that came or has new weights, lost arrays
+    # `ArrayFetches._fetch` `runner.materialise`        the runner: the arrays, or the loss of their host
+    # `__aexit__`           the end of all tasks        episodes and fetches, cancelled just before
+
     def _wake(self) -> None:
         """Wake every task that waits in `groups_for_update`, so that it looks again."""
+        # A new event each time instead of clear(): a waiter that is woken looks at the groups, and
+        # must not find the event that woke it.
         self._changed.set()
         self._changed = asyncio.Event()
 
     def _fill(self) -> None:
         """Start episodes until every slot is in use or staleness allows no more."""
         while self._running.may_start and len(self._running) < self._runner.num_slots:
+            # The version that all engines serve, and not the newest: weights may be on their way to
+            # other hosts, and an episode is as old as the weights that act in it.
             episode = self._records.next_episode(self._runner.weight_version)
             if episode is None:
                 return
@@ -248,6 +279,8 @@ class EpisodeScheduler:
         A cancelled episode stays in flight: it is run after a resume.
         """
         try:
+            # The scheduler sets no timer: the runner counts from the lease, so that waiting for an
+            # environment is not part of it.
             trajectory = await self._runner.run_episode(
                 episode, timeout_s=self._config.episode_timeout_s
             )
@@ -267,6 +300,8 @@ class EpisodeScheduler:
         """Record a finished episode and, with the last member, its group."""
         self._running.remove_ended(trajectory.episode.episode_id)
         self._attempts.forget_episode(trajectory.episode.episode_id)
+        # Before metrics and callbacks, which may raise: the episode is in its group then, and the
+        # ledger balances.
         group = self._records.groups.finish(trajectory)
         self._metrics.count_episode(trajectory)
         if self._on_episode is not None:
@@ -277,32 +312,65 @@ class EpisodeScheduler:
         is_kept = self._filter.is_kept(group)
         self._metrics.count_group(kept=is_kept)
         if is_kept and has_references(group):
-            self._start_fetching(group)
+            self._arrays.begin_fetch(group)
         elif is_kept:
             self._records.handover.add_group(group)
         else:
             for member in group.trajectories:
                 self._runner.drop_arrays(member)
             self._records.remove_filtered(group)
+            # A filter that no group passes is seen only here: its episodes run and end as they
+            # should.
             self._filter.require_some_kept(self._records.staleness.next_update)
         self._wake()
 
-    def _resume_stored_members(self) -> None:
+    def _run_again(self, loss: EpisodeLost) -> None:
+        """Run the same episode again, before any newer one."""
+        self._metrics.count_lost(loss.kind)
+        self._running.remove_ended(loss.episode.episode_id)
+        self._records.queue_again(loss.episode)
+
+
+class ArrayFetches:
+    """Brings the arrays of kept groups from the hosts on which their episodes ran.
+
+    Args:
+        runner: knows the hosts.
+        records: gets the groups whose arrays are here, and the members to run again.
+        running: owns the tasks.
+        metrics: counts the losses.
+        on_end: called when a group is here, or members of it were lost.
+    """
+
+    def __init__(
+        self,
+        runner: EpisodeRunner,
+        records: EpisodeRecords,
+        running: RunningEpisodes,
+        metrics: RolloutMetrics,
+        on_end: Callable[[], None],
+    ) -> None:
+        self._runner, self._records, self._running = runner, records, running
+        self._metrics, self._on_end = metrics, on_end
+
+    def resume_fetches(self) -> None:
         """Continue with members whose arrays are on other hosts, after a resume.
 
         Those whose host is gone, or was started again, are run again.
         """
         for member in self._records.groups.stored_members():
+            # A host that was started again has lost its episode store, whatever its name says.
             if not self._runner.holds_arrays(member):
                 self._records.groups.queue_lost(member.episode)
         for group in self._records.groups.complete_with_references():
-            self._start_fetching(group)
+            self.begin_fetch(group)
 
-    def _start_fetching(self, group: Group) -> None:
+    def begin_fetch(self, group: Group) -> None:
+        """Bring the arrays of a kept group here in a task of its own, and hand the group over."""
         name = f"arrays of group {group.group_id}"
-        self._running.start_extra(name, self._fetch_arrays(group))
+        self._running.start_extra(name, self._fetch(group))
 
-    async def _fetch_arrays(self, group: Group) -> None:
+    async def _fetch(self, group: Group) -> None:
         """Bring the arrays of a kept group here, and hand it over.
 
         Members whose host is gone are run again.
@@ -322,13 +390,8 @@ class EpisodeScheduler:
                 raise result
             else:
                 complete = self._records.groups.finish(result)
+        # Another member of the group may have been lost while this one came: then its next attempt
+        # completes the group.
         if complete is not None and all(each.episode_ref is None for each in complete.trajectories):
             self._records.handover.add_group(complete)
-        self._wake()
-        self._fill()
-
-    def _run_again(self, loss: EpisodeLost) -> None:
-        """Run the same episode again, before any newer one."""
-        self._metrics.count_lost(loss.kind)
-        self._running.remove_ended(loss.episode.episode_id)
-        self._records.queue_again(loss.episode)
+        self._on_end()

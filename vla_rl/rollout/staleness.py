@@ -99,6 +99,8 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
                 f"groups_per_update={self.groups_per_update}: no update could ever be filled; "
                 "raise max_outstanding_groups"
             )
+        # Refused instead of ignored: simulators that are never used look like a slow run, and cost
+        # memory.
         episodes = self.group_capacity * group_size
         if episodes < num_envs:
             limit = "(max_staleness + 1) * groups_per_update"
@@ -141,6 +143,8 @@ class StalenessPolicy:
         version: int = 0,
     ) -> None:
         self.max_staleness, self.groups_per_update = max_staleness, groups_per_update
+        # One update in training and max_staleness more that are filled meanwhile: with 0, nothing
+        # begins until the update is trained.
         capacity = (max_staleness + 1) * groups_per_update
         self._capacity = capacity if max_outstanding is None else min(capacity, max_outstanding)
         self._in_order, self._num_updates = in_order, num_updates
@@ -197,6 +201,8 @@ class StalenessPolicy:
             return None
         _, group_id = heapq.heappop(self._complete)
         self._remove_unselected(group_id)
+        # Counted when a group is handed over and not when its update begins: nodes may take groups
+        # of an update while it still fills.
         self._num_selected += 1
         if self._num_selected == self.groups_per_update:
             self.next_update, self._num_selected = self.next_update + 1, 0
