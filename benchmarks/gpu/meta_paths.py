@@ -26,7 +26,7 @@ from benchmarks.gpu.computations import (
     talk,
 )
 from benchmarks.gpu.crossings import Crossings
-from benchmarks.gpu.tiny_policies import FAMILIES, uneven_talks
+from benchmarks.gpu.tiny_policies import FAMILIES, uneven_conversations
 from benchmarks.gpu.watched_paths import Path, cross, not_allowed
 from vla_rl.algorithms.losses import PolicyLossConfig
 from vla_rl.algorithms.losses.config import CorrectionConfig, KlLossConfig
@@ -93,7 +93,7 @@ def _paths() -> dict[str, Path]:
     paths["update: language, in bfloat16"] = partial(learn, family="language", change=_in_bfloat16)
     paths["publish: oft tokens"] = partial(publish, family="oft tokens")
     paths["update: oft tokens, twice"] = partial(learn, family="oft tokens", updates=2)
-    packed = partial(learn, family="language", played=uneven_talks, micro_batch=16)
+    packed = partial(learn, family="language", played=uneven_conversations, micro_batch=16)
     paths["update: language, packed"] = packed
     paths["update: language, packed, in bfloat16"] = partial(packed, change=_in_bfloat16)
     paths["talk"] = talk

@@ -159,7 +159,7 @@ def trajectories(family: str) -> Sequence[Trajectory]:
     return [trajectory(family, number, 1 + number) for number in range(3)]
 
 
-def uneven_talks() -> Sequence[Trajectory]:
+def uneven_conversations() -> Sequence[Trajectory]:
     """Return episodes of a language policy, of which one has a prompt as long as several others: such
     rows are read end to end."""
     first, *others = trajectories("language")

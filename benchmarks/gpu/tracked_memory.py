@@ -218,17 +218,17 @@ def compare(config: OpenVlaOftConfig, num_rows: int, *, recomputes: bool = False
     return Compared(size, estimate, traced, tracked, time.perf_counter() - began)
 
 
-def compare_talks(model: CausalLanguageModel, talks: ConversationSizes) -> Compared:
+def compare_conversations(model: CausalLanguageModel, conversations: ConversationSizes) -> Compared:
     """Estimate and track the update of a language policy, made by `fake_language_model`."""
     began = time.perf_counter()
-    traced, size = trace_conversations(model, talks), measure_network(model.network)
-    estimate = estimate_talks(size, traced.kept)
-    batch = prepare_conversations(model, talks)
-    tracked = tracked_peak(model.network, lambda: score_conversations(model, talks, batch))
+    traced, size = trace_conversations(model, conversations), measure_network(model.network)
+    estimate = estimate_conversations(size, traced.kept)
+    batch = prepare_conversations(model, conversations)
+    tracked = tracked_peak(model.network, lambda: score_conversations(model, conversations, batch))
     return Compared(size, estimate, traced, tracked, time.perf_counter() - began)
 
 
-def estimate_talks(size: PolicySize, kept: Kept) -> GpuEstimate:
+def estimate_conversations(size: PolicySize, kept: Kept) -> GpuEstimate:
     """Estimate the update of a language policy from what its conversations keep."""
     return estimate_gpu(size, LearnerConfig(), kept, recomputes=False, rows=1)
 

@@ -176,7 +176,7 @@ async def test_connections_are_lowered_to_half_of_the_free_descriptors_and_one_l
     listener = ConnectionListener(asyncio.Protocol, max_connections=100)
     with few_descriptors(41):
         await listener.bind("127.0.0.1", 0)
-        listener.close()
+        listener.stop_listening()
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith(
         "the endpoint accepts 20 connections instead of max_connections=100, because the process "

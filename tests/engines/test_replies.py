@@ -38,9 +38,9 @@ def reply(max_tokens: int = 3, **sampling) -> Reply:
 
 def test_a_reply_ends_at_a_stop_token_which_is_a_part_of_it() -> None:
     found = reply()
-    found.add(7, -0.5, 1, STOP)
+    found.add_token(7, -0.5, 1, STOP)
     assert not found.is_over
-    found.add(9, -0.25, 2, STOP)
+    found.add_token(9, -0.25, 2, STOP)
     assert (found.is_over, found.finish_reason) == (True, "stop")
     assert found.tokens.tolist() == [7, 9]
     assert (found.log_probs, found.versions) == ([-0.5, -0.25], [1, 2])
@@ -51,13 +51,13 @@ def test_a_reply_ends_at_its_limit() -> None:
     found = reply(max_tokens=2)
     for _ in range(2):
         assert found.finish_reason is None
-        found.add(7, -0.5, 0, STOP)
+        found.add_token(7, -0.5, 0, STOP)
     assert found.finish_reason == "length"
 
 
 def test_a_stop_token_at_the_limit_is_a_stop() -> None:
     found = reply(max_tokens=1)
-    found.add(9, -0.5, 0, STOP)
+    found.add_token(9, -0.5, 0, STOP)
     assert found.finish_reason == "stop"
 
 
@@ -65,7 +65,7 @@ def test_the_model_reads_what_it_does_not_hold() -> None:
     found = reply()
     assert found.unread_tokens == [5, 6]
     found.num_held = 2
-    found.add(7, -0.5, 0, STOP)
+    found.add_token(7, -0.5, 0, STOP)
     assert found.unread_tokens == [7]
 
 
@@ -74,7 +74,7 @@ def test_draws_depend_on_the_seed_and_the_place_alone() -> None:
         found, drawn = reply(max_tokens, seed=seed), []
         for token in range(3):
             drawn.append(found.next_uniform)
-            found.add(token, -1.0, 0, STOP)
+            found.add_token(token, -1.0, 0, STOP)
         return drawn
 
     assert draws(3, seed=1) == draws(50, seed=1)
@@ -88,7 +88,7 @@ class TooComplex:
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens
 
-    def take(self, token: int) -> None:
+    def advance(self, token: int) -> None:
         self.num_tokens -= 1
         if self.num_tokens < 1:
             raise ValueError("a reply left its grammar: ParserTooComplex")
@@ -96,9 +96,9 @@ class TooComplex:
 
 def test_a_grammar_that_grows_too_complex_ends_its_reply_with_the_tokens_so_far() -> None:
     found = Reply(PROMPT, Sampling(), 3, guide=TooComplex(2))  # type: ignore[arg-type]
-    found.add(7, -1.0, 0, STOP)
+    found.add_token(7, -1.0, 0, STOP)
     assert not found.is_over
-    found.add(8, -1.0, 0, STOP)
+    found.add_token(8, -1.0, 0, STOP)
     assert (found.finish_reason, found.failure, found.tokens.tolist()) == ("length", None, [7, 8])
 
 

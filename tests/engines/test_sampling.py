@@ -264,7 +264,7 @@ async def test_a_reply_whose_grammar_fails_on_the_way_ends_with_its_tokens_which
     policy: CausalLanguageModel, lane: DeviceLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ReplyOptions(format=RegexFormat(pattern="[ab]{20}"))
-    take = Guide.take
+    take = Guide.advance
 
     def too_complex(guide: Guide, token: int) -> None:
         taken = vars(guide).setdefault("taken", [])
@@ -273,7 +273,7 @@ async def test_a_reply_whose_grammar_fails_on_the_way_ends_with_its_tokens_which
             raise ValueError("a reply left its grammar: ParserTooComplex")
         take(guide, token)
 
-    monkeypatch.setattr(Guide, "take", too_complex)
+    monkeypatch.setattr(Guide, "advance", too_complex)
     async with TorchChatEngine(policy, lane, EngineConfig(max_reply=40)) as engine:
         played = await play(engine, 0, [options])
     (step,) = played.steps
@@ -289,7 +289,7 @@ def test_a_grammar_stays_compiled_and_replies_do_not_share_their_place_in_it(
     assert grammar is not None
     first, second = policy.vocabulary.guide(grammar), policy.vocabulary.guide(grammar)
     begin = first.allowed()
-    first.take(policy.tokenize("b")[0])
+    first.advance(policy.tokenize("b")[0])
     assert not torch.equal(first.allowed(), begin)
     assert torch.equal(second.allowed(), begin)
 

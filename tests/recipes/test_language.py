@@ -15,7 +15,7 @@ import pytest
 import torch
 from tiny_vision import tiny_vision, write_tiny_vision
 
-from benchmarks.gpu.tracked_memory import compare_talks
+from benchmarks.gpu.tracked_memory import compare_conversations
 from vla_rl.cli.command_line import Launch, TrainingLaunch, parse_command
 from vla_rl.envs.text.tasks.questions import COLOURS, draw_square
 from vla_rl.errors import ConfigError, DataError
@@ -323,16 +323,16 @@ def test_the_plan_counts_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     without = estimate_run(config, team, footprint.observation_tokens)
     assert with_images is not None
     assert without is not None
-    assert with_images.talks is not None
-    assert with_images.talks.images == ((SIZE, SIZE),)
-    shown = with_images.talks.rows * (SIZE // 14) ** 2
+    assert with_images.conversations is not None
+    assert with_images.conversations.images == ((SIZE, SIZE),)
+    shown = with_images.conversations.rows * (SIZE // 14) ** 2
     added = with_images.memory.terms["activations"] - without.memory.terms["activations"]
     # the tower's blocks keep at least their products, each 32 or 48 numbers for a patch
     assert added > DEPTH * shown * 4 * (3 * 32 + 3 * 48)
     # what is refused without room for it: the images alone, held against torch's tracker
     (tokens,) = count_image_tokens(model, ((SIZE, SIZE),))
     shortest = ConversationSizes(tokens + 1, 1, 1, rows=2, images=((SIZE, SIZE),))
-    tracked = compare_talks(model, shortest)
+    tracked = compare_conversations(model, shortest)
     assert abs(tracked.error) <= 0.05
     kept = tracked.estimate.terms["activations"]
     assert with_images.certain.terms["activations"] == kept > 0

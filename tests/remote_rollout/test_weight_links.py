@@ -151,7 +151,7 @@ def pieces_of(parts: Sequence[RowPart], weights: FlatWeights) -> list[ShardPiece
 def share_of(rank: int, pieces: Sequence[ShardPiece]) -> WeightShard:
     digest = ShardDigest()
     for piece in pieces:
-        digest.add(piece)
+        digest.add_piece(piece)
     return WeightShard(holder=rank, state=0, num_bytes=digest.num_bytes, digest=digest.digest)
 
 

@@ -213,7 +213,7 @@ async def test_the_first_rejected_reply_of_a_run_is_in_the_log(
 ) -> None:
     counter = DecisionCounter()
     for _ in range(2):
-        team = EngineTeam.of(Choosy(1, is_reply_at_fault=True))
+        team = EngineTeam.from_engine(Choosy(1, is_reply_at_fault=True))
         await chat_agent(Counting(goal=9), team.make_policies(EPISODE, counter))
     (line,) = (record.message for record in caplog.records)
     assert "because of the policy's own reply: one call" in line

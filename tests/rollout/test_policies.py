@@ -24,9 +24,9 @@ EPISODE = source(1).next_group().episodes[0]
 
 
 async def test_an_engine_is_a_team_of_one_whose_agents_get_the_policy_itself() -> None:
-    team = EngineTeam.of(CountingEngine())
+    team = EngineTeam.from_engine(CountingEngine())
     assert list(team.engines) == [SOLE_MEMBER]
-    assert EngineTeam.of(team) is team
+    assert EngineTeam.from_engine(team) is team
     assert isinstance(team.make_policies(EPISODE), EpisodePolicy)
 
 

@@ -318,12 +318,14 @@ def test_a_language_policys_update_is_estimated_from_its_longest_conversations(
     unknown = estimate_run(config, team)
     assert unknown is not None
     # all of the context, of which three replies of 16 tokens are generated
-    assert unknown.talks == ConversationSizes(
+    assert unknown.conversations == ConversationSizes(
         prompt=1, scored=255, completion_tokens=48, rows=1000 // 256
     )
     known = estimate_run(config, team, observation_tokens=52)
     assert known is not None
-    assert known.talks == ConversationSizes(prompt=1, scored=99, completion_tokens=48, rows=10)
+    assert known.conversations == ConversationSizes(
+        prompt=1, scored=99, completion_tokens=48, rows=10
+    )
     shape: Any = speaker().network.config
     each = 2 * shape.num_hidden_layers * shape.hidden_size * 4
     assert known.memory.terms["keys and values"] == (4 + 2) * 100 * each
@@ -332,7 +334,7 @@ def test_a_language_policys_update_is_estimated_from_its_longest_conversations(
     one_turn = msgspec.structs.replace(config, chat=ChatLimits(max_turns=1))
     alone = estimate_run(one_turn, team, observation_tokens=52)
     assert alone is not None
-    assert alone.talks == ConversationSizes(
+    assert alone.conversations == ConversationSizes(
         prompt=52, scored=32, completion_tokens=32, rows=1000 // 84
     )
 
@@ -354,12 +356,12 @@ def test_generation_reads_the_weights_once_a_token(tmp_path: Path) -> None:
     config = talking(tmp_path)
     estimate = estimate_run(config, Team.of(speaker()))
     assert estimate is not None
-    assert estimate.talks is not None
+    assert estimate.conversations is not None
     peak = DevicePeak(1e18, 1e9)
     least = seconds_of_update(config, estimate, peak, num_chunks=3, decision_s=None)
     episodes = config.scheduler.groups_per_update * config.episodes_per_group
     batches = -(-episodes // (config.num_envs // 2))
-    seconds = batches * estimate.talks.completion_tokens * estimate.size.weight_bytes / 1e9
+    seconds = batches * estimate.conversations.completion_tokens * estimate.size.weight_bytes / 1e9
     assert least.acting_s == pytest.approx(seconds)
     assert least.acting_binds == "memory bandwidth"
 

@@ -26,7 +26,7 @@ from vla_rl.team.pools import (
 from vla_rl.types import EnvSpec
 
 ROBOT = TaskStart(env=EnvSpec(id="vla_rl/toy_reach-v0"), task="reach")
-TWO, TALKS = SimulatorConfig(num_envs=2), TextPoolConfig(num_envs=3)
+TWO, CONVERSATIONS = SimulatorConfig(num_envs=2), TextPoolConfig(num_envs=3)
 TEXT = TaskStart(env=EnvSpec(id="text/arithmetic"), task="sums")
 
 
@@ -34,9 +34,9 @@ TEXT = TaskStart(env=EnvSpec(id="text/arithmetic"), task="sums")
     ("config", "starts", "kind", "words"),
     [
         (TrainingConfig(simulators=TWO), [ROBOT], SimulatorPool, "simulators"),
-        (TextTrainingConfig(text=TALKS), [TEXT], TextEnvPool, "text environments"),
+        (TextTrainingConfig(text=CONVERSATIONS), [TEXT], TextEnvPool, "text environments"),
         (
-            MixedTrainingConfig(simulators=TWO, text=TALKS),
+            MixedTrainingConfig(simulators=TWO, text=CONVERSATIONS),
             [ROBOT, TEXT],
             MixedPool,
             "simulators and text environments",

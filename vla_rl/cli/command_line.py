@@ -334,6 +334,9 @@ def rename_former_keys(data: Any, config_type: type[Config]) -> None:
     for former, name in config_type.FORMER_NAMES.items():
         if former in data and name not in data:
             data[name] = data.pop(former)
+    for name, values in config_type.FORMER_VALUES.items():
+        if isinstance(value := data.get(name), str):
+            data[name] = values.get(value, value)
     hints = typing.get_type_hints(config_type)
     for key, value in data.items():
         nested = _nested_config(hints.get(key))

@@ -136,9 +136,9 @@ def _process_table(
     if config.engine.kind == "vllm":
         num_engines = str(config.engine.vllm.num_engines)
         table.add_row("vLLM engines", num_engines, "a copy of the policy in each")
-    if config.engine.kind == "remote":
-        remote = config.engine.remote
-        table.add_row("model servers", str(len(remote.urls)), ", ".join(remote.urls))
+    if config.engine.kind == "server":
+        servers = config.engine.server
+        table.add_row("model servers", str(len(servers.urls)), ", ".join(servers.urls))
     if ranks is not None:
         shares = f"a share of each update; shard {config.learner.shard}"
         table.add_row("learner ranks", str(config.learner.ranks), shares)

@@ -198,9 +198,11 @@ def _memory_table(
     memory, size = estimate.memory, estimate.size
     how = "recomputed" if estimate.recomputes else "kept"
     rows = f"{config.learner.micro_batch} rows"
-    if estimate.talks is not None:
-        rows = f"{estimate.talks.rows} conversations of {estimate.talks.length} tokens"
-        num_images = len(estimate.talks.images)
+    if estimate.conversations is not None:
+        rows = (
+            f"{estimate.conversations.rows} conversations of {estimate.conversations.length} tokens"
+        )
+        num_images = len(estimate.conversations.images)
         rows += f" with {num_images} image{'s' * (num_images > 1)}" if num_images else ""
     title = f"GPU memory at the peak of an update, {rows} at a time"
     table = Table("what", "GiB", title=title, show_footer=True)
@@ -237,7 +239,7 @@ def _seconds_table(
     label = f"{name}, {peak.flops / 1e12:.4g} TFLOP/s"
     table = Table("what", "at least", title=f"Seconds of one update on {label}", show_footer=True)
     table.columns[1].justify = "right"
-    each = "decision" if estimate.talks is None else "conversation"
+    each = "decision" if estimate.conversations is None else "conversation"
     acting = f"acting, {estimate.traced.act_flops / 1e9:.4g} GFLOP a {each}"
     table.add_row(f"{acting}, bound by {least.acting_binds}", f"{least.acting_s:.3f}")
     table.add_row(f"learning, {learning / 1e9:.4g} GFLOP a {each}", f"{least.learning_s:.3f}")

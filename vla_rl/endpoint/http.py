@@ -257,7 +257,7 @@ class ConnectionListener:
                 accepted.close()
                 raise
 
-    def close(self) -> None:
+    def stop_listening(self) -> None:
         """Stop listening; the protocols close the open connections."""
         if self._socket is not None:
             self._socket.close()

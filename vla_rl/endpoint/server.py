@@ -176,7 +176,7 @@ class Endpoint:
         finally:
             assert self._listener is not None
             assert self._runner is not None
-            self._listener.close()
+            self._listener.stop_listening()
             await self._runner.cleanup()
 
     @property

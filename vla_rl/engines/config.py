@@ -1,6 +1,7 @@
 """Configuration of engines of every kind. Importing it imports neither torch nor vLLM."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -183,14 +184,17 @@ class ModelServerConfig(Config, frozen=True, kw_only=True):
 class EngineConfig(Config, frozen=True, kw_only=True):
     """Settings of the engine that makes the decisions, and of its batches."""
 
-    kind: Literal["torch", "vllm", "remote"] = "torch"
+    FORMER_NAMES = MappingProxyType({"remote": "server"})
+    FORMER_VALUES = MappingProxyType({"kind": {"remote": "server"}})
+
+    kind: Literal["torch", "vllm", "server"] = "torch"
     """Engine that runs the policy. `torch`: in this process, with the learner's weights. `vllm`: in
-    separate vLLM processes, set up with `engine.vllm`. `remote` (language policies): on vLLM or SGLang
-    servers that run elsewhere, named in `engine.remote`."""
+    separate vLLM processes, set up with `engine.vllm`. `server` (language policies): on vLLM or SGLang
+    servers that run elsewhere, named in `engine.server`."""
 
     vllm: VllmConfig = VllmConfig()
 
-    remote: ModelServerConfig = ModelServerConfig()
+    server: ModelServerConfig = ModelServerConfig()
 
     max_batch: int = 16
     """Maximum number of decisions computed in one batch."""
@@ -233,5 +237,5 @@ class EngineConfig(Config, frozen=True, kw_only=True):
     def unused_options(self) -> Mapping[str, str]:
         """Return the options of the other kinds of engine."""
         torch_only = ("max_batch", "max_wait_s", "cuda_graphs", "kept_conversations")
-        others = {"vllm", "remote"} - {self.kind} | set(torch_only if self.kind != "torch" else ())
+        others = {"vllm", "server"} - {self.kind} | set(torch_only if self.kind != "torch" else ())
         return dict.fromkeys(sorted(others), f"engine.kind is '{self.kind}'")

@@ -120,7 +120,9 @@ class Reply:
         """Tokens that the model has not read yet, at least one."""
         return self.conversation[self.num_held :]
 
-    def add(self, token: int, log_prob: float, version: int, stop_tokens: frozenset[int]) -> None:
+    def add_token(
+        self, token: int, log_prob: float, version: int, stop_tokens: frozenset[int]
+    ) -> None:
         """Add one token, sampled with the weights of `version`."""
         self.conversation.append(token)
         if self.compared is not self.conversation:
@@ -138,7 +140,7 @@ class Reply:
             self.finish_reason = "length"
         elif self.guide is not None:
             try:
-                self.guide.take(token)
+                self.guide.advance(token)
             except ValueError as error:
                 self.end_early(error)
 
@@ -333,7 +335,7 @@ class Generator:
             reply.num_held = len(reply.conversation)
             if not reply.is_over:
                 reply.alternatives.append(alternatives[: reply.num_alternatives])
-                reply.add(token, log_prob, self._version, self._model.stop_tokens)
+                reply.add_token(token, log_prob, self._version, self._model.stop_tokens)
 
 
 def _under_grammars(logits: Tensor, replies: Sequence[Reply]) -> Tensor:

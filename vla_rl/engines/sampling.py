@@ -185,7 +185,7 @@ class Vocabulary:
             mask = guide.allowed()
             masks.append(mask)
             if number < len(tokens):
-                guide.take(token)
+                guide.advance(token)
             elif not int(mask[token // 32]) >> token % 32 & 1:
                 # a reply also ends where its grammar grows too complex to take its last token
                 raise ValueError(f"a reply left its grammar with its last token, {token}")
@@ -238,7 +238,7 @@ class Guide:
         self._require_no_error()
         return torch.from_numpy(words.copy())
 
-    def take(self, token: int) -> None:
+    def advance(self, token: int) -> None:
         """Advance by the next token of the reply.
 
         Raises: ValueError if the grammar does not allow it.

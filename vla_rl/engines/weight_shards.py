@@ -221,7 +221,7 @@ class ShardDigest:
         self._digest = hashlib.blake2b(digest_size=16)
         self.num_bytes = 0
 
-    def add(self, piece: ShardPiece) -> None:
+    def add_piece(self, piece: ShardPiece) -> None:
         """Add the next piece."""
         self._digest.update(msgspec.msgpack.encode((piece.places, piece.next_at)))
         self._digest.update(piece.data.data)

@@ -134,14 +134,14 @@ def episode_footprint(config: GrpoSquaresConfig, model: "VisionLanguageModel") -
     """Return what an episode needs: one image, its question, and a reply."""
     image, _, _ = draw_square(0, config.size)
     asked = Message(role="user", images=(image,), content=QUESTIONS[config.question])
-    heard = len(model.render([asked]))
+    num_prompt_tokens = len(model.render([asked]))
     return EpisodeFootprint(
         what_runs=ENV_ID,
         simulator_mb=0,
         server_mb=0,
-        chunk_bytes=image.nbytes + 16 * (heard + config.max_reply),
+        chunk_bytes=image.nbytes + 16 * (num_prompt_tokens + config.max_reply),
         num_chunks=1,
-        observation_tokens=heard,
+        observation_tokens=num_prompt_tokens,
         observation_images=((config.size, config.size),),
     )
 

@@ -287,7 +287,7 @@ def run_shape(config: LearningConfig, team: Team) -> RunShape:
         kinds=environment_kinds(config),
         num_ranks=config.learner.ranks,
         local_rollout=config.cluster.local_rollout,
-        uses_gpus=config.run.device != "cpu" and engines != {"remote"},
+        uses_gpus=config.run.device != "cpu" and engines != {"server"},
         spans_gpus=engines != {"torch"},
         learners=config.cluster.learners,
         group_size=config.learner.tensor_parallel,

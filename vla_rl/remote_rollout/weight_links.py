@@ -263,7 +263,7 @@ class ShardReceiver:
 
     def _put(self, piece: ShardPiece, digest: ShardDigest) -> None:
         self._incoming.place(piece)
-        digest.add(piece)
+        digest.add_piece(piece)
 
 
 class _ShardLink:

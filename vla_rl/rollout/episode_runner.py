@@ -64,7 +64,7 @@ async def run_episode(
     least one step; all other errors of the agent or the environment, with a note that names the
     episode.
     """
-    team = EngineTeam.of(engine)
+    team = EngineTeam.from_engine(engine)
     policy = team.make_policies(episode, counter)
     deadline = asyncio.timeout(None)
     try:
@@ -208,7 +208,7 @@ class LocalEpisodeRunner:
     """
 
     def __init__(self, pool: EnvPool, engine: AnyEngine, agent: Agent) -> None:
-        self._pool, self._engine, self._agent = pool, EngineTeam.of(engine), agent
+        self._pool, self._engine, self._agent = pool, EngineTeam.from_engine(engine), agent
         self._counter = DecisionCounter()
 
     @property

@@ -73,7 +73,7 @@ class EngineTeam:
         self.engines, self._agent_names = dict(engines), AgentNames(engines)
 
     @classmethod
-    def of(cls, engine: "AnyEngine") -> "EngineTeam":
+    def from_engine(cls, engine: "AnyEngine") -> "EngineTeam":
         """Return a team, or the team of one that an engine is."""
         return engine if isinstance(engine, EngineTeam) else cls({SOLE_MEMBER: engine})
 

@@ -55,7 +55,7 @@ class RunEstimate:
     """The part of the memory that every run needs: all of it, but for a language policy, whose
     conversations may stay shorter than their limits. The images that they show are in it."""
 
-    talks: "ConversationSizes | None" = None
+    conversations: "ConversationSizes | None" = None
     """The longest conversations of a language policy."""
 
 
@@ -79,7 +79,7 @@ def estimate_run(
     (member,) = team.members.values()
     if hasattr(member.model, "render"):
         images = member.shown_images if observation_images is None else tuple(observation_images)
-        return _estimate_talks(config, member, observation_tokens, images)
+        return _estimate_conversations(config, member, observation_tokens, images)
     row = example_row(member.model)
     if row is None:
         return None
@@ -98,8 +98,10 @@ def certain_memory(config: LearningConfig, team: Team) -> GpuEstimate | None:
         return None
     (member,) = team.members.values()
     if hasattr(member.model, "render"):
-        talks = _longest_talks(config, member, None, member.shown_images)
-        return None if talks is None else _certain_of_talks(config, member, talks)
+        conversations = _find_longest(config, member, None, member.shown_images)
+        return (
+            None if conversations is None else _count_certain_bytes(config, member, conversations)
+        )
     row = example_row(member.model)
     if row is None:
         return None
@@ -118,30 +120,30 @@ def _recomputes(member: Member) -> bool:
     return bool(getattr(member.model, "recomputes_activations", False))
 
 
-def _estimate_talks(
+def _estimate_conversations(
     config: LearningConfig,
     member: Member,
     observation_tokens: int | None,
     images: tuple[tuple[int, int], ...],
 ) -> RunEstimate | None:
-    talks = _longest_talks(config, member, observation_tokens, images)
-    if talks is None:
+    conversations = _find_longest(config, member, observation_tokens, images)
+    if conversations is None:
         return None
     from vla_rl.models.example_inputs import trace_conversations
 
     model: Any = member.model
     learner, engine = member.learner or config.learner, member.engine or config.engine
-    size, traced = measure_policy(model, learner), trace_conversations(model, talks)
+    size, traced = measure_policy(model, learner), trace_conversations(model, conversations)
     copies = dict(_copies(config, size))
     if engine.kind == "torch":
         slots = engine.max_batch + engine.kept_conversations
-        copies["keys and values"] = slots * talks.length * model.key_value_bytes()
+        copies["keys and values"] = slots * conversations.length * model.key_value_bytes()
     memory = estimate_gpu(size, learner, traced.kept, recomputes=False, rows=1, copies=copies)
-    certain = _certain_of_talks(config, member, talks)
-    return RunEstimate(size, traced, False, memory, certain, talks)
+    certain = _count_certain_bytes(config, member, conversations)
+    return RunEstimate(size, traced, False, memory, certain, conversations)
 
 
-def _longest_talks(
+def _find_longest(
     config: LearningConfig,
     member: Member,
     observation_tokens: int | None,
@@ -171,8 +173,8 @@ def _longest_talks(
     )
 
 
-def _certain_of_talks(
-    config: LearningConfig, member: Member, talks: "ConversationSizes"
+def _count_certain_bytes(
+    config: LearningConfig, member: Member, conversations: "ConversationSizes"
 ) -> GpuEstimate:
     """Estimate what remains if all conversations stay short: the images that they show."""
     from vla_rl.models.example_inputs import shortest_conversations, trace_kept_conversations
@@ -180,11 +182,13 @@ def _certain_of_talks(
     model: Any = member.model
     learner = member.learner or config.learner
     size, kept = measure_policy(model, learner), NOTHING_KEPT
-    if talks.images:
+    if conversations.images:
         episodes = config.scheduler.groups_per_update * config.episodes_per_group
         least = -(-min(learner.minibatch_trajectories or episodes, episodes) // learner.row_groups)
-        rows = min(talks.rows, least)
-        kept = trace_kept_conversations(model, shortest_conversations(model, talks.images, rows))
+        rows = min(conversations.rows, least)
+        kept = trace_kept_conversations(
+            model, shortest_conversations(model, conversations.images, rows)
+        )
     return estimate_gpu(size, learner, kept, recomputes=False, rows=1, copies=_copies(config, size))
 
 
@@ -247,12 +251,12 @@ def seconds_of_update(
 ) -> Roofline:
     """Return the least seconds of an update whose episodes are all as long as possible."""
     episodes = config.scheduler.groups_per_update * config.episodes_per_group
-    learner, talks = config.learner, estimate.talks
+    learner, conversations = config.learner, estimate.conversations
     each = learner.minibatch_trajectories or episodes
     work = Workload(
         # a conversation is one row, which is generated token by token
-        decisions=episodes * (num_chunks if talks is None else 1),
-        passes=1 if talks is None else talks.completion_tokens,
+        decisions=episodes * (num_chunks if conversations is None else 1),
+        passes=1 if conversations is None else conversations.completion_tokens,
         epochs=learner.epochs,
         steps=-(-episodes // each) * learner.epochs,
         acting_rows=max(config.num_envs // 2, 1),

@@ -367,7 +367,7 @@ def _make_engine(
 
         served = serve(member.model, max_context=engine.max_context)
         return make_vllm_engine(served, lane, engine, weight_version, gpus)
-    if engine.kind == "remote":
+    if engine.kind == "server":
         from vla_rl.engines.server import ServerChatEngine
         from vla_rl.models.vllm import serve
 

@@ -79,6 +79,9 @@ class Config(
     """Names that fields have in files of earlier versions, each with its name of today. Files with
     them are read; the command line takes the names of today alone."""
 
+    FORMER_VALUES: ClassVar[Mapping[str, Mapping[Any, Any]]] = MappingProxyType({})
+    """Values that fields have in files of earlier versions, by field, each with its value of today."""
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         own_check = cls.__dict__.get("__post_init__")

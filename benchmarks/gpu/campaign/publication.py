@@ -64,7 +64,7 @@ def staging(target: Target, policy: OpenVlaOft) -> float:
         def publish(version: int, current: StagedWeights | None) -> StagedWeights:
             assert reader.stdin is not None
             assert reader.stdout is not None
-            staged = stage.write(tensors, version, current)
+            staged = stage.write_version(tensors, version, current)
             reader.stdin.write(msgspec.msgpack.encode(staged).hex() + "\n")
             reader.stdin.flush()
             if reader.stdout.readline().strip() != str(version):
@@ -75,5 +75,5 @@ def staging(target: Target, policy: OpenVlaOft) -> float:
         publish(2, first)  # it opens the second buffer
         seconds = target.seconds_of(lambda: publish(3, None))
         reader.stdin.close()
-    stage.close()
+    stage.free_buffers()
     return seconds

@@ -58,10 +58,10 @@ async def opened(
         await stack.enter_async_context(serving(server))
     settings.setdefault("api", "vllm" if isinstance(servers[0], VllmStandIn) else "sglang")
     settings.setdefault("health_every_s", 3600.0)
-    remote = ModelServerConfig(urls=tuple(server.url for server in servers), **settings)
+    config = ModelServerConfig(urls=tuple(server.url for server in servers), **settings)
     lane = await stack.enter_async_context(DeviceLane(1))
     engine = ServerChatEngine(
-        serve(policy), lane, EngineConfig(kind="remote", max_reply=MAX_REPLY, remote=remote)
+        serve(policy), lane, EngineConfig(kind="server", max_reply=MAX_REPLY, server=config)
     )
     return House(await stack.enter_async_context(engine), lane, list(servers))
 
@@ -272,7 +272,7 @@ async def test_a_request_that_a_server_does_not_accept_is_the_callers_error(
 async def test_sglangs_grammars_are_not_ours_and_refused(stack: AsyncExitStack) -> None:
     policy = speaking_policy()
     house = await opened(stack, SglangStandIn(policy), policy=policy)
-    with pytest.raises(ValueError, match=r"not supported with engine\.remote\.api 'sglang'"):
+    with pytest.raises(ValueError, match=r"not supported with engine\.server\.api 'sglang'"):
         await house.engine.generate(
             ASKED, options=ReplyOptions(format=RegexFormat(pattern="[0-9]"))
         )
@@ -298,7 +298,7 @@ async def test_a_server_that_does_not_run_is_named_at_the_start(stack: AsyncExit
     async with serving(server):
         url = server.url
     lane = await stack.enter_async_context(DeviceLane(1))
-    config = EngineConfig(kind="remote", remote=ModelServerConfig(urls=(url,)))
+    config = EngineConfig(kind="server", server=ModelServerConfig(urls=(url,)))
     with pytest.raises(ConfigError, match=rf"{url} is lost: /v1/models.*; start it before the run"):
         await stack.enter_async_context(ServerChatEngine(serve(speaking_policy()), lane, config))
 
@@ -307,10 +307,10 @@ async def test_settings_that_cannot_work_are_refused(
     stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lane = await stack.enter_async_context(DeviceLane(1))
-    good = EngineConfig(kind="remote", remote=ModelServerConfig(urls=("http://127.0.0.1:9",)))
+    good = EngineConfig(kind="server", server=ModelServerConfig(urls=("http://127.0.0.1:9",)))
 
     def changed(**fields: Any) -> EngineConfig:
-        return msgspec.structs.replace(good, remote=ModelServerConfig(**fields))
+        return msgspec.structs.replace(good, server=ModelServerConfig(**fields))
 
     policy: Any = oft_policy()
     with pytest.raises(ConfigError, match=r"serves language policies; .* action chunks"):
@@ -372,8 +372,8 @@ async def test_a_run_learns_from_the_replies_of_a_server(tmp_path: Path) -> None
             num_validation=0,
             text=TextPoolConfig(num_envs=8),
         )
-        remote = ModelServerConfig(urls=(server.url,), api="sglang", update_mode="interrupt")
-        engine = msgspec.structs.replace(plain.engine, kind="remote", remote=remote)
+        servers = ModelServerConfig(urls=(server.url,), api="sglang", update_mode="interrupt")
+        engine = msgspec.structs.replace(plain.engine, kind="server", server=servers)
         config = msgspec.structs.replace(plain, engine=engine)
         outcome = await train(
             config,

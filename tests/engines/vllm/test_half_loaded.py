@@ -30,9 +30,9 @@ Start = Callable[[], Awaitable[FakeReplica]]
 @pytest_asyncio.fixture
 async def publication() -> AsyncIterator[Publication]:
     publication = Publication(CONFIG, "drain", "host")
-    publication.current = publication.write(weights(1), 1)
+    publication.current = publication.write_version(weights(1), 1)
     yield publication
-    publication.close()
+    publication.free_memory()
 
 
 @pytest_asyncio.fixture
@@ -62,7 +62,7 @@ async def test_an_engine_that_fails_in_the_middle_of_an_update_is_killed_and_the
 ) -> None:
     healthy, broken = await start(), await start()
     broken.llm.fails.add(step)
-    staged = publication.write(weights(2), 2)
+    staged = publication.write_version(weights(2), 2)
     await publication.publish(staged, [healthy, broken], began=0.0)
     assert publication.current is staged
     assert (healthy.is_ready, healthy.weight_version, healthy.llm.done[-1]) == (True, 2, "resume")
@@ -77,7 +77,9 @@ async def test_an_engine_that_dies_in_the_middle_of_an_update_holds_up_nobody(
     healthy, dying = await start(), await start()
     dying.llm.dies_at.add(step)
     async with asyncio.timeout(20):  # `update_timeout_s` is six times as long
-        await publication.publish(publication.write(weights(2), 2), [healthy, dying], began=0.0)
+        await publication.publish(
+            publication.write_version(weights(2), 2), [healthy, dying], began=0.0
+        )
     assert (healthy.is_ready, healthy.weight_version) == (True, 2)
     assert (dying.is_ready, dying.cause) == (False, "its process was killed by SIGKILL")
 
@@ -89,7 +91,9 @@ async def test_an_engine_that_is_stopped_in_the_middle_of_an_update_is_killed_in
     healthy, frozen = await start(), await start()
     frozen.llm.stops_at.add(step)
     async with asyncio.timeout(40):  # `update_timeout_s` is three times as long
-        await publication.publish(publication.write(weights(2), 2), [healthy, frozen], began=0.0)
+        await publication.publish(
+            publication.write_version(weights(2), 2), [healthy, frozen], began=0.0
+        )
     assert (healthy.is_ready, healthy.weight_version) == (True, 2)
     assert frozen.cause == f"its process {frozen.pid} was stopped by a signal such as SIGSTOP"
     assert await asyncio.to_thread(frozen.llm.process.wait) == -9
@@ -103,10 +107,10 @@ async def test_callers_of_an_engine_that_is_stopped_while_it_answers_or_is_idle_
     idle.llm.process.send_signal(signal.SIGSTOP)
     async with asyncio.timeout(40):  # a request has no deadline, and no health is asked for
         with pytest.raises(ActorDied, match="was stopped by a signal such as SIGSTOP"):
-            await asked.ask(EngineRequest([1, 2, 3]), Sampling())
+            await asked.answer_request(EngineRequest([1, 2, 3]), Sampling())
         await idle.died.wait()
     with pytest.raises(ActorDied, match="was stopped by a signal such as SIGSTOP"):
-        await idle.ask(EngineRequest([1, 2, 3]), Sampling())
+        await idle.answer_request(EngineRequest([1, 2, 3]), Sampling())
 
 
 async def test_an_engine_that_gives_no_token_in_time_is_killed_though_its_process_runs(
@@ -131,7 +135,7 @@ class Starting(FakeReplica):
     def begin(self, publication: Publication) -> "asyncio.Task[None]":
         self._loop, self.has_begun = asyncio.get_running_loop(), asyncio.Event()
         return asyncio.create_task(
-            EngineSlot(lambda: self, publication, CONFIG, lambda: None).open()
+            EngineSlot(lambda: self, publication, CONFIG, lambda: None).start_engine()
         )
 
 
@@ -177,7 +181,7 @@ async def test_an_update_that_is_cancelled_while_it_is_applied_leaves_no_engine_
     stuck = await start()
     stuck.__class__ = Stuck
     publishing = asyncio.create_task(
-        publication.publish(publication.write(weights(2), 2), [quick, stuck], began=0.0)
+        publication.publish(publication.write_version(weights(2), 2), [quick, stuck], began=0.0)
     )
     await applying.wait()
     while quick.weight_version != 2:  # noqa: ASYNC110  nothing tells
@@ -197,7 +201,7 @@ async def test_weights_that_an_engine_refuses_are_applied_nowhere_and_their_memo
     for version in (2, 3):
         with pytest.raises(CheckpointError, match=r"rejects the weights: .*out of memory"):
             await publication.publish(
-                publication.write(weights(version), version), [first, second], began=0.0
+                publication.write_version(weights(version), version), [first, second], began=0.0
             )
         assert (
             content(publication.current),
@@ -215,7 +219,7 @@ async def test_an_engine_that_cannot_begin_says_so_as_a_death(
     replica.llm.fails.add(step)
     slot = EngineSlot(lambda: replica, publication, CONFIG, lambda: None)
     with pytest.raises(ActorDied, match="out of memory"):
-        await slot.open()
+        await slot.start_engine()
     assert slot.replica is None
 
 
@@ -224,7 +228,7 @@ async def test_an_engine_that_was_closed_meanwhile_is_dead_to_whoever_still_hold
     publication: Publication, start: Start, step: str
 ) -> None:
     closed, healthy = await start(), await start()
-    staged = publication.write(weights(2), 2)
+    staged = publication.write_version(weights(2), 2)
     publishing = asyncio.create_task(publication.publish(staged, [closed, healthy], began=0.0))
     closing = asyncio.create_task(closed.close())  # runs after publish saw that it is ready
     await publishing
@@ -245,10 +249,10 @@ async def test_an_engine_that_is_given_up_is_logged_as_an_error(
     first = FakeReplica("engine", CONFIG)
     made = iter([first])
     slot = EngineSlot(lambda: next(made, None) or broken(), publication, CONFIG, lambda: None)
-    await slot.open()
+    await slot.start_engine()
     first.llm.process.kill()
     async with asyncio.timeout(20):
-        await slot.run()
+        await slot.keep_running()
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert "not started again after 2 deaths in a row" in record.getMessage()
     assert "its slot stays empty" in record.getMessage()
@@ -264,13 +268,13 @@ async def test_a_killed_engine_is_replaced_by_one_with_the_weights_of_now(
         return made[-1]
 
     slot = EngineSlot(make, publication, CONFIG, lambda: None)
-    await slot.open()
+    await slot.start_engine()
     assert made[0].weight_version == 1
-    running = asyncio.create_task(slot.run())
+    running = asyncio.create_task(slot.keep_running())
     made[0].llm.process.kill()
     async with asyncio.timeout(20):
         async with publication.turn:  # as the engine holds it over an update
-            await publication.publish(publication.write(weights(2), 2), made[:1], began=0.0)
+            await publication.publish(publication.write_version(weights(2), 2), made[:1], began=0.0)
         while slot.replica in (None, made[0]):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert slot.replica is made[1]
@@ -278,7 +282,7 @@ async def test_a_killed_engine_is_replaced_by_one_with_the_weights_of_now(
     assert slot.num_restarts == 1
     running.cancel()
     await asyncio.wait([running])
-    await slot.close()
+    await slot.stop_engine()
 
 
 async def test_an_engine_that_dies_asleep_is_replaced_only_once_it_may_wake(
@@ -292,8 +296,8 @@ async def test_an_engine_that_dies_asleep_is_replaced_only_once_it_may_wake(
 
     changed = asyncio.Event()
     slot = EngineSlot(make, publication, CONFIG, changed.set)
-    await slot.open()
-    running = asyncio.create_task(slot.run())
+    await slot.start_engine()
+    running = asyncio.create_task(slot.keep_running())
     async with asyncio.timeout(20):
         async with publication.turn:
             publication.awake.clear()
@@ -311,7 +315,7 @@ async def test_an_engine_that_dies_asleep_is_replaced_only_once_it_may_wake(
     assert slot.replica.is_ready
     running.cancel()
     await asyncio.wait([running])
-    await slot.close()
+    await slot.stop_engine()
 
 
 async def test_an_engine_whose_start_ends_while_the_others_sleep_sleeps_too(
@@ -320,7 +324,7 @@ async def test_an_engine_whose_start_ends_while_the_others_sleep_sleeps_too(
     replica = FakeReplica("engine", CONFIG)
     slot = EngineSlot(lambda: replica, publication, CONFIG, lambda: None)
     async with publication.turn:
-        opening = asyncio.create_task(slot.open())
+        opening = asyncio.create_task(slot.start_engine())
         while not replica.pid:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         publication.awake.clear()
@@ -328,7 +332,7 @@ async def test_an_engine_whose_start_ends_while_the_others_sleep_sleeps_too(
         await opening
     assert (replica.is_asleep, replica.is_ready) == (True, False)
     assert "ask" not in replica.llm.done
-    await slot.close()
+    await slot.stop_engine()
 
 
 async def test_an_engine_that_fell_asleep_while_its_health_waited_is_asked_nothing(

@@ -200,11 +200,11 @@ async def test_an_engine_process_is_killed_with_the_thread_that_started_it(
     tmp_path: Path, is_stopped: bool
 ) -> None:
     thread = EngineThread("engine")
-    with await thread.run(lambda: start(tmp_path, AS_ENGINE)) as process:
+    with await thread.run_work(lambda: start(tmp_path, AS_ENGINE)) as process:
         assert process.stdout is not None
         process.stdout.readline()
         assert thread.processes() == [process.pid]
         if is_stopped:
             process.send_signal(signal.SIGSTOP)
-        await thread.close()
+        await thread.stop_thread()
         assert process.wait() == -signal.SIGKILL

@@ -33,7 +33,7 @@ class Replica:
     def __init__(self, *outcomes: Answer | Exception) -> None:
         self.outcomes, self.num_asked, self.num_running, self.is_ready = [*outcomes], 0, 0, True
 
-    async def ask(self, *_: object) -> Answer:
+    async def answer_request(self, *_: object) -> Answer:
         self.num_asked += 1
         outcome = self.outcomes.pop(0)
         if isinstance(outcome, Exception):

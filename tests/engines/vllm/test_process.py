@@ -28,13 +28,13 @@ async def test_how_a_process_ended_is_told_once_it_has(
     with subprocess.Popen([sys.executable, "-S", "-c", code]) as started:  # noqa: ASYNC220
         process, ended = EngineProcess(), asyncio.Event()
         assert process.describe_exit() == "its process is gone"  # no process was started yet
-        process.watch(started.pid, ended.set)
+        process.watch_exit(started.pid, ended.set)
         if is_killed:
             process.kill()
         async with asyncio.timeout(60):
             await ended.wait()
         assert process.describe_exit() == told
-        process.close()
+        process.close_descriptor()
         process.kill()  # its number may be another process's by now: nothing is done
 
 
@@ -57,20 +57,20 @@ async def test_cancelling_work_that_waits_for_its_process_kills_that_and_waits_f
                     loop.call_soon_threadsafe(started.set_result, process.pid)
                 ended.append(process.wait())
 
-    working = asyncio.create_task(thread.run(start_and_wait))
+    working = asyncio.create_task(thread.run_work(start_and_wait))
     await started
     working.cancel()
     await asyncio.wait([working])
     assert working.cancelled()
     assert ended == [-signal.SIGKILL, -signal.SIGKILL]
     assert thread.processes() == []
-    await thread.close()
+    await thread.stop_thread()
 
 
 async def test_the_end_of_its_process_ends_what_waits_for_it() -> None:
     lifecycle = EngineLifecycle("engine")
-    lifecycle.start()
-    process = await lifecycle.run(start_sleeper)
+    lifecycle.start_watch()
+    process = await lifecycle.start_processes(start_sleeper)
     lifecycle.watch_process(process.pid)
     process.kill()
     with pytest.raises(TimeoutError):
@@ -81,14 +81,14 @@ async def test_the_end_of_its_process_ends_what_waits_for_it() -> None:
         ActorDied("engine", process.pid, "its process was killed by SIGKILL")
     )
     process.wait()
-    await lifecycle.close()
+    await lifecycle.kill_and_release()
 
 
 async def test_a_missed_deadline_kills_an_engine_that_lives_and_only_reports_one_that_has_died() -> (
     None
 ):
     lifecycle = EngineLifecycle("engine")
-    process = await lifecycle.run(start_sleeper)
+    process = await lifecycle.start_processes(start_sleeper)
     lifecycle.watch_process(process.pid)
     frozen = lifecycle.mark_overdue("gave no token")
     assert isinstance(frozen, ActorFrozen)
@@ -99,7 +99,7 @@ async def test_a_missed_deadline_kills_an_engine_that_lives_and_only_reports_one
         "gave no token",
         "gave no token",
     )
-    await lifecycle.close()
+    await lifecycle.kill_and_release()
 
 
 async def test_the_first_cause_of_death_stays() -> None:
@@ -108,14 +108,14 @@ async def test_the_first_cause_of_death_stays() -> None:
     assert lifecycle.mark_dead("could not start").cause == "could not start"
     lifecycle.mark_dead("closed")
     assert lifecycle.make_death_error().cause == "could not start"
-    await lifecycle.close()
+    await lifecycle.kill_and_release()
 
 
 async def test_closing_kills_a_process_that_has_not_reported_its_id_yet() -> None:
     lifecycle = EngineLifecycle("engine")
-    process = await lifecycle.run(start_sleeper)
+    process = await lifecycle.start_processes(start_sleeper)
     lifecycle.mark_dead("closed")
-    await lifecycle.close()
+    await lifecycle.kill_and_release()
     assert await asyncio.to_thread(process.wait) == -9
 
 
@@ -142,7 +142,7 @@ async def main():
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGCONT, resumed.set)
     observer = process.EngineWatch(processes, frozen.append)
-    observer.start()
+    observer.start_watch()
     try:
         async with observer.limit(float(sys.argv[1])):
             print(engine.pid, flush=True)
@@ -150,7 +150,7 @@ async def main():
         print("alarm" if frozen else "calm", flush=True)
     except TimeoutError:
         print("too late", flush=True)
-    observer.end()
+    observer.end_watch()
     engine.kill()
     engine.wait()
 
@@ -162,17 +162,22 @@ asyncio.run(main())
 async def thread() -> AsyncIterator[EngineThread]:
     thread = EngineThread("engine")
     yield thread
-    await thread.close()
+    await thread.stop_thread()
 
 
 async def test_a_process_that_is_stopped_is_named_and_one_that_sleeps_is_not(
     thread: EngineThread,
 ) -> None:
-    with await thread.run(start_sleeper) as sleeps, await thread.run(start_sleeper) as stopped:
+    with (
+        await thread.run_work(start_sleeper) as sleeps,
+        await thread.run_work(start_sleeper) as stopped,
+    ):
         assert sorted(thread.processes()) == sorted([sleeps.pid, stopped.pid])
         frozen: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        watch = EngineWatch(thread.processes, lambda pid: (watch.end(), frozen.set_result(pid))[1])
-        watch.start()
+        watch = EngineWatch(
+            thread.processes, lambda pid: (watch.end_watch(), frozen.set_result(pid))[1]
+        )
+        watch.start_watch()
         stopped.send_signal(signal.SIGSTOP)
         with pytest.raises(TimeoutError):
             async with watch.limit(None):  # for as long as it lives
@@ -181,7 +186,7 @@ async def test_a_process_that_is_stopped_is_named_and_one_that_sleeps_is_not(
         with pytest.raises(TimeoutError):
             async with watch.limit(3600.0):
                 await asyncio.Event().wait()
-        thread.kill()
+        thread.kill_processes()
 
 
 async def test_ctrl_z_and_fg_of_observer_and_engine_raise_no_alarm_and_use_up_no_deadline() -> None:

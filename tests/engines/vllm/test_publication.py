@@ -45,12 +45,12 @@ def filled(value: float) -> nn.Module:
 def way() -> Iterator[Way]:
     way = Way()
     yield way
-    way.publication.close()
+    way.publication.free_memory()
 
 
 async def test_the_lane_waits_until_engines_that_are_open_have_a_version(way: Way) -> None:
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-        way.publisher.open(tasks)
+        way.publisher.start_publishing(tasks)
         async with way.publication.turn:  # a starting engine joins
             applying = tasks.create_task(
                 asyncio.to_thread(way.publisher.apply_weights, filled(3.0), 1)
@@ -66,8 +66,8 @@ async def test_a_version_is_only_stored_before_engines_open_and_after_they_close
     way.publisher.apply_weights(filled(1.0), 1)
     assert (way.version.now, way.newest().eq(1.0).all()) == (1, True)
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-        way.publisher.open(tasks)
-        way.publisher.close()
+        way.publisher.start_publishing(tasks)
+        way.publisher.stop_publishing()
         way.publisher.apply_weights(filled(2.0), 2)
     assert (way.version.now, way.newest().eq(2.0).all()) == (2, True)
     assert way.publication.times == []
@@ -82,7 +82,7 @@ async def test_a_version_that_no_engine_takes_is_raised_on_the_lane_and_the_last
     way.publisher.apply_weights(filled(1.0), 1)
     monkeypatch.setattr(way.publication, "publish", refuse)
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-        way.publisher.open(tasks)
+        way.publisher.start_publishing(tasks)
         with pytest.raises(CheckpointError, match="the engines refuse it"):
             await asyncio.to_thread(way.publisher.apply_weights, filled(2.0), 2)
     assert (way.version.now, way.newest().eq(1.0).all()) == (1, True)
@@ -116,20 +116,20 @@ async def test_the_learner_waits_for_a_version_unless_it_goes_ahead() -> None:
 
     async def apply(number: int) -> None:
         await may_apply.wait()
-        version.note(number)
+        version.mark_applied(number)
 
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-        waiting = tasks.create_task(version.begin(1, apply(1), tasks))
+        waiting = tasks.create_task(version.start_applying(1, apply(1), tasks))
         await asyncio.sleep(0)
         assert (waiting.done(), version.now, version.pending) == (False, 0, 0)
         may_apply.set()
         await waiting
         may_apply.clear()
         version.applies_in_background = True
-        await version.begin(2, apply(2), tasks)
+        await version.start_applying(2, apply(2), tasks)
         assert (version.now, version.pending) == (1, 2)
         may_apply.set()
-        await version.wait_applied()
+        await version.wait_until_idle()
         assert (version.now, version.pending) == (2, 2)
     assert heard == [1, 2]
 

@@ -31,7 +31,7 @@ def read(staged: object) -> dict[str, Tensor]:
 
 def test_what_is_written_is_what_is_read() -> None:
     stage = Stage(tensors(1))
-    staged = stage.write(tensors(2), version=4)
+    staged = stage.write_version(tensors(2), version=4)
     assert staged.version == 4
     found = read(staged)
     for name, tensor in tensors(2).items():
@@ -42,10 +42,10 @@ def test_what_is_written_is_what_is_read() -> None:
 
 def test_one_version_can_be_read_while_the_next_is_written() -> None:
     stage = Stage(tensors(1))
-    current = stage.write(tensors(1), version=1)
+    current = stage.write_version(tensors(1), version=1)
     mapped = MappedWeights(current)
     for refused in (2, 3):  # written and not published: an engine that starts still reads version 1
-        stage.write(tensors(refused), refused, current)
+        stage.write_version(tensors(refused), refused, current)
         assert torch.equal(dict(mapped.tensors())["a"], tensors(1)["a"])
 
 
@@ -65,16 +65,16 @@ def test_weights_that_do_not_fit_are_refused_before_a_byte_is_written(
     change: object, message: str
 ) -> None:
     stage = Stage(tensors(1))
-    staged = stage.write(tensors(1), version=1)
+    staged = stage.write_version(tensors(1), version=1)
     wrong = tensors(2)
     change(wrong)  # type: ignore[operator]
     with pytest.raises(CheckpointError, match=message):
-        stage.write(wrong, version=2)
+        stage.write_version(wrong, version=2)
     assert torch.equal(read(staged)["a"], tensors(1)["a"])
 
 
 def test_what_engines_are_told_travels_as_plain_bytes() -> None:
-    staged = Stage(tensors(1)).write(tensors(1), version=3)
+    staged = Stage(tensors(1)).write_version(tensors(1), version=3)
     gpu = GpuMemory("GPU-1", 64, b"handle", 64, 0, b"counter", 0, b"event", True)
     for told in (staged, StagedWeights(gpu, 3, staged.places)):
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=StagedWeights) == told
@@ -134,18 +134,18 @@ def test_another_process_reads_version_after_version(device: str, route: WeightR
         assert reader.stdout is not None
         for version in range(1, 4):
             written = {name: tensor.to(device) for name, tensor in tensors(version).items()}
-            staged = stage.write(written, version)
+            staged = stage.write_version(written, version)
             reader.stdin.write(msgspec.msgpack.encode(staged).hex() + "\n")
             assert reader.stdout.readline() == f"{stage.checksum()} {{'{device}'}}\n"
         reader.stdin.close()
         assert reader.stdout.readline() == "False\n"  # engines are imported without vLLM itself
-    stage.close()
+    stage.free_buffers()
 
 
 def test_memory_that_is_gone_cannot_be_mapped() -> None:
     stage = Stage(tensors(1))
-    staged = stage.write(tensors(1), version=1)
-    stage.close()
+    staged = stage.write_version(tensors(1), version=1)
+    stage.free_buffers()
     with pytest.raises(CheckpointError, match="cannot be opened"):
         MappedWeights(staged)
 
@@ -155,8 +155,8 @@ def test_the_memory_has_no_name_that_could_be_left_behind() -> None:
     before = named_memory_of([os.getpid()])
     assert f"/dev/shm/{named.name}" in {str(path) for path in before}  # what would be seen
     stage = Stage(tensors(1))
-    stage.write(tensors(1), version=1)
+    stage.write_version(tensors(1), version=1)
     assert named_memory_of([os.getpid()]) <= before
     named.close()
     named.unlink()
-    stage.close()
+    stage.free_buffers()

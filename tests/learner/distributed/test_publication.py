@@ -24,20 +24,20 @@ class FarEngine:
     def __init__(self, network: nn.Module, *, is_open_to_ranks: bool = True) -> None:
         self.network = nn.Module()
         self._stage, self._is_open = Stage(tensors_of(network), "host"), is_open_to_ranks
-        self.current = self._stage.write(tensors_of(network), 0)
+        self.current = self._stage.write_version(tensors_of(network), 0)
         self._shared: StagedWeights | None = None
         self.applied: list[str] = []
 
     def apply_weights(self, network: nn.Module, weight_version: int) -> None:
         """Take the weights of this process."""
-        self.current = self._stage.write(tensors_of(network), weight_version, self.current)
+        self.current = self._stage.write_version(tensors_of(network), weight_version, self.current)
         self.applied.append(f"model {weight_version}")
 
     def stage_shared(self, network: nn.Module, weight_version: int) -> SharedParameters | None:
         """Let ranks write."""
         if not self._is_open:
             return None
-        found = self._stage.stage_shared(network, tensors_of(network), weight_version, self.current)
+        found = self._stage.write_shared(network, tensors_of(network), weight_version, self.current)
         self._shared, places = found or (None, None)
         return places
 
@@ -56,7 +56,7 @@ class FarEngine:
 
     def close(self) -> None:
         """Free the memory."""
-        self._stage.close()
+        self._stage.free_buffers()
 
 
 def tensors_of(network: nn.Module) -> dict[str, Tensor]:

@@ -16,8 +16,8 @@ from benchmarks.gpu.estimates import estimate_figures, has_least_seconds, has_ut
 from benchmarks.gpu.tracked_memory import (
     Compared,
     compare,
-    compare_talks,
-    estimate_talks,
+    compare_conversations,
+    estimate_conversations,
     fake_language_model,
     fake_policy,
     meta_network,
@@ -90,7 +90,7 @@ def test_what_a_deep_7b_keeps_is_known_from_a_shallow_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("vocab_size", "talks"),
+    ("vocab_size", "conversations"),
     [
         pytest.param(
             32_000,
@@ -102,7 +102,7 @@ def test_what_a_deep_7b_keeps_is_known_from_a_shallow_one() -> None:
     ],
 )
 def test_the_estimate_of_a_language_policy_is_within_5_percent_of_torchs_tracker(
-    vocab_size: int, talks: ConversationSizes
+    vocab_size: int, conversations: ConversationSizes
 ) -> None:
     model = fake_language_model(
         2,
@@ -113,9 +113,9 @@ def test_the_estimate_of_a_language_policy_is_within_5_percent_of_torchs_tracker
         vocab_size=vocab_size,
         max_position_embeddings=8192,
     )
-    found = compare_talks(model, talks)
+    found = compare_conversations(model, conversations)
     assert abs(found.error) <= 0.05
-    each = 4 * talks.rows * talks.length
+    each = 4 * conversations.rows * conversations.length
     # two layers of products, forward, and twice as much backward
     assert found.traced.update_flops > 2.9 * found.traced.act_flops
     assert found.estimate.terms["activations"] > 2 * 4 * 1024 * each
@@ -127,9 +127,11 @@ def test_the_estimate_of_a_policy_that_sees_is_within_5_percent_of_torchs_tracke
     shown = ConversationSizes(
         prompt=60, scored=20, completion_tokens=20, rows=2, images=((168, 140),)
     )
-    found = compare_talks(model, shown)
+    found = compare_conversations(model, shown)
     assert abs(found.error) <= 0.05
-    text = estimate_talks(found.size, trace_kept_conversations(model, replace(shown, images=())))
+    text = estimate_conversations(
+        found.size, trace_kept_conversations(model, replace(shown, images=()))
+    )
     assert found.estimate.terms["activations"] > 2 * text.terms["activations"]
 
 

@@ -63,7 +63,7 @@ class VerifiersWorker(Actor):
     async def on_stop(self) -> None:
         """Close the environment."""
         if self._environment is not None:
-            await self._environment.close()
+            await self._environment.close_environment()
 
     async def num_rows(self) -> int:
         """Return the number of rows of the data set."""

@@ -63,7 +63,7 @@ class VerifiersEnvironment(Protocol):
         """
         ...
 
-    async def close(self) -> None:
+    async def close_environment(self) -> None:
         """Release all resources."""
         ...
 
@@ -121,7 +121,7 @@ class ClassicEnvironment:
             metrics=select_numbers(state.get("metrics")),
         )
 
-    async def close(self) -> None:
+    async def close_environment(self) -> None:
         """Do nothing: nothing is open."""
 
 
@@ -176,7 +176,7 @@ class TasksetEnvironment02:
             await client.close()
         return _make_result([trace], [])
 
-    async def close(self) -> None:
+    async def close_environment(self) -> None:
         """Stop serving."""
         self._is_over.set()
         if self._serving is not None:

@@ -1,6 +1,6 @@
 """`ServerChatEngine`: replies from model servers that run elsewhere, with the learner's weights.
 
-generate ─► ServerPool.route ─► ModelServer.sample ─► tokens, log-probs, versions
+generate ─► ServerPool.route ─► ModelServer.sample_reply ─► tokens, log-probs, versions
 apply_weights (device lane) ─► checkpoint folder ─► ServerPool.publish
 """
 
@@ -36,7 +36,7 @@ class ServerChatEngine(ChatEngineBase):
     Args:
         served: the language policy, made by `vla_rl.models.vllm.serve`.
         lane: prepares conversations, and calls `apply_weights`; shared with the learner.
-        config: `config.remote` for the servers, and the limits of replies.
+        config: `config.server` for the servers, and the limits of replies.
         weight_version: number of updates already applied to the weights of `served.network`.
 
     Raises: ConfigError for a policy over actions, and for a configuration without servers.
@@ -49,21 +49,23 @@ class ServerChatEngine(ChatEngineBase):
         config: EngineConfig,
         weight_version: int = 0,
     ) -> None:
-        remote = config.remote
+        servers = config.server
         if served.layout.num_tokens is not None:
             raise ConfigError(
-                "engine 'remote' serves language policies; this policy chooses action chunks: take "
+                "engine 'server' serves language policies; this policy chooses action chunks: take "
                 "engine 'torch' or 'vllm'"
             )
-        remote.require(bool(remote.urls), "urls", "at least one address, such as http://host:8000")
+        servers.require(
+            bool(servers.urls), "urls", "at least one address, such as http://host:8000"
+        )
         if config.is_deterministic:
             raise ConfigError(
-                "EngineConfig.is_deterministic is True, expected False with engine 'remote': what a "
+                "EngineConfig.is_deterministic is True, expected False with engine 'server': what a "
                 "server computes together depends on timing. Take engine 'torch'"
             )
         super().__init__(served.chat, lane, config, served.layout.context_size)
-        self._config, self._weight_version = remote, weight_version
-        self._folders = WeightFolders(served, remote.weights_folder)
+        self._config, self._weight_version = servers, weight_version
+        self._folders = WeightFolders(served, servers.weights_folder)
         self._network, self._no_network = served.network, nn.Module()
         self._pool: ServerPool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -80,7 +82,7 @@ class ServerChatEngine(ChatEngineBase):
         async with AsyncExitStack() as stack:
             folders = stack.enter_context(self._folders)
             weights = await self._lane.run(
-                folders.write, self._network, self._weight_version, work="publish"
+                folders.write_version, self._network, self._weight_version, work="publish"
             )
             pool = ServerPool(self._config, folders.probe_prompt, weights, self._weight_version)
             self._pool = await stack.enter_async_context(pool)
@@ -151,7 +153,7 @@ class ServerChatEngine(ChatEngineBase):
         if self._loop is None:
             self._network = network
             return
-        weights = self._folders.write(network, weight_version)
+        weights = self._folders.write_version(network, weight_version)
         publishing = self._open_pool.publish(weights, weight_version)
         asyncio.run_coroutine_threadsafe(publishing, self._loop).result()
         self._update_s = time.perf_counter() - began
@@ -159,7 +161,7 @@ class ServerChatEngine(ChatEngineBase):
     @property
     def _open_pool(self) -> ServerPool:
         if self._pool is None:
-            raise RuntimeError("the remote engine is not open; ask inside its `async with`")
+            raise RuntimeError("the engine is not open; ask inside its `async with`")
         return self._pool
 
     async def _sample(self, asked: Question, sampling: Sampling, max_tokens: int) -> Sampled:
@@ -196,7 +198,7 @@ class ServerChatEngine(ChatEngineBase):
             server = await pool.route()
             updates = pool.num_updates
             try:
-                part = await server.sample(prompt, sampling, max_tokens, rules)
+                part = await server.sample_reply(prompt, sampling, max_tokens, rules)
             except ServerLost:
                 losses += 1
                 if losses >= self._config.attempts:

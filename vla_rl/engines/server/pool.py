@@ -85,7 +85,7 @@ class WeightFolders:
                 remove_abandoned_folders(_PREFIX)
             self._owned = OwnedFolder(_PREFIX, self._parent)
         except OSError as error:
-            raise ConfigError(f"engine.remote.weights_folder cannot be written: {error}") from error
+            raise ConfigError(f"engine.server.weights_folder cannot be written: {error}") from error
         self._folder = self._owned.path.absolute()
         self._folder.chmod(0o755)  # servers may belong to another user
         return self
@@ -99,7 +99,7 @@ class WeightFolders:
         """Remove the folder."""
         self._owned.remove()
 
-    def write(self, network: nn.Module, version: int) -> ServerWeights:
+    def write_version(self, network: nn.Module, version: int) -> ServerWeights:
         """Write one version, on the device lane. Raises: CheckpointError."""
         prompt = torch.tensor([self.probe_prompt])
         with torch.inference_mode():
@@ -167,11 +167,11 @@ class ServerPool:
             kind = _KINDS[self._config.api]
             self._servers = [kind(url, self._config, session) for url in self._config.urls]
             try:
-                await gather_all(server.open() for server in self._servers)
+                await gather_all(server.check_interface() for server in self._servers)
                 await gather_all(self._join(server) for server in self._servers)
             except ServerLost as error:
                 raise ConfigError(
-                    f"{error}; start it before the run, or correct engine.remote.urls"
+                    f"{error}; start it before the run, or correct engine.server.urls"
                 ) from None
             self._tasks = asyncio.TaskGroup()
             await self._tasks.__aenter__()
@@ -222,9 +222,7 @@ class ServerPool:
                 while True:
                     await self._gate.wait()
                     if not self._is_open:
-                        raise RuntimeError(
-                            "the remote engine is not open; ask inside its `async with`"
-                        )
+                        raise RuntimeError("the engine is not open; ask inside its `async with`")
                     if ready := self._ready():
                         return min(ready, key=lambda server: server.num_running)
                     if limit.when() is None:
@@ -252,7 +250,7 @@ class ServerPool:
             try:
                 servers = self._ready()
                 if self._config.update_mode == "interrupt":
-                    await self._each(servers, lambda server: server.pause())
+                    await self._each(servers, lambda server: server.pause_requests())
                 await self._until_idle(servers)
                 self.weight_version = version
                 await self._each(servers, self._load)
@@ -306,12 +304,12 @@ class ServerPool:
 
         Raises: ServerLost; ConfigError.
         """
-        await server.load(self._current.folder, self.weight_version)
+        await server.load_weights(self._current.folder, self.weight_version)
         if self._config.update_mode == "interrupt":
-            await server.resume()
+            await server.resume_requests()
         seeds = [msgspec.structs.replace(PROBE, seed=seed) for seed in range(NUM_PROBES)]
         answers = await asyncio.gather(
-            *(server.sample(self._probe_prompt, each, 1, ReplyRules()) for each in seeds)
+            *(server.sample_reply(self._probe_prompt, each, 1, ReplyRules()) for each in seeds)
         )
         gap = self._current.gap(answers)
         if not gap <= MAX_PROBE_GAP:
@@ -336,9 +334,9 @@ class ServerPool:
     async def _check_server(self, server: ModelServer) -> None:
         try:
             if server.is_ready:
-                await server.check()
+                await server.check_health()
                 return
-            await server.open()
+            await server.check_interface()
             async with self._turn:
                 await self._join(server)
             logger.warning("%s answers again, with weights %d", server.url, self.weight_version)
@@ -354,7 +352,7 @@ def _headers(key_variable: str | None) -> dict[str, str]:
     key = os.environ.get(key_variable)
     if not key:
         raise ConfigError(
-            f"the environment variable {key_variable} (engine.remote.key_variable) is not set; "
+            f"the environment variable {key_variable} (engine.server.key_variable) is not set; "
             "expected the servers' API key"
         )
     return {"Authorization": f"Bearer {key}"}

@@ -62,11 +62,11 @@ class ModelServer(ABC):
         self.loss: ServerLost | None = None
 
     @abstractmethod
-    async def open(self) -> None:
+    async def check_interface(self) -> None:
         """Check that the server runs and has the interface. Raises: ServerLost; ConfigError."""
 
     @abstractmethod
-    async def load(self, folder: Path, version: int) -> None:
+    async def load_weights(self, folder: Path, version: int) -> None:
         """Load weights from a checkpoint folder. Raises: ServerLost; ConfigError if it refuses them."""
 
     @abstractmethod
@@ -76,14 +76,14 @@ class ModelServer(ABC):
         """Send one request."""
 
     @abstractmethod
-    async def pause(self) -> None:
-        """Have running requests answered with their tokens so far; take none until `resume`."""
+    async def pause_requests(self) -> None:
+        """Have running requests answered with their tokens so far; take none until `resume_requests`."""
 
     @abstractmethod
-    async def resume(self) -> None:
+    async def resume_requests(self) -> None:
         """Take requests again."""
 
-    async def sample(
+    async def sample_reply(
         self, tokens: Sequence[int], sampling: Sampling, max_tokens: int, rules: ReplyRules
     ) -> Answer:
         """Continue a prompt. Cancelling the call closes its connection, which aborts the request.
@@ -96,7 +96,7 @@ class ModelServer(ABC):
         finally:
             self.num_running -= 1
 
-    async def check(self) -> None:
+    async def check_health(self) -> None:
         """Raise ServerLost if the server does not answer."""
         await self._send("GET", "/health", None, HEALTH_S)
 
@@ -143,7 +143,7 @@ class ModelServer(ABC):
         if response.status in (401, 403):
             raise ConfigError(
                 f"{self.url} refused our key (status {response.status}); expected the name of an "
-                "environment variable with its key in engine.remote.key_variable"
+                "environment variable with its key in engine.server.key_variable"
             )
         if response.status == 404:
             raise ConfigError(self._missing(path))
@@ -157,14 +157,14 @@ class ModelServer(ABC):
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"{self.url}{path} answered something else than api {self._config.api!r} does: "
-                f"{error}; check engine.remote.api and engine.remote.urls"
+                f"{error}; check engine.server.api and engine.server.urls"
             ) from error
 
     def _missing(self, path: str) -> str:
         """Return the error for a route that the server does not have."""
         return (
             f"{self.url} has no {path}; expected a server with the interface "
-            f"{self._config.api!r}, as engine.remote.api says"
+            f"{self._config.api!r}, as engine.server.api says"
         )
 
 
@@ -200,27 +200,27 @@ class _Completions(msgspec.Struct):
 class VllmServer(ModelServer):
     """A server that `vllm serve` started."""
 
-    async def open(self) -> None:
+    async def check_interface(self) -> None:
         """Find the name of the served model. Raises: ServerLost; ConfigError."""
         names = [model.id for model in (await self._get("/v1/models", _Models)).data]
         self._model = self._config.model or next(iter(names), "")
         if self._model not in names:
             raise ConfigError(
                 f"{self.url} serves {', '.join(names) or 'no model'}, expected "
-                f"{self._config.model or 'one'} (engine.remote.model)"
+                f"{self._config.model or 'one'} (engine.server.model)"
             )
 
-    async def load(self, folder: Path, version: int) -> None:
+    async def load_weights(self, folder: Path, version: int) -> None:
         """Load weights, and forget the keys and values of the old ones."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await self._post(RELOAD, body, dict[str, Any], self._config.update_timeout_s)
         await self._send("POST", "/reset_prefix_cache", {}, self._config.update_timeout_s)
         self.weight_version = version
 
-    async def pause(self) -> None:
+    async def pause_requests(self) -> None:
         """Let running requests end, as `ModelServerConfig` requires: this server has no route for more."""
 
-    async def resume(self) -> None:
+    async def resume_requests(self) -> None:
         """Do nothing: it was not paused."""
 
     async def _sample(
@@ -300,11 +300,11 @@ class _Loaded(msgspec.Struct):
 class SglangServer(ModelServer):
     """A server that `sglang.launch_server` started."""
 
-    async def open(self) -> None:
+    async def check_interface(self) -> None:
         """Check that it has SGLang's native interface. Raises: ServerLost; ConfigError."""
         await self._get("/get_model_info", dict[str, Any])
 
-    async def load(self, folder: Path, version: int) -> None:
+    async def load_weights(self, folder: Path, version: int) -> None:
         """Load weights; the server flushes the keys and values of the old ones."""
         body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
         timeout_s = self._config.update_timeout_s
@@ -313,13 +313,13 @@ class SglangServer(ModelServer):
             raise ConfigError(f"{self.url} could not load weights from {folder}: {loaded.message}")
         self.weight_version = version
 
-    async def pause(self) -> None:
+    async def pause_requests(self) -> None:
         """Have every running request answered with its tokens so far."""
         await self._send(
             "POST", "/pause_generation", {"mode": "abort"}, self._config.update_timeout_s
         )
 
-    async def resume(self) -> None:
+    async def resume_requests(self) -> None:
         """Take requests again."""
         await self._send("POST", "/continue_generation", {}, self._config.update_timeout_s)
 
@@ -328,7 +328,7 @@ class SglangServer(ModelServer):
     ) -> Answer:
         if rules.grammar is not None:
             raise ValueError(
-                "replies in a given form are not supported with engine.remote.api 'sglang', whose "
+                "replies in a given form are not supported with engine.server.api 'sglang', whose "
                 "grammars differ from ours; take a vLLM server or engine 'torch'"
             )
         version = self.weight_version

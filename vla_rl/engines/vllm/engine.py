@@ -116,11 +116,11 @@ class VllmEngine:
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(engine_folder())
             write_folder(folder, self._layout)
-            stack.callback(self._publication.close)
+            stack.callback(self._publication.free_memory)
             if self._publication.current is None:
                 network, version = self._served.network, self.weight_version
                 self._publication.current = await self._lane.run(
-                    self._publisher.write, network, version, work="publish"
+                    self._publisher.write_version, network, version, work="publish"
                 )
             self._loop, self._router.is_open = loop, True
             self._publication.awake.set()
@@ -131,15 +131,16 @@ class VllmEngine:
                     self._config.vllm,
                     self._router.wake_callers,
                 )
-                stack.push_async_callback(slot.close)
+                stack.push_async_callback(slot.stop_engine)
                 self._slots.append(slot)
-                await slot.open()
+                await slot.start_engine()
             self._tasks = asyncio.TaskGroup()
             await self._tasks.__aenter__()
             self._keeping = [
-                self._tasks.create_task(slot.run(), name="vllm engine") for slot in self._slots
+                self._tasks.create_task(slot.keep_running(), name="vllm engine")
+                for slot in self._slots
             ]
-            self._publisher.open(self._tasks)
+            self._publisher.start_publishing(self._tasks)
             self._resources = stack.pop_all()
         return self
 
@@ -151,7 +152,7 @@ class VllmEngine:
     ) -> None:
         """Stop all engines; callers that still wait get a RuntimeError or `ActorDied`."""
         self._loop, self._router.is_open = None, False
-        self._publisher.close()
+        self._publisher.stop_publishing()
         assert self._tasks is not None
         for task in self._keeping:
             task.cancel()
@@ -183,7 +184,7 @@ class VllmEngine:
 
     async def wait_applied(self) -> None:
         """Wait until the engines have applied what they were given."""
-        await self._version.wait_applied()
+        await self._version.wait_until_idle()
 
     def on_weights_applied(self, call: Callable[[], None]) -> None:
         """Call `call` in this loop each time that the engines serve other weights."""

@@ -1,6 +1,6 @@
 """The engines that answer requests: each kept running in its slot, chosen for each request.
 
-answer ─► route ─► Replica.ask ─► Answer
+answer ─► route ─► Replica.answer_request ─► Answer
             ▲          │ dead, aborted, or a chunk of two versions
             └──────────┘
 """
@@ -55,11 +55,11 @@ class EngineSlot:
         self.failure: ActorDied | None = None
         self.num_restarts = 0
 
-    async def open(self) -> None:
+    async def start_engine(self) -> None:
         """Start the first replica. Raises: ActorDied with the reason if it does not start."""
         await self._start()
 
-    async def run(self) -> None:
+    async def keep_running(self) -> None:
         """Watch the engine until cancelled, or until it has died too often without an answer."""
         failures = 0
         while self.replica is not None:
@@ -68,10 +68,10 @@ class EngineSlot:
             # the first answer was to the engine's own test request
             has_worked = replica.num_answers > 1
             failures = 1 if has_worked else failures + 1
-            await self.close()
+            await self.stop_engine()
             failures = await self._start_again(failures, replica.make_death_error())
 
-    async def close(self) -> None:
+    async def stop_engine(self) -> None:
         """Stop the current engine."""
         replica, self.replica = self.replica, None
         self._changed()
@@ -188,7 +188,7 @@ class Router:
                 while True:
                     replica = await self._route()
                     try:
-                        answer = await replica.ask(request, sampling, max_tokens, rules)
+                        answer = await replica.answer_request(request, sampling, max_tokens, rules)
                     except ActorDied:
                         deaths += 1
                         if deaths >= self._attempts:

@@ -33,7 +33,7 @@ from vla_rl.util.tasks import run_in_thread
 
 
 class EngineProcess:
-    """One process, known from the moment it reports its id; `close` lets go of it.
+    """One process, known from the moment it reports its id; `close_descriptor` lets go of it.
 
     Attributes:
         pid: process id; 0 before it is known.
@@ -43,7 +43,7 @@ class EngineProcess:
         self.pid = 0
         self._pidfd: int | None = None
 
-    def watch(self, pid: int, on_end: Callable[[], object]) -> None:
+    def watch_exit(self, pid: int, on_end: Callable[[], object]) -> None:
         """Call `on_end` at once when it ends: the kernel makes its descriptor readable then."""
         self.pid, self._pidfd = pid, os.pidfd_open(pid)
 
@@ -78,7 +78,7 @@ class EngineProcess:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    def close(self) -> None:
+    def close_descriptor(self) -> None:
         """Stop watching, and close the descriptor."""
         if self._pidfd is not None:
             self._stop_watching()
@@ -97,13 +97,13 @@ KILL_AGAIN_S: Final = 0.1
 
 
 class EngineThread:
-    """One thread, from the first `run` to `close`. `name` is the prefix of the thread's name."""
+    """One thread, from the first `run_work` to `stop_thread`. `name` is the prefix of the thread's name."""
 
     def __init__(self, name: str) -> None:
         self._executor = ThreadPoolExecutor(1, name)
         self._thread_id: int | None = None
 
-    async def run(self, work: Callable[[], T]) -> T:
+    async def run_work(self, work: Callable[[], T]) -> T:
         """Call `work()` in the thread and return its result.
 
         A cancellation kills the processes that the thread has started, repeatedly until `work`
@@ -117,7 +117,7 @@ class EngineThread:
             except asyncio.CancelledError as error:
                 cancelled = error
             if cancelled is not None:
-                self.kill()
+                self.kill_processes()
         if cancelled is not None:
             done.exception()  # the caller was cancelled and cannot use it
             raise cancelled
@@ -138,7 +138,7 @@ class EngineThread:
             return []
         return [pid for pid in map(int, children.split()) if not _is_resource_tracker(pid)]
 
-    def kill(self) -> None:
+    def kill_processes(self) -> None:
         """Send SIGKILL to all of them."""
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
@@ -150,7 +150,7 @@ class EngineThread:
                 finally:
                     os.close(pidfd)
 
-    async def close(self) -> None:
+    async def stop_thread(self) -> None:
         """Stop the thread; the kernel then kills the processes that it has started."""
         await run_in_thread(self._executor.shutdown)
 
@@ -179,7 +179,7 @@ processes of a job one after another, which takes less."""
 
 
 class EngineWatch:
-    """Checks an engine's processes from the running loop, between `start` and `end`.
+    """Checks an engine's processes from the running loop, between `start_watch` and `end_watch`.
 
     Deadlines count the time in which this process itself ran (`ObservedTime`). So after Ctrl-Z and
     `fg`, or on an overloaded machine, an engine that could not run either does not count as late.
@@ -200,11 +200,11 @@ class EngineWatch:
         self._timer: asyncio.TimerHandle | None = None
         self._has_ended = False
 
-    def start(self) -> None:
+    def start_watch(self) -> None:
         """Start checking."""
         self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
 
-    def end(self) -> None:
+    def end_watch(self) -> None:
         """Stop checking; all waiting blocks time out at once."""
         self._has_ended = True
         if self._timer is not None:
@@ -249,7 +249,7 @@ def _expire(timeout: asyncio.Timeout) -> None:
 
 
 class EngineLifecycle:
-    """The life of one engine's processes, from `start` to `close`.
+    """The life of one engine's processes, from `start_watch` to `kill_and_release`.
 
     Args: `name`, of the engine, in messages.
 
@@ -271,17 +271,17 @@ class EngineLifecycle:
         """Process id; 0 before the process has reported it."""
         return self._process.pid
 
-    def start(self) -> None:
-        """Watch whatever `run` starts."""
-        self._watch.start()
+    def start_watch(self) -> None:
+        """Watch whatever `start_processes` starts."""
+        self._watch.start_watch()
 
-    async def run(self, work: Callable[[], T]) -> T:
+    async def start_processes(self, work: Callable[[], T]) -> T:
         """Start processes by `work()`, in the thread that they live as long as."""
-        return await self._thread.run(work)
+        return await self._thread.run_work(work)
 
     def watch_process(self, pid: int) -> None:
         """Note the id that its process has reported: from now on, its end is noticed at once."""
-        self._process.watch(pid, self.mark_ended)
+        self._process.watch_exit(pid, self.mark_ended)
 
     def limit(self, limit_s: float | None) -> AbstractAsyncContextManager[asyncio.Timeout]:
         """Limit a block that waits for it, as `EngineWatch.limit`: its death ends the block too."""
@@ -295,7 +295,7 @@ class EngineLifecycle:
         if not self.died.is_set():
             self.cause = cause
             self.died.set()
-            self._watch.end()  # vLLM raises in waiting calls too, but only after its clean-up
+            self._watch.end_watch()  # vLLM raises in waiting calls too, but only after its clean-up
         if frozen:
             self._kill()
         return ActorFrozen(self._name, self.pid, cause) if frozen else self.make_death_error()
@@ -315,11 +315,11 @@ class EngineLifecycle:
         """Return the error that callers get from now on."""
         return ActorDied(self._name, self.pid, self.cause)
 
-    async def close(self) -> None:
+    async def kill_and_release(self) -> None:
         """Kill what still runs, and free what this process holds of it. Call `mark_dead` before."""
         self._kill()
-        await self._thread.close()
-        self._process.close()
+        await self._thread.stop_thread()
+        self._process.close_descriptor()
 
     def _mark_frozen(self, pid: int) -> None:
         self.mark_dead(f"its process {pid} was stopped by a signal such as SIGSTOP", frozen=True)
@@ -333,4 +333,4 @@ class EngineLifecycle:
 
     def _kill(self) -> None:
         self._process.kill()
-        self._thread.kill()
+        self._thread.kill_processes()

@@ -38,8 +38,8 @@ class ServedVersion:
 
     Attributes:
         now: version that all engines serve.
-        coming: version that they will serve; `now` if none is on its way.
-        goes_ahead: whether `begin` returns before a version is applied.
+        pending: version that they will serve; `now` if none is on its way.
+        applies_in_background: whether `start_applying` returns before a version is applied.
     """
 
     def __init__(self, version: int) -> None:
@@ -48,14 +48,14 @@ class ServedVersion:
         self._applying: asyncio.Task[None] | None = None
         self._calls: list[Callable[[], None]] = []
 
-    async def begin(
+    async def start_applying(
         self, version: int, applying: Coroutine[Any, Any, None], tasks: asyncio.TaskGroup
     ) -> None:
         """Apply a version; return once it is applied, or at once if the learner goes ahead.
 
         Args:
             version: its number.
-            applying: applies it, and calls `note`.
+            applying: applies it, and calls `mark_applied`.
             tasks: owns it if the learner goes ahead; an error is theirs then.
         """
         if not self.applies_in_background:
@@ -64,12 +64,12 @@ class ServedVersion:
         self.pending = version
         self._applying = tasks.create_task(applying, name=f"weights {version} to the engines")
 
-    async def wait_applied(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until nothing is on its way."""
         if self._applying is not None:
             await asyncio.wait((self._applying,))
 
-    def note(self, version: int) -> None:
+    def mark_applied(self, version: int) -> None:
         """Note that all engines serve this version."""
         self.now = self.pending = version
         for call in self._calls:
@@ -116,7 +116,7 @@ class Publication:
         self.current: StagedWeights | None = None
         self.times: list[UpdateTimes] = []
 
-    def write(self, tensors: Mapping[str, Tensor], version: int) -> StagedWeights:
+    def write_version(self, tensors: Mapping[str, Tensor], version: int) -> StagedWeights:
         """Write a version to memory, beside the current one, which starting engines still read.
 
         Raises: CheckpointError, and then nothing was written; ConfigError if the configured memory
@@ -124,15 +124,15 @@ class Publication:
         """
         if self._stage is None:
             self._stage = Stage(tensors, self._route)
-        return self._stage.write(tensors, version, self.current)
+        return self._stage.write_version(tensors, version, self.current)
 
-    def stage_shared(
+    def write_shared(
         self, network: nn.Module, tensors: Mapping[str, Tensor], version: int
     ) -> tuple[StagedWeights, SharedParameters] | None:
-        """Let other processes write a version, as `Stage.stage_shared`. Raises: as `write`."""
+        """Let other processes write a version, as `Stage.write_shared`. Raises: as `write_version`."""
         if self._stage is None:
             self._stage = Stage(tensors, self._route)
-        return self._stage.stage_shared(network, tensors, version, self.current)
+        return self._stage.write_shared(network, tensors, version, self.current)
 
     async def publish(
         self, staged: StagedWeights, replicas: Sequence[Replica], began: float
@@ -170,10 +170,10 @@ class Publication:
                 replica.name: await replica.checksum() for replica in replicas if replica.is_ready
             }
 
-    def close(self) -> None:
+    def free_memory(self) -> None:
         """Free the memory, and discard the weights."""
         if self._stage is not None:
-            self._stage.close()
+            self._stage.free_buffers()
         self._stage = self.current = None
 
     async def _apply(self, staged: StagedWeights, replicas: Sequence[Replica]) -> None:
@@ -269,32 +269,32 @@ class WeightPublisher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: asyncio.TaskGroup | None = None
 
-    def open(self, tasks: asyncio.TaskGroup) -> None:
+    def start_publishing(self, tasks: asyncio.TaskGroup) -> None:
         """Apply every version from now on, in this loop.
 
         Args: `tasks`, owns the application of a version that the learner does not wait for.
         """
         self._loop, self._tasks = asyncio.get_running_loop(), tasks
 
-    def close(self) -> None:
+    def stop_publishing(self) -> None:
         """Store later versions only."""
         self._loop = self._tasks = None
 
-    def write(self, network: nn.Module, version: int) -> StagedWeights:
-        """Write a version to memory that engines open. Raises: as `Publication.write`."""
-        return self._publication.write(self._tensors(network), version)
+    def write_version(self, network: nn.Module, version: int) -> StagedWeights:
+        """Write a version to memory that engines open. Raises: as `Publication.write_version`."""
+        return self._publication.write_version(self._tensors(network), version)
 
     def apply_weights(self, network: nn.Module, version: int) -> None:
         """Apply weights and their version in all engines or in none: see `VllmEngine.apply_weights`."""
         self._wait_for_last()
         began = time.perf_counter()
-        self._apply(self.write(network, version), began)
+        self._apply(self.write_version(network, version), began)
 
     def stage_shared(self, network: nn.Module, version: int) -> SharedParameters | None:
         """Open memory for a version that other processes write: see `VllmEngine.stage_shared`."""
         self._wait_for_last()
         self._shared_began = time.perf_counter()
-        found = self._publication.stage_shared(network, self._tensors(network), version)
+        found = self._publication.write_shared(network, self._tensors(network), version)
         self._shared, places = found or (None, None)
         return places
 
@@ -310,15 +310,15 @@ class WeightPublisher:
         loop, tasks = self._loop, self._tasks
         if loop is None or tasks is None:
             self._publication.current = staged
-            self._version.note(staged.version)
+            self._version.mark_applied(staged.version)
             return
-        begun = self._version.begin(staged.version, self._publish(staged, began), tasks)
+        begun = self._version.start_applying(staged.version, self._publish(staged, began), tasks)
         asyncio.run_coroutine_threadsafe(begun, loop).result()
 
     def _wait_for_last(self) -> None:
         """Wait on the device lane until the memory of the version before the last may be written."""
         if self._loop is not None:
-            asyncio.run_coroutine_threadsafe(self._version.wait_applied(), self._loop).result()
+            asyncio.run_coroutine_threadsafe(self._version.wait_until_idle(), self._loop).result()
 
     async def _publish(self, staged: StagedWeights, began: float) -> None:
         async with self._publication.turn:
@@ -326,4 +326,4 @@ class WeightPublisher:
                 await self._publication.publish(staged, self._ready(), began)
             finally:
                 assert self._publication.current is not None
-                self._version.note(self._publication.current.version)
+                self._version.mark_applied(self._publication.current.version)

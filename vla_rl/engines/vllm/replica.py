@@ -121,11 +121,11 @@ class Replica:
 
     async def build(self) -> None:
         """Start the process, without weights. Raises: ActorDied for any error."""
-        self._lifecycle.start()
+        self._lifecycle.start_watch()
         try:
             async with self._lifecycle.limit(self._config.startup_s):
                 with waiting(f"engine {self.name!r}", on="its process to start"):
-                    await self._lifecycle.run(self._build)
+                    await self._lifecycle.start_processes(self._build)
                 (pid,) = set(await self._call("process_id"))
                 self._lifecycle.watch_process(pid)
         except TimeoutError as error:
@@ -151,7 +151,7 @@ class Replica:
         self._has_joined = True
         note_progress("engines started")
 
-    async def ask(
+    async def answer_request(
         self,
         request: EngineRequest,
         sampling: Sampling,
@@ -194,7 +194,9 @@ class Replica:
         """
         try:
             async with self._lifecycle.limit(self._config.health_timeout_s):
-                await self.ask(self._sample, Sampling(greedy=True), self._layout.num_tokens or 1)
+                await self.answer_request(
+                    self._sample, Sampling(greedy=True), self._layout.num_tokens or 1
+                )
         except TimeoutError as error:
             raise self._lifecycle.mark_overdue(
                 f"gave no token for {self._config.health_timeout_s} s"
@@ -296,7 +298,7 @@ class Replica:
         llm, self._llm = self._llm, None
         if llm is not None:
             await run_in_thread(llm.shutdown, SHUTDOWN_S)
-        await self._lifecycle.close()
+        await self._lifecycle.kill_and_release()
 
     def _build(self) -> None:
         build, _ = require_vllm()

@@ -251,7 +251,7 @@ class Stage:
         self._written: list[StagedWeights | None] = [None, None]
         self._last = 0
 
-    def write(
+    def write_version(
         self, tensors: Mapping[str, Tensor], version: int, current: StagedWeights | None = None
     ) -> StagedWeights:
         """Copy a version into the buffer that does not hold `current`.
@@ -260,14 +260,14 @@ class Stage:
         """
         return self._write(tensors, frozenset(), version, current)
 
-    def stage_shared(
+    def write_shared(
         self,
         network: nn.Module,
         tensors: Mapping[str, Tensor],
         version: int,
         current: StagedWeights | None,
     ) -> tuple[StagedWeights, SharedParameters] | None:
-        """Do the same as `write`, but leave the trained parameters of `network` to other processes.
+        """Do the same as `write_version`, but leave the trained parameters of `network` to other processes.
 
         Return also where they write them; None if they cannot. Raises: CheckpointError.
         """
@@ -304,7 +304,7 @@ class Stage:
         """Return the CRC-32 of the bytes that were written last."""
         return compute_checksum(self._buffers[self._last].whole)
 
-    def close(self) -> None:
+    def free_buffers(self) -> None:
         """Free the memory."""
         for buffer in self._buffers:
             buffer.close()

@@ -214,7 +214,7 @@ class RankShard:
         # read twice, for the digest and for the sending: keeping the pieces would be a second copy
         # of the shard
         for piece in self._pieces():
-            digest.add(piece)
+            digest.add_piece(piece)
         return WeightShard(
             holder=self._rank,
             state=self._training.num_changes,
