@@ -24,7 +24,7 @@ from vla_rl.graph import (
     UnknownNode,
     load_pipeline,
 )
-from vla_rl.graph.node import suggest
+from vla_rl.util.imports import suggest
 
 
 async def source() -> int:
@@ -264,7 +264,7 @@ def test_a_custom_pipeline_is_loaded_by_path(import_folder: Path) -> None:
     assert load_pipeline("my_pipelines:graph", "b").build().topological_order == ("b",)
     with pytest.raises(GraphError, match="returned int, expected a Pipeline"):
         load_pipeline("my_pipelines:number")
-    with pytest.raises(UnknownFunction, match="expected a function"):
+    with pytest.raises(UnknownFunction, match="has no function 'constant'"):
         load_pipeline("my_pipelines:constant")
     with pytest.raises(UnknownFunction, match="did you mean 'pipeline'"):
         load_pipeline("my_pipelines:pipelin")

@@ -158,7 +158,7 @@ def test_parquet_does_as_well(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"prompt": "1?"}, r"row 1 \(line 2\) has no 'answer'; it has: 'prompt'"),
+        ({"prompt": "1?"}, r"row 1 \(line 2\) has no 'answer'; known: 'prompt'"),
         (
             {"prompts": "1?", "answer": "1"},
             r"row 1 \(line 2\) has no 'prompt'; did you mean 'prompts'\?",

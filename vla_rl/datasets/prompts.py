@@ -17,7 +17,6 @@ Parquet writes null for what a message lacks and another one has, so a null is t
 """
 
 import codecs
-import difflib
 import functools
 import json
 import logging
@@ -31,7 +30,7 @@ import msgspec
 
 from vla_rl.errors import DataError
 from vla_rl.types import Message, ToolCall
-from vla_rl.util.imports import pa, pq
+from vla_rl.util.imports import pa, pq, suggest
 from vla_rl.util.values import excerpt
 
 logger = logging.getLogger(__name__)
@@ -162,8 +161,8 @@ def _read_parquet(path: Path, fields: Sequence[str]) -> "pa.Table":
     for field in fields:
         if field not in table.column_names:
             raise DataError(
-                f"{path}: row 0, like all others, has no field {field!r}; "
-                f"{_suggest_field(field, table.column_names)}"
+                f"{path}: row 0, like all others, has no field {field!r}"
+                f"{suggest(field, table.column_names)}"
             )
         column = table.column(field)
         if column.null_count:
@@ -193,8 +192,8 @@ def _read_jsonl(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
             for field in fields:
                 if row.get(field) is None:
                     raise DataError(
-                        f"{path}: row {len(rows)} (line {number}) has no {field!r}; "
-                        f"{_suggest_field(field, list(row))}"
+                        f"{path}: row {len(rows)} (line {number}) has no {field!r}"
+                        f"{suggest(field, [name for name in row if name != field])}"
                     )
             rows.append(row)
     return rows
@@ -206,13 +205,6 @@ def _require_utf8(path: Path) -> None:
         begin = file.read(4)
     if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)):
         raise DataError(f"{path} is in UTF-16 or UTF-32, expected UTF-8; save it as UTF-8.")
-
-
-def _suggest_field(field: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(field, [name for name in names if name != field], n=1)
-    return (
-        f"did you mean {near[0]!r}? " if near else ""
-    ) + f"it has: {', '.join(map(repr, names)) or 'nothing'}."
 
 
 UNUSED_PARTS: Final = frozenset(

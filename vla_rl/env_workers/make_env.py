@@ -8,7 +8,6 @@ to again, without any OpenGL, and keeps it in its module; an instance made later
 arguments, in a fork of this process, uses that data.
 """
 
-import difflib
 import functools
 import importlib
 import inspect
@@ -25,7 +24,7 @@ from vla_rl.actors import PrepareHook
 from vla_rl.env_workers.spaces import as_plain
 from vla_rl.errors import ConfigError, EnvError
 from vla_rl.types import EnvSpec, WrapperSpec
-from vla_rl.util.imports import import_path, load_named
+from vla_rl.util.imports import import_path, load_named, suggest
 from vla_rl.util.processes import refuse_threads
 from vla_rl.util.values import excerpt, find_part_without_json
 
@@ -157,15 +156,9 @@ def check_arguments(spec: EnvSpec, found: Registered) -> None:
         return
     for name in spec.kwargs:
         if name not in parameters and name not in FOR_GYMNASIUM:
-            near = difflib.get_close_matches(name, parameters, n=1)
-            hint = (
-                f"did you mean {near[0]!r}?"
-                if near
-                else f"its arguments: {', '.join(parameters) or 'none'}"
-            )
             raise EnvError(
                 f"{spec.id} with {spec.kwargs} could not be made: it has no argument "
-                f"{name!r}; {hint}"
+                f"{name!r}{suggest(name, parameters)}"
             )
 
 

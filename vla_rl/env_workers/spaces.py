@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_rl.util.arrays import parse_dtype
+from vla_rl.util.values import excerpt
 
 _AS_THEY_ARE = frozenset({str, bytes, bool, int, float, type(None)})
 
@@ -304,8 +305,7 @@ def describe_value(value: Any) -> str:
         return f"{value.dtype} {list(value.shape)}"
     if isinstance(value, dict):
         return f"a dict with the keys {sorted(map(str, value))}"
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+    return f"{type(value).__name__} {excerpt(value)}"
 
 
 def call_method(

@@ -18,16 +18,21 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from vla_rl.graph.node import Names, as_names, suggest
+from vla_rl.graph.node import Names, as_names
 from vla_rl.graph.plan import InvalidRun, Plan, Resource, make_plan
 from vla_rl.graph.task_graph import TaskGraph
 from vla_rl.graph.update import Clock, NodeFailed, Update, Waited
 from vla_rl.graph.update_run import UpdateRun
+from vla_rl.util.imports import suggest
 
 
 @dataclass(frozen=True, slots=True)
 class RunningNode:
-    """A node that runs, or waits for its turn, at this moment."""
+    """A node that runs, or waits for its turn, at this moment.
+
+    Example:
+        RunningNode(node="rollout", update=12, status="running", since_s=41.3)
+    """
 
     node: str
     update: int
@@ -166,6 +171,8 @@ class Run:
             raise RuntimeError(
                 "this run was already entered; call Executor.run again for another one"
             )
+        # The first updates begin here and not with the loop: what the block does before it iterates
+        # overlaps with them.
         self._entered = True
         self._admit()
         return self
@@ -183,6 +190,8 @@ class Run:
         if failure is not None:
             self._add_others(failure)
         await self._stop()
+        # An error of the loop's body comes first: it is what its author looks for. The node's is a
+        # note on it.
         if failure is not None and error is None:
             raise failure
         if failure is not None and error is not None:
@@ -190,6 +199,12 @@ class Run:
 
     def __aiter__(self) -> Self:
         return self
+
+    # who waits       for                     woken by
+    # `__anext__`     `_arrival`              the end of the oldest update in flight, failed or not
+    # an update       a place in flight       the loop's body, when it asks for its next update
+    # a node          see `update_run`        another node's end, an item, room in a stream, a resource
+    # `_stop`         the end of all tasks    their cancellation, which it has asked for
 
     async def __anext__(self) -> Update:
         if not self._entered or self._closed:
@@ -214,6 +229,8 @@ class Run:
     def node_completed(self, update: UpdateRun, position: int) -> None:
         """Release the same node of the next update."""
         for later in self._in_flight:
+            # Its position in the queue is not known: updates before it may have been handed out
+            # meanwhile.
             if later.index == update.index + 1:
                 later.release(
                     position, update.nodes[position].activity.last, Waited.PREVIOUS_UPDATE
@@ -251,6 +268,7 @@ class Run:
         while (self._last is None or self._next < self._last) and len(
             self._in_flight
         ) < self._max_in_flight:
+            # The one before it, which may be done: then its nodes wait for nothing.
             previous = self._in_flight[-1] if self._in_flight else None
             update = UpdateRun(
                 self._plan, self._next, self._inputs, self, self._clock, self._stream_capacity

@@ -4,14 +4,14 @@ A node's function receives values by name and returns values; it never sees the 
 or a whole config. It is checked to be async and to have exactly the parameters that its node fills.
 """
 
-import difflib
 import enum
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self, TypeAlias, TypedDict, Unpack, final
 
 from vla_rl.errors import GraphError
+from vla_rl.util.imports import suggest
 
 
 class InvalidNode(GraphError):
@@ -24,17 +24,6 @@ class NotAsync(GraphError):
 
 class SignatureMismatch(GraphError):
     """A function's parameters do not match the values it reads and the config it is given."""
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` if a known name is close to `name`, else up to 12 known names.
-
-    Empty if there are more, or none.
-    """
-    candidates = list(known)
-    if close := difflib.get_close_matches(name, candidates, n=1):
-        return f"; did you mean {close[0]!r}?"
-    return f"; known: {', '.join(map(repr, candidates))}" if 0 < len(candidates) <= 12 else ""
 
 
 class NodeType(enum.Enum):
@@ -177,7 +166,11 @@ class NodeFields(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One step of a pipeline; `Node.declare` accepts the short forms of `NodeFields`."""
+    """One step of a pipeline; `Node.declare` accepts the short forms of `NodeFields`.
+
+    Example:
+        Node.declare("filter", keep_informative, reads="groups", writes="kept", stream=True)
+    """
 
     id: str
     """Unique in its pipeline."""
@@ -204,6 +197,8 @@ class Node:
 
     def change(self, func: NodeFunction | str | None, **fields: Unpack[NodeFields]) -> Self:
         """Return the node with other fields. A new function drops the old one's `config`."""
+        # The old function's configuration would be refused by the signature of nearly every other
+        # one.
         replaced: dict[str, Any] = {} if func is None else {"func": func, "config": {}}
         return replace(self, **{**replaced, **_to_long_forms(fields)})
 
@@ -305,6 +300,7 @@ class FunctionKind(enum.Enum):
 
 def get_function_kind(node: Node, func: Any) -> FunctionKind:
     """Return how the function is run. Raises `NotAsync` for anything that is not async."""
+    # A class with an async __call__ would pass the check below, and calling it makes an instance.
     if inspect.isclass(func):
         raise NotAsync(
             f"node {node.id!r}: {func.__qualname__} is a class, expected `async def`, or an "

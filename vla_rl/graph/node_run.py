@@ -11,9 +11,10 @@ from contextlib import aclosing
 from contextvars import ContextVar
 from typing import Any, Final
 
-from vla_rl.graph.node import DROP, NOTHING, FunctionKind, NodeOutput, NodeStatus, suggest
+from vla_rl.graph.node import DROP, NOTHING, FunctionKind, NodeOutput, NodeStatus
 from vla_rl.graph.plan import END, PlannedNode, StreamBuffer
 from vla_rl.graph.update import Activity, Clock, Interval, Span, Waited, WrongOutput
+from vla_rl.util.imports import suggest
 
 logger = logging.getLogger("vla_rl.graph")
 
@@ -45,6 +46,8 @@ def unpack_call(
                 )
             return _require_names(node, update, writes, result.values), metrics
         result = None if result.batch is NOTHING else result.batch
+        # A function that returns only metrics has forgotten its value: None would be passed on, and
+        # fail in the next node.
         if result is None and len(writes) == 1 and metrics is not _NO_METRICS:
             raise _make_wrong_output(
                 node,
@@ -107,6 +110,7 @@ def _require_names(
 ) -> Mapping[str, Any]:
     if values.keys() == set(writes):
         return values
+    # Both directions at once: most often one name is misspelt, which is missing and undeclared.
     missing = [name for name in writes if name not in values]
     undeclared = [name for name in values if name not in writes]
     problems = [f"missing {name!r}" for name in missing]
@@ -192,7 +196,11 @@ class NodeRun:
             else self._per_item if kind is FunctionKind.PER_ITEM
             else self._source
         )  # fmt: skip
+        # In lists of what waits, in tracebacks and in asyncio's own warnings the task has this
+        # name.
         name = f"{self.planned.id}[{self._update}]"
+        # A context of its own: what one node sets in it must not be seen by others, and a run's
+        # table of times finds the node there that asked for work.
         context = contextvars.copy_context()
         context.run(CURRENT_NODE.set, name)
         self.task = asyncio.get_running_loop().create_task(
@@ -263,6 +271,8 @@ class NodeRun:
             while True:
                 self._attempts += 1
                 try:
+                    # Resources stay held between attempts: another node in between could change
+                    # what the next one finds.
                     return await planned.func(**arguments)
                 except planned.retry_on as error:
                     failures += 1
@@ -295,6 +305,8 @@ class NodeRun:
     async def _take_resources(self) -> None:
         """Take the resources, in order of name; the node counts as running from then on."""
         for position, (resource, units) in enumerate(self.planned.resources):
+            # The usual case first: a resource is mostly free, and a wait would cost a turn of the
+            # loop.
             if not resource.try_take(units):
                 self.activity.pause_work()
                 try:

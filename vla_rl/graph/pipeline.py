@@ -22,10 +22,10 @@ from vla_rl.graph.node import (
     NodeRole,
     NodeType,
     as_names,
-    suggest,
 )
 from vla_rl.graph.task_graph import TaskGraph, UnknownNode
-from vla_rl.graph.validation import DuplicateNode, UnknownFunction, build_graph, resolve_function
+from vla_rl.graph.validation import DuplicateNode, UnknownFunction, build_graph
+from vla_rl.util.imports import load_function, suggest
 
 T = TypeVar("T")
 
@@ -77,7 +77,9 @@ def _read_node(number: int, raw: Mapping[str, Any], where: str) -> Node:
             named[key] = kinds(_require_choice(raw[key], values, f"{context}: {key}"))
     if isinstance(raw.get("retry_on"), list):
         named["retry_on"] = [
-            resolve_function(path, f"{context}: retry_on") if isinstance(path, str) else path
+            load_function(path, f"{context}: retry_on", UnknownFunction)
+            if isinstance(path, str)
+            else path
             for path in raw["retry_on"]
         ]
     table = _convert(named, NodeTable, context)
@@ -85,6 +87,8 @@ def _read_node(number: int, raw: Mapping[str, Any], where: str) -> Node:
 
 
 def _convert(raw: Mapping[str, Any], kind: type[T], context: str) -> T:
+    # msgspec ignores keys that a TypedDict does not have, so that a misspelt one would change
+    # nothing.
     known = get_type_hints(kind)
     for key in raw:
         if key not in known:
@@ -174,6 +178,8 @@ class Pipeline:
         position = self._position(anchor)
         self._require_new(node)
         moved = reroute or {}
+        # Also nodes that only read a value of the anchor: a reader waits for its writer as if deps
+        # named it.
         produced = set(self._nodes[position].writes)
         for number, other in enumerate(self._nodes):
             if anchor in other.deps or produced & set(other.reads.values()):
@@ -206,6 +212,8 @@ class Pipeline:
         read.
         """
         position = self._position(node_id)
+        # Taken before the node is gone, with the writers of what it read: an order that held
+        # through it still holds.
         before = (*self._nodes[position].deps, *self._upstream_writers(position))
         gone = self._nodes.pop(position)
         for number, other in enumerate(self._nodes):
@@ -257,13 +265,7 @@ def load_pipeline(path: str, *arguments: object) -> Pipeline:
         path: path of a function that returns a `Pipeline` or a `TaskGraph`.
         arguments: passed to the function, such as the run's config.
     """
-    function = resolve_function(path, "custom pipeline")
-    if not callable(function):
-        raise UnknownFunction(
-            f"custom pipeline: {path!r} is {function!r}, expected a function "
-            "that returns a Pipeline"
-        )
-    made = function(*arguments)
+    made = load_function(path, "custom pipeline", UnknownFunction)(*arguments)
     if isinstance(made, TaskGraph):
         return Pipeline.from_graph(made)
     if isinstance(made, Pipeline):

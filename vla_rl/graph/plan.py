@@ -13,9 +13,10 @@ from types import TracebackType
 from typing import Any, Final, final
 
 from vla_rl.errors import GraphError
-from vla_rl.graph.node import FunctionKind, Node, get_function_kind, suggest
+from vla_rl.graph.node import FunctionKind, Node, get_function_kind
 from vla_rl.graph.task_graph import TaskGraph
 from vla_rl.graph.update import Activity, Interval, Waited
+from vla_rl.util.imports import suggest
 
 
 class UnknownResource(GraphError):
@@ -75,6 +76,8 @@ class Resource:
         """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._arrivals += 1
+        # By update first: one that is older bounds all later ones, so its nodes go before them on
+        # the device.
         heapq.heappush(self._waiters, (priority, self._arrivals, units, future))
         try:
             return await future
@@ -93,6 +96,8 @@ class Resource:
 
     def _grant(self, by: object) -> None:
         while self._waiters:
+            # Calls that were cancelled are still in the heap: removing them from the middle would
+            # cost a search.
             _, _, units, future = self._waiters[0]
             if future.done():
                 heapq.heappop(self._waiters)
@@ -261,6 +266,8 @@ def make_plan(graph: TaskGraph, resources: Mapping[str, Resource], keep: Iterabl
             raise InvalidRun(
                 f"keep names {name!r}, which no node of {graph.id!r} writes{suggest(name, written)}"
             )
+    # Values that nobody reads are results: without the update's values they could not be had at
+    # all.
     kept = tuple(dict.fromkeys((*graph.outputs, *keep)))
     num_readers: dict[str, int] = {}
     for node in graph.nodes.values():
@@ -301,6 +308,7 @@ def _plan_node(
                 f"{resources[name].capacity}"
             )
         held.append((resources[name], units))
+    # Sets, because two values between the same nodes are one wait.
     finishes = {edge.source for edge in graph.edges if edge.target == node.id and not edge.streamed}
     releases = {edge.target for edge in graph.edges if edge.source == node.id and not edge.streamed}
     assert not isinstance(node.func, str), "build() has resolved every function"

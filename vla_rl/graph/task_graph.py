@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from vla_rl.errors import GraphError
-from vla_rl.graph.node import Edge, Node, NodeRole, NodeType, suggest
+from vla_rl.graph.node import Edge, Node, NodeRole, NodeType
+from vla_rl.util.imports import suggest
 
 logger = logging.getLogger("vla_rl.graph")
 
@@ -51,6 +52,7 @@ class TaskGraph:
         self._sources: dict[str, list[str]] = {node_id: [] for node_id in self.nodes}
         self._targets: dict[str, list[str]] = {node_id: [] for node_id in self.nodes}
         for edge in self.edges:
+            # Two values between the same nodes are two edges and one dependency.
             if edge.source not in self._sources[edge.target]:
                 self._sources[edge.target].append(edge.source)
                 self._targets[edge.source].append(edge.target)
@@ -200,6 +202,8 @@ def to_tree(graph: TaskGraph) -> str:
     below: dict[str | None, list[str]] = {}
     order = {node_id: position for position, node_id in enumerate(graph.nodes)}
     for node_id in graph.nodes:
+        # Below the last of its dependencies, so that whoever reads from the top finds everything
+        # that a node needs above it.
         parent = max(graph.dependencies(node_id), key=order.__getitem__, default=None)
         below.setdefault(parent, []).append(node_id)
 

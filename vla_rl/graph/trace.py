@@ -20,7 +20,11 @@ _UPDATES_LANE = 0
 
 
 class Slice(NamedTuple):
-    """A piece of work of another process, on the clock of this host."""
+    """A piece of work of another process, on the clock of this host.
+
+    Example:
+        Slice(name="generate", begin=1203.41, end=1203.88)
+    """
 
     name: str
     begin: float
@@ -81,6 +85,8 @@ class TraceWriter:
             events.extend(self._span_events(span, facts.get(span.node, {})))
         lanes = dict(self._other_lanes)
         if slices and not lanes:
+            # Named only once it has a lane: most runs have no other process, and an empty track
+            # would be shown.
             events.append(self._name("process_name", 0, "other processes", other_process=1))
         for name, shown in slices.items():
             if name not in lanes:

@@ -53,6 +53,8 @@ class Interval:
     ) -> None:
         self.node, self.update, self.start, self.waited = node, update, start, waited
         self.end: float | None = None
+        # The name is kept beside the link, which is cut when no path needs it: traces are written
+        # after that.
         self.waited_for = cause.node if cause is not None else None
         self._cause = cause
 
@@ -176,7 +178,15 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class CriticalPath(msgspec.Struct, frozen=True):
-    """The chain of nodes that bounded one update, oldest first; `str` of it is a readable line."""
+    """The chain of nodes that bounded one update, oldest first; `str` of it is a readable line.
+
+    Example:
+        12.4 seconds, most of which the update waited for the episodes of the one before:
+
+        CriticalPath(update=3, duration_s=12.4, segments=(
+            Segment(node="rollout", update=2, duration_s=10.1, waited=Waited.NOTHING),
+            Segment(node="update", update=3, duration_s=2.3, waited=Waited.DEPENDENCY)))
+    """
 
     update: int
     duration_s: float
@@ -209,6 +219,7 @@ class CriticalPath(msgspec.Struct, frozen=True):
 
         Shares below 0.5 % are left out.
         """
+        # An update of nodes that do nothing takes no time on a simulated clock.
         total = self.duration_s or 1.0
         parts = [
             f"{name} {format_seconds(seconds)} ({100 * seconds / total:.0f} %)"

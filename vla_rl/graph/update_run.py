@@ -59,6 +59,8 @@ class UpdateRun:
         self.failure: NodeFailed | None = None
         self.result: Update | None = None
         self._stopping = False
+        # Counted down as nodes end: a group of episodes holds hundreds of megabytes, which the
+        # update would otherwise keep until its end.
         self._num_readers = dict(plan.num_readers)
         self._metrics: dict[str, tuple[str, float, int]] = {}
         self._last: Interval | None = None
@@ -95,6 +97,7 @@ class UpdateRun:
     def release(self, position: int, cause: Interval | None, waited: Waited) -> None:
         """Count one dependency of a node as finished."""
         node = self.nodes[position]
+        # An update that is being stopped starts nothing: its owner waits for the tasks that it has.
         if node.release(cause, waited) and not self._stopping:
             node.start(self._node_ended)
 
@@ -112,6 +115,7 @@ class UpdateRun:
         """
         for key, number in metrics.items():
             owner, total, count = self._metrics.get(key, (node, 0.0, 0))
+            # Two nodes under one name would be averaged, and neither number would mean anything.
             if owner != node:
                 raise WrongOutput(
                     node,
@@ -154,6 +158,7 @@ class UpdateRun:
         )
 
     def _node_ended(self, node: NodeRun) -> None:
+        # No longer among `tasks`: an owner that stops the update waits for those that run.
         task, node.task = node.task, None
         assert task is not None
         node.activity.pause_work()
@@ -163,6 +168,8 @@ class UpdateRun:
             if task.cancelled()
             else task.exception()
         )
+        # A node that was cancelled is no failure, even if its clean-up raised: that would hide the
+        # cause.
         if self._stopping or node.skipped:
             node.status = NodeStatus.SKIPPED
             self._add_late_error(node, None if task.cancelled() else error)
@@ -186,6 +193,7 @@ class UpdateRun:
     def _settle(self, node: NodeRun) -> None:
         """Record the end of a node: close its streams, and free values that no other node reads."""
         self._remaining -= 1
+        # Only a complete stream becomes a value: a reader of the list must not train on half of it.
         if node.items is not None and node.status is NodeStatus.COMPLETED:
             self.values[node.planned.writes[0]] = node.items
         node.items = None
@@ -227,6 +235,7 @@ class UpdateRun:
 
         If no node wrote it, the failure is the reader's.
         """
+        # By the name of the value and not of the parameter: a node may read it under another one.
         name = dict(reader.planned.reads).get(error.parameter, error.parameter)
         writer = next((node.planned.id for node in self.nodes if name in node.planned.writes), None)
         if writer is None:
@@ -250,6 +259,8 @@ class UpdateRun:
 
     def _finish(self) -> None:
         self.result = self.describe_progress()
+        # The result has what is kept; the run may hold this object until no critical path reaches
+        # back to it.
         self.values.clear()
         if self.failure is not None:
             self.failure.report = self.result

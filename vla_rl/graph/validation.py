@@ -6,12 +6,11 @@ All are `GraphError`, so one `except` catches them.
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
 
 from vla_rl.errors import GraphError
-from vla_rl.graph.node import Edge, FunctionKind, Node, check_signature, get_function_kind, suggest
+from vla_rl.graph.node import Edge, FunctionKind, Node, check_signature, get_function_kind
 from vla_rl.graph.task_graph import TaskGraph
-from vla_rl.util.imports import load_named
+from vla_rl.util.imports import load_function, suggest
 
 
 class DuplicateNode(GraphError):
@@ -40,14 +39,6 @@ class UnknownFunction(GraphError):
 
 class InvalidStream(GraphError):
     """A node that cannot stream: it reads no stream, or two, or would wait for itself."""
-
-
-def resolve_function(path: str, context: str) -> Any:
-    """Import the object named by `"module:qualified.name"`.
-
-    Raises `UnknownFunction`, or the module's own error.
-    """
-    return load_named(path, context, "function", lambda found: found is not None, UnknownFunction)
 
 
 def build_graph(
@@ -114,7 +105,7 @@ def _resolve_nodes(pipeline_id: str, declared: tuple[Node, ...]) -> dict[str, No
                 "change it with replace_node"
             )
         func = (
-            resolve_function(node.func, f"node {node.id!r}")
+            load_function(node.func, f"node {node.id!r}", UnknownFunction)
             if isinstance(node.func, str)
             else node.func
         )
@@ -146,6 +137,8 @@ def _find_writers(
                     f"{both}; a value has one writer: rename one, or read it in "
                     "between and write another"
                 )
+            # One writer for each name: with two, which value a reader gets would depend on the
+            # order of their ends.
             writers[name] = node.id
     return writers
 
@@ -179,6 +172,8 @@ def _check_stream(node: Node, kind: FunctionKind, streamed: set[str]) -> None:
             )
     elif kind is FunctionKind.PER_ITEM:
         read = [name for name in node.reads.values() if name in streamed]
+        # Two streams have no common item: their writers make different numbers of them, at
+        # different times.
         if len(read) != 1:
             raise InvalidStream(
                 f"node {node.id!r} is stream=True and reads {len(read)} streams {read}, expected "

@@ -26,6 +26,7 @@ from vla_rl.types import (
     StopReason,
     Trajectory,
 )
+from vla_rl.util.values import excerpt
 
 
 async def embodied_agent(
@@ -113,12 +114,7 @@ def copy_chunk(chunk: ActionChunk) -> ActionChunk:
 
 def describe_value(value: Any) -> str:
     """Return a value with its type, short enough for an error."""
-    text = repr(value)
-    return (
-        "None"
-        if value is None
-        else f"a {type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
-    )
+    return "None" if value is None else f"a {type(value).__name__} {excerpt(value)}"
 
 
 KnownTokens = Callable[[str], "range | None"]

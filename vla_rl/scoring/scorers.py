@@ -1,7 +1,6 @@
 """The scorers by name, with the extraction of a reply's final answer."""
 
 import datetime
-import difflib
 import re
 import string
 from collections.abc import Awaitable, Callable
@@ -13,6 +12,7 @@ import msgspec
 from vla_rl.errors import ConfigError, DataError, EnvError
 from vla_rl.sandbox import CallResult, Fault, ProcessLimits, Sandbox
 from vla_rl.util.foreign_data import find_spans
+from vla_rl.util.imports import check_choice
 from vla_rl.util.values import excerpt
 
 _HASHES: Final = re.compile(r"####[ \t]*([^\n]+)")
@@ -155,13 +155,7 @@ def make_scorer(name: str, *, answer_field: str = "answer") -> Scorer:
     if ":" in name:
         return _own_scorer(name)
     makers = {"exact": _exact, "match": _match, "math": _math, "code": _code}
-    if name not in makers:
-        near = difflib.get_close_matches(name, makers, n=1, cutoff=0.4)
-        hint = f" did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(
-            f"scorer {name!r} is unknown;{hint} known are: {', '.join(makers)}, and any "
-            "`module:function`."
-        )
+    check_choice(makers, name, "scorer", also="any `module:function`")
     return makers[name](answer_field)
 
 

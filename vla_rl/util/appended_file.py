@@ -60,6 +60,8 @@ class AppendedFile:
             descriptor = self._opened()
             if self._is_torn:
                 self._take_back(descriptor)
+            # The opening goes with the first record, so that a file is never there with its opening
+            # alone.
             whole = record if self._size else self._opening + record
             # before the write: its error does not tell how much of the record is in the file
             self._is_torn = True
@@ -103,6 +105,8 @@ class AppendedFile:
         descriptor = os.open(self.path, flags, 0o666)
         try:
             size = os.fstat(descriptor).st_size
+            # A kill in the middle of a write leaves half a line, to which the next record would be
+            # glued.
             self._size = _end_of_last_line(self.path, size) if self._has_lines else size
             if self._size < size:
                 os.ftruncate(descriptor, self._size)

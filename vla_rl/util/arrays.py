@@ -85,6 +85,7 @@ def parse_dtype(text: str) -> np.dtype[Any]:
     Raises: ValueError for anything but numbers, booleans, fixed-width text and bytes, times and time
         spans.
     """
+    # The length before the pattern: a header may hold a text of megabytes.
     found = _CODE.fullmatch(_NAMES.get(text, text)) if len(text) <= 32 else None
     if found is None or not _is_allowed(found["kind"], int(found["size"]), found["unit"]):
         raise ValueError(
@@ -233,6 +234,7 @@ def is_finite(tensor: "Tensor") -> bool:
 
     if tensor.numel() == 0 or not (tensor.is_floating_point() or tensor.is_complex()):
         return True
+    # aminmax takes no complex numbers; seen as pairs, they need no copy.
     if tensor.is_complex():
         return is_finite(torch.view_as_real(tensor))
     if tensor.element_size() == 1:  # torch has no minimum of 8-bit floats

@@ -34,7 +34,11 @@ DIGEST_BLOCK: Final = 1 << 20
 
 
 class FileEntry(msgspec.Struct, frozen=True):
-    """One file of a complete folder."""
+    """One file of a complete folder.
+
+    Example:
+        FileEntry(num_bytes=81920, blake2b="5e1c0b6f0f2f4c1b9a7d3e8c6b2a1f00")
+    """
 
     num_bytes: int
     blake2b: str
@@ -54,6 +58,8 @@ class FolderWriter:
 
     def __init__(self, target: Path, num_bytes: int) -> None:
         self.target = target.absolute()
+        # Beside the target and not in a folder for temporary files: a rename works within one file
+        # system only.
         self._folder = self.target.parent / f"{WRITING}{target.name}-{os.getpid()}"
         self._entries: dict[str, FileEntry] = {}
         with self.explained():
@@ -99,6 +105,8 @@ class FolderWriter:
         with self.explained():
             for path in sorted(path for path in self._folder.rglob("*") if path.is_file()):
                 name = path.relative_to(self._folder).as_posix()
+                # Files are sealed once: `seal` runs while the learner goes on, and `commit` reads
+                # only what came after it.
                 if name not in self._entries:
                     _sync(path)
                     self._entries[name] = FileEntry(path.stat().st_size, digest_file(path))
@@ -112,6 +120,8 @@ class FolderWriter:
             self.seal()
             with self.explained():
                 _complete(self._folder, self._entries)
+                # The rename is what makes it complete; the parent is synced after it, or a power
+                # cut could take the name away again.
                 os.replace(self._folder, self.target)
             try:
                 _sync(self.target.parent)
@@ -127,6 +137,8 @@ class FolderWriter:
         """Remove the files, unless the folder was committed."""
         if self._folder not in _BEING_WRITTEN:
             return
+        # A disk that is full or gone may refuse this too; the folder is ignored by readers, and the
+        # next write removes it.
         shutil.rmtree(self._folder, ignore_errors=True)
         _BEING_WRITTEN.discard(self._folder)
         unlock_folder(self._lock)
@@ -199,6 +211,8 @@ def verify_folder(folder: Path, below: str = "") -> dict[str, FileEntry]:
         path = folder / name
         try:
             size = path.stat().st_size
+            # The size first: gigabytes take minutes to digest, and a file that was cut short is
+            # found without.
             found = digest_file(path) if size == entry.num_bytes else ""
         except OSError as error:
             raise CheckpointError(
@@ -250,6 +264,7 @@ def _claim(target: Path, temporary: Path, num_bytes: int) -> int:
         if not is_abandoned(stale):
             raise _make_busy_error(stale)
         shutil.rmtree(stale)
+    # Before gigabytes are written: a disk that fills up halfway also stops what else writes to it.
     free = shutil.disk_usage(target.parent).free
     if free < num_bytes:
         raise OSError(errno.ENOSPC, f"{num_bytes:,} bytes are needed and {free:,} are free")
@@ -317,6 +332,8 @@ def replacing(path: Path, part: Path | None = None) -> Iterator[Path]:
     try:
         yield part
         _sync(part)
+        # Synced before the rename: some file systems write the name first, and a power cut would
+        # leave an empty file under it.
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

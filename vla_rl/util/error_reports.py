@@ -113,7 +113,12 @@ _PLAIN = (int, float, bool, bytes, type(None))
 
 
 class ErrorReport(msgspec.Struct, frozen=True, array_like=True):
-    """One exception as plain values, for sending."""
+    """One exception as plain values, for sending.
+
+    Example:
+        ErrorReport(module="builtins", name="ValueError", message="seed is -1, expected >= 0",
+                    args=["seed is -1, expected >= 0"], attributes={}, traceback="Traceback (most ...")
+    """
 
     module: str
     name: str
@@ -130,6 +135,8 @@ def make_report(error: BaseException) -> ErrorReport:
     """
     try:
         report = _full_report(error)
+        # Tried here, where a failure can still be described: the sender would find it with no
+        # caller left to tell.
         msgspec.msgpack.encode(report)
     except Exception as failure:
         name, reason = (
@@ -193,6 +200,8 @@ def _restore_class(report: ErrorReport) -> Exception | None:
 
 def _build_error(kind: type[Exception], report: ErrorReport) -> Exception:
     """Build the error, and print it once: what cannot be printed is of no use to the caller."""
+    # Constructors of our errors take other arguments than `args`: made without them, and filled
+    # from the report.
     error = kind.__new__(kind, *report.args)
     if report.module == "builtins":
         error = kind(*report.args)
@@ -229,6 +238,7 @@ def _make_plain(value: Any) -> Any:
         value = value.item()
     if isinstance(value, str):
         return escape_surrogates(value)
+    # msgpack has 64 bits for a whole number; a longer one arrives as its text.
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return repr(value)
     if isinstance(value, _PLAIN):

@@ -50,6 +50,7 @@ def reading(
         raise
     except Exception as cause:  # no list of types is complete: each library has its own
         place = path() if callable(path) else path
+        # The system's own words are clearer than the library's, which often repeat the path.
         if isinstance(cause, OSError) and cause.strerror:
             raise error(
                 f"{place} cannot be read ({cause.strerror}), expected {expected}; {remedy}."

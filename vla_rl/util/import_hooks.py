@@ -52,6 +52,8 @@ class WatchedImports:
         specs = (finder.find_spec(name, path, target) for finder in others)
         found = next((spec for spec in specs if spec is not None), None)
         if found is not None and found.loader is not None:
+            # Only this loader is changed, and only for a module that is watched: every other import
+            # pays one look-up in a dict.
             changed = functools.partial(execute, found.loader.exec_module)
             found.loader.exec_module = changed  # type: ignore[method-assign]  # of this one loader
         return found

@@ -8,7 +8,7 @@ reads the function.
 import ast
 import pkgutil
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -69,6 +69,8 @@ def import_path(function: Callable[..., Any]) -> str:
     Raises: TypeError for one that no other process can import.
     """
     module, name = function.__module__, getattr(function, "__qualname__", None)
+    # A lambda, a function in a function, and a bound method have no name under which another
+    # process finds them.
     if name is None or "<" in name or hasattr(function, "__self__"):
         raise TypeError(
             f"{module}.{name or type(function).__qualname__} cannot be found by another process: "
@@ -123,15 +125,36 @@ def choose(table: Mapping[str, T], name: str, kind: str) -> T:
     return table[name]
 
 
-def check_choice(names: Collection[str], name: str, kind: str) -> None:
-    """Raise ConfigError with the nearest match unless `name` is one of `names`."""
+def check_choice(names: Collection[str], name: str, kind: str, *, also: str = "") -> None:
+    """Raise ConfigError with the nearest match unless `name` is one of `names`.
+
+    Args:
+        names: what may be chosen.
+        name: what was chosen.
+        kind: what it is, for the error: "loss".
+        also: what else may be chosen, for the error: "any `module:function`".
+    """
     if name in names:
         return
     import difflib  # here: every process imports this file, few choose a wrong name
 
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f" did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(f"{kind} {name!r} is unknown;{hint} known are: {', '.join(sorted(names))}.")
+    known = f"{', '.join(sorted(names))}{f', and {also}' if also else ''}"
+    raise ConfigError(f"{kind} {name!r} is unknown;{hint} known are: {known}.")
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` if a known name is close to `name`, else up to 12 known names.
+
+    Empty if there are more, or none.
+    """
+    import difflib  # here: every process imports this file, few choose a wrong name
+
+    candidates = list(known)
+    if close := difflib.get_close_matches(name, candidates, n=1):
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(map(repr, candidates))}" if 0 < len(candidates) <= 12 else ""
 
 
 def is_function_path(name: str) -> bool:
@@ -139,12 +162,12 @@ def is_function_path(name: str) -> bool:
     return ":" in name
 
 
-def load_function(path: str, kind: str) -> Any:
+def load_function(path: str, kind: str, error: type[Exception] = ConfigError) -> Any:
     """Return the function that `module:function` names.
 
-    Raises: ConfigError if there is no such module or function.
+    Raises: `error` if there is no such module or function; any error of the module itself.
     """
-    return load_named(path, kind, "function", callable)
+    return load_named(path, kind, "function", callable, error)
 
 
 def load_named(
@@ -181,10 +204,9 @@ def load_named(
     found = getattr(owner, last, None)
     if accepts(found):
         return found
+    # Only those that would be accepted: a class is no help for who misspelt a function.
     names = [each for each in dir(owner) if each[0] != "_" and accepts(getattr(owner, each))]
-    raise error(
-        f"{kind} {path!r}: {module_name!r} has no {wanted} {name!r}{_describe_nearest(last, names)}"
-    )
+    raise error(f"{kind} {path!r}: {module_name!r} has no {wanted} {name!r}{suggest(last, names)}")
 
 
 def load_module(name: str, described: str, error: type[Exception] = ConfigError) -> Any:
@@ -204,15 +226,8 @@ def load_module(name: str, described: str, error: type[Exception] = ConfigError)
             raise  # one that the module itself imports: its traceback says where
         raise error(
             f"{described}: module {missing.name!r} cannot be found; is it on the path?"
-            f"{_describe_nearest(missing.name, _modules_beside(missing.name))}"
+            f"{suggest(missing.name, _modules_beside(missing.name))}"
         ) from missing
-
-
-def _describe_nearest(name: str, known: Collection[str]) -> str:
-    import difflib  # here: every process imports this file, few choose a wrong name
-
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _modules_beside(name: str) -> list[str]:

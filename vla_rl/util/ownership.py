@@ -39,7 +39,11 @@ _HELD_LOCKS: Final[set[int]] = set()
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that owns something."""
+    """A process that owns something.
+
+    Example:
+        Owner(pid=48213, host="gpu2", since="2026-05-04 10:15:30+02:00")
+    """
 
     pid: int
     host: str
@@ -66,6 +70,8 @@ def sole_owner(file: Path, what: str) -> Iterator[None]:
         _HELD_LOCKS.discard(descriptor)
         with contextlib.suppress(OSError):  # it is gone with its folder, or the disk is
             if _is_at(descriptor, file):
+                # Only our own: a file that somebody removed may have been made again by the next
+                # owner.
                 file.unlink()
         os.close(descriptor)
 
@@ -258,6 +264,7 @@ def remove_abandoned_folders(prefix: str) -> None:
 
     Only those: on a file system of several hosts, locks of the others may not be seen.
     """
+    # Killed processes leave policies and weights of gigabytes there.
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):  # it is in use, another user's, or already removed
             descriptor = _open_folder(folder)

@@ -74,6 +74,8 @@ def inherited_environment() -> dict[str, str]:
     `borrowed_environment` borrows them.
     """
     with _lock:
+        # An engine of vLLM starts for seconds in a thread; a simulator that starts meanwhile would
+        # take over its variables.
         variables = dict(os.environ)
         for borrowed in _borrowed:
             borrowed.put_back(variables)
@@ -130,6 +132,7 @@ def die_with_pipe(pipe_fd: int) -> None:
     The kernel reports a pipe's end like input (O_ASYNC), with the signal of our choice (F_SETSIG).
     """
     fcntl.fcntl(pipe_fd, _F_SETSIG, signal.SIGKILL)
+    # Without an owner, the kernel sends the signal to nobody.
     fcntl.fcntl(pipe_fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(pipe_fd, fcntl.F_SETFL, fcntl.fcntl(pipe_fd, fcntl.F_GETFL) | os.O_ASYNC)
     if is_ready(pipe_fd):  # it was closed before we asked
@@ -201,6 +204,7 @@ def make_memory_file(name: str, num_bytes: int) -> int:
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, num_bytes)
+        # Sealed at once, before anyone else has the descriptor.
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     except OSError as error:

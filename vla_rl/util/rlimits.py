@@ -129,6 +129,7 @@ def explain_thread_limit(error: BaseException | None) -> str | None:
 
 def _list_thread_limits() -> Iterator[ThreadLimit]:
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    # The kernel does not hold root to it.
     if soft != resource.RLIM_INFINITY and os.getuid() != 0:
         yield ThreadLimit(
             "`ulimit -u`, for all processes of this user,", soft, _count_user_threads()
@@ -151,6 +152,7 @@ def read_cgroup_limits(listed: str, mounted: Path) -> Iterator[ThreadLimit]:
             continue
         top = mounted / controllers
         group = top / path.lstrip("/")
+        # Each group above limits too, and the one of a container is often two levels up.
         for folder in (group, *group.parents):
             most, used = folder / "pids.max", folder / "pids.current"
             if (
@@ -189,6 +191,7 @@ def _require_threads(need: int, who: str, remedy: str) -> None:
 
 def _require_file_size(shared_bytes: int) -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Memory that processes share is a file for the kernel, so that `ulimit -f` holds for it.
     need = max(shared_bytes, _LEAST_FILE_BYTES)
     if soft == resource.RLIM_INFINITY or soft >= need:
         return

@@ -24,6 +24,7 @@ async def await_end(work: asyncio.Future[T]) -> T:
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
         try:
+            # `wait` and not `await work`: a cancellation of the caller would cancel the work too.
             await asyncio.wait([work])
         except asyncio.CancelledError as error:
             cancelled = error
@@ -61,6 +62,8 @@ async def gather_all(calls: Iterable[Awaitable[T]]) -> list[T]:
 
     The first error is raised once all have ended, so that none is left half done.
     """
+    # gather alone would raise the first error at once and leave the other calls running, without an
+    # owner.
     results = await asyncio.gather(*calls, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -124,6 +127,8 @@ class _JumpingClock(selectors.SelectSelector):
         self.now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        # asyncio passes None if no timer is set and nothing is ready: only I/O could wake it, and
+        # there is none here.
         if timeout is None:
             raise RuntimeError(
                 f"nothing will ever happen: at {self.now:.3f} s of simulated time every task "

@@ -85,6 +85,8 @@ def show_difference(one: object, other: object) -> tuple[str, str]:
 def excerpt(value: object) -> str:
     """Return a value as Python writes it, cut to a length that an error can show."""
     try:
+        # `repr` of lists that are nested thousands deep, as JSON from a policy may be, fails by
+        # recursion.
         return _cut(repr(value), 0)
     except RecursionError:
         return f"a {type(value).__name__} nested too deeply to show"
@@ -113,6 +115,8 @@ def make_plain(value: Any) -> Any:
     if kind in _AS_THEY_ARE:
         return value
     if kind is dict:
+        # The same object if nothing changed: configurations are compared, and most have no number
+        # of NumPy's.
         parts = {make_plain(key): make_plain(part) for key, part in value.items()}
         same = all(
             key is new_key and value[key] is parts[new_key]

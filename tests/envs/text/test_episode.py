@@ -215,7 +215,11 @@ async def test_wrong_names_and_arguments_are_refused_when_a_pool_is_opened() -> 
 @pytest.mark.parametrize(
     ("env_id", "kwargs", "told"),
     [
-        ("text/arithmetic", {"num_digit": 2}, r"takes no 'num_digit'; did you mean 'num_digits'\?"),
+        (
+            "text/arithmetic",
+            {"num_digit": 2},
+            r"argument of 'text/arithmetic' 'num_digit' is unknown; did you mean 'num_digits'\?",
+        ),
         (
             "text/arithmetic",
             {"num_digits": "2"},

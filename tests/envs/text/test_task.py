@@ -41,7 +41,10 @@ def test_what_is_no_text_environment_is_named_with_the_nearest(task_id: str, sai
 
 @pytest.mark.parametrize(
     ("kwargs", "said"),
-    [({"colour": "red"}, "takes no 'colour'"), ({"num_digits": "x"}, "'num_digits' of .* is 'x'")],
+    [
+        ({"colour": "red"}, "argument of .* 'colour' is unknown"),
+        ({"num_digits": "x"}, "'num_digits' of .* is 'x'"),
+    ],
 )
 def test_an_argument_that_does_not_fit_is_named(kwargs: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):

@@ -7,7 +7,6 @@ deadlines. A task is found by a registered id, or as `module:Class`.
 """
 
 import abc
-import difflib
 import inspect
 import typing
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ import msgspec
 
 from vla_rl.errors import ConfigError
 from vla_rl.types import ANY_REPLY, DEFAULT_AGENT, Config, EnvSpec, Info, Message, ReplyOptions
-from vla_rl.util.imports import load_module, load_named
+from vla_rl.util.imports import check_choice, load_module, load_named
 
 if TYPE_CHECKING:
     from vla_rl.sandbox import Sandbox
@@ -224,12 +223,7 @@ def find_text_task(task_id: str) -> type[TextTask]:
     """Return the class of an id or a `module:Class`. Raises: ConfigError with the nearest match."""
     path = _REGISTRY.get(task_id, task_id)
     if ":" not in path:
-        near = difflib.get_close_matches(task_id, _REGISTRY, n=1, cutoff=0.4)
-        hint = f" did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(
-            f"text environment {task_id!r} is unknown;{hint} known are: "
-            f"{', '.join(text_task_ids())}, and any `module:Class` of your own."
-        )
+        check_choice(_REGISTRY, path, "text environment", also="any `module:Class` of your own")
     found: type[TextTask] = load_named(path, "text environment", "TextTask", _is_text_task_class)
     return found
 
@@ -244,13 +238,7 @@ def _check_kwargs(task_class: type[TextTask], spec: EnvSpec) -> dict[str, Any]:
     hints = typing.get_type_hints(task_class.__init__)
     checked = {}
     for name, value in spec.kwargs.items():
-        if name not in parameters:
-            near = difflib.get_close_matches(name, parameters, n=1, cutoff=0.4)
-            hint = f" did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(
-                f"{spec.id!r} takes no {name!r};{hint} it takes: "
-                f"{', '.join(parameters) or 'nothing'}."
-            )
+        check_choice(parameters, name, f"argument of {spec.id!r}")
         try:
             checked[name] = msgspec.convert(value, hints.get(name, Any), strict=True)
         except msgspec.ValidationError as error:
