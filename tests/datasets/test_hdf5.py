@@ -74,9 +74,9 @@ def virtual(file: h5py.File) -> None:
             replaced(STATE, shape=(3, 3), dtype="f8"),
             r"'obs/ee_pos' claims float64 of shape \(3, 3\), and the file holds 0 bytes",
         ),
-        (replaced(STATE, data=["a", "b", "c"]), r"'obs/ee_pos' is object of shape \(3,\)"),
-        (replaced(STATE, data=np.array([b"1"] * 3)), r"'obs/ee_pos' is \|S1 of shape \(3,\)"),
-        (replaced(STATE, data=1.0), r"'obs/ee_pos' is float64 of shape \(\)"),
+        (replaced(STATE, data=["a", "b", "c"]), r"'obs/ee_pos' is object of shape \[3\]"),
+        (replaced(STATE, data=np.array([b"1"] * 3)), r"'obs/ee_pos' is \|S1 of shape \[3\]"),
+        (replaced(STATE, data=1.0), r"'obs/ee_pos' is float64 of shape \[\]"),
         (replaced(STATE, data=np.zeros(3)), r"'obs/ee_pos' is \[3\], expected \[T, D\]"),
         (
             replaced("data/demo_0/obs/agentview_rgb", data=np.zeros((3, 8, 8, 3), np.float32)),

@@ -1,7 +1,7 @@
 """One recorded episode of any source, with the statistics of many."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -63,6 +63,8 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.name}: {len(self.instructions)} instructions, expected one for each of "
                 f"{len(self.actions)} actions, or none if the task does not change."
             )
+        # Each row is one control step: a column that is longer or shorter would pair each
+        # observation with another step's action.
         columns = {**self.vectors, **({} if self.rewards is None else {"rewards": self.rewards})}
         for key, values in self.vectors.items():
             if values.ndim != 2:
@@ -106,6 +108,8 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises: DataError for a camera that it does not have.
         """
+        # A policy that was told to see a camera must not be trained without it: it would learn to
+        # act from an input that is always missing.
         lost = sorted(set(cameras or ()) - set(self.frames))
         if lost:
             raise DataError(
@@ -121,6 +125,28 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
         seen |= {key: values[step] for key, values in self.vectors.items()}
         words = self.instruction if self.instructions is None else self.instructions[step]
         return {**seen, "instruction": words}
+
+
+NUMBER_KINDS: Final = "biuf"
+"""NumPy's letters of the types that become float32."""
+
+
+def require_numbers(values: Any, where: str) -> None:
+    """Raise DataError, naming `where`, unless an array holds numbers, a row for each control step."""
+    if values.dtype.kind not in NUMBER_KINDS or values.ndim == 0:
+        raise DataError(
+            f"{where} is {values.dtype} of shape {list(values.shape)}, expected numbers, a row for "
+            "each control step."
+        )
+
+
+def require_images(values: Any, where: str) -> None:
+    """Raise DataError, naming `where`, unless an array holds images, uint8 [T, H, W, 3]."""
+    if values.dtype != np.uint8 or values.ndim != 4 or values.shape[3] != 3:
+        raise DataError(
+            f"{where} is {values.dtype} of shape {list(values.shape)}, expected images, uint8 "
+            "[T, H, W, 3]."
+        )
 
 
 def compute_statistics(
@@ -145,6 +171,8 @@ def compute_statistics(
     actions = _join_rows(episodes, "actions", [each.actions for each in episodes])
     mask = [True] * actions.shape[1]
     if episodes[0].has_gripper and len(mask) > 1:
+        # OpenVLA's published statistics have the gripper so; checkpoints that are read with them
+        # expect it.
         actions[:, -1] = (1.0 - actions[:, -1]) / 2.0
         mask[-1] = False
     statistics: dict[str, Any] = {"action": {**_describe_rows(actions), "mask": mask}}
@@ -165,6 +193,7 @@ def _join_rows(
                 f"{episodes[0].name}, expected as many in every episode; read them as two data "
                 "sets."
             )
+    # float64: mean and spread of millions of float32 numbers would lose digits.
     joined: np.ndarray = np.concatenate(parts)
     return joined.astype(np.float64)
 

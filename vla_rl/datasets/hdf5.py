@@ -30,7 +30,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from vla_rl.datasets.episode import RecordedEpisode
+from vla_rl.datasets.episode import RecordedEpisode, require_images, require_numbers
 from vla_rl.errors import DataError
 from vla_rl.util.foreign_data import reading
 from vla_rl.util.values import excerpt
@@ -49,7 +49,6 @@ DOWNLOAD_AGAIN: Final = "download it again"
 MOST_COMPRESSED: Final = 1100
 """Bytes that a byte of a file can hold at most, as gzip compresses, rounded up."""
 
-_NUMBERS: Final = "biuf"
 _SCENE_PREFIX = re.compile(r"^[A-Z_]+_SCENE\d+_")
 _SUFFIX = re.compile(r"_demo$")
 
@@ -113,6 +112,8 @@ def _get_member(group: Any, name: str, where: str) -> Any:
     import h5py
 
     found = group[name]
+    # HDF5 follows links to any path on this machine; a file from elsewhere must not choose what is
+    # read.
     numbers = [h5py.h5o.get_info(each.id).fileno for each in (found, group)]
     if numbers[0] != numbers[1]:
         raise DataError(
@@ -135,11 +136,7 @@ def _get_dataset(group: Any, name: str, where: str) -> Any:
             f"{where}: {name!r} is stored in other files, expected data in the file itself; copy "
             "them into it."
         )
-    if found.dtype.kind not in _NUMBERS or found.ndim == 0:
-        raise DataError(
-            f"{where}: {name!r} is {found.dtype} of shape {excerpt(found.shape)}, expected numbers, "
-            "a row for each control step."
-        )
+    require_numbers(found, f"{where}: {name!r}")
     stored = found.id.get_storage_size()
     is_whole = found.nbytes <= MOST_COMPRESSED * stored
     if found.chunks is None:
@@ -191,6 +188,7 @@ def _read_episode(
                 raise DataError(
                     f"{where} has no {field!r}, expected LIBERO's layout; it has {_list_fields(demo)}."
                 )
+        # Rewards and the camera in the hand are read if they are there: a policy may need neither.
         fields = [field for field in (*FIELDS, *CAMERAS.values(), "rewards") if field in demo]
         lengths = {field: len(_get_dataset(demo, field, where)) for field in fields}
         if len(set(lengths.values())) > 1:
@@ -200,7 +198,7 @@ def _read_episode(
             )
         for field in CAMERAS.values():
             if field in fields:
-                _require_frames(demo[field], f"{where}: {field!r}")
+                require_images(demo[field], f"{where}: {field!r}")
         actions = _read_numbers(demo, "actions", where, 2)
         state = np.concatenate(
             [_read_numbers(demo, field, where, 2) for field in FIELDS[2:]], axis=1
@@ -226,14 +224,6 @@ def _read_episode(
         rewards=rewards[kept] if rewards is not None else None,
         about={"task": path.stem.removesuffix("_demo")},
     )
-
-
-def _require_frames(frames: Any, where: str) -> None:
-    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3:
-        raise DataError(
-            f"{where} is {frames.dtype} of shape {list(frames.shape)}, expected images, uint8 "
-            "[T, H, W, 3]."
-        )
 
 
 def _steps_that_move(actions: np.ndarray) -> np.ndarray:

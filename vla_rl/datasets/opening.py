@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import msgspec
 import numpy as np
 
-from vla_rl.datasets.episode import RecordedEpisode
+from vla_rl.datasets.episode import RecordedEpisode, require_images, require_numbers
 from vla_rl.datasets.hdf5 import read_hdf5
 from vla_rl.datasets.lerobot import INFO_FILE, read_lerobot
 from vla_rl.errors import DataError
@@ -24,14 +24,15 @@ from vla_rl.util.values import excerpt
 _log = logging.getLogger(__name__)
 
 _CAMERAS: Final = ("image", "wrist_image")
-_NUMBERS: Final = "biuf"
-"""NumPy's letters of the types that become float32."""
-
 RECORDING_KIND: Final = "a recorded demonstration"
 
 
 class ImageSettings(msgspec.Struct, kw_only=True):
-    """The fields of a `.settings.json` that say how images were drawn."""
+    """The fields of a `.settings.json` that say how images were drawn.
+
+    Example:
+        ImageSettings(image_size=256, quality="standard", assets="/work/libero_assets")
+    """
 
     image_size: int | None = None
     quality: str | None = None
@@ -50,6 +51,8 @@ def read_image_settings(folder: Path) -> dict[str, Any] | None:
     for path in paths:
         with reading(path, "the settings of a recording", "record the demonstrations again"):
             found[path] = msgspec.json.decode(path.read_bytes(), type=ImageSettings)
+    # Images of two qualities in one set would train a policy for neither: its evaluation has one of
+    # them.
     for path, settings in found.items():
         first = next(iter(found))
         if settings != found[first]:
@@ -90,11 +93,7 @@ def read_recording(path: Path) -> RecordedEpisode:
 
 
 def _read_numbers(values: np.ndarray, name: str, path: Path) -> np.ndarray:
-    if values.dtype.kind not in _NUMBERS or values.ndim == 0:
-        raise DataError(
-            f"{path}: {name!r} is {values.dtype} of shape {list(values.shape)}, expected numbers, a "
-            "row for each control step."
-        )
+    require_numbers(values, f"{path}: {name!r}")
     with np.errstate(over="ignore"):  # infinite, and refused as such
         return np.asarray(values, np.float32)
 
@@ -103,11 +102,7 @@ def _require_frames(frames: np.ndarray, name: str, num_steps: int, path: Path) -
     if frames.ndim > 0 and len(frames) != num_steps:
         expected = f"expected {num_steps}, one for each action"
         raise DataError(f"{path} has {len(frames)} images of {name!r}, {expected}.")
-    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3:
-        raise DataError(
-            f"{path}: {name!r} is {frames.dtype} of shape {list(frames.shape)}, expected images, "
-            "uint8 [T, H, W, 3]."
-        )
+    require_images(frames, f"{path}: {name!r}")
 
 
 def _read_truth(plain: dict[str, Any], name: str, path: Path) -> bool:
@@ -197,6 +192,7 @@ def _first_of_each_task(episodes: Sequence[RecordedEpisode], most: int) -> list[
     taken: Counter[str] = Counter()
     chosen = []
     for episode in episodes:
+        # By instruction, which every layout has; the name of a task only ours records.
         taken[episode.instruction] += 1
         if taken[episode.instruction] <= most:
             chosen.append(episode)
@@ -221,6 +217,8 @@ def _check_signed_gripper(episodes: list[RecordedEpisode]) -> list[RecordedEpiso
             "to open; use gripper = 'openvla' for OpenVLA's convention, or 'none' if the last "
             "number is not a gripper."
         )
+    # By the share and not by single values: commands between the ends occur in every data set, at
+    # the moment of closing.
     commands = np.concatenate([episode.actions[:, -1] for episode in episodes])
     share = float((np.abs(np.abs(commands) - 1.0) > NEAR_AN_END).mean())
     if share > 0.5:

@@ -85,6 +85,8 @@ class PromptRows(Sequence[dict[str, Any]]):
                 if name in self._fields:
                     raise DataError(f"{self._path}: row {index}, {name!r}: {error}") from error
                 logger.warning("%s: the column %r is left out: %s", self._path, name, error)
+                # Left out at the first row that needs it and not at the opening: converting
+                # millions of rows to find out takes minutes.
                 self._table = self._table.drop_columns([name])
             else:
                 return row
@@ -131,19 +133,13 @@ def read_prompts(path: str | Path, fields: Sequence[str] = ("prompt",)) -> Promp
 
 
 def _read_file(path: Path, fields: Sequence[str]) -> PromptRows:
+    if path.suffix not in (".parquet", ".jsonl"):
+        raise DataError(f"{path} is neither .parquet nor .jsonl; expected one of them.")
+    read = _read_parquet if path.suffix == ".parquet" else _read_jsonl
     try:
-        return _read_rows(path, fields)
+        rows = PromptRows(read(path, fields), path, fields)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-
-
-def _read_rows(path: Path, fields: Sequence[str]) -> PromptRows:
-    if path.suffix == ".parquet":
-        rows = PromptRows(_read_parquet(path, fields), path, fields)
-    elif path.suffix == ".jsonl":
-        rows = PromptRows(_read_jsonl(path, fields))
-    else:
-        raise DataError(f"{path} is neither .parquet nor .jsonl; expected one of them.")
     if len(rows) == 0:
         raise DataError(f"{path} has no rows, expected at least one.")
     return rows
@@ -180,6 +176,8 @@ def _read_jsonl(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if number == 1:
+                # Programs of Windows write one at the beginning of a file in UTF-8, which JSON does
+                # not allow.
                 line = line.removeprefix(codecs.BOM_UTF8)
             if not line.strip():
                 continue
@@ -286,6 +284,7 @@ def _parse_message(said: Any, label: str) -> Message:
             "what the policy should read into its content."
         )
     for name in sorted(map(str, said.keys() - KNOWN_FIELDS)):
+        # A null is the same as nothing: parquet writes one for each field that any other row has.
         if said[name] is not None:
             _warn_unused_field(name)
     try:
@@ -295,6 +294,8 @@ def _parse_message(said: Any, label: str) -> Message:
     calls = tuple(
         _parse_call(call, number, label) for number, call in enumerate(read.tool_calls or ())
     )
+    # Chat templates drop them from other roles without a word, and the policy would be trained on
+    # half of a conversation.
     if calls and read.role != "assistant":
         raise DataError(
             f"{label} has tool calls and the role {read.role!r}, expected them of an assistant."

@@ -33,6 +33,7 @@ def final_answer(reply: str) -> str:
         return reply[start:end].strip()
     if (boxed := find_last_boxed(reply)) is not None:
         return boxed.strip()
+    # The mark of GSM8K's solutions first: it holds the number alone.
     for pattern in (_HASHES, _LABEL):
         if found := pattern.findall(reply):
             return str(found[-1]).strip(" \t\r*")
@@ -87,6 +88,7 @@ def find_fenced_blocks(reply: str) -> list[tuple[str, str]]:
             opening[2]
         ):
             tag = opening[3].split()
+            # A model that ends its last line with the fence has written the program all the same.
             if closing[1].strip():
                 lines.append(closing[1].removeprefix(opening[1]))
             blocks.append((tag[0].lower() if tag else "", "".join(f"{text}\n" for text in lines)))
@@ -116,7 +118,13 @@ def is_same_output(printed: str, expected: str) -> bool:
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """The score of a reply."""
+    """The score of a reply.
+
+    Example:
+        A program that passed two of three tests:
+
+        Score(value=0.667, words="test 2: it printed '41\n', expected '42\n'")
+    """
 
     value: float
     """Value of the reply: 1 is right, 0 is wrong; a scorer of your own may return any number."""
@@ -141,7 +149,11 @@ _OWN_LIMITS: Final = ProcessLimits(timeout_s=30.0)
 
 
 class CodeTest(msgspec.Struct, frozen=True):
-    """One test of a program: its input, and its expected output."""
+    """One test of a program: its input, and its expected output.
+
+    Example:
+        CodeTest(stdin="6 7\n", stdout="42\n")
+    """
 
     stdin: str
     stdout: str
@@ -183,6 +195,8 @@ def _math(answer_field: str) -> Scorer:
         result = _isolated(
             await sandbox.call("vla_rl.scoring.math_answers:is_same_math", arguments, _MATH_LIMITS)
         )
+        # Faults of the installation and of the data end the run; scored as 0, they would look like
+        # a policy that never solves anything.
         if result.fault == "raised" and result.text.startswith("MissingExtra: "):
             raise ConfigError(f"the scorer 'math': {result.text.removeprefix('MissingExtra: ')}")
         if result.fault == "raised" and result.text.startswith("ValueError: the data set's answer"):
@@ -212,6 +226,8 @@ def _code(answer_field: str) -> Scorer:
             limits = msgspec.structs.replace(
                 _CODE_LIMITS, timeout_s=min(_CODE_LIMITS.timeout_s, left_s)
             )
+            # Each test in a process of its own: what one leaves behind must not help, or harm, the
+            # next.
             result = _isolated(await sandbox.run_program(program, test.stdin, limits))
             left_s -= result.duration_s
             if result.fault is None and is_same_output(result.stdout, test.stdout):
@@ -223,6 +239,7 @@ def _code(answer_field: str) -> Scorer:
                 else f"it printed {result.stdout[:200]!r}, expected {test.stdout[:200]!r}"
             )
             fault, words = fault or result.fault, words or f"test {number}: {told}"
+            # A program that hangs or takes too much memory does so again in each test, 10 s each.
             if result.fault not in (None, "died"):
                 break
         return Score(value=num_passed / len(tests), fault=fault, words=words)
@@ -273,6 +290,7 @@ def _isolated(result: CallResult) -> CallResult:
 
     Raises: EnvError if the kernel did not isolate it, because it then did not run.
     """
+    # Scored as 0, it would punish replies for the state of the machine.
     if result.fault == "not_isolated":
         raise EnvError(
             f"a scorer's process was not isolated ({result.text}); raise "

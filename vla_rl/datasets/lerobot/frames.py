@@ -57,6 +57,8 @@ class ImageColumns:
         Raises: DataError, naming the row, if there is no image of 8 bits a channel.
         """
         group, index = file.find_row_group(row)
+        # By row group, because that is what Parquet reads at once: frames of an episode are mostly
+        # asked for one after the other.
         image = self._decoded(file, feature, row, self._row_group(file, feature, group)[index])
         if image.dtype != np.uint8:
             raise DataError(
@@ -65,6 +67,8 @@ class ImageColumns:
             )
         size = described.height_and_width
         if size is not None and image.shape[:2] != size and feature not in self._of_other_size:
+            # Once for each camera: a data set of another size would write a line for each of its
+            # frames.
             self._of_other_size.add(feature)
             _log.warning(
                 "%s: %r is %dx%d (height x width) in %s, meta/info.json says %dx%d; images are read "
@@ -182,6 +186,7 @@ class VideoFile:
                 f"{self.path} has {len(times)} frames, expected {num_rows}, one for each row of "
                 f"{_describe_episodes(segments)}; {ENCODE_AGAIN}."
             )
+        # By the times of its frames, because a header may say anything.
         rate = (len(times) - 1) / times[-1] if times[-1] > 0 else self._fps
         has_rate = abs(rate - self._fps) <= RATES_DIFFER * self._fps
         if len(times) == num_rows and _begin_apart(segments):
@@ -210,6 +215,8 @@ class VideoFile:
     def _by_time(self, segment: Segment, times: np.ndarray, rate: float) -> np.ndarray:
         num, wanted = len(segment.row_s), segment.from_s + segment.row_s
         begin = int(np.searchsorted(times, wanted[0] - 0.5 / self._fps))
+        # One frame for each row is what writers mean, whatever they round; times are compared only
+        # to see that it can be so.
         in_order = np.arange(begin, begin + num)
         if in_order[-1] < len(times):
             found = times[in_order]
@@ -217,6 +224,7 @@ class VideoFile:
             drift = abs((found[-1] - found[0]) - (wanted[-1] - wanted[0])) * self._fps
             if is_near and drift <= 0.1 + RATES_DIFFER * num:
                 return in_order
+        # As LeRobot picks it: the nearest frame, and of two at the same distance the earlier.
         right = np.clip(np.searchsorted(times, wanted), 1, max(len(times) - 1, 1))
         right = np.minimum(right, len(times) - 1)
         left = np.maximum(right - 1, 0)
@@ -289,6 +297,7 @@ class Videos:
             except DataError as error:
                 if key in self._needed:
                     raise
+                # No line for a missing file: a download without some of the cameras is usual.
                 if file.path.is_file():
                     _log.warning("%s, which matters only if this camera is read", error)
                 continue

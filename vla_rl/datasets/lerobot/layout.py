@@ -94,6 +94,8 @@ class Feature(msgspec.Struct, kw_only=True, omit_defaults=True):
     @property
     def is_depth_map(self) -> bool:
         """Whether the description says that the images hold distances."""
+        # Versions of LeRobot have written this at three places; a depth map that is read as colours
+        # trains without an error.
         for about in (self.info, self.video_info):
             if isinstance(about, dict):
                 if about.get("is_depth_map") is True or about.get("video.is_depth_map") is True:
@@ -106,6 +108,7 @@ class Feature(msgspec.Struct, kw_only=True, omit_defaults=True):
     def height_and_width(self) -> tuple[int, int] | None:
         """Return the size of the images; None if the description does not tell."""
         shape, names = self.shape, self.names
+        # The names first: a shape of (3, 3, 3) says nothing about its order.
         if isinstance(names, list) and len(names) == len(shape):
             axes = {str(name).lower()[:1]: size for name, size in zip(names, shape, strict=True)}
             if len(axes) == len(shape) and {"h", "w"} <= axes.keys():
@@ -118,7 +121,14 @@ class Feature(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Info(msgspec.Struct, kw_only=True):
-    """The fields of `meta/info.json` that are needed."""
+    """The fields of `meta/info.json` that are needed.
+
+    Example:
+        50 recorded episodes of LIBERO-Goal:
+
+        Info(codebase_version="v3.0", robot_type="panda", total_episodes=50, total_frames=6200, fps=20,
+             total_tasks=10, splits={"train": "0:50"}, data_path=DATA_PATH, features={"action": ...})
+    """
 
     codebase_version: str
     robot_type: str | None = None
@@ -178,6 +188,7 @@ def format_path(pattern: str, root: Path, values: Mapping[str, str | int]) -> Pa
             if conversion or not _PLAIN_FORMAT.fullmatch(layout or ""):
                 raise DataError(f"{where} formats {{{name}}} with {excerpt(layout)}, {expected}.")
         path = Path(pattern.format(**values))
+    # A description that was downloaded must not name files outside of its folder.
     if path.is_absolute() or ".." in path.parts or "\0" in str(path):
         raise DataError(f"{where} leads to {excerpt(str(path))}, {expected}.")
     return root / path
@@ -231,6 +242,7 @@ def describe_features(episode: RecordedEpisode) -> dict[str, Feature]:
     features = {}
     for key, read in episode.frames.items():
         shape = read(0).shape
+        # The shape of the first frame holds for all; each is compared when it is written.
         features[name_camera(key)] = Feature(
             dtype="image", shape=shape, names=["height", "width", "channel"]
         )
@@ -320,6 +332,8 @@ def _encode_images(
 def make_tasks_table(tasks: Mapping[str, int]) -> "pa.Table":
     """Return `meta/tasks.parquet`: instructions are the index of a pandas data frame."""
     table = pa.table({"task_index": list(tasks.values()), "task": list(tasks)})
+    # pandas reads the index from this note alone; without it, the words would be a column, which
+    # LeRobot does not look for.
     text = {"pandas_type": "unicode", "numpy_type": "object", "metadata": None}
     number = {"pandas_type": "int64", "numpy_type": "int64", "metadata": None}
     note = {

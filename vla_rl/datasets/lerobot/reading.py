@@ -70,6 +70,7 @@ class _Reader:
     """Reads one data set."""
 
     def __init__(self, root: Path, fields: Mapping[str, str]) -> None:
+        # A misspelt key would be ignored, and the usual name be read instead.
         unknown = sorted(set(fields) - set(KNOWN_FIELDS))
         if unknown:
             raise DataError(f"fields name {unknown[0]!r}, expected some of {sorted(KNOWN_FIELDS)}.")
@@ -149,6 +150,7 @@ class _Reader:
         for key, name in list(self._cameras.items()):
             if files and self._info.features[name].dtype == "image" and files[0].has(name):
                 deep = self._images.deep_kind(files[0], name, 0)
+                # Descriptions often lack this fact; 16 bits that are read as 8 would be noise.
                 if deep is not None:
                     self._leave_out(key, f"its images are {deep}")
         found = [episode for file in files for episode in self._read_episodes(file)]
@@ -167,6 +169,8 @@ class _Reader:
                     else "some are in several files."
                 )
             )
+        # A download that stopped between two files leaves a data set that reads well and is half as
+        # large.
         num_rows = sum(file.num_rows for file in files)
         if num_rows != self._info.total_frames:
             raise DataError(
@@ -178,6 +182,7 @@ class _Reader:
 
     def _read_episodes(self, file: DataFile) -> list[tuple[int, RecordedEpisode]]:
         indices, frames = file.integers("episode_index"), file.integers("frame_index")
+        # An episode is a run of rows with one number: v3.0 has several in a file, v2.1 one.
         begins = np.flatnonzero(np.diff(indices, prepend=indices[:1] - 1))
         ends = np.append(begins[1:], len(indices))
         columns = self._columns(file)

@@ -90,6 +90,7 @@ class DataFile:
                     f"{self.path}: {name!r} has {lengths[row]} numbers in {self.describe_row(row)}, "
                     f"expected {width}."
                 )
+            # Whole numbers with a gap have no NaN; as floats, the gap is found below with its row.
             if values.null_count and not pa.types.is_floating(values.type):
                 values = values.cast(pa.float64())  # NaN for what is missing
             with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused
@@ -107,6 +108,8 @@ class DataFile:
         self._require(name)
         group, index = self.find_row_group(row)
         with reading(f"{self.path}: {name!r}", "a column of images", CONVERT_AGAIN):
+            # One row at a time: a row group may hold gigabytes of images, and only the first
+            # decides about a camera.
             for batch in self._file.iter_batches(1, row_groups=[group], columns=[name]):
                 if index == 0:
                     return _parse_image(batch.column(0).to_pylist()[0])
@@ -151,7 +154,8 @@ class DataFile:
             )
         else:
             values, lengths = column, np.ones(len(column), np.int64)
-        if not _is_number(values.type) or (width > 1 and values is column):
+        kinds = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean)
+        if not any(is_kind(values.type) for is_kind in kinds) or (width > 1 and values is column):
             expected = "numbers" if width == 1 else f"lists of {width} numbers"
             raise DataError(f"{self.path}: {name!r} holds {column.type}, expected {expected}.")
         return values, lengths
@@ -174,15 +178,11 @@ class DataFile:
 
     def _require(self, name: str) -> None:
         known = self._file.schema_arrow.names
+        # pyarrow takes the first of two columns of one name; which one the author meant is not
+        # known.
         if known.count(name) != 1:
             found = "no column" if name not in known else f"{known.count(name)} columns"
             raise DataError(f"{self.path} has {found} {name!r}; it has {sorted(known)}.")
-
-
-def _is_number(kind: "pa.DataType") -> bool:
-    return bool(
-        pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
-    )
 
 
 def _parse_image(value: Any) -> dict[str, Any] | None:
@@ -223,7 +223,12 @@ WORDS_COLUMNS: Final = ("task", "__index_level_0__")
 
 
 class EpisodeRow(msgspec.Struct, frozen=True):
-    """The row of one episode in `meta/`."""
+    """The row of one episode in `meta/`.
+
+    Example:
+        EpisodeRow(location="meta/episodes/chunk-000/file-000.parquet, row 2",
+                   row={"episode_index": 2, "length": 118, "tasks": ["push the plate"]})
+    """
 
     location: str
     """File and row, for errors."""
@@ -329,6 +334,7 @@ def read_episodes(root: Path, info: Info) -> dict[int, EpisodeRow]:
     episodes: dict[int, EpisodeRow] = {}
     for location, row in rows:
         number = get_whole_number(row, "episode_index", location)
+        # Parquet has a null wherever a file before it had a field more.
         known = {key: value for key, value in row.items() if value is not None}
         if number in episodes and episodes[number].row != known:
             raise DataError(

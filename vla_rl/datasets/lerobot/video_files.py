@@ -83,6 +83,7 @@ def _read_tables(trak: memoryview, movie_ticks: int, file_bytes: int) -> VideoTa
     shown = np.concatenate([[0], np.cumsum(steps[:-1])])
     if late := _find_boxes(stbl, b"ctts"):
         shown = shown + _read_runs(late[0], num, ">i4" if late[0][0] else ">u4")
+    # Frames are stored in decoding order, and one that depends on a later frame is stored after it.
     shown = np.sort(shown)
     for edts in _find_boxes(trak, b"edts"):
         start, length = _read_edit(_get_box(edts, b"elst"))
@@ -216,6 +217,8 @@ def decode_frames(
     """
     first, last = int(chosen[0]), int(chosen[-1])
     expected = times[first : last + 1]
+    # Between two frames: ffmpeg seeks to the frame at or after a time, and a rounded time may fall
+    # on either side of it.
     begin = 0.5 * (times[first - 1] + times[first]) if first else 0.0
     seek = ["-ss", f"{begin:.6f}"] if first else []
     with reading(path, WHOLE_VIDEO, ENCODE_AGAIN):
@@ -260,6 +263,8 @@ def _run_ffmpeg(path: Path, before: Sequence[str], after: Sequence[str]) -> tupl
     from imageio_ffmpeg import get_ffmpeg_exe  # needed only for videos
 
     command = [get_ffmpeg_exe(), "-hide_banner", "-nostdin", "-loglevel", "level+info"]
+    # One thread: an episode is decoded by each of several workers, which have the cores already.
+    # -xerror: damaged frames would be shown as grey blocks.
     command += ["-nostats", "-xerror", "-threads", "1"]
     # a file of another kind may name further files
     command += ["-protocol_whitelist", "file,pipe", "-format_whitelist", CONTAINERS]

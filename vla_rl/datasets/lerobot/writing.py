@@ -26,13 +26,12 @@ from vla_rl.datasets.lerobot.layout import (
     EPISODES_FOLDER,
     EPISODES_PATH,
     INFO_FILE,
-    KNOWN_FIELDS,
     OURS,
     STATS_FILE,
     TASKS_FILE,
     Feature,
     Info,
-    name_vector,
+    name_camera,
     read_info,
 )
 from vla_rl.datasets.lerobot.reading import read_lerobot
@@ -44,7 +43,14 @@ from vla_rl.util.imports import pa, pq
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """Statistics of one feature: float64 arrays of its shape; of images [3, 1, 1] in [0, 1]."""
+    """Statistics of one feature: float64 arrays of its shape; of images [3, 1, 1] in [0, 1].
+
+    Example:
+        Of the gripper commands of 118 control steps:
+
+        Stats(min=np.array([-1.0]), max=np.array([1.0]), mean=np.array([-0.2]), std=np.array([0.98]),
+              count=118)
+    """
 
     min: np.ndarray
     max: np.ndarray
@@ -84,6 +90,8 @@ class Stats(msgspec.Struct, frozen=True):
     def with_more(self, other: "Stats") -> "Stats":
         """Return the statistics of both together."""
         count = self.count + other.count
+        # Weighted updates and no sums: sums of squares over a long data set lose the small spread
+        # of large values.
         share = other.count / count
         mean = self.mean + (other.mean - self.mean) * share
         variance = (
@@ -104,10 +112,7 @@ def compute_stats(
     episode: RecordedEpisode, features: Mapping[str, Feature], table: "pa.Table"
 ) -> dict[str, Stats]:
     """Return the statistics of one episode, given its table."""
-    readers = {
-        name_vector(key) if key in KNOWN_FIELDS else f"observation.images.{key}": read
-        for key, read in episode.frames.items()
-    }
+    readers = {name_camera(key): read for key, read in episode.frames.items()}
     found = {}
     for name, feature in features.items():
         if feature.dtype == "image":
@@ -206,6 +211,8 @@ class LeRobotWriter:
             features={},
         )
         info = check_can_add(root, fps=fps, robot_type=robot_type)
+        # Everything is checked before anything is written: a folder of another program stays as it
+        # is.
         if info is not None:
             self._continue(info)
 
@@ -304,6 +311,8 @@ class LeRobotWriter:
         self._remove_uncounted(info.total_episodes)
         episodes = read_lerobot(self._root) if info.total_episodes else []
         self._info, self._names = info, {episode.name for episode in episodes}
+        # In the order of the episodes, which gives the same numbers again as when they were
+        # written.
         for words in (words for episode in episodes for words in episode.step_instructions):
             self._tasks.setdefault(words, len(self._tasks))
         if not episodes:
