@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from processes import is_gone
 
+from vla_rl.actors.processes import liveness
 from vla_rl.sandbox import (
     CallResult,
     ProcessLimits,
@@ -88,7 +89,7 @@ async def test_a_call_runner_that_is_stuck_is_replaced_with_all_that_it_ran_and_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not looks:
-        monkeypatch.setattr(runner_process, "LOOK_EVERY_S", 1000.0)
+        monkeypatch.setattr(liveness, "LOOK_EVERY_S", 1000.0)
     async with asyncio.timeout(60), Sandbox(SandboxConfig(keeper_grace_s=grace_s)) as sandbox:
         running, processes, folder = await stuck_runner(sandbox)
         call = await sandbox.call(
@@ -126,7 +127,7 @@ async def test_a_call_that_is_cancelled_while_its_stuck_call_runner_ends_leaves_
         kill(pid)
         killed.append(pid)
 
-    monkeypatch.setattr(runner_process, "LOOK_EVERY_S", 1000.0)
+    monkeypatch.setattr(liveness, "LOOK_EVERY_S", 1000.0)
     monkeypatch.setattr(runner_process, "kill_tree", kill_later)
     async with asyncio.timeout(100), Sandbox(SandboxConfig(keeper_grace_s=0.5)) as sandbox:
         running, processes, folder = await stuck_runner(sandbox)

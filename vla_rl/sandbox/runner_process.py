@@ -6,15 +6,18 @@ The shutdown leaves nothing behind.
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import socket
-import sys
+import subprocess
 from collections.abc import Callable, Mapping
 from typing import Final, Self
 
 import msgspec
 
-from vla_rl.actors.processes.liveness import FreezeDetector, ProcessState, find_stopped
+from vla_rl.actors.placement import ChildProcess
+from vla_rl.actors.processes.liveness import ProcessObserver, Watched
+from vla_rl.actors.processes.started_process import InterpreterProcess
 from vla_rl.sandbox.linux import kill_tree
 from vla_rl.sandbox.protocol import (
     Answer,
@@ -39,9 +42,8 @@ _READ_BYTES: Final = 1 << 18
 _STOP_GRACE_S: Final = 5.0
 _LAST_LOOK_S: Final = 1.0
 """Seconds to read an answer that arrived before its deadline while this loop was busy."""
-LOOK_EVERY_S: Final = 0.5
 STOPPED_AFTER_S: Final = 2.0
-"""See `Heartbeat`."""
+"""Seconds after which a call runner that a signal has stopped counts as stuck."""
 
 
 class CallRunnerProcess:
@@ -57,20 +59,18 @@ class CallRunnerProcess:
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        process: InterpreterProcess,
+        gone: asyncio.Event,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         folder: OwnedFolder,
         imported: dict[str, bool],
         on_ready: Callable[[Ready], None],
+        observer: ProcessObserver,
     ) -> None:
-        self._process, self._writer, self._folder, self._imported = (
-            process,
-            writer,
-            folder,
-            imported,
-        )
-        self._on_ready = on_ready
+        self._process, self._gone, self._writer = process, gone, writer
+        self._folder, self._imported = folder, imported
+        self._on_ready, self._observer = on_ready, observer
         self.pid: int | None = None
         """Pid of the process that forks; None until it is ready."""
         self._pending: dict[int, asyncio.Future[Ended]] = {}
@@ -79,9 +79,8 @@ class CallRunnerProcess:
         self._ending: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
         self._reading = loop.create_task(self._read(reader), name="reader of the sandbox")
-        self._watching = loop.create_task(
-            self._watch(), name="watch over the sandbox's call runner"
-        )
+        # the reaper too: while it stands still, nothing would end with the call runner
+        self._watched = [self._watch(lambda: process.pid), self._watch(lambda: self.pid or 0)]
         for module in [module for module, survived in imported.items() if survived]:
             self._import(module)
 
@@ -92,6 +91,7 @@ class CallRunnerProcess:
         imported: dict[str, bool],
         without: tuple[Means, ...],
         on_ready: Callable[[Ready], None],
+        observer: ProcessObserver,
     ) -> Self:
         """Start a process.
 
@@ -102,32 +102,36 @@ class CallRunnerProcess:
             without: means of isolation not to use.
             on_ready: called when the call runner accepts calls, with the result of its tests of this
                 kernel.
+            observer: notices that a signal has stopped it.
         """
         # what sandboxes of killed programs left: their own reaper may have been killed with them
         await asyncio.to_thread(remove_abandoned_folders, _FOLDERS)
         folder = OwnedFolder(_FOLDERS)
         ours, theirs = socket.socketpair()
+        gone = asyncio.Event()
         try:
             with theirs:
                 start = Start(
                     theirs.fileno(), str(folder.path), folder.descriptor, os.getpid(), without
                 )
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    "vla_rl.sandbox.reaper",
-                    msgspec.json.encode(start).decode(),
+                # A fresh interpreter and no fork of a fork server: a fork shows the variables of the
+                # server's start in /proc/PID/environ, where a call could read our keys and tokens;
+                # and its parent would be the server, so that no death of ours could wake it.
+                process = InterpreterProcess(
+                    ChildProcess(),
+                    ["vla_rl.sandbox.reaper", msgspec.json.encode(start).decode()],
+                    lambda *_: gone.set(),
+                    stderr=None,
                     pass_fds=(theirs.fileno(), folder.descriptor),
-                    stdin=asyncio.subprocess.DEVNULL,
+                    stdin=subprocess.DEVNULL,
                     env=environment,
-                    start_new_session=True,  # only this process handles Ctrl-C
                 )
             reader, writer = await asyncio.open_connection(sock=ours)
         except BaseException:
             ours.close()  # a call runner that was started ends then
             folder.remove()
             raise
-        return cls(process, reader, writer, folder, imported, on_ready)
+        return cls(process, gone, reader, writer, folder, imported, on_ready, observer)
 
     @property
     def is_serving(self) -> bool:
@@ -156,7 +160,8 @@ class CallRunnerProcess:
         try:
             with waiting(f"sandboxed call {number}", on="its process"):
                 if not await self._wait_in_time(future, allowed_s):
-                    await self._kill_stuck(f"did not answer within {allowed_s:g} s")
+                    self._end_stuck(f"did not answer within {allowed_s:g} s")
+                    await self.stop()
                 return future.result()
         except asyncio.CancelledError:
             if not self._writer.is_closing():
@@ -172,11 +177,16 @@ class CallRunnerProcess:
 
         If this is cancelled, the shutdown continues, and the next `stop` waits for it.
         """
+        await asyncio.shield(self._begin_end())
+
+    def _begin_end(self) -> "asyncio.Task[None]":
         if self._ending is None:
+            for watched in self._watched:
+                self._observer.forget(watched)
             self._ending = asyncio.get_running_loop().create_task(
                 self._end(), name="end of a sandbox's call runner"
             )
-        await asyncio.shield(self._ending)
+        return self._ending
 
     async def _end(self) -> None:
         self._writer.close()
@@ -184,17 +194,14 @@ class CallRunnerProcess:
             if not self._is_stuck:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_STOP_GRACE_S):
-                        await self._process.wait()
-            if self._process.returncode is None:
+                        await self._gone.wait()
+            if not self._gone.is_set():
                 await asyncio.to_thread(kill_tree, self._process.pid)
-                await self._process.wait()
+                await self._gone.wait()
         finally:
-            if self._process.returncode is None:  # the loop itself is ending; its calls die with it
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.kill()
+            self._process.kill()  # if the loop itself is ending; its calls die with it
             self._reading.cancel()
-            self._watching.cancel()
-            await asyncio.gather(self._reading, self._watching, return_exceptions=True)
+            await asyncio.gather(self._reading, return_exceptions=True)
             await asyncio.to_thread(self._folder.remove)
 
     def _import(self, module: str) -> None:
@@ -214,7 +221,7 @@ class CallRunnerProcess:
                 break
         return future.done()
 
-    async def _kill_stuck(self, words: str) -> None:
+    def _end_stuck(self, words: str) -> None:
         logger.error(
             "the call runner of a sandbox (pid %s) %s; it is killed, with the %d calls that it runs.",
             self.pid,
@@ -223,18 +230,20 @@ class CallRunnerProcess:
         )
         self._is_stuck = True
         self._fail_pending(f"the process that runs it {words} and was killed")
-        await self.stop()
+        self._begin_end()
 
-    async def _watch(self) -> None:
-        """Kill the call runner if a signal stops it or its reaper."""
-        heartbeat = FreezeDetector(look_every_s=LOOK_EVERY_S, stopped_after_s=STOPPED_AFTER_S)
-        while not self._reading.done():
-            await asyncio.sleep(LOOK_EVERY_S)
-            pids = [self._process.pid, *(() if self.pid is None else (self.pid,))]
-            state = ProcessState.RUNNING if find_stopped(pids) is None else ProcessState.STOPPED
-            is_frozen = heartbeat.observe(asyncio.get_running_loop().time(), 0, state).is_frozen
-            if is_frozen and self._ending is None:
-                await self._kill_stuck("was stopped by a signal for some 2 s")
+    def _watch(self, pid: Callable[[], int]) -> Watched:
+        """Have a process observed. It has no thread for a heartbeat: only a stop counts."""
+        watched = Watched(
+            pid=pid,
+            beat=lambda: 0,
+            owes_beat=lambda: False,
+            stopped_after_s=STOPPED_AFTER_S,
+            silent_after_s=math.inf,
+            on_frozen=lambda _: self._end_stuck("was stopped by a signal for some 2 s"),
+        )
+        self._observer.watch(watched)
+        return watched
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Deliver answers until the call runner ends; calls without an answer by then have died."""

@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from vla_rl.actors.processes.liveness import ProcessObserver
 from vla_rl.sandbox.protocol import (
     ALL_MEANS,
     Ended,
@@ -136,10 +137,11 @@ class Sandbox:
         self.missing: dict[Means, str] = {}
         """Means of isolation that calls run without, each with the reason; known when the first
         call has ended."""
-        self._is_open = False
+        self._observer: ProcessObserver | None = None
+        """There while it is open."""
 
     async def __aenter__(self) -> Self:
-        self._is_open = True
+        self._observer = ProcessObserver("a sandbox")
         return self
 
     async def __aexit__(
@@ -148,11 +150,15 @@ class Sandbox:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._is_open = False
+        observer, self._observer = self._observer, None
         async with self._starting:
             runner, self._runner = self._runner, None
-            if runner is not None:
-                await runner.stop()
+            try:
+                if runner is not None:
+                    await runner.stop()
+            finally:
+                if observer is not None:
+                    observer.close()
 
     @property
     def runner_pid(self) -> int | None:
@@ -241,13 +247,17 @@ class Sandbox:
     async def _get_runner(self) -> CallRunnerProcess:
         """Return the call runner, or start another. Raises: RuntimeError if the sandbox is not open."""
         async with self._starting:
-            if not self._is_open:
+            if self._observer is None:
                 raise RuntimeError("the sandbox is not open; use `async with`.")
             if self._runner is None or not self._runner.is_serving:
                 if self._runner is not None:
                     await self._runner.stop()
                 self._runner = await CallRunnerProcess.start(
-                    self._environment(), self._imported, self._config.without, self._describe
+                    self._environment(),
+                    self._imported,
+                    self._config.without,
+                    self._describe,
+                    self._observer,
                 )
             return self._runner
 
@@ -266,7 +276,8 @@ class Sandbox:
         inherited = inherited_environment()
         # tokens and keys of the run's environment are no business of code that a model wrote
         ours: dict[str, str] = {name: inherited[name] for name in _INHERITED if name in inherited}
-        search = os.pathsep.join(path for path in sys.path if path)
+        # with -P an interpreter does not look in its folder by itself: "" would be lost
+        search = os.pathsep.join(map(os.path.abspath, sys.path))
         # calls are forked from the call runner: threads that an import starts there would be missing in them
         one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         return {**ours, **one_thread, **self._config.environment, "PYTHONPATH": search}

@@ -363,11 +363,5 @@ def _start_server(
         file.write(msgspec.json.encode(preparation))
         file.flush()
         file.seek(0)
-        return start_interpreter(
-            placement,
-            arguments,
-            {**one_thread, **fork_from.env},
-            stderr,
-            [socket_fd],
-            stdin=file.fileno(),
-        )
+        own = msgspec.structs.replace(placement, env={**one_thread, **fork_from.env})
+        return start_interpreter(own, arguments, stderr, [socket_fd], stdin=file.fileno())

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -119,29 +119,28 @@ StartProcess = Callable[[ChildProcess, ChildSettings, int, OnExit], StartedProce
 descriptors."""
 
 
-class SpawnedProcess:
-    """A fresh interpreter.
+class InterpreterProcess:
+    """A fresh interpreter that runs one of our modules. See `StartedProcess`.
 
-    See `StartProcess` for the arguments; raises what `start_interpreter` raises.
+    The arguments are those of `start_interpreter`, which says what it raises; `on_exit`: see `OnExit`.
     """
 
     def __init__(
-        self, placement: ChildProcess, settings: ChildSettings, stderr: int, on_exit: OnExit
+        self,
+        placement: ChildProcess,
+        module_and_arguments: list[str],
+        on_exit: OnExit,
+        *,
+        stderr: int | None,
+        pass_fds: Sequence[int],
+        stdin: int,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self._on_exit = on_exit
         self._loop = asyncio.get_running_loop()
-        words = msgspec.json.encode(settings)
         self._process = start_interpreter(
-            placement,
-            ["vla_rl.actors.processes.child", settings.name],
-            placement.env,
-            stderr,
-            pass_fds=[*settings.shared_fds.values()],
-            stdin=subprocess.PIPE,
+            placement, module_and_arguments, stderr, pass_fds, stdin, env
         )
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has already ended, as its pidfd will show
-            self._process.stdin.write(len(words).to_bytes(4, "little") + words)
         # a number may belong to another process by the time of a kill; a descriptor never does
         self._pidfd = os.pidfd_open(self.pid)
         self.has_ended = False
@@ -162,31 +161,58 @@ class SpawnedProcess:
         self.has_ended = True
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         self._on_exit(describe_exit_status(returncode), ())
+
+
+class SpawnedProcess(InterpreterProcess):
+    """A fresh interpreter that becomes an actor. See `StartProcess` for the arguments."""
+
+    def __init__(
+        self, placement: ChildProcess, settings: ChildSettings, stderr: int, on_exit: OnExit
+    ) -> None:
+        super().__init__(
+            placement,
+            ["vla_rl.actors.processes.child", settings.name],
+            on_exit,
+            stderr=stderr,
+            pass_fds=[*settings.shared_fds.values()],
+            stdin=subprocess.PIPE,
+        )
+        words = msgspec.json.encode(settings)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has already ended, as its pidfd will show
+            self._process.stdin.write(len(words).to_bytes(4, "little") + words)
 
 
 def start_interpreter(
     placement: ChildProcess,
     module_and_arguments: list[str],
-    env: dict[str, str],
-    stderr: int,
+    stderr: int | None,
     pass_fds: Sequence[int],
     stdin: int,
+    env: Mapping[str, str] | None = None,
 ) -> "subprocess.Popen[bytes]":
     """Start a fresh interpreter that runs one of our modules.
 
     It inherits only the environment and stdout of this process.
 
+    Args:
+        env: all of its environment, for a process that must not read ours; it also gets a session of
+            its own then, which no terminal signals. None: ours, with the placement's variables.
+
     Raises: OSError if it cannot be started; ValueError for an environment variable that is not
     valid.
     """
-    own_path = [] if placement.python else [str(Path(vla_rl.__file__).parent.parent)]
-    inherited = inherited_environment()
-    python_path = os.pathsep.join(filter(None, [*own_path, inherited.get("PYTHONPATH")]))
+    variables = env
+    if variables is None:
+        inherited = inherited_environment()
+        own_path = [] if placement.python else [str(Path(vla_rl.__file__).parent.parent)]
+        python_path = os.pathsep.join(filter(None, [*own_path, inherited.get("PYTHONPATH")]))
+        variables = {**inherited, "PYTHONPATH": python_path, **placement.env}
     # A terminal signals the whole process group: a child must not die of it before it ignores it.
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, FROM_TERMINAL)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, FROM_TERMINAL if env is None else ())
     try:
         return subprocess.Popen(
             [placement.python or sys.executable, "-P", "-m", *module_and_arguments],
@@ -194,7 +220,8 @@ def start_interpreter(
             bufsize=0,
             stderr=stderr,
             pass_fds=pass_fds,
-            env={**inherited, "PYTHONPATH": python_path, **env},
+            env=variables,
+            start_new_session=env is not None,
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
