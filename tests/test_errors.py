@@ -17,7 +17,7 @@ from vla_rl.errors import (
 def test_a_dead_actor_is_named_with_its_cause_and_its_last_words() -> None:
     error = ActorDied("sim", 12, "exit code 3", ["Traceback", "ValueError: no"])
     assert str(error) == (
-        "actor 'sim' (pid 12) died: exit code 3; its last words:\n    Traceback\n    ValueError: no"
+        "actor 'sim' (pid 12) died: exit code 3; the end of its stderr:\n    Traceback\n    ValueError: no"
     )
     assert str(ActorFrozen("sim", 12, "SIGKILL")) == "actor 'sim' (pid 12) died: SIGKILL"
 

@@ -47,15 +47,15 @@ class ActorDied(VlaRlError):
             loop).
         cause: `"exit code 3"`, `"SIGKILL"`, `"host unreachable for 2.0 s"`, or the error its
             constructor raised.
-        last_words: the last lines that it wrote to stderr, oldest first.
+        stderr_tail: the last lines that it wrote to stderr, oldest first.
     """
 
-    def __init__(self, name: str, pid: int, cause: str, last_words: Sequence[str] = ()) -> None:
-        self.name, self.pid, self.cause, self.last_words = name, pid, cause, tuple(last_words)
-        words = "".join(f"\n    {line}" for line in self.last_words)
+    def __init__(self, name: str, pid: int, cause: str, stderr_tail: Sequence[str] = ()) -> None:
+        self.name, self.pid, self.cause, self.stderr_tail = name, pid, cause, tuple(stderr_tail)
+        words = "".join(f"\n    {line}" for line in self.stderr_tail)
         super().__init__(
             f"actor {name!r} (pid "
-            f"{pid}) died: {cause}" + (f"; its last words:{words}" if words else "")
+            f"{pid}) died: {cause}" + (f"; the end of its stderr:{words}" if words else "")
         )
 
 

@@ -36,17 +36,17 @@ class Waiting:
         self.calls: dict[int, PendingCall] = {}
         self.lag_reports: dict[int, PendingCall] = {}
         self.mailbox = Mailbox(2)
-        deadlines: Any = SimpleNamespace(note_answered=self.answered.append)
+        deadlines: Any = SimpleNamespace(record_answer=self.answered.append)
         self.answers = Answers(
             "counter", self.calls, self.lag_reports, self.mailbox, deadlines, self.cancelled.append
         )
         channel: Any = SimpleNamespace(codec=self.codec, pid=5)
-        self.answers.connect(channel)
+        self.answers.set_channel(channel)
 
     def ask(self, call: int, kind: type[PendingCall] = PendingCall, result: Any = int) -> Any:
-        assert self.mailbox.try_enter()
+        assert self.mailbox.try_take_slot()
         loop = asyncio.get_running_loop()
-        self.calls[call] = kind(loop, ADD, self.codec.decoder(result), None)
+        self.calls[call] = kind(loop, ADD, self.codec.get_decoder(result), None)
         return self.calls[call]
 
     def answer(self, kind: Kind, call: int, value: Any = None) -> None:
@@ -57,12 +57,12 @@ class Waiting:
 async def test_an_answer_ends_its_own_call_and_frees_its_place() -> None:
     waiting = Waiting()
     first, second = waiting.ask(1), waiting.ask(2)
-    assert not waiting.mailbox.try_enter()
+    assert not waiting.mailbox.try_take_slot()
     waiting.answer(Kind.RESULT, 2, 40)
     assert second.future.result() == 40
     assert not first.future.done()
     assert (list(waiting.calls), waiting.answered) == ([1], [second])
-    assert waiting.mailbox.try_enter()
+    assert waiting.mailbox.try_take_slot()
 
 
 async def test_a_result_of_another_type_than_declared_fails_the_call() -> None:
@@ -119,7 +119,7 @@ async def test_answers_to_nobody_and_of_an_ended_incarnation_are_counted() -> No
     waiting = Waiting()
     waiting.answer(Kind.RESULT, 9, 1)
     pending = waiting.ask(1)
-    waiting.answers.disconnect()
+    waiting.answers.clear_channel()
     waiting.answer(Kind.RESULT, 1, 1)
     assert waiting.answers.num_rejected == 2
     assert not pending.future.done()
@@ -148,7 +148,7 @@ async def test_the_arrays_of_an_answer_that_nobody_waits_for_are_released(
     waiting.ask(1).future.cancel()
     waiting.answer(Kind.RESULT, 1, 8)
     assert len(discarded) == 1
-    assert waiting.mailbox.try_enter()
+    assert waiting.mailbox.try_take_slot()
 
 
 # ---- reports that another process has written
@@ -186,7 +186,7 @@ async def test_a_call_ends_whatever_its_error_report_holds() -> None:
         assert "Remote traceback of actor 'counter' (pid 5)" in error.__notes__[0], report
         assert isinstance(str(error), str), report
         assert not waiting.calls, report
-    assert waiting.mailbox.try_enter()
+    assert waiting.mailbox.try_take_slot()
     assert len(waiting.answered) == 600
 
 
@@ -262,35 +262,35 @@ def frozen() -> ActorFrozen:
 
 
 async def test_callers_wait_while_an_actor_restarts_and_go_on_with_the_next_incarnation() -> None:
-    life = ActorLifecycle("env-1")
-    life.settle(ActorState.RUNNING, None)
-    await life.until_running()
-    life.settle(ActorState.RESTARTING, frozen())
-    waiting = asyncio.create_task(life.until_running())
+    lifecycle = ActorLifecycle("env-1")
+    lifecycle.enter_state(ActorState.RUNNING, None)
+    await lifecycle.until_running()
+    lifecycle.enter_state(ActorState.RESTARTING, frozen())
+    waiting = asyncio.create_task(lifecycle.until_running())
     await asyncio.sleep(0)
     assert not waiting.done()
-    life.settle(ActorState.RUNNING, None)
+    lifecycle.enter_state(ActorState.RUNNING, None)
     async with asyncio.timeout(5):
         await waiting
 
 
 async def test_callers_that_wait_get_the_error_if_no_incarnation_comes() -> None:
-    life = ActorLifecycle("env-1")
-    life.settle(ActorState.RESTARTING, frozen())
-    waiting = asyncio.create_task(life.until_running())
+    lifecycle = ActorLifecycle("env-1")
+    lifecycle.enter_state(ActorState.RESTARTING, frozen())
+    waiting = asyncio.create_task(lifecycle.until_running())
     await asyncio.sleep(0)
-    life.settle(ActorState.DEAD, frozen())
+    lifecycle.enter_state(ActorState.DEAD, frozen())
     async with asyncio.timeout(5):
         with pytest.raises(ActorFrozen, match="did not answer within 2 s"):
             await waiting
 
 
 async def test_each_caller_gets_an_error_of_its_own_with_pid_and_last_words() -> None:
-    life = ActorLifecycle("env-1")
-    life.settle(ActorState.DEAD, frozen())
-    first, second = life.death(), life.death()
+    lifecycle = ActorLifecycle("env-1")
+    lifecycle.enter_state(ActorState.DEAD, frozen())
+    first, second = lifecycle.make_exit_error(), lifecycle.make_exit_error()
     assert first is not second
-    assert (type(first), first.pid, first.last_words) == (ActorFrozen, 7, ("last words",))
+    assert (type(first), first.pid, first.stderr_tail) == (ActorFrozen, 7, ("last words",))
 
 
 async def test_an_actor_that_never_ran_is_reported_with_its_state() -> None:
@@ -299,55 +299,58 @@ async def test_an_actor_that_never_ran_is_reported_with_its_state() -> None:
 
 
 async def test_the_last_error_says_why_no_incarnation_follows() -> None:
-    life = ActorLifecycle("env-1")
-    life.settle(ActorState.DEAD, frozen())
-    assert life.last_error("too often", None).cause.endswith("within 2 s; too often")
-    failed = life.last_error("too often", ValueError("no room"))
+    lifecycle = ActorLifecycle("env-1")
+    lifecycle.enter_state(ActorState.DEAD, frozen())
+    assert lifecycle.make_final_error("too often", None).cause.endswith("within 2 s; too often")
+    failed = lifecycle.make_final_error("too often", ValueError("no room"))
     assert failed.cause.endswith("; too often; the last restart failed: no room")
     assert isinstance(failed, ActorFrozen)
 
 
 async def test_senders_get_places_in_the_order_of_asking() -> None:
     mailbox, order = Mailbox(1), []
-    await mailbox.enter()
+    await mailbox.take_slot()
 
     async def send(name: str) -> None:
-        await mailbox.enter()
+        await mailbox.take_slot()
         order.append(name)
-        mailbox.leave()
+        mailbox.free_slot()
 
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
         for name in "abc":
             group.create_task(send(name))
         await asyncio.sleep(0)
         assert mailbox.num_waiting == 3
-        mailbox.leave()
+        mailbox.free_slot()
     assert order == ["a", "b", "c"]
 
 
 async def test_a_newcomer_does_not_overtake_those_who_wait() -> None:
     mailbox = Mailbox(1)
-    await mailbox.enter()
-    waiter = asyncio.create_task(mailbox.enter())
+    await mailbox.take_slot()
+    waiter = asyncio.create_task(mailbox.take_slot())
     await asyncio.sleep(0)
-    mailbox.leave()
-    assert mailbox.try_enter() is False
+    mailbox.free_slot()
+    assert mailbox.try_take_slot() is False
     await waiter
 
 
 async def test_a_sender_that_gives_up_passes_its_place_on() -> None:
     mailbox = Mailbox(1)
-    await mailbox.enter()
-    first, second = asyncio.create_task(mailbox.enter()), asyncio.create_task(mailbox.enter())
+    await mailbox.take_slot()
+    first, second = (
+        asyncio.create_task(mailbox.take_slot()),
+        asyncio.create_task(mailbox.take_slot()),
+    )
     await asyncio.sleep(0)
-    mailbox.leave()  # the place goes to the first, which is cancelled before it can take it
+    mailbox.free_slot()  # the place goes to the first, which is cancelled before it can take it
     first.cancel()
     async with asyncio.timeout(5):
         await second
     assert first.cancelled()
-    assert mailbox.try_enter() is False
-    mailbox.leave()
-    assert mailbox.try_enter() is True
+    assert mailbox.try_take_slot() is False
+    mailbox.free_slot()
+    assert mailbox.try_take_slot() is True
 
 
 def test_a_mailbox_without_room_is_refused() -> None:
@@ -359,12 +362,12 @@ async def test_a_sender_that_was_cancelled_and_then_passed_over_is_cancelled_and
     None
 ):
     mailbox = Mailbox(1)
-    await mailbox.enter()
-    waiter = asyncio.create_task(mailbox.enter())
+    await mailbox.take_slot()
+    waiter = asyncio.create_task(mailbox.take_slot())
     await asyncio.sleep(0)
     waiter.cancel()
-    mailbox.leave()  # finds nobody else who waits
+    mailbox.free_slot()  # finds nobody else who waits
     async with asyncio.timeout(5):
         await asyncio.wait([waiter])
     assert waiter.cancelled()
-    assert mailbox.try_enter() is True
+    assert mailbox.try_take_slot() is True

@@ -67,17 +67,17 @@ def there(host: HostServer, keys: Path, process: ChildProcess | None = None) -> 
     )
 
 
-def answer_launches(monkeypatch: pytest.MonkeyPatch, birth: Any) -> None:
+def answer_launches(monkeypatch: pytest.MonkeyPatch, start: Any) -> None:
     """Have every host answer a launch with this hello, start nothing, and be silent afterwards."""
 
     def launch(self: HostedClient, actor: int, _request: object) -> None:
-        self._send(self._codec.encode(Kind.HELLO, 0, actor, 0, birth, "hello"))
+        self._send(self._codec.encode(Kind.HELLO, 0, actor, 0, start, "hello"))
 
-    monkeypatch.setattr(HostedClient, "launch", launch)
+    monkeypatch.setattr(HostedClient, "launch_process", launch)
 
 
 @pytest.mark.parametrize(
-    ("birth", "words"),
+    ("start", "words"),
     [
         ((7, -1, KEY), "sent what cannot be used: address 'tcp://127.0.0.1:-1'"),
         ((7, 70_000, KEY), "expected a port of 1 to 65535"),
@@ -92,9 +92,9 @@ def answer_launches(monkeypatch: pytest.MonkeyPatch, birth: Any) -> None:
     ],
 )
 async def test_a_hello_that_no_process_sends_ends_the_spawn_with_what_is_wrong(
-    host: HostServer, keys: Path, monkeypatch: pytest.MonkeyPatch, birth: Any, words: str
+    host: HostServer, keys: Path, monkeypatch: pytest.MonkeyPatch, start: Any, words: str
 ) -> None:
-    answer_launches(monkeypatch, birth)
+    answer_launches(monkeypatch, start)
     async with Runtime() as runtime:
         with pytest.raises(ActorDied, match=r"its host at tcp://127\.0\.0\.1") as caught:
             await runtime.spawn(Counter, placement=there(host, keys), start_timeout_s=20.0)
@@ -116,7 +116,7 @@ async def test_a_host_that_does_not_report_an_end_does_not_hold_up_the_kill(
     async with Runtime(stop_grace_s=0.2) as runtime:
         counter = await runtime.spawn(Counter, placement=there(host, keys))
         with monkeypatch.context() as patched:
-            patched.setattr(HostedClient, "kill", lambda self, actor: None)
+            patched.setattr(HostedClient, "kill_process", lambda self, actor: None)
             await runtime.kill(counter)
         with pytest.raises(ActorDied):
             await counter.add(1)
@@ -142,7 +142,7 @@ async def test_a_preparation_ends_whatever_the_host_answers(
         if answers is not None:
             self._send(self._codec.encode(Kind.ERROR, 0, 0, call, answers, "preparation"))
 
-    monkeypatch.setattr(HostedClient, "prepare", prepare)
+    monkeypatch.setattr(HostedClient, "prepare_process", prepare)
     monkeypatch.setattr(HostServer, "_is_there", lambda *_: True)  # without a sign of life
     process = ChildProcess(fork_from=ForkServer())
     async with Runtime() as runtime:
@@ -157,7 +157,7 @@ async def test_a_preparation_ends_whatever_the_host_answers(
 async def test_a_host_that_lives_and_never_answers_a_preparation_is_given_up(
     host: HostServer, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(HostedClient, "prepare", lambda *_: None)
+    monkeypatch.setattr(HostedClient, "prepare_process", lambda *_: None)
     monkeypatch.setattr(ChildProcess, "most_preparation_s", 1.5)
     process = ChildProcess(fork_from=ForkServer())
     async with Runtime() as runtime:

@@ -138,7 +138,7 @@ async def test_a_hundred_thousand_broken_messages_do_not_disturb_an_actor(
     server.on_message(codec.encode(Kind.STOP, 0, 0, 0, None, "stop"))
     async with asyncio.timeout(10):
         await serving
-    lag.stop()
+    lag.stop_sampling()
 
 
 async def test_a_hundred_thousand_broken_answers_do_not_disturb_a_caller(
@@ -152,7 +152,7 @@ async def test_a_hundred_thousand_broken_answers_do_not_disturb_a_caller(
         mailbox=8,
         deadlines_s=[None] * len(get_method_table(Counter).methods),
     )
-    client.connect(channel)
+    client.attach_channel(channel)
     good = [
         channel.codec.encode(Kind.RESULT, 0, 0, 1, {"a": np.ones(9000)}, "result"),
         channel.codec.encode(
@@ -242,7 +242,7 @@ async def test_a_launch_that_another_version_sends_is_answered_with_the_remedy(
     async with asyncio.timeout(20):
         while not client.poll(0):  # noqa: ASYNC110
             await asyncio.sleep(0)
-    notice = Codec().decode(Codec().decoder(ExitNotice), client.recv_multipart())
+    notice = Codec().decode(Codec().get_decoder(ExitNotice), client.recv_multipart())
     assert "could not be started: LaunchRequest: " in notice.cause
     assert "Install the same version of vla_rl on both hosts" in notice.cause
     assert (host.num_rejected, host.num_actors) == (1, 0)

@@ -66,21 +66,21 @@ async def test_lines_are_passed_on_with_the_name_of_the_child(
     os.write(pipe[1], b"one\ntwo\nunfinished")
     tail.close()
     assert capsys.readouterr().err == "[env-3] one\n[env-3] two\n[env-3] unfinished\n"
-    assert tail.last_lines == ("one", "two", "unfinished")
+    assert tail.lines == ("one", "two", "unfinished")
 
 
 async def test_only_the_last_twenty_lines_are_kept(pipe: tuple[int, int]) -> None:
     tail = StderrTail(pipe[0], "env-3")
     os.write(pipe[1], b"".join(b"%d\n" % number for number in range(30)))
     tail.close()
-    assert tail.last_lines == tuple(str(number) for number in range(10, 30))
+    assert tail.lines == tuple(str(number) for number in range(10, 30))
 
 
 async def test_a_line_without_end_is_cut(pipe: tuple[int, int]) -> None:
     tail = StderrTail(pipe[0], "env-3")
     os.write(pipe[1], b"x" * 5000)
     tail.close()
-    assert {len(line) for line in tail.last_lines} == {2000}
+    assert {len(line) for line in tail.lines} == {2000}
 
 
 async def test_the_rest_is_read_without_waiting_for_who_still_holds_the_pipe(

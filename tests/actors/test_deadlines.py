@@ -30,10 +30,10 @@ class Limit:
     def limit_s(self, num_units: int) -> float | None:
         return self.allowed_s
 
-    def note(self, num_units: int, seconds: float) -> None:
+    def record_duration(self, num_units: int, seconds: float) -> None:
         self.learned.append((num_units, seconds))
 
-    def note_overdue(self, num_units: int) -> str:
+    def record_overdue(self, num_units: int) -> str:
         return f"{num_units} units never took so long"
 
 
@@ -65,7 +65,7 @@ class Watched:
         decoder: Any = None
         pending = kind(loop, ADD, decoder, asyncio.current_task())
         self.calls[len(self.calls)] = pending
-        self.deadlines.note_sent(pending, (1, 2))
+        self.deadlines.watch_call(pending, (1, 2))
         return pending
 
     async def cause(self) -> str:
@@ -83,7 +83,7 @@ async def test_a_call_gets_the_shorter_of_its_methods_deadline_and_its_limit(
 ) -> None:
     watched = Watched(own_s, Limit(limit_s))
     assert watched.send().deadline_s == expected_s
-    watched.deadlines.stop()
+    watched.deadlines.stop_watching()
 
 
 async def test_a_missed_deadline_freezes_the_actor_and_names_method_and_limit() -> None:
@@ -109,8 +109,8 @@ async def test_a_limit_learns_the_time_without_the_wait_behind_another_call() ->
     watched = Watched(None, limit)
     first, second = watched.send(), watched.send()
     first.since = second.since = time.monotonic() - 10.0
-    watched.deadlines.note_answered(first)
-    watched.deadlines.note_answered(second)
+    watched.deadlines.record_answer(first)
+    watched.deadlines.record_answer(second)
     (_, slow_s), (units, quick_s) = limit.learned
     assert units == 2
     assert slow_s >= 10.0
@@ -135,7 +135,7 @@ async def test_a_call_inside_the_iteration_over_a_stream_is_refused_and_the_acto
     assert isinstance(stream.future.exception(), RuntimeError)
     assert watched.cancelled == [0, 1]
     assert not watched.frozen.done()
-    watched.deadlines.stop()
+    watched.deadlines.stop_watching()
 
 
 class Sim(Actor):
@@ -172,7 +172,7 @@ def call(
         deadline_s=deadline_s,
         concurrent=concurrent,
         expects_answer=not waits,
-        waits_for_caller_of=lambda other: False,
+        waits_for_caller=lambda other: False,
     )
 
 
@@ -194,7 +194,7 @@ class WatchedCalls:
         self.watch.schedule_check(time.monotonic())
         async with asyncio.timeout(5):
             await self.reported.wait()
-        self.watch.stop()
+        self.watch.stop_timer()
         return self.overdue
 
 
@@ -227,7 +227,7 @@ async def test_time_in_which_our_loop_stood_still_is_given_back_but_never_more()
     now = time.monotonic()
     old, young = call(now - 8.0), call(now - 1.0)
     watched = WatchedCalls(old, young)
-    watched.watch.forgive(5.0)
+    watched.watch.extend_deadlines(5.0)
     assert old.since == pytest.approx(now - 3.0)
     assert now <= young.since <= time.monotonic()
 
@@ -235,6 +235,6 @@ async def test_time_in_which_our_loop_stood_still_is_given_back_but_never_more()
 async def test_a_stopped_watch_looks_again_only_when_it_is_asked_to() -> None:
     watched = WatchedCalls(call(time.monotonic() - 11.0))
     watched.watch.schedule_check(time.monotonic())
-    watched.watch.stop()
+    watched.watch.stop_timer()
     assert watched.watch.next_look == math.inf
     assert len(await watched.checked()) == 1

@@ -264,7 +264,7 @@ async def test_what_a_process_sent_last_is_read_after_its_connection_has_ended()
     process.send(b"last words")
     process.close(linger=5000)
     while not link.is_lost:  # this loop reads nothing meanwhile
-        link.look()
+        link.read_events()
         time.sleep(0.05)  # noqa: ASYNC251
     link.poll()
     assert received == [b"last words"]
@@ -280,7 +280,7 @@ async def test_actors_listen_at_the_ports_of_their_host_and_no_other(keys: Path)
         assert listening_ports(await counter.pid()) == [port]
         with pytest.raises(ActorDied, match="exit code 1") as raised:
             await runtime.spawn(Counter, placement=there(host, keys))
-        assert f"no port from {port} to {port} is free" in "".join(raised.value.last_words)
+        assert f"no port from {port} to {port} is free" in "".join(raised.value.stderr_tail)
 
 
 def test_ports_that_do_not_exist_are_refused(keys: Path) -> None:

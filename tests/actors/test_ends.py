@@ -46,11 +46,11 @@ class Draft(msgspec.Struct):
 class Stubborn(Actor):
     """Holds on to what it waits for."""
 
-    def __init__(self, begun: asyncio.Event) -> None:
-        self._begun = begun
+    def __init__(self, started: asyncio.Event) -> None:
+        self._started = started
 
     async def wait(self) -> None:
-        self._begun.set()
+        self._started.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -73,10 +73,10 @@ async def test_a_kill_is_not_lost_where_a_caller_gives_up_in_the_same_turn() -> 
 
 async def test_an_endpoint_that_swallows_its_cancellation_does_not_keep_its_actor_alive() -> None:
     async with asyncio.timeout(10), Runtime() as runtime:
-        begun = asyncio.Event()
-        stubborn = await runtime.spawn(Stubborn, begun)
+        started = asyncio.Event()
+        stubborn = await runtime.spawn(Stubborn, started)
         first, second = asyncio.create_task(stubborn.wait()), asyncio.create_task(stubborn.wait())
-        await begun.wait()
+        await started.wait()
         await runtime.kill(stubborn)
         outcomes = await asyncio.gather(first, second, return_exceptions=True)
         assert type(outcomes[1]) is ActorDied
@@ -137,7 +137,7 @@ async def test_an_actor_that_is_stopped_while_its_restart_fails_does_not_come_ba
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = children_of(os.getpid())
-    opened, launched = Launchers.launcher, list[str]()
+    opened, launched = Launchers.make_launcher, list[str]()
     stopping: list[asyncio.Task[None]] = []
 
     def launcher(
@@ -155,7 +155,7 @@ async def test_an_actor_that_is_stopped_while_its_restart_fails_does_not_come_ba
 
         return launch_or_fail
 
-    monkeypatch.setattr(Launchers, "launcher", launcher)
+    monkeypatch.setattr(Launchers, "make_launcher", launcher)
     async with asyncio.timeout(20), Runtime() as runtime:
         policy = RestartPolicy(max_restarts=5, within_s=60.0)
         counter = await runtime.spawn(Counter, placement=ChildProcess(), restart=policy)
@@ -183,7 +183,7 @@ async def test_words_are_kept_where_our_own_stderr_leads_nowhere(
     tail.close()
     monkeypatch.undo()
     os.close(writing)
-    assert tail.last_lines == ("no device", "no")
+    assert tail.lines == ("no device", "no")
 
 
 async def test_a_death_is_told_whatever_fails_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,14 +288,14 @@ async def test_a_call_begun_inside_of_a_slow_iteration_and_awaited_after_it_is_a
 ) -> None:
     async def iterate(scale: float) -> None:
         streamer = await runtime.spawn(Streamer, placement=placement, deadline_s=0.5 * scale)
-        items, begun = [], []
+        items, started = [], []
         async for item in streamer.count(60):
             items.append(item)
-            begun.append(begin_call(streamer, Streamer.serial_made))
+            started.append(begin_call(streamer, Streamer.serial_made))
             if item == 20:
                 await asyncio.sleep(1.5 * scale)
         assert items == list(range(60))
-        assert [await call for call in begun] == [60] * 60
+        assert [await call for call in started] == [60] * 60
 
     async with asyncio.timeout(100), Runtime() as runtime:
         await at_some_pace(iterate)
@@ -362,16 +362,16 @@ async def test_an_actor_that_does_not_stop_a_stream_that_was_left_is_frozen() ->
 async def test_a_call_behind_the_stream_of_a_slow_consumer_waits() -> None:
     async def consume(items: AsyncIterator[int]) -> None:
         await anext(items)
-        begun.set()
+        started.set()
         await go_on.wait()
         async for _ in items:
             pass
 
-    begun, go_on = asyncio.Event(), asyncio.Event()
+    started, go_on = asyncio.Event(), asyncio.Event()
     async with asyncio.timeout(20), Runtime() as runtime:
         streamer = await runtime.spawn(Streamer, deadline_s=0.1)
         consuming = asyncio.create_task(consume(streamer.count(100)))
-        await begun.wait()
+        await started.wait()
         asyncio.get_running_loop().call_later(0.4, go_on.set)
         assert await streamer.serial_made() == 100
         await consuming

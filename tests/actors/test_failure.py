@@ -45,7 +45,7 @@ async def test_a_death_carries_the_last_words_and_the_exit_code() -> None:
         counter = await runtime.spawn(Counter, placement=ChildProcess())
         with pytest.raises(ActorDied, match="exit code 3") as raised:
             await counter.say_and_exit("EGL: no device\nno way to draw", 3)
-        assert raised.value.last_words[-2:] == ("EGL: no device", "no way to draw")
+        assert raised.value.stderr_tail[-2:] == ("EGL: no device", "no way to draw")
 
 
 async def test_what_a_child_writes_to_stderr_is_passed_on_under_its_name(
@@ -62,7 +62,7 @@ async def test_a_process_that_dies_before_it_is_ready_raises_in_spawn() -> None:
     async with asyncio.timeout(30), Runtime() as runtime:
         with pytest.raises(ActorDied, match="exit code 7") as raised:
             await runtime.spawn(DiesAtBirth, placement=ChildProcess())
-        assert raised.value.last_words == ("out of simulators",)
+        assert raised.value.stderr_tail == ("out of simulators",)
 
 
 async def test_a_stopped_process_is_caught_by_its_deadline_and_replaced() -> None:
@@ -278,10 +278,10 @@ class ShortAfter:
     def limit_s(self, num_units: int) -> float | None:
         return self._limits_s.pop(0) if len(self._limits_s) > 1 else self._limits_s[0]
 
-    def note(self, num_units: int, seconds: float) -> None:
+    def record_duration(self, num_units: int, seconds: float) -> None:
         self.noted.append((num_units, seconds > 0))
 
-    def note_overdue(self, num_units: int) -> str:
+    def record_overdue(self, num_units: int) -> str:
         self.num_overdue += 1
         return f"{num_units} letters"
 

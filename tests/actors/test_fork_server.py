@@ -237,7 +237,7 @@ async def test_a_server_that_dies_while_it_prepares_says_so_with_its_last_words(
 ) -> None:
     with pytest.raises(ActorDied, match="exit code 5") as raised:
         await runtime.spawn(Heir, placement=forked(PrepareHook("hooks:exit_with", {"code": 5})))
-    assert raised.value.last_words == ("out of memory",)
+    assert raised.value.stderr_tail == ("out of memory",)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ async def test_a_child_that_exits_says_its_code_and_its_last_words(runtime: Runt
     counter = await runtime.spawn(Counter, placement=forked())
     with pytest.raises(ActorDied, match="exit code 3") as raised:
         await counter.say_and_exit("EGL: no device\nno way to draw", 3)
-    assert raised.value.last_words[-2:] == ("EGL: no device", "no way to draw")
+    assert raised.value.stderr_tail[-2:] == ("EGL: no device", "no way to draw")
 
 
 async def test_a_frozen_child_is_killed_and_replaced_by_another_fork(runtime: Runtime) -> None:

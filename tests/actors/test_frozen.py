@@ -99,10 +99,10 @@ async def test_a_process_that_works_with_the_interpreter_held_is_left_alone(
     heir = await runtime.spawn(Heir, placement=FORKED)
     eye = ProcessReader(runtime.info(heir).pid)
     computing = asyncio.create_task(heir.compute_with_the_interpreter_held(0.5))  # CPU seconds
-    seen = [eye.look()]
+    seen = [eye.read_state()]
     while not computing.done():
         await asyncio.sleep(0.1)
-        seen.append(eye.look())
+        seen.append(eye.read_state())
     assert await computing > 0
     assert seen.count(ProcessState.ASLEEP) <= 2  # before the call has arrived, and after its answer
 
@@ -112,7 +112,7 @@ async def test_a_process_with_frozen_after_s_of_none_is_not_observed(runtime: Ru
     pid = runtime.info(counter).pid
     eye = ProcessReader(pid)
     os.kill(pid, signal.SIGSTOP)
-    while eye.look() is not ProcessState.STOPPED:  # noqa: ASYNC110
+    while eye.read_state() is not ProcessState.STOPPED:  # noqa: ASYNC110
         await asyncio.sleep(0)
     observed = await runtime.spawn(Counter, placement=FORKED)
     os.kill(runtime.info(observed).pid, signal.SIGSTOP)
@@ -223,7 +223,7 @@ def running_program(environment: dict[str, str], *arguments: str) -> Iterator[Pr
 
 def until_stopped(pids: list[int]) -> None:
     for eye in map(ProcessReader, pids):
-        while eye.look() is not ProcessState.STOPPED:
+        while eye.read_state() is not ProcessState.STOPPED:
             time.sleep(0.01)
 
 

@@ -54,13 +54,13 @@ def pipes() -> tuple[Pipe, Pipe]:
     return one, two
 
 
-def metered(pipe: Pipe) -> BoundedSocket:
+def bounded(pipe: Pipe) -> BoundedSocket:
     return BoundedSocket(cast(MessageSocket, pipe), lambda frames: None)
 
 
 async def test_senders_wait_in_order_until_the_reader_has_taken_some() -> None:
     here, there = pipes()
-    sender, _ = metered(here), metered(there)
+    sender, _ = bounded(here), bounded(there)
     while sender.has_room:
         sender.send(LARGE)
     assert (
@@ -92,7 +92,7 @@ async def test_senders_wait_in_order_until_the_reader_has_taken_some() -> None:
 
 async def test_the_end_of_a_connection_releases_those_that_wait() -> None:
     here, _ = pipes()
-    sender = metered(here)
+    sender = bounded(here)
     while sender.has_room:
         sender.send(LARGE)
     waiting = asyncio.create_task(sender.until_room())
@@ -104,7 +104,7 @@ async def test_the_end_of_a_connection_releases_those_that_wait() -> None:
 
 async def test_messages_without_arrays_are_not_counted() -> None:
     here, there = pipes()
-    sender, _ = metered(here), metered(there)
+    sender, _ = bounded(here), bounded(there)
     for _ in range(1000):
         sender.send([bytes(200_000)])
     assert sender.has_room
@@ -115,7 +115,7 @@ async def test_messages_without_arrays_are_not_counted() -> None:
 
 async def test_an_actor_begins_no_call_while_its_results_wait_for_the_caller() -> None:
     here, there = pipes()
-    outgoing, _ = metered(here), metered(there)
+    outgoing, _ = bounded(here), bounded(there)
     counter, codec, lag = Counter(), Codec(), LoopLag()
     table = get_method_table(Counter)
     server = ActorServer(counter, table, codec, 0, outgoing.send, 64, lag, outgoing, at_once=True)
@@ -146,17 +146,17 @@ async def test_an_actor_begins_no_call_while_its_results_wait_for_the_caller() -
     here.on_message(codec.encode(Kind.STOP, 0, 0, 0, None, "stop"))
     async with asyncio.timeout(10):
         await serving
-    lag.stop()
+    lag.stop_sampling()
 
 
 async def test_a_consumer_of_large_items_grants_more_before_half_of_its_window() -> None:
     method = get_method_table(Streamer).by_name["frames"]
     stream = PendingStream(
-        asyncio.get_running_loop(), method, Codec().decoder(method.result_type), None
+        asyncio.get_running_loop(), method, Codec().get_decoder(method.result_type), None
     )
     stream.num_granted = 16
     for _ in range(4):
-        stream.add("item", MOST_BYTES // 4)
+        stream.add_item("item", MOST_BYTES // 4)
     assert not stream.expects_answer  # the actor waits for the consumer, although it has credit
     stream.items.popleft()
     assert stream.count_read(8) == 1

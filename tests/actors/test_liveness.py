@@ -169,10 +169,10 @@ def sleeper() -> Iterator["subprocess.Popen[bytes]"]:
 def until(eye: ProcessReader, state: ProcessState) -> None:
     """Look until that is seen; the first looks may meet a process that is still starting."""
     for _ in range(3000):
-        if eye.look() is state:
+        if eye.read_state() is state:
             return
         time.sleep(0.01)
-    pytest.fail(f"{eye.look()}, expected {state}")
+    pytest.fail(f"{eye.read_state()}, expected {state}")
 
 
 def test_a_process_that_waits_is_asleep_and_one_that_a_signal_stopped_is_stopped(
@@ -190,7 +190,7 @@ def test_a_process_that_computes_is_running_although_it_seldom_has_a_core() -> N
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
         eye = ProcessReader(process.pid)
         try:
-            assert {eye.look() for _ in range(200)} == {ProcessState.RUNNING}
+            assert {eye.read_state() for _ in range(200)} == {ProcessState.RUNNING}
         finally:
             process.kill()
 
@@ -205,7 +205,7 @@ def test_a_process_whose_second_thread_computes_is_running() -> None:
         process.stdout.readline()
         eye = ProcessReader(process.pid)
         try:
-            assert {eye.look() for _ in range(100)} == {ProcessState.RUNNING}
+            assert {eye.read_state() for _ in range(100)} == {ProcessState.RUNNING}
         finally:
             process.kill()
 
@@ -228,9 +228,9 @@ def test_a_process_that_is_gone_is_not_called_frozen(sleeper: "subprocess.Popen[
     until(eye, ProcessState.ASLEEP)
     sleeper.kill()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # ended, and not reaped yet
-    assert eye.look() is ProcessState.RUNNING
+    assert eye.read_state() is ProcessState.RUNNING
     sleeper.wait()
-    assert eye.look() is ProcessState.RUNNING
+    assert eye.read_state() is ProcessState.RUNNING
 
 
 def test_the_stopped_one_of_several_processes_is_found_whatever_it_calls_itself() -> None:
@@ -268,29 +268,29 @@ sys.stdin.read()
 """
 
 
-def until_above(pulse: HeartbeatPage, beats: int) -> int:
+def until_above(heartbeat: HeartbeatPage, beats: int) -> int:
     """Wait for a later beat; return its number."""
     deadline = time.monotonic() + 60
-    while pulse.beats <= beats:
+    while heartbeat.beats <= beats:
         assert time.monotonic() < deadline, f"no beat after {beats}"
         time.sleep(0.01)
-    return pulse.beats
+    return heartbeat.beats
 
 
 def test_a_parent_counts_the_beats_of_its_child_until_the_child_is_stopped() -> None:
-    pulse = HeartbeatPage()
-    assert pulse.beats == 0
-    command = [sys.executable, "-c", BEATS, str(pulse.fd)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[pulse.fd]) as child:
+    heartbeat = HeartbeatPage()
+    assert heartbeat.beats == 0
+    command = [sys.executable, "-c", BEATS, str(heartbeat.fd)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[heartbeat.fd]) as child:
         try:
-            os.close(pulse.fd)
-            until_above(pulse, until_above(pulse, 0))
+            os.close(heartbeat.fd)
+            until_above(heartbeat, until_above(heartbeat, 0))
             child.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, child.pid, os.WSTOPPED)
-            stopped_at = pulse.beats
+            stopped_at = heartbeat.beats
             time.sleep(0.6)  # two beats of one that runs
-            assert pulse.beats == stopped_at
+            assert heartbeat.beats == stopped_at
             child.send_signal(signal.SIGCONT)
-            until_above(pulse, stopped_at)
+            until_above(heartbeat, stopped_at)
         finally:
             child.kill()

@@ -264,10 +264,10 @@ async def test_the_next_client_takes_over_the_actor_with_its_state(site: Site) -
         # the mailbox is free again: the call that waited was cancelled with its client
         assert await counter.cancelled() == ["nobody opens it"]
         assert await counter.add(1) == 42
-        assert (site.server.num_actors, site.server.num_waiting) == (1, 0)
+        assert (site.server.num_actors, site.server.num_waiting_processes) == (1, 0)
     # left in order, so it does not wait again
     await until_gone(pid)
-    assert site.server.num_waiting == 0
+    assert site.server.num_waiting_processes == 0
 
 
 async def test_a_process_that_nobody_takes_over_ends(
@@ -280,7 +280,7 @@ async def test_a_process_that_nobody_takes_over_ends(
 
 async def test_another_owner_finds_nothing_and_ends_what_waits(site: Site) -> None:
     async with site.killed_client() as pid, Runtime() as runtime:
-        while not site.server.num_waiting:  # noqa: ASYNC110
+        while not site.server.num_waiting_processes:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         counter = await runtime.spawn(Counter, placement=site.placed(owner="run 2"))
         assert runtime.info(counter).pid != pid
@@ -290,7 +290,7 @@ async def test_another_owner_finds_nothing_and_ends_what_waits(site: Site) -> No
 
 async def test_a_host_that_ends_takes_along_what_waits_there(site: Site) -> None:
     async with site.killed_client() as pid:
-        while not site.server.num_waiting:  # noqa: ASYNC110
+        while not site.server.num_waiting_processes:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await site.server._waiting.close()
         await until_gone(pid)
@@ -314,10 +314,10 @@ async def test_a_process_with_another_actor_is_not_taken_over(site: Site) -> Non
 
 async def test_a_process_that_dies_while_it_waits_is_started_anew(site: Site) -> None:
     async with site.killed_client() as pid, Runtime() as runtime:
-        while not site.server.num_waiting:  # noqa: ASYNC110
+        while not site.server.num_waiting_processes:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         os.kill(pid, signal.SIGKILL)
-        while site.server.num_waiting:  # noqa: ASYNC110
+        while site.server.num_waiting_processes:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         counter = await runtime.spawn(Counter, placement=site.placed())
         assert await counter.add(1) == 1

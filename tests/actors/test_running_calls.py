@@ -273,34 +273,34 @@ def a_stream() -> InboundCall:
 def test_each_item_takes_one_credit() -> None:
     call = a_stream()
     assert not call.has_credit
-    call.grant(2)
-    call.note_item(0)
+    call.grant_items(2)
+    call.count_item(0)
     assert call.has_credit
-    call.note_item(0)
+    call.count_item(0)
     assert not call.has_credit
 
 
 def test_large_items_that_were_not_read_hold_the_next_one_back_whatever_the_credit() -> None:
     call = a_stream()
-    call.grant(16)
-    call.note_item(MOST_BYTES - 1)
+    call.grant_items(16)
+    call.count_item(MOST_BYTES - 1)
     assert call.has_credit
-    call.note_item(1)
+    call.count_item(1)
     assert not call.has_credit
-    call.grant(1)  # the first of them was read
+    call.grant_items(1)  # the first of them was read
     assert call.has_credit
 
 
 async def test_a_stream_that_waits_goes_on_with_the_next_credit_that_suffices() -> None:
     call = a_stream()
-    call.grant(2)
-    call.note_item(MOST_BYTES)
-    call.note_item(MOST_BYTES)
+    call.grant_items(2)
+    call.count_item(MOST_BYTES)
+    call.count_item(MOST_BYTES)
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         waiting = group.create_task(call.until_credit())
         await asyncio.sleep(0)
-        call.grant(1)
+        call.grant_items(1)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert not waiting.done()
-        call.grant(1)
+        call.grant_items(1)

@@ -157,7 +157,7 @@ async def test_only_endpoints_can_be_fanned_out() -> None:
 
 def test_an_intensity_counts_restarts_in_a_sliding_window() -> None:
     intensity = Intensity(RestartPolicy(max_restarts=2, within_s=10.0))
-    assert [intensity.admit(now) for now in (0.0, 1.0, 2.0, 10.5, 10.9, 11.1)] == [
+    assert [intensity.admit_restart(now) for now in (0.0, 1.0, 2.0, 10.5, 10.9, 11.1)] == [
         True,
         True,
         False,
@@ -281,7 +281,7 @@ async def open_launchers() -> AsyncIterator[Launchers]:
     yield launchers
     await launchers.close_fork_servers()
     launchers.close()
-    lag.stop()
+    lag.stop_sampling()
 
 
 @pytest_asyncio.fixture
@@ -293,7 +293,9 @@ async def launchers() -> AsyncIterator[Launchers]:
 def launched(launchers: Launchers, placement: Any) -> tuple[Channel, "asyncio.Future[ActorExit]"]:
     """Open a channel to a counter, and give it with its death to come."""
     death: asyncio.Future[ActorExit] = asyncio.get_running_loop().create_future()
-    launch = launchers.launcher("counter", get_method_table(Counter), (3,), placement, mailbox=4)
+    launch = launchers.make_launcher(
+        "counter", get_method_table(Counter), (3,), placement, mailbox=4
+    )
     return launch(lambda frames: None, death.set_result), death
 
 

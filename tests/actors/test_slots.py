@@ -34,7 +34,7 @@ def send(sender: Codec, value: object) -> list[bytes]:
 
 def test_a_slot_is_given_back_when_the_last_view_is_gone(codecs: tuple[Codec, Codec]) -> None:
     sender, receiver = codecs
-    array = receiver.decode(receiver.decoder(np.ndarray), send(sender, FRAME))
+    array = receiver.decode(receiver.get_decoder(np.ndarray), send(sender, FRAME))
     assert np.array_equal(array, FRAME)
     assert sender.num_slots_taken == 1
     row = array[10:20].reshape(2, 5)
@@ -46,7 +46,7 @@ def test_a_slot_is_given_back_when_the_last_view_is_gone(codecs: tuple[Codec, Co
 
 def test_a_slot_can_be_given_back_before_its_view_is_gone(codecs: tuple[Codec, Codec]) -> None:
     sender, receiver = codecs
-    array = receiver.decode(receiver.decoder(np.ndarray), send(sender, FRAME))
+    array = receiver.decode(receiver.get_decoder(np.ndarray), send(sender, FRAME))
     assert release(array[:5]) is True
     assert sender.num_slots_taken == 0
     assert release(np.zeros(3)) is False
@@ -56,7 +56,7 @@ def test_a_late_release_does_not_free_the_slot_of_the_next_array(
     codecs: tuple[Codec, Codec],
 ) -> None:
     sender, receiver = codecs
-    decoder = receiver.decoder(np.ndarray)
+    decoder = receiver.get_decoder(np.ndarray)
     first = receiver.decode(decoder, send(sender, FRAME))
     release(first)
     second = receiver.decode(decoder, send(sender, FRAME[::-1]))
@@ -69,7 +69,7 @@ def test_arrays_that_find_no_slot_travel_as_frames(codecs: tuple[Codec, Codec]) 
     sender, receiver = codecs
     messages = [send(sender, FRAME) for _ in range(5)]
     assert [len(frames) for frames in messages] == [1, 1, 1, 1, 2]
-    arrays = [receiver.decode(receiver.decoder(np.ndarray), frames) for frames in messages]
+    arrays = [receiver.decode(receiver.get_decoder(np.ndarray), frames) for frames in messages]
     assert all(np.array_equal(array, FRAME) for array in arrays)
     del arrays
     assert sender.num_slots_taken == 0
@@ -93,20 +93,20 @@ def test_a_message_of_another_type_gives_its_slots_back(codecs: tuple[Codec, Cod
     sender, receiver = codecs
     frames = send(sender, (FRAME, "not a number", FRAME))
     with pytest.raises(Exception, match="Expected `int`, got `str`"):
-        receiver.decode(receiver.decoder(tuple[np.ndarray, int, np.ndarray]), frames)
+        receiver.decode(receiver.get_decoder(tuple[np.ndarray, int, np.ndarray]), frames)
     assert sender.num_slots_taken == 0
 
 
 def test_a_slot_outside_the_arena_is_refused(arena: tuple[SlotWriter, SlotReader]) -> None:
     with pytest.raises(MalformedMessage, match="outside the shared memory"):
-        arena[1].place(0, (1 << 20) + 4000, "|u1", (200,), 200)
+        arena[1].find_array(0, (1 << 20) + 4000, "|u1", (200,), 200)
     with pytest.raises(MalformedMessage, match="outside the shared memory"):
-        arena[1].place(9999, 4096, "|u1", (200,), 200)
+        arena[1].find_array(9999, 4096, "|u1", (200,), 200)
 
 
 def test_a_view_outlives_the_codec_that_made_it(codecs: tuple[Codec, Codec]) -> None:
     sender, receiver = codecs
-    array = receiver.decode(receiver.decoder(np.ndarray), send(sender, FRAME))
+    array = receiver.decode(receiver.get_decoder(np.ndarray), send(sender, FRAME))
     del receiver, codecs
     assert np.array_equal(array, FRAME)
 
@@ -163,7 +163,7 @@ def test_a_block_arrives_without_a_copy_and_its_slot_is_used_again(
     block = writer.take_block(len(FRAME))
     assert block is not None
     block.array[:] = FRAME
-    array = receiver.decode(receiver.decoder(np.ndarray), send(sender, block))
+    array = receiver.decode(receiver.get_decoder(np.ndarray), send(sender, block))
     assert np.array_equal(array, FRAME)
     assert not array.flags.writeable
     block.array[0] = 77  # nobody does this after sending; it shows that both look at the same bytes
@@ -188,7 +188,7 @@ def test_without_shared_memory_a_block_is_an_array_like_any_other() -> None:
     block = new_block(5)
     block.array[:] = 3
     codec = Codec()
-    assert codec.decode(codec.decoder(np.ndarray), send(codec, block)).tolist() == [3] * 5
+    assert codec.decode(codec.get_decoder(np.ndarray), send(codec, block)).tolist() == [3] * 5
 
 
 def test_a_slot_that_is_known_is_still_leased_anew_for_each_message(
@@ -197,7 +197,7 @@ def test_a_slot_that_is_known_is_still_leased_anew_for_each_message(
     sender, receiver = Codec(slots_out=arena[0]), Codec(slots_in=arena[1])
     for number in range(5):
         array = receiver.decode(
-            receiver.decoder(np.ndarray), send(sender, np.full(20_000, number, np.uint8))
+            receiver.get_decoder(np.ndarray), send(sender, np.full(20_000, number, np.uint8))
         )
         assert array.tolist() == [number] * 20_000
         assert sender.num_slots_taken == 1

@@ -28,7 +28,7 @@ Pair = tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]"]
 class WithoutLookingAgain(LoopSocket):
     """The same socket without its second and third rule, to show that the tests below can fail."""
 
-    def look_again(self) -> None:
+    def read_later(self) -> None:
         """Do not come back."""
 
 
@@ -256,7 +256,7 @@ async def test_a_message_with_more_than_it_describes_is_cut_off_and_its_call_fai
     assert number_of(received[1]) == 7
     codec = Codec()
     with pytest.raises(MalformedMessage):
-        codec.decode(codec.decoder(Any), received[0])
+        codec.decode(codec.get_decoder(Any), received[0])
 
 
 @pytest.mark.usefixtures("_checked_from_a_mebibyte")
@@ -283,7 +283,7 @@ async def test_a_message_of_any_size_that_it_describes_arrives(
             await asyncio.sleep(0)
     socket.close()
     codec = Codec()
-    found = codec.decode(codec.decoder(Any), received[0])
+    found = codec.decode(codec.get_decoder(Any), received[0])
     np.testing.assert_equal(found, value)
     array = found if isinstance(found, np.ndarray) else found[1 if isinstance(found[0], str) else 0]
     assert not array.flags.writeable

@@ -59,7 +59,7 @@ REMOVALS = {
 NO_TABLES = {
     # counters, buffers and events
     "actors/calls/running_calls.py": ["self._sizes.popleft()"],
-    "actors/processes/child.py": ["self._birth.clear()"] * 3,
+    "actors/processes/child.py": ["self._spawn_messages.clear()"] * 3,
     "actors/calls/client.py": ["pending.items.popleft()"],
     "actors/wire/codec.py": ["self._slots_taken.clear()"] * 3 + ["self._known_slots.clear()"],
     "util/processes.py": ["del variables[name]", "_borrowed.remove(borrowed)"],
@@ -74,7 +74,6 @@ NO_TABLES = {
     "util/error_reports.py": ["waiting.pop()"],
     "util/ownership.py": ["_HELD_LOCKS.clear()"],
     "actors/supervision.py": ["self._ended.clear()"],
-    "cluster/ray_cluster.py": ["self._folder.remove()"],
 }
 
 WAITS = {
@@ -88,7 +87,7 @@ WAITS = {
         "self._replace(self._intensity)": "the limits of `start`",
         "self._restarting": "the limits of `start`",
         "self._fork_servers.prepare(placement)": "prepare_timeout_s, and that of the interpreter",
-        "connection.prepare(placement.launched_process, start_timeout_s)": "start_timeout_s",
+        "connection.prepare_process(placement.launched_process, start_timeout_s)": "start_timeout_s",
         "self._fork_servers.close()": "_STOP_WITHIN_S, then a kill",
     },
     "actors/remote/host_connection.py": {

@@ -37,7 +37,7 @@ BATCH_HEAD = ENVELOPE.pack(MAGIC, Kind.BATCH, 0, 0, 0, 0)
 
 
 def decode(codec: Codec, payload: bytes, *frames: bytes) -> Any:
-    return codec.decode(codec.decoder(Any), [HEAD + payload, *frames])
+    return codec.decode(codec.get_decoder(Any), [HEAD + payload, *frames])
 
 
 def peak_bytes(act: Any) -> int:
@@ -125,7 +125,7 @@ def test_a_large_value_travels_in_parts(value: Any) -> None:
     frames = codec.encode(Kind.CALL, 0, 0, 1, value, "test")
     assert max(map(len, frames)) <= PART_BYTES
     assert num_announced_frames(frames[0]) == len(frames) - 1
-    received = codec.decode(codec.decoder(Any), [bytes(frame) for frame in frames])
+    received = codec.decode(codec.get_decoder(Any), [bytes(frame) for frame in frames])
     np.testing.assert_equal(received, value)
 
 
@@ -168,7 +168,7 @@ def test_a_time_unit_that_divides_by_zero_inside_numpy_is_refused() -> None:
         "import sys; from typing import Any; from vla_rl.actors.wire.codec import Codec\n"
         "from vla_rl.actors.wire.envelope import MalformedMessage\n"
         "codec = Codec()\n"
-        "try:\n    codec.decode(codec.decoder(Any), [sys.stdin.buffer.read()])\n"
+        "try:\n    codec.decode(codec.get_decoder(Any), [sys.stdin.buffer.read()])\n"
         "except MalformedMessage as error:\n    print(error)\n"
     )
     for dtype in (b"M8[s/0]", b"m8[Y/0]", b"M8[7D/0]"):
@@ -200,7 +200,7 @@ def test_a_time_unit_that_divides_by_zero_inside_numpy_is_refused() -> None:
 def test_an_array_of_any_plain_type_travels(array: np.ndarray) -> None:
     codec = Codec()
     frames = codec.encode(Kind.CALL, 0, 0, 1, array, "test")
-    received = codec.decode(codec.decoder(Any), [bytes(frame) for frame in frames])
+    received = codec.decode(codec.get_decoder(Any), [bytes(frame) for frame in frames])
     assert received.dtype == array.dtype
     np.testing.assert_array_equal(received, array)
 

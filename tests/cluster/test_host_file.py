@@ -30,7 +30,7 @@ def test_a_host_is_read_with_its_keys_and_limits(folder: Path) -> None:
     assert known.placement.address == "tcp://10.0.0.2:7070"
     assert known.placement.server_public_key == read_public_key(folder / "keys" / "server.pub")
     there = HostResources(num_cores=64, memory_bytes=64 << 30)
-    assert known.listed.limited(there) == HostResources(
+    assert known.listed.apply_limits(there) == HostResources(
         num_cores=4,
         memory_bytes=2 << 30,
         gpus=(Gpu(name="H200", memory_bytes=139 << 30, device="0"),),
@@ -42,18 +42,18 @@ def test_gpus_are_listed_as_ranges_of_those_that_the_host_reports(folder: Path) 
     there = HostResources(num_cores=64, memory_bytes=64 << 30, gpus=gpus)
     for words, expected in (("0-1,3", (gpus[0], gpus[1], gpus[3])), ("", ())):
         (known,) = read_host_file(written(folder, HOST + f'gpus = "{words}"\n'))
-        assert known.listed.limited(there).gpus == expected
+        assert known.listed.apply_limits(there).gpus == expected
     (known,) = read_host_file(written(folder, HOST + 'gpus = "2-7"\n'))
     with pytest.raises(ConfigError, match=r"host 'a' has 4 GPUs, expected GPU 7 too, which gpus"):
-        known.listed.limited(there)
+        known.listed.apply_limits(there)
     # of a host that does not answer, the file's word is taken
-    assert len(known.listed.declared(HostResources(num_cores=1, memory_bytes=1)).gpus) == 6
+    assert len(known.listed.get_declared(HostResources(num_cores=1, memory_bytes=1)).gpus) == 6
 
 
 def test_without_limits_a_run_may_use_all_that_the_host_reports(folder: Path) -> None:
     (known,) = read_host_file(written(folder, HOST))
     there = HostResources(num_cores=64, memory_bytes=64 << 30)
-    assert known.listed.limited(there) == there
+    assert known.listed.apply_limits(there) == there
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ async def test_a_node_whose_cores_another_program_holds_is_named(cluster: Any) -
             with pytest.raises(
                 ConfigError, match=r"0 hosts of Ray, expected num_hosts=2: node .* did not give"
             ):
-                await RayHosts(config(cluster, place_within_s=1.0)).__aenter__()
+                await RayHosts(config(cluster, reserve_within_s=1.0)).__aenter__()
     finally:
         other.kill()
         await other.wait()
@@ -226,7 +226,7 @@ async def test_an_old_ray_is_refused_with_the_version_that_is_needed(
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"num_hosts": 0}, {"cores_per_host": 0}, {"place_within_s": 0.0}, {"address": ""}]
+    "wrong", [{"num_hosts": 0}, {"cores_per_host": 0}, {"reserve_within_s": 0.0}, {"address": ""}]
 )
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):

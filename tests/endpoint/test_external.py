@@ -111,7 +111,7 @@ async def test_an_unchanged_program_plays_with_two_environment_variables(
 async def test_a_program_that_fails_is_told_with_its_last_words(endpoint: Endpoint) -> None:
     agent = external_agent([sys.executable, "-c", "raise SystemExit('no such file')"], endpoint)
     with pytest.raises(
-        EnvError, match=r"ended with exit code 1; its last words:\n    no such file"
+        EnvError, match=r"ended with exit code 1; the end of its stderr:\n    no such file"
     ):
         await agent(AskOnce(), BytePolicy("42"))
 

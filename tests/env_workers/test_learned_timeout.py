@@ -32,29 +32,29 @@ def timeout_of(leniency: Leniency) -> LearnedTimeout:
 def test_nothing_is_learnt_from_too_few_calls() -> None:
     timeout = timeout_of(Leniency(20.0, 5.0))
     for _ in range(ENOUGH_STEPS - 1):
-        timeout.note(1, 0.01)
+        timeout.record_duration(1, 0.01)
     assert timeout.timeout_s(1) is None
-    timeout.note(1, 0.01)
+    timeout.record_duration(1, 0.01)
     assert timeout.timeout_s(1) == 5.0
 
 
 def test_a_timeout_is_a_multiple_of_the_slowest_step_for_each_step_of_the_call() -> None:
     timeout = timeout_of(Leniency(20.0, 5.0))
     for _ in range(ENOUGH_STEPS):
-        timeout.note(8, 1.6)  # 0.2 s a control step
-    timeout.note(8, 4.0)  # 0.5 s
+        timeout.record_duration(8, 1.6)  # 0.2 s a control step
+    timeout.record_duration(8, 4.0)  # 0.5 s
     assert timeout.timeout_s(8) == 20.0 * 0.5 * 8
     assert timeout.timeout_s(1) == 20.0 * 0.5
 
 
 def test_a_slow_call_long_ago_is_forgotten() -> None:
     timeout = timeout_of(Leniency(20.0, 5.0))
-    timeout.note(1, 30.0)  # code is compiled
+    timeout.record_duration(1, 30.0)  # code is compiled
     for _ in range(REMEMBERED - 2):
-        timeout.note(1, 0.01)
+        timeout.record_duration(1, 0.01)
     assert timeout.timeout_s(1) == 600.0
     for _ in range(REMEMBERED + 1):
-        timeout.note(1, 0.01)
+        timeout.record_duration(1, 0.01)
     assert timeout.timeout_s(1) == 5.0
 
 
@@ -63,8 +63,8 @@ def test_a_timeout_that_fires_makes_those_of_the_whole_pool_longer() -> None:
     one, other = timeout_of(leniency), timeout_of(leniency)
     for timeout in (one, other):
         for _ in range(ENOUGH_STEPS):
-            timeout.note(1, 0.01)
-    reason = one.note_overdue(1)
+            timeout.record_duration(1, 0.01)
+    reason = one.record_overdue(1)
     assert reason == (
         "learned_timeout_factor is 20, learned_timeout_floor_s 5; the slowest control step lately "
         "took 0.01 s"
@@ -75,7 +75,7 @@ def test_a_timeout_that_fires_makes_those_of_the_whole_pool_longer() -> None:
 def test_without_a_factor_nothing_is_learnt() -> None:
     timeout = timeout_of(Leniency(None, 5.0))
     for _ in range(1000):
-        timeout.note(1, 0.01)
+        timeout.record_duration(1, 0.01)
     assert timeout.timeout_s(1) is None
 
 
@@ -83,9 +83,11 @@ def test_another_environment_begins_anew() -> None:
     timeouts = LearnedTimeouts("env-0", Leniency(20.0, 5.0))
     chunk, reset = timeouts.by_endpoint["step_chunk"], timeouts.by_endpoint["reset"]
     for _ in range(ENOUGH_STEPS):
-        chunk.note(chunk.num_units((0, np.zeros((8, 7)), None)), 4.0)  # half a second for each row
+        chunk.record_duration(
+            chunk.num_units((0, np.zeros((8, 7)), None)), 4.0
+        )  # half a second for each row
     for _ in range(ENOUGH_RESETS):
-        reset.note(1, 1.0)
+        reset.record_duration(1, 1.0)
     step, step_all = timeouts.by_endpoint["step"], timeouts.by_endpoint["step_all"]
     assert step.limit_s(step.num_units((0, "action", 0))) == 10.0
     assert step_all.limit_s(step_all.num_units(([None] * 4, 0))) == 40.0
@@ -101,7 +103,7 @@ def test_no_call_like_one_of_the_last_would_have_been_too_slow(
 ) -> None:
     timeout = timeout_of(Leniency(20.0, 5.0))
     for num_units, took_s in calls:
-        timeout.note(num_units, took_s)
+        timeout.record_duration(num_units, took_s)
     for num_units, took_s in calls[-REMEMBERED:]:
         limit = timeout.timeout_s(num_units)
         assert limit is not None

@@ -58,7 +58,7 @@ async def cache_and_sender(max_bytes: int) -> AsyncIterator[tuple[ImageCache, Im
 
 
 def read(fetched: FetchedImages, key: int) -> dict[str, np.ndarray]:
-    return {place: array.read() for place, array in fetched.arrays(key).items()}
+    return {place: array.read_array() for place, array in fetched.arrays(key).items()}
 
 
 async def test_pictures_are_read_from_an_image_cache_as_they_were_in_the_episode_store() -> None:
@@ -157,10 +157,10 @@ async def test_ranks_of_another_host_borrow_what_they_read_for_a_while() -> None
         places = copied.places("other", read_there)
         for original, copy in places.items():
             assert copy.host == "other"
-            assert np.array_equal(copy.read(), original.read())
+            assert np.array_equal(copy.read_array(), original.read_array())
         await other.release_images([copied.key])
         with pytest.raises(FileNotFoundError):
-            places[read_there[0]].read()
+            places[read_there[0]].read_array()
         await home.fetch("far", 99, NUM_BYTES, [7])
         with pytest.raises(OSError, match="has dropped the images of an episode"):
             await other.copy_images("home", wanted)
@@ -269,11 +269,11 @@ async def test_a_picture_is_borrowed_once_for_an_update_and_freed_after_it() -> 
             assert len(memories()) == num_before + 2
             assert again.by_original[images[0]] == copies.by_original[images[0]]
             for image in images:
-                assert np.array_equal(again.by_original[image].read(), image.read())
+                assert np.array_equal(again.by_original[image].read_array(), image.read_array())
             routes.drop_images(cached_images)
             await routes.release_images(await routes.copy_images("other", images[1:]))
             assert len(memories()) == num_before + 1
-            assert np.array_equal(again.by_original[images[1]].read(), images[1].read())
+            assert np.array_equal(again.by_original[images[1]].read_array(), images[1].read_array())
         await other.on_stop()
 
 

@@ -184,7 +184,7 @@ async def test_the_resume_gets_the_simulators_the_engine_and_the_episodes_it_nee
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(HostRestarter, "_bring_up_late", no_host)
                     lose(run)
-                    await until(lambda: server.num_waiting == 1)
+                    await until(lambda: server.num_waiting_processes == 1)
                     raise Killed
         resumed = site.rollout(lane, episode_refs=[needed.episode_ref])
         for parameter in model_of(resumed).network.parameters():
@@ -193,7 +193,7 @@ async def test_the_resume_gets_the_simulators_the_engine_and_the_episodes_it_nee
             resumed.weights.sinks[SOLE_MEMBER].apply_weights, model_of(resumed).network, 3
         )
         async with resumed:
-            assert (server.num_actors, server.num_waiting) == (1, 0)
+            assert (server.num_actors, server.num_waiting_processes) == (1, 0)
             assert resumed.runner.holds_arrays(needed)
             assert not resumed.runner.holds_arrays(forgotten)
             materialised = await resumed.runner.materialise(needed)

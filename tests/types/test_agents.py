@@ -113,38 +113,38 @@ def make_episode(agents: Sequence[str]) -> Trajectory:
 
 def test_one_policy_acts_for_agents_of_any_name_and_gets_their_episodes_whole() -> None:
     trajectory = make_episode(["solver", "checker"])
-    (part,) = ONE.parts_of([trajectory], SOLE_MEMBER)
+    (part,) = ONE.split_by_member([trajectory], SOLE_MEMBER)
     assert part.trajectory is trajectory
     assert part.decisions == (0, 1)
-    assert ONE.member_of("whoever") == SOLE_MEMBER
-    ONE.require_all([trajectory])
+    assert ONE.get_member("whoever") == SOLE_MEMBER
+    ONE.require_members([trajectory])
 
 
 def test_one_policy_leaves_no_name_in_metrics_and_seeds() -> None:
-    assert (ONE.prefix(SOLE_MEMBER), ONE.seed(7, SOLE_MEMBER)) == ("", 7)
-    assert PAIR.prefix("solver") == "solver/"
-    assert PAIR.seed(7, "solver") == derive_seed(7, "solver")
+    assert (ONE.get_prefix(SOLE_MEMBER), ONE.derive_seed(7, SOLE_MEMBER)) == ("", 7)
+    assert PAIR.get_prefix("solver") == "solver/"
+    assert PAIR.derive_seed(7, "solver") == derive_seed(7, "solver")
 
 
 def test_a_member_gets_the_decisions_of_its_own_agent() -> None:
-    (part,) = PAIR.parts_of([make_episode(["solver", "checker", "solver"])], "solver")
+    (part,) = PAIR.split_by_member([make_episode(["solver", "checker", "solver"])], "solver")
     assert part.decisions == (0, 2)
-    assert PAIR.member_of("solver") == "solver"
+    assert PAIR.get_member("solver") == "solver"
 
 
 def test_an_agent_without_a_member_is_named() -> None:
     with pytest.raises(
         ConfigError, match=r"agent 'judge' has no policy, .*\['checker', 'solver'\]"
     ):
-        PAIR.require_all([make_episode(["solver", "judge"])])
+        PAIR.require_members([make_episode(["solver", "judge"])])
     with pytest.raises(KeyError):
-        PAIR.member_of("judge")
+        PAIR.get_member("judge")
 
 
 def test_a_team_of_one_named_member_acts_for_its_own_agent_only() -> None:
     solver = AgentNames(["solver"])
     assert not solver.acts_for_all
-    assert solver.prefix("solver") == "solver/"
+    assert solver.get_prefix("solver") == "solver/"
 
 
 def test_rosters_are_equal_in_any_order() -> None:

@@ -47,40 +47,40 @@ def cached_images(path: Path, **changes) -> ArrayRef:
 
 
 def test_the_array_is_read_from_its_place(memory: Path) -> None:
-    found = cached_images(memory).read()
+    found = cached_images(memory).read_array()
     assert found.dtype == np.int16
     np.testing.assert_array_equal(found, ARRAY)
     assert cached_images(memory).num_bytes == 24
 
 
 def test_a_single_number_and_an_array_of_nothing_are_read_too(memory: Path) -> None:
-    assert cached_images(memory, shape=()).read() == 0
-    assert cached_images(memory, shape=(0, 4)).read().shape == (0, 4)
+    assert cached_images(memory, shape=()).read_array() == 0
+    assert cached_images(memory, shape=(0, 4)).read_array().shape == (0, 4)
 
 
 def test_memory_that_is_gone_is_an_error_that_says_so(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="are gone: the process that held them has ended"):
-        cached_images(tmp_path / "none").read()
+        cached_images(tmp_path / "none").read_array()
 
 
 def test_memory_that_was_used_again_is_not_read_as_the_old_one(memory: Path) -> None:
     with pytest.raises(OSError, match="24 bytes of 77 at 13, expected 24 of 78"):
-        cached_images(memory, key=78).read()
+        cached_images(memory, key=78).read_array()
 
 
 def test_memory_that_is_too_short_is_an_error(memory: Path) -> None:
     with pytest.raises(OSError, match="has 0 bytes of 77 at 15, expected 24"):
-        cached_images(memory, start=KEY_BYTES + 7).read()
+        cached_images(memory, start=KEY_BYTES + 7).read_array()
 
 
 def test_an_array_larger_than_the_memory_is_refused_before_it_takes_any(memory: Path) -> None:
     with pytest.raises(OSError, match=f"expected {2 << 50} of 77"):
-        cached_images(memory, shape=(1 << 50,)).read()
+        cached_images(memory, shape=(1 << 50,)).read_array()
 
 
 def test_a_type_that_ends_a_process_inside_numpy_is_refused(memory: Path) -> None:
     with pytest.raises(ValueError, match=r"dtype is 'M8\[s/0\]', expected one number"):
-        cached_images(memory, dtype="M8[s/0]").read()
+        cached_images(memory, dtype="M8[s/0]").read_array()
 
 
 def test_it_goes_over_a_wire_as_it_is(memory: Path) -> None:

@@ -199,7 +199,7 @@ def test_a_folder_that_was_swept_before_it_was_locked_is_made_again(
     monkeypatch.setattr(tempfile, "mkdtemp", make_and_lose_the_first)
     folder = OwnedFolder(PREFIX)
     assert [str(path) for path in temporary.iterdir()] == [str(folder.path)] == names[1:]
-    folder.remove()
+    folder.remove_folder()
     assert not list(temporary.iterdir())
 
 
@@ -217,7 +217,7 @@ def test_a_file_system_without_locks_does_for_a_folder_that_is_then_never_swept(
     )
     remove_abandoned_folders(PREFIX)
     assert folder.path.exists()
-    folder.remove()
+    folder.remove_folder()
     assert not folder.path.exists()
 
 

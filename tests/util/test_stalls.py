@@ -96,15 +96,15 @@ async def test_tasks_are_listed_by_name() -> None:
 
 
 def test_the_stack_of_a_thread_ends_where_it_is() -> None:
-    begun, may_end = threading.Event(), threading.Event()
+    started, may_end = threading.Event(), threading.Event()
 
     def waits_here() -> None:
-        begun.set()
+        started.set()
         may_end.wait(5)
 
     thread = threading.Thread(target=waits_here)
     thread.start()
-    assert begun.wait(5)
+    assert started.wait(5)
     assert thread.ident is not None
     stack = format_thread_stack(thread.ident)
     may_end.set()

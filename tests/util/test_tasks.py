@@ -44,18 +44,18 @@ async def test_a_cancelled_caller_leaves_only_after_the_work_is_done() -> None:
 
 
 async def test_a_cancelled_caller_waits_for_the_thread() -> None:
-    begun, may_end = asyncio.Event(), threading.Event()
+    started, may_end = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
     ended = []
 
     def work() -> None:
-        loop.call_soon_threadsafe(begun.set)
+        loop.call_soon_threadsafe(started.set)
         may_end.wait(5)
         ended.append(True)
 
     caller = asyncio.ensure_future(run_in_thread(work))
     async with asyncio.timeout(5):
-        await begun.wait()
+        await started.wait()
         caller.cancel()
         await asyncio.sleep(0)
         assert not caller.done()

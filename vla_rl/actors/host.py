@@ -95,7 +95,7 @@ class HostServer:
     async def __aenter__(self) -> Self:
         """Start serving. Raises: ConfigError if the address cannot be bound."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._gatekeeper = CurveAuthenticator(self._context, self._allowed)
+        self._authenticator = CurveAuthenticator(self._context, self._allowed)
         router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         set_tcp_options(router, self._lost_after_s)
         router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_WITHIN_MS)
@@ -107,7 +107,7 @@ class HostServer:
             router.bind(self._bind_to)
         except zmq.ZMQError as error:
             router.close(linger=0)
-            self._gatekeeper.close()
+            self._authenticator.close()
             self._context.term()
             raise ConfigError(
                 f"actors cannot be served on {self._bind_to!r}: {zmq.strerror(error.errno or 0)}; "
@@ -140,13 +140,13 @@ class HostServer:
         await asyncio.gather(*self._leaving)
         await self._waiting.close()
         self._socket.close(linger_ms=500)
-        self._gatekeeper.close()
+        self._authenticator.close()
         self._context.term()
 
     @property
     def num_refused(self) -> int:
         """Number of peers without a known key."""
-        return self._gatekeeper.num_refused
+        return self._authenticator.num_refused
 
     @property
     def num_actors(self) -> int:
@@ -154,7 +154,7 @@ class HostServer:
         return sum(client.num_actors for client in self._clients.values())
 
     @property
-    def num_waiting(self) -> int:
+    def num_waiting_processes(self) -> int:
         """Number of processes whose client was lost, and that wait for the next one."""
         return len(self._waiting)
 
@@ -180,30 +180,30 @@ class HostServer:
         client = self._clients.get(identity)
         if kind == Kind.KILL:  # which may have crossed a death notice
             if client is not None:
-                client.kill(actor)
-        elif kind == Kind.LAUNCH and (client is None or not client.has(actor)):
+                client.kill_process(actor)
+        elif kind == Kind.LAUNCH and (client is None or not client.has_process(actor)):
             try:
                 launch = self._read(LaunchRequest, frames)
             except MalformedMessage as error:
                 cause = f"{error} Install the same version of vla_rl on both hosts"
                 notice = ExitNotice(0, f"could not be started: {cause}", ())
-                answer = self._codec.encode(Kind.DIED, 0, actor, 0, notice, "death notice")
+                answer = self._codec.encode(Kind.EXITED, 0, actor, 0, notice, "death notice")
                 self._socket.send([identity, *answer])
                 raise
             if launch.takeover is not None:
                 # its client may have been lost so recently that it was not noticed yet
                 for each in self._clients.values():
-                    each.give_up(launch.takeover.owner, launch.takeover.name)
-            (client or self._admit(identity)).launch(actor, launch)
+                    each.release_process(launch.takeover.owner, launch.takeover.name)
+            (client or self._admit(identity)).launch_process(actor, launch)
         elif kind == Kind.PREPARE:
             prepare = self._read(PrepareRequest, frames)
-            (client or self._admit(identity)).prepare(call, prepare.process)
+            (client or self._admit(identity)).prepare_process(call, prepare.process)
         else:
             raise MalformedMessage(f"message of kind {kind} for actor {actor} is not for a host.")
 
     def _read(self, type_: type[T], frames: Frames) -> T:
         try:
-            request: T = self._codec.decode(self._codec.decoder(type_), frames)
+            request: T = self._codec.decode(self._codec.get_decoder(type_), frames)
         except msgspec.ValidationError as error:
             raise MalformedMessage(f"{type_.__name__}: {error}.") from None
         return request
@@ -238,7 +238,7 @@ class HostServer:
             await asyncio.sleep(_PROBE_INTERVAL_S)
             for identity, client in list(self._clients.items()):
                 if not self._is_there(identity, ping):
-                    if num_waiting := client.let_wait():
+                    if num_waiting := client.keep_for_next_client():
                         logger.warning(
                             "a client is gone; %d of its actors wait for the next one.", num_waiting
                         )
@@ -247,7 +247,7 @@ class HostServer:
                             "a client is gone; its %d actors are killed.", client.num_actors
                         )
                     self._dismiss(identity)
-            self._socket.look_again()
+            self._socket.read_later()
 
     def _is_there(self, identity: bytes, ping: list[bytes]) -> bool:
         try:

@@ -137,11 +137,12 @@ def require_silence(lost_after_s: float) -> None:
 def is_key(text: str) -> bool:
     """Return whether a text is a CURVE key in ZeroMQ's Z85 form, which ZeroMQ accepts."""
     return len(text) == _KEY_CHARACTERS and all(
-        0 <= _number_of(text[begin : begin + 5]) < 1 << 32 for begin in range(0, _KEY_CHARACTERS, 5)
+        0 <= _parse_group(text[begin : begin + 5]) < 1 << 32
+        for begin in range(0, _KEY_CHARACTERS, 5)
     )
 
 
-def _number_of(group: str) -> int:
+def _parse_group(group: str) -> int:
     """Return the number that five characters of Z85 stand for; negative for any others."""
     found = [_Z85.find(each) for each in group]
     return -1 if -1 in found else functools.reduce(lambda number, each: number * 85 + each, found)
@@ -263,7 +264,7 @@ class Intensity:
         self._policy = policy
         self._restarts_s: list[float] = []
 
-    def admit(self, now_s: float) -> bool:
+    def admit_restart(self, now_s: float) -> bool:
         """Return whether one more restart is within the policy; count it if so."""
         self._restarts_s = [
             then for then in self._restarts_s if now_s - then < self._policy.within_s

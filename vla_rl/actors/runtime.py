@@ -42,7 +42,7 @@ class ActorInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_pending: int
     """Number of calls that wait for an answer."""
     num_waiting: int
-    """Number of calls that wait for a place in the mailbox."""
+    """Number of calls that wait for a free slot in the mailbox."""
     num_rejected: int
     """Number of received messages that could not be read."""
     num_slots_taken: int
@@ -106,7 +106,7 @@ class Runtime:
             raise RuntimeError(f"runtime {self.name!r} is open already; make another one.")
         self._group = asyncio.TaskGroup()
         await self._group.__aenter__()
-        self._lag = LoopLag(self._forgive)
+        self._lag = LoopLag(self._extend_deadlines)
         self._launchers = Launchers(self.name, self._lag, self._fork_servers)
         self._waits_token = add_wait_source(self._waits)
         return self
@@ -127,7 +127,7 @@ class Runtime:
             finally:
                 await self._launchers.close_fork_servers()
         finally:
-            self._lag.stop()
+            self._lag.stop_sampling()
             self._launchers.close()
             remove_wait_source(self._waits_token)
             try:
@@ -185,15 +185,15 @@ class Runtime:
         client = ActorClient(name, table, mailbox, deadlines, limits_by_index)
         target = kind.__qualname__ if isinstance(placement, InLoop) else get_import_path(kind)
         request = SpawnRequest(target, table.fingerprint, mailbox)
-        bound = table.constructor.bind(args, {})
+        bound = table.constructor.bind_arguments(args, {})
         group, launchers = self._opened()
-        launch = launchers.launcher(name, table, bound, placement, mailbox)
-        prepare = functools.partial(launchers.prepare, placement, start_timeout_s)
+        launch = launchers.make_launcher(name, table, bound, placement, mailbox)
+        prepare = functools.partial(launchers.prepare_placement, placement, start_timeout_s)
         supervisor = Supervisor(client, prepare, launch, request, bound, restart, start_timeout_s)
         record = _Record(self, client, supervisor, placement)
         self._living.add(record)  # closing the runtime meanwhile stops it
         try:
-            await supervisor.start()
+            await supervisor.start_actor()
         except BaseException:
             self._living.discard(record)
             raise
@@ -215,10 +215,10 @@ class Runtime:
             TimeoutError if the host does not answer.
         """
         _, launchers = self._opened()
-        await launchers.prepare(placement, start_timeout_s)
+        await launchers.prepare_placement(placement, start_timeout_s)
 
     def info(self, actor: Actor) -> ActorInfo:
-        """Return the state of an actor as known here, without asking the actor."""
+        """Return the state of an actor as known local, without asking the actor."""
         record = self._find(actor)
         client = record.client
         return ActorInfo(
@@ -231,7 +231,7 @@ class Runtime:
             num_waiting=client.mailbox.num_waiting,
             num_rejected=client.num_rejected,
             num_slots_taken=client.num_slots_taken,
-            end=client.end,
+            end=client.exit_error,
         )
 
     async def loop_lag(self, actor: Actor | None = None) -> LagReport:
@@ -242,7 +242,7 @@ class Runtime:
         if actor is not None:
             return await get_client(actor).loop_lag()
         assert self._lag is not None, "the runtime is not open"
-        return self._lag.report()
+        return self._lag.make_report()
 
     async def stop(self, actor: Actor) -> None:
         """Stop an actor: the calls in its mailbox are answered, then `on_stop` runs.
@@ -250,34 +250,34 @@ class Runtime:
         An exception of `on_stop` is logged as an error, with its remote traceback; the actor ends
         anyway. Concurrent calls that still run, and later ones, raise ActorDied.
         """
-        await self._find(actor).supervisor.stop(self._stop_grace_s)
+        await self._find(actor).supervisor.stop_actor(self._stop_grace_s)
 
     async def kill(self, actor: Actor) -> None:
         """End an actor at once and for good, whatever its restart policy.
 
         Pending and later calls raise ActorDied.
         """
-        await self._find(actor).supervisor.kill()
+        await self._find(actor).supervisor.kill_actor()
 
-    def _forgive(self, lost_s: float) -> None:
+    def _extend_deadlines(self, lost_s: float) -> None:
         for record in self._living:
-            record.client.forgive(lost_s)
+            record.client.extend_deadlines(lost_s)
 
     def _waits(self) -> list[Wait]:
         """Return the tasks that wait for answers; called on the watchdog's thread."""
         return [
-            # a pid of another host means nothing here
+            # a pid of another host means nothing local
             replace(wait, pid=record.client.pid)
             if isinstance(record.placement, ChildProcess)
             else wait
             for record in list(self._living)
-            for wait in record.client.waits()
+            for wait in record.client.list_waits()
         ]
 
     async def _supervise(self, record: "_Record") -> None:
         """Restart the actor as its policy allows; after its end only its handles refer to it."""
         try:
-            await record.supervisor.run()
+            await record.supervisor.supervise()
         finally:
             # not if another actor's end cancels this: closing the runtime stops it
             if record.supervisor.is_over:
@@ -302,16 +302,18 @@ class Runtime:
         They may hold handles to the others.
         """
         records = sorted(self._living, key=lambda record: record.number)
-        here = [record.supervisor for record in records if isinstance(record.placement, InLoop)]
-        elsewhere = [
+        local = [record.supervisor for record in records if isinstance(record.placement, InLoop)]
+        others = [
             record.supervisor for record in records if not isinstance(record.placement, InLoop)
         ]
         try:
-            for supervisor in reversed(here):
-                await supervisor.stop(self._stop_grace_s)
-            await asyncio.gather(*(supervisor.stop(self._stop_grace_s) for supervisor in elsewhere))
+            for supervisor in reversed(local):
+                await supervisor.stop_actor(self._stop_grace_s)
+            await asyncio.gather(
+                *(supervisor.stop_actor(self._stop_grace_s) for supervisor in others)
+            )
         except BaseException:  # a second cancellation: kill at once, and leave nothing behind
-            await asyncio.gather(*(supervisor.kill() for supervisor in (*here, *elsewhere)))
+            await asyncio.gather(*(supervisor.kill_actor() for supervisor in (*local, *others)))
             raise
 
 
@@ -323,10 +325,10 @@ def _check_annotations(table: MethodTable) -> None:
     codec = Codec()
     for entry in (table.constructor, *table.methods):
         try:
-            codec.decoder(entry.args_type)
-            codec.decoder(entry.result_type)
+            codec.get_decoder(entry.args_type)
+            codec.get_decoder(entry.result_type)
         except TypeError as error:
             raise TypeError(
                 f"{entry.label} has an annotation that cannot be sent in a message: {error}"
             ) from error
-    codec.decoder(ErrorReport)
+    codec.get_decoder(ErrorReport)

@@ -77,7 +77,7 @@ class Supervisor:
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ended = asyncio.Event()
         self._stopping = False
-        self._last_words: tuple[str, ...] = ()
+        self._stderr_tail: tuple[str, ...] = ()
         self._restarting: asyncio.Task[None] | None = None
 
     @property
@@ -90,7 +90,7 @@ class Supervisor:
         """Whether the owner has asked to stop the actor."""
         return self._stopping
 
-    async def start(self) -> None:
+    async def start_actor(self) -> None:
         """Launch and wait until the actor is ready.
 
         Raises: what `prepare`, its constructor or `on_start` raises; ActorDied, also if it is
@@ -104,7 +104,7 @@ class Supervisor:
         self._ended.clear()
         number = self._incarnation = self._incarnation + 1
         channel = self._channel = self._launch_channel(
-            self._on_first_words, lambda death: self._on_end(number, death)
+            self._on_first_message, lambda death: self._on_end(number, death)
         )
         try:
             async with limit:
@@ -124,14 +124,14 @@ class Supervisor:
                 f"answer from {unanswered}; expected `python -m vla_rl.actors.host` to serve "
                 "there, at an address that this host can reach."
             )
-        words = "".join(f"\n    {line}" for line in self._last_words)
+        words = "".join(f"\n    {line}" for line in self._stderr_tail)
         return (
             f"actor {self.client.name!r} was not ready within {self._start_timeout_s} s and was "
             "killed; raise start_timeout_s if its constructor "
-            "needs longer" + (f"; its last words:{words}" if words else ".")
+            "needs longer" + (f"; the end of its stderr:{words}" if words else ".")
         )
 
-    async def run(self) -> None:
+    async def supervise(self) -> None:
         """Restart the actor whenever it ends, until it is stopped.
 
         Raises: ActorDied past the policy's limit.
@@ -150,10 +150,12 @@ class Supervisor:
         """
         cause: BaseException | None = None
         # a restart that fails counts like a death: a machine without memory must not be tried for ever
-        while not self.is_stopping and intensity.admit(time.monotonic()):
+        while not self.is_stopping and intensity.admit_restart(time.monotonic()):
             self.num_restarts += 1
             logger.warning("actor %s: restart %d.", self.client.name, self.num_restarts)
-            self._restarting = asyncio.create_task(self.start(), name=f"restart {self.client.name}")
+            self._restarting = asyncio.create_task(
+                self.start_actor(), name=f"restart {self.client.name}"
+            )
             try:
                 await self._restarting
             except asyncio.CancelledError:
@@ -170,13 +172,13 @@ class Supervisor:
                 self._restarting = None
         if self.is_stopping:
             return False
-        limit = self.client.life.last_error(
+        limit = self.client.lifecycle.make_final_error(
             "it died more often than its restart policy allows", cause
         )
-        self.client.give_up(ActorState.DEAD, limit)
+        self.client.fail_waiters(ActorState.DEAD, limit)
         raise limit from cause
 
-    async def stop(self, grace_s: float) -> None:
+    async def stop_actor(self, grace_s: float) -> None:
         """Let the actor finish its calls and end, for at most `grace_s`; then kill it.
 
         A repeated call waits for the same end.
@@ -202,14 +204,14 @@ class Supervisor:
                 await self._kill(channel)
         self._ended.set()
 
-    async def kill(self) -> None:
+    async def kill_actor(self) -> None:
         """End the actor at once and for good."""
         self._stopping = True
         if self._restarting is not None:
             self._restarting.cancel()
         if self._channel is not None:
             await self._kill(self._channel)
-        self.client.give_up(
+        self.client.fail_waiters(
             ActorState.STOPPED, ActorDied(self.client.name, self.client.pid, "killed by its owner")
         )
         self._ended.set()
@@ -235,7 +237,7 @@ class Supervisor:
             self._on_end(number, ActorExit(pid, cause))
             self._incarnation += 1
 
-    def _on_first_words(self, frames: Frames) -> None:
+    def _on_first_message(self, frames: Frames) -> None:
         """Handle messages of an incarnation that is not ready yet."""
         channel = self._channel
         if channel is None or self._ready.done():
@@ -246,10 +248,10 @@ class Supervisor:
                 self._send_request(channel)
             elif kind == Kind.READY:
                 channel.on_message = self.client.on_message
-                self.client.connect(channel)
+                self.client.attach_channel(channel)
                 self._ready.set_result(None)
             elif kind == Kind.ERROR:
-                report = channel.codec.decode(channel.codec.decoder(ErrorReport), frames)
+                report = channel.codec.decode(channel.codec.get_decoder(ErrorReport), frames)
                 self._ready.set_exception(restore_error(report, self.client.name, channel.pid))
         except Exception as error:  # whatever the message does, `start` raises
             self._ready.set_exception(
@@ -272,18 +274,20 @@ class Supervisor:
     def _on_end(self, number: int, death: ActorExit) -> None:
         if number != self._incarnation:
             return  # nothing waits for it any longer
-        self._channel, self._last_words = None, death.last_words
+        self._channel, self._stderr_tail = None, death.stderr_tail
         if not self._ready.done():
             cause = "stopped by its owner before it was ready" if self._stopping else death.cause
             kind = ActorFrozen if death.frozen and not self._stopping else ActorDied
-            self._ready.set_exception(kind(self.client.name, death.pid, cause, death.last_words))
+            self._ready.set_exception(kind(self.client.name, death.pid, cause, death.stderr_tail))
             return
         if self._stopping:
-            self.client.disconnect(ActorExit(death.pid, "stopped by its owner"), ActorState.STOPPED)
+            self.client.detach_channel(
+                ActorExit(death.pid, "stopped by its owner"), ActorState.STOPPED
+            )
         elif self._ready.cancelled() or self._ready.exception() is not None:
             return  # `start` raises
         else:
-            self.client.disconnect(
+            self.client.detach_channel(
                 death, ActorState.DEAD if self._intensity is None else ActorState.RESTARTING
             )
         self._ended.set()
@@ -311,9 +315,9 @@ class Launchers:
         self._fork_servers = fork_servers or ForkServers(name, self._observer)
         self._connections: dict[tuple[str, str, str, float], HostConnection] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._far_context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._host_context: zmq.Context[zmq.Socket[bytes]] | None = None
 
-    async def prepare(self, placement: Placement, start_timeout_s: float) -> None:
+    async def prepare_placement(self, placement: Placement, start_timeout_s: float) -> None:
         """Check the interpreter and start the fork server of a placement, if it needs any.
 
         Raises: what `Runtime.prepare` raises.
@@ -324,9 +328,9 @@ class Launchers:
         elif isinstance(placement, RemoteHost) and placement.process.needs_preparation:
             with waiting(f"runtime {self._name!r}", on=f"the fork server of {placement.address}"):
                 connection = self._connection(placement)
-                await connection.prepare(placement.launched_process, start_timeout_s)
+                await connection.prepare_process(placement.launched_process, start_timeout_s)
 
-    def launcher(
+    def make_launcher(
         self,
         name: str,
         table: MethodTable,
@@ -341,7 +345,7 @@ class Launchers:
             return InLoopChannel(
                 name,
                 table,
-                lambda: constructor.apply(actor_class, args),
+                lambda: constructor.call_function(actor_class, args),
                 mailbox,
                 self._lag,
                 on_message,
@@ -350,14 +354,14 @@ class Launchers:
 
         def in_child(on_message: OnMessage, on_end: OnEnd) -> Channel:
             assert isinstance(placement, ChildProcess)
-            start = self._fork_servers.starter(placement)
+            start = self._fork_servers.get_starter(placement)
             return ChildChannel(
                 name, placement, self._context, on_message, on_end, self._observer, start=start
             )
 
         def elsewhere(on_message: OnMessage, on_end: OnEnd) -> Channel:
             assert isinstance(placement, RemoteHost)
-            return self._connection(placement).launch(name, placement, on_message, on_end)
+            return self._connection(placement).launch_process(name, placement, on_message, on_end)
 
         if isinstance(placement, InLoop):
             return in_loop
@@ -378,14 +382,14 @@ class Launchers:
         for connection in self._connections.values():
             connection.close()
         self._context.destroy(linger=0)
-        if self._far_context is not None:
-            self._far_context.destroy(linger=0)
+        if self._host_context is not None:
+            self._host_context.destroy(linger=0)
 
     def _connection(self, host: RemoteHost) -> HostConnection:
-        if self._far_context is None:
-            self._far_context = zmq.Context(io_threads=_HOST_IO_THREADS)
+        if self._host_context is None:
+            self._host_context = zmq.Context(io_threads=_HOST_IO_THREADS)
         key = (host.address, host.server_public_key, host.client_keys.public, host.lost_after_s)
         connection = self._connections.get(key)
         if connection is None or connection.is_lost:
-            connection = self._connections[key] = HostConnection(self._far_context, host)
+            connection = self._connections[key] = HostConnection(self._host_context, host)
         return connection

@@ -295,7 +295,7 @@ def _declared_hosts(path: Path) -> list[Host]:
     return [
         Host(
             name=known.listed.name,
-            resources=known.listed.declared(unknown),
+            resources=known.listed.get_declared(unknown),
             placement=known.placement,
         )
         for known in read_host_file(path)

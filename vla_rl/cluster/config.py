@@ -11,6 +11,8 @@ from vla_rl.types import Config
 class RayConfig(Config, frozen=True, kw_only=True):
     """Settings for the hosts of a Ray cluster: which cluster, and how much of it."""
 
+    FORMER_NAMES = MappingProxyType({"place_within_s": "reserve_within_s"})
+
     address: str | None = None
     """Address of the cluster's head, such as `10.0.0.1:6379`; `auto` for the one that runs on this
     machine; `local` starts one on this machine alone, which ends with the run. None: no Ray."""
@@ -33,7 +35,7 @@ class RayConfig(Config, frozen=True, kw_only=True):
     """Also use a cluster without authentication. Anyone who reaches such a cluster can run programs on
     all of its machines, and in this run."""
 
-    place_within_s: float = 60.0
+    reserve_within_s: float = 60.0
     """Seconds in which a node must give what is reserved, and start our host there; > 0."""
 
     look_every_s: float | None = 5.0
@@ -44,7 +46,7 @@ class RayConfig(Config, frozen=True, kw_only=True):
         self.require(self.num_hosts >= 1, "num_hosts", ">= 1 host")
         self.require(self.cores_per_host >= 1, "cores_per_host", ">= 1 core")
         self.require(self.gpus_per_host >= 0, "gpus_per_host", ">= 0 GPUs")
-        self.require(self.place_within_s > 0, "place_within_s", "> 0 s")
+        self.require(self.reserve_within_s > 0, "reserve_within_s", "> 0 s")
         self.require(
             self.look_every_s is None or self.look_every_s > 0, "look_every_s", "> 0 s or none"
         )

@@ -60,7 +60,7 @@ class ListedHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     interface: str = ""
     """Network interface of its learner ranks; empty for the one that has the address."""
 
-    def limited(self, there: HostResources) -> HostResources:
+    def apply_limits(self, there: HostResources) -> HostResources:
         """Return what a run may use of the resources that the host reports.
 
         Raises: ConfigError naming a GPU that the host does not have.
@@ -74,15 +74,15 @@ class ListedHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             gpus=self._gpus(there.gpus),
         )
 
-    def declared(self, unknown: HostResources) -> HostResources:
+    def get_declared(self, unknown: HostResources) -> HostResources:
         """Return what the file declares of a host that does not answer.
 
         Args:
             unknown: what counts for a host of which nothing is declared.
         """
-        listed = range(1 + max(self.indices(), default=-1))
+        listed = range(1 + max(self.list_indices(), default=-1))
         gpus = tuple(Gpu(name="a GPU", memory_bytes=unknown.memory_bytes) for _ in listed)
-        return self.limited(
+        return self.apply_limits(
             HostResources(num_cores=unknown.num_cores, memory_bytes=unknown.memory_bytes, gpus=gpus)
         )
 
@@ -94,7 +94,7 @@ class ListedHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 Gpu(name=gpu.name, memory_bytes=int(gpu.memory_gib * _GIB), device=str(index))
                 for index, gpu in enumerate(self.gpus)
             )
-        indices = self.indices()
+        indices = self.list_indices()
         if indices and max(indices) >= len(there):
             raise ConfigError(
                 f"host {self.name!r} has {len(there)} GPUs, expected GPU {max(indices)} too, which "
@@ -102,7 +102,7 @@ class ListedHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
         return tuple(there[index] for index in indices)
 
-    def indices(self) -> tuple[int, ...]:
+    def list_indices(self) -> tuple[int, ...]:
         """Return the numbers of GPUs that `gpus` lists as ranges. Raises: ConfigError."""
         if not self.gpus or not isinstance(self.gpus, str):
             return ()
@@ -168,7 +168,7 @@ def _read(path: Path) -> HostFile:
                 f"and '.', and not {LOCAL_HOST!r}, which is this host"
             )
         try:
-            host.indices()
+            host.list_indices()
         except ConfigError as error:
             raise ConfigError(
                 f"{path}, host {host.name!r}: gpus is {host.gpus!r}, expected numbers of GPUs such "

@@ -250,7 +250,7 @@ class HostMonitor(Actor):
         return replace(report, resources=replace(report.resources, gpus=gpus))
 
     @actor_method(concurrent=True)
-    async def stay(self) -> None:
+    async def wait_until_gone(self) -> None:
         """Never return: the call fails once this process, its host or the cable is gone."""
         await asyncio.get_running_loop().create_future()
 

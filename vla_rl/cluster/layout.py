@@ -80,7 +80,7 @@ def _list_numbers(text: str, word: str) -> Iterator[str]:
 
 
 class RankDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of one learner rank."""
+    """The device of one learner rank."""
 
     rank: int
     host: str
@@ -89,7 +89,7 @@ class RankDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineDevices(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of one engine."""
+    """The devices of one engine."""
 
     engine: int
     host: str
@@ -118,15 +118,15 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     def ranks_on(self, host: str) -> tuple[RankDevice, ...]:
         """Return the learner ranks of a host."""
-        return tuple(place for place in self.ranks if place.host == host)
+        return tuple(device for device in self.ranks if device.host == host)
 
     def engines_on(self, host: str) -> tuple[EngineDevices, ...]:
         """Return the engines of a host."""
-        return tuple(place for place in self.engines if place.host == host)
+        return tuple(device for device in self.engines if device.host == host)
 
     def num_simulators_on(self, host: str) -> int:
         """Return the number of simulators of a host."""
-        return sum(place.num_simulators for place in self.simulators if place.host == host)
+        return sum(device.num_simulators for device in self.simulators if device.host == host)
 
 
 def shares(weights: Sequence[Fraction], total: int) -> list[int]:
@@ -232,7 +232,7 @@ def format_layout(layout: Layout) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-    total = sum(place.num_simulators for place in layout.simulators)
+    total = sum(device.num_simulators for device in layout.simulators)
     return "\n".join(
         [
             f"layout {layout.mode}: {_format_count(len(layout.ranks), 'learner rank')}, "
@@ -245,9 +245,9 @@ def format_layout(layout: Layout) -> str:
 
 def _make_rows(layout: Layout, host: str) -> list[tuple[str, str, str, str, str]]:
     ranks: dict[int | None, list[RankDevice]] = {}
-    for place in layout.ranks_on(host):  # a CPU may have several
-        ranks.setdefault(place.gpu, []).append(place)
-    engines = {gpu: place for place in layout.engines_on(host) for gpu in place.gpus or (None,)}
+    for device in layout.ranks_on(host):  # a CPU may have several
+        ranks.setdefault(device.gpu, []).append(device)
+    engines = {gpu: device for device in layout.engines_on(host) for gpu in device.gpus or (None,)}
     simulators = str(layout.num_simulators_on(host) or "-")
     gpus = sorted({*ranks, *engines}, key=lambda gpu: -1 if gpu is None else gpu)
     parts: list[list[int | None]] = []
@@ -261,7 +261,7 @@ def _make_rows(layout: Layout, host: str) -> list[tuple[str, str, str, str, str]
         (
             host if number == 0 else "",
             format_indices(tuple(gpu for gpu in part if gpu is not None)) or "CPU",
-            _format_ranks([place for gpu in part for place in ranks.get(gpu, [])]),
+            _format_ranks([device for gpu in part for device in ranks.get(gpu, [])]),
             _format_engines([engines[gpu] for gpu in part if gpu in engines]),
             simulators if number == 0 else "",
         )
@@ -270,12 +270,12 @@ def _make_rows(layout: Layout, host: str) -> list[tuple[str, str, str, str, str]
     return rows or [(host, "-", "-", "-", simulators)]
 
 
-def _format_ranks(places: Sequence[RankDevice]) -> str:
-    return _format_numbers("rank", [place.rank for place in places])
+def _format_ranks(devices: Sequence[RankDevice]) -> str:
+    return _format_numbers("rank", [device.rank for device in devices])
 
 
-def _format_engines(places: Sequence[EngineDevices]) -> str:
-    return _format_numbers("engine", [place.engine for place in places])
+def _format_engines(devices: Sequence[EngineDevices]) -> str:
+    return _format_numbers("engine", [device.engine for device in devices])
 
 
 def _format_numbers(word: str, numbers: Sequence[int]) -> str:

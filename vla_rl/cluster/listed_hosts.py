@@ -67,7 +67,7 @@ class ListedHosts:
         self._has_ended = False
         self._room = asyncio.Semaphore(MOST_CHANGES)
         self._runtime = Runtime("hosts")
-        self._keepers: list[asyncio.Task[None]] = []
+        self._watch_tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
         """Ask every host for its report. Raises: ConfigError naming each host that cannot be used."""
@@ -81,7 +81,7 @@ class ListedHosts:
             await self._runtime.__aexit__(type(error), error, error.__traceback__)
             raise
         for known, monitor in zip(self._known, monitors, strict=True):
-            self._begin(self._keep(known, monitor), f"keeper of host {known.listed.name}")
+            self._begin(self._watch_host(known, monitor), f"keeper of host {known.listed.name}")
         self._begin(self._read_again(), "reader of the list of hosts")
         return self
 
@@ -93,13 +93,13 @@ class ListedHosts:
     ) -> None:
         """End the monitors; iterations of `changes` end."""
         self._has_ended = True
-        ended = [task for task in self._keepers if task.done() and not task.cancelled()]
+        ended = [task for task in self._watch_tasks if task.done() and not task.cancelled()]
         self._changes.put_nowait(None)  # the queue has room for it beside all changes
-        for keeper in self._keepers:
-            keeper.cancel()
+        for watch_task in self._watch_tasks:
+            watch_task.cancel()
         try:
-            if self._keepers:
-                await asyncio.wait(self._keepers)
+            if self._watch_tasks:
+                await asyncio.wait(self._watch_tasks)
         finally:
             await self._runtime.__aexit__(kind, error, traceback)
         # none is expected; one that is lost would be a host that is watched no longer, in silence
@@ -121,7 +121,7 @@ class ListedHosts:
             yield change
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        self._keepers.append(asyncio.create_task(work, name=name))
+        self._watch_tasks.append(asyncio.create_task(work, name=name))
 
     async def _read_again(self) -> None:
         """Read the file when it changes, and begin to look for the hosts that are new in it."""
@@ -140,15 +140,15 @@ class ListedHosts:
             for new in known:
                 if new.listed.name not in names:
                     names.add(new.listed.name)
-                    self._begin(self._keep(new, None), f"keeper of host {new.listed.name}")
+                    self._begin(self._watch_host(new, None), f"keeper of host {new.listed.name}")
 
-    async def _keep(self, known: KnownHost, monitor: HostMonitor | None) -> None:
+    async def _watch_host(self, known: KnownHost, monitor: HostMonitor | None) -> None:
         """Report each time that one host leaves and comes back, until cancelled."""
         name, last_error = known.listed.name, ""
         while True:
             if monitor is not None:
                 try:
-                    await monitor.stay()
+                    await monitor.wait_until_gone()
                 except ActorDied as death:
                     await self._note(Left(host=self._there.pop(name), cause=death.cause))
             await asyncio.sleep(self._look_every_s)
@@ -194,7 +194,7 @@ class ListedHosts:
             assert monitor is not None
             await self._runtime.kill(monitor)
             raise
-        resources = known.listed.limited(report.resources)
+        resources = known.listed.apply_limits(report.resources)
         self._there[name] = Host(name=name, resources=resources, placement=known.placement)
         return monitor
 

@@ -36,10 +36,10 @@ class HostStarter:
     def __init__(self) -> None:
         self._server: subprocess.Popen[str] | None = None
 
-    def start(self, interface: str, client_key: str, lost_after_s: float) -> list[str]:
+    def start_server(self, interface: str, client_key: str, lost_after_s: float) -> list[str]:
         """Serve on a free port of `interface`; return the address and the server's public key.
 
-        Raises: RuntimeError with the server's last words if it ends.
+        Raises: RuntimeError with the last lines of the server if it ends.
         """
         remove_abandoned_folders(_PREFIX)
         # the server takes its keys from files; nobody else may enter the folder
@@ -73,7 +73,7 @@ class HostStarter:
             words.append(line.rstrip())
         raise RuntimeError(f"our host server ended: {' '.join(words[-5:])}")
 
-    def gpus(self) -> list[str]:
+    def list_gpus(self) -> list[str]:
         """Return the name and the bytes of each GPU of this node, in turn."""
         query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
         with contextlib.suppress(FileNotFoundError, subprocess.CalledProcessError):
@@ -89,12 +89,12 @@ class HostStarter:
             return [word for name, _, mib in rows for word in (name.strip(), str(int(mib) * 2**20))]
         return []
 
-    def stop(self) -> None:
+    def stop_server(self) -> None:
         """End the server, and all that it started."""
         if self._server is not None:
             self._server.terminate()
             self._server.wait()
-            self._folder.remove()
+            self._folder.remove_folder()
 
 
 def _make_environment() -> dict[str, str]:
@@ -203,7 +203,7 @@ class RayCluster:
             last = (probe.stderr.strip().splitlines() or ["no output"])[-1]
             raise ConfigError(_explain_unchecked(address, last))
 
-    def nodes(self) -> list[RayNode]:
+    def list_nodes(self) -> list[RayNode]:
         """Return the nodes that Ray believes alive; of one that died it may do so for a minute."""
         return [
             RayNode(
@@ -217,7 +217,7 @@ class RayCluster:
             if node["Alive"]
         ]
 
-    def fitting(self) -> list[RayNode]:
+    def list_fitting_nodes(self) -> list[RayNode]:
         """Return the nodes with what a host needs.
 
         Raises: ConfigError for a node of which only some GPUs are asked for.
@@ -225,7 +225,7 @@ class RayCluster:
         config = self._config
         fitting = [
             node
-            for node in self.nodes()
+            for node in self.list_nodes()
             if node.cores >= config.cores_per_host and node.gpus >= config.gpus_per_host
         ]
         for node in fitting:
@@ -241,7 +241,11 @@ class RayCluster:
 
         Raises: ConfigError with the inequality if they are fewer than `num_hosts`. Ray itself would wait for ever.
         """
-        config, fitting, total = self._config, self.fitting(), self._ray.cluster_resources()
+        config, fitting, total = (
+            self._config,
+            self.list_fitting_nodes(),
+            self._ray.cluster_resources(),
+        )
         for name, each in (("CPU", config.cores_per_host), ("GPU", config.gpus_per_host)):
             if config.num_hosts * each > total.get(name, 0):
                 raise ConfigError(
@@ -257,7 +261,7 @@ class RayCluster:
             )
         return fitting
 
-    def place(self, node: RayNode) -> ReservedNode:
+    def reserve_node(self, node: RayNode) -> ReservedNode:
         """Reserve what a host needs on a node, and start our server there.
 
         Raises: ConfigError naming the node if another program holds it, or the server does not
@@ -271,10 +275,10 @@ class RayCluster:
             [bundle], strategy="STRICT_PACK", _soft_target_node_id=node.node_id
         )
         try:
-            if not group.wait(config.place_within_s) or self._node_of(group) != node.node_id:
+            if not group.wait(config.reserve_within_s) or self._get_node_id(group) != node.node_id:
                 raise ConfigError(
                     f"node {node.address} did not give {bundle} within "
-                    f"{config.place_within_s:g} s, because other programs hold it; wait for them, or "
+                    f"{config.reserve_within_s:g} s, because other programs hold it; wait for them, or "
                     "ask for less"
                 )
             return self._started(node, group)
@@ -282,23 +286,23 @@ class RayCluster:
             ray.util.remove_placement_group(group)
             raise
 
-    def release(self, placed: ReservedNode) -> None:
+    def release_node(self, placed: ReservedNode) -> None:
         """End our server on a node, and give back what was reserved."""
         ray = self._ray
         # without the group's removal Ray would reserve the same on another node, unasked
         ray.util.remove_placement_group(placed.group)
         try:
-            ray.get(placed.starter.stop.remote(), timeout=_STOP_S)
+            ray.get(placed.starter.stop_server.remote(), timeout=_STOP_S)
         except (ray.exceptions.RayError, TimeoutError) as error:
             logger.info("host %s did not end in order: %s", placed.host.name, error)
         ray.kill(placed.starter)
 
-    def _node_of(self, group: Any) -> str:
+    def _get_node_id(self, group: Any) -> str:
         (node_id,) = self._ray.util.placement_group_table(group)["bundles_to_node_id"].values()
         return str(node_id)
 
     def _started(self, node: RayNode, group: Any) -> ReservedNode:
-        ray, within_s = self._ray, self._config.place_within_s
+        ray, within_s = self._ray, self._config.reserve_within_s
         affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         starter = (
             ray.remote(HostStarter)
@@ -312,9 +316,9 @@ class RayCluster:
             .remote()
         )
         try:
-            call = starter.start.remote(node.address, self._keys.public, self._lost_after_s)
+            call = starter.start_server.remote(node.address, self._keys.public, self._lost_after_s)
             address, public_key = ray.get(call, timeout=within_s)
-            words = ray.get(starter.gpus.remote(), timeout=within_s)
+            words = ray.get(starter.list_gpus.remote(), timeout=within_s)
         except (ray.exceptions.RayError, TimeoutError) as error:
             ray.kill(starter)
             raise ConfigError(
@@ -336,7 +340,9 @@ class RayCluster:
             memory_bytes=node.memory_bytes,
             gpus=tuple(gpus[: self._config.gpus_per_host]),
         )
-        host = Host(name=name_node(node, self.nodes()), resources=resources, placement=placement)
+        host = Host(
+            name=name_node(node, self.list_nodes()), resources=resources, placement=placement
+        )
         return ReservedNode(node, host, group, starter)
 
 

@@ -93,7 +93,7 @@ class RayHosts:
             self._cluster = RayCluster(self._ray, self._config, keys, self._lost_after_s)
             if not self._config.allow_open_cluster:
                 await run_in_thread(self._cluster.require_authentication)
-            await self._take_first(await run_in_thread(self._nodes_to_take))
+            await self._reserve_first(await run_in_thread(self._nodes_to_reserve))
         except BaseException as error:
             await self._leave(type(error), error, error.__traceback__)
             raise
@@ -124,13 +124,13 @@ class RayHosts:
         if self._failure is not None:
             raise self._failure
 
-    def _nodes_to_take(self) -> list[RayNode]:
+    def _nodes_to_reserve(self) -> list[RayNode]:
         """Return the fitting nodes, those that are wanted first. Raises: ConfigError for too few."""
-        cluster, nodes = self._cluster, self._cluster.nodes()
-        fitting = cluster.fitting() if self._may_be_away else cluster.require_resources()
+        cluster, nodes = self._cluster, self._cluster.list_nodes()
+        fitting = cluster.list_fitting_nodes() if self._may_be_away else cluster.require_resources()
         return sorted(fitting, key=lambda node: name_node(node, nodes) not in self._wanted)
 
-    async def _take_first(self, nodes: list[RayNode]) -> None:
+    async def _reserve_first(self, nodes: list[RayNode]) -> None:
         """Take nodes until there are enough. Raises: ConfigError of the last one that is held."""
         refusal: ConfigError | None = None
         for node in nodes:
@@ -152,14 +152,14 @@ class RayHosts:
     async def _take(self, node: RayNode) -> Host:
         """Start our server and its monitor on a node. Raises: ConfigError."""
         with waiting("the hosts of Ray", on=f"node {node.address}"):
-            placed = await run_in_thread(self._cluster.place, node)
+            placed = await run_in_thread(self._cluster.reserve_node, node)
         try:
             monitor = await self._monitor_on(placed.host)
         except BaseException:
-            await run_in_thread(self._cluster.release, placed)
+            await run_in_thread(self._cluster.release_node, placed)
             raise
         self._placed[placed.host.name] = placed
-        self._own(self._keep(placed, monitor), f"keeper of host {placed.host.name}")
+        self._own(self._watch_host(placed, monitor), f"keeper of host {placed.host.name}")
         return placed.host
 
     async def _monitor_on(self, host: Host) -> HostMonitor:
@@ -179,25 +179,25 @@ class RayHosts:
             ) from error
         return monitor
 
-    async def _keep(self, placed: ReservedNode, monitor: HostMonitor) -> None:
+    async def _watch_host(self, placed: ReservedNode, monitor: HostMonitor) -> None:
         """Report when one host leaves, and give back what it held."""
         cause = "its monitor ended"
         try:
-            await monitor.stay()
+            await monitor.wait_until_gone()
         except ActorDied as death:
             cause = death.cause
         try:
             await self._changes.put(Left(host=placed.host, cause=cause))
         finally:  # also if this is cancelled while nothing reads the changes
             del self._placed[placed.host.name]
-            await run_in_thread(self._cluster.release, placed)
+            await run_in_thread(self._cluster.release_node, placed)
 
     async def _look(self, every_s: float) -> None:
         """Take each new node; one that is refused is looked at again the next time."""
         while True:
             await asyncio.sleep(every_s)
             known = {placed.node.node_id for placed in self._placed.values()}
-            for node in await run_in_thread(self._cluster.fitting):
+            for node in await run_in_thread(self._cluster.list_fitting_nodes):
                 if node.node_id in known:
                     continue
                 try:
@@ -239,7 +239,7 @@ class RayHosts:
             if self._ray is not None:
                 while self._placed:
                     _, placed = self._placed.popitem()
-                    await run_in_thread(self._cluster.release, placed)
+                    await run_in_thread(self._cluster.release_node, placed)
                     del placed  # Ray's handles in it must not outlive its shutdown
                 await run_in_thread(_leave_cluster, self._ray)
             self._end_changes()

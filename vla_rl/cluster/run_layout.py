@@ -66,7 +66,7 @@ def assign_ranks(
     group_size: int = 1,
     lost: LostGpus = (),
 ) -> tuple[RankDevice, ...]:
-    """Return the place of each rank.
+    """Return the device of each rank.
 
     Args:
         learners: the hosts that learn, in ranges; `here` is the first of `hosts`.
@@ -91,20 +91,20 @@ def assign_ranks(
         )
     if not any(have_gpus):
         return _assign_to_cpus(chosen, num_ranks, group_size)
-    places = [
+    devices = [
         (host.name, gpu)
         for part, host in zip(ranges, chosen, strict=True)
         for gpu in (range(len(host.resources.gpus)) if part.gpus is None else part.gpus)
         if (part.host, gpu) not in lost
     ]
-    if num_ranks > len(places):
+    if num_ranks > len(devices):
         raise ConfigError(
             f"learner.ranks is {num_ranks}, but cluster.learners {' '.join(learners)!r} names "
-            f"{len(places)} GPUs; expected at most one rank for each"
+            f"{len(devices)} GPUs; expected at most one rank for each"
         )
     found = tuple(
         RankDevice(rank=rank, host=host, gpu=gpu)
-        for rank, (host, gpu) in enumerate(places[:num_ranks])
+        for rank, (host, gpu) in enumerate(devices[:num_ranks])
     )
     _require_groups_on_one_host(found, group_size)
     return found
@@ -149,9 +149,9 @@ def _require_there(part: GpuRange, by_name: dict[str, Host]) -> None:
         )
 
 
-def _require_groups_on_one_host(places: Sequence[RankDevice], group_size: int) -> None:
-    for first in range(0, len(places), group_size):
-        hosts = [place.host for place in places[first : first + group_size]]
+def _require_groups_on_one_host(devices: Sequence[RankDevice], group_size: int) -> None:
+    for first in range(0, len(devices), group_size):
+        hosts = [device.host for device in devices[first : first + group_size]]
         if len(set(hosts)) > 1:
             raise ConfigError(
                 f"learner.tensor_parallel is {group_size}, and ranks {first} to "

@@ -181,8 +181,8 @@ class _Program:
         if code != 0:
             last = "\n    ".join(err.result().strip().splitlines()[-5:])
             raise EnvError(
-                f"the external agent {self._command[0]!r} ended with exit code {code}; its last "
-                f"words:\n    {last}"
+                f"the external agent {self._command[0]!r} ended with exit code {code}; the "
+                f"end of its stderr:\n    {last}"
             )
         return out.result().strip()
 

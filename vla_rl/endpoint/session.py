@@ -74,7 +74,7 @@ class Session:
 
         Raises: KeyError for a name that no agent has.
         """
-        agent = self._agent_names.member_of(model)
+        agent = self._agent_names.get_member(model)
         return agent, self._policies[agent]
 
     def recall(self, answer_id: str) -> Sequence[Message] | None:

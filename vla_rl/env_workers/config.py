@@ -112,7 +112,7 @@ class LearnedTimeout:
             else self._leniency.timeout_s(self.slowest_s * num_units)
         )
 
-    def note(self, num_units: int, seconds: float) -> None:
+    def record_duration(self, num_units: int, seconds: float) -> None:
         """Learn from a call of `num_units` that took `seconds` after the calls before it."""
         self._num_seen += 1
         # Two halves instead of a window: the slowest of the last 200 to 400 calls, without storing
@@ -130,7 +130,7 @@ class LearnedTimeout:
                 self._describe_cause(),
             )
 
-    def note_overdue(self, num_units: int) -> str:
+    def record_overdue(self, num_units: int) -> str:
         """Record that a call was not answered in time.
 
         Return the reason for that timeout, for the error message.
@@ -160,10 +160,10 @@ class CallTimeout:
         self.num_units = num_units
         # Bound methods as attributes: the runtime asks for the limit at every control step, and
         # methods in between would be a further call each time.
-        self.limit_s, self.note, self.note_overdue = (
+        self.limit_s, self.record_duration, self.record_overdue = (
             timeout.timeout_s,
-            timeout.note,
-            timeout.note_overdue,
+            timeout.record_duration,
+            timeout.record_overdue,
         )
 
 

@@ -216,7 +216,7 @@ class BlockPacker:
         block: SharedBlock | PlainBlock
         # the arrays of a block are built once, which saves some microseconds of every step
         for known in self._known:
-            if known[0].take_again():
+            if known[0].retake():
                 block, arrays = known
                 break
         else:

@@ -95,13 +95,13 @@ class LearnerTeam:
         A member's metrics begin with `Roster.prefix`. Raises: ConfigError for a decision of an
         agent without a learner.
         """
-        self._agent_names.require_all(trajectories)
+        self._agent_names.require_members(trajectories)
         turn = self.learning(self.weight_version)
         metrics: dict[str, float] = {}
         slices: dict[str, tuple[Slice, ...]] = {}
         notes: list[str] = []
         for name, learner in self._learners.items():
-            parts = self._agent_names.parts_of(trajectories, name) if name in turn else []
+            parts = self._agent_names.split_by_member(trajectories, name) if name in turn else []
             if not parts:
                 # its engines wait for this version like all others
                 report = await learner.publish_unchanged()
@@ -152,7 +152,7 @@ class LearnerTeam:
             await learner.restore(state.members[name])
 
     def _named(self, name: str, found: Mapping[str, T]) -> dict[str, T]:
-        prefix = self._agent_names.prefix(name)
+        prefix = self._agent_names.get_prefix(name)
         return {f"{prefix}{key}": value for key, value in found.items()}
 
 
@@ -171,7 +171,7 @@ class CriticTeam:
 
         The last agent's critic values the final observation.
         """
-        self._agent_names.require_all(trajectories)
+        self._agent_names.require_members(trajectories)
 
         async def compute_values(name: str, parts: Sequence[AgentPart]) -> list[TrajectoryValues]:
             return await self._critics[name].values([part.trajectory for part in parts])
@@ -200,7 +200,7 @@ class CriticTeam:
         """
         metrics: dict[str, float] = {}
         for name, critic in self._critics.items():
-            parts = self._agent_names.parts_of(trajectories, name)
+            parts = self._agent_names.split_by_member(trajectories, name)
             if not parts:
                 continue
             own = [(values[part.row], list(part.decisions)) for part in parts]
@@ -210,7 +210,7 @@ class CriticTeam:
                 [returns[part.row][list(part.decisions)] for part in parts],
                 number=number,
             )
-            prefix = self._agent_names.prefix(name)
+            prefix = self._agent_names.get_prefix(name)
             metrics |= {f"{prefix}{key}": value for key, value in report.items()}
         return metrics
 
@@ -221,7 +221,7 @@ class CriticTeam:
         tensors: dict[str, Tensor] = {}
         staged: dict[str, StagedTensors] = {}
         for name, critic in self._critics.items():
-            prefix, found = self._agent_names.prefix(name), await critic.snapshot()
+            prefix, found = self._agent_names.get_prefix(name), await critic.snapshot()
             if isinstance(found, StagedTensors):
                 staged[prefix] = found
             else:
@@ -244,7 +244,7 @@ class CriticTeam:
         Raises: CheckpointError if it is of other critics.
         """
         for name, critic in self._critics.items():
-            await critic.restore(tensors, file, self._agent_names.prefix(name))
+            await critic.restore(tensors, file, self._agent_names.get_prefix(name))
 
 
 class ReferenceTeam:
@@ -259,7 +259,7 @@ class ReferenceTeam:
 
     async def log_probs(self, trajectories: Sequence[Trajectory]) -> list[list[np.ndarray]]:
         """Compute the log-probs, for each trajectory float32 [T] of each decision."""
-        self._agent_names.require_all(trajectories)
+        self._agent_names.require_members(trajectories)
 
         async def scored(name: str, parts: Sequence[AgentPart]) -> list[list[np.ndarray]]:
             return await self._references[name].log_probs([part.trajectory for part in parts])
@@ -282,7 +282,7 @@ async def _each_part(
     """
     answers: list[tuple[AgentPart, T]] = []
     for name in agent_names.names:
-        parts = agent_names.parts_of(trajectories, name)
+        parts = agent_names.split_by_member(trajectories, name)
         if parts:
             answers += zip(parts, await ask(name, parts), strict=True)
     return answers

@@ -214,7 +214,7 @@ class HostRestarter:
                     await self._actor.stay()
                 except (ActorDied, TimeoutError) as death:
                     self._gone(self.host.name)
-                    if not deaths.admit(time.monotonic()):
+                    if not deaths.admit_restart(time.monotonic()):
                         leave_alone(self.host, death)
                         return
                     self._actor = None

@@ -148,7 +148,7 @@ class HostFleet:
         async with AsyncExitStack() as stack:
             await asyncio.to_thread(remove_abandoned_folders, FILES_PREFIX)
             self._folder = await asyncio.to_thread(OwnedFolder, FILES_PREFIX)
-            stack.push_async_callback(asyncio.to_thread, self._folder.remove)
+            stack.push_async_callback(asyncio.to_thread, self._folder.remove_folder)
             for name, member in self._team.members.items():
                 policy: Any = member.model  # its recipe has been made, so it can be saved
                 await self._lane.run(policy.save, self._policies / name)

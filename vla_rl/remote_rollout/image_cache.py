@@ -196,7 +196,7 @@ class ImageCache(Actor):
         from vla_rl.reporting import encode_video
 
         # at once: they are dropped after their update
-        read = [image.read() for image in images]
+        read = [image.read_array() for image in images]
         return await asyncio.to_thread(encode_video, read, captions, frames_per_s)
 
     @actor_method(concurrent=True)

@@ -139,7 +139,7 @@ class ImageSender:
     def _on_message(self, frames: Frames) -> None:
         found: ImageReply | None = None
         try:
-            wanted = self._codec.decode(self._codec.decoder(ImageRequest), frames)
+            wanted = self._codec.decode(self._codec.get_decoder(ImageRequest), frames)
             found = NO_IMAGES if wanted.key is None else self._find(wanted)
         except (ValueError, OSError, msgspec.ValidationError) as error:
             # answered all the same: answers are told apart by their order
@@ -215,7 +215,7 @@ class ImageReceiver:
             if unpack_envelope(frames[0])[0] == Kind.ERROR:
                 _fail_future(answer, ImagesMissing())
             else:
-                answer.set_result(self._codec.decode(self._codec.decoder(ImageReply), frames))
+                answer.set_result(self._codec.decode(self._codec.get_decoder(ImageReply), frames))
         except (MalformedMessage, msgspec.ValidationError) as error:
             _fail_future(answer, ConnectionError(f"{self._link.address} sends no images: {error}"))
 

@@ -276,7 +276,7 @@ class RolloutHost(Actor):
         self._stop.set()
         self._stop_serving()
         if self._serving is None:
-            await asyncio.to_thread(self._folder.remove)
+            await asyncio.to_thread(self._folder.remove_folder)
         else:
             await asyncio.wait((self._serving,))
 
@@ -319,7 +319,7 @@ class RolloutHost(Actor):
                 )
         finally:
             # at once: a host that is killed leaves no copy of a policy on its disk
-            await asyncio.to_thread(folder.remove)
+            await asyncio.to_thread(folder.remove_folder)
         self._models: dict[str, RunModel] = {
             name: member.model for name, member in team.members.items()
         }

@@ -96,7 +96,7 @@ class WeightSender:
 
     def _on_message(self, frames: Frames) -> None:
         try:
-            wanted = self._codec.decode(self._codec.decoder(WantedWeights), frames)
+            wanted = self._codec.decode(self._codec.get_decoder(WantedWeights), frames)
         except (MalformedMessage, msgspec.ValidationError):
             return
         self._wanted.append(wanted)
@@ -160,8 +160,8 @@ class WeightReceiver:
             heard_s = time.monotonic()
             try:
                 if unpack_envelope(frames[0])[0] == Kind.ERROR:
-                    return str(self._codec.decode(self._codec.decoder(str), frames)), False
-                piece = self._codec.decode(self._codec.decoder(np.ndarray), frames)
+                    return str(self._codec.decode(self._codec.get_decoder(str), frames)), False
+                piece = self._codec.decode(self._codec.get_decoder(np.ndarray), frames)
             except (MalformedMessage, msgspec.ValidationError) as error:
                 return f"{link.address} sent something else than weights: {error}", False
             incoming.put(incoming.num_received, piece)
@@ -217,7 +217,7 @@ class ShardReceiver:
         except BaseException:
             self._open.close()
             raise
-        context.authenticator.allow(keys)
+        context.authenticator.set_allowed_keys(keys)
 
     @property
     def addresses(self) -> list[SocketAddress]:
@@ -286,7 +286,7 @@ class _ShardLink:
         try:
             async with asyncio.timeout(SILENT_S):
                 frames = await self._news.get()
-            piece: ShardPiece = self._codec.decode(self._codec.decoder(ShardPiece), frames)
+            piece: ShardPiece = self._codec.decode(self._codec.get_decoder(ShardPiece), frames)
         except TimeoutError:
             raise WeightsNotGiven(f"rank {rank} was silent for {SILENT_S:g} s") from None
         except (MalformedMessage, msgspec.ValidationError) as error:

@@ -203,7 +203,7 @@ class HostWeights:
         `hosts/weights_waited_s` of them, or for the version before.
         """
         return {
-            f"{self._agent_names.prefix(name)}hosts/{key}": seconds[name]
+            f"{self._agent_names.get_prefix(name)}hosts/{key}": seconds[name]
             for key, seconds in (
                 ("weights_s", self._update_s),
                 ("weights_waited_s", self._waited_s),

@@ -303,7 +303,7 @@ class _Conversation:
 
     def _find_policy(self, agent: str) -> LanguagePolicy:
         try:
-            return self._policies[self._agent_names.member_of(agent)]
+            return self._policies[self._agent_names.get_member(agent)]
         except KeyError:
             raise ConfigError(
                 f"it is the turn of agent {agent!r}, but there are policies for "

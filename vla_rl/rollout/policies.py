@@ -102,7 +102,7 @@ class EngineTeam:
 
         Raises: KeyError if no policy acts for the agent.
         """
-        return getattr(self.engines[self._agent_names.member_of(agent)], "token_ids", None)
+        return getattr(self.engines[self._agent_names.get_member(agent)], "token_ids", None)
 
     async def wait_applied(self) -> None:
         """Wait until no weights are on their way."""
@@ -121,7 +121,7 @@ class EngineTeam:
             name: EpisodePolicy(
                 engine,
                 msgspec.structs.replace(
-                    episode, policy_seed=self._agent_names.seed(episode.policy_seed, name)
+                    episode, policy_seed=self._agent_names.derive_seed(episode.policy_seed, name)
                 ),
                 counter,
             )

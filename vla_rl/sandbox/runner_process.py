@@ -129,7 +129,7 @@ class CallRunnerProcess:
             reader, writer = await asyncio.open_connection(sock=ours)
         except BaseException:
             ours.close()  # a call runner that was started ends then
-            folder.remove()
+            folder.remove_folder()
             raise
         return cls(process, gone, reader, writer, folder, imported, on_ready, observer)
 
@@ -182,7 +182,7 @@ class CallRunnerProcess:
     def _begin_end(self) -> "asyncio.Task[None]":
         if self._ending is None:
             for watched in self._watched:
-                self._observer.forget(watched)
+                self._observer.remove_process(watched)
             self._ending = asyncio.get_running_loop().create_task(
                 self._end(), name="end of a sandbox's call runner"
             )
@@ -202,7 +202,7 @@ class CallRunnerProcess:
             self._process.kill()  # if the loop itself is ending; its calls die with it
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
-            await asyncio.to_thread(self._folder.remove)
+            await asyncio.to_thread(self._folder.remove_folder)
 
     def _import(self, module: str) -> None:
         self._num_imports += 1
@@ -242,7 +242,7 @@ class CallRunnerProcess:
             silent_after_s=math.inf,
             on_frozen=lambda _: self._end_stuck("was stopped by a signal for some 2 s"),
         )
-        self._observer.watch(watched)
+        self._observer.add_process(watched)
         return watched
 
     async def _read(self, reader: asyncio.StreamReader) -> None:

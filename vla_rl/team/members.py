@@ -194,7 +194,7 @@ class RunEngines(EngineTeam):
         """Return the metrics of engines in their own processes; one in this process has none."""
         agent_names = AgentNames(self._owned)
         return {
-            f"{agent_names.prefix(name)}{key}": value
+            f"{agent_names.get_prefix(name)}{key}": value
             for name, engine in self._owned.items()
             for key, value in engine.metrics().items()
         }
@@ -304,7 +304,7 @@ def make_critics(
     critics: dict[str, PolicyCritic] = {}
     settings = _over_run(config, config.critic)
     for name, member in team.members.items():
-        seed = team.agent_names.seed(derive_seed(config.run.seed, "critic"), name)
+        seed = team.agent_names.derive_seed(derive_seed(config.run.seed, "critic"), name)
         sharded = _as_sharded(learners.member(name), member.learner or config.learner)
         critics[name] = (
             Critic(member.model, lane, settings, seed)

@@ -173,7 +173,7 @@ class AgentNames:
         """Whether the team has one policy, for agents of any name."""
         return self.names == (SOLE_MEMBER,)
 
-    def member_of(self, agent: str) -> str:
+    def get_member(self, agent: str) -> str:
         """Return the name of the member that acts for an agent. Raises: KeyError if none does."""
         if self.acts_for_all:
             return SOLE_MEMBER
@@ -181,16 +181,16 @@ class AgentNames:
             raise KeyError(agent)
         return agent
 
-    def prefix(self, name: str) -> str:
+    def get_prefix(self, name: str) -> str:
         """Return the beginning of a member's metrics and tensors: "" in a team of one."""
         # runs of one policy were written before there were teams; their names have to stay
         return "" if self.acts_for_all else f"{name}/"
 
-    def seed(self, seed: int, name: str) -> int:
+    def derive_seed(self, seed: int, name: str) -> int:
         """Return a member's own seed below `seed`: `seed` itself in a team of one."""
         return seed if self.acts_for_all else derive_seed(seed, name)
 
-    def parts_of(self, trajectories: Sequence[Trajectory], name: str) -> list[AgentPart]:
+    def split_by_member(self, trajectories: Sequence[Trajectory], name: str) -> list[AgentPart]:
         """Return a member's part in each episode in which it decided."""
         if not self.acts_for_all:
             return split_by_agent(trajectories, name)
@@ -199,7 +199,7 @@ class AgentNames:
             for row, each in enumerate(trajectories)
         ]
 
-    def require_all(self, trajectories: Sequence[Trajectory]) -> None:
+    def require_members(self, trajectories: Sequence[Trajectory]) -> None:
         """Raise ConfigError for a decision of an agent that no member acts for."""
         unknown = sorted(set(list_agents(trajectories)) - set(self.names))
         if unknown and not self.acts_for_all:

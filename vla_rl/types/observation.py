@@ -85,7 +85,7 @@ class ArrayRef(msgspec.Struct, frozen=True, array_like=True):
         """Size in bytes."""
         return math.prod(self.shape) * parse_dtype(self.dtype).itemsize
 
-    def read(self) -> np.ndarray:
+    def read_array(self) -> np.ndarray:
         """Copy the array, on its host. Raises: OSError if the memory is gone."""
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -112,7 +112,7 @@ class ArrayRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ImageCacheRef(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of a trajectory's large observations on the host whose ranks will read them."""
+    """The location of a trajectory's large observations on the host whose ranks will read them."""
 
     host: str
     """Name of the host, as in `ArrayRef`."""

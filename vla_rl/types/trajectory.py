@@ -188,7 +188,7 @@ class Step(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
 
 
 class EpisodeRef(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
-    """The place of a trajectory's large arrays on the host where they were made."""
+    """The location of a trajectory's large arrays on the host where they were made."""
 
     host: str
     key: int

@@ -49,13 +49,13 @@ def reading(
     except (VlaRlError, error):
         raise
     except Exception as cause:  # no list of types is complete: each library has its own
-        place = path() if callable(path) else path
+        location = path() if callable(path) else path
         # The system's own words are clearer than the library's, which often repeat the path.
         if isinstance(cause, OSError) and cause.strerror:
             raise error(
-                f"{place} cannot be read ({cause.strerror}), expected {expected}; {remedy}."
+                f"{location} cannot be read ({cause.strerror}), expected {expected}; {remedy}."
             ) from cause
-        raise error(f"{place} is not {expected}: {describe_cause(cause)}; {remedy}.") from cause
+        raise error(f"{location} is not {expected}: {describe_cause(cause)}; {remedy}.") from cause
 
 
 @contextmanager
@@ -86,53 +86,53 @@ def describe_cause(error: Exception) -> str:
 
 
 def get_text(
-    row: Mapping[str, Any], name: str, place: str, *, error: type[Exception] = DataError
+    row: Mapping[str, Any], name: str, location: str, *, error: type[Exception] = DataError
 ) -> str:
     """Return a text of a row.
 
-    Raises: `error` with place, field and value if it is none, or holds half a surrogate pair.
+    Raises: `error` with location, field and value if it is none, or holds half a surrogate pair.
     """
-    value = _get(row, name, place, "a text", error)
+    value = _get(row, name, location, "a text", error)
     if not isinstance(value, str) or not _is_unicode(value):
-        raise error(f"{place}: {name!r} is {excerpt(value)}, expected a text.")
+        raise error(f"{location}: {name!r} is {excerpt(value)}, expected a text.")
     return value
 
 
 def get_whole_number(
-    row: Mapping[str, Any], name: str, place: str, *, error: type[Exception] = DataError
+    row: Mapping[str, Any], name: str, location: str, *, error: type[Exception] = DataError
 ) -> int:
     """Return a whole number of a row, at least 0.
 
     One that is stored as a float is taken: data frames do so once a row of the column is empty.
 
-    Raises: `error` with place, field and value if it is none.
+    Raises: `error` with location, field and value if it is none.
     """
-    value = _get(row, name, place, "a whole number", error)
+    value = _get(row, name, location, "a whole number", error)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if type(value) is not int or not 0 <= value <= MOST_WHOLE:
         raise error(
-            f"{place}: {name!r} is {excerpt(value)}, expected a whole number from 0 to 2^53."
+            f"{location}: {name!r} is {excerpt(value)}, expected a whole number from 0 to 2^53."
         )
     return value
 
 
 def get_number(
-    row: Mapping[str, Any], name: str, place: str, *, error: type[Exception] = DataError
+    row: Mapping[str, Any], name: str, location: str, *, error: type[Exception] = DataError
 ) -> float:
-    """Return a finite number of a row. Raises: `error` with place, field and value if it is none."""
-    value = _get(row, name, place, "a number", error)
+    """Return a finite number of a row. Raises: `error` with location, field and value if it is none."""
+    value = _get(row, name, location, "a number", error)
     if type(value) not in (int, float) or not abs(value) <= MOST_WHOLE or not math.isfinite(value):
-        raise error(f"{place}: {name!r} is {excerpt(value)}, expected a finite number.")
+        raise error(f"{location}: {name!r} is {excerpt(value)}, expected a finite number.")
     return float(value)
 
 
 def _get(
-    row: Mapping[str, Any], name: str, place: str, expected: str, error: type[Exception]
+    row: Mapping[str, Any], name: str, location: str, expected: str, error: type[Exception]
 ) -> Any:
     if row.get(name) is None:
         found = "is null" if name in row else f"is missing; it has {excerpt(sorted(map(str, row)))}"
-        raise error(f"{place}: {name!r} {found}, expected {expected}.")
+        raise error(f"{location}: {name!r} {found}, expected {expected}.")
     return row[name]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 REQUIREMENTS: Final = Path(__file__).parents[1] / "requirements"
-MAX_SPELT_OUT: Final = 5
+MAX_LISTED: Final = 5
 """Most pins that a command spells out; longer lists are passed to pip as their file."""
 
 INSTALLABLE: Final = {
@@ -76,7 +76,7 @@ def how_to_use(what: str) -> str | None:
 def _arguments(what: str) -> list[str]:
     path = REQUIREMENTS / f"{what}.txt"
     found = pins(path)
-    return ["install", "--no-deps", *(found if len(found) <= MAX_SPELT_OUT else ["-r", str(path)])]
+    return ["install", "--no-deps", *(found if len(found) <= MAX_LISTED else ["-r", str(path)])]
 
 
 def _is_cpu_build_of_torch() -> bool:

@@ -238,7 +238,7 @@ class OwnedFolder:
                     )
                     return
 
-    def remove(self) -> None:
+    def remove_folder(self) -> None:
         """Remove the folder and its content, then release the lock."""
         remove_tree(self.path)
         os.close(self.descriptor)

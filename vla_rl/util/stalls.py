@@ -96,7 +96,7 @@ def note_progress(what: str, count: int = 1) -> None:
 
 
 def record_exit(what: str) -> None:
-    """Remember an unexpected end with its last words; the last 20 are kept."""
+    """Remember an unexpected end with the end of its stderr; the last 20 are kept."""
     _exits.append(RecordedExit(what, time.monotonic()))
 
 
@@ -158,7 +158,7 @@ class LagReport(msgspec.Struct, frozen=True, array_like=True):
 
 _INTERVAL_S = 0.1
 _NUM_SAMPLES = 600
-LOST_FROM_S = 1.0
+STALL_FROM_S = 1.0
 """A lag from which the loop counts as having stood still, as after Ctrl-Z or on a suspended
 machine."""
 
@@ -180,7 +180,7 @@ class LoopLag:
         self._due = self._loop.time() + _INTERVAL_S
         self._timer: asyncio.TimerHandle | None = self._loop.call_at(self._due, self._sample)
 
-    def report(self) -> LagReport:
+    def make_report(self) -> LagReport:
         """Return percentiles of the lag over the last minute; zeros before the first sample."""
         ordered = sorted(self._samples)
         if not ordered:
@@ -190,7 +190,7 @@ class LoopLag:
             ordered[last // 2], ordered[round(last * 0.99)], ordered[last], len(ordered)
         )
 
-    def stop(self) -> None:
+    def stop_sampling(self) -> None:
         """Stop sampling."""
         if self._timer is not None:
             self._timer.cancel()
@@ -202,7 +202,7 @@ class LoopLag:
         # once.
         lag_s = max(0.0, now - self._due)
         self._samples.append(lag_s)
-        if lag_s >= LOST_FROM_S:
+        if lag_s >= STALL_FROM_S:
             self._on_lost(lag_s)
         self._due = now + _INTERVAL_S
         self._timer = self._loop.call_at(self._due, self._sample)
@@ -290,7 +290,7 @@ class Watchdog:
         self._stop.set()
         self._thread.join()
 
-    def describe(self) -> str:
+    def describe_stall(self) -> str:
         """Return the current wait graph and all stacks. Safe to call from any thread."""
         parts = [
             _format_wait_graph(),
@@ -328,7 +328,7 @@ class Watchdog:
         out = self._out if self._out is not None else sys.stderr
         counts = ", ".join(f"{what} {count}" for what, count in count_progress().items())
         out.write(
-            f"watchdog: no progress for {quiet_s:.1f} s (so far: {counts}).\n{self.describe()}\n"
+            f"watchdog: no progress for {quiet_s:.1f} s (so far: {counts}).\n{self.describe_stall()}\n"
         )
         out.flush()
         self.num_reports += 1

@@ -76,7 +76,7 @@ def show_difference(one: object, other: object) -> tuple[str, str]:
         return first, second
     pairs = enumerate(zip(first, second, strict=False))
     differ_at = next(
-        (place for place, (left, right) in pairs if left != right), min(len(first), len(second))
+        (index for index, (left, right) in pairs if left != right), min(len(first), len(second))
     )
     start = max(0, differ_at - CONTEXT)
     return _cut(first, start), _cut(second, start)

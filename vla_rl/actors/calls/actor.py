@@ -98,7 +98,7 @@ class ActorMethod:
         """Whether it answers once, in its turn, and takes its arguments by position."""
         return self.num_plain_args >= 0 and not self.is_stream and not self.concurrent
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    def bind_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Return all arguments in the order of the signature, defaults filled in.
 
         Raises: TypeError if they do not fit.
@@ -112,7 +112,7 @@ class ActorMethod:
         bound.apply_defaults()
         return tuple(bound.arguments.values())
 
-    def apply(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def call_function(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Call `function` with the arguments that `bind` returned."""
         if not self.keyword_only:
             return function(*args)

@@ -22,8 +22,8 @@ from vla_rl.actors.calls.pending import (
     ActorState,
     CallLimit,
     Mailbox,
-    PendingBegunCall,
     PendingCall,
+    PendingDeferredCall,
     PendingStream,
 )
 from vla_rl.actors.processes.channels import ActorExit, Channel
@@ -64,14 +64,14 @@ class LagQuestions:
     def __init__(
         self,
         name: str,
-        life: ActorLifecycle,
+        lifecycle: ActorLifecycle,
         channel: Callable[[], Channel | None],
         ids: Iterator[int],
     ) -> None:
-        self._name, self._life, self._channel, self._ids = name, life, channel, ids
+        self._name, self._lifecycle, self._channel, self._ids = name, lifecycle, channel, ids
         self.unanswered: dict[int, PendingCall] = {}
 
-    async def ask(self) -> LagReport:
+    async def request_report(self) -> LagReport:
         """Return the timer delays of the actor's loop.
 
         Raises: TimeoutError if the actor does not report them; ActorDied.
@@ -79,13 +79,13 @@ class LagQuestions:
         try:
             # no deadline of a call: a blocked loop is what one asks about, and must not be killed
             async with asyncio.timeout(_WITHIN_S):
-                await self._life.until_running()
+                await self._lifecycle.until_running()
                 report: LagReport = await self._send()
         except TimeoutError:
             channel = self._channel()
             why = (
                 "it is restarting"
-                if self._life.state is ActorState.RESTARTING
+                if self._lifecycle.state is ActorState.RESTARTING
                 else "its loop is blocked, or its process is stopped"
             )
             raise TimeoutError(
@@ -94,17 +94,17 @@ class LagQuestions:
             ) from None
         return report
 
-    def fail(self) -> None:
+    def fail_questions(self) -> None:
         """Fail all questions, as the incarnation has ended."""
         questions = [*self.unanswered.values()]
         self.unanswered.clear()
         for question in questions:
-            question.fail(self._life.death())
+            question.fail(self._lifecycle.make_exit_error())
 
     def _send(self) -> asyncio.Future[Any]:
         channel = self._channel()
         assert channel is not None
-        decoder = channel.codec.decoder(LagReport)
+        decoder = channel.codec.get_decoder(LagReport)
         pending = PendingCall(
             asyncio.get_running_loop(), _LOOP_LAG, decoder, asyncio.current_task()
         )
@@ -145,26 +145,26 @@ class ActorClient:
     ) -> None:
         self.name, self.table, self.mailbox = name, table, Mailbox(mailbox)
         self._loop = asyncio.get_running_loop()
-        self.life = ActorLifecycle(name)
+        self.lifecycle = ActorLifecycle(name)
         self._decoders: list[msgspec.msgpack.Decoder[Any]] = []
         calls = self._calls = OutgoingCalls(
-            name, table, self.life, self.mailbox, deadlines_s, limits, self._freeze
+            name, table, self.lifecycle, self.mailbox, deadlines_s, limits, self._freeze
         )
-        self._lag = LagQuestions(name, self.life, lambda: calls.channel, calls.ids)
+        self._lag = LagQuestions(name, self.lifecycle, lambda: calls.channel, calls.ids)
         self._answers = Answers(
             name,
             calls.unanswered,
             self._lag.unanswered,
             self.mailbox,
             calls.deadlines,
-            calls.cancel,
+            calls.cancel_call,
         )
         self.on_message = self._answers.on_message  # without a call of ours in between
 
     @property
     def state(self) -> ActorState:
         """State of the actor."""
-        return self.life.state
+        return self.lifecycle.state
 
     @property
     def pid(self) -> int:
@@ -173,9 +173,9 @@ class ActorClient:
         return channel.pid if channel is not None else 0
 
     @property
-    def end(self) -> ActorDied | None:
+    def exit_error(self) -> ActorDied | None:
         """Error that ended the last incarnation; None while one is alive."""
-        return self.life.error
+        return self.lifecycle.exit_error
 
     @property
     def num_rejected(self) -> int:
@@ -193,7 +193,7 @@ class ActorClient:
         channel = self._calls.channel
         return channel.codec.num_slots_taken if channel is not None else 0
 
-    def waits(self) -> Iterator[Wait]:
+    def list_waits(self) -> Iterator[Wait]:
         """Yield the tasks that wait for an answer of this actor.
 
         Called on the watchdog's thread.
@@ -206,133 +206,139 @@ class ActorClient:
 
     # ---- calls
 
-    async def call(self, method: ActorMethod, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def call_method(
+        self, method: ActorMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Send a call and wait for its answer; a cancellation is passed on to the actor."""
         if kwargs or len(args) != method.num_plain_args:
-            args = method.bind(args, kwargs)
-        if not self._calls.try_enter():
-            await self._calls.enter()
+            args = method.bind_arguments(args, kwargs)
+        if not self._calls.try_take_slot():
+            await self._calls.take_slot()
         pending = PendingCall(
             self._loop, method, self._decoders[method.index], asyncio.current_task(self._loop)
         )
-        call = self._calls.send(method, args, pending)
+        call = self._calls.send_call(method, args, pending)
         try:
             return await pending.future
         except asyncio.CancelledError:
-            self._calls.cancel(call)
+            self._calls.cancel_call(call)
             raise
 
-    def begin(
+    def begin_call(
         self, method: ActorMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Awaitable[Any]:
         """Send a call now; await the result for its answer.
 
         If it cannot be sent now, it is sent when awaited.
         """
-        bound = method.bind(args, kwargs)
-        if not self._calls.try_enter():
-            return self.call(method, args, kwargs)
-        pending = PendingBegunCall(
+        bound = method.bind_arguments(args, kwargs)
+        if not self._calls.try_take_slot():
+            return self.call_method(method, args, kwargs)
+        pending = PendingDeferredCall(
             self._loop, method, self._decoders[method.index], asyncio.current_task(self._loop)
         )
-        self._calls.send(method, bound, pending)
+        self._calls.send_call(method, bound, pending)
         return pending.future
 
-    async def tell(
+    async def send_call(
         self, method: ActorMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Send a call without an answer; waits only for a place in the mailbox.
+        """Send a call without an answer; waits only for a slot in the mailbox.
 
         An error is logged.
         """
-        args = method.bind(args, kwargs)
-        if not self._calls.try_enter():
-            await self._calls.enter()
+        args = method.bind_arguments(args, kwargs)
+        if not self._calls.try_take_slot():
+            await self._calls.take_slot()
         pending = PendingCall(self._loop, method, self._decoders[method.index], None)
-        self._calls.send(method, args, pending)
+        self._calls.send_call(method, args, pending)
         pending.future.add_done_callback(self._log_untold_error)
 
-    async def stream(
+    async def iterate(
         self, method: ActorMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AsyncIterator[Any]:
         """Iterate over a streaming method. Leaving the iteration stops the remote generator."""
-        args = method.bind(args, kwargs)
-        if not self._calls.try_enter():
-            await self._calls.enter()
+        args = method.bind_arguments(args, kwargs)
+        if not self._calls.try_take_slot():
+            await self._calls.take_slot()
         pending = PendingStream(
             self._loop, method, self._decoders[method.index], asyncio.current_task()
         )
-        call = self._calls.send(method, args, pending)
+        call = self._calls.send_call(method, args, pending)
         try:
-            self._calls.grant(call, pending, STREAM_WINDOW)
+            self._calls.grant_items(call, pending, STREAM_WINDOW)
             while await pending.has_item():
                 yield pending.items.popleft()
                 if num_read := pending.count_read(STREAM_WINDOW // 2):
-                    self._calls.grant(call, pending, num_read)
+                    self._calls.grant_items(call, pending, num_read)
         except GeneratorExit:
-            self._calls.cancel(call)
+            self._calls.cancel_call(call)
             await asyncio.wait([pending.future])
             raise
         finally:
             if not pending.future.done():
-                self._calls.cancel(call)
+                self._calls.cancel_call(call)
             if not pending.future.cancel() and not pending.future.cancelled():
                 pending.future.exception()  # retrieved, or asyncio would log it
 
-    def forgive(self, lost_s: float) -> None:
+    def extend_deadlines(self, lost_s: float) -> None:
         """Exclude the last `lost_s` seconds, in which our loop did not run, from each deadline."""
-        self._calls.deadlines.forgive(lost_s)
+        self._calls.deadlines.extend_deadlines(lost_s)
 
     async def loop_lag(self) -> LagReport:
         """Return the timer delays of the actor's loop.
 
         Raises: TimeoutError if it does not report them; ActorDied.
 
-        Takes no place in the mailbox: the actor answers while its calls run.
+        Takes no slot in the mailbox: the actor answers while its calls run.
         """
-        return await self._lag.ask()
+        return await self._lag.request_report()
 
     # ---- incarnations
 
-    def connect(self, channel: Channel) -> None:
+    def attach_channel(self, channel: Channel) -> None:
         """Send calls to a new incarnation from now on.
 
         Raises: TypeError for an annotation that cannot be decoded.
         """
-        self._decoders = [channel.codec.decoder(entry.result_type) for entry in self.table.methods]
-        self._answers.connect(channel)
+        self._decoders = [
+            channel.codec.get_decoder(entry.result_type) for entry in self.table.methods
+        ]
+        self._answers.set_channel(channel)
         self._calls.channel = channel
-        self._calls.deadlines.start()
-        self.life.settle(ActorState.RUNNING, None)
+        self._calls.deadlines.start_watching()
+        self.lifecycle.enter_state(ActorState.RUNNING, None)
 
-    def disconnect(self, death: ActorExit, state: ActorState) -> None:
+    def detach_channel(self, death: ActorExit, state: ActorState) -> None:
         """Fail each pending call, as the incarnation has ended.
 
         Later calls wait (RESTARTING) or raise (DEAD, STOPPED).
         """
         # it was frozen, and its process has ended only now
-        if self._calls.channel is None and self.life.error is not None:
-            self.life.settle(state, self.life.error)
+        if self._calls.channel is None and self.lifecycle.exit_error is not None:
+            self.lifecycle.enter_state(state, self.lifecycle.exit_error)
             return
         kind = ActorFrozen if death.frozen else ActorDied
         self._calls.channel = None
-        self._answers.disconnect()
+        self._answers.clear_channel()
         # settled before a call fails: its caller may call again at once, and has to wait then
-        error = kind(self.name, death.pid, death.cause, death.last_words)
+        error = kind(self.name, death.pid, death.cause, death.stderr_tail)
         if state is not ActorState.STOPPED:
             record_exit(str(error))
-        self.life.settle(state, error)
-        self._calls.fail()
-        self._lag.fail()
+        self.lifecycle.enter_state(state, error)
+        self._calls.fail_calls()
+        self._lag.fail_questions()
 
-    def give_up(self, state: ActorState, error: ActorDied) -> None:
+    def fail_waiters(self, state: ActorState, error: ActorDied) -> None:
         """Raise `error` in calls that wait for an incarnation, and in later ones."""
-        self.life.settle(state, error)
+        self.lifecycle.enter_state(state, error)
 
     def ask_to_stop(self) -> None:
         """Have the actor end after the calls that it has; later calls raise."""
         self._calls.ask_to_stop()
-        self.give_up(ActorState.STOPPED, ActorDied(self.name, self.pid, "stopped by its owner"))
+        self.fail_waiters(
+            ActorState.STOPPED, ActorDied(self.name, self.pid, "stopped by its owner")
+        )
 
     # ---- inside
 
@@ -344,5 +350,5 @@ class ActorClient:
         """Treat the actor as frozen: fail its calls, and end its process."""
         channel = self._calls.channel
         assert channel is not None
-        self.disconnect(ActorExit(channel.pid, cause, frozen=True), ActorState.RESTARTING)
+        self.detach_channel(ActorExit(channel.pid, cause, frozen=True), ActorState.RESTARTING)
         channel.kill()

@@ -76,14 +76,14 @@ class DeadlineWatch:
         self.next_look = due
         self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._check)
 
-    def stop(self) -> None:
+    def stop_timer(self) -> None:
         """Stop watching, until the next `schedule_check`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.next_look = math.inf
 
-    def forgive(self, lost_s: float) -> None:
+    def extend_deadlines(self, lost_s: float) -> None:
         """Exclude the last `lost_s` seconds from each call's deadline.
 
         Our loop, and perhaps the actor, did not run.
@@ -99,7 +99,7 @@ class DeadlineWatch:
 
         Our own loop may have been busy for longer than the deadline, with the answer waiting in the
         socket. So read the socket first, and let the loop take a turn before the actor counts as
-        frozen. If the loop stood still for longer than a second, `forgive` is called within the
+        frozen. If the loop stood still for longer than a second, `extend_deadlines` is called within the
         second for which this then waits.
         """
         late_s = time.monotonic() - self.next_look
@@ -125,7 +125,7 @@ class DeadlineWatch:
             if pending.deadline_s is not None and pending.expects_answer:
                 if pending.concurrent:
                     due = pending.since + pending.deadline_s
-                elif ahead is not None and ahead.waits_for_caller_of(pending):
+                elif ahead is not None and ahead.waits_for_caller(pending):
                     due = max(pending.since, ahead.since) + pending.deadline_s
                 elif ahead is not None:
                     due = now + pending.deadline_s
@@ -171,19 +171,19 @@ class CallDeadlines:
         self._freeze, self._cancel = freeze, cancel
         self._watch = DeadlineWatch(lambda: self._calls, self._poll, self._on_overdue)
 
-    def start(self) -> None:
+    def start_watching(self) -> None:
         """Begin with a new incarnation, which has answered nothing yet."""
         self._watch.answered_at = _now()
 
-    def stop(self) -> None:
+    def stop_watching(self) -> None:
         """Stop watching: the incarnation has ended, and its calls with it."""
-        self._watch.stop()
+        self._watch.stop_timer()
 
-    def forgive(self, lost_s: float) -> None:
+    def extend_deadlines(self, lost_s: float) -> None:
         """Exclude the last `lost_s` seconds, in which our loop did not run, from each deadline."""
-        self._watch.forgive(lost_s)
+        self._watch.extend_deadlines(lost_s)
 
-    def note_sent(self, pending: PendingCall, args: tuple[object, ...]) -> None:
+    def watch_call(self, pending: PendingCall, args: tuple[object, ...]) -> None:
         """Set the deadline of a call that was sent just now."""
         index = pending.method.index
         pending.deadline_s = deadline_s = self._deadlines_s[index]
@@ -194,19 +194,19 @@ class CallDeadlines:
         if deadline_s is not None and pending.since + deadline_s < self._watch.next_look:
             self._watch.schedule_check(pending.since + deadline_s)
 
-    def note_turn(self, pending: PendingCall) -> None:
+    def watch_stream(self, pending: PendingCall) -> None:
         """Watch a stream whose deadline starts again: it got credit, or was asked to stop."""
         if pending.deadline_s is not None:
             self._watch.schedule_check(pending.since + pending.deadline_s)
 
-    def note_answered(self, pending: PendingCall) -> None:
+    def record_answer(self, pending: PendingCall) -> None:
         """Learn from an answered call, and start the time of the one behind it."""
         if pending.method.concurrent:
             return
         now = _now()
         if pending.limit is not None:
             worked_s = now - max(pending.since, self._watch.answered_at)
-            pending.limit.note(pending.num_units, worked_s)
+            pending.limit.record_duration(pending.num_units, worked_s)
         self._watch.answered_at = now
 
     def _poll(self) -> None:
@@ -220,7 +220,7 @@ class CallDeadlines:
         if channel.is_ending:  # it died, and its channel reports that next
             return
         if not pending.concurrent and any(
-            ahead.waits_for_caller_of(pending) for ahead in self._calls.values()
+            ahead.waits_for_caller(pending) for ahead in self._calls.values()
         ):
             self._refuse_inside_stream(pending)
             return
@@ -236,7 +236,7 @@ class CallDeadlines:
             pending.limit is not None
             and pending.deadline_s != self._deadlines_s[pending.method.index]
         ):
-            cause += f" ({pending.limit.note_overdue(pending.num_units)})"
+            cause += f" ({pending.limit.record_overdue(pending.num_units)})"
         self._freeze(cause)
 
     def _shortest_s(self, pending: PendingCall) -> float | None:
@@ -253,7 +253,7 @@ class CallDeadlines:
         The actor works correctly.
         """
         for call, entry in list(self._calls.items()):
-            if entry is pending or entry.waits_for_caller_of(pending):
+            if entry is pending or entry.waits_for_caller(pending):
                 if entry is pending:  # the stream keeps its deadline, within which it has to end
                     entry.deadline_s = None
                 entry.fail(

@@ -1,11 +1,11 @@
 """The messages of one actor's calls, on their way out or back.
 
-    try_enter, or enter ─► send ─► the table of unanswered calls
+    try_take_slot, or take_slot ─► send ─► the table of unanswered calls
                             grant, cancel: later messages about a call that has no answer yet
     each message that comes back ends a call, or adds an item to a stream
 
 Invariant: each call that was sent leaves `unanswered` by an answer or by the end of the
-incarnation. A place in the mailbox is held for exactly that long, also by a call whose caller was
+incarnation. A slot in the mailbox is held for exactly that long, also by a call whose caller was
 cancelled.
 """
 
@@ -53,7 +53,7 @@ class OutgoingCalls:
         name: the actor's name.
         table: its methods.
         life: its state; calls wait for a running incarnation.
-        mailbox: places for unanswered calls.
+        mailbox: slots for unanswered calls.
         deadlines_s, limits: see `ActorClient`.
         freeze: called with the cause if the actor counts as frozen.
 
@@ -68,13 +68,13 @@ class OutgoingCalls:
         self,
         name: str,
         table: MethodTable,
-        life: ActorLifecycle,
+        lifecycle: ActorLifecycle,
         mailbox: Mailbox,
         deadlines_s: Sequence[float | None],
         limits: Mapping[int, CallLimit],
         freeze: Callable[[str], None],
     ) -> None:
-        self._name, self._life, self._mailbox = name, life, mailbox
+        self._name, self._lifecycle, self._mailbox = name, lifecycle, mailbox
         self._labels = [f"{name}.{entry.name}" for entry in table.methods]
         self.channel: Channel | None = None
         self.unanswered: dict[int, PendingCall] = {}
@@ -86,40 +86,40 @@ class OutgoingCalls:
             deadlines_s,
             limits,
             freeze=freeze,
-            cancel=self.cancel,
+            cancel=self.cancel_call,
         )
 
-    def try_enter(self) -> bool:
-        """Take a place in the mailbox if a call may be sent now; return whether it may."""
-        if self._life.state is not _RUNNING or not self._mailbox.try_enter():
+    def try_take_slot(self) -> bool:
+        """Take a slot in the mailbox if a call may be sent now; return whether it may."""
+        if self._lifecycle.state is not _RUNNING or not self._mailbox.try_take_slot():
             return False
         if self.channel is None or self.channel.has_room:
             return True
-        self._mailbox.leave()
+        self._mailbox.free_slot()
         return False
 
-    async def enter(self) -> None:
-        """Wait for a place in the mailbox of a running incarnation, and for room on the way to it.
+    async def take_slot(self) -> None:
+        """Wait for a slot in the mailbox of a running incarnation, and for room on the way to it.
 
         Raises: ActorDied if there will be none.
         """
-        await self._mailbox.enter()
+        await self._mailbox.take_slot()
         try:
-            await self._life.until_running()
+            await self._lifecycle.until_running()
             channel = None
             while channel is not self.channel:  # another incarnation, if it died meanwhile
                 channel = self.channel
                 assert channel is not None
                 await channel.until_room()
-                await self._life.until_running()
+                await self._lifecycle.until_running()
         except BaseException:
-            self._mailbox.leave()
+            self._mailbox.free_slot()
             raise
 
-    def send(self, method: ActorMethod, args: tuple[Any, ...], pending: PendingCall) -> int:
-        """Send a call that has its place in the mailbox; return its number.
+    def send_call(self, method: ActorMethod, args: tuple[Any, ...], pending: PendingCall) -> int:
+        """Send a call that has its slot in the mailbox; return its number.
 
-        Raises: TypeError for arguments that no message can hold; the place is free again then.
+        Raises: TypeError for arguments that no message can hold; the slot is free again then.
         """
         channel = self.channel
         assert channel is not None
@@ -129,22 +129,22 @@ class OutgoingCalls:
                 _CALL, method.index, channel.actor_id, call, args, self._labels[method.index]
             )
         except TypeError:
-            self._mailbox.leave()
+            self._mailbox.free_slot()
             raise
         self.unanswered[call] = pending
         channel.send(frames)
-        self.deadlines.note_sent(pending, args)
+        self.deadlines.watch_call(pending, args)
         return call
 
-    def grant(self, call: int, pending: PendingStream, items: int) -> None:
+    def grant_items(self, call: int, pending: PendingStream, items: int) -> None:
         """Allow the actor to send more items of a stream."""
         if call in self.unanswered and self.channel is not None:
             pending.num_granted += items
             pending.since = time.monotonic()
-            self.deadlines.note_turn(pending)
-            self._tell(self.channel, Kind.CREDIT, items, call)
+            self.deadlines.watch_stream(pending)
+            self._send_message(self.channel, Kind.CREDIT, items, call)
 
-    def cancel(self, call: int) -> None:
+    def cancel_call(self, call: int) -> None:
         """Ask the actor to stop working on a call.
 
         The call stays unanswered until the actor has answered.
@@ -153,24 +153,24 @@ class OutgoingCalls:
         if pending is not None and channel is not None:
             if isinstance(pending, PendingStream):
                 pending.cancel()
-                self.deadlines.note_turn(pending)
-            self._tell(channel, Kind.CANCEL, 0, call)
+                self.deadlines.watch_stream(pending)
+            self._send_message(channel, Kind.CANCEL, 0, call)
 
-    def fail(self) -> None:
+    def fail_calls(self) -> None:
         """Fail each unanswered call with the actor's death, as the incarnation has ended."""
         calls = [*self.unanswered.values()]
         self.unanswered.clear()
         for call in calls:
-            call.fail(self._life.death())
-            self._mailbox.leave()
-        self.deadlines.stop()
+            call.fail(self._lifecycle.make_exit_error())
+            self._mailbox.free_slot()
+        self.deadlines.stop_watching()
 
     def ask_to_stop(self) -> None:
         """Have the actor end after the calls that it has."""
         if self.channel is not None:
-            self._tell(self.channel, Kind.STOP, 0, 0)
+            self._send_message(self.channel, Kind.STOP, 0, 0)
 
-    def _tell(self, channel: Channel, kind: Kind, index: int, call: int) -> None:
+    def _send_message(self, channel: Channel, kind: Kind, index: int, call: int) -> None:
         channel.send(channel.codec.encode(kind, index, channel.actor_id, call, None, self._name))
 
 
@@ -190,7 +190,7 @@ class Answers:
         name: the actor's name.
         calls: the table of unanswered calls; an answered one leaves it here.
         lag_reports: unanswered questions for the lag of the actor's loop.
-        mailbox: its places; an answer frees one.
+        mailbox: its slots; an answer frees one.
         deadlines: deadlines of the calls.
         cancel: asks the actor to stop working on a call.
 
@@ -213,12 +213,12 @@ class Answers:
         self._error_decoder: msgspec.msgpack.Decoder[Any] | None = None
         self.num_rejected = 0
 
-    def connect(self, channel: Channel) -> None:
+    def set_channel(self, channel: Channel) -> None:
         """Take the messages of a new incarnation from now on."""
-        self._error_decoder = channel.codec.decoder(ErrorReport)
+        self._error_decoder = channel.codec.get_decoder(ErrorReport)
         self._channel = channel
 
-    def disconnect(self) -> None:
+    def clear_channel(self) -> None:
         """Reject all messages until the next incarnation."""
         self._channel = None
 
@@ -244,8 +244,8 @@ class Answers:
                     self._take_answer(channel, kind, pending, frames)
                 finally:
                     del self._calls[call]
-                    self._mailbox.leave()
-                    self._deadlines.note_answered(pending)
+                    self._mailbox.free_slot()
+                    self._deadlines.record_answer(pending)
         except MalformedMessage as error:
             self.num_rejected += 1
             if self.num_rejected == 1:
@@ -289,7 +289,7 @@ class Answers:
             pending.fail(error)
             self._cancel(call)
             raise
-        pending.add(item, num_bytes)
+        pending.add_item(item, num_bytes)
 
     def _take_answer(
         self, channel: Channel, kind: int, pending: PendingCall, frames: Frames
@@ -302,7 +302,7 @@ class Answers:
         try:
             if kind == _RESULT:
                 pending.future.set_result(codec.decode(pending.decoder, frames))
-                pending.notify()
+                pending.wake_waiter()
             elif kind == Kind.END:
                 pending.succeed(None)
             elif kind == Kind.ERROR:

@@ -75,11 +75,11 @@ def _make_method(entry: ActorMethod) -> Callable[..., Any]:
     if entry.is_stream:
 
         def method(self: Handle, *args: Any, **kwargs: Any) -> Any:
-            return self._client.stream(entry, args, kwargs)
+            return self._client.iterate(entry, args, kwargs)
     else:
 
         def method(self: Handle, *args: Any, **kwargs: Any) -> Any:
-            return self._client.call(entry, args, kwargs)
+            return self._client.call_method(entry, args, kwargs)
 
     method.__name__, method.__qualname__ = entry.name, entry.label
     return method
@@ -136,14 +136,14 @@ async def call_as_completed(
     The first error, or leaving the loop, cancels the others.
     """
     tasks = _start_calls(actors, method, args, kwargs)
-    actor_of = dict(zip(tasks, actors, strict=True))
+    actor_by_task = dict(zip(tasks, actors, strict=True))
     waiting = set(tasks)
     try:
         while waiting:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 if task in done:
-                    yield actor_of[task], task.result()
+                    yield actor_by_task[task], task.result()
     finally:
         await _cancel_calls(tasks)
 
@@ -161,7 +161,7 @@ def begin_call(
     on to the actor.
     """
     client, entry = _resolve(actor, method)
-    return client.begin(entry, args, kwargs)
+    return client.begin_call(entry, args, kwargs)
 
 
 async def tell(actor: A, method: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -170,7 +170,7 @@ async def tell(actor: A, method: Method[A, P, R], /, *args: P.args, **kwargs: P.
     The method's result is dropped; an exception that it raises is logged.
     """
     client, entry = _resolve(actor, method)
-    await client.tell(entry, args, kwargs)
+    await client.send_call(entry, args, kwargs)
 
 
 def _start_calls(
@@ -180,7 +180,9 @@ def _start_calls(
         raise ValueError("no actors to call, expected at least one.")
     targets = [_resolve(actor, method) for actor in actors]
     return [
-        asyncio.create_task(client.call(entry, args, kwargs), name=f"{client.name}.{entry.name}")
+        asyncio.create_task(
+            client.call_method(entry, args, kwargs), name=f"{client.name}.{entry.name}"
+        )
         for client, entry in targets
     ]
 

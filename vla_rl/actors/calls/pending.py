@@ -1,4 +1,4 @@
-"""Calls that wait: for a place in the mailbox, for a running actor, for their answer."""
+"""Calls that wait: for a free slot in the mailbox, for a running actor, for their answer."""
 
 import asyncio
 import enum
@@ -34,12 +34,12 @@ class ActorLifecycle:
     def __init__(self, name: str) -> None:
         self._name = name
         self.state = ActorState.STARTING
-        self.error: ActorDied | None = None
+        self.exit_error: ActorDied | None = None
         self._settled = asyncio.Event()
 
-    def settle(self, state: ActorState, error: ActorDied | None) -> None:
+    def enter_state(self, state: ActorState, error: ActorDied | None) -> None:
         """Enter a state. Callers that wait for an incarnation go on, except while it restarts."""
-        self.state, self.error = state, error
+        self.state, self.exit_error = state, error
         if state is ActorState.RESTARTING:
             self._settled.clear()
         else:
@@ -49,28 +49,28 @@ class ActorLifecycle:
         """Wait for a running incarnation. Raises: ActorDied if there will be none."""
         while self.state is not ActorState.RUNNING:
             if self.state is not ActorState.RESTARTING:
-                raise self.death()
+                raise self.make_exit_error()
             await self._settled.wait()
 
-    def death(self) -> ActorDied:
+    def make_exit_error(self) -> ActorDied:
         """Return a new error that repeats the one which ended the last incarnation."""
         # each caller gets its own: a traceback and notes are added to the error that is raised
-        error = self.error
+        error = self.exit_error
         if error is None:
             return ActorDied(self._name, 0, f"it is {self.state.value}")
-        return type(error)(error.name, error.pid, error.cause, error.last_words)
+        return type(error)(error.name, error.pid, error.cause, error.stderr_tail)
 
-    def last_error(self, why: str, cause: BaseException | None) -> ActorDied:
+    def make_final_error(self, why: str, cause: BaseException | None) -> ActorDied:
         """Return the error that ended the last incarnation, and why there is no next one."""
-        last = self.death()
+        last = self.make_exit_error()
         reason = f"{last.cause}; {why}"
         if cause is not None:
             reason += f"; the last restart failed: {cause}"
-        return type(last)(self._name, last.pid, reason, last.last_words)
+        return type(last)(self._name, last.pid, reason, last.stderr_tail)
 
 
 class Mailbox:
-    """Places for unanswered calls. Waiting senders get them in the order of their requests."""
+    """Slots for unanswered calls. Waiting senders get them in the order of their requests."""
 
     def __init__(self, size: int) -> None:
         if size < 1:
@@ -81,19 +81,19 @@ class Mailbox:
 
     @property
     def num_waiting(self) -> int:
-        """Number of senders that wait for a place."""
+        """Number of senders that wait for a free slot."""
         return len(self._waiters)
 
-    def try_enter(self) -> bool:
-        """Take a place if one is free and no sender waits for it; return whether it was taken."""
+    def try_take_slot(self) -> bool:
+        """Take a slot if one is free and no sender waits for it; return whether it was taken."""
         if self._taken < self.size and not self._waiters:
             self._taken += 1
             return True
         return False
 
-    async def enter(self) -> None:
-        """Take a place; waits while the mailbox is full."""
-        if self.try_enter():
+    async def take_slot(self) -> None:
+        """Take a slot; waits while the mailbox is full."""
+        if self.try_take_slot():
             return
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
@@ -101,16 +101,16 @@ class Mailbox:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self.leave()  # the place came together with the cancellation: pass it on
-            elif waiter in self._waiters:  # else `leave` has passed over it
+                self.free_slot()  # the slot came together with the cancellation: pass it on
+            elif waiter in self._waiters:  # else `free_slot` has passed over it
                 self._waiters.remove(waiter)
             raise
 
-    def leave(self) -> None:
-        """Free a place, or hand it to the sender that has waited longest."""
+    def free_slot(self) -> None:
+        """Free a slot, or hand it to the sender that has waited longest."""
         while self._waiters:
             waiter = self._waiters.popleft()
-            # the place is handed over, not freed: else a caller that came later could take it first
+            # the slot is handed over, not freed: else a caller that came later could take it first
             if not waiter.done():
                 waiter.set_result(None)
                 return
@@ -131,11 +131,11 @@ class CallLimit(Protocol):
         """Return the longest time for this much work (s); None if too little is known."""
         ...
 
-    def note(self, num_units: int, seconds: float) -> None:
+    def record_duration(self, num_units: int, seconds: float) -> None:
         """Learn from an answered call: its work, and its time without the wait before it."""
         ...
 
-    def note_overdue(self, num_units: int) -> str:
+    def record_overdue(self, num_units: int) -> str:
         """Learn from a call that was not answered within `limit_s`.
 
         Return the reason for that limit, for the error.
@@ -197,7 +197,7 @@ class PendingCall:
         """Whether its task does nothing else until it is answered."""
         return not self.future.done()
 
-    def waits_for_caller_of(self, other: "PendingCall") -> bool:
+    def waits_for_caller(self, other: "PendingCall") -> bool:
         """Return whether two calls wait for each other.
 
         This one waits for the task that made the other one, while that task waits for the other
@@ -216,19 +216,19 @@ class PendingCall:
         """Hand the answer to the caller."""
         if not self.future.done():
             self.future.set_result(value)
-        self.notify()
+        self.wake_waiter()
 
     def fail(self, error: Exception) -> None:
         """Raise `error` in the caller."""
         if not self.future.done():
             self.future.set_exception(error)
-        self.notify()
+        self.wake_waiter()
 
-    def notify(self) -> None:
+    def wake_waiter(self) -> None:
         """Wake a task that waits for something other than the future."""
 
 
-class PendingBegunCall(PendingCall):
+class PendingDeferredCall(PendingCall):
     """A call that was sent before it is awaited; its task may do other things meanwhile."""
 
     __slots__ = ()
@@ -286,7 +286,7 @@ class PendingStream(PendingCall):
         if not self.is_cancelled:
             self.is_cancelled, self.since = True, time.monotonic()
 
-    def add(self, item: Any, num_bytes: int) -> None:
+    def add_item(self, item: Any, num_bytes: int) -> None:
         """Take one item from the wire; the deadline of the next one starts."""
         self.num_granted -= 1
         self._sizes.append(num_bytes)
@@ -295,7 +295,7 @@ class PendingStream(PendingCall):
         self.items.append(item)
         self._news.set()
 
-    def notify(self) -> None:
+    def wake_waiter(self) -> None:
         """Wake the consumer."""
         self._news.set()
 

@@ -87,7 +87,7 @@ class InboundCall:
 
     __slots__ = (
         "_credit",
-        "_credit_came",
+        "_credit_event",
         "_sizes",
         "_unread_bytes",
         "call",
@@ -102,7 +102,7 @@ class InboundCall:
         self.task: asyncio.Task[Any] | None = None
         self.cancelled = False
         self._credit = self._unread_bytes = 0
-        self._credit_came: asyncio.Event | None = None
+        self._credit_event: asyncio.Event | None = None
         self._sizes: deque[int] | None = None
 
     @property
@@ -113,20 +113,20 @@ class InboundCall:
     async def until_credit(self) -> None:
         """Wait until the next item may be sent."""
         while not self.has_credit:
-            self._credit_came = asyncio.Event()
-            await self._credit_came.wait()
+            self._credit_event = asyncio.Event()
+            await self._credit_event.wait()
 
-    def grant(self, items: int) -> None:
+    def grant_items(self, items: int) -> None:
         """Allow as many items more; the consumer has read as many of those sent before."""
         self._credit += items
         # the first credit comes before any item
         for _ in range(min(items, len(self._sizes or ()))):
             assert self._sizes is not None
             self._unread_bytes -= self._sizes.popleft()
-        if self._credit_came is not None:
-            self._credit_came.set()
+        if self._credit_event is not None:
+            self._credit_event.set()
 
-    def note_item(self, num_bytes: int) -> None:
+    def count_item(self, num_bytes: int) -> None:
         """Count an item of the stream that was sent."""
         if self._sizes is None:
             self._sizes = deque()
@@ -168,25 +168,25 @@ class CallRunner:
         self._outgoing, self._calls, self._reject = outgoing, calls, reject
         self._actor_label = type(actor).__name__
         self.functions = [getattr(actor, entry.name) for entry in table.methods]
-        self.decoders = [codec.decoder(entry.args_type) for entry in table.methods]
+        self.decoders = [codec.get_decoder(entry.args_type) for entry in table.methods]
 
-    def answer(self, kind: Kind, call: int, value: Any) -> None:
+    def send_answer(self, kind: Kind, call: int, value: Any) -> None:
         """Send an answer that is not a method's result."""
         self._send(self._codec.encode(kind, 0, self._actor_id, call, value, self._actor_label))
 
-    async def run(self, work: InboundCall, begun: EagerCall | None = None) -> None:
+    async def run_call(self, work: InboundCall, eager: EagerCall | None = None) -> None:
         """Run one call to its answer, or continue one that was begun.
 
         Raises a cancellation only if the actor itself is being stopped.
         """
         method, call = work.method, work.call
         try:
-            if begun is not None:
-                self._send_result(work, await begun)
+            if eager is not None:
+                self._send_result(work, await eager)
                 return
             if work.cancelled:
                 self._codec.discard(work.frames)
-                self.answer(Kind.CANCELLED, call, None)
+                self.send_answer(Kind.CANCELLED, call, None)
                 return
             if self._outgoing is not None:
                 await self._outgoing.until_room()
@@ -194,28 +194,30 @@ class CallRunner:
             work.frames = ()
             function = self.functions[method.index]
             if method.is_stream:
-                await self._stream(work, method.apply(function, args))
-                self.answer(Kind.END, call, None)
+                await self._stream(work, method.call_function(function, args))
+                self.send_answer(Kind.END, call, None)
             else:
                 result = await (
-                    function(*args) if method.num_plain_args >= 0 else method.apply(function, args)
+                    function(*args)
+                    if method.num_plain_args >= 0
+                    else method.call_function(function, args)
                 )
                 self._send_result(work, result)
         except asyncio.CancelledError as error:
             if work.cancelled:
-                self.answer(Kind.CANCELLED, call, None)
+                self.send_answer(Kind.CANCELLED, call, None)
             elif (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
             else:  # the application's own, e.g. it awaited a cancelled future
-                self.answer(Kind.ERROR, call, make_report(error))
+                self.send_answer(Kind.ERROR, call, make_report(error))
         except msgspec.ValidationError as error:
             problem = TypeError(f"{method.label} got wrong argument types: {error}")
-            self.answer(Kind.ERROR, call, make_report(problem))
+            self.send_answer(Kind.ERROR, call, make_report(problem))
         except MalformedMessage as error:
             self._reject(error)
-            self.answer(Kind.ERROR, call, make_report(error))
+            self.send_answer(Kind.ERROR, call, make_report(error))
         except Exception as error:  # each exception of the actor is sent to the caller
-            self.answer(Kind.ERROR, call, make_report(error))
+            self.send_answer(Kind.ERROR, call, make_report(error))
         finally:
             del self._calls[call]
 
@@ -237,7 +239,7 @@ class CallRunner:
                 frames = self._codec.encode(
                     Kind.ITEM, 0, self._actor_id, work.call, item, work.method.label
                 )
-                work.note_item(count_array_bytes(frames))
+                work.count_item(count_array_bytes(frames))
                 self._send(frames)
         finally:
             await items.aclose()  # type: ignore[attr-defined]

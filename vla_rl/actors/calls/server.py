@@ -103,7 +103,7 @@ class ActorServer:
         self._context: contextvars.Context | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_idle, self._worked_s, self._ended = False, 0.0, 0.0
-        self._begun: tuple[InboundCall, EagerCall] | None = None
+        self._eager_call: tuple[InboundCall, EagerCall] | None = None
         self.num_rejected, self._is_abandoned = 0, False
         self.is_killed = False
         """Whether its task was cancelled for good. Its owner sets this, since a call may mistake
@@ -119,7 +119,7 @@ class ActorServer:
         """
         if not is_started:
             await self._actor.on_start()
-        self._runner.answer(Kind.READY, OWN_CALL, ProcessStart(os.getpid()))
+        self._runner.send_answer(Kind.READY, OWN_CALL, ProcessStart(os.getpid()))
         self._context = contextvars.copy_context()
         async with asyncio.TaskGroup() as self._group:
             self._task = self._group.create_task(
@@ -172,7 +172,7 @@ class ActorServer:
                 self._mailbox.append(None)
                 self._wake_up()
             elif kind == _LAG:
-                self._runner.answer(Kind.RESULT, call, self._lag.report())
+                self._runner.send_answer(Kind.RESULT, call, self._lag.make_report())
             else:
                 raise MalformedMessage(f"message of kind {kind} is not for an actor.")
         except MalformedMessage as error:
@@ -201,7 +201,7 @@ class ActorServer:
         method = self._table.methods[index]
         work = self._works[call] = InboundCall(method, call, frames)
         if method.concurrent and self._group is not None:
-            work.task = self._group.create_task(self._runner.run(work), name=method.label)
+            work.task = self._group.create_task(self._runner.run_call(work), name=method.label)
         else:
             self._is_idle = False
             self._mailbox.append(work)
@@ -211,7 +211,7 @@ class ActorServer:
     def _take_credit(self, call: int, items: int) -> None:
         work = self._works.get(call)
         if work is not None:
-            work.grant(items)
+            work.grant_items(items)
 
     def _take_cancel(self, call: int) -> None:
         work = self._works.get(call)
@@ -271,7 +271,7 @@ class ActorServer:
             _leave_task(loop, task)
         work = self._works[call] = InboundCall(self._table.methods[index], call, ())
         work.task = task
-        self._begun = work, EagerCall(running, waits_for, error)
+        self._eager_call = work, EagerCall(running, waits_for, error)
         error = None  # its traceback refers to this frame
         self._wake_up()
 
@@ -281,12 +281,12 @@ class ActorServer:
         assert task is not None
         turn_began = time.perf_counter()
         while not self.is_killed:
-            while not mailbox and self._begun is None:
+            while not mailbox and self._eager_call is None:
                 await self._until_woken()
                 turn_began = time.perf_counter()
-            if self._begun is not None:
-                (work, begun), self._begun = self._begun, None
-                await self._runner.run(work, begun)
+            if self._eager_call is not None:
+                (work, eager), self._eager_call = self._eager_call, None
+                await self._runner.run_call(work, eager)
                 if work.cancelled:
                     task.uncancel()
                 continue
@@ -296,10 +296,12 @@ class ActorServer:
             work = waiting
             # it came before the task group existed
             if work.method.concurrent and self._group is not None:
-                work.task = self._group.create_task(self._runner.run(work), name=work.method.label)
+                work.task = self._group.create_task(
+                    self._runner.run_call(work), name=work.method.label
+                )
                 continue
             work.task = task
-            await self._runner.run(work)
+            await self._runner.run_call(work)
             if work.cancelled:
                 task.uncancel()
             if mailbox and time.perf_counter() - turn_began > _LONGEST_TURN_S:
@@ -314,8 +316,8 @@ class ActorServer:
         try:
             await self._wake
         except asyncio.CancelledError as cancellation:
-            if self._begun is None:
+            if self._eager_call is None:
                 raise
-            self._begun[1].cancellation = cancellation
+            self._eager_call[1].cancellation = cancellation
         finally:
             self._is_idle = False

@@ -48,7 +48,7 @@ class ActorExit:
 
     pid: int
     cause: str
-    last_words: tuple[str, ...] = field(default=())
+    stderr_tail: tuple[str, ...] = field(default=())
     frozen: bool = False
     """Whether the process was alive but stuck, and was killed for that."""
 
@@ -262,9 +262,9 @@ class ChildChannel:
                 arenas.append(create_arena(placement.arena_bytes))
                 until_started.callback(os.close, arenas[-1])
             arena_in, arena_out = arenas or (-1, -1)
-            pulse = HeartbeatPage() if placement.frozen_after_s is not None else None
-            if pulse is not None:
-                until_started.callback(os.close, pulse.fd)
+            heartbeat = HeartbeatPage() if placement.frozen_after_s is not None else None
+            if heartbeat is not None:
+                until_started.callback(os.close, heartbeat.fd)
             settings = ChildSettings(
                 name,
                 actor_id,
@@ -273,7 +273,7 @@ class ChildChannel:
                 get_own_sys_path(placement),
                 arena_in=arena_in,
                 arena_out=arena_out,
-                pulse=-1 if pulse is None else pulse.fd,
+                heartbeat=-1 if heartbeat is None else heartbeat.fd,
                 listens=listens,
             )
             self.codec = Codec(SlotWriter(arena_in), SlotReader(arena_out)) if arenas else Codec()
@@ -285,7 +285,7 @@ class ChildChannel:
             on_failure.pop_all()
         self._frozen: str | None = None
         self._observer = observer
-        self._watched = self._watch(pulse, placement.frozen_after_s)
+        self._watched = self._watch(heartbeat, placement.frozen_after_s)
 
     @property
     def on_message(self) -> OnMessage:
@@ -306,7 +306,7 @@ class ChildChannel:
         """Whether the process has ended, and `on_end` is about to be called."""
         return self._process.has_ended
 
-    def give(self, actor_id: int, on_message: OnMessage, on_end: OnEnd) -> None:
+    def hand_over(self, actor_id: int, on_message: OnMessage, on_end: OnEnd) -> None:
         """Give the child to another owner, which knows it by another number."""
         self.actor_id, self.on_message, self._on_end = actor_id, on_message, on_end
 
@@ -329,19 +329,21 @@ class ChildChannel:
         """Wait until the process is reaped."""
         await asyncio.shield(self._gone)
 
-    def _watch(self, pulse: HeartbeatPage | None, frozen_after_s: float | None) -> Watched | None:
+    def _watch(
+        self, heartbeat: HeartbeatPage | None, frozen_after_s: float | None
+    ) -> Watched | None:
         """Have the process observed from now on, unless its placement disables that."""
-        if pulse is None or frozen_after_s is None:
+        if heartbeat is None or frozen_after_s is None:
             return None
         watched = Watched(
             pid=lambda: self._process.pid,
-            beat=lambda: pulse.beats,
-            owes_beat=lambda: pulse.beats > 0,  # it begins when its interpreter is up
+            beat=lambda: heartbeat.beats,
+            owes_beat=lambda: heartbeat.beats > 0,  # it begins when its interpreter is up
             stopped_after_s=frozen_after_s,
             silent_after_s=_SILENT_TIMES * frozen_after_s,
             on_frozen=self._freeze,
         )
-        self._observer.watch(watched)
+        self._observer.add_process(watched)
         return watched
 
     def _freeze(self, what: str) -> None:
@@ -355,7 +357,7 @@ class ChildChannel:
         Its last messages may still be on their way through ZeroMQ's thread.
         """
         if self._watched is not None:
-            self._observer.forget(self._watched)
+            self._observer.remove_process(self._watched)
             self._watched = None
         self._end_once_read(cause, words, self._loop.time() + _LAST_MESSAGES_WITHIN_S)
 
@@ -373,7 +375,7 @@ class ChildChannel:
             self._stderr.close()
         finally:  # whatever goes wrong, the owner must be notified
             self._gone.set_result(None)
-            words = (*words, *self._stderr.last_lines)
+            words = (*words, *self._stderr.lines)
             self._on_end(
                 ActorExit(self.pid, self._frozen or cause, words, frozen=self._frozen is not None)
             )

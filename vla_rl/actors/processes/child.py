@@ -50,7 +50,7 @@ from vla_rl.actors.wire.envelope import (
     SpawnRequest,
     unpack_envelope,
 )
-from vla_rl.actors.wire.slots import SlotReader, SlotWriter, allocate_blocks_in
+from vla_rl.actors.wire.slots import SlotReader, SlotWriter, set_block_writer
 from vla_rl.actors.wire.sockets import BoundedSocket, LoopSocket, lift_high_water_mark
 from vla_rl.util.error_reports import make_report
 from vla_rl.util.processes import die_with_parent, leave_terminal_to_parent, name_process
@@ -74,7 +74,7 @@ class HostPipe:
         """Queue one message for the server."""
         self._socket.send(frames)
 
-    async def adopted(self) -> NextClient:
+    async def wait_for_client(self) -> NextClient:
         """Wait for the next client."""
         return await self._adoptions.get()
 
@@ -89,9 +89,9 @@ class HostPipe:
                 self._on_lost()
             elif kind == Kind.LOST:  # that of a client which this process has not met yet
                 self._adoptions.get_nowait()
-            elif kind == Kind.ADOPT:
+            elif kind == Kind.NEXT_CLIENT:
                 self._adoptions.put_nowait(
-                    self._codec.decode(self._codec.decoder(NextClient), frames)
+                    self._codec.decode(self._codec.get_decoder(NextClient), frames)
                 )
         except (MalformedMessage, msgspec.ValidationError):
             return
@@ -112,8 +112,8 @@ def main() -> None:
 
 def run_child(settings: ChildSettings) -> NoReturn:
     """Run the actor that the parent asks for over the socket, then exit."""
-    if settings.pulse >= 0:
-        start_heartbeat(settings.pulse)
+    if settings.heartbeat >= 0:
+        start_heartbeat(settings.heartbeat)
     name_process(settings.name)
     sys.argv = [settings.name]
     with asyncio.Runner(loop_factory=ActorLoop) as runner:
@@ -163,7 +163,7 @@ async def _serve_parent(settings: ChildSettings) -> int:
     codec = Codec()
     if settings.arena_in >= 0:
         slots_out = SlotWriter(settings.arena_out)
-        allocate_blocks_in(slots_out)
+        set_block_writer(slots_out)
         codec = Codec(slots_out, SlotReader(settings.arena_in))
         os.close(settings.arena_in)
         os.close(settings.arena_out)
@@ -171,64 +171,64 @@ async def _serve_parent(settings: ChildSettings) -> int:
         parent: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         lift_high_water_mark(parent)
         parent.connect(settings.address)
-        life = _ActorProcess(codec, settings.actor_id)
+        lifecycle = _ActorProcess(codec, settings.actor_id)
         if settings.listens is None:
-            life.say_hello(parent.send_multipart, ProcessStart(os.getpid()))
-            status = await _run_actor(life, parent)
+            lifecycle.send_hello(parent.send_multipart, ProcessStart(os.getpid()))
+            status = await _run_actor(lifecycle, parent)
             assert status is not None, "a parent that is lost takes its child along"
             return status
         keep_freed_memory()
-        return await _serve_clients(life, context, parent, settings.listens)
+        return await _serve_clients(lifecycle, context, parent, settings.listens)
 
 
 async def _serve_clients(
-    life: "_ActorProcess",
+    lifecycle: "_ActorProcess",
     context: zmq.Context[zmq.Socket[bytes]],
     parent: zmq.Socket[bytes],
     listens: ListenSettings,
 ) -> int:
     """Serve one client of another host after the other; return the exit status."""
-    host = HostPipe(parent, life.abandon)
+    host = HostPipe(parent, lifecycle.abandon)
     set_own_address(ListenAddress(listens.interface, listens.ports))
     # one for all clients: ZeroMQ frees the name of its endpoint some time after it was closed
-    gatekeeper = CurveAuthenticator(context, [])
+    authenticator = CurveAuthenticator(context, [])
     try:
         while True:
             try:
-                listening = ListeningSocket(context, listens, gatekeeper)
+                listening = ListeningSocket(context, listens, authenticator)
             except OSError as error:
                 sys.exit(str(error))
-            birth = ProcessStart(os.getpid(), listening.port, listening.public_key)
-            life.say_hello(host.send, birth)
+            start = ProcessStart(os.getpid(), listening.port, listening.public_key)
+            lifecycle.send_hello(host.send, start)
             if not listens.takes_over:
                 host.close(linger_ms=_LAST_MESSAGES_MS)
-            life.on_born = listening.close_door
+            lifecycle.on_described = listening.refuse_connections
             try:
-                status = await _run_actor(life, listening.socket, is_far=True)
+                status = await _run_actor(lifecycle, listening.socket, on_host=True)
             finally:
                 listening.close()
             if status is not None:
                 return status
-            adoption = await host.adopted()
-            listens = msgspec.structs.replace(listens, client_key=adoption.client_key)
-            life.begin_again(adoption.actor_id)
+            next_client = await host.wait_for_client()
+            listens = msgspec.structs.replace(listens, client_key=next_client.client_key)
+            lifecycle.await_next_client(next_client.actor_id)
     finally:
-        gatekeeper.close()
+        authenticator.close()
         host.close(linger_ms=_LAST_MESSAGES_MS)
 
 
 async def _run_actor(
-    life: "_ActorProcess", socket: zmq.Socket[bytes], *, is_far: bool = False
+    lifecycle: "_ActorProcess", socket: zmq.Socket[bytes], *, on_host: bool = False
 ) -> int | None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, ActorLoop)
-    own_socket = loop.open_socket(socket, life.on_message, in_place=is_far)
-    metered = BoundedSocket(own_socket, life.on_message) if is_far else None
+    own_socket = loop.open_socket(socket, lifecycle.on_message, in_place=on_host)
+    bounded = BoundedSocket(own_socket, lifecycle.on_message) if on_host else None
     lag = LoopLag()
     try:
-        return await life.run(metered or own_socket, lag, metered)
+        return await lifecycle.run_actor(bounded or own_socket, lag, bounded)
     finally:
-        lag.stop()
+        lag.stop_sampling()
         own_socket.close(linger_ms=_LAST_MESSAGES_MS)
 
 
@@ -248,17 +248,17 @@ class _ActorProcess:
 
     def __init__(self, codec: Codec, actor_id: int) -> None:
         self._codec, self._actor_id = codec, actor_id
-        self._birth: list[Frames] = []
+        self._spawn_messages: list[Frames] = []
         self._built: _BuiltActor | None = None
         self._server: ActorServer | None = None
         self._is_lost = False
-        self.on_born: Callable[[], None] = lambda: None
+        self.on_described: Callable[[], None] = lambda: None
         """Called when the actor's description has come, and so the peer that may send it."""
-        self._born: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._described: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def say_hello(self, send: Callable[[Frames], object], birth: ProcessStart) -> None:
+    def send_hello(self, send: Callable[[Frames], object], start: ProcessStart) -> None:
         """Send the first message."""
-        send(self._codec.encode(Kind.HELLO, 0, self._actor_id, OWN_CALL, birth, "hello"))
+        send(self._codec.encode(Kind.HELLO, 0, self._actor_id, OWN_CALL, start, "hello"))
 
     def abandon(self) -> None:
         """End the service of a client that is lost."""
@@ -266,14 +266,14 @@ class _ActorProcess:
             self._server.abandon()
             return
         self._is_lost = True
-        if not self._born.done():
-            self._born.set_result(None)
+        if not self._described.done():
+            self._described.set_result(None)
 
-    def begin_again(self, actor_id: int) -> None:
+    def await_next_client(self, actor_id: int) -> None:
         """Wait for the messages of the next client."""
         self._actor_id, self._server, self._is_lost = actor_id, None, False
-        self._birth.clear()
-        self._born = asyncio.get_running_loop().create_future()
+        self._spawn_messages.clear()
+        self._described = asyncio.get_running_loop().create_future()
 
     def on_message(self, frames: Frames) -> None:
         """Collect the two messages that describe the actor."""
@@ -281,12 +281,12 @@ class _ActorProcess:
             kind, _, _, _ = unpack_envelope(frames[0])
         except MalformedMessage:
             return
-        if kind == Kind.SPAWN and len(self._birth) < 2:
-            self._birth.append(frames)
-            if len(self._birth) == 2:
-                self._born.set_result(None)
+        if kind == Kind.SPAWN and len(self._spawn_messages) < 2:
+            self._spawn_messages.append(frames)
+            if len(self._spawn_messages) == 2:
+                self._described.set_result(None)
 
-    async def run(
+    async def run_actor(
         self, socket: WaitingSocket | BoundedSocket, lag: LoopLag, outgoing: BoundedSocket | None
     ) -> int | None:
         """Run from the actor's description to its end.
@@ -295,11 +295,11 @@ class _ActorProcess:
         and the actor is not.
         """
         send = socket.send
-        await self._born
+        await self._described
         if self._is_lost:
             # a process without an actor is worth nothing to the next client
             return 1 if self._built is None else None
-        self.on_born()
+        self.on_described()
         try:
             is_started = self._built is not None
             built = self._built = self._build()
@@ -328,7 +328,7 @@ class _ActorProcess:
 
     def _build(self) -> _BuiltActor:
         request: SpawnRequest = self._codec.decode(
-            self._codec.decoder(SpawnRequest), self._birth[0]
+            self._codec.get_decoder(SpawnRequest), self._spawn_messages[0]
         )
         if self._built is not None:
             return self._taken_over(self._built, request)
@@ -339,14 +339,14 @@ class _ActorProcess:
                 "the same code on both."
             )
         args: tuple[Any, ...] = self._codec.decode(
-            self._codec.decoder(table.constructor.args_type), self._birth[1]
+            self._codec.get_decoder(table.constructor.args_type), self._spawn_messages[1]
         )
-        self._birth.clear()
-        return _BuiltActor(table.constructor.apply(table.actor_class, args), table, request)
+        self._spawn_messages.clear()
+        return _BuiltActor(table.constructor.call_function(table.actor_class, args), table, request)
 
     def _taken_over(self, built: _BuiltActor, request: SpawnRequest) -> _BuiltActor:
         """Return the actor for a client that would have had the same one built."""
-        self._birth.clear()
+        self._spawn_messages.clear()
         if (request.target, request.fingerprint) != (
             built.request.target,
             built.request.fingerprint,

@@ -146,9 +146,9 @@ def main() -> None:
     die_with_parent_only(int(sys.argv[2]))
     name_process(_PROCESS_NAME)
     server = ForkServerLoop(socket.socket(fileno=int(sys.argv[1])))
-    if not server.prepare(_read_preparation()):
+    if not server.run_preparation(_read_preparation()):
         os._exit(1)  # a failed step may have left a thread that a normal exit would wait for
-    settings = server.serve()
+    settings = server.serve_requests()
     if settings is not None:
         run_child(settings)
     end_process(0)
@@ -161,7 +161,7 @@ class ForkServerLoop:
         self._runtime = runtime
         self._children: dict[int, int] = {}  # number of the request, by pidfd
 
-    def prepare(self, preparation: Preparation) -> bool:
+    def run_preparation(self, preparation: Preparation) -> bool:
         """Import the modules and call the hooks.
 
         Return False if that failed, after reporting it to the runtime.
@@ -186,7 +186,7 @@ class ForkServerLoop:
         self._reply(Ready())
         return True
 
-    def serve(self) -> ChildSettings | None:
+    def serve_requests(self) -> ChildSettings | None:
         """Fork a child per request until the runtime has ended, then return None.
 
         In a child return its settings.

@@ -45,7 +45,7 @@ from vla_rl.actors.wire.envelope import ChildSettings
 from vla_rl.errors import ActorDied, ActorFrozen
 from vla_rl.util.error_reports import restore_error
 from vla_rl.util.processes import is_ready
-from vla_rl.util.stalls import LOST_FROM_S
+from vla_rl.util.stalls import STALL_FROM_S
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class ForkServerProcess:
         """
         await asyncio.shield(self._ready)
 
-    def start(
+    def fork_child(
         self, placement: ChildProcess, settings: ChildSettings, stderr: int, on_exit: OnExit
     ) -> "ForkedProcess":
         """Fork a child as soon as the server can. See `StartProcess`."""
@@ -132,7 +132,7 @@ class ForkServerProcess:
         fds = [os.dup(fd) for fd in (stderr, *settings.shared_fds.values())]
         process = ForkedProcess(self._withdraw, request, fds, on_exit)
         if self.is_failed:
-            self._loop.call_soon(process.end_unborn, f"{self.name} is gone", ())
+            self._loop.call_soon(process.end_unforked, f"{self.name} is gone", ())
         else:
             self._queue.append(process)
             self._ask_next()
@@ -153,7 +153,7 @@ class ForkServerProcess:
             silent_after_s=frozen_after_s,
             on_frozen=self._on_frozen,
         )
-        self._observer.watch(watched)
+        self._observer.add_process(watched)
         return watched
 
     def _withdraw(self, process: "ForkedProcess") -> bool:
@@ -196,7 +196,7 @@ class ForkServerProcess:
             self._asked = None
             self._cancel_timer()
             # later: its owner may still be making it
-            self._loop.call_soon(process.end_unborn, f"not forked: {error}", ())
+            self._loop.call_soon(process.end_unforked, f"not forked: {error}", ())
             self._loop.call_soon(self._ask_next)
             return
         process.close_fds()
@@ -267,7 +267,7 @@ class ForkServerProcess:
         self._asked = None
         self._cancel_timer()
         if isinstance(reply, Refused):
-            process.end_unborn(f"not forked: {reply.reason}", ())
+            process.end_unforked(f"not forked: {reply.reason}", ())
         else:
             self._forked[reply.number] = process
             process.on_forked(reply.pid, fds[0])
@@ -290,7 +290,7 @@ class ForkServerProcess:
         Unless our loop stood still, and perhaps the server with it.
         """
         late_s = self._loop.time() - due
-        if late_s >= LOST_FROM_S:
+        if late_s >= STALL_FROM_S:
             self._start_timer(min(late_s, seconds))
             return
         self._overdue = f"{self._current_work} did not end within {seconds:g} s; it was killed"
@@ -331,9 +331,9 @@ class ForkServerProcess:
         os.close(self._pidfd)
         self._stderr.close()
         if self._watched is not None:
-            self._observer.forget(self._watched)
+            self._observer.remove_process(self._watched)
         cause = self._overdue or self._stopped or describe_exit_status(returncode)
-        words = self._stderr.last_lines
+        words = self._stderr.lines
         if self._is_ready and not expected:
             logger.warning(
                 "%s died: %s; its %d children continue.", self.name, cause, len(self._forked)
@@ -341,11 +341,11 @@ class ForkServerProcess:
         # if it was only stopped, another server may work
         kind = ActorFrozen if self._overdue else ActorDied
         self._fail(kind(self.name, self.pid, cause, words))
-        unborn = [*([self._asked] if self._asked is not None else []), *self._queue]
+        unforked = [*([self._asked] if self._asked is not None else []), *self._queue]
         self._asked = None
         self._queue.clear()
-        for process in unborn:
-            process.end_unborn(f"not forked: {self.name} died: {cause}", words)
+        for process in unforked:
+            process.end_unforked(f"not forked: {self.name} died: {cause}", words)
         for process in list(self._forked.values()):
             process.on_server_lost()
         self._forked.clear()

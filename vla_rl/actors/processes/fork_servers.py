@@ -163,7 +163,7 @@ class ForkServers:
         self._servers: dict[bytes, ForkServerProcess] = {}
         self._is_closed = False
 
-    def of(self, placement: ChildProcess) -> ForkServerProcess:
+    def get_server(self, placement: ChildProcess) -> ForkServerProcess:
         """Return the server of this placement; start one if none is running.
 
         Raises: OSError if it cannot be started; ActorDied after `close`.
@@ -187,11 +187,15 @@ class ForkServers:
         if placement.python is not None:
             await check_interpreter(placement.python)
         if placement.fork_from is not None:
-            await self.of(placement).until_ready()
+            await self.get_server(placement).until_ready()
 
-    def starter(self, placement: ChildProcess) -> StartProcess:
+    def get_starter(self, placement: ChildProcess) -> StartProcess:
         """Return what starts such a process: a fork of its server, or a fresh interpreter."""
-        return self.of(placement).start if placement.fork_from is not None else SpawnedProcess
+        return (
+            self.get_server(placement).fork_child
+            if placement.fork_from is not None
+            else SpawnedProcess
+        )
 
     async def close(self) -> None:
         """End all servers and start no more. Their children have ended before."""

@@ -158,7 +158,7 @@ class ProcessReader:
         self._folder = Path(f"/proc/{pid}")
         self._cpu_ticks = -1
 
-    def look(self) -> ProcessState:
+    def read_state(self) -> ProcessState:
         """Read its state.
 
         A process that has ended, or cannot be read, counts as running: its end is noticed
@@ -179,12 +179,12 @@ class ProcessReader:
         if (
             has_worked
             or state in _AT_WORK + _ENDED
-            or any(thread in _AT_WORK for thread in self._states_of_threads())
+            or any(thread in _AT_WORK for thread in self._list_thread_states())
         ):
             return ProcessState.RUNNING
         return ProcessState.TRACED if self._is_traced() else ProcessState.ASLEEP
 
-    def _states_of_threads(self) -> list[str]:
+    def _list_thread_states(self) -> list[str]:
         return [_read_stat(task / "stat")[0] for task in (self._folder / "task").iterdir()]
 
     def _is_traced(self) -> bool:
@@ -268,7 +268,7 @@ class Watched:
             silent_after_s=self.silent_after_s,
         )
 
-    def look(self, now: float) -> Verdict:
+    def check_process(self, now: float) -> Verdict:
         """Look at the process now; return the verdict."""
         if (pid := self.pid()) == 0:
             return Verdict.QUIET
@@ -278,12 +278,12 @@ class Watched:
             return self._heartbeat.observe(now, beat, ProcessState.RUNNING)
         if self._eye is None or self._eye.pid != pid:
             self._eye = ProcessReader(pid)
-        state = self._eye.look()
+        state = self._eye.read_state()
         if state is ProcessState.ASLEEP and not self.owes_beat():
             state = ProcessState.RUNNING
         return self._heartbeat.observe(now, beat, state)
 
-    def describe(self, verdict: Verdict) -> str:
+    def describe_verdict(self, verdict: Verdict) -> str:
         """Describe the observation of a frozen process."""
         if verdict is Verdict.STOPPED:
             return f"it was stopped by a signal for {self._heartbeat.stopped_s:.1f} s"
@@ -303,7 +303,7 @@ class ProcessObserver:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def watch(self, watched: Watched) -> None:
+    def add_process(self, watched: Watched) -> None:
         """Start observing a process."""
         self._watched[watched] = None
         self._loop = asyncio.get_running_loop()
@@ -314,7 +314,7 @@ class ProcessObserver:
             thread.start()
             self._thread = thread
 
-    def forget(self, watched: Watched) -> None:
+    def remove_process(self, watched: Watched) -> None:
         """Stop observing a process; one that is not observed is ignored."""
         self._watched.pop(watched, None)
 
@@ -332,11 +332,11 @@ class ProcessObserver:
     def _look_at_all(self) -> None:
         # one atomic step, during which the loop cannot change it
         for watched in list(self._watched):
-            if not watched.is_reported and watched.look(time.monotonic()).is_frozen:
+            if not watched.is_reported and watched.check_process(time.monotonic()).is_frozen:
                 watched.is_reported = True
-                self._tell_loop(watched)
+                self._notify_loop(watched)
 
-    def _tell_loop(self, watched: Watched) -> None:
+    def _notify_loop(self, watched: Watched) -> None:
         assert self._loop is not None
         # the loop has ended, and all of its processes with it
         with contextlib.suppress(RuntimeError):
@@ -349,10 +349,10 @@ class ProcessObserver:
         """
         if watched not in self._watched:
             return
-        verdict = watched.look(time.monotonic())
+        verdict = watched.check_process(time.monotonic())
         if verdict.is_frozen:
-            self.forget(watched)
-            watched.on_frozen(watched.describe(verdict))
+            self.remove_process(watched)
+            watched.on_frozen(watched.describe_verdict(verdict))
         watched.is_reported = False
 
 

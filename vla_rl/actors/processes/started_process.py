@@ -42,7 +42,7 @@ class StderrTail:
         self._loop.add_reader(fd, self._read)
 
     @property
-    def last_lines(self) -> tuple[str, ...]:
+    def lines(self) -> tuple[str, ...]:
         """The last lines, oldest first, including an unfinished one."""
         unfinished = [self._rest.decode(errors="replace")] if self._rest else []
         return tuple([*self._lines, *unfinished][-_LINES_KEPT:])
@@ -266,10 +266,12 @@ class ForkedProcess:
         self._withdraw, self.request, self._on_exit = withdraw, request, on_exit
         self._loop = asyncio.get_running_loop()
         self.pid = 0
-        rope, self._rope = os.pipe()  # the child dies when ours is closed, at the latest with us
-        self.fds = [rope, *fds]
+        read_end, self._lifeline = (
+            os.pipe()
+        )  # the child dies when ours is closed, at the latest with us
+        self.fds = [read_end, *fds]
         self._pidfd = -1
-        self._is_doomed = self._is_gone = False
+        self._is_kill_requested = self._has_exited = False
         self.has_ended = False
         self._server_is_lost = False
         self._timer: asyncio.TimerHandle | None = None
@@ -282,19 +284,19 @@ class ForkedProcess:
 
     def kill(self) -> None:
         """Send SIGKILL; if it is not forked yet, it will not be, or will be killed at once."""
-        self._is_doomed = True
+        self._is_kill_requested = True
         if self._pidfd >= 0:
             # its server has reaped it, and will report that
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        elif not self._is_gone and self._withdraw(self):
-            self.end_unborn("killed before it was forked", ())
+        elif not self._has_exited and self._withdraw(self):
+            self.end_unforked("killed before it was forked", ())
 
     def on_forked(self, pid: int, pidfd: int) -> None:
         """Record that the child was forked."""
         self.pid, self._pidfd = pid, pidfd
-        self._loop.add_reader(pidfd, self._on_gone)
-        if self._is_doomed:
+        self._loop.add_reader(pidfd, self._on_exited)
+        if self._is_kill_requested:
             self.kill()
 
     def on_status(self, returncode: int) -> None:
@@ -307,11 +309,11 @@ class ForkedProcess:
         if self.has_ended:
             self._end_unknown()
 
-    def end_unborn(self, cause: str, words: tuple[str, ...]) -> None:
+    def end_unforked(self, cause: str, words: tuple[str, ...]) -> None:
         """Report the end of a child that was never forked."""
         self._finish(cause, words)
 
-    def _on_gone(self) -> None:
+    def _on_exited(self) -> None:
         """Wait for the server's report on how it ended, unless the server itself has ended."""
         self.has_ended = True
         self._loop.remove_reader(self._pidfd)
@@ -328,7 +330,7 @@ class ForkedProcess:
         )
 
     def _end(self, cause: str) -> None:
-        if self._is_gone:
+        if self._has_exited:
             return
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
@@ -336,11 +338,11 @@ class ForkedProcess:
         self._finish(cause, ())
 
     def _finish(self, cause: str, words: tuple[str, ...]) -> None:
-        if self._is_gone:
+        if self._has_exited:
             return
-        self._is_gone = self.has_ended = True
+        self._has_exited = self.has_ended = True
         if self._timer is not None:
             self._timer.cancel()
-        os.close(self._rope)
+        os.close(self._lifeline)
         self.close_fds()
         self._on_exit(cause, words)

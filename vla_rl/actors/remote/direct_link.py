@@ -52,7 +52,7 @@ class CurveAuthenticator:
         socket.bind(_ENDPOINT)
         self._socket = LoopSocket(socket, self._on_question, raw=True)
 
-    def allow(self, allowed: Collection[str]) -> None:
+    def set_allowed_keys(self, allowed: Collection[str]) -> None:
         """Accept peers with these keys instead."""
         self._allowed = frozenset(allowed)
 
@@ -131,14 +131,14 @@ def get_own_address() -> ListenAddress:
     return _own_address
 
 
-def set_own_address(place: ListenAddress) -> None:
+def set_own_address(address: ListenAddress) -> None:
     """Set what `get_own_address` returns; the program of a process that a host has started calls it."""
     global _own_address
-    _own_address = place
+    _own_address = address
 
 
 class ListeningSocket:
-    """A bound socket that accepts one peer, whose key it names to the context's gatekeeper.
+    """A bound socket that accepts one peer, whose key it names to the context's authenticator.
 
     Attributes:
         socket: carries the messages.
@@ -151,11 +151,11 @@ class ListeningSocket:
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         settings: ListenSettings,
-        gatekeeper: CurveAuthenticator,
+        authenticator: CurveAuthenticator,
     ) -> None:
-        gatekeeper.allow([settings.client_key])
-        self._door = _bind_first_free(settings)
-        self.port = int(self._door.getsockname()[1])
+        authenticator.set_allowed_keys([settings.client_key])
+        self._listener = _bind_first_free(settings)
+        self.port = int(self._listener.getsockname()[1])
         public, secret = zmq.curve_keypair()
         self.public_key = public.decode()
         self.socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
@@ -167,10 +167,10 @@ class ListeningSocket:
         self.socket.curve_secretkey = secret
         self.socket.zap_domain = DOMAIN
         # ZeroMQ closes the descriptor that it gets, and we filter through ours
-        self.socket.setsockopt(zmq.USE_FD, socket.dup(self._door.fileno()))
+        self.socket.setsockopt(zmq.USE_FD, socket.dup(self._listener.fileno()))
         self.socket.bind(f"tcp://{settings.interface}:{self.port}")
 
-    def close_door(self) -> None:
+    def refuse_connections(self) -> None:
         """Accept no further connection, where the kernel allows that; the open one stays.
 
         The port cannot simply be closed: ZeroMQ ends the connections of a socket that is unbound.
@@ -178,15 +178,15 @@ class ListeningSocket:
         refuses one (see `explain_open_ports`), a peer without the key still gets nothing.
         """
         with contextlib.suppress(OSError):
-            _drop_all_packets(self._door)
+            _drop_all_packets(self._listener)
 
     def close(self) -> None:
         """Close what `socket` does not."""
-        self._door.close()
+        self._listener.close()
 
 
 def explain_open_ports() -> str:
-    """Return why `close_door` has no effect on this machine; empty if it has."""
+    """Return why `refuse_connections` has no effect on this machine; empty if it has."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
         try:
             _drop_all_packets(trial)
@@ -294,28 +294,28 @@ class DirectLink:
         )
         self._zmq_socket = socket
         self._socket = LoopSocket(socket, on_message, in_place=True)
-        self._metered = BoundedSocket(self._socket, on_message)
+        self._bounded = BoundedSocket(self._socket, on_message)
         self._monitor = LoopSocket(monitor, self._on_event, raw=True)
         socket.connect(address)
 
     def send(self, frames: Frames) -> None:
         """Queue one message; it is dropped if the link is lost."""
-        self._metered.send(frames)
+        self._bounded.send(frames)
 
     @property
     def has_room(self) -> bool:
         """See `BoundedSocket`."""
-        return self._metered.has_room
+        return self._bounded.has_room
 
     async def until_room(self) -> None:
         """See `BoundedSocket`; also returns if the link is closed."""
-        await self._metered.until_room()
+        await self._bounded.until_room()
 
     def poll(self) -> None:
         """Deliver what has already arrived."""
         self._socket.drain_all()
 
-    def look(self) -> None:
+    def read_events(self) -> None:
         """Learn what has happened to the connection by now."""
         self._monitor.drain_all()
 
@@ -327,7 +327,7 @@ class DirectLink:
             self._zmq_socket.disable_monitor()
             self._monitor.close()
             self._socket.close(HALF_SENT_MS)
-            self._metered.close()
+            self._bounded.close()
 
     def _on_event(self, frames: Frames) -> None:
         event = parse_event(frames)

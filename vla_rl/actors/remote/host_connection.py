@@ -83,10 +83,10 @@ class RemoteChannel:
         self._keys = make_link_keys()
         self._link: DirectLink | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._death: ActorExit | None = None
+        self._exit: ActorExit | None = None
         self._lost: str | None = None
 
-    def launch(self, name: str, process: ChildProcess, takeover: Takeover | None) -> None:
+    def request_launch(self, name: str, process: ChildProcess, takeover: Takeover | None) -> None:
         """Ask the host for the process."""
         request = LaunchRequest(name, process, self._keys.public, takeover)
         self._host.send(self.codec.encode(Kind.LAUNCH, 0, self.actor_id, 0, request, name))
@@ -127,14 +127,14 @@ class RemoteChannel:
         """
         self._host.send(self.codec.encode(Kind.KILL, 0, self.actor_id, 0, None, "kill"))
         if self.pid == 0:
-            self.end(ActorExit(0, self._lost or "killed before its host answered"))
-        elif self._death is None:
+            self.report_exit(ActorExit(0, self._lost or "killed before its host answered"))
+        elif self._exit is None:
             self._stop_timer()
             self._timer = self._loop.call_later(_OTHER_END_WITHIN_S, self._end_unreported)
 
     def _end_unreported(self) -> None:
         why = f"; {self._lost}" if self._lost else ""
-        self.end(
+        self.report_exit(
             ActorExit(
                 self.pid,
                 f"its host at {self._address} was asked to kill it, and has not reported its end "
@@ -149,20 +149,20 @@ class RemoteChannel:
         """
         await asyncio.shield(self._gone)
 
-    def take_from_host(self, kind: int, frames: Frames) -> None:
+    def handle_host_message(self, kind: int, frames: Frames) -> None:
         """Take one message of the host about this process."""
         try:
-            if kind == Kind.DIED:
-                notice = self.codec.decode(self.codec.decoder(ExitNotice), frames)
+            if kind == Kind.EXITED:
+                notice = self.codec.decode(self.codec.get_decoder(ExitNotice), frames)
                 cause = self._lost or notice.cause
-                self._on_notice(ActorExit(notice.pid, cause, notice.last_words, notice.frozen))
+                self._on_notice(ActorExit(notice.pid, cause, notice.stderr_tail, notice.frozen))
             elif kind == Kind.HELLO and self._link is None:
-                self._connect(self.codec.decode(self.codec.decoder(ProcessStart), frames))
+                self._connect(self.codec.decode(self.codec.get_decoder(ProcessStart), frames))
                 self.on_message(frames)
         except (MalformedMessage, msgspec.ValidationError, ConnectionError) as error:
             self._kill_lost(f"its host at {self._address} sent what cannot be used: {error}")
 
-    def end(self, death: ActorExit) -> None:
+    def report_exit(self, death: ActorExit) -> None:
         """Report the end to the owner, once."""
         if self._gone.done():
             return
@@ -174,13 +174,13 @@ class RemoteChannel:
         self._gone.set_result(None)
         self._on_end(death)
 
-    def _connect(self, birth: ProcessStart) -> None:
-        self.pid = birth.pid
-        address = f"{self._address.rpartition(':')[0]}:{birth.port}"
+    def _connect(self, start: ProcessStart) -> None:
+        self.pid = start.pid
+        address = f"{self._address.rpartition(':')[0]}:{start.port}"
         self._link = DirectLink(
             self._context,
             address,
-            birth.public_key,
+            start.public_key,
             self._keys,
             lambda frames: self.on_message(frames),
             self._on_link_lost,
@@ -199,8 +199,8 @@ class RemoteChannel:
     def _on_link_lost(self) -> None:
         """Wait for the host's notice, which says why; end if it has come already."""
         assert self._link is not None
-        if self._death is not None:
-            self.end(self._death)
+        if self._exit is not None:
+            self.report_exit(self._exit)
             return
         self._stop_timer()
         what = f"its connection at {self._link.address} was lost, so it was killed"
@@ -208,15 +208,15 @@ class RemoteChannel:
 
     def _on_notice(self, death: ActorExit) -> None:
         """Read what the process has sent before; its end closes the link behind that."""
-        self._death = death
+        self._exit = death
         if self._link is not None:
-            self._link.look()  # which may end it
+            self._link.read_events()  # which may end it
         if self._link is None or self._link.is_lost or not self._link.is_up:
-            self.end(death)
+            self.report_exit(death)
             return
         self._stop_timer()
         # a process that it forked may hold the connection open
-        self._timer = self._loop.call_later(_OTHER_END_WITHIN_S, self.end, death)
+        self._timer = self._loop.call_later(_OTHER_END_WITHIN_S, self.report_exit, death)
 
     def _kill_lost(self, cause: str) -> None:
         self._lost = cause
@@ -260,7 +260,7 @@ class HostConnection:
         self._preparations: dict[int, asyncio.Future[None]] = {}
         self._numbers = itertools.count(1)
         self._connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._heard_s = 0.0
+        self._last_message_s = 0.0
         socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
         set_tcp_options(socket, host.lost_after_s)
         socket.curve_serverkey = host.server_public_key.encode()
@@ -274,7 +274,7 @@ class HostConnection:
         self._monitor = LoopSocket(monitor, self._on_event, raw=True)
         socket.connect(host.address)
 
-    def launch(
+    def launch_process(
         self, name: str, host: RemoteHost, on_message: OnMessage, on_end: OnEnd
     ) -> RemoteChannel:
         """Ask for a process there; its messages and its end arrive through the callbacks."""
@@ -288,10 +288,10 @@ class HostConnection:
             self._channels.pop,
         )
         self._channels[channel.actor_id] = channel
-        channel.launch(name, host.launched_process, host.takeover)
+        channel.request_launch(name, host.launched_process, host.takeover)
         return channel
 
-    async def prepare(self, process: ChildProcess, connect_within_s: float) -> None:
+    async def prepare_process(self, process: ChildProcess, connect_within_s: float) -> None:
         """Have the interpreter and the fork server of a process prepared there.
 
         Raises: what preparing it here would raise; ActorDied if the host is lost meanwhile;
@@ -321,12 +321,12 @@ class HostConnection:
 
         Raises: TimeoutError if it was silent for so long, or does not answer at all.
         """
-        began_s = self._heard_s = time.monotonic()
+        began_s = self._last_message_s = time.monotonic()
         while not answer.done():
             now = time.monotonic()
-            left_s = min(began_s + within_s, self._heard_s + silent_within_s) - now
+            left_s = min(began_s + within_s, self._last_message_s + silent_within_s) - now
             if left_s <= 0:
-                silent_s = now - self._heard_s
+                silent_s = now - self._last_message_s
                 what = (
                     f"was silent for {silent_s:.3g} s"
                     if silent_s >= silent_within_s
@@ -344,7 +344,7 @@ class HostConnection:
         self._lose(f"connection to {self.address} was closed")
 
     def _on_message(self, frames: Frames) -> None:
-        self._heard_s = time.monotonic()
+        self._last_message_s = time.monotonic()
         try:
             kind, _, actor, call = unpack_envelope(frames[0])
         except MalformedMessage:
@@ -353,7 +353,7 @@ class HostConnection:
             self._on_prepared(self._preparations[call], kind, frames)
         channel = self._channels.get(actor)
         if channel is not None and kind != Kind.PING:
-            channel.take_from_host(kind, frames)
+            channel.handle_host_message(kind, frames)
 
     def _on_prepared(self, answer: "asyncio.Future[None]", kind: int, frames: Frames) -> None:
         if answer.done():
@@ -363,7 +363,7 @@ class HostConnection:
         elif kind == Kind.ERROR:
             name = f"fork server of {self.address}"
             try:
-                report = self._codec.decode(self._codec.decoder(ErrorReport), frames)
+                report = self._codec.decode(self._codec.get_decoder(ErrorReport), frames)
             except (MalformedMessage, msgspec.ValidationError) as error:
                 answer.set_exception(ActorDied(name, 0, f"its answer cannot be read: {error}"))
             else:
@@ -392,4 +392,4 @@ class HostConnection:
                 waiting.set_exception(error)
                 waiting.exception()  # perhaps nothing waits
         for channel in list(self._channels.values()):
-            channel.end(ActorExit(channel.pid, cause))
+            channel.report_exit(ActorExit(channel.pid, cause))

@@ -52,16 +52,16 @@ class WaitingProcesses:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def wait(self, takeover: Takeover, process: ChildChannel) -> None:
+    def add_process(self, takeover: Takeover, process: ChildChannel) -> None:
         """Let a process wait for its next client; its calls of the last one are cancelled."""
         key = (takeover.owner, takeover.name)
         self._kill(key)
-        process.give(0, lambda frames: None, lambda death: self._forget(key, process, death))
+        process.hand_over(0, lambda frames: None, lambda death: self._forget(key, process, death))
         process.send(self._codec.encode(Kind.LOST, 0, 0, 0, None, "lost client"))
         end = asyncio.get_running_loop().call_later(takeover.within_s, self._give_up, key)
         self._waiting[key] = _Waiting(takeover, process, end)
 
-    def claim(self, takeover: Takeover) -> ChildChannel | None:
+    def claim_process(self, takeover: Takeover) -> ChildChannel | None:
         """Return the process that waits for this client, if any; kill those of other owners."""
         for key in [key for key in self._waiting if key[0] != takeover.owner]:
             self._kill(key)
@@ -139,15 +139,15 @@ class HostedClient:
         """Number of its processes that run."""
         return len(self._children)
 
-    def has(self, actor: int) -> bool:
+    def has_process(self, actor: int) -> bool:
         """Return whether the process with this number runs."""
         return actor in self._children
 
-    def launch(self, actor: int, request: LaunchRequest) -> None:
+    def launch_process(self, actor: int, request: LaunchRequest) -> None:
         """Start a process, or take over one; its hello or its end is sent to the client."""
         if request.takeover is not None:
             self._takeovers[actor] = request.takeover
-            found = self._waiting.claim(request.takeover)
+            found = self._waiting.claim_process(request.takeover)
             if found is not None:
                 self._apply_weights(actor, found, request.client_key)
                 return
@@ -164,34 +164,34 @@ class HostedClient:
                 on_end,
                 self._observer,
                 actor,
-                self._fork_servers.starter(process),
+                self._fork_servers.get_starter(process),
                 listens,
             )
         except Exception as error:  # the client gets the error, and the others are served on
             on_end(ActorExit(0, f"could not be started: {error}"))
 
-    def prepare(self, call: int, process: ChildProcess) -> None:
+    def prepare_process(self, call: int, process: ChildProcess) -> None:
         """Prepare what such processes need; the client gets the outcome as the answer to `call`."""
         preparing = asyncio.create_task(self._prepare(call, process), name="preparation")
         self._preparing.add(preparing)
         preparing.add_done_callback(self._preparing.discard)
 
-    def kill(self, actor: int) -> None:
+    def kill_process(self, actor: int) -> None:
         """Kill a process, if it still runs."""
         if actor in self._children:
             self._children[actor].kill()
 
-    def let_wait(self) -> int:
+    def keep_for_next_client(self) -> int:
         """Let the processes wait that another client may take over; return their number.
 
         Call it once this client is lost.
         """
         takeovers, self._takeovers = self._takeovers, {}
         for actor, takeover in takeovers.items():
-            self._waiting.wait(takeover, self._children.pop(actor))
+            self._waiting.add_process(takeover, self._children.pop(actor))
         return len(takeovers)
 
-    def give_up(self, owner: str, name: str) -> None:
+    def release_process(self, owner: str, name: str) -> None:
         """Let one process wait that another client asks for; it has ended for this one."""
         for actor, takeover in list(self._takeovers.items()):
             if (takeover.owner, takeover.name) == (owner, name):
@@ -200,7 +200,7 @@ class HostedClient:
                 self._on_end(
                     actor, ActorExit(child.pid, f"another process of {owner} took it over")
                 )
-                self._waiting.wait(takeover, child)
+                self._waiting.add_process(takeover, child)
 
     async def close(self) -> None:
         """End everything, and wait until it has ended."""
@@ -215,10 +215,10 @@ class HostedClient:
         await self._fork_servers.close()
 
     def _apply_weights(self, actor: int, child: ChildChannel, client_key: str) -> None:
-        child.give(actor, self._send, functools.partial(self._on_end, actor))
+        child.hand_over(actor, self._send, functools.partial(self._on_end, actor))
         self._children[actor] = child
-        adoption = NextClient(actor, client_key)
-        child.send(self._codec.encode(Kind.ADOPT, 0, actor, 0, adoption, "adoption"))
+        next_client = NextClient(actor, client_key)
+        child.send(self._codec.encode(Kind.NEXT_CLIENT, 0, actor, 0, next_client, "adoption"))
 
     async def _prepare(self, call: int, process: ChildProcess) -> None:
         try:
@@ -233,6 +233,6 @@ class HostedClient:
         self._children.pop(actor, None)
         self._takeovers.pop(actor, None)
         # a cause may name a file whose name is no text, and the client has to hear of the end
-        words = tuple(map(escape_surrogates, death.last_words))
+        words = tuple(map(escape_surrogates, death.stderr_tail))
         notice = ExitNotice(death.pid, escape_surrogates(death.cause), words, death.frozen)
-        self._send(self._codec.encode(Kind.DIED, 0, actor, 0, notice, "death notice"))
+        self._send(self._codec.encode(Kind.EXITED, 0, actor, 0, notice, "death notice"))

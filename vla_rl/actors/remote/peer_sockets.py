@@ -96,7 +96,7 @@ class ServerSocket:
     def _take(self, frames: Frames) -> None:
         if not self._is_met:
             # the peer has shown its key: the port answers to no one else
-            self._listening.close_door()
+            self._listening.refuse_connections()
             self._is_met = True
         self._on_message(frames)
 

@@ -37,7 +37,7 @@ from vla_rl.util.arrays import MOST_AXES, is_plain_dtype, parse_dtype
 
 INLINE_BELOW = 4096
 SLOT_FROM = 16384
-_WHOLE_BELOW = PART_BYTES - ENVELOPE_SIZE
+_SINGLE_FRAME_BELOW = PART_BYTES - ENVELOPE_SIZE
 _INLINE, _FRAME, _SLOT = 1, 2, 3
 _MOST_KNOWN_SLOTS = 1024
 _META = struct.Struct("<HBB")
@@ -65,14 +65,14 @@ class Codec:
         self._frames_in: Frames = ()
         self._views: dict[int, np.ndarray] = {}
         self._known_slots: dict[bytes, SlotArray] = {}
-        self._any = self.decoder(Any)
+        self._any = self.get_decoder(Any)
 
     @property
     def num_slots_taken(self) -> int:
         """Number of our slots that the peer still reads."""
         return self._slots_out.num_taken if self._slots_out else 0
 
-    def decoder(self, type_: Any) -> msgspec.msgpack.Decoder[Any]:
+    def get_decoder(self, type_: Any) -> msgspec.msgpack.Decoder[Any]:
         """Return the decoder for one annotation, made once.
 
         Raises: TypeError for a type that cannot be sent.
@@ -100,7 +100,7 @@ class Codec:
         if len(payload) > MAX_MESSAGE_BYTES:
             self._undo_encoding()
             raise TypeError(f"{label}: {_describe_excess(len(payload))}")
-        if not self._frames_out and len(payload) < _WHOLE_BELOW:
+        if not self._frames_out and len(payload) < _SINGLE_FRAME_BELOW:
             if self._slots_taken:
                 self._slots_taken.clear()
             return [ENVELOPE.pack(MAGIC, kind, method, 0, actor, call) + payload]
@@ -194,20 +194,20 @@ class Codec:
         # two camera images of 0.3 MB: read in place 8,000 steps/s, in copied frames 3,350, and in
         # frames that ZeroMQ does not copy 2,340
         if num_bytes >= SLOT_FROM and self._slots_out is not None:
-            place = self._slots_out.write(array)
-            if place is not None:
-                self._slots_taken.append(place[0])
-                return msgspec.msgpack.Ext(_SLOT, meta + _SLOT_REF.pack(*place))
+            slot = self._slots_out.write_array(array)
+            if slot is not None:
+                self._slots_taken.append(slot[0])
+                return msgspec.msgpack.Ext(_SLOT, meta + _SLOT_REF.pack(*slot))
         if num_bytes > MAX_MESSAGE_BYTES:
             raise ValueError(_describe_excess(num_bytes))
         self._frames_out.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return msgspec.msgpack.Ext(_FRAME, meta + _FRAME_REF.pack(len(self._frames_out)))
 
     def _decode_array(self, code: int, data: memoryview) -> np.ndarray:
-        if code == _SLOT and (place := self._known_slots.get(bytes(data))) is not None:
-            view = self._views.get(place.slot)
+        if code == _SLOT and (known := self._known_slots.get(bytes(data))) is not None:
+            view = self._views.get(known.slot)
             if view is None:
-                view = self._views[place.slot] = place.lease()
+                view = self._views[known.slot] = known.lease_array()
             return view
         if len(data) < _META.size:
             raise MalformedMessage("array without a description.")
@@ -246,14 +246,14 @@ class Codec:
         shape: tuple[int, ...],
         num_bytes: int,
     ) -> None:
-        """Cache the place for these bytes: the same few references come again and again."""
+        """Cache the array for these bytes: the same few references come again and again."""
         if self._slots_in is None or len(data) - end != _SLOT_REF.size:
             raise MalformedMessage("array in a slot, on a link without shared memory.")
         slot, offset = _SLOT_REF.unpack(data[end:])
-        place = self._slots_in.place(slot, offset, dtype, shape, num_bytes)
+        array = self._slots_in.find_array(slot, offset, dtype, shape, num_bytes)
         if len(self._known_slots) == _MOST_KNOWN_SLOTS:
             self._known_slots.clear()
-        self._known_slots[bytes(data)] = place
+        self._known_slots[bytes(data)] = array
 
 
 def count_described_bytes(payload: Any) -> int:

@@ -62,7 +62,7 @@ class Kind(enum.IntEnum):
     LAUNCH = 8
     PREPARE = 9
     LOST = 10
-    ADOPT = 11
+    NEXT_CLIENT = 11
 
     HELLO = 32
     READY = 33
@@ -71,7 +71,7 @@ class Kind(enum.IntEnum):
     CANCELLED = 36
     ITEM = 37
     END = 38
-    DIED = 39
+    EXITED = 39
     PING = 40
     PREPARED = 41
 
@@ -130,7 +130,7 @@ class ExitNotice(msgspec.Struct, frozen=True, array_like=True):
 
     pid: int
     cause: str
-    last_words: tuple[str, ...]
+    stderr_tail: tuple[str, ...]
     frozen: bool = False
 
 
@@ -227,25 +227,25 @@ def join_frames(frames: Frames) -> Frames:
     """
     if not any(len(frame) == PART_BYTES for frame in frames):
         return frames
-    whole: list[Any] = []
+    joined: list[Any] = []
     joining: bytearray | None = None
-    for place, frame in enumerate(frames):
+    for index, frame in enumerate(frames):
         if joining is None and len(frame) != PART_BYTES:
-            whole.append(frame)
+            joined.append(frame)
             continue
         joining = bytearray() if joining is None else joining
         joining += frame
         if len(joining) > MAX_MESSAGE_BYTES:
             raise MalformedMessage(f"a frame of more than {MAX_MESSAGE_BYTES} bytes.")
         if isinstance(frames, list):
-            frames[place] = b""
+            frames[index] = b""
         if len(frame) != PART_BYTES:
-            whole.append(memoryview(joining).toreadonly())
+            joined.append(memoryview(joining).toreadonly())
             joining = None
     if joining is not None:
         num_parts = len(joining) // PART_BYTES
         raise MalformedMessage(f"a frame whose last part is missing, after {num_parts} parts.")
-    return whole
+    return joined
 
 
 def _split_frame(frame: Any) -> Iterator[Any]:
@@ -285,7 +285,7 @@ class ChildSettings(msgspec.Struct, frozen=True):
     arena_in: int
     """File descriptor of the arena that the child reads; -1 without shared memory."""
     arena_out: int
-    pulse: int
+    heartbeat: int
     """File descriptor of the page with the child's heartbeat; -1 if it is not observed."""
     listens: ListenSettings | None = None
     """Given by a host: messages go to and from the client directly. None at home, where they go
@@ -294,5 +294,5 @@ class ChildSettings(msgspec.Struct, frozen=True):
     @property
     def shared_fds(self) -> dict[str, int]:
         """Descriptors of memory that the child shares with its parent, by their field."""
-        fds = {"arena_in": self.arena_in, "arena_out": self.arena_out, "pulse": self.pulse}
+        fds = {"arena_in": self.arena_in, "arena_out": self.arena_out, "heartbeat": self.heartbeat}
         return {field: fd for field, fd in fds.items() if fd >= 0}

@@ -63,7 +63,7 @@ class SlotArray:
     def __init__(self, slot: int, array: SlotLease, states: mmap.mmap) -> None:
         self.slot, self._array, self._states = slot, array, states
 
-    def lease(self) -> np.ndarray:
+    def lease_array(self) -> np.ndarray:
         """Return the array, read-only and in place.
 
         The slot is given back when its last view is gone.
@@ -102,7 +102,7 @@ class SharedBlock:
         self.slot, self.offset, self._states = slot, offset, memory
         self.array: np.ndarray = np.ndarray(num_bytes, np.uint8, memory, offset)
 
-    def take_again(self) -> bool:
+    def retake(self) -> bool:
         """Take the slot for another message; return False if it is not free."""
         if self._states[self.slot] != _FREE:
             return False
@@ -125,7 +125,7 @@ class SlotWriter:
         self._blocks: dict[int, SharedBlock] = {}
         self._end = _STATE_BYTES
 
-    def write(self, array: np.ndarray) -> tuple[int, int] | None:
+    def write_array(self, array: np.ndarray) -> tuple[int, int] | None:
         """Copy `array` in C order into a free slot.
 
         Return `(slot, offset)`, or None if no slot is free.
@@ -194,10 +194,10 @@ class SlotReader:
         self._states = mmap.mmap(fd, _STATE_BYTES)
         self._memory = mmap.mmap(fd, self._size, prot=mmap.PROT_READ)
 
-    def place(
+    def find_array(
         self, slot: int, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], num_bytes: int
     ) -> SlotArray:
-        """Return the place of such an array.
+        """Return such an array in the arena.
 
         Raises: MalformedMessage if it would be outside the arena.
         """
@@ -231,6 +231,6 @@ def new_block(num_bytes: int) -> SharedBlock | PlainBlock:
     return PlainBlock(num_bytes)
 
 
-def allocate_blocks_in(writer: SlotWriter) -> None:
+def set_block_writer(writer: SlotWriter) -> None:
     """Allocate the blocks of this process in the slots of its one connection."""
     _block_writers[:] = [writer]

@@ -163,17 +163,17 @@ class MessageSocket:
         except zmq.Again:
             return
         if self._raw:
-            self.on_message(self._whole(head, _ALL))
+            self.on_message(self._read_frames(head, _ALL))
         elif len(head) < ENVELOPE_SIZE or head[0] != MAGIC:
             self.on_message([head])
         elif head[1] == BATCH_KIND:
             self._deliver_batch(head)
         elif head[4] or head[5]:
-            self.on_message(self._whole(head, num_announced_frames(head)))
+            self.on_message(self._read_frames(head, num_announced_frames(head)))
         else:
             self.on_message([head])
 
-    def _whole(self, head: bytes, most: int) -> Frames:
+    def _read_frames(self, head: bytes, most: int) -> Frames:
         """Return a first frame with up to `most` others.
 
         Bytes are added up as frames come. Of a message with more than its payload describes only the
@@ -210,7 +210,7 @@ class LoopSocket(MessageSocket):
     """A socket on the running loop, which may serve other things too.
 
     Args:
-        socket: bound or connected; other code that uses it calls `look_again` afterwards.
+        socket: bound or connected; other code that uses it calls `read_later` afterwards.
         on_message, raw, in_place: see `MessageSocket`.
     """
 
@@ -228,9 +228,9 @@ class LoopSocket(MessageSocket):
         self._watched = [(socket, _POLLIN)]
         self._comes_back = False
         self._loop.add_reader(self._fd, self._on_readable)
-        self.look_again()
+        self.read_later()
 
-    def look_again(self) -> None:
+    def read_later(self) -> None:
         """Read the socket later in this turn: after our own use, and after use by other code."""
         if not self._comes_back:
             self._comes_back = True
@@ -259,7 +259,7 @@ class LoopSocket(MessageSocket):
         """
         if not self._closed:
             self.receive()
-            self.look_again()
+            self.read_later()
 
     def _deliver_batch(self, batch: bytes) -> None:
         super()._deliver_batch(batch)
@@ -267,7 +267,7 @@ class LoopSocket(MessageSocket):
 
     def _open_turn(self) -> None:
         self.gathers = True
-        self.look_again()
+        self.read_later()
 
     def _end_turn(self) -> None:
         self.gathers = self._comes_back = False

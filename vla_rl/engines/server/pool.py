@@ -97,7 +97,7 @@ class WeightFolders:
         traceback: TracebackType | None,
     ) -> None:
         """Remove the folder."""
-        self._owned.remove()
+        self._owned.remove_folder()
 
     def write_version(self, network: nn.Module, version: int) -> ServerWeights:
         """Write one version, on the device lane. Raises: CheckpointError."""

@@ -157,7 +157,7 @@ def engine_folder() -> Iterator[Path]:
             )
         yield folder.path
     finally:
-        folder.remove()
+        folder.remove_folder()
 
 
 def spread_engines(config: EngineConfig, gpus: Sequence[str]) -> EngineConfig:

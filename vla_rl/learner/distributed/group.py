@@ -263,7 +263,7 @@ class RankGroup:
             *(self._runtime.stop(rank) for rank in self.ranks), return_exceptions=True
         )
         if self._folder is not None:
-            await asyncio.to_thread(self._folder.remove)
+            await asyncio.to_thread(self._folder.remove_folder)
             self._folder = None
 
     async def _start(self, model: Any) -> None:

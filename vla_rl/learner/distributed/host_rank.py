@@ -86,7 +86,7 @@ class HostRank(Actor):
         """Remove the files that were brought."""
         brought, self._brought = self._brought, None
         if brought is not None:
-            await asyncio.to_thread(brought.remove)
+            await asyncio.to_thread(brought.remove_folder)
 
     async def on_stop(self) -> None:
         """Remove the files that were brought."""

@@ -130,7 +130,7 @@ def unpack_observations(message: ObservationBatch) -> tuple[Observation, ...]:
     """
     return tuple(
         {
-            name: away[name].read() if name in away else _copy_array(value)
+            name: away[name].read_array() if name in away else _copy_array(value)
             for name, value in each.items()
         }
         for each, away in zip(message.local, message.cached, strict=True)
