@@ -21,7 +21,9 @@ from xdist.scheduler import LoadFileScheduling
 if TYPE_CHECKING:
     from vla_rl.actors import LastingForkServers
 
-sys.path.insert(0, str(Path(__file__).parent / "support"))
+# Modules that several files of a room share. Child processes get this path too, so that an environment or an
+# actor of a test is found there.
+sys.path[:0] = map(str, sorted(Path(__file__).parent.rglob("support")))
 
 # Hundreds of child processes import our modules; each would compile them again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

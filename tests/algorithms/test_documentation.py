@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from loss_batches import batch_of, gradient, row
+from small_batches import batch_of, gradient, row
 
 from vla_rl.algorithms import RewardBatch
 from vla_rl.algorithms.advantages import ADVANTAGE_PARAMETERS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from loss_batches import batch_of, loss_of, random_batch
+from small_batches import batch_of, loss_of, random_batch
 from torch import Tensor
 
 import vla_rl.algorithms

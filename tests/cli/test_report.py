@@ -8,7 +8,7 @@ import imageio.v3 as imageio
 import msgspec
 import numpy as np
 import pytest
-from evaluated import evaluated, write_records
+from toy_rollouts import evaluated, write_records
 
 from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.cli.report import comparisons, main, running_minutes, write_report

@@ -1,10 +1,12 @@
-"""A layout: GPUs in one word, numbers in proportion, memory that has to suffice."""
+"""The layout of a run: GPUs in one word, shares of numbers, memory that suffices, what learns or acts on which host."""
 
 from fractions import Fraction
 
 import pytest
 from hypothesis import given, strategies as st
+from msgspec.structs import replace
 
+from vla_rl.actors import KeyPair, RemoteHost
 from vla_rl.cluster.hosts import Gpu, Host, HostResources
 from vla_rl.cluster.layout import (
     GIB,
@@ -12,9 +14,18 @@ from vla_rl.cluster.layout import (
     GpuRole,
     Needs,
     format_indices,
+    format_layout,
     parse_gpu_range,
     require_memory,
     shares,
+)
+from vla_rl.cluster.run_layout import (
+    RunShape,
+    assign_engines,
+    assign_ranks,
+    find_learning_gpus,
+    plan_run_layout,
+    remove_hosts,
 )
 from vla_rl.errors import ConfigError
 
@@ -131,3 +142,242 @@ def test_needs_that_are_not_known_are_not_checked() -> None:
 
 def test_a_cpu_that_learns_has_no_gpu_to_check() -> None:
     require_memory(Needs(learning_bytes=99 * GIB), [HOST], [GpuRole("a", None, True, True)], {})
+
+
+def host(name: str, num_gpus: int, *, is_here: bool = False, gib: int = 80) -> Host:
+    gpus = tuple(Gpu(name="H100", memory_bytes=gib * GIB, device=str(k)) for k in range(num_gpus))
+    placement = RemoteHost(
+        address="tcp://10.0.0.2:7070",
+        server_public_key="",
+        client_keys=KeyPair(public="of ours", secret="of ours"),
+        env={"A": "1"},
+    )
+    return Host(
+        name=name,
+        resources=HostResources(num_cores=16, memory_bytes=64 * GIB, gpus=gpus),
+        placement=None if is_here else placement,
+    )
+
+
+HERE = host("this host", 8, is_here=True)
+
+
+def test_this_host_learns_and_every_gpu_of_the_others_acts() -> None:
+    shape = RunShape(num_envs=16, num_ranks=6)
+    layout = plan_run_layout([HERE, host("gpu2", 4), host("cpu3", 0)], shape)
+    assert format_layout(layout).splitlines() == [
+        "layout apart: 6 learner ranks, 5 engines, 32 simulators on 3 hosts",
+        "  host       GPUs  learn      act          simulators",
+        "  this host  0-5   ranks 0-5  -            -",
+        "  gpu2       0-3   -          engines 0-3  16",
+        "  cpu3       CPU   -          engine 4     16",
+    ]
+
+
+def test_the_first_gpu_here_acts_too_if_this_host_runs_episodes() -> None:
+    shape = RunShape(num_envs=16, num_ranks=2, local_rollout=True)
+    layout = plan_run_layout([HERE, host("gpu2", 1)], shape)
+    assert format_layout(layout).splitlines() == [
+        "layout both: 2 learner ranks, 2 engines, 32 simulators on 2 hosts",
+        "  host       GPUs  learn   act       simulators",
+        "  this host  0     rank 0  engine 0  16",
+        "             1     rank 1  -",
+        "  gpu2       0     -       engine 1  16",
+    ]
+
+
+def test_a_run_on_cpus_has_one_engine_on_each_host() -> None:
+    layout = plan_run_layout([HERE, host("gpu2", 4)], RunShape(num_envs=4, uses_gpus=False))
+    assert [(place.host, place.gpus) for place in layout.engines] == [("gpu2", ())]
+    assert [place.gpu for place in layout.ranks] == [None]
+
+
+def test_the_engines_of_a_host_share_its_environments() -> None:
+    seats = assign_engines(host("gpu2", 3), RunShape(num_envs=8))
+    assert [(seat.host.name, seat.num_envs) for seat in seats] == [
+        ("gpu2:0", 3),
+        ("gpu2:1", 3),
+        ("gpu2:2", 2),
+    ]
+    placement = seats[1].host.placement
+    assert placement is not None
+    assert placement.env == {"A": "1", "CUDA_VISIBLE_DEVICES": "1"}
+
+
+def test_a_host_with_one_engine_keeps_its_name() -> None:
+    (alone,) = assign_engines(host("gpu2", 1), RunShape(num_envs=8))
+    (several,) = assign_engines(host("gpu2", 4), RunShape(num_envs=8, spans_gpus=True))
+    assert (alone.host.name, several.host.name) == ("gpu2", "gpu2")
+    assert several.host.placement is not None
+    assert several.host.placement.env["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+
+
+def test_more_gpus_than_environments_are_refused_with_the_inequality() -> None:
+    with pytest.raises(ConfigError, match=r"num_envs=2 < 4 engines on host 'gpu2'.*gpus = \"0-1\""):
+        plan_run_layout([HERE, host("gpu2", 4)], RunShape(num_envs=2))
+
+
+def test_every_engine_of_a_host_gets_environments_of_every_kind() -> None:
+    shape = RunShape(num_envs=12, kinds={"simulators": 5, "text": 7})
+    seats = assign_engines(host("gpu2", 3), shape)
+    assert [seat.kinds for seat in seats] == [
+        {"simulators": 2, "text": 2},
+        {"simulators": 2, "text": 2},
+        {"simulators": 1, "text": 3},
+    ]
+    assert [seat.num_envs for seat in seats] == [4, 4, 4]
+    (alone,) = assign_engines(host("gpu2", 1), shape)
+    assert alone.kinds == shape.kinds
+
+
+def test_an_engine_without_environments_of_a_kind_is_refused_with_the_inequality() -> None:
+    shape = RunShape(num_envs=8, kinds={"simulators": 2, "text": 6})
+    with pytest.raises(
+        ConfigError, match=r"simulators\.num_envs=2 < 3 engines on host 'gpu2'.*gpus = \"0-1\""
+    ):
+        plan_run_layout([HERE, host("gpu2", 3)], shape)
+
+
+def test_a_gpu_or_a_host_that_is_too_small_is_refused_with_the_inequality() -> None:
+    small = host("gpu2", 1, gib=12)
+    with pytest.raises(
+        ConfigError, match=r"host 'gpu2' has 12\.0 GiB, expected >= 14\.0 for an eng"
+    ):
+        plan_run_layout([HERE, small], RunShape(num_envs=4), Needs(acting_bytes=14 * GIB))
+    with pytest.raises(ConfigError, match=r"'gpu2' has 64\.0 GiB of memory, expected >= 80\.0: 40"):
+        plan_run_layout([HERE, small], RunShape(num_envs=40), Needs(simulator_bytes=2 * GIB))
+
+
+def test_named_gpus_learn_and_the_others_act() -> None:
+    shape = RunShape(num_envs=16, num_ranks=6, learners=("here:0-1", "gpu2:0-1", "gpu3"))
+    layout = plan_run_layout([HERE, host("gpu2", 4), host("gpu3", 2)], shape)
+    assert format_layout(layout).splitlines() == [
+        "layout apart: 6 learner ranks, 2 engines, 16 simulators on 3 hosts",
+        "  host       GPUs  learn      act          simulators",
+        "  this host  0-1   ranks 0-1  -            -",
+        "  gpu2       0-1   ranks 2-3  -            16",
+        "             2-3   -          engines 0-1",
+        "  gpu3       0-1   ranks 4-5  -            -",
+    ]
+    seats = assign_engines(host("gpu2", 4), shape)
+    assert [seat.host.placement.env["CUDA_VISIBLE_DEVICES"] for seat in seats] == ["2", "3"]  # type: ignore[union-attr]
+    lost = replace(shape, num_ranks=5, lost=(("here", 0),))
+    ranks = plan_run_layout([HERE, host("gpu2", 4), host("gpu3", 2)], lost).ranks
+    assert [(rank.host, rank.gpu) for rank in ranks][:2] == [("this host", 1), ("gpu2", 0)]
+
+
+def test_ranks_on_cpus_are_dealt_evenly_and_tensor_groups_stay_together() -> None:
+    shape = RunShape(num_envs=4, num_ranks=6, learners=("here", "a"), uses_gpus=False, group_size=2)
+    layout = plan_run_layout([HERE, host("a", 0), host("b", 0)], shape)
+    assert [rank.host for rank in layout.ranks] == ["this host"] * 4 + ["a"] * 2
+    assert format_layout(layout).splitlines()[2:] == [
+        "  this host  CPU   ranks 0-3  -         -",
+        "  a          CPU   ranks 4-5  -         -",
+        "  b          CPU   -          engine 0  4",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("learners", "told"),
+    [
+        (("gpu3",), r"names the host 'gpu3', expected one of the 3 hosts .* such as 'gpu2'"),
+        (("gpu2:0-4",), r"names GPU 4 of host 'gpu2', which has GPUs 0 to 3"),
+        (("gpu2:0", "gpu2:1"), r"names the host 'gpu2' 2 times"),
+        (("gpu2", "cpu3"), r"names 'cpu3', which has no GPU, beside hosts that have some"),
+        (("gpu2:0-1",), r"learner.ranks is 4, but cluster.learners 'gpu2:0-1' names 2 GPUs"),
+        (("here:0", "gpu2:0-2"), r"tensor_parallel is 2, and ranks 0 to 1 would be on 'this host'"),
+    ],
+)
+def test_learners_that_cannot_be_placed_are_refused(learners: tuple[str, ...], told: str) -> None:
+    shape = RunShape(num_envs=8, num_ranks=4, learners=learners, group_size=2)
+    with pytest.raises(ConfigError, match=told):
+        plan_run_layout([HERE, host("gpu2", 4), host("cpu3", 0)], shape)
+
+
+def test_learners_that_leave_nothing_to_act_are_refused() -> None:
+    shape = RunShape(num_envs=8, num_ranks=4, learners=("gpu2",))
+    with pytest.raises(ConfigError, match="leaves no GPU and no CPU of another host to act"):
+        plan_run_layout([HERE, host("gpu2", 4)], shape)
+
+
+def host_with_gpus(name: str, gpus: int) -> Host:
+    gpu = Gpu(name="H100", memory_bytes=80)
+    return Host(
+        name=name, resources=HostResources(num_cores=8, memory_bytes=64, gpus=(gpu,) * gpus)
+    )
+
+
+HOSTS = (host_with_gpus("desk", 2), host_with_gpus("node1", 4), host_with_gpus("node2", 4))
+
+
+def places(*learners: str, ranks: int, hosts: tuple[Host, ...] = HOSTS, **others) -> list[tuple]:
+    found = assign_ranks(learners, hosts, ranks, **others)
+    assert [place.rank for place in found] == list(range(len(found)))
+    return [(place.host, place.gpu) for place in found]
+
+
+def test_ranks_are_on_the_gpus_that_are_named_in_that_order() -> None:
+    assert places("node2:3,0", "here", ranks=4) == [
+        ("node2", 3),
+        ("node2", 0),
+        ("desk", 0),
+        ("desk", 1),
+    ]
+
+
+def test_a_gpu_that_was_lost_has_no_rank() -> None:
+    assert places("node1", ranks=3, lost={("node1", 1)}) == [
+        ("node1", 0),
+        ("node1", 2),
+        ("node1", 3),
+    ]
+
+
+def test_more_ranks_than_gpus_are_refused_with_both_numbers() -> None:
+    with pytest.raises(
+        ConfigError, match=r"learner.ranks is 5, but cluster.learners 'node1' names 4 GPUs"
+    ):
+        places("node1", ranks=5)
+
+
+def test_ranks_that_share_layers_are_on_one_host() -> None:
+    assert len(places("here", "node1", ranks=6, group_size=2)) == 6
+    with pytest.raises(ConfigError, match="ranks 0 to 3 would be on 'desk' and 'node1'"):
+        places("here", "node1", ranks=4, group_size=4)
+
+
+@pytest.mark.parametrize(
+    ("learners", "message"),
+    [
+        (("nod1",), "names the host 'nod1', expected one of the 3 hosts .* such as 'node1'"),
+        (("node1:4",), "names GPU 4 of host 'node1', which has GPUs 0 to 3"),
+        (("node1:0", "node1:1"), "names the host 'node1' 2 times, expected once"),
+    ],
+)
+def test_a_host_or_gpu_that_is_not_there_is_refused(
+    learners: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        places(*learners, ranks=1)
+
+
+def test_without_gpus_ranks_are_dealt_to_the_hosts_in_whole_groups() -> None:
+    hosts = (host_with_gpus("desk", 0), host_with_gpus("a", 0), host_with_gpus("b", 0))
+    assert places("a", "b", ranks=3, hosts=hosts) == [("a", None), ("a", None), ("b", None)]
+    assert places("a", "b", ranks=4, hosts=hosts, group_size=4) == [("a", None)] * 4
+
+
+def test_hosts_with_and_without_gpus_do_not_learn_together() -> None:
+    with pytest.raises(ConfigError, match="names 'bare', which has no GPU, beside hosts that have"):
+        places("node1", "bare", ranks=2, hosts=(*HOSTS, host_with_gpus("bare", 0)))
+
+
+def test_a_host_learns_with_the_gpus_that_are_named_or_with_all() -> None:
+    learners = ("node1:1-2", "node2")
+    assert find_learning_gpus("node1", 4, learners) == {1, 2}
+    assert find_learning_gpus("node2", 4, learners) == {0, 1, 2, 3}
+    assert find_learning_gpus("node3", 4, learners) is None
+
+
+def test_learners_without_a_lost_host_name_the_others_as_before() -> None:
+    assert remove_hosts(("node[1-2]:0-1", "here"), {"node1"}) == ("node2:0,1", "here")

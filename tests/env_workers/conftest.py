@@ -1,8 +1,6 @@
 """A runtime for each test or for all tests of a file, and episodes to play."""
 
-import sys
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +8,6 @@ import pytest_asyncio
 
 from vla_rl.actors import Runtime
 from vla_rl.types import EnvSpec, EpisodeSpec
-
-sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 Episode = Callable[..., EpisodeSpec]
 

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from evaluated import evaluated
-from toy_rollouts import STILL, FixedAnswer, evaluate_offline, run_toys, toy_episodes
+from toy_rollouts import STILL, FixedAnswer, evaluate_offline, evaluated, run_toys, toy_episodes
 from uneven_world import LONG, SHORT, UnevenEnv, policy_that_acts, starts
 
 from vla_rl.actors import Runtime

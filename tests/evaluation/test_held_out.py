@@ -1,10 +1,15 @@
-"""Held-out episodes of a run: first results of another run, and the curve with its choice."""
+"""Held-out starts of a run: when they run, which choose, which report, the curve with its choice."""
 
 import json
+import random
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
-from evaluated import as_lines, evaluated, scored, write_records
+from toy_rollouts import as_lines, evaluated, scored, write_records
+from uneven_world import starts
 
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import EpisodeRecord, HeldOutEvaluator
@@ -17,8 +22,27 @@ from vla_rl.evaluation.held_out_curve import (
     read_curve,
     write_curve,
 )
-from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
-from vla_rl.evaluation.records import SCORES
+from vla_rl.evaluation.held_out_schedule import (
+    HeldOutSchedule,
+    choosing_numbers,
+    describe_noise,
+    has_stopped_gaining,
+    number_ranges,
+    split_in_two,
+    trend_window,
+)
+from vla_rl.evaluation.records import SCORES, Measure, episode_key
+from vla_rl.recipes import driving_training, srpo_driving_loop, srpo_toy, suite_training, train_toy
+from vla_rl.recipes.driving_training import HeldOutScenesConfig, make_scene_evaluator
+from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
+from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
+from vla_rl.recipes.ppo_libero import PpoLiberoConfig
+from vla_rl.recipes.srpo_driving import SrpoDrivingConfig
+from vla_rl.recipes.srpo_driving_loop import SrpoDrivingLoopConfig
+from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
+from vla_rl.recipes.srpo_metaworld import SrpoMetaworldConfig
+from vla_rl.recipes.srpo_toy import HeldOutReaches, SrpoToyConfig
+from vla_rl.recipes.train_toy import HeldOutSeeds, TrainToyConfig
 from vla_rl.reporting import RunDirectory
 from vla_rl.types import Config, EnvSpec, EpisodeSpec, Sampling
 
@@ -186,3 +210,226 @@ def test_a_curve_is_read_as_it_was_written_and_a_damaged_one_is_named(tmp_path: 
     curve_path(run).write_text("{")
     with pytest.raises(ConfigError, match=r"held_out_curve.json cannot be read.*remove it"):
         read_curve(run)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"every": 0}, "every is 0, expected at least 1, or none"),
+        ({"every": 1, "stop_after": 0}, "stop_after is 0"),
+        ({"every": 1, "simulators": 0}, "simulators is 0"),
+        ({"every": 1, "niceness": 20}, "niceness is 20, expected 0 to 19"),
+        ({"every": 1, "niceness": -1}, "niceness is -1"),
+    ],
+)
+def test_a_value_out_of_its_range_is_refused(changed: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        HeldOutSchedule(**changed)
+
+
+def test_without_evaluations_during_the_run_their_options_are_not_read() -> None:
+    assert set(HeldOutSchedule().unused_options()) == {"simulators", "niceness", "stop_after"}
+    assert not HeldOutSchedule(every=5).unused_options()
+
+
+Sets = tuple[Sequence[EpisodeSpec], Sequence[EpisodeSpec]]
+
+
+def evaluated_in_background(config: Any, **changed: Any) -> Any:
+    """The configuration with evaluations beside training."""
+    held_out = msgspec.structs.replace(config.held_out, every=5, **changed)
+    return msgspec.structs.replace(config, held_out=held_out)
+
+
+def scene_sets(module: Any, config: Any) -> Sets:
+    evaluator = make_scene_evaluator(module.held_out_episodes(config), config.held_out, None, "p")
+    return evaluator.episodes, evaluator.choose
+
+
+def two_sets(config: Any) -> tuple[Sets, Measure]:
+    if isinstance(config, TrainToyConfig):
+        pair = train_toy.held_out_episodes(config), train_toy.choosing_episodes(config)
+        return pair, "success_rate"
+    if isinstance(config, SrpoToyConfig):
+        pair = srpo_toy.held_out_episodes(config), srpo_toy.choosing_episodes(config)
+        return pair, "success_rate"
+    if isinstance(config, SrpoDrivingLoopConfig):
+        return scene_sets(srpo_driving_loop, config), "score"
+    if isinstance(config, driving_training.SceneTrainingConfig):
+        return scene_sets(driving_training, config), "score"
+    pair = suite_training.held_out_episodes(config), suite_training.choosing_episodes(config)
+    return pair, "success_rate"
+
+
+@pytest.mark.parametrize(
+    ("config", "num_reported", "num_choosing"),
+    [
+        (SrpoLiberoConfig(), None, None),
+        (GrpoLiberoConfig(), None, None),
+        (PpoLiberoConfig(), None, None),
+        (SrpoMetaworldConfig(), None, None),
+        (SrpoToyConfig(held_out=HeldOutReaches(init_states="20-29")), 10, 10),
+        (SrpoToyConfig(held_out=HeldOutReaches(init_states="12-16,19-29,31-49")), 35, 11),
+        (TrainToyConfig(success_return=1.0, held_out=HeldOutSeeds(starts=64)), 64, 64),
+        (
+            TrainToyConfig(success_return=1.0, held_out=HeldOutSeeds(starts=64, choose_starts=9)),
+            64,
+            9,
+        ),
+        (GrpoDrivingConfig(), 500, 500),
+        (SrpoDrivingConfig(held_out=HeldOutScenesConfig(scenes=20, choose_scenes=7)), 20, 7),
+        (SrpoDrivingLoopConfig(), 500, 500),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_each_recipe_has_two_sets_that_follow_what_is_reported(
+    config: Any, num_reported: int | None, num_choosing: int | None
+) -> None:
+    (report, choose), measure = two_sets(evaluated_in_background(config))
+    keys = [{episode_key(each, measure) for each in found} for found in (report, choose)]
+    assert not keys[0] & keys[1]
+    assert (len(keys[0]), len(keys[1])) == (len(report), len(choose))
+    if num_reported is None:  # by default as many choose as are reported
+        num_reported = num_choosing = len(two_sets(config)[0][0])
+    assert (len(report), len(choose)) == (num_reported, num_choosing)
+
+
+def test_without_evaluations_beside_training_all_starts_are_reported_and_none_chooses() -> None:
+    config = SrpoLiberoConfig()
+    assert len(suite_training.held_out_episodes(config)) == 60
+    assert suite_training.choosing_episodes(config) == []
+    evaluator = HeldOutEvaluator(starts(4), choose=starts(8)[4:])
+    assert (len(evaluator.episodes), evaluator.choose) == (4, ())
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (
+            {"choose_init_states": "45-60"},
+            "'45-60', but 45, 46, 47, 48, 49 are in held_out.init_st",
+        ),
+        ({"choose_init_states": "39,60"}, "'39,60', but 39 are trained on too"),
+        ({"init_states": "39-49"}, "the first 40 are trained on"),
+    ],
+)
+def test_starts_of_both_sets_or_of_training_are_refused(
+    changed: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        evaluated_in_background(SrpoLiberoConfig(), **changed)
+
+
+def test_a_task_whose_starts_are_all_reported_has_none_to_choose_by() -> None:
+    everything = ",".join(str(each) for each in range(50) if each not in (11, 17, 18, 30))
+    config = SrpoToyConfig(held_out=HeldOutReaches(init_states=everything))
+    with pytest.raises(ConfigError, match=r"none is left to choose the best checkpoint by"):
+        evaluated_in_background(config)
+
+
+def test_the_next_free_numbers_choose() -> None:
+    assert choosing_numbers(None, (40, 41, 1000), range(40), 50, limit=2000) == (1001, 1002, 1003)
+    assert choosing_numbers(None, (7, 9), (8,), 10) == (0, 1)
+    assert number_ranges((3, 1, 2, 9)) == "1-3,9"
+
+
+def test_an_own_list_of_episodes_is_split_task_by_task() -> None:
+    report, choose = split_in_two(starts(7))
+    assert [each.episode_id for each in report] == [0, 1, 4, 5]
+    assert [each.episode_id for each in choose] == [2, 3, 6]
+    evaluator = HeldOutEvaluator(starts(7), schedule=HeldOutSchedule(every=2))
+    assert (evaluator.episodes, evaluator.choose) == (report, choose)
+
+
+def test_an_episode_in_both_sets_is_refused() -> None:
+    with pytest.raises(ConfigError, match="2 held-out starts would choose the best checkpoint and"):
+        HeldOutEvaluator(starts(4), choose=starts(2), schedule=HeldOutSchedule(every=2))
+
+
+def test_scenes_that_a_folder_lacks_leave_a_set_for_each(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def sizes(num_found: int, **wanted: int) -> tuple[int, int]:
+        held_out = HeldOutScenesConfig(every=5, **wanted)
+        evaluator = make_scene_evaluator(starts(num_found), held_out, None, "p")
+        return len(evaluator.episodes), len(evaluator.choose)
+
+    assert sizes(100, scenes=50) == (50, 50)
+    assert capsys.readouterr().out == ""
+    assert sizes(80, scenes=50) == (50, 30)
+    assert sizes(40, scenes=50) == (20, 20)  # half of all that there are
+    assert (
+        "40 held-out scenes were found: 20 are reported, and 20 choose" in capsys.readouterr().out
+    )
+    with pytest.raises(ConfigError, match="none is left to choose the best checkpoint by"):
+        sizes(40, scenes=40, choose_scenes=10)
+
+
+def first_stop(rates: list[float], starts: int, patience: int, seed: int) -> int | None:
+    """Number of evaluations after which a run with these success rates stops."""
+    draw = random.Random(seed)
+    found: list[tuple[float, int]] = []
+    for rate in rates:
+        found.append((sum(draw.random() < rate for _ in range(starts)), starts))
+        if has_stopped_gaining(found, patience):
+            return len(found)
+    return None
+
+
+def test_a_policy_that_gains_evenly_goes_on_and_one_that_does_not_stops() -> None:
+    rising = [(40 + 2 * number, 100) for number in range(21)]
+    assert not any(has_stopped_gaining(rising[:number], 5) for number in range(22))
+    flat = [(80, 100)] * 10
+    stops = [number for number in range(11) if has_stopped_gaining(flat[:number], 5)]
+    assert stops == [trend_window(100, 5)] == [10]
+    assert has_stopped_gaining([*rising[:11], *[(60, 100)] * 10], 5)
+    assert has_stopped_gaining([(100 - 3 * number, 100) for number in range(10)], 5)
+
+
+def test_one_lucky_evaluation_does_not_stop_a_policy_that_gains() -> None:
+    """The highest of all evaluations is the third, and all of the next ones are below it."""
+    counts = [47, 49, 68, 53, 55, 57, 59, 61, 63, 65, 67]
+    found = [(count, 100) for count in counts]
+    assert not any(has_stopped_gaining(found[:number], 2) for number in range(12))
+
+
+@pytest.mark.parametrize(("starts", "patience"), [(102, 5), (40, 8)])
+def test_a_plateau_ends_a_run_within_twice_its_patience(starts: int, patience: int) -> None:
+    assert trend_window(starts, patience) <= 2 * patience
+    assert describe_noise(starts, patience) is None
+    num = sum(
+        first_stop([0.8] * 2 * patience, starts, patience, seed) is not None for seed in range(200)
+    )
+    assert num >= 160
+
+
+@pytest.mark.parametrize("starts", [20, 102, 1000])
+@pytest.mark.parametrize("patience", [1, 5, 12])
+def test_few_runs_that_gain_two_points_an_evaluation_are_stopped(
+    starts: int, patience: int
+) -> None:
+    rates = [0.47 + 0.02 * number for number in range(21)]
+    num = sum(first_stop(rates, starts, patience, seed) is not None for seed in range(100))
+    # 4 of 100 are expected at most; the highest of a hundred such trials is rarely above 12
+    assert num <= 12
+
+
+def test_few_starts_need_more_evaluations_and_one_line_says_how_many() -> None:
+    assert describe_noise(40, 3) == (
+        "--held-out.stop-after 3: 40 starts are too few to tell within 6 evaluations whether a policy "
+        "still gains 2 points an evaluation; the run stops after 13 evaluations without gain"
+    )
+    assert trend_window(40, 3) == 14
+    # many starts: the patience itself, and one evaluation to compare with
+    assert trend_window(2000, 5) == 6
+    assert trend_window(40, 30) == 31
+
+
+def test_scores_are_sums_of_numbers_from_0_to_1() -> None:
+    assert has_stopped_gaining([(250.5, 500)] * 8, 3)
+    assert not has_stopped_gaining([(200 + 10.0 * number, 500) for number in range(8)], 3)
+
+
+def test_without_enough_evaluations_nothing_is_stopped() -> None:
+    assert not has_stopped_gaining([], 1)
+    assert not has_stopped_gaining([(0, 10)] * 3, 1)

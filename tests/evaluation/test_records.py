@@ -1,5 +1,6 @@
-"""Records of episodes: what they hold, their file, and files of 24320b8d."""
+"""Records of episodes: what they hold, their file, files of 24320b8d, the means that are made of them."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 from disks import SmallDisk
-from evaluated import as_lines, evaluated, scored, write_records
 from small_episodes import trajectory
+from toy_rollouts import as_lines, evaluated, scored, write_records
 
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.record_file import RecordFile, read_records, set_later_aside
@@ -20,7 +21,12 @@ from vla_rl.evaluation.records import (
     make_record,
     record_key,
 )
-from vla_rl.evaluation.validation import read_validation
+from vla_rl.evaluation.validation import (
+    mean_best_reward,
+    mean_majority_reward,
+    read_validation,
+    validation_metrics,
+)
 from vla_rl.types import EnvSpec, EpisodeSpec, StopReason, Trajectory
 
 
@@ -216,3 +222,43 @@ def test_a_validation_that_was_stopped_has_no_metrics(tmp_path: Path) -> None:
     write_records(path, [*tries(0, 1.0, 0.0), *tries(2, 1.0)])
     assert list(read_validation(path)) == [0]
     assert np.isclose(read_validation(path)[0]["mean"], 0.5)
+
+
+def test_best_of_all_is_the_maximum_and_best_of_one_the_mean() -> None:
+    rewards = np.array([[0.0, 1.0, 0.5], [0.0, 0.0, 0.3]])
+    assert mean_best_reward(rewards, 3) == pytest.approx((1.0 + 0.3) / 2)
+    assert mean_best_reward(rewards, 1) == pytest.approx(rewards.mean())
+
+
+def test_best_of_some_is_the_mean_over_all_ways_to_draw_them() -> None:
+    rewards = np.random.default_rng(0).random((5, 6))
+    for num in range(1, 7):
+        drawn = [
+            max(row[list(places)])
+            for row in rewards
+            for places in itertools.combinations(range(6), num)
+        ]
+        assert mean_best_reward(rewards, num) == pytest.approx(np.mean(drawn))
+
+
+def test_the_majority_answers_and_of_equals_the_first() -> None:
+    rewards = np.array([[1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]])
+    assert mean_majority_reward(
+        rewards, [["7", "8", "9", "7"], ["1", "2", "2", "1"]]
+    ) == pytest.approx((1.0 + 0.0) / 2)
+
+
+def test_the_figures_have_names_with_their_numbers() -> None:
+    rewards = np.array([[1.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
+    metrics = validation_metrics(rewards, [["4", "5", "5", "5", "6", "6"]])
+    assert metrics == pytest.approx(
+        {"mean": 1 / 6, "best@2": 1 / 3, "best@4": 2 / 3, "best@6": 1.0, "maj@6": 0.0}
+    )
+    assert validation_metrics(np.array([[1.0]])) == {"mean": 1.0}
+
+
+def test_nothing_to_validate_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"rewards are \[0, 4\], expected \[problems, tries\]"):
+        validation_metrics(np.zeros((0, 4)))
+    with pytest.raises(ValueError, match=r"best@5 of 4 tries, expected 1 to 4"):
+        mean_best_reward(np.zeros((1, 4)), 5)

@@ -10,7 +10,7 @@ import pytest
 
 from vla_rl.models.openvla_oft import OpenVlaOft, OpenVlaOftConfig, tiny
 
-for helpers in ("support", "golden"):
+for helpers in ("golden",):
     sys.path.insert(0, str(Path(__file__).parent / helpers))
 
 
@@ -37,9 +37,6 @@ def make_observation() -> Callable[..., dict[str, Any]]:
         }
 
     return make
-
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "algorithms" / "support"))
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from evaluated import evaluated
+from toy_rollouts import evaluated
 
 from vla_rl.actors import LastingForkServers, Runtime
 from vla_rl.cli import dry_run, evaluate

@@ -4,14 +4,15 @@ statistics of the data.
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import public_checkpoint
 import pytest
 import torch
+from made_datasets import hdf5, made_episode
 from safetensors.torch import save_file
 
 from vla_rl.cli.command_line import Command, Launch
@@ -36,10 +37,6 @@ from vla_rl.models.prismatic.config import TINY_TOKENIZER, ProprioConfig, Traini
 from vla_rl.recipes.sft_libero import SftLiberoConfig, main
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.run.imitation import Samples, augmented_batches, tiny_policy
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "datasets" / "support"))
-import public_checkpoint
-from made_datasets import hdf5, made_episode
 
 FAST = ImitationConfig(optimizer=OptimizerConfig(lr=3e-3, warmup_steps=2), micro_batch=8)
 

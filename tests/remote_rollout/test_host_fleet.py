@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from own_agents import hesitant_agent
+from own_parts import hesitant_agent
 from toy_runs import small_run
 
 import vla_rl.cli.dry_run
@@ -66,7 +66,7 @@ def test_hosts_get_plain_settings_and_names(tmp_path: Path) -> None:
     assert recipe.config_class == "vla_rl.pipelines.config:EmbodiedConfig"
     decoded = msgspec.json.decode(recipe.config, type=EmbodiedConfig)
     assert (decoded.simulators, decoded.engine) == (config.simulators, config.engine)
-    assert recipe.agent.function == "own_agents:hesitant_agent"
+    assert recipe.agent.function == "own_parts:hesitant_agent"
     assert recipe.members[SOLE_MEMBER].policy_class.endswith(":OpenVlaOft")
     # two starts of one environment
     assert len(recipe.envs) == 1

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 import uvloop
-from host_servers import on_loopback, start_and_list
+from host_cluster import on_loopback, start_and_list
 from processes import children_of
 from toy_runs import ONE_HOST, deterministic, episode_counts, ranked_run, small_run, train_ranked
 

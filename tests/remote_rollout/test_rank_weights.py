@@ -15,8 +15,8 @@ import msgspec
 import pytest
 import pytest_asyncio
 import torch
-from host_servers import loopback_hosts
-from own_agents import by_turns
+from host_cluster import loopback_hosts
+from own_parts import by_turns
 from small_episodes import SHAPE, mlp, walk
 from toy_runs import ranked_run
 from weight_hosts import Host, Site

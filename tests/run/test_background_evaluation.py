@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluated import as_lines, evaluated, write_records
+from toy_rollouts import as_lines, evaluated, write_records
 from uneven_world import policy_that_acts, starts
 
 from vla_rl.actors import Runtime

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 import uvloop
-from host_servers import ServedHost, loopback_hosts, on_loopback, start_and_list
-from own_agents import by_turns, hesitant_agent
+from host_cluster import ServedHost, loopback_hosts, on_loopback, start_and_list
+from own_parts import by_turns, hesitant_agent
 from toy_runs import (
     deterministic,
     episode_counts,

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from host_servers import ServedHost, on_loopback, start_and_list
+from host_cluster import ServedHost, on_loopback, start_and_list
 from own_parts import StartsAsTheFileSays
 from rich.console import Console
 from small_episodes import mlp

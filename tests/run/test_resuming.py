@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
-from evaluated import evaluated, write_records
+from toy_rollouts import evaluated, write_records
 from toy_runs import (
     COMMAND,
     SHARES_SERVERS,

@@ -1,14 +1,10 @@
 """Puts the helper modules of these tests where they can be imported, by child processes too."""
 
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest_asyncio
 
 from vla_rl.sandbox import Sandbox
-
-sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

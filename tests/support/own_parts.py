@@ -1,14 +1,15 @@
-"""Parts of one's own, as a configuration names them: losses, a policy, a pipeline, a reward, a manager."""
+"""Parts of one's own, as a configuration or another host names them: losses, a policy, a pipeline, agents."""
 
 import asyncio
 import itertools
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,8 @@ from vla_rl.models.mlp import MlpPolicy
 from vla_rl.pipelines.grpo import grpo
 from vla_rl.pipelines.nodes.rewards import Reward, RewardFunction
 from vla_rl.pipelines.parts import Parts
-from vla_rl.types import Group, Trajectory
+from vla_rl.rollout import copy_arrays, copy_chunk, embodied_agent, stop_reason
+from vla_rl.types import Env, Group, Policy, Step, Trajectory
 
 num_calls = itertools.count(1)
 reached = threading.Event()
@@ -109,3 +111,31 @@ def waits_for_the_other(_: Trajectory) -> float:
 async def halved(group: Group, reward: RewardFunction) -> Sequence[Reward]:
     values = [reward(trajectory) for trajectory in group.trajectories]
     return [0.5 * value for value in values if isinstance(value, float)]
+
+
+async def hesitant_agent(env: Env, policy: Policy) -> Trajectory:
+    """Wait for a second, then act as ever."""
+    await asyncio.sleep(1.0)
+    return await embodied_agent(env, policy)
+
+
+async def by_turns(env: Env, policies: Mapping[str, Policy], *, first: str) -> Trajectory:
+    """Let `first` and the other policy decide by turns until the episode ends."""
+    names = [first, *sorted(policies.keys() - {first})]
+    observation, _ = await env.reset()
+    steps: list[Step] = []
+    while True:
+        agent, seen = names[len(steps) % len(names)], copy_arrays(observation)
+        chunk = await policies[agent].act(seen)
+        outcome = await env.step_chunk(chunk.actions)
+        rewards = np.array(outcome.rewards)
+        steps.append(Step(observation=seen, chunk=copy_chunk(chunk), rewards=rewards, agent=agent))
+        if outcome.terminated or outcome.truncated:
+            return Trajectory(
+                episode=env.episode,
+                steps=tuple(steps),
+                final_observation=copy_arrays(outcome.observation),
+                stop_reason=stop_reason(outcome.terminated, outcome.info),
+                info=copy_arrays(outcome.info),
+            )
+        observation = outcome.observation

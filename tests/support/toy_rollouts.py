@@ -1,9 +1,10 @@
-"""Episodes that are run in this process, apart from any training run."""
+"""Episodes that are run in this process, apart from any training run, and records of evaluated ones."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from vla_rl.actors import LastingForkServers, Runtime
@@ -105,3 +106,34 @@ async def evaluate_offline(
     ):
         await run_each(pool, engine, within_range(embodied_agent), episodes, done)
     return records
+
+
+def evaluated(
+    task: str = "libero_goal/7", start: int = 0, is_success: bool = True, **changed: Any
+) -> EpisodeRecord:
+    """A success or a failure from a start."""
+    fields = {
+        "seed": 0,
+        "weights": 0,
+        "member": 0,
+        "value": float(is_success),
+        "parts": {"steps": 100.0, "attempts": 1.0},
+        "instruction": "turn on the stove",
+    }
+    return EpisodeRecord(task=task, start=start, **{**fields, **changed})
+
+
+def scored(weights: int, start: int, value: float, **parts: float) -> EpisodeRecord:
+    """A score of a drive."""
+    return EpisodeRecord(
+        task="driving", start=start, seed=0, weights=weights, member=0, value=value, parts=parts
+    )
+
+
+def as_lines(records: Iterable[EpisodeRecord]) -> bytes:
+    """What the file of these records holds."""
+    return b"".join(msgspec.json.encode(record) + b"\n" for record in records)
+
+
+def write_records(path: Path, records: Iterable[EpisodeRecord]) -> None:
+    path.write_bytes(as_lines(records))

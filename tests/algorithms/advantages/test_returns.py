@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from reward_batches import column, estimate, outcomes
+from small_batches import column, estimate, outcomes
 
 from vla_rl.algorithms import (
     AdvantageConfig,

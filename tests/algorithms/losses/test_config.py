@@ -8,7 +8,7 @@ import sys
 import msgspec
 import pytest
 import torch
-from loss_batches import batch_of, gradient, random_batch, ratios_of, row
+from small_batches import batch_of, gradient, random_batch, ratios_of, row
 
 from vla_rl.algorithms.losses import (
     PARAMETERS,

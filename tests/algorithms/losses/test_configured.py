@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from loss_batches import (
+from small_batches import (
     batch_of,
     gradient,
     random_batch,

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from loss_batches import finite_differences, gradient, random_batch
+from small_batches import finite_differences, gradient, random_batch
 
 from vla_rl.algorithms import AGGREGATIONS, aggregation, count_denominators
 from vla_rl.algorithms.losses import (

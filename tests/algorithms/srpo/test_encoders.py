@@ -4,7 +4,7 @@ sense.
 
 import numpy as np
 import pytest
-from made_trajectories import trajectory_of, with_states
+from small_batches import trajectory_of, with_states
 
 from vla_rl.algorithms import (
     EmbeddingConfig,

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from made_trajectories import with_frames
+from small_batches import with_frames
 
 from benchmarks.srpo_reward.episodes import Episode, as_groups, load_episodes, save_episodes
 from benchmarks.srpo_reward.study import batch_of, figures_of, interleaved, score, scores_of

@@ -12,8 +12,6 @@ from vla_rl.cli.doctor import libraries
 from vla_rl.cli.doctor.libraries import Probe
 from vla_rl.models.loading import BASE_POLICY
 
-sys.path.insert(0, str(Path(__file__).parent / "support"))
-
 
 @pytest.fixture
 def first_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

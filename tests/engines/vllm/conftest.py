@@ -1,19 +1,15 @@
 """Tests that start an engine are left out where vLLM is not installed."""
 
 import gc
-import sys
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
 
 from vla_rl.engines.vllm.adapter import installed_build
-
-sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 if TYPE_CHECKING:
     from acting_team import OneEngine

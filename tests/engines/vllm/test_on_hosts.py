@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from host_servers import loopback_hosts
+from host_cluster import loopback_hosts
 from small_policies import moved, speaking_policy
 from toy_runs import small_run
 

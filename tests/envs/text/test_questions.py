@@ -1,6 +1,8 @@
-"""Tasks of one question: rows of a data set, searches, images of squares."""
+"""Tasks that ship: sums of one agent or two, rows of a data set, searches, images of squares."""
 
+import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,27 @@ import pytest
 from sample_tasks import ask_tool, say, spec_of
 
 from vla_rl.envs.text import Ask, Done, TextEnvPool, TextTask, make_text_task
+from vla_rl.envs.text.tasks.arithmetic import calculate, draw_problem
+from vla_rl.envs.text.tasks.arithmetic_conversations import (
+    TOOLS,
+    UNREADABLE,
+    draw_conversation,
+    draw_pair_conversation,
+)
 from vla_rl.envs.text.tasks.questions import COLOURS, draw_square, open_index
 from vla_rl.errors import ConfigError, DataError
-from vla_rl.types import ChoiceFormat, EnvSpec, Info, RegexFormat, ReplyOptions
+from vla_rl.recipes.sft_text import SftTextConfig, make_conversation
+from vla_rl.types import (
+    ChoiceFormat,
+    EnvSpec,
+    Info,
+    Message,
+    RegexFormat,
+    ReplyOptions,
+    TextEnv,
+    TextOutcome,
+    ToolCall,
+)
 
 ROWS = [
     {"prompt": "6x7?", "answer": "42"},
@@ -180,3 +200,300 @@ async def test_rules_of_a_question_are_for_its_reply_alone_and_hold_after_tools(
 def test_an_image_too_small_for_a_square_is_refused() -> None:
     with pytest.raises(ConfigError, match="size=4: expected an image of at least 8 pixels"):
         make_text_task(EnvSpec(id="text/square", kwargs={"size": 4}))
+
+
+def call(expression: str) -> Message:
+    arguments = json.dumps({"e": expression})
+    return Message(
+        role="assistant", tool_calls=(ToolCall(id="1", name="calc", arguments=arguments),)
+    )
+
+
+async def work_out(
+    env: TextEnv, seed: int, *, num_operators: int = 2, operators: str = "+-"
+) -> list[TextOutcome]:
+    """Call the calculator once for each operation."""
+    problem = draw_problem(seed, num_operators=num_operators, num_digits=2, operators=operators)
+    outcomes = [await env.step(call(operation)) for operation, _ in problem.steps]
+    assert [outcome.messages[0].content for outcome in outcomes] == [
+        str(value) for _, value in problem.steps
+    ]
+    return outcomes
+
+
+@pytest.mark.parametrize("operators", ["+-", "*+-", "*"])
+def test_a_problem_has_the_value_that_the_usual_rules_give(operators: str) -> None:
+    for seed in range(200):
+        problem = draw_problem(seed, num_operators=3, num_digits=2, operators=operators)
+        assert problem.value == eval(problem.text)
+        assert problem.value >= 0
+        assert len(problem.steps) == 3
+        assert problem.steps[-1][1] == problem.value
+
+
+def test_the_seed_is_the_problem() -> None:
+    problems = [
+        draw_problem(seed, num_operators=2, num_digits=2, operators="+-").text
+        for seed in range(100)
+    ]
+    assert problems == [
+        draw_problem(seed, num_operators=2, num_digits=2, operators="+-").text
+        for seed in range(100)
+    ]
+    assert len(set(problems)) == 100
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("23+58", 81),
+        ("7 - 12", -5),
+        ("-5*3", -15),
+        ("1+2+3", None),
+        ("", None),
+        ("2**9", None),
+        ("1" * 40 + "+1", None),
+    ],
+)
+def test_the_calculator_does_one_operation(expression: str, value: int | None) -> None:
+    assert calculate(expression) == value
+
+
+async def test_a_sum_worked_out_with_the_calculator_is_a_success() -> None:
+    async with TextEnvPool() as pool, pool.lease(spec_of("text/arithmetic", seed=7)) as env:
+        start = await env.reset()
+        problem = draw_problem(7, num_operators=2, num_digits=2, operators="+-")
+        assert start.messages == (Message(role="user", content=f"{problem.text}=?"),)
+        assert [tool.name for tool in start.tools] == ["calc"]
+        await work_out(env, 7)
+        outcome = await env.step(say(str(problem.value)))
+        assert (outcome.reward, outcome.terminated, outcome.truncated) == (1.0, True, False)
+        assert outcome.info["is_success"] is True
+        assert outcome.info["num_calculations"] == 2
+
+
+async def test_a_right_answer_without_the_calculator_is_no_success_unless_that_is_asked_for() -> (
+    None
+):
+    answer = str(draw_problem(3, num_operators=2, num_digits=2, operators="+-").value)
+    async with TextEnvPool() as pool:
+        async with pool.lease(spec_of("text/arithmetic", seed=3)) as env:
+            await env.reset()
+            outcome = await env.step(say(answer))
+            assert (outcome.reward, outcome.info["is_right"], outcome.info["is_success"]) == (
+                0.0,
+                True,
+                False,
+            )
+        async with pool.lease(spec_of("text/arithmetic", seed=3, min_tool_calls=0)) as env:
+            await env.reset()
+            assert (await env.step(say(answer))).reward == 1.0
+
+
+@pytest.mark.parametrize("reply", ["", "the answer is 81", "1e2", "eighty", "9" * 5000])
+async def test_anything_but_the_number_is_wrong(reply: str) -> None:
+    async with TextEnvPool() as pool, pool.lease(spec_of("text/arithmetic", seed=3)) as env:
+        await env.reset()
+        await work_out(env, 3)
+        outcome = await env.step(say(reply))
+        assert (outcome.reward, outcome.terminated) == (0.0, True)
+
+
+async def test_difficulty_is_in_the_arguments() -> None:
+    async with TextEnvPool() as pool:
+        spec = spec_of(
+            "text/arithmetic", seed=1, num_operators=4, num_digits=3, operators="*", max_turns=5
+        )
+        async with pool.lease(spec) as env:
+            text = (await env.reset()).messages[0].content
+            assert text.count("*") == 4
+            assert len(text.removesuffix("=?")) == 5 * 3 + 4
+            for _ in range(4):
+                assert not (await env.step(call("1+1"))).truncated
+            assert (await env.step(call("1+1"))).truncated
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"num_operators": 0},
+        {"num_digits": 9},
+        {"operators": "+/"},
+        {"operators": ""},
+        {"credit": "none"},
+    ],
+)
+def test_a_difficulty_that_cannot_be_drawn_is_refused(kwargs: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        make_text_task(EnvSpec(id="text/arithmetic_pair", kwargs=kwargs))
+
+
+async def run_pair(*replies: str, **kwargs: object) -> list[TextOutcome]:
+    async with (
+        TextEnvPool() as pool,
+        pool.lease(spec_of("text/arithmetic_pair", seed=5, **kwargs)) as env,
+    ):
+        start = await env.reset()
+        assert start.agent == "solver"
+        return [await env.step(say(reply)) for reply in replies]
+
+
+RIGHT = str(draw_problem(5, num_operators=1, num_digits=2, operators="+-").value)
+TEXT = draw_problem(5, num_operators=1, num_digits=2, operators="+-").text
+
+
+async def test_solver_and_checker_take_turns_in_conversations_of_their_own() -> None:
+    outcomes = await run_pair("1", "n", RIGHT, "y")
+    assert [outcome.agent for outcome in outcomes] == ["checker", "solver", "checker", "checker"]
+    assert [outcome.messages[0].content for outcome in outcomes[:3]] == [
+        f"{TEXT}=1?",
+        "n",
+        f"{TEXT}={RIGHT}?",
+    ]
+    assert outcomes[0].tools[0].name == "calc"
+
+
+async def test_a_team_earns_the_same_and_only_for_success() -> None:
+    outcomes = await run_pair("1", "n", RIGHT, "y")
+    assert [outcome.reward for outcome in outcomes] == [0.0, 0.0, 0.0, 1.0]
+    assert outcomes[-1].info["rewards"] == {"solver": 1.0, "checker": 1.0}
+    assert (outcomes[-1].reward, outcomes[-1].credits) == (1.0, {"solver": 1.0})
+    assert outcomes[-1].info["is_success"]
+    wrong = await run_pair("1", "y")
+    assert wrong[-1].info["rewards"] == {"solver": 0.0, "checker": 0.0}
+    doubted = await run_pair("1", "n", RIGHT, "n")
+    assert not doubted[-1].info["is_success"]
+
+
+async def test_with_credit_of_their_own_each_earns_for_what_it_did() -> None:
+    fooled = await run_pair(RIGHT, "n", RIGHT, "y", credit="own")
+    assert [outcome.reward for outcome in fooled] == [0.0, 0.0, 0.0, 0.5]
+    assert fooled[-1].info["rewards"] == {"solver": 1.0, "checker": 0.5}
+    early = await run_pair(RIGHT, "y", credit="own")
+    assert early[-1].info["rewards"] == {"solver": 1.0, "checker": 1.0}
+    lazy = await run_pair("1", "y", credit="own")
+    assert lazy[-1].info["rewards"] == {"solver": 0.0, "checker": 0.0}
+
+
+ONE_AGENT = {"num_operators": 2, "num_digits": 1, "operators": "+-"}
+
+
+def solves(chat: Sequence[Message]) -> bool:
+    """As the environment judges: the right number, after as many calculations as there are
+    operators.
+    """
+    left, *rest = chat[0].content.removesuffix("=?").replace("-", " -").replace("+", " +").split()
+    value = int(left) + sum(int(part) for part in rest)
+    return chat[-1].content == str(value) and sum(message.role == "tool" for message in chat) >= 2
+
+
+def operation_of(message: Message) -> str:
+    (call,) = message.tool_calls
+    return call.arguments.removeprefix('{"e": "').removesuffix('"}')
+
+
+def test_without_mistakes_every_sum_is_solved_in_three_turns() -> None:
+    chats = [draw_conversation(seed, **ONE_AGENT, mistakes=0.0) for seed in range(50)]  # type: ignore[arg-type]
+    assert all(solves(chat) for chat in chats)
+    assert {tuple(message.role for message in chat) for chat in chats} == {
+        ("user", "assistant", "tool", "assistant", "tool", "assistant")
+    }
+
+
+def test_with_mistakes_some_are_solved_and_the_calculator_still_tells_the_truth() -> None:
+    chats = [draw_conversation(seed, **ONE_AGENT, mistakes=0.35) for seed in range(400)]  # type: ignore[arg-type]
+    assert 0.25 < sum(map(solves, chats)) / len(chats) < 0.55
+    for chat in chats:
+        for call, answer in itertools.pairwise(chat):
+            if answer.role == "tool":
+                value = calculate(operation_of(call))
+                assert answer.content == (UNREADABLE if value is None else str(value))
+
+
+def test_a_conversation_ends_however_many_mistakes_are_made() -> None:
+    chats = [draw_conversation(seed, **ONE_AGENT, mistakes=0.95) for seed in range(3000)]  # type: ignore[arg-type]
+    assert max(len(chat) for chat in chats) <= 16
+    assert all(chat[-1].content for chat in chats)
+
+
+def test_the_same_seed_gives_the_same_conversation() -> None:
+    first, second = (draw_conversation(7, **ONE_AGENT, mistakes=0.5) for _ in range(2))  # type: ignore[arg-type]
+    assert first == second
+
+
+def test_the_tool_is_the_environments_own() -> None:
+    (tool,) = TOOLS
+    assert tool.name == "calc"
+    assert tool.parameters["required"] == ["e"]
+
+
+TWO_AGENTS = {"num_operators": 1, "num_digits": 2, "operators": "+-"}
+
+
+def rounds_of(chat: tuple[Message, ...]) -> list[list[Message]]:
+    """Cut where somebody asks."""
+    places = [place for place, message in enumerate(chat) if message.role == "user"] + [len(chat)]
+    return [list(chat[start:end]) for start, end in itertools.pairwise(places)]
+
+
+def made(number: int, mistakes: float) -> tuple[Message, ...]:
+    return draw_pair_conversation(number, **TWO_AGENTS, mistakes=mistakes)  # type: ignore[arg-type]
+
+
+def is_right(chat: tuple[Message, ...], number: int) -> list[bool]:
+    """Of each round, whether its last word is what it should be."""
+    problem = chat[0].content.partition("=")[0]
+    value = calculate(problem)
+    verdicts = []
+    for messages in rounds_of(chat):
+        if number % 2:
+            proposal = messages[0].content.partition("=")[2].rstrip("?")
+            verdicts.append(messages[-1].content == ("y" if proposal == str(value) else "n"))
+        else:
+            verdicts.append(messages[-1].content == str(value))
+    return verdicts
+
+
+def test_without_mistakes_solver_and_checker_are_always_right() -> None:
+    for number in range(200):
+        chat = made(number, 0.0)
+        assert all(is_right(chat, number))
+        # the checker takes the proposal away from what it worked out
+        num_calls = 2 if number % 2 else 1
+        for messages in rounds_of(chat):
+            assert [message.role for message in messages] == [
+                "user",
+                *["assistant", "tool"] * num_calls,
+                "assistant",
+            ]
+
+
+def test_with_mistakes_both_are_right_about_half_of_the_time() -> None:
+    for role in (0, 1):
+        verdicts = [
+            right
+            for number in range(role, 800, 2)
+            for right in is_right(made(number, 0.35), number)
+        ]
+        assert 0.4 < sum(verdicts) / len(verdicts) < 0.9
+
+
+def test_the_checker_sees_right_and_wrong_proposals_and_the_solver_hears_no() -> None:
+    answers = {chat[-1].content for number in range(1, 100, 2) for chat in [made(number, 0.0)]}
+    assert answers == {"y", "n"}
+    second_rounds = [
+        rounds_of(made(number, 0.0))[1][0].content
+        for number in range(0, 100, 2)
+        if len(rounds_of(made(number, 0.0))) > 1
+    ]
+    assert second_rounds
+    assert set(second_rounds) == {"n"}
+
+
+def test_the_supervised_recipe_trains_either_task_and_the_single_agents_by_default() -> None:
+    alone = {make_conversation(SftTextConfig(), number)[0].content[-2:] for number in range(20)}
+    assert alone == {"=?"}
+    pair = SftTextConfig(task="arithmetic_pair", num_operators=1)
+    asked = [make_conversation(pair, number)[0].content for number in range(40)]
+    assert any(text.endswith("=?") for text in asked)
+    assert any(not text.endswith("=?") for text in asked)

@@ -1,5 +1,5 @@
 """Checkpoints as OpenVLA-OFT's code leaves them for ALOHA: FiLM in a part, chunks of 25, 14 joints,
-three cameras, least and greatest values. The oracle (`public_film`) is timm and peft alone."""
+three cameras, least and greatest values. The oracle (`public_checkpoint`) is timm and peft alone."""
 
 import json
 import re
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import public_checkpoint
-import public_film
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -44,7 +43,7 @@ def parts_of() -> public_checkpoint.Parts:
 @pytest.fixture(scope="module")
 def oracle() -> public_checkpoint.Parts:
     parts = parts_of()
-    public_film.put_film(parts, rank=24)
+    public_checkpoint.put_film(parts, rank=24)
     return parts
 
 
@@ -56,7 +55,7 @@ def public(oracle: public_checkpoint.Parts, tmp_path_factory: pytest.TempPathFac
         folder, plain, TINY_TOKENIZER
     )  # the towers among the main weights know neither FiLM nor adapters
     plain.write_parts(folder)
-    public_film.write_film_part(folder, oracle)
+    public_checkpoint.write_film_part(folder, oracle)
     (folder / "dataset_statistics.json").write_text(json.dumps({"aloha_fold": statistics()}))
     return folder
 
@@ -118,7 +117,7 @@ def expected(
     batch = policy.prepare([observation])
     assert batch.proprio is not None
     prompt = public_checkpoint.prompt_ids(TINY_TOKENIZER, observation["instruction"])
-    public_film.condition_on(parts, prompt)
+    public_checkpoint.condition_on(parts, prompt)
     with torch.no_grad():
         hidden = parts.read(
             list(batch.images[0]), prompt, batch.proprio[0], num_numbers=CHUNK * NUM_JOINTS
@@ -174,9 +173,9 @@ def test_what_is_saved_is_what_the_authors_code_looks_for(
     for name in ("config.json", "model.safetensors.index.json"):
         assert (saved / name).read_bytes() == (public / name).read_bytes(), name
     theirs = parts_of()
-    public_film.put_film(theirs, rank=32)
+    public_checkpoint.put_film(theirs, rank=32)
     part = torch.load(saved / "vision_backbone--latest_checkpoint.pt", weights_only=True)
-    assert part.keys() == public_film.film_part(theirs).keys()
+    assert part.keys() == public_checkpoint.film_part(theirs).keys()
     # else they could never be trained
     assert all(tensor.any() for name, tensor in part.items() if ".lora_A." in name)
     for name, tower in (("featurizer", theirs.dino), ("fused_featurizer", theirs.siglip)):

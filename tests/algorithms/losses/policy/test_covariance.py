@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from loss_batches import (
+from small_batches import (
     batch_of,
     covariance_batch,
     loss_of,

@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from loss_batches import batch_of, finite_differences, gradient, random_batch, ratios_of, row
+from small_batches import batch_of, finite_differences, gradient, random_batch, ratios_of, row
 
 from vla_rl.algorithms import aggregation, count_denominators
 from vla_rl.algorithms.losses import (

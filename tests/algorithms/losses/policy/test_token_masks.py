@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from loss_batches import (
+from small_batches import (
     batch_of,
     loss_of,
     probabilities,

@@ -1,13 +1,16 @@
-"""Token batches small enough to follow, and gradients by finite differences."""
+"""Batches of tokens, outcomes, trajectories that are small enough to follow; gradients by finite differences."""
 
 import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from vla_rl.algorithms import AdvantageConfig, Advantages, RewardBatch, advantage_estimator
 from vla_rl.algorithms.losses import PolicyLoss, PolicyLossConfig, TokenBatch, policy_loss
+from vla_rl.types import ActionChunk, EnvSpec, EpisodeSpec, Step, StopReason, Trajectory
 
 
 def row(*values: float) -> Tensor:
@@ -112,3 +115,91 @@ def finite_differences(
             ends.append(float(function(moved)))
         result.view(-1)[index] = (ends[0] - ends[1]) / (2.0 * step)
     return result
+
+
+OF_GROUPS = [
+    "grpo",
+    "dr_grpo",
+    "max_rl",
+    "rloo",
+    "pass_at_k",
+    "gpg",
+    "cpgd_filter",
+    "opo",
+    "reinforce_plus_plus_baseline",
+]
+
+
+def estimate(name: str, batch: RewardBatch, **changes) -> Advantages:
+    return advantage_estimator(AdvantageConfig(name=name, **changes))(batch)
+
+
+def outcomes(rewards: list[float], group: list[int], **others) -> RewardBatch:
+    fields = {
+        "num_tokens": np.ones(len(rewards)),
+        "greedy_rewards": np.zeros(len(rewards)),
+    } | others
+    return RewardBatch(
+        rewards=np.array(rewards, dtype=np.float64), group=np.array(group, dtype=np.int64), **fields
+    )
+
+
+def column(made: Advantages) -> list[float]:
+    assert made.advantage.dtype == np.float32
+    assert made.advantage.shape[1] == 1
+    return made.advantage[:, 0].tolist()
+
+
+def trajectory_of(
+    observations: list[dict[str, Any]],
+    episode_id: int = 0,
+    frames: list[np.ndarray | None] | None = None,
+    frames_key: str | None = "image",
+) -> Trajectory:
+    """`frames`: for each decision the frames of `frames_key` that its step kept, uint8 [n, S, S,
+    3], or None.
+    """
+    chunk = ActionChunk(
+        actions=np.zeros((1, 1), np.float32),
+        tokens=np.zeros(1, np.int64),
+        log_probs=np.zeros(1, np.float32),
+        weight_version=0,
+    )
+    kept = frames or [None] * (len(observations) - 1)
+    steps = tuple(
+        Step(
+            observation=seen,
+            chunk=chunk,
+            rewards=np.zeros(1, np.float32),
+            frames=of_step,
+            frames_key=frames_key,
+        )
+        for seen, of_step in zip(observations[:-1], kept, strict=True)
+    )
+    spec = EpisodeSpec(
+        episode_id=episode_id,
+        group_id=0,
+        member=0,
+        env=EnvSpec(id="toy"),
+        task="t",
+        seed=0,
+        policy_seed=0,
+    )
+    return Trajectory(
+        episode=spec,
+        steps=steps,
+        final_observation=observations[-1],
+        stop_reason=StopReason.TIME_LIMIT,
+    )
+
+
+def with_states(*states: float, episode_id: int = 0) -> Trajectory:
+    """One number as the state of every observation."""
+    return trajectory_of([{"state": np.array([s], np.float32)} for s in states], episode_id)
+
+
+def with_frames(num: int, size: int = 24, seed: int = 0, episode_id: int = 0) -> Trajectory:
+    """Random images of `size` pixels, as many as observations."""
+    rng = np.random.default_rng(seed)
+    frames = rng.integers(0, 256, (num, size, size, 3), dtype=np.uint8)
+    return trajectory_of([{"image": frame} for frame in frames], episode_id)
