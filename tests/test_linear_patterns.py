@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 from durations import assert_grows_in_proportion
 
-from vla_rl.envs.text.tasks import arithmetic
+from vla_rl.envs.text import arithmetic
 from vla_rl.scoring import scorers
 from vla_rl.util import arrays
 
@@ -28,7 +28,7 @@ FOREIGN: Final[dict[str, tuple[tuple[str, Callable[[str], Any]], ...]]] = {
         (r"\b(a|an|the)\b", scorers.normalize_answer),
     ),
     "util/arrays.py": ((arrays._CODE.pattern, arrays._CODE.fullmatch),),
-    "envs/text/tasks/arithmetic.py": (
+    "envs/text/arithmetic.py": (
         (arithmetic._OPERATION.pattern, arithmetic._OPERATION.fullmatch),
         (arithmetic._NUMBER.pattern, arithmetic._NUMBER.fullmatch),
     ),

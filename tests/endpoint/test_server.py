@@ -296,7 +296,7 @@ async def test_an_agent_of_the_real_client_is_played_with_two_changed_lines(page
     episode = EpisodeSpec(
         episode_id=0, group_id=0, member=0, env=spec, task="sums", seed=9, policy_seed=0
     )
-    from vla_rl.envs.text.tasks.arithmetic import draw_problem
+    from vla_rl.envs.text.arithmetic import draw_problem
 
     problem = draw_problem(9, num_operators=1, num_digits=2, operators="+-")
     policy = BytePolicy("hmm", str(problem.value))

@@ -15,8 +15,7 @@ from gymnasium.vector.utils import (
     write_to_shared_memory,
 )
 
-from vla_rl.envs.control import ControlEnv
-from vla_rl.envs.gymnasium_adapters import ActionChunks, Words, run_chunk
+from vla_rl.envs.gymnasium_adapters import ActionChunks, ControlEnv, Words, run_chunk
 from vla_rl.rollout import stop_reason
 from vla_rl.types import StopReason
 

@@ -18,20 +18,18 @@ from PIL import Image
 
 from vla_rl.errors import ConfigError
 from vla_rl.models.images import ImagePipelineName
-from vla_rl.models.images.augmentation import (
+from vla_rl.models.images.jpeg import jpeg_round_trip
+from vla_rl.models.images.pipeline import (
     AugmentationConfig,
     AugmentationDraws,
     augment,
-    draw_augmentation,
-    training_pipeline,
-)
-from vla_rl.models.images.jpeg import jpeg_round_trip
-from vla_rl.models.images.pipeline import (
     centre_crop,
+    draw_augmentation,
     image_pipeline,
     lanczos3,
     to_uint8,
     torch_bicubic,
+    training_pipeline,
 )
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "images.npz")

@@ -17,7 +17,7 @@ from tiny_vision import tiny_vision, write_tiny_vision
 
 from benchmarks.gpu.tracked_memory import compare_conversations
 from vla_rl.cli.command_line import Launch, TrainingLaunch, parse_command
-from vla_rl.envs.text.tasks.questions import COLOURS, draw_square
+from vla_rl.envs.text.questions import COLOURS, draw_square
 from vla_rl.errors import ConfigError, DataError
 from vla_rl.learner import LearnerConfig
 from vla_rl.models.example_inputs import ConversationSizes, count_image_tokens

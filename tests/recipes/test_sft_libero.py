@@ -21,7 +21,7 @@ from vla_rl.envs.libero.assets import PLACEHOLDER_ASSETS, find_assets
 from vla_rl.errors import CheckpointError, ConfigError, DataError
 from vla_rl.evaluation.suites import require_for_libero
 from vla_rl.learner import ImitationConfig, OptimizerConfig
-from vla_rl.models.images.augmentation import AugmentationConfig
+from vla_rl.models.images.pipeline import AugmentationConfig
 from vla_rl.models.loading import (
     CheckpointConfig,
     CheckpointFormat,

@@ -15,7 +15,7 @@ import pytest
 from vla_rl.cli.command_line import Command, Launch
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig
-from vla_rl.envs.text.tasks.arithmetic import draw_problem
+from vla_rl.envs.text.arithmetic import draw_problem
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.validation import Validation, read_validation
 from vla_rl.learner import CriticConfig, LearnerConfig, OptimizerConfig

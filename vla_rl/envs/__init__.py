@@ -54,7 +54,7 @@ def _register(env_id: str, entry_point: str, kwargs: dict[str, Any] | None = Non
 
 
 _register("vla_rl/toy_reach-v0", "vla_rl.envs.toy:ToyReachEnv")
-_register("vla_rl/control-v0", "vla_rl.envs.control:ControlEnv")
+_register("vla_rl/control-v0", "vla_rl.envs.gymnasium_adapters:ControlEnv")
 _register("vla_rl/faulty-v0", "vla_rl.envs.toy:FaultyEnv")
 _register("vla_rl/driving-v0", "vla_rl.envs.driving.one_decision:OpenLoopDrivingEnv")
 for _action in ("waypoints", "control"):

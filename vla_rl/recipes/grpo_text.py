@@ -19,7 +19,7 @@ from vla_rl.cli.launch import launch, run_recipe
 from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig
-from vla_rl.envs.text.tasks.arithmetic import draw_problem
+from vla_rl.envs.text.arithmetic import draw_problem
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.validation import Validation
 from vla_rl.learner import CriticConfig, LearnerConfig, OptimizerConfig

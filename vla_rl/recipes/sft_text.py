@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from vla_rl import engines
 from vla_rl.cli.command_line import Command, Launch
 from vla_rl.cli.launch import run_recipe
-from vla_rl.envs.text.tasks.arithmetic_conversations import (
+from vla_rl.envs.text.arithmetic_conversations import (
     TOOLS,
     draw_conversation,
     draw_pair_conversation,
@@ -156,7 +156,7 @@ async def train_policy(config: SftTextConfig, policy: "CausalLanguageModel") -> 
 def _make_batch(
     policy: "CausalLanguageModel", chats: Sequence[Sequence[Message]]
 ) -> "list[Demonstration]":
-    from vla_rl.models.language.demonstrations import chat_demonstration
+    from vla_rl.models.language.policy import chat_demonstration
 
     return [chat_demonstration(policy, chat, TOOLS) for chat in chats]
 

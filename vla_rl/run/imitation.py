@@ -12,7 +12,7 @@ from vla_rl.datasets import RecordedEpisode
 from vla_rl.errors import DataError
 from vla_rl.learner.imitation import Demonstration
 from vla_rl.models.images import AugmentationConfig
-from vla_rl.models.images.augmentation import training_pipeline
+from vla_rl.models.images.pipeline import training_pipeline
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny
 from vla_rl.models.openvla_oft.checkpoint import EPSILON
 from vla_rl.models.prismatic.config import OpenVlaConfig, ProprioConfig

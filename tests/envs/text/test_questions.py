@@ -11,14 +11,14 @@ import pytest
 from sample_tasks import ask_tool, say, spec_of
 
 from vla_rl.envs.text import Ask, Done, TextEnvPool, TextTask, make_text_task
-from vla_rl.envs.text.tasks.arithmetic import calculate, draw_problem
-from vla_rl.envs.text.tasks.arithmetic_conversations import (
+from vla_rl.envs.text.arithmetic import calculate, draw_problem
+from vla_rl.envs.text.arithmetic_conversations import (
     TOOLS,
     UNREADABLE,
     draw_conversation,
     draw_pair_conversation,
 )
-from vla_rl.envs.text.tasks.questions import COLOURS, draw_square, open_index
+from vla_rl.envs.text.questions import COLOURS, draw_square, open_index
 from vla_rl.errors import ConfigError, DataError
 from vla_rl.recipes.sft_text import SftTextConfig, make_conversation
 from vla_rl.types import (
@@ -100,7 +100,7 @@ async def test_a_row_is_a_whole_number_of_any_type(data: str) -> None:
         (
             {},
             {"answer_field": "gold"},
-            r"row 0 \(line 1\) has no 'gold'; it has: 'prompt', 'answer'",
+            r"row 0 \(line 1\) has no 'gold'; known: 'prompt', 'answer'",
         ),
         ({}, {"data": "no_assets.jsonl"}, "no_assets.jsonl is no file"),
     ],

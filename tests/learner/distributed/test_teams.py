@@ -38,7 +38,7 @@ from vla_rl.learner.checkpoint.folders import newest_name
 from vla_rl.learner.distributed import ShardedImitator, ShardedLearner
 from vla_rl.models.images import AugmentationConfig
 from vla_rl.models.language import tiny as tiny_language
-from vla_rl.models.language.demonstrations import chat_demonstration
+from vla_rl.models.language.policy import chat_demonstration
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.run.imitation import augmented_batches, seeded_batches, tiny_policy
 from vla_rl.run.supervised import opened_imitator

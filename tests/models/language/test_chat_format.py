@@ -12,7 +12,7 @@ from vla_rl.engines.chat_interface import make_question
 from vla_rl.errors import CheckpointError, ConversationRejected
 from vla_rl.learner import ImitationConfig, Imitator, OptimizerConfig
 from vla_rl.models.language import CausalLanguageModel, ChatFormat, TinyConfig, parse_reply, tiny
-from vla_rl.models.language.demonstrations import chat_demonstration
+from vla_rl.models.language.policy import chat_demonstration
 from vla_rl.types import ANY_REPLY, Message, ToolCall, ToolSpec
 
 ADD = ToolSpec(

@@ -15,8 +15,8 @@ from tiny_vision import noise, tiny_vision, write_tiny_vision
 from vla_rl.engines.chat_interface import make_question
 from vla_rl.errors import CheckpointError, ConfigError, ConversationRejected
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, load_language_model, tiny
-from vla_rl.models.language.demonstrations import chat_demonstration
 from vla_rl.models.language.images import ImageChatFormat
+from vla_rl.models.language.policy import chat_demonstration
 from vla_rl.models.language.vision_policy import VisionLanguageModel
 from vla_rl.models.vllm import serve
 from vla_rl.recipes.grpo_text import ARITHMETIC_BASE

@@ -24,7 +24,7 @@ from vla_rl.envs.text.task import (
 from vla_rl.envs.text.tools import ToolAnswer, Toolbox
 from vla_rl.sandbox import CallResult, ProcessLimits, Sandbox, SandboxConfig
 
-_TASKS = "vla_rl.envs.text.tasks"
+_TASKS = "vla_rl.envs.text"
 register_text_task("text/arithmetic", f"{_TASKS}.arithmetic:ArithmeticTask")
 register_text_task("text/arithmetic_pair", f"{_TASKS}.arithmetic:ArithmeticPairTask")
 register_text_task("text/question", f"{_TASKS}.questions:QuestionTask")

@@ -24,7 +24,7 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
-from vla_rl.envs.text.tasks.arithmetic import (
+from vla_rl.envs.text.arithmetic import (
     UNREADABLE,
     ArithmeticTask,
     Problem,
