@@ -131,7 +131,7 @@ def moved(points: np.ndarray, angle: float, shift: np.ndarray) -> np.ndarray:
     return result
 
 
-def elsewhere(scene: Scene, angle: float, shift: np.ndarray) -> Scene:
+def move_scene(scene: Scene, angle: float, shift: np.ndarray) -> Scene:
     """Return the scene turned and shifted."""
 
     def rings(given: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
@@ -158,14 +158,14 @@ def bicycle_difference() -> float:
     """Return the largest difference between the scalar and the batched bicycle in 40 steps."""
     rng = np.random.default_rng(1)
     car, state = Car(1.0, 2.0, 0.3, 6.0, 0.5, 0.1, 0.2), np.zeros((1, 11))
-    places = [X, Y, HEADING, VX, AX, STEER, YAW_RATE]
-    state[0, places] = car
+    indices = [X, Y, HEADING, VX, AX, STEER, YAW_RATE]
+    state[0, indices] = car
     worst = 0.0
     for _ in range(40):
         accel, rate = rng.uniform(-3, 3), rng.uniform(-2, 2)
         car = step_bicycle(car, accel, rate, 0.1)
         state = bicycle_step(state, np.array([accel]), np.array([rate]))
-        worst = max(worst, float(np.abs(state[0, places] - car).max()))
+        worst = max(worst, float(np.abs(state[0, indices] - car).max()))
     return worst
 
 
@@ -199,8 +199,8 @@ def main() -> int:
         for row in range(0, BATCH, 16):
             alone = columns(score_waypoints(scene, given[row : row + 1], "epdms_v2"))
             single = max(single, float(np.abs(alone[0] - expected[row]).max()))
-        there = elsewhere(scene, 0.4 + number, np.array([40.0, -70.0]))
-        other = columns(score_waypoints(there, given, "epdms_v2"))
+        moved_scene = move_scene(scene, 0.4 + number, np.array([40.0, -70.0]))
+        other = columns(score_waypoints(moved_scene, given, "epdms_v2"))
         moving = max(moving, float(np.abs(other - expected).max()))
     result |= {
         "batch_vs_single_max_diff": single,

@@ -122,10 +122,10 @@ def table_of_kinds(lines: Sequence[dict[str, Any]]) -> str:
     rows = [["layout", "scenes", "before", *heads]]
     kinds = lines[0]["kinds"]
     for kind in sorted(set(kinds)):
-        here = [number for number, each in enumerate(kinds) if each == kind]
+        of_kind = [number for number, each in enumerate(kinds) if each == kind]
         columns = [lines[0]["before"], *(line["after"] for line in lines)]
-        cells = [_cell(mean_of([column["total"][at] for at in here])) for column in columns]
-        rows.append([kind.replace("_", " "), f"{len(here)}", *cells])
+        cells = [_cell(mean_of([column["total"][at] for at in of_kind])) for column in columns]
+        rows.append([kind.replace("_", " "), f"{len(of_kind)}", *cells])
     return _markdown(rows)
 
 

@@ -74,8 +74,8 @@ def copying_once(seconds: float) -> float:
     def run(num_steps: int) -> None:
         for _ in range(num_steps):
             for source, target in zip(sources, targets, strict=True):
-                for frame, place in zip(source, target, strict=True):
-                    np.copyto(place, frame)
+                for frame, slot in zip(source, target, strict=True):
+                    np.copyto(slot, frame)
 
     return steps_per_second(run, 16, seconds)
 
@@ -197,7 +197,7 @@ def our_vector(config: SimulatorConfig, copy: bool, seconds: float) -> Iterator[
         envs.close()
 
 
-async def play(env: Env, num_steps: int, copy_out: bool) -> None:
+async def run_env(env: Env, num_steps: int, copy_out: bool) -> None:
     """Step one env in a coroutine, like an episode."""
     for _ in range(num_steps):
         observation, *_ = await env.step(ACTION)
@@ -213,11 +213,11 @@ def our_handles(
     turn.
     """
 
-    async def play_all(num_steps: int) -> None:
-        await asyncio.gather(*(play(env, num_steps, copy_out) for env in envs))
+    async def run_all(num_steps: int) -> None:
+        await asyncio.gather(*(run_env(env, num_steps, copy_out) for env in envs))
 
     def run(num_steps: int) -> None:
-        asyncio.run_coroutine_threadsafe(play_all(num_steps), loop).result()
+        asyncio.run_coroutine_threadsafe(run_all(num_steps), loop).result()
 
     return lambda: steps_per_second(run, len(envs), seconds)
 

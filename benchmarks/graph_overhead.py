@@ -114,9 +114,9 @@ def seconds_of(work: Callable[[], Awaitable[None]], clock: Callable[[], float]) 
     """Measure the seconds of `work` on a new loop, by this clock, without the start of the loop."""
 
     async def timed() -> float:
-        begun = clock()
+        started = clock()
         await work()
-        return clock() - begun
+        return clock() - started
 
     return uvloop.run(timed())
 

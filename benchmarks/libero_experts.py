@@ -39,13 +39,13 @@ def expert_lengths(
                 scene.start_episode(init_states[init_state_id])
             else:
                 scene.start_drawn_episode(init_state_id)
-            lengths.append(_play(scene, STEP_LIMITS[task.suite]))
+            lengths.append(_run_expert(scene, STEP_LIMITS[task.suite]))
         return lengths
     finally:
         scene.close()
 
 
-def _play(scene: Scene, step_limit: int) -> int | None:
+def _run_expert(scene: Scene, step_limit: int) -> int | None:
     for _ in range(NUM_SETTLE_STEPS):
         scene.run_control_step(np.array(IDLE_ACTION))
     expert = Expert(scene)
@@ -88,16 +88,18 @@ def main() -> None:
             starts = range(arguments.init_states or task.num_init_states)
             if arguments.drawn is not None:
                 starts = range(1000, 1000 + arguments.drawn)
-            played = expert_lengths(task, assets, starts)
-            failed = [start for start, length in zip(starts, played, strict=True) if length is None]
-            done = [length for length in played if length is not None]
+            episodes = expert_lengths(task, assets, starts)
+            failed = [
+                start for start, length in zip(starts, episodes, strict=True) if length is None
+            ]
+            done = [length for length in episodes if length is not None]
             mean = f"{np.mean(done):.0f}" if done else "-"
             print(
-                f"{task.key:18} {len(done):3}/{len(played)} length {mean:>4} failed {failed} "
+                f"{task.key:18} {len(done):3}/{len(episodes)} length {mean:>4} failed {failed} "
                 f"{task.instruction}",
                 flush=True,
             )
-            lengths += played
+            lengths += episodes
         successes = [length for length in lengths if length is not None]
         report[f"{suite}_success_rate"] = round(len(successes) / max(len(lengths), 1), 4)
         report[f"{suite}_mean_length"] = round(float(np.mean(successes)), 1) if successes else None

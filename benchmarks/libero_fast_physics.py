@@ -48,7 +48,7 @@ class Episode(NamedTuple):
     """Control steps until success; None if it failed."""
 
 
-def played(
+def run_episode(
     scene: Scene, init_state: np.ndarray, actions: list[np.ndarray] | None, step_limit: int
 ) -> Episode:
     """Run the expert's episode, or one with these actions."""
@@ -74,9 +74,9 @@ def differences(task: Task, assets: Path) -> list[tuple[int | None, int | None, 
         for init_state_id in INIT_STATE_IDS:
             init_state = read_init_states(task.init_states_file)[init_state_id]
             scene.physics = "exact"
-            exact = played(scene, init_state, None, STEP_LIMITS[task.suite])
+            exact = run_episode(scene, init_state, None, STEP_LIMITS[task.suite])
             scene.physics = "fast"
-            fast = played(scene, init_state, exact.actions, STEP_LIMITS[task.suite])
+            fast = run_episode(scene, init_state, exact.actions, STEP_LIMITS[task.suite])
             pairs = zip(exact.coordinates, fast.coordinates, strict=False)
             found.append(
                 (exact.num_steps, fast.num_steps, max(float(np.abs(a - b).max()) for a, b in pairs))

@@ -26,7 +26,7 @@ from benchmarks.libero_ways import WAYS
 
 SUITE, TASK_ID = "libero_object", 0
 POLICY_SIZE = 84
-"""Side of the pictures of the policy that ships."""
+"""Side of the images of the policy that ships."""
 
 
 class Way:
@@ -160,7 +160,7 @@ def _measure(real: str | None, rounds: int) -> dict[str, float | None]:
     for size in (POLICY_SIZE, 224):
         figures[f"picture_difference_{size}"] = None
         if real is not None:
-            with Way("picture differences", **task, assets=real, size=size) as way:
+            with Way("image differences", **task, assets=real, size=size) as way:
                 figures[f"picture_difference_{size}"] = way.measure()["mean"]
     for key, assets in (("worker_mb_placeholder", "stand-ins"), ("worker_mb_real", real)):
         figures[key] = None

@@ -155,15 +155,15 @@ def fast_step_with_whole_meshes(suite: str, task_id: int, assets: str, size: int
         return our_step_drawn(suite, task_id, assets, cameras=2, mode="fast", size=size)
 
 
-def picture_differences(
+def image_differences(
     suite: str, task_id: int, assets: str, size: int
 ) -> Callable[[], dict[str, float]]:
-    """Build the measurement of fast pictures against fast pictures with whole meshes and textures:
+    """Build the measurement of fast images against fast images with whole meshes and textures:
     mean and 99th percentile of the absolute differences of their values, 0 to 255.
     """
     from vla_rl.envs.libero import LiberoEnv
 
-    def pictures() -> np.ndarray:
+    def images() -> np.ndarray:
         env = LiberoEnv(suite, task_id, assets, size, physics="fast", quality="fast")
         seen = [env.reset(options={"init_state_id": 0})[0]]
         seen += [env.step(row)[0] for row in _actions(NUM_DRAWN_STEPS)]
@@ -172,8 +172,8 @@ def picture_differences(
 
     def run() -> dict[str, float]:
         with _whole_meshes():
-            before = pictures()
-        differences = np.abs(pictures() - before)
+            before = images()
+        differences = np.abs(images() - before)
         return {
             "mean": float(differences.mean()),
             "99th percentile": float(np.percentile(differences, 99)),
@@ -309,15 +309,15 @@ def worker_memory(suite: str, task_id: int, assets: str, mode: Any) -> Run:
     for task in tasks:
         LiberoEnv.prepare(task_id=task, **arguments)
 
-    def play(played: list[int]) -> tuple[Any, Connection, float]:
+    def run_workers(counts: list[int]) -> tuple[Any, Connection, float]:
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
-        worker = context.Process(target=_play_tasks, args=(played, mode, arguments, theirs))
+        worker = context.Process(target=_run_tasks, args=(counts, mode, arguments, theirs))
         worker.start()
         return worker, ours, float(ours.recv())
 
     def run() -> float:
-        workers = [play(tasks[:1]), play(tasks)]
+        workers = [run_workers(tasks[:1]), run_workers(tasks)]
         for worker, pipe, _ in workers:
             pipe.send("end")
             worker.join()
@@ -326,7 +326,7 @@ def worker_memory(suite: str, task_id: int, assets: str, mode: Any) -> Run:
     return run
 
 
-def _play_tasks(tasks: list[int], mode: Any, arguments: dict[str, Any], pipe: Connection) -> None:
+def _run_tasks(tasks: list[int], mode: Any, arguments: dict[str, Any], pipe: Connection) -> None:
     """Run a chunk of each task in turn, send the largest private memory on the way, and wait for
     the order to end.
     """
@@ -355,7 +355,7 @@ WAYS: dict[str, Callable[..., Callable[[], Any]]] = {
     "siirl step drawn": siirl_step_drawn,
     "our step drawn": our_step_drawn,
     "fast step with whole meshes": fast_step_with_whole_meshes,
-    "picture differences": picture_differences,
+    "image differences": image_differences,
     "stepping": stepping,
     "reset": reset,
     "worker memory": worker_memory,

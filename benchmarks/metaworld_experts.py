@@ -48,19 +48,19 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=50, help="number of starts of each task")
     arguments = parser.parse_args()
     lengths: list[int | None] = []
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for task in list_tasks(arguments.suite):
-        played = expert_lengths(task, range(arguments.starts))
-        done = [length for length in played if length is not None]
-        failed = [start for start, length in enumerate(played) if length is None]
+        episodes = expert_lengths(task, range(arguments.starts))
+        done = [length for length in episodes if length is not None]
+        failed = [start for start, length in enumerate(episodes) if length is None]
         mean = f"{np.mean(done):.0f}" if done else "-"
         print(
-            f"{task.key:18} {task.name:26} {len(done):3}/{len(played)} length {mean:>4} "
+            f"{task.key:18} {task.name:26} {len(done):3}/{len(episodes)} length {mean:>4} "
             f"failed {failed}",
             flush=True,
         )
-        lengths += played
-    seconds = time.perf_counter() - begun
+        lengths += episodes
+    seconds = time.perf_counter() - started
     successes = [length for length in lengths if length is not None]
     num_steps = sum(STEP_LIMIT if length is None else length for length in lengths)
     report = {

@@ -56,13 +56,15 @@ class PlainPolicy:
             * self._config.num_action_tokens
         )
         for chunk in range(num_chunks):
-            places = [min(chunk, len(trajectory.steps) - 1) for trajectory in trajectories]
-            played = [chunk < len(trajectory.steps) for trajectory in trajectories]
+            indices = [min(chunk, len(trajectory.steps) - 1) for trajectory in trajectories]
+            has_full_chunk = [chunk < len(trajectory.steps) for trajectory in trajectories]
             steps = [
-                trajectory.steps[place]
-                for trajectory, place in zip(trajectories, places, strict=True)
+                trajectory.steps[step_index]
+                for trajectory, step_index in zip(trajectories, indices, strict=True)
             ]
-            seen = torch.stack([rows[place] for rows, place in zip(pixels, places, strict=True)])
+            seen = torch.stack(
+                [rows[step_index] for rows, step_index in zip(pixels, indices, strict=True)]
+            )
             logits = self.action_logits(seen, [step.observation for step in steps])
             tokens = torch.from_numpy(np.stack([step.chunk.tokens for step in steps])).to(
                 self._device
@@ -76,7 +78,7 @@ class PlainPolicy:
             ratio = (log_probs - behavior).exp()
             advantage = torch.tensor(advantages, device=self._device)[:, None]
             losses = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.28))
-            mask = torch.tensor(played, device=self._device)[:, None]
+            mask = torch.tensor(has_full_chunk, device=self._device)[:, None]
             torch.autograd.backward((losses * mask).sum() / num_tokens)
 
     def pixels(self, observations: Sequence[Observation]) -> Tensor:

@@ -108,12 +108,12 @@ async def gradient_difference(
 ) -> float:
     """Compare the first gradient of several ranks with one process's."""
     alone, shared = make(), make()
-    played = episodes(alone)
+    trajectories = episodes(alone)
     one = Learner(alone, lane, settings())
-    expected = await gradients(one, played, ADVANTAGES, folder / "one")
+    expected = await gradients(one, trajectories, ADVANTAGES, folder / "one")
     ranks = settings(ranks=num_ranks, tensor_parallel=tensor_parallel)
     async with ShardedLearner(shared, runtime, lane, ranks) as many:
-        found = await gradients(many, played, ADVANTAGES, folder / "many")
+        found = await gradients(many, trajectories, ADVANTAGES, folder / "many")
     return relative_difference(found, expected)
 
 
@@ -126,12 +126,12 @@ async def moments(learner: PolicyLearner, folder: Path) -> dict[str, Tensor]:
 async def update_difference(loss: str, runtime: Runtime, lane: DeviceLane, folder: Path) -> float:
     """Compare Adam's mean gradients after three updates on 2 ranks with one process's."""
     alone, shared = language(), language()
-    played, changes = episodes(alone), {"loss": PolicyLossConfig(name=loss)}
+    trajectories, changes = episodes(alone), {"loss": PolicyLossConfig(name=loss)}
     one = Learner(alone, lane, settings(**changes))
     async with ShardedLearner(shared, runtime, lane, settings(ranks=2, **changes)) as two:
         for _ in range(3):
             for learner in (one, two):
-                await learner.update(played, list(ADVANTAGES))
+                await learner.update(trajectories, list(ADVANTAGES))
         found = await moments(two, folder / "two")
     return relative_difference(found, await moments(one, folder / "one"))
 
@@ -194,23 +194,23 @@ async def cost(runtime: Runtime, lane: DeviceLane) -> dict[str, float]:
     """Measure CPU seconds of an update."""
     alone, shared = wide_oft(), wide_oft()
     num_parameters = sum(each.numel() for each in alone.network.parameters())
-    played = make_trajectories(alone, 8, 8 * alone.config.chunk_size)
-    advantages = [1.0 if number % 2 else -0.5 for number in range(len(played))]
-    num_rows = sum(len(each.steps) for each in played)
+    trajectories = make_trajectories(alone, 8, 8 * alone.config.chunk_size)
+    advantages = [1.0 if number % 2 else -0.5 for number in range(len(trajectories))]
+    num_rows = sum(len(each.steps) for each in trajectories)
     config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-5, warmup_steps=0), micro_batch=4)
     one = Learner(alone, lane, config)
-    await one.update(played, advantages)
-    begun = time.process_time()
-    await one.update(played, advantages)
-    single_s = time.process_time() - begun
+    await one.update(trajectories, advantages)
+    started = time.process_time()
+    await one.update(trajectories, advantages)
+    single_s = time.process_time() - started
     async with ShardedLearner(
         shared, runtime, lane, msgspec.structs.replace(config, ranks=2)
     ) as two:
-        await two.update(played, advantages)
+        await two.update(trajectories, advantages)
         pids = [os.getpid(), *(runtime.info(rank).pid for rank in two.ranks.ranks)]
-        begun = sum(cpu_seconds(pid) for pid in pids)
-        await two.update(played, advantages)
-        shared_s = sum(cpu_seconds(pid) for pid in pids) - begun
+        started = sum(cpu_seconds(pid) for pid in pids)
+        await two.update(trajectories, advantages)
+        shared_s = sum(cpu_seconds(pid) for pid in pids) - started
     print(
         f"{num_parameters:,} parameters, {num_rows} rows: {single_s:.2f} CPU s in one process, "
         f"{shared_s:.2f} on 2 ranks"
@@ -240,13 +240,13 @@ async def publication_mb(runtime: Runtime, lane: DeviceLane) -> float:
 async def seconds_to_error(runtime: Runtime, lane: DeviceLane) -> float:
     """Return the seconds from the kill -9 of a rank in an update to the error."""
     policy = wide_oft()
-    played = make_trajectories(policy, 4, 8 * policy.config.chunk_size)
+    trajectories = make_trajectories(policy, 4, 8 * policy.config.chunk_size)
     config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-5, warmup_steps=0), micro_batch=1)
     async with ShardedLearner(
         policy, runtime, lane, msgspec.structs.replace(config, ranks=2)
     ) as two:
-        await two.update(played, [1.0, -1.0, 0.5, -0.5])
-        update = asyncio.create_task(two.update(played, [1.0, -1.0, 0.5, -0.5]))
+        await two.update(trajectories, [1.0, -1.0, 0.5, -0.5])
+        update = asyncio.create_task(two.update(trajectories, [1.0, -1.0, 0.5, -0.5]))
         await asyncio.sleep(0.5)  # in the middle of its passes
         killed = time.monotonic()
         os.kill(runtime.info(two.ranks.ranks[1]).pid, signal.SIGKILL)

@@ -64,7 +64,7 @@ def with_links_of_the_site(text: str, source: PurePosixPath) -> str:
         source: path of the file in the checkout.
     """
     page = PurePosixPath(PAGES.get(str(source), "")) if str(source) in PAGES else None
-    here = page if page is not None else source.relative_to("docs")
+    current = page if page is not None else source.relative_to("docs")
 
     def changed(link: re.Match[str]) -> str:
         target, anchor = link["target"], link["anchor"] or ""
@@ -77,7 +77,7 @@ def with_links_of_the_site(text: str, source: PurePosixPath) -> str:
             inside = PurePosixPath(*path.parts[1:])
         else:
             return f"{link['text']} (`{path}`)" if link["text"] != str(path) else f"`{path}`"
-        up = "../" * (len(here.parts) - 1)
+        up = "../" * (len(current.parts) - 1)
         return f"[{link['text']}]({up}{inside}{anchor})"
 
     # a fenced block begins and ends with three backticks: every second part is code

@@ -29,7 +29,7 @@ class Client:
 
     packages: tuple[str, ...]
     tests: str
-    is_played: bool = False
+    runs_episode: bool = False
     """Whether this interpreter runs the tests, with environments that live in the client's
     interpreter."""
 
@@ -45,13 +45,13 @@ CLIENTS = {
     ),
     "anthropic": Client(("anthropic", "pytest"), "test_anthropic.py"),
     "verifiers-0.2": Client(
-        ("verifiers>=0.2,<0.3", *ACTOR), "test_verifiers_environments.py", is_played=True
+        ("verifiers>=0.2,<0.3", *ACTOR), "test_verifiers_environments.py", runs_episode=True
     ),
     "verifiers-0.3": Client(
-        ("verifiers>=0.3,<0.4", *ACTOR), "test_verifiers_environments.py", is_played=True
+        ("verifiers>=0.3,<0.4", *ACTOR), "test_verifiers_environments.py", runs_episode=True
     ),
     "verifiers-0.4": Client(
-        ("verifiers>=0.4,<0.5", *ACTOR), "test_verifiers_environments.py", is_played=True
+        ("verifiers>=0.4,<0.5", *ACTOR), "test_verifiers_environments.py", runs_episode=True
     ),
 }
 
@@ -79,7 +79,7 @@ def main() -> int:
         client = CLIENTS[name]
         python = environment(options.folder / name, client.packages, upgrade=options.upgrade)
         print(f"\n== {name}: {versions(python, client.packages)}", flush=True)
-        outcomes[name] = play(python, client) if client.is_played else ask(python, client)
+        outcomes[name] = run_client(python, client) if client.runs_episode else ask(python, client)
     print()
     for name, is_passed in outcomes.items():
         python = options.folder / name / "bin" / "python"
@@ -126,12 +126,12 @@ def ask(python: Path, client: Client) -> bool:
     )
     assert live.stdout is not None
     try:
-        place = json.loads(live.stdout.readline())
+        address = json.loads(live.stdout.readline())
         variables = {
             "VLA_RL_CLIENT": "1",
-            "VLA_RL_BASE_URL": place["base_url"],
-            "VLA_RL_CALCULATOR": place["calculator"],
-            "VLA_RL_REAL": place["real"],
+            "VLA_RL_BASE_URL": address["base_url"],
+            "VLA_RL_CALCULATOR": address["calculator"],
+            "VLA_RL_REAL": address["real"],
         }
         clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         command = [
@@ -159,7 +159,7 @@ def ask(python: Path, client: Client) -> bool:
     return tests.returncode == 0 and live.returncode == 0
 
 
-def play(python: Path, client: Client) -> bool:
+def run_client(python: Path, client: Client) -> bool:
     """Run tests here that use environments in the client's interpreter."""
     variables = {
         "VLA_RL_CLIENT": "1",

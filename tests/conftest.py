@@ -83,7 +83,7 @@ importing a simulator, reading its compiled code and building the scenes that fi
 
 
 assert all(
-    list(Path(__file__).parents[1].glob(f"{place}*")) for place in (*LONGEST, *chain(*TOGETHER))
+    list(Path(__file__).parents[1].glob(f"{prefix}*")) for prefix in (*LONGEST, *chain(*TOGETHER))
 )
 
 
@@ -105,8 +105,8 @@ class FolderScheduling(LoadFileScheduling):
     """One worker for each file, and one for all files of a place of `TOGETHER`."""
 
     def _split_scope(self, nodeid: str) -> str:
-        places = next((places for places in TOGETHER if nodeid.startswith(places)), None)
-        return places[0] if places else super()._split_scope(nodeid)
+        prefixes = next((prefixes for prefixes in TOGETHER if nodeid.startswith(prefixes)), None)
+        return prefixes[0] if prefixes else super()._split_scope(nodeid)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -124,7 +124,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def _turn_of(nodeid: str) -> int:
-    turns = (turn for turn, place in enumerate(LONGEST) if nodeid.startswith(place))
+    turns = (turn for turn, prefix in enumerate(LONGEST) if nodeid.startswith(prefix))
     return next(turns, len(LONGEST))
 
 

@@ -323,7 +323,7 @@ def test_what_the_page_prints_is_true(
     assert capsys.readouterr().out == "(8, 7) 0 0\n"
 
 
-async def test_the_page_judges_an_episode(
+async def test_the_page_evaluates_an_episode(
     namespace: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with asyncio.timeout(60):

@@ -14,11 +14,11 @@ from typing import Final
 
 import psutil
 
-from benchmarks.faults.findings import Skipped, Try
 from benchmarks.faults.leftovers import ENDS_WITHIN_S, descendants, nothing_left
+from benchmarks.faults.one_try import Skipped, Try
 from benchmarks.faults.targets import get_environment
 from benchmarks.faults.toy_run import ToyRun, check_books, tail
-from benchmarks.hosts.far_hosts import FarHost, far_hosts, write_list
+from benchmarks.hosts.namespace_hosts import NamespaceRunner, start_hosts, write_list
 from benchmarks.hosts.namespaces import NamespaceHost, NamespacesRefused, network_namespaces
 
 _UPDATES: Final = 24
@@ -43,7 +43,7 @@ def killed_across_hosts(case: Try) -> None:
         except NamespacesRefused as reason:
             raise Skipped(str(reason)) from None
         with (
-            far_hosts(others, case.folder, _LOST_AFTER_S, get_environment(case)) as hosts,
+            start_hosts(others, case.folder, _LOST_AFTER_S, get_environment(case)) as hosts,
             control.entered(),
         ):
             _Strikes(case, hosts).run()
@@ -56,7 +56,7 @@ def killed_across_hosts(case: Try) -> None:
 class _Strikes:
     """A run to its end, and what happens to it meanwhile."""
 
-    def __init__(self, case: Try, hosts: list[FarHost]) -> None:
+    def __init__(self, case: Try, hosts: list[NamespaceRunner]) -> None:
         self._case, self._dice, self._hosts = case, case.dice, hosts
         self._arguments = (*_ARGUMENTS, "--cluster.hosts", str(write_list(case.folder, hosts)))
         self._happened: list[str] = []

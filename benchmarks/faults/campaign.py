@@ -15,7 +15,6 @@ from typing import TypeAlias
 from benchmarks.faults.across_hosts import killed_across_hosts
 from benchmarks.faults.damage import DamagedRuns
 from benchmarks.faults.disks import full_disks
-from benchmarks.faults.findings import Skipped, Try
 from benchmarks.faults.in_runs import (
     killed_runs,
     killed_simulators,
@@ -23,7 +22,8 @@ from benchmarks.faults.in_runs import (
     paused_runs,
     stopped_runs,
 )
-from benchmarks.faults.leftovers import adopt_orphans
+from benchmarks.faults.leftovers import become_subreaper
+from benchmarks.faults.one_try import Skipped, Try
 from benchmarks.faults.sandboxes import dying_sandboxes
 from benchmarks.faults.sockets import fuzzed_endpoints, fuzzed_hosts
 
@@ -69,7 +69,7 @@ class Campaign:
 
         Prints a line for each.
         """
-        adopt_orphans()
+        become_subreaper()
         until = time.monotonic() + 60 * minutes
         root = Path(tempfile.mkdtemp(prefix="vla_rl_faults_"))
         faults = kinds_of_faults(root)

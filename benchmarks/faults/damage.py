@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from benchmarks.faults.findings import Try
 from benchmarks.faults.leftovers import nothing_left
+from benchmarks.faults.one_try import Try
 from benchmarks.faults.toy_run import ToyRun, check_books, tail
 
 _UPDATES: Final = 6
@@ -20,7 +20,7 @@ class DamagedRuns:
     """Damages copies of one finished run, which the first try makes."""
 
     def __init__(self, folder: Path) -> None:
-        self._origin = folder / "origin"
+        self._original = folder / "origin"
 
     def __call__(self, case: Try) -> None:
         """Damage one or two files, then resume: the run has to continue from intact files, or stop
@@ -40,16 +40,16 @@ class DamagedRuns:
                 check_books(case, run_folder, _UPDATES + _FURTHER)
 
     def _copy_for(self, case: Try) -> Path:
-        if not self._origin.is_dir():
+        if not self._original.is_dir():
             with ToyRun(case, _UPDATES, root=case.folder / "origin") as run:
                 status = run.until_ended()
                 case.expect(
                     status == 0 and run.folder is not None, f"no run to damage:\n{tail(run)}"
                 )
             assert run.folder is not None
-            shutil.copytree(run.folder, self._origin / run.folder.name)
-        (origin,) = self._origin.iterdir()
-        return Path(shutil.copytree(origin, case.folder / "runs" / origin.name))
+            shutil.copytree(run.folder, self._original / run.folder.name)
+        (original,) = self._original.iterdir()
+        return Path(shutil.copytree(original, case.folder / "runs" / original.name))
 
 
 def _damage_one(dice: random.Random, folder: Path) -> str:

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from benchmarks.faults.findings import Skipped, Try
 from benchmarks.faults.leftovers import nothing_left
+from benchmarks.faults.one_try import Skipped, Try
 from benchmarks.faults.toy_run import ToyRun, check_books, tail
 
 _CLONE_NEWNS: Final = 0x00020000

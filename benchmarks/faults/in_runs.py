@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.faults.findings import Try
 from benchmarks.faults.leftovers import descendants, nothing_left
+from benchmarks.faults.one_try import Try
 from benchmarks.faults.toy_run import ToyRun, check_books, tail
 
 _MOST_HITS = 8

@@ -18,7 +18,7 @@ from typing import Final
 
 import psutil
 
-from benchmarks.faults.findings import Try
+from benchmarks.faults.one_try import Try
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _SHARED_MEMORY: Final = re.compile(r" (/dev/shm/.+?)(?: \(deleted\))?$", re.MULTILINE)
@@ -27,7 +27,7 @@ ENDS_WITHIN_S: Final = 20.0
 seconds; a loaded machine needs longer."""
 
 
-def adopt_orphans() -> None:
+def become_subreaper() -> None:
     """Become the parent of every descendant whose own parent dies.
 
     Raises: OSError if the kernel does not allow it.

@@ -6,8 +6,8 @@ import time
 
 import psutil
 
-from benchmarks.faults.findings import Try
 from benchmarks.faults.leftovers import nothing_left
+from benchmarks.faults.one_try import Try
 from benchmarks.faults.targets import ANSWERS_WITHIN_S, Target
 
 _OWNER = "benchmarks.faults.sandbox_owner"

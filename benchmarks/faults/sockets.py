@@ -17,8 +17,8 @@ from typing import Final
 
 import psutil
 
-from benchmarks.faults.findings import Try
 from benchmarks.faults.leftovers import nothing_left, num_descriptors
+from benchmarks.faults.one_try import Try
 from benchmarks.faults.targets import ANSWERS_WITHIN_S, Target
 from vla_rl.actors import Actor, RemoteHost, Runtime, make_keys, read_keys, read_public_key
 

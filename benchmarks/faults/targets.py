@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Self
 
-from benchmarks.faults.findings import Try
+from benchmarks.faults.one_try import Try
 
 ANSWERS_WITHIN_S: Final = 60.0
 

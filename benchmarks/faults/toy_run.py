@@ -16,8 +16,8 @@ from typing import Final, Self
 
 import psutil
 
-from benchmarks.faults.findings import Try
 from benchmarks.faults.leftovers import descendants, named_memory, note_memory_left
+from benchmarks.faults.one_try import Try
 from benchmarks.faults.targets import get_environment
 from vla_rl import learner  # which imports torch once a checkpoint is looked at
 from vla_rl.rollout.episode_records import SchedulerState

@@ -40,7 +40,9 @@ async def act(lane: DeviceLane, *, family: str) -> None:
         )
 
 
-async def talk(lane: DeviceLane, *, options: ReplyOptions = ANY_REPLY, max_tokens: int = 3) -> None:
+async def converse(
+    lane: DeviceLane, *, options: ReplyOptions = ANY_REPLY, max_tokens: int = 3
+) -> None:
     """Generate replies for prompts of two lengths."""
     engine = make_torch_engine(policy_on_meta("language"), lane, EngineConfig())
     async with engine:
@@ -59,7 +61,7 @@ async def learn(
     *,
     family: str,
     change: Callable[[Any], Any] = lambda policy: policy,
-    played: Callable[[], Sequence[Trajectory]] | None = None,
+    get_episodes: Callable[[], Sequence[Trajectory]] | None = None,
     updates: int = 1,
     **fields: Any,
 ) -> None:
@@ -69,7 +71,7 @@ async def learn(
         policy = change(policy_on_meta(family))
     config = LearnerConfig(**{"micro_batch": 4, "entropy_coef": 0.01, **fields})
     learner = Learner(policy, lane, config)
-    episodes = trajectories(family) if played is None else played()
+    episodes = trajectories(family) if get_episodes is None else get_episodes()
     reference = None
     if config.loss.kl.coef:
         reference = await Reference(policy, lane, 4).log_probs(episodes)
@@ -101,15 +103,15 @@ async def save(lane: DeviceLane, *, family: str) -> None:
     await learner.snapshot()
 
 
-async def judge(lane: DeviceLane, *, family: str, trunk: Any) -> None:
+async def estimate_values(lane: DeviceLane, *, family: str, trunk: Any) -> None:
     """Compute a critic's values and fit them."""
     config = CriticConfig(trunk=trunk, micro_batch=4, epochs=1)
     with unwatched():
         critic = Critic(policy_on_meta(family), lane, config, seed=0)
     episodes = trajectories(family)
-    judged = await critic.values(episodes)
+    estimates = await critic.values(episodes)
     returns = [np.ones(len(each.steps), np.float32) for each in episodes]
-    await critic.update(episodes, judged, returns)
+    await critic.update(episodes, estimates, returns)
 
 
 async def imitate(lane: DeviceLane, *, family: str) -> None:

@@ -50,7 +50,7 @@ class Crossing:
     """One place at which the host waits for the device."""
 
     kind: Kind
-    place: str
+    location: str
     """File in `vla_rl` and function, such as `engines/torch_engine.py:_act`."""
 
     operation: str
@@ -64,7 +64,7 @@ class Crossings:
 
     def add(self, kind: Kind, operation: str) -> None:
         """Note a crossing of the line of `vla_rl` that runs."""
-        self.found.append(Crossing(kind, _running_place(), operation))
+        self.found.append(Crossing(kind, _running_location(), operation))
 
     def waits(self) -> list[Crossing]:
         """Return the crossings for which the host reads numbers of the device."""
@@ -196,14 +196,14 @@ def _tensors_of(values: Iterable[Any]) -> list[Tensor]:
 def _require_fit_for_gpus(func: Any, name: str, args: Any, tensors: Sequence[Tensor]) -> None:
     # a number on the host may be an operand of a kernel; a tensor may not
     if any(tensor.device.type == "cpu" and tensor.ndim for tensor in tensors):
-        raise NotForGpusError(f"{func} mixes tensors of host and device in {_running_place()}")
+        raise NotForGpusError(f"{func} mixes tensors of host and device in {_running_location()}")
     if name in _BY_DATA or (name == "repeat_interleave" and len(tensors) == len(args)):
-        raise NotForGpusError(f"{func} gives a shape that depends on data: {_running_place()}")
+        raise NotForGpusError(f"{func} gives a shape that depends on data: {_running_location()}")
     if name in _INDEXED and any(
         index is not None and index.dtype == torch.bool for index in args[1]
     ):
         raise NotForGpusError(f"{func} selects by a mask, so the host waits for the number of "
-                              f"True: {_running_place()}")  # fmt: skip
+                              f"True: {_running_location()}")  # fmt: skip
 
 
 def fused_optimizers_on_meta() -> AbstractContextManager[object]:
@@ -229,7 +229,7 @@ def _is_meta(device: Any) -> bool:
     return device is not None and torch.device(device).type == "meta"
 
 
-def _running_place() -> str:
+def _running_location() -> str:
     """Return the innermost function of `vla_rl` that runs in this thread."""
     frame: FrameType | None = sys._getframe(1)
     # comprehensions have frames of their own until Python 3.12
@@ -245,4 +245,4 @@ def _running_place() -> str:
 
 def described(crossings: Sequence[Crossing]) -> str:
     """Return crossings as text, one to a line."""
-    return "\n".join(f"{each.kind} in {each.place} ({each.operation})" for each in crossings)
+    return "\n".join(f"{each.kind} in {each.location} ({each.operation})" for each in crossings)

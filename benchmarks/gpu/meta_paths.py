@@ -2,7 +2,7 @@
 
     batch on the CPU ─► the product's own engine, learner, critic, ... ─► shapes, and what it asked for
 
-A path passes if it needs no number of the device but at the places of `allowed_places`.
+A path passes if it needs no number of the device but at the places of `allowed_waits`.
 
 Keys of the last line:
     meta_paths      number of paths, over all families; each is a test of its own in tests/devices
@@ -17,13 +17,13 @@ from benchmarks.gpu.computations import (
     act,
     build,
     compare,
+    converse,
     embed,
+    estimate_values,
     imitate,
-    judge,
     learn,
     publish,
     save,
-    talk,
 )
 from benchmarks.gpu.crossings import Crossings
 from benchmarks.gpu.tiny_policies import FAMILIES, uneven_conversations
@@ -75,7 +75,9 @@ def _paths() -> dict[str, Path]:
             paths[f"reference: {family}"] = partial(compare, family=family)
         if family not in ("oft diffusion", "oft film"):
             for trunk in ("own", "shared"):
-                paths[f"critic: {family}, {trunk}"] = partial(judge, family=family, trunk=trunk)
+                paths[f"critic: {family}, {trunk}"] = partial(
+                    estimate_values, family=family, trunk=trunk
+                )
         paths[f"imitation: {family}"] = partial(imitate, family=family)
     for family in images:
         if family != "oft diffusion":
@@ -93,14 +95,14 @@ def _paths() -> dict[str, Path]:
     paths["update: language, in bfloat16"] = partial(learn, family="language", change=_in_bfloat16)
     paths["publish: oft tokens"] = partial(publish, family="oft tokens")
     paths["update: oft tokens, twice"] = partial(learn, family="oft tokens", updates=2)
-    packed = partial(learn, family="language", played=uneven_conversations, micro_batch=16)
+    packed = partial(learn, family="language", get_episodes=uneven_conversations, micro_batch=16)
     paths["update: language, packed"] = packed
     paths["update: language, packed, in bfloat16"] = partial(packed, change=_in_bfloat16)
-    paths["talk"] = talk
+    paths["talk"] = converse
     # one token, because the token that the watch answers is in no grammar
     json = ReplyOptions(format=JsonFormat())
-    paths["talk: json"] = partial(talk, options=json, max_tokens=1)
-    paths["talk: with alternatives"] = partial(talk, options=ReplyOptions(top_log_probs=2))
+    paths["talk: json"] = partial(converse, options=json, max_tokens=1)
+    paths["talk: with alternatives"] = partial(converse, options=ReplyOptions(top_log_probs=2))
     for encoder in ("policy", "vjepa2"):
         paths[f"embed: {encoder}"] = partial(embed, encoder=encoder)
     return paths | _loss_paths()

@@ -27,7 +27,7 @@ async def decide(lane: WatchedLane, *, family: str, waits: list[int]) -> None:
             waits.append(len(lane.crossings.waits()))
 
 
-async def talk(lane: DeviceLane, *, tokens: int) -> None:
+async def converse(lane: DeviceLane, *, tokens: int) -> None:
     """Generate a reply, token by token."""
     async with make_torch_engine(policy_on_meta("language"), lane, EngineConfig()) as engine:
         await engine.generate("one two", sampling=Sampling(seed=1), max_tokens=tokens)
@@ -48,7 +48,7 @@ def update_waits(family: str) -> tuple[int, int]:
 def decision_waits(family: str) -> int:
     """Return the waits for one batch of decisions more, after the first."""
     if family == "language":
-        two, three = (num_waits(partial(talk, tokens=each)) for each in (2, 3))
+        two, three = (num_waits(partial(converse, tokens=each)) for each in (2, 3))
         return three - two
     waits = list[int]()
     cross(partial(decide, family=family, waits=waits))

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from benchmarks.gpu.allowed_places import ALLOWED
+from benchmarks.gpu.allowed_waits import ALLOWED
 from benchmarks.gpu.crossings import (
     Crossings,
     described,
@@ -74,4 +74,4 @@ def _load_unwatched(config: VJepa2Config) -> nn.Module:
 
 def not_allowed(crossings: Crossings) -> str:
     """Describe the crossings whose places are not allowed."""
-    return described([each for each in crossings.found if each.place not in ALLOWED])
+    return described([each for each in crossings.found if each.location not in ALLOWED])

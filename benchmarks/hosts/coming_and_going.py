@@ -28,7 +28,7 @@ from typing import Final
 
 import uvloop
 
-from benchmarks.hosts.far_hosts import FarHost, far_hosts, write_list
+from benchmarks.hosts.namespace_hosts import NamespaceRunner, start_hosts, write_list
 from benchmarks.hosts.namespaces import NamespacesRefused, network_namespaces
 from benchmarks.hosts.rollouts import config_for, rollout_over
 from benchmarks.hosts.sleeping_policy import FIRST_DECISION, sleeping_policy
@@ -62,7 +62,7 @@ class Watched:
         victim: the host that is struck.
     """
 
-    def __init__(self, rollout: HostFleet, victim: FarHost) -> None:
+    def __init__(self, rollout: HostFleet, victim: NamespaceRunner) -> None:
         self._rollout, self._victim = rollout, victim
         self._updates = Updates(rollout)
         self._ended: list[Trajectory] = []
@@ -70,10 +70,10 @@ class Watched:
     async def loss(self, strike: Callable[[], None]) -> tuple[float, float]:
         """Strike; return the seconds until the host was lost, and until all its episodes run again."""
         async with self._updates.running(_ONE_GROUP, self._ended.append) as scheduler:
-            await self._until(lambda: self._num_here >= 2 and self._num_running <= SLOTS)
+            await self._until(lambda: self._num_connected >= 2 and self._num_running <= SLOTS)
             lost_before, struck_s = _num_lost(scheduler), time.monotonic()
             await asyncio.to_thread(strike)
-            await self._until(lambda: not self._is_here)
+            await self._until(lambda: not self._is_connected)
             noticed_s = time.monotonic()
             await self._until(lambda: _num_lost(scheduler) > lost_before)
             # those whose arrays it had are missed later, when their group is complete
@@ -89,15 +89,15 @@ class Watched:
         """
         async with self._updates.running(_WITHOUT_END, self._ended.append):
             ready_s = await asyncio.to_thread(begin)
-            await self._until(lambda: bool(self._decisions_here_since(ready_s)))
-        return min(self._decisions_here_since(ready_s)) - ready_s
+            await self._until(lambda: bool(self._decisions_since(ready_s)))
+        return min(self._decisions_since(ready_s)) - ready_s
 
     @property
-    def _is_here(self) -> bool:
+    def _is_connected(self) -> bool:
         return self._victim.name in self._rollout.runner.hosts
 
     @property
-    def _num_here(self) -> int:
+    def _num_connected(self) -> int:
         """Number of episodes that run on the host."""
         name = f"hosts/{self._victim.name}/episodes_running"
         return int(self._rollout.runner.metrics().get(name, 0.0))
@@ -112,7 +112,7 @@ class Watched:
         firsts = [each.info[FIRST_DECISION] for each in self._ended if each.episode.attempt > 0]
         return [first for first in firsts if first > struck_s]
 
-    def _decisions_here_since(self, ready_s: float) -> list[float]:
+    def _decisions_since(self, ready_s: float) -> list[float]:
         """Return when episodes on the host had their first decision."""
         name = self._victim.name
         firsts = [
@@ -132,7 +132,7 @@ def _num_lost(scheduler: EpisodeScheduler) -> int:
     return int(scheduler.metrics().get("rollout/lost/died", 0.0))
 
 
-async def measure(folder: Path, hosts: list[FarHost], rounds: int) -> dict[str, object]:
+async def measure(folder: Path, hosts: list[NamespaceRunner], rounds: int) -> dict[str, object]:
     """Strike one of two hosts in both ways, and let it come back, round after round."""
     stays, victim = hosts
     config = config_for(write_list(folder, [stays, victim]), num_envs=SLOTS, scheduler=_ONE_GROUP)
@@ -189,10 +189,10 @@ def main() -> None:
     options = parser.parse_args()
     try:
         with (
-            network_namespaces(3) as (here, *others),
+            network_namespaces(3) as (control, *others),
             tempfile.TemporaryDirectory(prefix="vla_rl-bench-") as folder,
-            far_hosts(others, Path(folder), LOST_AFTER_S) as hosts,
-            here.entered(),
+            start_hosts(others, Path(folder), LOST_AFTER_S) as hosts,
+            control.entered(),
         ):
             figures = uvloop.run(measure(Path(folder), hosts, options.rounds))
     except NamespacesRefused as reason:

@@ -29,7 +29,7 @@ from typing import Any, Final
 import uvloop
 
 from benchmarks.hosts.bare_copies import BareCopies
-from benchmarks.hosts.far_hosts import FarHost, far_hosts, write_list
+from benchmarks.hosts.namespace_hosts import NamespaceRunner, start_hosts, write_list
 from benchmarks.hosts.namespaces import NamespaceHost, NamespacesRefused, network_namespaces
 from benchmarks.hosts.rollouts import config_for, rollout_over
 from benchmarks.hosts.sleeping_policy import SleepingPolicy, learn, sleeping_policy
@@ -111,7 +111,7 @@ class Times:
 
 
 async def measure(
-    here: NamespaceHost, folder: Path, hosts: list[FarHost], rounds: int
+    control: NamespaceHost, folder: Path, hosts: list[NamespaceRunner], rounds: int
 ) -> dict[str, object]:
     """Measure publications, bare copies, and publications through limited cables."""
     config = config_for(
@@ -134,11 +134,11 @@ async def measure(
             for _ in range(rounds):
                 await ours.round()
                 await bare.round()
-        before = here.carried_bytes()[1]
+        before = control.carried_bytes()[1]
         await publication.publish(NUM_HOSTS)
-        num_copies = (here.carried_bytes()[1] - before) / publication.num_bytes
+        num_copies = (control.carried_bytes()[1] - before) / publication.num_bytes
         limited = Times("limited cables", publication.publish)
-        for machine in (here, *machines):
+        for machine in (control, *machines):
             machine.limit_cable(CABLE_MB_PER_S)
         for _ in range(rounds):
             await limited.round()
@@ -170,12 +170,12 @@ def main() -> None:
     options = parser.parse_args()
     try:
         with (
-            network_namespaces(1 + NUM_HOSTS) as (here, *others),
+            network_namespaces(1 + NUM_HOSTS) as (control, *others),
             tempfile.TemporaryDirectory(prefix="vla_rl-bench-") as folder,
-            far_hosts(others, Path(folder), _LOST_AFTER_S) as hosts,
-            here.entered(),
+            start_hosts(others, Path(folder), _LOST_AFTER_S) as hosts,
+            control.entered(),
         ):
-            figures = uvloop.run(measure(here, Path(folder), hosts, options.rounds))
+            figures = uvloop.run(measure(control, Path(folder), hosts, options.rounds))
     except NamespacesRefused as reason:
         figures = {"publish_4_hosts_vs_1": None, "reason": str(reason)}
     print_table("publication to four hosts against one", figures)

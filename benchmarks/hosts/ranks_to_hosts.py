@@ -32,8 +32,8 @@ from typing import Any, Final, Self
 import uvloop
 from torch import nn
 
-from benchmarks.hosts.far_hosts import FarHost, far_hosts, write_list
 from benchmarks.hosts.measured import GROUP_SIZE
+from benchmarks.hosts.namespace_hosts import NamespaceRunner, start_hosts, write_list
 from benchmarks.hosts.namespaces import NamespaceHost, NamespacesRefused, network_namespaces
 from benchmarks.hosts.publication import HIDDEN
 from benchmarks.hosts.rollouts import STARTS, config_for, rollout_over
@@ -104,7 +104,7 @@ class MostPrivate:
             self.most_mb = max(self.most_mb, private_mb(os.getpid()))
 
 
-async def played(rollout: HostFleet) -> Sequence[Trajectory]:
+async def run_episodes(rollout: HostFleet) -> Sequence[Trajectory]:
     """Return episodes that the hosts have run."""
     source, config = GroupSource(STARTS, GROUP_SIZE, seed=0), SchedulerConfig(groups_per_update=1)
     async with EpisodeScheduler(rollout.runner, source, config) as scheduler:
@@ -113,8 +113,8 @@ async def played(rollout: HostFleet) -> Sequence[Trajectory]:
 
 
 async def measured_updates(
-    here: NamespaceHost,
-    learns: FarHost,
+    control: NamespaceHost,
+    learns: NamespaceRunner,
     hosts: Path,
     list_of_learner: Path,
     num_updates: int,
@@ -126,7 +126,7 @@ async def measured_updates(
     config = config_for(hosts, num_envs=1, scheduler=SchedulerConfig(groups_per_update=1))
     async with rollout_over(config, model) as rollout, Runtime() as runtime, DeviceLane(1) as lane:
         sink: Any = rollout.weights.sinks[SOLE_MEMBER]
-        trajectories = await played(rollout)
+        trajectories = await run_episodes(rollout)
         learner = learner_of(
             model, runtime, lane, ThroughControl(sink) if through_control else sink
         )
@@ -136,12 +136,12 @@ async def measured_updates(
             seconds, waited, copies = [], [], []
             with MostPrivate() as memory:
                 for _ in range(num_updates):
-                    before, began = sum(here.carried_bytes()), time.perf_counter()
+                    before, began = sum(control.carried_bytes()), time.perf_counter()
                     await learner.update(trajectories, [1.0, -1.0])
                     waited.append(time.perf_counter() - began)
                     await rollout.weights.wait_applied()
                     seconds.append(time.perf_counter() - began)
-                    copies.append((sum(here.carried_bytes()) - before) / num_bytes)
+                    copies.append((sum(control.carried_bytes()) - before) / num_bytes)
     return {
         "copies_through_control": statistics.median(copies),
         "control_peak_mb": memory.extra_mb,
@@ -159,7 +159,7 @@ def learner_of(
     return ShardedLearner(model, runtime, lane, config, [sink])
 
 
-def assign_ranks(learns: FarHost, listed: Path) -> RankAssignments:
+def assign_ranks(learns: NamespaceRunner, listed: Path) -> RankAssignments:
     """Assign all ranks to one host."""
     (known,) = read_host_file(listed)
     assignment = RankAssignment(
@@ -169,7 +169,7 @@ def assign_ranks(learns: FarHost, listed: Path) -> RankAssignments:
 
 
 async def measure(
-    here: NamespaceHost, folder: Path, hosts: list[FarHost], num_updates: int
+    control: NamespaceHost, folder: Path, hosts: list[NamespaceRunner], num_updates: int
 ) -> dict[str, float]:
     """Measure both ways, and the first one with a slow host."""
     learns, *acting = hosts
@@ -183,7 +183,7 @@ async def measure(
         if name == "slow_host":
             acting[-1].namespace.limit_cable(SLOW_MB_PER_S)
         found = await measured_updates(
-            here,
+            control,
             learns,
             write_list(folder, acting),
             listed,
@@ -205,12 +205,12 @@ def main() -> None:
     figures: dict[str, object] = {}
     try:
         with (
-            network_namespaces(4) as (here, *others),
+            network_namespaces(4) as (control, *others),
             tempfile.TemporaryDirectory(prefix="vla_rl-bench-") as folder,
-            far_hosts(others, Path(folder), _LOST_AFTER_S) as hosts,
-            here.entered(),
+            start_hosts(others, Path(folder), _LOST_AFTER_S) as hosts,
+            control.entered(),
         ):
-            figures |= uvloop.run(measure(here, Path(folder), hosts, options.updates))
+            figures |= uvloop.run(measure(control, Path(folder), hosts, options.updates))
     except NamespacesRefused as reason:
         figures = {"ranks_to_hosts_copies_through_control": None, "reason": str(reason)}
     print_table("weights from ranks to hosts", figures)

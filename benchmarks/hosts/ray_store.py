@@ -25,7 +25,7 @@ class NoRay(RuntimeError):
 
 
 def ray_cpu_s_per_gb(
-    python: Path, near: NamespaceHost, far: NamespaceHost, num_bytes: int, messages: int
+    python: Path, near: NamespaceHost, remote: NamespaceHost, num_bytes: int, messages: int
 ) -> tuple[float, float]:
     """Return the CPU seconds of all of Ray's processes per GB, and the MB/s.
 
@@ -45,9 +45,13 @@ def ray_cpu_s_per_gb(
     env = {**os.environ, **token}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": env}
     near.popen([*head, f"--node-ip-address={near.address}"], **quiet)
-    other = [f"--address={address}", f"--node-ip-address={far.address}", '--resources={"far": 1}']
+    other = [
+        f"--address={address}",
+        f"--node-ip-address={remote.address}",
+        '--resources={"far": 1}',
+    ]
     _until_open(near)
-    far.popen([*node, *other], **quiet)
+    remote.popen([*node, *other], **quiet)
     script = Path(__file__).with_name("ray_driver.py")
     command = [str(python), str(script), address, near.address, str(num_bytes), str(_IN_FLIGHT)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -55,17 +59,17 @@ def ray_cpu_s_per_gb(
     try:
         _read_line(driver)
         _receive(driver, messages // 4)
-        idle_s = _cpu_s(near, far)
+        idle_s = _cpu_s(near, remote)
         time.sleep(_IDLE_S)
-        idle_per_s = (_cpu_s(near, far) - idle_s) / _IDLE_S
-        began, cpu_began_s = time.perf_counter(), _cpu_s(near, far)
+        idle_per_s = (_cpu_s(near, remote) - idle_s) / _IDLE_S
+        began, cpu_began_s = time.perf_counter(), _cpu_s(near, remote)
         _receive(driver, messages)
         elapsed_s = time.perf_counter() - began
-        used_s = _cpu_s(near, far) - cpu_began_s - idle_per_s * elapsed_s
+        used_s = _cpu_s(near, remote) - cpu_began_s - idle_per_s * elapsed_s
         gigabytes = messages * num_bytes / _GB
         return used_s / gigabytes, 1000 * gigabytes / elapsed_s
     finally:
-        _end_all(near, far)
+        _end_all(near, remote)
 
 
 def _until_open(host: NamespaceHost) -> None:

@@ -30,8 +30,8 @@ from typing import Final, NamedTuple
 
 import uvloop
 
-from benchmarks.hosts.far_hosts import FarHost, far_hosts, write_list
 from benchmarks.hosts.measured import ACTED_PER_S
+from benchmarks.hosts.namespace_hosts import NamespaceRunner, start_hosts, write_list
 from benchmarks.hosts.namespaces import NamespaceHost, NamespacesRefused, network_namespaces
 from benchmarks.hosts.rollouts import config_for, rollout_over
 from benchmarks.hosts.sleeping_policy import HOSTS_PER_GPU, sleeping_policy
@@ -72,8 +72,8 @@ class Watched:
         here: namespace of this process, whose cable carries all that it receives.
     """
 
-    def __init__(self, rollout: HostFleet, here: NamespaceHost) -> None:
-        self._runner, self._here = rollout.runner, here
+    def __init__(self, rollout: HostFleet, control: NamespaceHost) -> None:
+        self._runner, self._control = rollout.runner, control
         self._updates = Updates(rollout)
         self._ended: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
         self._num_decisions = 0
@@ -91,9 +91,9 @@ class Watched:
         async with self._updates.running(config, self._note, keep):
             await asyncio.sleep(_WARM_UP_S)
             self._ended.clear()
-            began = (self._here.carried_bytes()[0], time.process_time())
+            began = (self._control.carried_bytes()[0], time.process_time())
             await asyncio.sleep(seconds)
-            ended = (self._here.carried_bytes()[0], time.process_time())
+            ended = (self._control.carried_bytes()[0], time.process_time())
             num_episodes = sum(map(len, self._ended.values()))
             rates = [_decisions_per_s(of_host) for of_host in self._ended.values()]
         found = Window(
@@ -122,7 +122,7 @@ def _decisions_per_s(ended: list[tuple[float, int]]) -> float:
 
 
 async def measure(
-    here: NamespaceHost, folder: Path, hosts: list[FarHost], seconds: float
+    control: NamespaceHost, folder: Path, hosts: list[NamespaceRunner], seconds: float
 ) -> dict[str, object]:
     """Measure one host, eight hosts, and one again."""
     config = config_for(
@@ -131,7 +131,7 @@ async def measure(
         scheduler=SchedulerConfig(groups_per_update=1),
     )
     async with rollout_over(config, sleeping_policy()) as opened:
-        watched = Watched(opened, here)
+        watched = Watched(opened, control)
         before = await watched.window(seconds)
         write_list(folder, hosts)
         await watched.until(NUM_HOSTS)
@@ -163,12 +163,12 @@ def main() -> None:
     options = parser.parse_args()
     try:
         with (
-            network_namespaces(1 + NUM_HOSTS) as (here, *others),
+            network_namespaces(1 + NUM_HOSTS) as (control, *others),
             tempfile.TemporaryDirectory(prefix="vla_rl-bench-") as name,
-            far_hosts(others, Path(name), _LOST_AFTER_S) as hosts,
-            here.entered(),
+            start_hosts(others, Path(name), _LOST_AFTER_S) as hosts,
+            control.entered(),
         ):
-            figures = uvloop.run(measure(here, Path(name), hosts, options.seconds))
+            figures = uvloop.run(measure(control, Path(name), hosts, options.seconds))
     except NamespacesRefused as reason:
         figures = {"scaling_8": None, "control_bytes_per_episode": None, "reason": str(reason)}
     print_table("eight hosts against one", figures)

@@ -121,7 +121,7 @@ async def _updates(layout: Layout, machines: list[Host], max_staleness: int) -> 
     source = GroupSource([start], measured.GROUP_SIZE, seed=0)
     work_s, dealing_s, began, cpu_began = 0.0, 0.0, 0.0, 0.0
     engine: Any = hosts  # it has a version, and is asked for nothing else
-    runner = LocalEpisodeRunner(hosts, engine, hosts.play)
+    runner = LocalEpisodeRunner(hosts, engine, hosts.run_episode)
     async with EpisodeScheduler(runner, source, config) as scheduler:
         for update in range(WARM_UP + MEASURED):
             if update == WARM_UP:

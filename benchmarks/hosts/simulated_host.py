@@ -54,8 +54,8 @@ class SimulatedHost:
             self._gpus.append(gpu)
         return gpu
 
-    def play(self, num_decisions: int, on_end: Callable[[], None]) -> None:
-        """Play an episode of `num_decisions`; then call `on_end`."""
+    def run_decisions(self, num_decisions: int, on_end: Callable[[], None]) -> None:
+        """Run an episode of `num_decisions`; then call `on_end`."""
         self._observe(self._loop.time(), num_decisions, on_end)
         self.wake()
 

@@ -19,7 +19,7 @@ _NOTHING: Observation = {}
 
 
 class SimulatedHosts:
-    """The hosts of a layout: plays an episode on the freest host, learns on the ranks.
+    """The hosts of a layout: runs an episode on the freest host, learns on the ranks.
 
     It is a pool of environments and the engine at once, because an episode is one event here.
 
@@ -36,15 +36,15 @@ class SimulatedHosts:
         self._hosts = [
             SimulatedHost(seed, host.resources.num_cores) for seed, host in enumerate(hosts)
         ]
-        by_name = {host.name: here for host, here in zip(hosts, self._hosts, strict=True)}
-        acting = {(place.host, gpu) for place in layout.engines for gpu in place.gpus}
-        learning = [(place.host, place.gpu) for place in layout.ranks]
+        by_name = {host.name: simulated for host, simulated in zip(hosts, self._hosts, strict=True)}
+        acting = {(device.host, gpu) for device in layout.engines for gpu in device.gpus}
+        learning = [(device.host, device.gpu) for device in layout.ranks]
         gpus = {
-            place: by_name[place[0]].add_gpu(acts=place in acting)
-            for place in dict.fromkeys([*learning, *acting])
+            device: by_name[device[0]].add_gpu(acts=device in acting)
+            for device in dict.fromkeys([*learning, *acting])
         }
         self._gpus = tuple(gpus.values())
-        self._ranks = [gpus[place] for place in learning]
+        self._ranks = [gpus[device] for device in learning]
         self.num_envs = sum(self._slots)
         self._num_running = [0] * len(hosts)
         self._freest = [(0.0, number) for number, slots in enumerate(self._slots) if slots]
@@ -56,12 +56,12 @@ class SimulatedHosts:
         """Lease a slot on any host."""
         yield SimpleNamespace(episode=episode)
 
-    async def play(self, env: Any, policy: object) -> Trajectory:
-        """Play the episode of `env` on the freest host."""
+    async def run_episode(self, env: Any, policy: object) -> Trajectory:
+        """Run the episode of `env` on the freest host."""
         episode: EpisodeSpec = env.episode
         length, step, host = num_decisions(episode.policy_seed), self._step(), self._take_freest()
         over = asyncio.Event()
-        self._hosts[host].play(length, over.set)
+        self._hosts[host].run_decisions(length, over.set)
         try:
             await over.wait()
         finally:

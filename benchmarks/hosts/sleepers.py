@@ -16,7 +16,7 @@ from benchmarks.hosts.measured import ChunkTimes, num_decisions
 from vla_rl.types import Info, Observation
 
 SLEEPER_ID: Final = "benchmarks.hosts.sleepers:benchmarks/sleeper-v0"
-PICTURE: Final = (224, 224, 3)
+IMAGE_SHAPE: Final = (224, 224, 3)
 STATE_SIZE: Final = 8
 CHUNK_SIZE: Final = 8
 ACTION_DIM: Final = 7
@@ -32,14 +32,14 @@ class SleepingEnv(gymnasium.Env[Observation, np.ndarray]):
     def __init__(self) -> None:
         self.observation_space = spaces.Dict(
             {
-                "image": spaces.Box(0, 255, PICTURE, np.uint8),
+                "image": spaces.Box(0, 255, IMAGE_SHAPE, np.uint8),
                 "state": spaces.Box(-1.0, 1.0, (STATE_SIZE,), np.float32),
             }
         )
         self.action_space = spaces.Box(-1.0, 1.0, (ACTION_DIM,), np.float32)
         # a process of its own each: all would draw the same times from one seed
         self._times = ChunkTimes(os.getpid())
-        image = np.random.default_rng(0).integers(0, 256, PICTURE, dtype=np.uint8)
+        image = np.random.default_rng(0).integers(0, 256, IMAGE_SHAPE, dtype=np.uint8)
         self._seen: Observation = {"image": image, "state": np.zeros(STATE_SIZE, np.float32)}
         self._num_steps = self._last_step = 0
 

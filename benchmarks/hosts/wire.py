@@ -129,13 +129,13 @@ async def small_call_us(source: Source) -> float:
     return round(1e6 * statistics.median(times), 1)
 
 
-async def measure(far: NamespaceHost, folder: Path, rounds: int) -> dict[str, object]:
+async def measure(remote: NamespaceHost, folder: Path, rounds: int) -> dict[str, object]:
     """Measure ours and bare ZeroMQ; this thread is in the other namespace."""
-    server, placement = serve_actors(far, folder)
+    server, placement = serve_actors(remote, folder)
     async with Runtime() as runtime:
         source = await runtime.spawn(Source, placement=placement)
         ours = Figures(server.pid, runtime.info(source).pid)
-        with BareCurve(far, NUM_BYTES) as plain:
+        with BareCurve(remote, NUM_BYTES) as plain:
             bare = Figures(plain.pid)
             await receive_pixels(source, 4, 1)
             for number in range(1, rounds + 1):
@@ -163,11 +163,11 @@ async def measure(far: NamespaceHost, folder: Path, rounds: int) -> dict[str, ob
 
 
 def compare_with_ray(
-    python: Path, near: NamespaceHost, far: NamespaceHost, figures: dict[str, object]
+    python: Path, near: NamespaceHost, remote: NamespaceHost, figures: dict[str, object]
 ) -> dict[str, object]:
     """Return Ray's figures, or the reason why there are none."""
     try:
-        cpu_s, mb_per_s = ray_cpu_s_per_gb(python, near, far, NUM_BYTES, 4 * _MESSAGES)
+        cpu_s, mb_per_s = ray_cpu_s_per_gb(python, near, remote, NUM_BYTES, 4 * _MESSAGES)
     except NoRay as reason:
         return {"wire_vs_ray": None, "ray_reason": str(reason)}
     ours_s = figures["wire_cpu_s_per_gb"]
@@ -194,12 +194,12 @@ def main() -> None:
     options = parser.parse_args()
     try:
         with (
-            network_namespaces(2) as (near, far),
+            network_namespaces(2) as (near, remote),
             tempfile.TemporaryDirectory(prefix="vla_rl-bench-") as folder,
             near.entered(),
         ):
-            figures = uvloop.run(measure(far, Path(folder) / "keys", options.rounds))
-            figures |= compare_with_ray(options.ray_python, near, far, figures)
+            figures = uvloop.run(measure(remote, Path(folder) / "keys", options.rounds))
+            figures |= compare_with_ray(options.ray_python, near, remote, figures)
     except NamespacesRefused as reason:
         figures = {"wire_cpu_vs_bare_curve": None, "reason": str(reason)}
     print_table("the wire between hosts", figures)

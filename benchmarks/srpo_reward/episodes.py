@@ -97,11 +97,11 @@ def load_episodes(folder: Path = DATA) -> list[Episode]:
             init_state_id=int(table["init_state_id"][row]),
             kind=str(table["kind"][row]),
             is_success=bool(table["is_success"][row]),
-            frames=pictures,
+            frames=images,
             states=states,
             progress=progress,
         )
-        for row, (pictures, states, progress) in enumerate(zip(*cuts, strict=True))
+        for row, (images, states, progress) in enumerate(zip(*cuts, strict=True))
     ]
 
 

@@ -30,8 +30,8 @@ from vla_rl.types import Observation, Sampling, derive_seed
 SUITE, STEP_LIMIT, IMAGE_SIZE = "libero_object", 160, 84
 INIT_STATES, POLICY_INIT_STATES, POLICY_SAMPLES = range(3), range(10, 14), 6
 
-Player: TypeAlias = Callable[[int, Observation], Awaitable[np.ndarray]]
-"""Called as `await player(num_steps, observation)`; returns the next control steps, float32 [H,
+Actor: TypeAlias = Callable[[int, Observation], Awaitable[np.ndarray]]
+"""Called as `await actor(num_steps, observation)`; returns the next control steps, float32 [H,
 7]."""
 
 
@@ -141,16 +141,16 @@ class SampledPolicy:
 
 
 async def record_episode(
-    env: LiberoEnv, init_state_id: int, kind: str, begin: Callable[[TrueProgress], Player]
+    env: LiberoEnv, init_state_id: int, kind: str, begin: Callable[[TrueProgress], Actor]
 ) -> Episode:
     """Run one episode; the environment runs in this thread, which owns its OpenGL context."""
     observation, _ = env.reset(options={"init_state_id": init_state_id})
     progress, num_steps = TrueProgress(env), 0
-    play = begin(progress)
+    choose_actions = begin(progress)
     moments = [(observation, progress.now())]
     terminated = truncated = False
     while not (terminated or truncated):
-        for action in await play(num_steps, observation):
+        for action in await choose_actions(num_steps, observation):
             num_steps += 1
             env.render_every_step = num_steps % STEPS_PER_MOMENT == 0
             observation, _, terminated, truncated, _ = env.step(action)
@@ -204,8 +204,8 @@ async def record(
     return episodes
 
 
-def _whatever_the_progress(player: Player, _progress: TrueProgress) -> Player:
-    return player
+def _whatever_the_progress(choose: Actor, _progress: TrueProgress) -> Actor:
+    return choose
 
 
 def _env(task_id: int, assets: str | None, wrist_image: bool) -> LiberoEnv:

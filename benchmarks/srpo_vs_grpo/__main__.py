@@ -44,7 +44,7 @@ from benchmarks.srpo_vs_grpo.lines import (
     note_study,
     read_runs,
 )
-from benchmarks.srpo_vs_grpo.picture import draw_study
+from benchmarks.srpo_vs_grpo.plot import draw_study
 from vla_rl.errors import VlaRlError
 
 DATA: Final = Path(__file__).parents[2] / "docs" / "results" / "srpo_vs_grpo.jsonl"
@@ -65,8 +65,8 @@ def missing_runs(
 ) -> list[tuple[int, str]]:
     """Return the runs to make, in order: seeds that some arm has first, each with all its arms."""
     made = {(run.seed, run.arm) for run in runs}
-    begun = {run.seed for run in runs}
-    in_order = sorted(seeds, key=lambda seed: (seed not in begun, seed))
+    started = {run.seed for run in runs}
+    in_order = sorted(seeds, key=lambda seed: (seed not in started, seed))
     return [(seed, arm) for seed in in_order for arm in arms if (seed, arm) not in made]
 
 
@@ -93,7 +93,7 @@ def run_missing(data: Path, seeds: Sequence[int], minutes: float | None) -> None
         print(f"{arm}, seed {seed}: done in {run.minutes:.0f} minutes", flush=True)
 
 
-def print_report(runs: Sequence[ArmRun], picture: Path | None) -> None:
+def print_report(runs: Sequence[ArmRun], image: Path | None) -> None:
     """Print the table, what can be concluded, and the JSON line; draw the study if wanted."""
     console, arms = Console(), list(study.ARMS)
     report = report_of(runs, arms)
@@ -105,8 +105,8 @@ def print_report(runs: Sequence[ArmRun], picture: Path | None) -> None:
         print(*found, sep="\n")
     else:
         console.print(_table(runs, arms))
-        if picture is not None:
-            draw_study(runs, arms, picture)
+        if image is not None:
+            draw_study(runs, arms, image)
         for other in ("grpo", "srpo_released"):
             test = paired_bootstrap(differences(runs, "srpo", other))
             print(
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--report", action="store_true", help="read the data and run nothing")
     parser.add_argument(
-        "--picture", type=Path, help="with --report: file to draw the study into, such as a .png"
+        "--plot", type=Path, help="with --report: file to draw the study into, such as a .png"
     )
     parser.add_argument("--data", type=Path, default=DATA, help="file of the finished runs")
     options = parser.parse_args(arguments)
@@ -186,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         if options.report:
-            print_report(read_runs(options.data), options.picture)
+            print_report(read_runs(options.data), options.plot)
         else:
             run_missing(options.data, options.seeds, options.minutes)
     except (VlaRlError, OSError, ValueError, CalledProcessError, TimeoutExpired) as error:

@@ -204,8 +204,13 @@ def _add_part(around: ET.Element, part: Part, names: dict[Surface, str]) -> None
 
 def _add_site(body: ET.Element, site: Site) -> None:
     rgba = f"{_rgb(site.color)} 1" if site.color else "0 0 0 0"
-    place = {"name": site.name, "type": site.type, "pos": _text(site.pos), "quat": _text(site.quat)}
-    ET.SubElement(body, "site", place | {"size": _text(site.size), "rgba": rgba})
+    attributes = {
+        "name": site.name,
+        "type": site.type,
+        "pos": _text(site.pos),
+        "quat": _text(site.quat),
+    }
+    ET.SubElement(body, "site", attributes | {"size": _text(site.size), "rgba": rgba})
 
 
 def _add_geom(body: ET.Element, geom: Geom, names: dict[Surface, str], mass_kg: float) -> None:

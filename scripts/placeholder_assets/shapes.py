@@ -203,12 +203,12 @@ def rotate(quat: Quaternion, v: Vector) -> Vector:
 
 def moved(geoms: Iterable[Geom], to: Vector = (0.0, 0.0, 0.0), turn: Quaternion = UPRIGHT) -> Geoms:
     """Rotate the geoms about the origin, then shift them."""
-    placed = []
+    positioned = []
     for geom in geoms:
         x, y, z = rotate(turn, geom.pos)
         pos = (x + to[0], y + to[1], z + to[2])
-        placed.append(replace(geom, pos=pos, quat=compose(turn, geom.quat)))
-    return tuple(placed)
+        positioned.append(replace(geom, pos=pos, quat=compose(turn, geom.quat)))
+    return tuple(positioned)
 
 
 def along_y(geoms: Iterable[Geom]) -> Geoms:

@@ -10,7 +10,7 @@ from scripts.placeholder_assets.shapes import (
     Material,
     Part,
     Reach,
-    Site as Place,
+    Site as Location,
     about_x,
     about_y,
     about_z,
@@ -39,7 +39,7 @@ def tableware() -> tuple[Item, ...]:
         _modelled("white_yellow_mug", 0.060, _mug(0.0345, 0.0760, "#f7f7f4", "#f0c02f", "#f0c02f")),
         _modelled("moka_pot", 0.131, _moka_pot()),
         _modelled("wine_bottle", 0.051, _wine_bottle()),
-        _modelled("black_book", 0.060, _book()),
+        _modelled("black_book", 0.060, _bound_book()),
     )
 
 
@@ -160,7 +160,7 @@ def _basket() -> Item:
         )
         for angle in (0.0, math.pi / 2, math.pi, -math.pi / 2)
     ]
-    region = Place(
+    region = Location(
         "contain_region", (0.0, 0.0, 0.07185), (0.06108, 0.06108, 0.06949), (0.0, 0.0, 0.0, 1.0)
     )
     everything = (*floor, *(geom for part in walls + rims for geom in part))
@@ -257,7 +257,7 @@ def _wine_bottle() -> Geoms:
     )
 
 
-def _book() -> Geoms:
+def _bound_book() -> Geoms:
     """A hardback of 28 by 105 by 130 mm, standing on its lower edge, its spine towards -y."""
     x, y, z = 0.0280, 0.1050, 0.1300
     return (

@@ -129,7 +129,7 @@ async def test_a_consumer_of_large_items_that_does_not_read_pauses_the_stream(
     while (made := await streamer.made()) != previous:
         previous = made
     assert made <= 6  # four that nobody has read, one that was, and one that waits
-    assert [int(picture[-1]) async for picture in stream] == list(range(1, 12))
+    assert [int(image[-1]) async for image in stream] == list(range(1, 12))
 
 
 async def test_no_one_else_reaches_an_actor_once_its_client_has(

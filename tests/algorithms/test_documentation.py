@@ -140,5 +140,5 @@ def test_every_golden_case_has_a_row_on_the_page_and_every_row_a_case() -> None:
     for project, names in cases.items():
         starts = tuple(start for other, start in named if other == project)
         # where ours differs is a table of its own
-        elsewhere = ("advantage/gpg", "advantage/grpo/lone", "correction/loss", "reinpp")
-        assert {name for name in names if not name.startswith((*starts, *elsewhere))} == set()
+        other_names = ("advantage/gpg", "advantage/grpo/lone", "correction/loss", "reinpp")
+        assert {name for name in names if not name.startswith((*starts, *other_names))} == set()

@@ -55,7 +55,7 @@ def test_equal_rewards_are_recognised(rewards, equal) -> None:
     assert has_equal_rewards(rewards) is equal
 
 
-def test_rewards_that_differ_in_their_last_digit_are_not_equal_and_still_teach() -> None:
+def test_rewards_that_differ_in_their_last_digit_are_not_equal_and_still_train() -> None:
     for rewards in ([0.5, np.nextafter(0.5, 1.0)], [1e-9, 0.0], [1.0, 1.0, 1.0 - 1e-7]):
         assert not has_equal_rewards(rewards)
         assert group_advantage(rewards).any()

@@ -63,12 +63,12 @@ def test_as_a_loss_k2_has_the_gradient_of_the_divergence_and_k1_has_none() -> No
 
 def test_far_policies_stay_finite() -> None:
     log_prob = torch.tensor([0.0], requires_grad=True)
-    far = torch.tensor([1000.0])
-    assert k1(log_prob, far).item() == -20.0
-    assert k2(log_prob, far).item() == 200.0
-    assert k3(log_prob, far).item() == 10.0
+    distant = torch.tensor([1000.0])
+    assert k1(log_prob, distant).item() == -20.0
+    assert k2(log_prob, distant).item() == 200.0
+    assert k3(log_prob, distant).item() == 10.0
     for estimator in KL_ESTIMATORS.values():
-        (found,) = torch.autograd.grad(estimator(log_prob, far).sum(), log_prob)
+        (found,) = torch.autograd.grad(estimator(log_prob, distant).sum(), log_prob)
         assert found.item() == 0.0
 
 

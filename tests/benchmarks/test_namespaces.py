@@ -51,22 +51,22 @@ def hosts() -> Iterator[tuple[NamespaceHost, ...]]:
 
 
 def test_a_host_answers_another_until_its_cable_is_pulled(hosts: tuple[NamespaceHost, ...]) -> None:
-    near, far = hosts
-    greeter = far.popen([sys.executable, "-c", GREETER, far.address], stdout=subprocess.PIPE)
+    first, second = hosts
+    greeter = second.popen([sys.executable, "-c", GREETER, second.address], stdout=subprocess.PIPE)
     assert greeter.stdout is not None
     port = int(greeter.stdout.readline())
 
     def greeting(within_s: float) -> bytes:
-        with socket.create_connection((far.address, port), timeout=within_s) as caller:
+        with socket.create_connection((second.address, port), timeout=within_s) as caller:
             return caller.recv(100)
 
-    with near.entered():
+    with first.entered():
         assert greeting(20) == b"welcome"
-        assert min(far.carried_bytes()) > 0
-        far.pull_cable()
+        assert min(second.carried_bytes()) > 0
+        second.pull_cable()
         with pytest.raises(TimeoutError):
             greeting(0.3)
-        far.plug_in_cable()
+        second.plug_in_cable()
         assert greeting(20) == b"welcome"
     greeter.stdout.close()
 
@@ -92,13 +92,13 @@ def test_a_program_in_a_host_ends_when_its_owner_is_killed(
 
 
 def test_a_limited_cable_carries_no_more_than_its_limit(hosts: tuple[NamespaceHost, ...]) -> None:
-    near, far = hosts
-    sender = far.popen([sys.executable, "-c", SENDER, far.address], stdout=subprocess.PIPE)
+    first, second = hosts
+    sender = second.popen([sys.executable, "-c", SENDER, second.address], stdout=subprocess.PIPE)
     assert sender.stdout is not None
     port = int(sender.stdout.readline())
-    far.limit_cable(4.0)
+    second.limit_cable(4.0)
     received, began = 0, time.monotonic()
-    with near.entered(), socket.create_connection((far.address, port), timeout=20) as caller:
+    with first.entered(), socket.create_connection((second.address, port), timeout=20) as caller:
         while piece := caller.recv(1 << 16):
             received += len(piece)
     assert received == 2_000_000
@@ -108,17 +108,17 @@ def test_a_limited_cable_carries_no_more_than_its_limit(hosts: tuple[NamespaceHo
 
 
 def test_a_host_lists_the_processes_in_it_until_they_end(hosts: tuple[NamespaceHost, ...]) -> None:
-    near, far = hosts
-    shell = far.popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE)
+    first, second = hosts
+    shell = second.popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE)
     assert shell.stdout is not None
     grandchild = int(shell.stdout.readline())
-    assert {shell.pid, grandchild} == set(far.processes())
-    assert near.processes() == []
+    assert {shell.pid, grandchild} == set(second.processes())
+    assert first.processes() == []
     watched = os.pidfd_open(grandchild)
     shell.kill()
     os.kill(grandchild, signal.SIGKILL)
     shell.wait()
     assert select.select([watched], [], [], 20)[0]
-    assert far.processes() == []
+    assert second.processes() == []
     shell.stdout.close()
     os.close(watched)

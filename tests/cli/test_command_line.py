@@ -19,10 +19,10 @@ from vla_rl.types import Config
 
 
 class RolloutSettings(Config):
-    """How episodes are played."""
+    """How episodes run."""
 
     num_envs: int = 4
-    """Environments played at the same time."""
+    """Environments run at the same time."""
 
     def __post_init__(self) -> None:
         self.require(self.num_envs > 0, "num_envs", "at least 1 environment")
@@ -148,21 +148,21 @@ def mutated(arguments: Sequence[str], chance: random.Random) -> list[str]:
     """Change a command line in one to three places."""
     line = list(arguments)
     for _ in range(chance.randint(1, 3)):
-        place = chance.randrange(len(line) + 1)
+        offset = chance.randrange(len(line) + 1)
         change = chance.randrange(6)
         if change == 0:
-            line.insert(place, chance.choice(VALUES))
+            line.insert(offset, chance.choice(VALUES))
         elif change == 1:
-            line[place:place] = [chance.choice(OPTIONS), chance.choice(VALUES)]
+            line[offset:offset] = [chance.choice(OPTIONS), chance.choice(VALUES)]
         elif change == 2 and line:
-            line.pop(place % len(line))
+            line.pop(offset % len(line))
         elif change == 3 and line:
-            line[place % len(line)] = chance.choice(VALUES)
+            line[offset % len(line)] = chance.choice(VALUES)
         elif line:
-            word = line[place % len(line)]
+            word = line[offset % len(line)]
             cut = chance.randrange(len(word) + 1)
             middle = chance.choice(["", ".", "-", "=", "\xe9", LONG, "_"])
-            line[place % len(line)] = word[:cut] + middle + word[cut + (change == 5) :]
+            line[offset % len(line)] = word[:cut] + middle + word[cut + (change == 5) :]
     return line
 
 

@@ -109,7 +109,7 @@ def test_all_help_explains_every_option_in_its_own_words(
     text = " ".join(print_help(RunSettings, capsys, "--help-all").split())
     for phrase in (
         "--rollout.num-envs",
-        "Environments played at the same time.",
+        "Environments run at the same time.",
         "--dry-run",
         "--resume",
         "--draw",

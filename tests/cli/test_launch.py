@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from processes import named_memory_of, processes_of_session, those_left
-from toy_runs import COMMAND, SMALL, run_here, start_recipe
+from toy_runs import COMMAND, SMALL, run_locally, start_recipe
 
 from vla_rl.errors import CheckpointError, ConfigError, EnvError, GraphError
 from vla_rl.learner import latest_checkpoint
@@ -64,7 +64,7 @@ def test_ctrl_c_stops_in_order_and_the_run_can_be_resumed(
     assert lines == list(range(1, reached + 1))
     assert (run / "report.html").exists()
 
-    assert run_here(tmp_path, "--resume", str(run), "--run.updates", str(reached + 1)) == 0
+    assert run_locally(tmp_path, "--resume", str(run), "--run.updates", str(reached + 1)) == 0
     assert f"update {reached + 1}/{reached + 1}" in capsys.readouterr().out
 
 
@@ -81,7 +81,7 @@ def test_a_sigterm_before_the_first_update_leaves_a_run_that_can_be_resumed_too(
     assert process.returncode == 128 + signal.SIGTERM, err
     until_gone(process.pid)
     (run,) = tmp_path.iterdir()
-    assert run_here(tmp_path, "--resume", str(run), "--run.updates", "1") == 0
+    assert run_locally(tmp_path, "--resume", str(run), "--run.updates", "1") == 0
     assert "update 1/1" in capsys.readouterr().out
 
 
@@ -154,7 +154,7 @@ def test_kill_9_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> None:
 def test_a_dry_run_prints_the_plan_and_starts_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_here(tmp_path, "--dry-run", "--run.updates", "7") == 0
+    assert run_locally(tmp_path, "--dry-run", "--run.updates", "7") == 0
     printed = " ".join(capsys.readouterr().out.split())
     for phrase in (
         '"updates": 7',
@@ -167,7 +167,7 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(
 
 
 def test_the_graph_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_here(tmp_path / "runs", "--draw", str(tmp_path / "graph.svg")) == 0
+    assert run_locally(tmp_path / "runs", "--draw", str(tmp_path / "graph.svg")) == 0
     assert (tmp_path / "graph.svg").exists() or "flowchart" in capsys.readouterr().out
     assert not (tmp_path / "runs").exists()
 
@@ -229,20 +229,20 @@ def test_different_errors_of_several_tasks_are_explained_one_after_the_other() -
 
 def test_what_a_node_reports_of_its_cause_is_not_repeated() -> None:
     failed, cause = GraphError("node 'reward' failed: EnvError: no success"), EnvError("no success")
-    cause.add_note("while playing episode 7")
+    cause.add_note("while running episode 7")
     failed.__cause__ = cause
     assert explain(failed).splitlines() == [
         "error: GraphError: node 'reward' failed: EnvError: no success",
-        "while playing episode 7",
+        "while running episode 7",
     ]
 
 
 def test_a_deliberate_error_is_explained_without_a_traceback_but_with_its_notes() -> None:
     failed, cause = GraphError("node 'rollout' failed in update 0"), EnvError("my/env: step raised")
-    cause.add_note("while playing episode 7")
+    cause.add_note("while running episode 7")
     failed.__cause__ = cause
     assert explain(failed).splitlines() == [
         "error: GraphError: node 'rollout' failed in update 0",
         "because of EnvError: my/env: step raised",
-        "while playing episode 7",
+        "while running episode 7",
     ]

@@ -84,13 +84,13 @@ def test_a_streamed_run_gives_the_same() -> None:
 def test_a_session_remembers_what_was_said() -> None:
     agent, session = Agent(name="adder", tools=[add]), SQLiteSession("one")
 
-    async def talk() -> list[str]:
+    async def converse() -> list[str]:
         return [
             (await Runner.run(agent, text, session=session)).final_output
             for text in ("What is 2 plus 3?", "Thanks.")
         ]
 
-    assert asyncio.run(talk())[0] == "It is 5."
+    assert asyncio.run(converse())[0] == "It is 5."
     assert len(asyncio.run(session.get_items())) >= 6
 
 

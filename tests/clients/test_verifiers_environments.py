@@ -89,7 +89,7 @@ async def run_row(pool: VerifiersPool, row: int, policy: Any) -> Trajectory:
 
 
 @pytest.mark.skipif(VERSION >= (0, 4), reason="verifiers 0.4 has no classic environments")
-async def test_a_classic_environment_is_played_with_its_tool_and_judged_by_its_rubric(
+async def test_a_classic_environment_is_run_with_its_tool_and_scored_by_its_rubric(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with pool_of("vf_sums", monkeypatch, arguments={"num_rows": 5}) as pool:
@@ -110,7 +110,7 @@ async def test_a_classic_environment_is_played_with_its_tool_and_judged_by_its_r
         assert (wrong.is_success, wrong.undiscounted_return) == (False, 0.0)
 
 
-async def test_a_v1_environment_is_played_by_its_harness_and_judged_by_its_task(
+async def test_a_v1_environment_is_run_by_its_harness_and_scored_by_its_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     arguments = {**V1, "taskset": {"num_rows": 4}}
@@ -134,7 +134,7 @@ async def test_a_v1_environment_is_played_by_its_harness_and_judged_by_its_task(
     VERSION < (0, 3),
     reason="the harness of verifiers 0.2 installs a newer mcp than its servers speak",
 )
-async def test_a_v1_environment_with_a_tool_server_is_played(
+async def test_a_v1_environment_with_a_tool_server_is_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with pool_of("vf_doubles_v1", monkeypatch, arguments=V1) as pool:

@@ -104,8 +104,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "placement" in metafunc.fixturenames:
         marks = () if metafunc.function.__name__ in OF_SPAWNED_PROCESSES else pytest.mark.proof
         spawned = pytest.param("child_process", marks=marks)
-        places = ["in_loop", spawned, "fork_server", "remote_host"]
-        metafunc.parametrize("placement", places, indirect=True)
+        hosts = ["in_loop", spawned, "fork_server", "remote_host"]
+        metafunc.parametrize("placement", hosts, indirect=True)
 
 
 @pytest.fixture

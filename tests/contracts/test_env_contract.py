@@ -67,7 +67,7 @@ def case(request: pytest.FixtureRequest) -> Case:
         try:
             find_assets(None)
         except (FileNotFoundError, ImportError) as error:
-            pytest.skip(f"LIBERO cannot be played here: {str(error).split('. ')[0]}")
+            pytest.skip(f"LIBERO cannot run here: {str(error).split('. ')[0]}")
     if request.param is METAWORLD:
         try:
             load_metaworld()

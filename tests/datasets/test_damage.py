@@ -229,12 +229,12 @@ def found() -> Iterator[tuple[str, bool, str]]:
 
 
 def test_every_call_that_reads_is_inside_of_the_guard() -> None:
-    bare = [f"{place}: {text}" for place, is_guarded, text in found() if not is_guarded]
+    bare = [f"{reader}: {text}" for reader, is_guarded, text in found() if not is_guarded]
     assert not bare, "put it inside of `with reading(...)`, or list it with its reason"
 
 
 def test_every_function_that_reads_is_tested_here() -> None:
-    assert {place for place, _, _ in found()} == set(READERS)
+    assert {reader for reader, _, _ in found()} == set(READERS)
 
 
 STATE = "data/demo_0/obs/ee_pos"
@@ -259,16 +259,16 @@ def replaced(name: str, **options: Any) -> Callable[[h5py.File], Any]:
     return change
 
 
-def link_elsewhere(file: h5py.File) -> None:
-    elsewhere = Path(file.filename).with_name("elsewhere.h5")
-    with h5py.File(elsewhere, "w") as other:
+def link_other_file(file: h5py.File) -> None:
+    other_path = Path(file.filename).with_name("elsewhere.h5")
+    with h5py.File(other_path, "w") as other:
         other["x"] = np.zeros((3, 3))
     del file[STATE]
-    file[STATE] = h5py.ExternalLink(elsewhere.name, "/x")
+    file[STATE] = h5py.ExternalLink(other_path.name, "/x")
 
 
 def link_to_a_link(file: h5py.File) -> None:
-    link_elsewhere(file)
+    link_other_file(file)
     file.move(STATE, "aside")
     file[STATE] = h5py.SoftLink("/aside")
 
@@ -283,7 +283,7 @@ def virtual(file: h5py.File) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (link_elsewhere, r"'obs/ee_pos' is a link to .*elsewhere\.h5, expected data in the file"),
+        (link_other_file, r"'obs/ee_pos' is a link to .*elsewhere\.h5, expected data in the file"),
         (link_to_a_link, r"'obs/ee_pos' is a link to .*elsewhere\.h5, expected data in the file"),
         (virtual, "'obs/ee_pos' is stored in other files"),
         (

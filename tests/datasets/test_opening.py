@@ -79,7 +79,7 @@ def test_a_field_that_is_too_short_is_named(field: str, tmp_path: Path) -> None:
         read_hdf5(path)
 
 
-def test_a_demonstration_of_one_action_has_nothing_to_teach(tmp_path: Path) -> None:
+def test_a_demonstration_of_one_action_has_nothing_to_train(tmp_path: Path) -> None:
     hdf5(tmp_path / "x_demo.hdf5", {"demo_0": actions((MOVE, -1))})
     with pytest.raises(DataError, match="has no usable action: all are idle"):
         read_hdf5(tmp_path / "x_demo.hdf5")

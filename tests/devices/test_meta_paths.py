@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu.allowed_places import ALLOWED
+from benchmarks.gpu.allowed_waits import ALLOWED
 from benchmarks.gpu.crossings import META, Crossings, NotForGpusError, described
 from benchmarks.gpu.meta_paths import PATHS, crossings_of
 from benchmarks.gpu.syncs import decision_waits, update_waits
@@ -54,7 +54,7 @@ assert set(PATHS) > PROOFS
 def test_a_path_needs_no_number_of_the_device(name: str) -> None:
     crossings = crossings_of(name)
     RUN.add(name)
-    REACHED.update(each.place for each in crossings.found)
+    REACHED.update(each.location for each in crossings.found)
     assert not not_allowed(crossings)
 
 

@@ -1,4 +1,4 @@
-"""The campaign's stage of pictures: every EGL device draws what the CPU draws, and one that cannot is
+"""The campaign's stage of images: every EGL device draws what the CPU draws, and one that cannot is
 named."""
 
 from importlib.util import find_spec
@@ -41,18 +41,18 @@ def test_an_egl_device_that_is_not_there_is_named(target: Any) -> None:
     assert not list(target.folder.iterdir())
 
 
-def test_pictures_are_compared_by_their_pixels(target: Any) -> None:
+def test_images_are_compared_by_their_pixels(target: Any) -> None:
     cpu, gpu = np.full((10, 10, 3), 100, np.uint8), np.full((10, 10, 3), 100, np.uint8)
     gpu[0, 0] = (100, 100, 140)  # one pixel of a hundred, in one of its colours
     gpu[1, 1] = (90, 100, 100)  # and one that is smoothed otherwise
-    for name, picture in (("osmesa", cpu), ("egl-0", gpu)):
-        np.save(target.folder / f"picture-{name}.npy", picture)
+    for name, image in (("osmesa", cpu), ("egl-0", gpu)):
+        np.save(target.folder / f"image-{name}.npy", image)
     found = rendering.differences(target, "egl-0")
     assert found == pytest.approx({"difference": 50 / 300, "apart": 0.01})
     assert rendering.differences(target, "egl-1") == {}
 
 
-def test_without_a_simulator_no_picture_is_drawn(
+def test_without_a_simulator_no_image_is_drawn(
     target: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendering, "find_spec", lambda name: None)

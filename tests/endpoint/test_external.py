@@ -53,7 +53,7 @@ def texts_of(trajectory: Trajectory) -> list[str]:
     return [bytes(step.chunk.tokens.tolist()).decode().strip() for step in trajectory.steps]
 
 
-async def test_a_coroutine_answers_and_the_environment_judges(endpoint: Endpoint) -> None:
+async def test_a_coroutine_answers_and_the_environment_evaluates(endpoint: Endpoint) -> None:
     async def agent(task: ExternalTask) -> str:
         return (await chat(task, task.prompt, "sure?"))[-1]
 
@@ -96,7 +96,7 @@ async def test_an_agent_that_forgets_its_reward_is_told(endpoint: Endpoint, answ
         await external_agent(agent, endpoint)(AskOnce(), BytePolicy("41"))
 
 
-async def test_an_unchanged_program_plays_with_two_environment_variables(
+async def test_an_unchanged_program_runs_with_two_environment_variables(
     endpoint: Endpoint, tmp_path: Path
 ) -> None:
     (tmp_path / "agent.py").write_text(PROGRAM)
@@ -241,7 +241,7 @@ async def test_what_the_agent_or_the_policy_raises_is_raised(endpoint: Endpoint)
         await external_agent(forgiving, endpoint)(AskOnce(), policy)
 
 
-async def test_an_agent_that_talks_to_somebody_else_is_told(endpoint: Endpoint) -> None:
+async def test_an_agent_that_speaks_to_somebody_else_is_told(endpoint: Endpoint) -> None:
     async def deaf(task: ExternalTask) -> str:
         return "42"
 

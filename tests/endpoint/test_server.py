@@ -290,7 +290,7 @@ def pages(import_folder: Path) -> Path:
     return import_folder
 
 
-async def test_an_agent_of_the_real_client_is_played_with_two_changed_lines(pages: Path) -> None:
+async def test_an_agent_of_the_real_client_is_run_with_two_changed_lines(pages: Path) -> None:
     assert BLOCKS["my_agent.py"].count("# changed") == 2
     spec = EnvSpec(id="text/arithmetic", kwargs={"num_operators": 1, "min_tool_calls": 0})
     episode = EpisodeSpec(

@@ -1,4 +1,4 @@
-"""A runtime for each test or for all tests of a file, and episodes to play."""
+"""A runtime for each test or for all tests of a file, and episodes to run."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any

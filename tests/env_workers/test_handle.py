@@ -38,23 +38,23 @@ def faulty(fault: str, at_step: int = 1) -> EnvSpec:
 
 
 async def test_a_handle_behaves_as_the_environment_in_this_process(runtime: Runtime) -> None:
-    here = gymnasium.make("vla_rl.envs:" + TOY, render_mode="rgb_array")
+    local = gymnasium.make("vla_rl.envs:" + TOY, render_mode="rgb_array")
     spec = EnvSpec(id=TOY, kwargs={"render_mode": "rgb_array"})
     async with asyncio.timeout(30), open_env(runtime, spec) as env:
-        assert env.observation_space == here.observation_space
-        assert env.action_space == here.action_space
+        assert env.observation_space == local.observation_space
+        assert env.action_space == local.action_space
         assert env.render_mode == "rgb_array"
-        expected, expected_info = here.reset(seed=5, options={"init_state_id": 4})
+        expected, expected_info = local.reset(seed=5, options={"init_state_id": 4})
         observation, info = await env.reset(seed=5, options={"init_state_id": 4})
         assert info == expected_info
         for row in RIGHT:
             assert np.array_equal(observation["image"], expected["image"])
             assert np.array_equal(observation["state"], expected["state"])
             assert observation["instruction"] == expected["instruction"]
-            expected, *expected_rest = here.step(row)
+            expected, *expected_rest = local.step(row)
             observation, *rest = await env.step(row)
             assert rest == expected_rest
-        image: Any = here.render()
+        image: Any = local.render()
         assert np.array_equal(await env.render(), image)
 
 
@@ -85,9 +85,9 @@ async def test_frames_say_which_image_of_the_observation_they_are(
 
 
 async def test_a_chunk_is_one_message_and_gives_what_its_rows_give(runtime: Runtime) -> None:
-    here = gymnasium.make("vla_rl.envs:" + TOY)
-    here.reset(seed=1)
-    expected, rewards, terminated, truncated, info = run_chunk(here, RIGHT)
+    local = gymnasium.make("vla_rl.envs:" + TOY)
+    local.reset(seed=1)
+    expected, rewards, terminated, truncated, info = run_chunk(local, RIGHT)
     async with asyncio.timeout(30), open_env(runtime, TOY) as env:
         await env.reset(seed=1)
         outcome = await env.step_chunk(RIGHT)
@@ -222,12 +222,12 @@ async def test_a_death_between_calls_is_noticed(runtime: Runtime) -> None:
 
 
 async def test_a_tuple_goes_there_and_comes_back_as_a_tuple(runtime: Runtime) -> None:
-    here = gymnasium.make("Blackjack-v1")
+    local = gymnasium.make("Blackjack-v1")
     async with asyncio.timeout(30), open_env(runtime, "Blackjack-v1") as env:
-        expected, _ = here.reset(seed=3)
+        expected, _ = local.reset(seed=3)
         observation, _ = await env.reset(seed=3)
         assert observation == expected
-        assert (await env.step(1))[0] == here.step(1)[0]
+        assert (await env.step(1))[0] == local.step(1)[0]
         assert env.observation_space.contains(observation)
 
 

@@ -128,9 +128,9 @@ async def test_a_step_that_never_returns_is_ended_by_what_earlier_steps_took(
             ActorFrozen,
             match=r"step did not answer within .* \(learned_timeout_factor is 20, .* took",
         ):
-            await play(pool, episode(0, "vla_rl/faulty-v0", **hangs))
+            await run_episode(pool, episode(0, "vla_rl/faulty-v0", **hangs))
         assert pool.metrics()["simulation/replaced/frozen"] == 1
-        await play(pool, episode(0, "vla_rl/faulty-v0", **hangs))
+        await run_episode(pool, episode(0, "vla_rl/faulty-v0", **hangs))
 
 
 HANGS_IN_NATIVE_CODE = """
@@ -164,10 +164,12 @@ async def test_native_code_that_never_lets_go_of_the_interpreter_is_ended_too(
             ActorFrozen,
             match=r"step did not answer within .* \(learned_timeout_factor is 20, .* took",
         ):
-            await play(pool, episode(0, "hangs_in_native_code:test/hangs-v0", at_step=ENOUGH_STEPS))
+            await run_episode(
+                pool, episode(0, "hangs_in_native_code:test/hangs-v0", at_step=ENOUGH_STEPS)
+            )
 
 
-async def play(pool: SimulatorPool, spec: EpisodeSpec) -> None:
+async def run_episode(pool: SimulatorPool, spec: EpisodeSpec) -> None:
     async with pool.lease(spec) as env:
         await env.reset()
         for _ in range(ENOUGH_STEPS + 1):

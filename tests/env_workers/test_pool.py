@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playing import (
-    play,
-    play_row_by_row,
-    play_until_it_ends,
+from pool_episodes import (
+    run_episode,
+    run_row_by_row,
+    run_until_it_ends,
     until_somebody_waits,
 )
 
@@ -43,8 +43,10 @@ async def test_many_episodes_share_few_simulators(
         SimulatorPool(runtime, SimulatorConfig(envs_per_process=per_process, num_envs=2)) as pool,
     ):
         assert pool.num_envs == 2
-        positions = await asyncio.gather(*(play(pool, episode(number)) for number in range(8)))
-        again = await asyncio.gather(*(play(pool, episode(number)) for number in range(8)))
+        positions = await asyncio.gather(
+            *(run_episode(pool, episode(number)) for number in range(8))
+        )
+        again = await asyncio.gather(*(run_episode(pool, episode(number)) for number in range(8)))
         assert positions == again
         assert len({tuple(position) for position in positions}) == 8
         metrics = pool.metrics()
@@ -63,7 +65,7 @@ async def test_a_lease_waits_for_a_free_simulator(
         SimulatorPool(runtime, SimulatorConfig(envs_per_process=per_process, num_envs=1)) as pool,
     ):
         async with pool.lease(episode(0)):
-            second = asyncio.create_task(play(pool, episode(1)))
+            second = asyncio.create_task(run_episode(pool, episode(1)))
             await until_somebody_waits(pool)
             assert not second.done()
         assert len(await second) == 2
@@ -101,8 +103,8 @@ async def test_a_broken_environment_is_built_anew_in_the_same_process(
     ):
         before = pool.pids
         with pytest.raises(EnvError, match=r"image is uint8 \[28, 32, 3\]"):
-            await play_row_by_row(pool, broken)
-        await play(pool, broken)
+            await run_row_by_row(pool, broken)
+        await run_episode(pool, broken)
         assert pool.pids == before
 
 
@@ -122,16 +124,16 @@ async def test_a_cancelled_episode_gives_its_simulator_back(
 
         holding = asyncio.create_task(hold())
         await leased.wait()
-        waiting = asyncio.create_task(play(pool, episode(1)))
+        waiting = asyncio.create_task(run_episode(pool, episode(1)))
         await until_somebody_waits(pool)
         waiting.cancel()
         holding.cancel()
         await asyncio.gather(holding, waiting, return_exceptions=True)
-        await play(pool, episode(2))
+        await run_episode(pool, episode(2))
         assert pool.metrics()["simulation/idle"] == 1
 
 
-async def test_a_lease_that_is_over_cannot_be_played(runtime: Runtime, episode: Episode) -> None:
+async def test_a_lease_that_is_over_cannot_be_run(runtime: Runtime, episode: Episode) -> None:
     async with asyncio.timeout(60), SimulatorPool(runtime, SimulatorConfig(num_envs=1)) as pool:
         async with pool.lease(episode(3)) as env:
             assert env.episode.episode_id == 3
@@ -147,8 +149,8 @@ async def test_an_environment_that_cannot_be_built_is_refused_and_the_pool_goes_
         SimulatorPool(runtime, SimulatorConfig(envs_per_process=per_process, num_envs=1)) as pool,
     ):
         with pytest.raises(EnvError, match="could not be made"):
-            await play(pool, episode(0, "vla_rl/nothing-v0"))
-        await play(pool, episode(1))
+            await run_episode(pool, episode(0, "vla_rl/nothing-v0"))
+        await run_episode(pool, episode(1))
 
 
 async def test_leaving_the_pool_leaves_no_process(runtime: Runtime, episode: Episode) -> None:
@@ -161,22 +163,22 @@ async def test_leaving_the_pool_leaves_no_process(runtime: Runtime, episode: Epi
                 os.kill(pid, 0)
 
 
-async def test_closing_the_pool_ends_every_lease_that_plays_or_waits(
+async def test_closing_the_pool_ends_every_lease_that_runs_or_waits(
     runtime: Runtime, episode: Episode, per_process: int
 ) -> None:
     async with asyncio.timeout(60):
         async with SimulatorPool(
             runtime, SimulatorConfig(envs_per_process=per_process, num_envs=1)
         ) as pool:
-            playing = asyncio.create_task(play_until_it_ends(pool, episode(0)))
-            waiting = asyncio.create_task(play(pool, episode(1)))
+            episode_task = asyncio.create_task(run_until_it_ends(pool, episode(0)))
+            waiting = asyncio.create_task(run_episode(pool, episode(1)))
             await until_somebody_waits(pool)
         with pytest.raises(ActorDied, match="stopped by its owner"):
-            await playing
+            await episode_task
         with pytest.raises(RuntimeError, match="the pool of simulators 'env' is closed"):
             await waiting
         with pytest.raises(RuntimeError, match="is closed"):
-            await play(pool, episode(2))
+            await run_episode(pool, episode(2))
 
 
 async def test_an_error_in_the_body_comes_out_as_it_is(runtime: Runtime) -> None:

@@ -194,13 +194,13 @@ def test_an_ended_process_holds_nothing() -> None:
 
 
 CUP = EnvSpec(id="kitchen-v0", kwargs={"task_id": 0})
-DOOR = EnvSpec(id="kitchen-v0", kwargs={"task_id": 1})
+KITCHEN = EnvSpec(id="kitchen-v0", kwargs={"task_id": 1})
 
 
 def test_a_request_takes_the_simulator_that_already_holds_its_environment() -> None:
     table: Assignment[str, str] = Assignment(patience=2)
     table.offer_env("empty", None)
-    table.offer_env("with door", DOOR)
+    table.offer_env("with door", KITCHEN)
     table.offer_env("with cup", CUP)
     assert table.request_env("episode", CUP) == "with cup"
     assert table.num_idle == 2
@@ -208,7 +208,7 @@ def test_a_request_takes_the_simulator_that_already_holds_its_environment() -> N
 
 def test_an_empty_simulator_is_taken_before_one_that_holds_something_else() -> None:
     table: Assignment[str, str] = Assignment(patience=2)
-    table.offer_env("with door", DOOR)
+    table.offer_env("with door", KITCHEN)
     table.offer_env("empty", None)
     assert table.request_env("episode", CUP) == "empty"
     assert table.request_env("episode", CUP) == "with door"
@@ -217,7 +217,7 @@ def test_an_empty_simulator_is_taken_before_one_that_holds_something_else() -> N
 
 def test_a_free_simulator_goes_to_the_oldest_request_that_fits() -> None:
     table: Assignment[str, str] = Assignment(patience=2)
-    for name, spec in (("door 1", DOOR), ("cup 1", CUP), ("cup 2", CUP)):
+    for name, spec in (("door 1", KITCHEN), ("cup 1", CUP), ("cup 2", CUP)):
         assert table.request_env(name, spec) is None
     assert table.offer_env("simulator", CUP) == "cup 1"
     assert table.offer_env("simulator", None) == "door 1"
@@ -226,7 +226,7 @@ def test_a_free_simulator_goes_to_the_oldest_request_that_fits() -> None:
 
 def test_nobody_is_passed_over_more_often_than_patience_allows() -> None:
     table: Assignment[str, str] = Assignment(patience=2)
-    table.request_env("door", DOOR)
+    table.request_env("door", KITCHEN)
     for number in range(5):
         table.request_env(f"cup {number}", CUP)
     assert [table.offer_env("simulator", CUP) for _ in range(4)] == [
@@ -250,7 +250,7 @@ def test_a_withdrawn_request_is_never_served() -> None:
 def test_all_requests_can_be_sent_away() -> None:
     table: Assignment[str, str] = Assignment(patience=2)
     table.request_env("a", CUP)
-    table.request_env("b", DOOR)
+    table.request_env("b", KITCHEN)
     assert table.withdraw_all() == ["a", "b"]
     assert table.num_waiting == 0
 

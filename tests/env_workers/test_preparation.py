@@ -72,20 +72,20 @@ async def test_spawned_processes_build_it_each_for_themselves(runtime: Runtime) 
         assert pool.metrics()["simulation/private_mb_max"] > 64
 
 
-async def test_an_environment_that_was_not_announced_can_be_played_too(runtime: Runtime) -> None:
+async def test_an_environment_that_was_not_announced_can_be_run_too(runtime: Runtime) -> None:
     other = EnvSpec(id="prepared_envs:test/Heavy-v0", kwargs={"megabytes": 2})
     async with asyncio.timeout(60), SimulatorPool(runtime, SimulatorConfig(), specs=[BIG]) as pool:
         info = await first_info(pool, episode_of(other, 0))
         assert info["made_by"] == info["pid"]
 
 
-async def test_a_vector_env_and_a_single_one_prepare_what_they_play(runtime: Runtime) -> None:
+async def test_a_vector_env_and_a_single_one_prepare_what_they_run(runtime: Runtime) -> None:
     async with asyncio.timeout(60), open_env(runtime, BIG) as env:
         info = (await env.reset())[1]
         assert info["made_by"] == info["parent"]
 
 
-def test_a_spec_is_prepared_once_however_often_it_will_be_played() -> None:
+def test_a_spec_is_prepared_once_however_often_it_will_be_run() -> None:
     red, blue = (
         EnvSpec(id="a:b-v0", kwargs={"colour": "red"}),
         EnvSpec(id="a:b-v0", kwargs={"colour": "blue"}),
@@ -135,7 +135,7 @@ async def test_a_preparation_that_hangs_ends_the_pool_at_its_time(runtime: Runti
     assert "prepare_envs did not end" in reason
 
 
-async def test_a_forked_simulator_whose_reset_hangs_is_killed_and_its_episode_plays_again(
+async def test_a_forked_simulator_whose_reset_hangs_is_killed_and_its_episode_runs_again(
     runtime: Runtime, tmp_path: Path
 ) -> None:
     config = SimulatorConfig(num_envs=1, reset_timeout_s=5.0)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from durations import at_some_pace
-from playing import until_gone
+from pool_episodes import until_gone
 
 from vla_rl.actors import Runtime
 from vla_rl.env_workers import LeasedEnv, SimulatorConfig, SimulatorPool
@@ -47,7 +47,7 @@ async def leases(
         yield envs
 
 
-async def play(pool: SimulatorPool, spec: EpisodeSpec) -> bytes:
+async def run_episode(pool: SimulatorPool, spec: EpisodeSpec) -> bytes:
     """Single steps and a chunk; every byte that was observed."""
     dice = np.random.default_rng(spec.seed)
     rows = dice.uniform(-0.3, 0.3, (8, 7)).astype(np.float32)
@@ -69,17 +69,19 @@ async def outcome_of(env: LeasedEnv) -> Any:
 async def test_episodes_are_the_same_however_many_share_a_process(
     runtime: Runtime, episode: Episode
 ) -> None:
-    played = []
+    results = []
     async with asyncio.timeout(60):
         for per_process in (1, 3, 4):
             config = SimulatorConfig(num_envs=4, envs_per_process=per_process)
             async with SimulatorPool(runtime, config) as pool:
                 assert len(pool.pids) == {1: 4, 3: 2, 4: 1}[per_process]
-                played.append(
-                    await asyncio.gather(*(play(pool, episode(number)) for number in range(12)))
+                results.append(
+                    await asyncio.gather(
+                        *(run_episode(pool, episode(number)) for number in range(12))
+                    )
                 )
-    assert len(set(played[0])) == 12
-    assert played[0] == played[1] == played[2]
+    assert len(set(results[0])) == 12
+    assert results[0] == results[1] == results[2]
 
 
 async def test_a_fault_reaches_only_the_episode_that_met_it(
@@ -128,7 +130,11 @@ async def test_the_end_of_a_process_is_told_to_everybody_in_it_and_counted_once(
                 assert [type(outcome) is error for outcome in outcomes] == mates
             assert (
                 len(
-                    set(await asyncio.gather(*(play(pool, episode(number)) for number in range(6))))
+                    set(
+                        await asyncio.gather(
+                            *(run_episode(pool, episode(number)) for number in range(6))
+                        )
+                    )
                 )
                 == 6
             )
@@ -147,18 +153,18 @@ async def test_a_death_that_one_met_is_not_handed_to_the_next(
 ) -> None:
     config = SimulatorConfig(num_envs=4, envs_per_process=4)
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
-        async with leases(pool, [episode(0), episode(1)]) as (playing, _):
-            os.kill(playing.process.pid, signal.SIGKILL)
-            assert isinstance(await outcome_of(playing), ActorDied)
-            await play(pool, episode(2))  # two seats were idle, over the dead process
+        async with leases(pool, [episode(0), episode(1)]) as (leased, _):
+            os.kill(leased.process.pid, signal.SIGKILL)
+            assert isinstance(await outcome_of(leased), ActorDied)
+            await run_episode(pool, episode(2))  # two seats were idle, over the dead process
             with pytest.raises(ActorDied):
-                await playing.step(STILL)
+                await leased.step(STILL)
         assert pool.metrics()["simulation/replaced/died"] == 1
-        await asyncio.gather(*(play(pool, episode(number)) for number in range(4)))
+        await asyncio.gather(*(run_episode(pool, episode(number)) for number in range(4)))
         assert pool.metrics()["simulation/idle"] == 4
 
 
-async def test_a_worn_out_process_hands_over_seat_by_seat(
+async def test_a_worn_out_process_hands_over_slot_by_slot(
     runtime: Runtime, episode: Episode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vla_rl.env_workers.pool.available_mb", lambda: math.inf)
@@ -166,15 +172,15 @@ async def test_a_worn_out_process_hands_over_seat_by_seat(
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         async with leases(pool, [episode(0)]) as (long,):
             old = long.process
-            await play(pool, episode(1))
-            await play(pool, episode(2))
-            while (serving := await process_that_plays(pool, episode(3))) is old:
+            await run_episode(pool, episode(1))
+            await run_episode(pool, episode(2))
+            while (serving := await process_of_lease(pool, episode(3))) is old:
                 pass
             assert (await long.step(STILL))[1] == 0.0  # the long episode goes on where it began
             async with leases(pool, [episode(4), episode(5)]) as envs:
                 assert [env.process for env in envs] == [serving, serving]
             assert old.is_alive()
-            await play(pool, episode(6))
+            await run_episode(pool, episode(6))
             assert len(pool.pids) == 1  # worn out too, but two processes to a bench are enough
         await until_gone(old.pid)
         assert pool.metrics()["simulation/replaced/died"] == 0
@@ -190,8 +196,8 @@ async def test_without_room_for_two_a_worn_out_process_goes_with_its_last_episod
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         async with leases(pool, [episode(0)]) as (long,):
             old = long.process
-            await play(pool, episode(1))
-            waiting = asyncio.create_task(play(pool, episode(2)))
+            await run_episode(pool, episode(1))
+            waiting = asyncio.create_task(run_episode(pool, episode(2)))
             while pool.metrics()["simulation/waiting"] == 0:  # noqa: ASYNC110  # a turn of the loop at a time
                 await asyncio.sleep(0)
             assert (await long.step(STILL))[1] == 0.0
@@ -211,7 +217,7 @@ async def test_closing_one_environment_leaves_the_others_alone(
             with pytest.raises(RuntimeError, match="was closed here"):
                 await one.step(STILL)
             await other.step(STILL)
-        await asyncio.gather(play(pool, episode(0)), play(pool, episode(1)))
+        await asyncio.gather(run_episode(pool, episode(0)), run_episode(pool, episode(1)))
         assert pool.metrics()["simulation/replaced/died"] == 0
 
 
@@ -281,7 +287,7 @@ async def test_all_environments_of_a_process_are_closed_with_it(
     assert [file.exists() for file in files] == [True, True]
 
 
-async def process_that_plays(pool: SimulatorPool, spec: EpisodeSpec) -> SimulatorProcess:
+async def process_of_lease(pool: SimulatorPool, spec: EpisodeSpec) -> SimulatorProcess:
     async with pool.lease(spec) as env:
         await env.reset()
         return env.process

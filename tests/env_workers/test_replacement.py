@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 import pytest
 from durations import at_some_pace
-from playing import (
+from pool_episodes import (
     STILL,
     children_named,
-    play,
-    play_again_where_lost,
+    rerun_where_lost,
+    run_episode,
     until_gone,
     until_there_is,
 )
@@ -50,7 +50,7 @@ def per_process(request: pytest.FixtureRequest) -> int:
 @pytest.mark.parametrize(
     ("fault", "error"), [("kill", ActorDied), ("exit", ActorDied), ("stop", ActorFrozen)]
 )
-async def test_an_episode_whose_simulator_dies_plays_again_and_ends_alike(
+async def test_an_episode_whose_simulator_dies_runs_again_and_ends_alike(
     runtime: Runtime,
     episode: Episode,
     tmp_path: Path,
@@ -69,14 +69,16 @@ async def test_an_episode_whose_simulator_dies_plays_again_and_ends_alike(
         broken = episode(0, "vla_rl/faulty-v0", **kwargs)
         async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
             (position, attempts), *others = await asyncio.gather(
-                play_again_where_lost(pool, broken),
-                *(play_again_where_lost(pool, episode(number)) for number in range(1, 6)),
+                rerun_where_lost(pool, broken),
+                *(rerun_where_lost(pool, episode(number)) for number in range(1, 6)),
             )
             assert attempts == 1
-            # one more plays at the same time
+            # one more runs at the same time
             mates = [other_attempts for _, other_attempts in others]
             assert mates == [0] * 5 if per_process == 1 else sum(mates) <= 1
-            assert position == await play(pool, episode(0))  # the sound environment, same seed
+            assert position == await run_episode(
+                pool, episode(0)
+            )  # the sound environment, same seed
             metrics = pool.metrics()
             cause = "frozen" if error is ActorFrozen else "died"
             assert metrics[f"simulation/replaced/{cause}"] == 1
@@ -100,7 +102,7 @@ async def test_a_simulator_that_dies_while_idle_costs_no_episode(
         os.kill(process.pid, signal.SIGKILL)
         while process.is_alive():  # noqa: ASYNC110  # a turn of the loop at a time, until its end is known here
             await asyncio.sleep(0)
-        await play(pool, episode(1))
+        await run_episode(pool, episode(1))
         assert pool.metrics()["simulation/replaced/died"] == 1
         assert pool.pids != [process.pid]
 
@@ -117,8 +119,8 @@ async def test_a_simulator_that_stands_still_costs_its_episode_no_timeout(
     )
     broken = episode(0, "vla_rl/faulty-v0", fault="stop", at_step=3, times=1, ledger=str(tmp_path))
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
-        position, attempts = await play_again_where_lost(pool, broken)
-        assert (position, attempts) == (await play(pool, episode(0)), 1)
+        position, attempts = await rerun_where_lost(pool, broken)
+        assert (position, attempts) == (await run_episode(pool, episode(0)), 1)
         assert pool.metrics()["simulation/replaced/frozen"] == 1
         assert pool.metrics()["simulation/replaced/died"] == 0
 
@@ -133,7 +135,7 @@ async def test_a_simulator_that_stands_still_while_idle_costs_no_episode(
         os.kill(process.pid, signal.SIGSTOP)
         while process.is_alive():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-        await play(pool, episode(1))
+        await run_episode(pool, episode(1))
         assert pool.metrics()["simulation/replaced/frozen"] == 1
 
 
@@ -148,7 +150,7 @@ async def test_a_pool_whose_fork_server_stands_still_starts_another(
         assert server is not None
         server.suspend()
         os.kill(process.pid, signal.SIGKILL)
-        await play_again_where_lost(pool, episode(1))
+        await rerun_where_lost(pool, episode(1))
         assert psutil.Process(pool.pids[0]).parent() != server
 
 
@@ -159,13 +161,13 @@ async def test_a_simulator_is_replaced_after_its_number_of_episodes(
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         before, number = set(pool.pids), itertools.count()
         while pool.metrics()["simulation/replaced/recycle_after_episodes"] < 3:
-            assert (await play_again_where_lost(pool, episode(next(number))))[1] == 0
+            assert (await rerun_where_lost(pool, episode(next(number))))[1] == 0
         assert next(number) >= 6
         assert pool.metrics()["simulation/replaced/died"] == 0
         assert not before <= set(pool.pids)
 
 
-async def test_a_worn_out_simulator_plays_on_until_its_successor_is_up(
+async def test_a_worn_out_simulator_runs_on_until_its_successor_is_up(
     runtime: Runtime,
     episode: Episode,
     caplog: pytest.LogCaptureFixture,
@@ -177,7 +179,7 @@ async def test_a_worn_out_simulator_plays_on_until_its_successor_is_up(
         (first,) = pool.pids
         with caplog.at_level(logging.INFO):
             for number in range(3):
-                await play(pool, episode(number))
+                await run_episode(pool, episode(number))
         assert (
             "simulator env-0 is replaced (recycle_after_episodes) after 3 episodes" in caplog.text
         )
@@ -225,7 +227,7 @@ async def test_a_worn_out_simulator_that_dies_before_its_successor_is_up_costs_o
     monkeypatch.setattr("vla_rl.env_workers.pool.available_mb", lambda: math.inf)
     config = SimulatorConfig(num_envs=1, recycle_after_episodes=1)
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
-        await play(pool, episode(0))
+        await run_episode(pool, episode(0))
         async with pool.lease(episode(1)) as env:
             os.kill(env.process.pid, signal.SIGKILL)
             with pytest.raises(ActorDied):
@@ -233,7 +235,7 @@ async def test_a_worn_out_simulator_that_dies_before_its_successor_is_up_costs_o
         assert pool.metrics()["simulation/replaced/recycle_after_episodes"] == 1
         assert pool.metrics()["simulation/replaced/died"] == 1
         may_succeed.set()
-        await play(pool, episode(1))
+        await run_episode(pool, episode(1))
         assert pool.metrics()["simulation/replaced/died"] == 1
 
 
@@ -244,7 +246,7 @@ async def test_a_simulator_that_grows_is_replaced_and_no_episode_is_lost(
     leaking = {"fault": "leak", "at_step": 1, "times": 1000}
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         attempts = [
-            await play_again_where_lost(pool, episode(number, "vla_rl/faulty-v0", **leaking))
+            await rerun_where_lost(pool, episode(number, "vla_rl/faulty-v0", **leaking))
             for number in range(8)
         ]
         assert [attempt for _, attempt in attempts] == [0] * 8
@@ -261,13 +263,13 @@ async def test_more_deaths_than_chance_explains_end_the_pool_for_everybody(
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         for _ in range(3):
             with pytest.raises(ActorDied):
-                await play(pool, dying)
+                await run_episode(pool, dying)
         with pytest.raises(
             EnvError, match=r"more than 2 simulators of 'env' died within 60 s.*exit code 3"
         ):
-            await play(pool, dying)
+            await run_episode(pool, dying)
         with pytest.raises(EnvError, match="more than 2 simulators"):
-            await play(pool, episode(1))
+            await run_episode(pool, episode(1))
 
 
 async def test_processes_that_never_come_up_end_the_pool_before_it_begins(

@@ -47,7 +47,7 @@ def both(
         theirs.close()
 
 
-def play_alike(ours: VectorEnv, theirs: VectorEnv, num_steps: int) -> int:
+def step_alike(ours: VectorEnv, theirs: VectorEnv, num_steps: int) -> int:
     """Run both with equal seeds and actions and compare everything; how many episodes ended."""
     assert_same(ours.reset(seed=42), theirs.reset(seed=42), "reset")
     theirs.action_space.seed(7)
@@ -79,12 +79,12 @@ def test_two_hundred_steps_equal_those_of_gymnasiums_sync_vector_env(
         assert ours.observation_space == theirs.observation_space
         assert ours.action_space == theirs.action_space
         assert ours.metadata == theirs.metadata
-        assert play_alike(ours, theirs, 200) > 10
+        assert step_alike(ours, theirs, 200) > 10
 
 
 def test_without_copies_the_values_are_the_same_and_the_arrays_too() -> None:
     with both(TOY, copy=False) as (ours, theirs):
-        assert play_alike(ours, theirs, 30) > 0
+        assert step_alike(ours, theirs, 30) > 0
         first, _ = ours.reset(seed=0)
         second = ours.step(ours.action_space.sample())[0]
         assert first["image"] is second["image"]
@@ -165,7 +165,7 @@ def test_wrappers_are_applied_in_the_processes_as_gymnasium_applies_them(
     try:
         assert ours.single_observation_space == theirs.single_observation_space
         assert ours.get_attr("factor") == theirs.get_attr("factor") == (0.5,) * NUM_ENVS
-        assert play_alike(ours, theirs, 40) > 10
+        assert step_alike(ours, theirs, 40) > 10
     finally:
         ours.close()
         theirs.close()
@@ -230,7 +230,7 @@ def test_gymnasiums_make_vec_makes_ours_of_our_ids(mode: str | None) -> None:
         assert isinstance(ours, ProcessVectorEnv)
         assert ours.spec is not None
         assert ours.spec.kwargs["step_limit"] == 5
-        assert play_alike(ours, theirs, 30) > 0
+        assert step_alike(ours, theirs, 30) > 0
     finally:
         ours.close()
         theirs.close()

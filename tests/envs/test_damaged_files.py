@@ -111,7 +111,7 @@ def _write_recorded(path: Path) -> None:
         is_synthetic=np.array(False),
         command=np.array([0.0, 1.0, 0.0, 0.0]),
         cameras=np.array(["cam_f0"]),
-        pictures=np.array(["a.jpg"]),
+        images=np.array(["a.jpg"]),
     )
 
 
@@ -190,16 +190,16 @@ DAMAGED: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]
 def damaged(whole: bytes, rng: random.Random) -> bytes:
     """Return the bytes with some of them changed, left out, or put twice."""
     content = bytearray(whole)
-    kind, place = rng.randrange(4), rng.randrange(len(whole))
+    kind, offset = rng.randrange(4), rng.randrange(len(whole))
     if kind == 0:
-        del content[place:]
+        del content[offset:]
     elif kind == 1:
-        content[place : place + rng.randrange(1, 9)] = b""
+        content[offset : offset + rng.randrange(1, 9)] = b""
     else:
         for _ in range(rng.randrange(1, 4)):
-            place = rng.randrange(len(content))
-            content[place] = rng.choice(
-                (content[place] ^ (1 << rng.randrange(8)), rng.randrange(256))
+            offset = rng.randrange(len(content))
+            content[offset] = rng.choice(
+                (content[offset] ^ (1 << rng.randrange(8)), rng.randrange(256))
             )
     return bytes(content)
 

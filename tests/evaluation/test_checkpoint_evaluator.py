@@ -26,7 +26,7 @@ from vla_rl.rollout import EpisodeLost, embodied_agent
 from vla_rl.types import Config, EnvSpec
 
 
-async def test_every_episode_is_played_once() -> None:
+async def test_every_episode_is_run_once() -> None:
     trajectories = await run_toys(embodied_agent, toy_episodes(5))
     assert [trajectory.episode.options["init_state_id"] for trajectory in trajectories] == [
         0,
@@ -41,7 +41,7 @@ async def test_every_episode_is_played_once() -> None:
     )
 
 
-async def test_an_episode_whose_simulator_died_is_played_again(tmp_path: Path) -> None:
+async def test_an_episode_whose_simulator_died_is_run_again(tmp_path: Path) -> None:
     env = EnvSpec(
         id="vla_rl/faulty-v0", kwargs={"fault": "kill", "times": 1, "ledger": str(tmp_path)}
     )
@@ -64,18 +64,18 @@ async def test_an_environment_that_breaks_its_contract_ends_it_with_its_own_erro
         await run_toys(embodied_agent, toy_episodes(4, env))
 
 
-TOO_FAR = [1.5, -2.0, 0.25, 0.0, 0.0, 0.0, 0.0]
+OUT_OF_RANGE = [1.5, -2.0, 0.25, 0.0, 0.0, 0.0, 0.0]
 
 
 async def test_actions_are_cut_off_where_libero_s_controller_cuts_them_off() -> None:
     (trajectory,) = await run_toys(
-        within_range(embodied_agent), toy_episodes(1), engine=FixedAnswer(TOO_FAR)
+        within_range(embodied_agent), toy_episodes(1), engine=FixedAnswer(OUT_OF_RANGE)
     )
     chunk = trajectory.steps[0].chunk
     assert chunk.actions[0, :3].tolist() == [1.0, -1.0, 0.25]
-    assert chunk.tokens.tolist() == TOO_FAR
+    assert chunk.tokens.tolist() == OUT_OF_RANGE
     with pytest.raises(ValueError, match=r"holds 1\.5 at"):
-        await run_toys(embodied_agent, toy_episodes(1), engine=FixedAnswer(TOO_FAR))
+        await run_toys(embodied_agent, toy_episodes(1), engine=FixedAnswer(OUT_OF_RANGE))
 
 
 async def test_a_policy_whose_numbers_are_none_is_named_at_once() -> None:

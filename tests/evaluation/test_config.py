@@ -42,7 +42,7 @@ def test_the_plan_holds_every_task_state_and_scene_once_with_seeds_of_its_own() 
     assert {episode.options["init_state_id"] for episode in episodes} == {40, 41, 42}
     assert {episode.env.kwargs["scene_seed"] for episode in episodes} == {0, 7}
     assert all(episode.sampling.greedy for episode in episodes)
-    # a narrower plan plays the same episodes in the same way
+    # a narrower plan runs the same episodes in the same way
     narrow = planned_episodes(
         msgspec.structs.replace(
             config, suites=("libero_object",), init_states="42", temperature=1.6
@@ -73,7 +73,7 @@ def test_a_whole_suite_has_its_500_episodes() -> None:
         ),
     ],
 )
-def test_pictures_are_those_that_a_policy_was_taught_with_unless_others_are_asked_for(
+def test_images_are_those_that_a_policy_was_trained_with_unless_others_are_asked_for(
     config: EvalLiberoConfig, expected: tuple[int, str]
 ) -> None:
     (episode,) = planned_episodes(config)
@@ -114,7 +114,7 @@ def test_the_error_has_the_one_value_and_not_the_record_around_it(tmp_path: Path
     assert "0.25" not in str(refused.value)
 
 
-def test_conditions_are_how_episodes_are_played_and_not_which() -> None:
+def test_conditions_are_how_episodes_are_run_and_not_which() -> None:
     episodes = planned_episodes(
         EvalLiberoConfig(
             checkpoint="theirs",

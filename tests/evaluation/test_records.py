@@ -234,9 +234,9 @@ def test_best_of_some_is_the_mean_over_all_ways_to_draw_them() -> None:
     rewards = np.random.default_rng(0).random((5, 6))
     for num in range(1, 7):
         drawn = [
-            max(row[list(places)])
+            max(row[list(indices)])
             for row in rewards
-            for places in itertools.combinations(range(6), num)
+            for indices in itertools.combinations(range(6), num)
         ]
         assert mean_best_reward(rewards, num) == pytest.approx(np.mean(drawn))
 

@@ -367,9 +367,9 @@ def test_a_driver_brakes_above_the_speed_and_pulls_below_it() -> None:
     assert pull_towards(3.0, 15.0) == -FULL_PULL
 
 
-@pytest.mark.parametrize(("speed", "arrives"), [(3.5, True), (1.0, False)])
+@pytest.mark.parametrize(("speed", "reaches_goal"), [(3.5, True), (1.0, False)])
 def test_a_slow_driver_arrives_on_a_straight_road_if_its_speed_is_enough(
-    speed: float, arrives: bool
+    speed: float, reaches_goal: bool
 ) -> None:
     env = gymnasium.make(
         "vla_rl/driving_waypoints-v0",
@@ -379,5 +379,5 @@ def test_a_slow_driver_arrives_on_a_straight_road_if_its_speed_is_enough(
         image_size=16,
     ).unwrapped
     score, is_success = drive(env, 0, speed)
-    assert is_success == arrives
-    assert (score == 1.0) == arrives
+    assert is_success == reaches_goal
+    assert (score == 1.0) == reaches_goal

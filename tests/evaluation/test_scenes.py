@@ -184,7 +184,7 @@ def test_both_shipped_policies_are_there() -> None:
         (BASE_POLICY, "package", 224, "fast", "at 84 pixels, not 224"),
     ],
 )
-def test_one_line_says_that_a_shipped_policy_sees_other_images_than_it_was_taught(
+def test_one_line_says_that_a_shipped_policy_sees_other_images_than_it_was_trained_on(
     policy: Path, source: str, size: int, quality: str, expected: str
 ) -> None:
     line = describe_other_images(str(policy), source, size, quality)  # type: ignore[arg-type]
@@ -208,7 +208,7 @@ def test_one_line_says_it_of_a_policy_that_was_trained_here_too(tmp_path: Path) 
     assert describe_other_images(str(tmp_path / "again"), "wheels", 84, "exact") is not None
 
 
-def test_images_as_a_policy_was_taught_them_need_no_line() -> None:
+def test_images_as_a_policy_saw_them_in_training_need_no_line() -> None:
     assert describe_other_images(str(PLACEHOLDER_BASE_POLICY), "stand-ins", 84, "fast") is None
     assert describe_other_images(str(BASE_POLICY), "wheels", 84, "fast") is None
     assert describe_other_images("openvla/openvla-7b", "wheels", 256, "exact") is None

@@ -44,14 +44,14 @@ async def test_values_flow_by_name_from_writer_to_reader(run_all: Any) -> None:
 
 
 async def test_independent_nodes_overlap(run_all: Any) -> None:
-    meeting = asyncio.Barrier(3)
+    barrier = asyncio.Barrier(3)
 
-    async def meet() -> None:
-        await meeting.wait()  # passes only if all three are inside at the same time
+    async def wait_at_barrier() -> None:
+        await barrier.wait()  # passes only if all three are inside at the same time
 
     pipeline = Pipeline("p")
     for name in "abc":
-        pipeline.add_node(name, meet)
+        pipeline.add_node(name, wait_at_barrier)
     (update,) = await run_all(pipeline.build())
     assert set(update.statuses.values()) == {NodeStatus.COMPLETED}
 
@@ -62,19 +62,19 @@ async def test_a_node_begins_the_next_update_when_it_has_finished_this_one_and_i
     """With room for two updates, the first node of update 1 runs while the second node of update 0
     does.
     """
-    meeting = asyncio.Barrier(2)
+    barrier = asyncio.Barrier(2)
     log: list[str] = []
 
     async def first(update: int) -> int:
         log.append(f"first {update}")
         if update == 1:
-            await meeting.wait()
+            await barrier.wait()
         return update
 
     async def second(x: int) -> int:
         log.append(f"second {x}")
         if x == 0:
-            await meeting.wait()
+            await barrier.wait()
         return x
 
     graph = (

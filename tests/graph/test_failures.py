@@ -161,12 +161,12 @@ async def test_earlier_updates_arrive_before_the_failure_and_later_ones_are_canc
         .add_node("linger", linger, reads="x", writes="z")
         .build()
     )
-    arrived: list[int] = []
+    received: list[int] = []
     with pytest.raises(NodeFailed, match="'finish' failed in update 2"):
         async with asyncio.timeout(20), Executor(graph, max_in_flight=3).run() as updates:
             async for update in updates:
-                arrived.append(update.index)
-    assert arrived == [0, 1]
+                received.append(update.index)
+    assert received == [0, 1]
     assert max(started) <= 4
     assert 3 in cancelled
     assert all(x > 2 for x in cancelled)

@@ -169,12 +169,17 @@ async def test_nodes_that_need_one_resource_never_exceed_it(
 
 
 async def test_a_node_that_holds_no_resource_runs_beside_one_that_does(run_all: Any) -> None:
-    meeting = asyncio.Barrier(2)
+    barrier = asyncio.Barrier(2)
 
-    async def meet() -> None:
-        await meeting.wait()
+    async def wait_at_barrier() -> None:
+        await barrier.wait()
 
-    await run_all(Pipeline("p").add_node("a", meet, resources="device").add_node("b", meet).build())
+    await run_all(
+        Pipeline("p")
+        .add_node("a", wait_at_barrier, resources="device")
+        .add_node("b", wait_at_barrier)
+        .build()
+    )
 
 
 async def test_two_resources_are_taken_without_waiting_in_a_circle(run_all: Any) -> None:

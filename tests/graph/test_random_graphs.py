@@ -107,9 +107,9 @@ def run(graph: TaskGraph, num_updates: int, max_in_flight: int) -> list[int]:
     async def main() -> list[int]:
         executor = Executor(graph, max_in_flight=max_in_flight, stream_capacity=1)
         async with asyncio.timeout(20), executor.run(num_updates) as updates:
-            arrived = [update.index async for update in updates]
+            received = [update.index async for update in updates]
         assert asyncio.all_tasks() == {asyncio.current_task()}
-        return arrived
+        return received
 
     return asyncio.run(main())
 

@@ -279,24 +279,24 @@ async def test_each_item_of_a_stream_is_tried_again_by_itself(run_all: Any) -> N
 async def test_a_generator_is_begun_again_only_while_it_has_given_nothing(
     run_all: Any, given_before: int
 ) -> None:
-    begun = 0
+    num_started = 0
 
     async def source() -> AsyncIterator[int]:
-        nonlocal begun
-        begun += 1
+        nonlocal num_started
+        num_started += 1
         for _ in range(given_before):
             yield 0
-        if begun == 1:
+        if num_started == 1:
             raise Unlucky
         yield 1
 
     pipeline = Pipeline("p").add_node("source", source, writes="n", retries=3)
     if given_before == 0:
         (update,) = await run_all(pipeline.build())
-        assert (update.values["n"], begun) == ([1], 2)
+        assert (update.values["n"], num_started) == ([1], 2)
     else:
         assert (await failure_of(run_all, pipeline)).node == "source"
-        assert begun == 1
+        assert num_started == 1
 
 
 async def test_a_failing_reader_does_not_hold_up_the_writer_of_its_stream(run_all: Any) -> None:

@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator
 
 import pytest_asyncio
-from engine_fixtures import lane, make_observation, play, policy
+from engine_fixtures import lane, make_observation, policy, run_policy
 
 from vla_rl.actors import LastingForkServers, Runtime
 
-__all__ = ["lane", "make_observation", "play", "policy"]
+__all__ = ["lane", "make_observation", "policy", "run_policy"]
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -82,7 +82,7 @@ def test_the_gap_to_the_engine_is_over_the_tokens_that_can_be_compared() -> None
     assert "update/log_prob_gap_mean" not in update_metrics(stale, STEPS, weight_version=5)
 
 
-def test_an_update_that_taught_nothing_says_only_that() -> None:
+def test_an_update_that_had_no_signal_says_only_that() -> None:
     assert update_metrics([], [], weight_version=5) == {"update/trained": 0.0}
 
 

@@ -46,14 +46,14 @@ async def test_a_critic_learns_a_value_function_that_is_known(lane: DeviceLane, 
     async with asyncio.timeout(100):
         for update in range(100):
             trajectories = [walk(policy, 10 * update + seed, 8) for seed in range(4)]
-            judged = await critic.values(trajectories)
+            estimated = await critic.values(trajectories)
             metrics = await critic.update(
-                trajectories, judged, [truth(trajectory) for trajectory in trajectories]
+                trajectories, estimated, [truth(trajectory) for trajectory in trajectories]
             )
             explained.append(metrics["critic/explained_variance"])
         ((value,),) = [
-            judged.values
-            for judged in await critic.values([run_policy(policy, 1, [state(1.0, 0.0)] * 2)])
+            estimated.values
+            for estimated in await critic.values([run_policy(policy, 1, [state(1.0, 0.0)] * 2)])
         ]
     assert abs(explained[0]) < 1e-5  # a new head says 0 everywhere
     assert np.mean(explained[-10:]) > 0.95
@@ -74,12 +74,17 @@ async def test_a_time_limit_is_continued_by_the_last_value_and_an_end_is_not(
     with torch.no_grad():
         critic.head.out.bias.fill_(5.0)  # V = 5 everywhere
     async with asyncio.timeout(30):
-        judged = await critic.values([ended, solved, cut_off, in_time])
-    assert [each.bootstrap for each in judged] == [0.0, 0.0, pytest.approx(5.0), pytest.approx(5.0)]
+        estimated = await critic.values([ended, solved, cut_off, in_time])
+    assert [each.bootstrap for each in estimated] == [
+        0.0,
+        0.0,
+        pytest.approx(5.0),
+        pytest.approx(5.0),
+    ]
     group = Group(group_id=0, trajectories=(ended, solved, cut_off, in_time), dispatch_version=0)
     rewards = [[np.array([1.0, 1.0])] * 4]
     gae = advantage_estimator(AdvantageConfig(name="gae", gamma=0.5, lam=1.0, whiten=False))
-    made = gae(reward_batch([group], rewards, judged))
+    made = gae(reward_batch([group], rewards, estimated))
     # a chunk is two control steps, so a decision discounts by 0.25: returns are 1 + 0.25 * (1 +
     # 0.25 * bootstrap)
     continued = [1.25 + 0.0625 * 5.0, 1.0 + 0.25 * 5.0]
@@ -135,12 +140,12 @@ async def test_a_critic_learns_from_an_update_once(lane: DeviceLane) -> None:
     returns = [np.ones(3, np.float32), np.zeros(3, np.float32)]
     critic = Critic(policy, lane, CONFIG, seed=0)
     async with asyncio.timeout(60):
-        judged = await critic.values(trajectories)
-        assert await critic.update(trajectories, judged, returns, number=4)
+        estimated = await critic.values(trajectories)
+        assert await critic.update(trajectories, estimated, returns, number=4)
         once = await critic.snapshot()
-        assert await critic.update(trajectories, judged, returns, number=4) == {}
+        assert await critic.update(trajectories, estimated, returns, number=4) == {}
         again = await critic.snapshot()
-        assert await critic.update(trajectories, judged, returns, number=5)
+        assert await critic.update(trajectories, estimated, returns, number=5)
     assert once.keys() == again.keys()
     assert all(torch.equal(once[name], again[name]) for name in once)
     assert not all(
@@ -178,10 +183,10 @@ async def test_returns_that_do_not_fit_are_refused(
     trajectories: list[Trajectory] = [walk(policy, seed, 2) for seed in (1, 2)]
     critic = Critic(policy, lane, CONFIG, seed=0)
     async with asyncio.timeout(30):
-        judged = await critic.values(trajectories)
+        estimated = await critic.values(trajectories)
         with pytest.raises(ValueError, match="returns"):
             await critic.update(
-                trajectories, judged, returns if len(returns) == 1 else returns[:1] * 2
+                trajectories, estimated, returns if len(returns) == 1 else returns[:1] * 2
             )
 
 

@@ -60,13 +60,13 @@ def test_turns_at_different_temperatures_stay_apart(policy: CausalLanguageModel)
 
 
 def test_agents_that_speak_in_turns_have_rows_of_their_own(policy: CausalLanguageModel) -> None:
-    played = episode(
+    made = episode(
         0,
         turn(policy, [5], [20], agent="solver"),
         turn(policy, [6], [30], agent="checker"),
         turn(policy, [5, 20, 7], [21], agent="solver"),
     )
-    rows = flatten_trajectories([played], [np.array([1.0, 2.0, 3.0])])
+    rows = flatten_trajectories([made], [np.array([1.0, 2.0, 3.0])])
     assert rows.tokens.tolist() == [[20, 7, 21], [30, NO_TOKEN, NO_TOKEN]]
     assert rows.advantage.tolist() == [[1.0, 0.0, 3.0], [2.0, 0.0, 0.0]]
     values = torch.tensor([[1.0, 0.0, 3.0], [2.0, 0.0, 0.0]])
@@ -74,8 +74,8 @@ def test_agents_that_speak_in_turns_have_rows_of_their_own(policy: CausalLanguag
 
 
 def test_each_token_keeps_the_version_that_chose_it(policy: CausalLanguageModel) -> None:
-    played = episode(0, turn(policy, [5], [20, 21, 22], versions=[3, 3, 4]))
-    assert flatten_trajectories([played], [1.0]).weight_version.tolist() == [[3, 3, 4]]
+    made = episode(0, turn(policy, [5], [20, 21, 22], versions=[3, 3, 4]))
+    assert flatten_trajectories([made], [1.0]).weight_version.tolist() == [[3, 3, 4]]
     same = episode(0, turn(policy, [5], [20, 21, 22], versions=[3, 3, 3]))
     assert flatten_trajectories([same], [1.0]).weight_version.tolist() == [[3]]
 
@@ -143,7 +143,7 @@ async def test_a_reference_answers_by_decision_whatever_the_rows(
     assert float(gap.abs().max()) < 1e-4
 
 
-async def test_a_critic_judges_every_turn_and_what_was_cut_off(
+async def test_a_critic_values_every_turn_and_what_was_cut_off(
     policy: CausalLanguageModel, lane: DeviceLane
 ) -> None:
     critic = Critic(policy, lane, CriticConfig(micro_batch_tokens=9), seed=0)
@@ -151,14 +151,14 @@ async def test_a_critic_judges_every_turn_and_what_was_cut_off(
     trajectories = [chat(policy, 0), cut_off]
     returns = [np.array([0.5, 1.0], np.float32), np.array([0.0], np.float32)]
     for _ in range(30):
-        judged = await critic.values(trajectories)
-        await critic.update(trajectories, judged, returns)
-    judged = await critic.values(trajectories)
-    assert [len(each.values) for each in judged] == [2, 1]
-    assert judged[0].bootstrap == 0.0
-    assert judged[1].bootstrap != 0.0
+        estimated = await critic.values(trajectories)
+        await critic.update(trajectories, estimated, returns)
+    estimated = await critic.values(trajectories)
+    assert [len(each.values) for each in estimated] == [2, 1]
+    assert estimated[0].bootstrap == 0.0
+    assert estimated[1].bootstrap != 0.0
     np.testing.assert_allclose(
-        np.concatenate([each.values for each in judged]), [0.5, 1.0, 0.0], atol=0.2
+        np.concatenate([each.values for each in estimated]), [0.5, 1.0, 0.0], atol=0.2
     )
 
 

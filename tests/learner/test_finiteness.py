@@ -279,30 +279,33 @@ async def test_a_critic_learns_from_finite_numbers_only(
     trajectory = walk(policy, 7, 2, stop_reason=StopReason.TIME_LIMIT)
     critic = Critic(policy, lane, CriticConfig(), seed=0)
     async with asyncio.timeout(30):
-        judged = TrajectoryValues(np.array(values, np.float32), bootstrap)
+        estimated = TrajectoryValues(np.array(values, np.float32), bootstrap)
         with pytest.raises(ValueError, match=complaint):
-            await critic.update([trajectory], [judged], [np.array(returns, np.float32)])
+            await critic.update([trajectory], [estimated], [np.array(returns, np.float32)])
 
 
 TWO = trajectory([[1.0], [2.0]], number=7)
 
 
-def judged(*values: float, bootstrap: float = 0.0) -> TrajectoryValues:
+def estimated(*values: float, bootstrap: float = 0.0) -> TrajectoryValues:
     return TrajectoryValues(np.array(values, np.float32), bootstrap)
 
 
 def test_one_finite_value_for_each_decision_passes() -> None:
-    require_values([TWO], [judged(0.5, 1.5, bootstrap=2.0)])
+    require_values([TWO], [estimated(0.5, 1.5, bootstrap=2.0)])
     require_returns([TWO], [np.array([3.0, 2.0])])
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (judged(0.5), r"values of episode 7 are \[1\], expected \[2\]: one for each decision"),
-        (judged(0.5, float("nan")), "values of episode 7 hold nan at decision 1, .* value_scale"),
+        (estimated(0.5), r"values of episode 7 are \[1\], expected \[2\]: one for each decision"),
         (
-            judged(0.5, 0.5, bootstrap=float("inf")),
+            estimated(0.5, float("nan")),
+            "values of episode 7 hold nan at decision 1, .* value_scale",
+        ),
+        (
+            estimated(0.5, 0.5, bootstrap=float("inf")),
             "final observation of episode 7 is inf, expected a finite number",
         ),
     ],
@@ -323,6 +326,6 @@ def test_returns_that_cannot_be_learnt_from_are_refused() -> None:
 
 def test_there_is_one_entry_for_each_trajectory() -> None:
     with pytest.raises(ValueError, match="values of 1 trajectories for 2"):
-        require_values([TWO, TWO], [judged(0.0, 0.0)])
+        require_values([TWO, TWO], [estimated(0.0, 0.0)])
     with pytest.raises(ValueError, match="0 returns for 1 trajectories"):
         require_returns([TWO], [])

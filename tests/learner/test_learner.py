@@ -27,12 +27,12 @@ from vla_rl.learner.decisions import flatten_trajectories
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.types import Trajectory
 
-Play = Callable[..., Trajectory]
+RunPolicy = Callable[..., Trajectory]
 ADVANTAGES = (1.0, -0.5, 0.25)
 
 
-def batch_of(play: Play, policy: OpenVlaOft) -> list[Trajectory]:
-    return [play(policy, seed, num_steps) for seed, num_steps in ((1, 1), (2, 4), (3, 2))]
+def batch_of(run_policy: RunPolicy, policy: OpenVlaOft) -> list[Trajectory]:
+    return [run_policy(policy, seed, num_steps) for seed, num_steps in ((1, 1), (2, 4), (3, 2))]
 
 
 def parameters(policy: OpenVlaOft) -> Tensor:
@@ -45,8 +45,10 @@ def config(**changes: Any) -> LearnerConfig:
     )
 
 
-def test_only_executed_control_steps_are_unmasked(policy: OpenVlaOft, play: Play) -> None:
-    decisions = flatten_trajectories(batch_of(play, policy), ADVANTAGES)
+def test_only_executed_control_steps_are_unmasked(
+    policy: OpenVlaOft, run_policy: RunPolicy
+) -> None:
+    decisions = flatten_trajectories(batch_of(run_policy, policy), ADVANTAGES)
     # 2 dimensions a control step; every last chunk ended after the first of its 2 steps
     last, whole = [True, True, False, False], [True] * 4
     assert decisions.mask.tolist() == [last, whole, whole, whole, last, whole, last]
@@ -56,9 +58,9 @@ def test_only_executed_control_steps_are_unmasked(policy: OpenVlaOft, play: Play
 
 
 def test_log_probs_are_of_the_temperature_that_acted_where_the_agent_chose_one(
-    policy: OpenVlaOft, play: Play
+    policy: OpenVlaOft, run_policy: RunPolicy
 ) -> None:
-    trajectory = play(policy, 2, 3)
+    trajectory = run_policy(policy, 2, 3)
     colder = msgspec.structs.replace(trajectory.steps[1].chunk, temperature=0.7)
     steps = list(trajectory.steps)
     steps[1] = msgspec.structs.replace(steps[1], chunk=colder)
@@ -69,9 +71,9 @@ def test_log_probs_are_of_the_temperature_that_acted_where_the_agent_chose_one(
 
 
 def test_the_tokens_of_one_control_step_are_counted_in_chunks_of_one_step_too(
-    policy: OpenVlaOft, play: Play
+    policy: OpenVlaOft, run_policy: RunPolicy
 ) -> None:
-    trajectory = play(policy, 1, 1)
+    trajectory = run_policy(policy, 1, 1)
     assert flatten_trajectories([trajectory], [1.0]).action_tokens == 2
     (step,) = trajectory.steps  # its four tokens as those of one control step of four dimensions
     chunk = msgspec.structs.replace(step.chunk, actions=step.chunk.actions.reshape(1, 4))
@@ -81,15 +83,21 @@ def test_the_tokens_of_one_control_step_are_counted_in_chunks_of_one_step_too(
     assert flatten_trajectories([single], [1.0]).action_tokens == 4
 
 
-def test_advantages_may_differ_from_token_to_token(policy: OpenVlaOft, play: Play) -> None:
+def test_advantages_may_differ_from_token_to_token(
+    policy: OpenVlaOft, run_policy: RunPolicy
+) -> None:
     by_token = np.arange(16.0).reshape(4, 4)
-    decisions = flatten_trajectories(batch_of(play, policy), [0.5, by_token, np.array([1.0, 2.0])])
+    decisions = flatten_trajectories(
+        batch_of(run_policy, policy), [0.5, by_token, np.array([1.0, 2.0])]
+    )
     assert decisions.advantage.tolist() == [[0.5] * 4, *by_token.tolist(), [1.0] * 4, [2.0] * 4]
 
 
-def test_advantages_may_differ_from_decision_to_decision(policy: OpenVlaOft, play: Play) -> None:
+def test_advantages_may_differ_from_decision_to_decision(
+    policy: OpenVlaOft, run_policy: RunPolicy
+) -> None:
     advantages = [0.5, np.array([1.0, 2.0, 3.0, 4.0]), -1.0]
-    decisions = flatten_trajectories(batch_of(play, policy), advantages)
+    decisions = flatten_trajectories(batch_of(run_policy, policy), advantages)
     assert decisions.advantage[:, 0].tolist() == [0.5, 1.0, 2.0, 3.0, 4.0, -1.0, -1.0]
 
 
@@ -105,10 +113,10 @@ def test_advantages_may_differ_from_decision_to_decision(policy: OpenVlaOft, pla
     ],
 )
 def test_advantages_that_do_not_fit_are_refused(
-    policy: OpenVlaOft, play: Play, advantages: Any, complaint: str
+    policy: OpenVlaOft, run_policy: RunPolicy, advantages: Any, complaint: str
 ) -> None:
     with pytest.raises(ValueError, match=complaint):
-        flatten_trajectories(batch_of(play, policy), advantages)
+        flatten_trajectories(batch_of(run_policy, policy), advantages)
 
 
 async def test_an_update_without_trajectories_is_refused(
@@ -120,11 +128,11 @@ async def test_an_update_without_trajectories_is_refused(
 
 
 async def test_the_first_update_has_ratio_one_and_agrees_with_the_engine(
-    policy: OpenVlaOft, lane: DeviceLane, play: Play
+    policy: OpenVlaOft, lane: DeviceLane, run_policy: RunPolicy
 ) -> None:
     async with asyncio.timeout(60):
         report = await Learner(policy, lane, config(micro_batch=2)).update(
-            batch_of(play, policy), ADVANTAGES
+            batch_of(run_policy, policy), ADVANTAGES
         )
     metrics = report.metrics
     assert report.weight_version == 1
@@ -140,13 +148,13 @@ async def test_the_first_update_has_ratio_one_and_agrees_with_the_engine(
 
 
 async def test_the_gradient_is_that_of_the_formula(
-    policy: OpenVlaOft, lane: DeviceLane, play: Play
+    policy: OpenVlaOft, lane: DeviceLane, run_policy: RunPolicy
 ) -> None:
     """-1/3 sum over trajectories of A / tokens * sum of log-prob gradients, as ratio is 1.
 
     Checked on one weight.
     """
-    trajectories = batch_of(play, policy)
+    trajectories = batch_of(run_policy, policy)
     reference = policy.copy()
     total = torch.zeros(())
     for trajectory, advantage in zip(trajectories, ADVANTAGES, strict=True):
@@ -181,9 +189,9 @@ async def test_the_gradient_is_that_of_the_formula(
     ],
 )
 async def test_the_gradient_does_not_depend_on_the_micro_batches(
-    policy: OpenVlaOft, lane: DeviceLane, play: Play, aggregation: str
+    policy: OpenVlaOft, lane: DeviceLane, run_policy: RunPolicy, aggregation: str
 ) -> None:
-    trajectories = batch_of(play, policy)
+    trajectories = batch_of(run_policy, policy)
     moments = []
     async with asyncio.timeout(100):
         for micro_batch in (100, 2):  # 7 rows, of which the last is alone
@@ -205,10 +213,10 @@ async def test_the_gradient_does_not_depend_on_the_micro_batches(
         torch.testing.assert_close(other, moments[0], atol=1e-7, rtol=1e-4)
 
 
-async def test_masked_tokens_teach_nothing(
-    policy: OpenVlaOft, lane: DeviceLane, play: Play
+async def test_masked_tokens_give_no_signal(
+    policy: OpenVlaOft, lane: DeviceLane, run_policy: RunPolicy
 ) -> None:
-    trajectories = batch_of(play, policy)
+    trajectories = batch_of(run_policy, policy)
     step = trajectories[0].steps[0]
     tokens = step.chunk.tokens.copy()
     tokens[2:] = 1008 + (tokens[2:] - 1008 + 5) % 16  # of the control step that did not run
@@ -224,7 +232,7 @@ async def test_masked_tokens_teach_nothing(
 
 
 async def test_the_same_seed_gives_the_same_weights_to_the_last_bit(
-    policy: OpenVlaOft, lane: DeviceLane, play: Play
+    policy: OpenVlaOft, lane: DeviceLane, run_policy: RunPolicy
 ) -> None:
     results = []
     async with asyncio.timeout(100):
@@ -232,19 +240,19 @@ async def test_the_same_seed_gives_the_same_weights_to_the_last_bit(
             model = policy.copy()
             learner = Learner(model, lane, config(micro_batch=3, minibatch_trajectories=2))
             for _ in range(2):
-                await learner.update(batch_of(play, model), ADVANTAGES)
+                await learner.update(batch_of(run_policy, model), ADVANTAGES)
             results.append(parameters(model))
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], parameters(policy))
 
 
 async def test_engines_get_weights_and_version_with_every_update(
-    policy: OpenVlaOft, lane: DeviceLane, play: Play
+    policy: OpenVlaOft, lane: DeviceLane, run_policy: RunPolicy
 ) -> None:
     actor = policy.copy()
     async with asyncio.timeout(60), TorchActionEngine(actor, lane, EngineConfig()) as engine:
         learner = Learner(policy, lane, config(minibatch_trajectories=1, epochs=2), [engine])
-        report = await learner.update(batch_of(play, policy), ADVANTAGES)
+        report = await learner.update(batch_of(run_policy, policy), ADVANTAGES)
         assert report.weight_version == learner.weight_version == engine.weight_version == 1
         assert torch.equal(parameters(actor), parameters(policy))
 
@@ -259,10 +267,13 @@ async def test_an_engine_that_shares_the_model_needs_updates_of_one_step(
 
 
 async def test_staleness_is_counted_and_stale_log_probs_are_not_compared(
-    policy: OpenVlaOft, lane: DeviceLane, play: Play
+    policy: OpenVlaOft, lane: DeviceLane, run_policy: RunPolicy
 ) -> None:
-    trajectories = [play(policy, 1, 2, weight_version=7), play(policy, 2, 2, weight_version=4)]
-    stale = [play(policy, 3, 1, weight_version=7)]
+    trajectories = [
+        run_policy(policy, 1, 2, weight_version=7),
+        run_policy(policy, 2, 2, weight_version=4),
+    ]
+    stale = [run_policy(policy, 3, 1, weight_version=7)]
     async with asyncio.timeout(60):
         learner = Learner(policy, lane, config(), weight_version=7)
         first = (await learner.update(trajectories, [1.0, -1.0])).metrics
@@ -280,9 +291,9 @@ async def test_staleness_is_counted_and_stale_log_probs_are_not_compared(
 
 
 async def test_gradients_that_are_not_finite_skip_the_step_loudly_and_then_end_the_run(
-    policy: OpenVlaOft, lane: DeviceLane, play: Play, caplog: pytest.LogCaptureFixture
+    policy: OpenVlaOft, lane: DeviceLane, run_policy: RunPolicy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trajectories, before = batch_of(play, policy), parameters(policy)
+    trajectories, before = batch_of(run_policy, policy), parameters(policy)
     loss = PolicyLossConfig(name="own_parts:nan_loss")
     learner = Learner(
         policy, lane, config(optimizer=OptimizerConfig(max_skips_in_a_row=2), loss=loss)
@@ -298,9 +309,9 @@ async def test_gradients_that_are_not_finite_skip_the_step_loudly_and_then_end_t
 
 
 async def test_a_cancelled_update_leaves_no_gradient_behind(
-    policy: OpenVlaOft, lane: DeviceLane, play: Play
+    policy: OpenVlaOft, lane: DeviceLane, run_policy: RunPolicy
 ) -> None:
-    trajectories = batch_of(play, policy)
+    trajectories = batch_of(run_policy, policy)
     undisturbed = policy.copy()
     async with asyncio.timeout(60):
         await Learner(undisturbed, lane, config(micro_batch=1)).update(trajectories, ADVANTAGES)
@@ -319,9 +330,9 @@ async def test_a_cancelled_update_leaves_no_gradient_behind(
 
 
 async def test_a_restored_learner_goes_on_as_if_nothing_had_happened(
-    policy: OpenVlaOft, lane: DeviceLane, play: Play
+    policy: OpenVlaOft, lane: DeviceLane, run_policy: RunPolicy
 ) -> None:
-    trajectories = batch_of(play, policy)
+    trajectories = batch_of(run_policy, policy)
     twin = OpenVlaOft.create(policy.config, seed=99)
     async with asyncio.timeout(100):
         learner = Learner(policy, lane, config(minibatch_trajectories=2))
@@ -340,14 +351,14 @@ def _parameters_and_moments(policy: OpenVlaOft, learner_state: Any) -> tuple[Ten
     return parameters(policy), torch.cat(moments)
 
 
-async def test_an_update_that_teaches_nothing_moves_neither_weights_nor_momentum(
-    policy: OpenVlaOft, lane: DeviceLane, play: Play
+async def test_an_update_that_gives_no_signal_moves_neither_weights_nor_momentum(
+    policy: OpenVlaOft, lane: DeviceLane, run_policy: RunPolicy
 ) -> None:
     async with asyncio.timeout(60):
         learner = Learner(policy, lane, config())
-        await learner.update(batch_of(play, policy), ADVANTAGES)
+        await learner.update(batch_of(run_policy, policy), ADVANTAGES)
         before = _parameters_and_moments(policy, await learner.snapshot())
-        report = await learner.update(batch_of(play, policy), [0.0, 0.0, 0.0])
+        report = await learner.update(batch_of(run_policy, policy), [0.0, 0.0, 0.0])
         after = _parameters_and_moments(policy, await learner.snapshot())
     assert (report.weight_version, report.metrics["update/trained"]) == (2, 0.0)
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
@@ -357,9 +368,12 @@ async def test_an_update_that_teaches_nothing_moves_neither_weights_nor_momentum
 # in the suite: two epochs, the first of which is that of one
 @pytest.mark.parametrize("epochs", [pytest.param(1, marks=pytest.mark.proof), 2])
 async def test_rows_without_an_advantage_are_not_computed_and_the_weights_learn_the_same(
-    policy: OpenVlaOft, lane: DeviceLane, play: Play, name: str, epochs: int
+    policy: OpenVlaOft, lane: DeviceLane, run_policy: RunPolicy, name: str, epochs: int
 ) -> None:
-    trajectories, advantages = batch_of(play, policy), (1.0, 0.0, -0.5)  # of 1, 4 and 2 decisions
+    trajectories, advantages = (
+        batch_of(run_policy, policy),
+        (1.0, 0.0, -0.5),
+    )  # of 1, 4 and 2 decisions
     settings = config(loss=PolicyLossConfig(name=name), epochs=epochs, micro_batch=2)
     twin = policy.copy()
     async with asyncio.timeout(60):
@@ -376,11 +390,11 @@ async def test_rows_without_an_advantage_are_not_computed_and_the_weights_learn_
 
 
 async def test_a_loss_that_chooses_among_all_tokens_is_given_every_row(
-    policy: OpenVlaOft, lane: DeviceLane, play: Play
+    policy: OpenVlaOft, lane: DeviceLane, run_policy: RunPolicy
 ) -> None:
     learner = Learner(policy, lane, config(loss=PolicyLossConfig(name="clip_cov")))
     async with asyncio.timeout(60):
-        report = await learner.update(batch_of(play, policy), (1.0, 0.0, -0.5))
+        report = await learner.update(batch_of(run_policy, policy), (1.0, 0.0, -0.5))
     assert report.metrics["update/computed_rows"] == 7.0
 
 
@@ -388,10 +402,10 @@ async def test_a_loss_that_chooses_among_all_tokens_is_given_every_row(
     ("name", "trained_tokens"),
     [("dppo", True), ("cpgd", True), ("kl_cov", True), ("ppo", False), ("cispo", False)],
 )
-async def test_without_advantages_older_weights_teach_where_the_loss_has_a_term_of_its_own(
-    policy: OpenVlaOft, lane: DeviceLane, play: Play, name: str, trained_tokens: bool
+async def test_without_advantages_older_weights_train_where_the_loss_has_a_term_of_its_own(
+    policy: OpenVlaOft, lane: DeviceLane, run_policy: RunPolicy, name: str, trained_tokens: bool
 ) -> None:
-    trajectories = batch_of(play, policy)
+    trajectories = batch_of(run_policy, policy)
     async with asyncio.timeout(60):
         learner = Learner(policy, lane, config(loss=PolicyLossConfig(name=name)))
         await learner.update(trajectories, ADVANTAGES)
@@ -400,22 +414,24 @@ async def test_without_advantages_older_weights_teach_where_the_loss_has_a_term_
     assert (report.metrics.get("update/grad_norm", 0.0) > 0.0) is trained_tokens
 
 
-async def test_an_advantage_on_masked_tokens_alone_teaches_nothing(
-    policy: OpenVlaOft, lane: DeviceLane, play: Play
+async def test_an_advantage_on_masked_tokens_alone_gives_no_signal(
+    policy: OpenVlaOft, lane: DeviceLane, run_policy: RunPolicy
 ) -> None:
     # the chunk ended after its first control step, two of four tokens
     after_the_end = np.array([[0.0, 0.0, 3.0, 3.0]])
     before = parameters(policy)
     async with asyncio.timeout(60):
-        report = await Learner(policy, lane, config()).update([play(policy, 1, 1)], [after_the_end])
+        report = await Learner(policy, lane, config()).update(
+            [run_policy(policy, 1, 1)], [after_the_end]
+        )
     assert report.metrics["update/trained"] == 0.0
     assert torch.equal(parameters(policy), before)
 
 
 async def test_a_first_ratio_that_is_not_one_ends_the_run_before_the_weights_move(
-    policy: OpenVlaOft, lane: DeviceLane, play: Play
+    policy: OpenVlaOft, lane: DeviceLane, run_policy: RunPolicy
 ) -> None:
-    trajectories = batch_of(play, policy)
+    trajectories = batch_of(run_policy, policy)
     step = trajectories[0].steps[0]
     lied = msgspec.structs.replace(
         step, chunk=msgspec.structs.replace(step.chunk, log_probs=step.chunk.log_probs - 3.0)
@@ -432,12 +448,12 @@ async def test_a_first_ratio_that_is_not_one_ends_the_run_before_the_weights_mov
 
 
 async def test_only_the_first_update_is_held_to_ratio_one(
-    policy: OpenVlaOft, lane: DeviceLane, play: Play
+    policy: OpenVlaOft, lane: DeviceLane, run_policy: RunPolicy
 ) -> None:
     learner = Learner(policy, lane, config(max_mismatch=1e-3))
     async with asyncio.timeout(60):
-        await learner.update(batch_of(play, policy), ADVANTAGES)
+        await learner.update(batch_of(run_policy, policy), ADVANTAGES)
         # these say that version 1 acted, but they were sampled before it
-        stale = [play(OpenVlaOft.create(policy.config, seed=5), 4, 2, weight_version=1)]
+        stale = [run_policy(OpenVlaOft.create(policy.config, seed=5), 4, 2, weight_version=1)]
         report = await learner.update(stale, [1.0])
     assert report.metrics["update/log_prob_gap_mean"] > 1e-3

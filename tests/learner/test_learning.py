@@ -44,7 +44,9 @@ def reward_of(actions: np.ndarray, is_bright: bool) -> float:
     return -float(np.abs(actions[:, 0] - TARGET[is_bright]).mean())
 
 
-def played(observation: Observation, chunk: ActionChunk, reward: float, seed: int) -> Trajectory:
+def make_trajectory(
+    observation: Observation, chunk: ActionChunk, reward: float, seed: int
+) -> Trajectory:
     episode = EpisodeSpec(
         episode_id=seed,
         group_id=0,
@@ -63,7 +65,7 @@ def played(observation: Observation, chunk: ActionChunk, reward: float, seed: in
     )
 
 
-async def play_groups(engine: TorchActionEngine, seed: int) -> list[list[Trajectory]]:
+async def run_groups(engine: TorchActionEngine, seed: int) -> list[list[Trajectory]]:
     groups = []
     for is_bright in (True, False):
         seeds = [derive_seed(seed, is_bright, member) for member in range(GROUP_SIZE)]
@@ -72,7 +74,7 @@ async def play_groups(engine: TorchActionEngine, seed: int) -> list[list[Traject
         )
         groups.append(
             [
-                played(bandit(is_bright), chunk, reward_of(chunk.actions, is_bright), each)
+                make_trajectory(bandit(is_bright), chunk, reward_of(chunk.actions, is_bright), each)
                 for chunk, each in zip(chunks, seeds, strict=True)
             ]
         )
@@ -83,10 +85,10 @@ def rewards_of(trajectories: Sequence[Trajectory]) -> list[float]:
     return [trajectory.undiscounted_return for trajectory in trajectories]
 
 
-async def test_demonstrations_of_which_no_token_teaches_are_refused_before_the_weights_move(
+async def test_demonstrations_of_which_no_token_trains_are_refused_before_the_weights_move(
     policy: OpenVlaOft, lane: DeviceLane
 ) -> None:
-    lesson = Demonstration(
+    demonstration = Demonstration(
         observation=bandit(is_bright=True),
         actions=np.zeros((2, 2), np.float32),
         num_valid=2,
@@ -98,19 +100,19 @@ async def test_demonstrations_of_which_no_token_teaches_are_refused_before_the_w
             ValueError,
             match=r"none of the 8 demonstrated tokens is marked in Demonstration\.trained_tokens",
         ):
-            await imitator.update([lesson, lesson])
+            await imitator.update([demonstration, demonstration])
     assert imitator.weight_version == 0
 
 
-async def test_trial_and_error_teaches_a_bandit(policy: OpenVlaOft, lane: DeviceLane) -> None:
-    # the bonus keeps the policy from betting everything on one bin, after which equal rewards teach
+async def test_trial_and_error_trains_a_bandit(policy: OpenVlaOft, lane: DeviceLane) -> None:
+    # the bonus keeps the policy from betting everything on one bin, after which equal rewards train
     # nothing
     config = LearnerConfig(optimizer=OptimizerConfig(lr=2e-3, warmup_steps=3), entropy_coef=0.02)
     mean_rewards = []
     async with asyncio.timeout(110), TorchActionEngine(policy, lane, EngineConfig()) as engine:
         learner = Learner(policy, lane, config, [engine])
         for update in range(20):
-            groups = await play_groups(engine, update)
+            groups = await run_groups(engine, update)
             trajectories = [trajectory for group in groups for trajectory in group]
             advantages = [
                 a for group in groups for a in group_advantage(np.array(rewards_of(group)))
@@ -141,7 +143,7 @@ def demonstrations(seed: int, num: int) -> list[Demonstration]:
     return examples
 
 
-async def test_demonstrations_teach_what_was_demonstrated_and_nothing_after_the_end(
+async def test_demonstrations_train_what_was_demonstrated_and_nothing_after_the_end(
     policy: OpenVlaOft, lane: DeviceLane
 ) -> None:
     config = ImitationConfig(

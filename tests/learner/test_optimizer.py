@@ -165,7 +165,7 @@ def test_a_state_with_masters_goes_on_in_float32_from_them() -> None:
 
 
 def test_the_last_optimizer_of_a_network_gets_its_gradients() -> None:
-    """As where a policy is taught first and learns by reinforcement then.
+    """As where a policy imitates first and learns by reinforcement then.
 
     The first optimizer may live on.
     """

@@ -258,8 +258,8 @@ def test_the_numbers_that_are_cut_are_those_of_the_named_layers() -> None:
 
 def test_a_row_goes_to_the_first_line_with_room_and_begins_where_it_is_free() -> None:
     lines = Lines(10, 3)
-    placed = [lines.add_row(length) for length in (10, 6, 5, 4, 3)]
-    assert placed == [
+    lines_taken = [lines.add_row(length) for length in (10, 6, 5, 4, 3)]
+    assert lines_taken == [
         LineSlot(0, 0),
         LineSlot(1, 0),
         LineSlot(2, 0),

@@ -175,27 +175,27 @@ async def test_each_reference_and_critic_is_asked_about_its_own_agent() -> None:
         team = CriticTeam(critics)
         returns = [np.array([1.0, -1.0, 1.0]), np.array([-1.0])]
         await team.update(trajectories, await team.values(trajectories), returns)
-        judged = await team.values(trajectories)
+        values = await team.values(trajectories)
         solver = await critics["solver"].values(
             [part.trajectory for part in split_by_agent(trajectories, "solver")]
         )
         checker = await critics["checker"].values(
             [part.trajectory for part in split_by_agent(trajectories, "checker")]
         )
-        assert judged[0].values.tolist() == [
+        assert values[0].values.tolist() == [
             solver[0].values[0],
             checker[0].values[0],
             solver[0].values[1],
         ]
-        assert judged[1].values.tolist() == checker[1].values.tolist()
+        assert values[1].values.tolist() == checker[1].values.tolist()
         # cut off after the solver's turn: its own critic says what was still to come
-        assert judged[0].bootstrap == solver[0].bootstrap != 0.0
-        assert judged[1].bootstrap == 0.0
+        assert values[0].bootstrap == solver[0].bootstrap != 0.0
+        assert values[1].bootstrap == 0.0
         saved = await team.snapshot()
-        await team.update(trajectories, judged, returns)
+        await team.update(trajectories, values, returns)
         await team.restore(saved)
         assert [each.values.tolist() for each in await team.values(trajectories)] == [
-            each.values.tolist() for each in judged
+            each.values.tolist() for each in values
         ]
 
 

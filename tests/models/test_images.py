@@ -125,11 +125,11 @@ def oracle_lanczos3(image: np.ndarray, size: int) -> np.ndarray:
         num_in = rows.shape[0]
         widening = max(1.0, num_in / size)
         out = np.zeros((size, *rows.shape[1:]))
-        for place in range(size):
-            centre = (place + 0.5) * num_in / size
+        for position in range(size):
+            centre = (position + 0.5) * num_in / size
             taps = [tap for tap in range(num_in) if abs(tap + 0.5 - centre) <= 3.0 * widening]
             weights = np.array([kernel((tap + 0.5 - centre) / widening) for tap in taps])
-            out[place] = np.tensordot(weights / weights.sum(), rows[taps], axes=1)
+            out[position] = np.tensordot(weights / weights.sum(), rows[taps], axes=1)
         return out
 
     def kernel(x: float) -> float:
@@ -176,12 +176,12 @@ def test_the_crop_keeps_nine_tenths_of_the_area_and_samples_its_corners() -> Non
     ).repeat(3, axis=2)
     ours = centre_crop(make_image_batch(ramp))[0, 0, 5].numpy()
     side = math.sqrt(0.9)
-    place = (1 - side) / 2 * (size - 1) + np.arange(size) * side
-    low = np.floor(place).astype(int)
+    position = (1 - side) / 2 * (size - 1) + np.arange(size) * side
+    low = np.floor(position).astype(int)
     row = ramp[0, :, 0].astype(np.float64)
-    expected = row[low] + (row[np.minimum(low + 1, size - 1)] - row[low]) * (place - low)
+    expected = row[low] + (row[np.minimum(low + 1, size - 1)] - row[low]) * (position - low)
     np.testing.assert_array_equal(ours, np.floor(expected / 255.0 * 255.5).astype(np.uint8))
-    assert place[0] == pytest.approx(0.0256584 * 32, abs=1e-5)
+    assert position[0] == pytest.approx(0.0256584 * 32, abs=1e-5)
 
 
 def test_floats_become_bytes_by_flooring() -> None:

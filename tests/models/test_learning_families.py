@@ -1,4 +1,4 @@
-"""Every family learns by reinforcement and is judged by a critic, whole or by adapters, in float32
+"""Every family learns by reinforcement and is valued by a critic, whole or by adapters, in float32
 and in bfloat16.
 """
 
@@ -51,7 +51,7 @@ def made(family: str) -> Any:
     return ContinuousOpenVlaOft.create(msgspec.structs.replace(shape, head="l1"), seed=0)
 
 
-async def played(
+async def run_policy(
     policy: Any, lane: DeviceLane, make_observation: MakeObservation, episode_id: int
 ) -> Trajectory:
     """Three decisions of the policy's own."""
@@ -119,7 +119,9 @@ async def test_small_steps_move_the_weights(
         policy = policy.adapted(LoraConfig(rank=2, alpha=4), seed=0)
     config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-4, warmup_steps=0), max_mismatch=1.0)
     async with asyncio.timeout(100):
-        trajectories = [await played(policy, lane, make_observation, number) for number in range(2)]
+        trajectories = [
+            await run_policy(policy, lane, make_observation, number) for number in range(2)
+        ]
         learner = Learner(policy, lane, config)
         before = (await learner.snapshot()).policy
         for _ in range(3):
@@ -163,7 +165,7 @@ async def test_a_critic_learns_on_what_it_sees(
     policy.network.to(dtype)
     config = CriticConfig(trunk=trunk, optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0), epochs=4)
     async with asyncio.timeout(100):
-        trajectory = await played(policy, lane, make_observation, 0)
+        trajectory = await run_policy(policy, lane, make_observation, 0)
         critic = Critic(policy, lane, config, seed=0)
         (before,) = await critic.values([trajectory])
         await critic.update([trajectory], [before], [np.array([1.0, 1.0, 1.0], np.float32)])

@@ -301,7 +301,7 @@ def policy() -> OpenVlaOft:
     return OpenVlaOft.create(tiny(image_size=28, cameras=("image",), proprio=None), seed=0)
 
 
-def playing(seed: int, num: int = 5, size: int = 28) -> Trajectory:
+def make_trajectory(seed: int, num: int = 5, size: int = 28) -> Trajectory:
     rng = np.random.default_rng(seed)
     frames = rng.integers(0, 256, (num, size, size, 3), dtype=np.uint8)
     seen: list[dict[str, Any]] = [
@@ -331,7 +331,7 @@ def playing(seed: int, num: int = 5, size: int = 28) -> Trajectory:
 async def test_a_moment_is_the_mean_over_the_patches_of_its_observation(
     policy: OpenVlaOft, lane: DeviceLane
 ) -> None:
-    trajectory = playing(1)
+    trajectory = make_trajectory(1)
     embeddings = await PolicyTowerEncoder(THREE, policy, lane).embed([trajectory])
     # observations 0, 2 and 4 of five
     chosen = [
@@ -356,18 +356,20 @@ async def test_embeddings_stay_comparable_while_the_policy_learns(
     policy: OpenVlaOft, lane: DeviceLane
 ) -> None:
     encoder = trajectory_encoder(THREE, policy, lane)
-    before = await encoder.embed([playing(1)])
+    before = await encoder.embed([make_trajectory(1)])
     with torch.no_grad():
         for parameter in policy.network.parameters():
             parameter.add_(1.0)
-    assert (await encoder.embed([playing(1)])).tolist() == before.tolist()
+    assert (await encoder.embed([make_trajectory(1)])).tolist() == before.tolist()
 
 
 async def test_each_trajectory_is_embedded_by_its_own_observations(
     policy: OpenVlaOft, lane: DeviceLane
 ) -> None:
-    together = await PolicyTowerEncoder(THREE, policy, lane).embed([playing(1), playing(2, num=9)])
-    alone = await PolicyTowerEncoder(THREE, policy, lane).embed([playing(2, num=9)])
+    together = await PolicyTowerEncoder(THREE, policy, lane).embed(
+        [make_trajectory(1), make_trajectory(2, num=9)]
+    )
+    alone = await PolicyTowerEncoder(THREE, policy, lane).embed([make_trajectory(2, num=9)])
     np.testing.assert_allclose(together[1], alone[0], atol=1e-6)
     assert np.abs(together[0] - together[1]).max() > 1e-3
 
@@ -375,7 +377,7 @@ async def test_each_trajectory_is_embedded_by_its_own_observations(
 async def test_an_observation_that_the_policy_cannot_see_is_refused_by_its_episode(
     policy: OpenVlaOft, lane: DeviceLane
 ) -> None:
-    blind = playing(6)
+    blind = make_trajectory(6)
     for step in blind.steps:
         del step.observation["image"]
     with pytest.raises(ValueError, match="episode 6 cannot be embedded"):

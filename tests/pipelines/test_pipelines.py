@@ -94,13 +94,13 @@ async def test_every_pipeline_makes_updates_that_begin_at_ratio_one(
     config = small(pipeline, tmp_path, learner=single_step)
     metrics, policy, run = await trained(config)
     assert [line["update"] for line in metrics] == [1, 2]
-    taught = [line for line in metrics if line["update/trained"]]
-    assert all(line["update/ratio_mean"] == pytest.approx(1.0, abs=1e-4) for line in taught)
-    assert all(line["update/log_prob_gap_max"] < 1e-4 for line in taught)
+    trained_lines = [line for line in metrics if line["update/trained"]]
+    assert all(line["update/ratio_mean"] == pytest.approx(1.0, abs=1e-4) for line in trained_lines)
+    assert all(line["update/log_prob_gap_max"] < 1e-4 for line in trained_lines)
     assert all(line["update/staleness_max"] == 0.0 for line in metrics)
     # groups of the sparse task may have no success at all, and then there is nothing to learn
-    assert bool(taught) == (not torch.equal(weights(policy), weights(new_policy(config))))
-    assert taught or pipeline in NEEDS_IMAGES
+    assert bool(trained_lines) == (not torch.equal(weights(policy), weights(new_policy(config))))
+    assert trained_lines or pipeline in NEEDS_IMAGES
     # Pendulum never reports success, the reaching task does
     assert ("rollout/success_rate" in metrics[0]) == (pipeline in NEEDS_IMAGES)
     # a later update may have no episode since the last one
@@ -279,7 +279,7 @@ async def test_an_interrupted_run_goes_on_with_its_critic_and_its_kl_coefficient
     assert torch.equal(weights(whole), weights(rest))
 
 
-async def test_remax_plays_one_greedy_episode_more_in_each_group_and_needs_no_company(
+async def test_remax_runs_one_greedy_episode_more_in_each_group_and_needs_no_company(
     tmp_path: Path,
 ) -> None:
     config = small("grpo", tmp_path)
@@ -448,7 +448,7 @@ def test_the_commands_that_the_pages_name_exist() -> None:
             assert (PAGES / other).is_file(), other
 
 
-FAR, NEAR, NEARER = ([[place]] for place in (9.0, 1.0, 0.5))
+DISTANT, NEAR, NEARER = ([[distance]] for distance in (9.0, 1.0, 0.5))
 GOAL = [[0.0]]
 
 
@@ -465,7 +465,7 @@ def group(number: int, *solved: bool) -> Group:
 
 
 GROUPS = [group(0, True, False, False), group(1, False, False)]
-EMBEDDINGS = [np.array([GOAL, NEAR, FAR], np.float32), np.array([NEARER, FAR], np.float32)]
+EMBEDDINGS = [np.array([GOAL, NEAR, DISTANT], np.float32), np.array([NEARER, DISTANT], np.float32)]
 
 
 async def rewarded(config: SrpoConfig, bank: ReferenceBank) -> tuple[list[list[float]], NodeOutput]:
@@ -475,16 +475,16 @@ async def rewarded(config: SrpoConfig, bank: ReferenceBank) -> tuple[list[list[f
 
 async def test_failures_are_compared_with_the_successes_of_all_groups_of_their_task() -> None:
     bank = ReferenceBank(4)
-    ((success, near, far), (nearer, other_far)), _ = await rewarded(SrpoConfig(), bank)
+    ((success, near, distant), (nearer, other_distant)), _ = await rewarded(SrpoConfig(), bank)
     assert success == 1.0
-    assert nearer > near > far == other_far > 0.0
+    assert nearer > near > distant == other_distant > 0.0
     assert list(bank.state()) == ["none"]
 
 
 async def test_failures_are_compared_with_the_successes_of_their_own_group_if_asked() -> None:
     bank = ReferenceBank(0)
-    ((success, near, far), without), _ = await rewarded(SrpoConfig(references="group"), bank)
-    assert success == 1.0 > near > far
+    ((success, near, distant), without), _ = await rewarded(SrpoConfig(references="group"), bank)
+    assert success == 1.0 > near > distant
     assert without == [0.0, 0.0]  # its group has no success
     assert bank.state() == {}
 

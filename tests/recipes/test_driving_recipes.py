@@ -61,12 +61,12 @@ def strips_in(folder: Path) -> tuple[set[str], str]:
     return {path.name for path in report.parent.glob("strips/*.jpg")}, report.read_text()
 
 
-async def test_a_policy_is_taught_by_the_planner_and_trained_on_its_scores(
+async def test_a_policy_imitates_the_planner_and_is_trained_on_its_scores(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = tmp_path / "base"
-    taught = SftDrivingConfig(scenes=4, updates=2, batch=4, out=str(base))
-    assert await sft_driving.main(Command(launch=Launch(), config=taught)) == 0
+    trained = SftDrivingConfig(scenes=4, updates=2, batch=4, out=str(base))
+    assert await sft_driving.main(Command(launch=Launch(), config=trained)) == 0
     config = GrpoDrivingConfig(
         run=RunConfig(name="driving", root=str(tmp_path), updates=1, device="cpu"),
         policy=str(base),
@@ -107,15 +107,17 @@ async def test_twenty_updates_raise_the_held_out_score_of_the_shipped_policy(
     assert gain_in(tmp_path, updates=20, scenes=150) > 0.1
 
 
-def test_a_policy_that_was_taught_other_rows_is_refused(tmp_path: Path) -> None:
-    for taught in get_args(PlanAction):
-        folder = str(tmp_path / taught)
-        sft_driving.new_policy(0, taught, ROUTE_POINTS).save(tmp_path / taught)
+def test_a_policy_that_was_trained_with_other_rows_is_refused(tmp_path: Path) -> None:
+    for trained in get_args(PlanAction):
+        folder = str(tmp_path / trained)
+        sft_driving.new_policy(0, trained, ROUTE_POINTS).save(tmp_path / trained)
         for action in get_args(PlanAction):
-            if action == taught:
+            if action == trained:
                 load_driver(folder, FORMAT, "cpu", action, ROUTE_POINTS)
                 continue
-            with pytest.raises(ConfigError, match=f"was taught '{taught}'.*--action {taught}"):
+            with pytest.raises(
+                ConfigError, match=f"was trained with '{trained}'.*--action {trained}"
+            ):
                 load_driver(folder, FORMAT, "cpu", action, ROUTE_POINTS)
 
 
@@ -164,8 +166,8 @@ def test_more_route_points_than_the_world_shows_are_refused(config_type: type[An
 
 async def test_a_policy_has_as_many_action_tokens_as_were_asked_for(tmp_path: Path) -> None:
     base = tmp_path / "base"
-    taught = SftDrivingConfig(scenes=1, updates=1, batch=1, bins=8, out=str(base))
-    assert await sft_driving.main(Command(launch=Launch(), config=taught)) == 0
+    trained = SftDrivingConfig(scenes=1, updates=1, batch=1, bins=8, out=str(base))
+    assert await sft_driving.main(Command(launch=Launch(), config=trained)) == 0
     policy = load_driver(str(base), FORMAT, "cpu", "along_route", ROUTE_POINTS)
     first = policy.config.llm.vocab_size - 8
     values = policy.decode(np.repeat(np.arange(first, first + 8)[:, None], 24, 1))
@@ -194,13 +196,13 @@ async def test_a_device_that_is_not_there_is_refused_before_demonstrations_are_m
 
 def test_two_routes_are_two_plans_to_a_policy_that_reads_them() -> None:
     policy = sft_driving.new_policy(0, "profiles", 2)
-    (here,) = sft_driving.demonstrate(range(1), "racing", "profiles", 2, 0)
-    state = here.observation["state"].copy()
-    assert state[10:].tolist() == here.observation["route"][:2].ravel().tolist()
+    (demonstrated,) = sft_driving.demonstrate(range(1), "racing", "profiles", 2, 0)
+    state = demonstrated.observation["state"].copy()
+    assert state[10:].tolist() == demonstrated.observation["route"][:2].ravel().tolist()
     state[11::2] += 0.4  # both points farther to the left
-    other = {**here.observation, "state": state}
-    tokens = policy.encode(here.actions[None])
-    batch = policy.prepare([here.observation, other])
+    other = {**demonstrated.observation, "state": state}
+    tokens = policy.encode(demonstrated.actions[None])
+    batch = policy.prepare([demonstrated.observation, other])
     log_probs, _ = policy.log_probs(batch, torch.tensor(tokens).expand(2, -1), torch.ones(2))
     assert not torch.allclose(log_probs[0], log_probs[1])
 

@@ -165,7 +165,7 @@ def test_an_evaluation_that_was_ended_goes_on_with_what_is_missing_and_keeps_its
     assert found["tasks"]["libero_object/1"]["wilson_95"][1] == pytest.approx(0.4899, abs=1e-4)
     assert "torch" in found["versions"]["packages"]
     assert "0/4" in printed
-    # no video of what was played before; at most three of each task and outcome
+    # no video of what ran before; at most three of each task and outcome
     assert all(
         video.name.startswith("libero_object-1_failure_init-4")
         for video in (folder / "videos").iterdir()
@@ -198,7 +198,7 @@ def test_an_evaluation_that_was_ended_goes_on_with_what_is_missing_and_keeps_its
     assert len(opened) == 1
 
 
-def test_a_dry_run_shows_episodes_and_memory_and_plays_nothing(
+def test_a_dry_run_shows_episodes_and_memory_and_runs_nothing(
     runner: asyncio.Runner,
     servers: LastingForkServers,
     tmp_path: Path,
@@ -422,12 +422,12 @@ def test_a_table_says_what_another_one_has_to_share_to_be_comparable() -> None:
         checkpoint="mine", suites=("libero_goal", "libero_10"), init_states="40-49", temperature=0.5
     )
     assert describe_conditions(config) == (
-        "physics exact, quality exact, pictures of 256 x 256 pixels; at most 300 (libero_goal), 520 "
+        "physics exact, quality exact, images of 256 x 256 pixels; at most 300 (libero_goal), 520 "
         "(libero_10) control steps; actions: sampled at temperature 0.5; initial states: 40-49"
     )
     config = EvalMetaworldConfig(checkpoint="mine", suites=("metaworld_mt10",))
     assert describe_conditions(config) == (
-        "quality fast, pictures of 84 x 84 pixels; at most 500 control steps; actions: "
+        "quality fast, images of 84 x 84 pixels; at most 500 control steps; actions: "
         "greedy; initial states: all"
     )
 

@@ -298,9 +298,9 @@ def test_images_of_validation_are_never_trained_on_and_the_seed_draws_them() -> 
     assert squares_starts(config) == (trained, held_out)
     image, colour, side = draw_square(seeds[0], 40)
     assert (image.dtype, image.shape) == (np.uint8, (40, 40, 3))
-    places = np.argwhere((image == COLOURS[colour]).all(axis=2))
-    assert len(places) == 100
-    assert side == ("left" if places[:, 1].max() < 20 else "right")
+    pixels = np.argwhere((image == COLOURS[colour]).all(axis=2))
+    assert len(pixels) == 100
+    assert side == ("left" if pixels[:, 1].max() < 20 else "right")
 
 
 SIZE = 112

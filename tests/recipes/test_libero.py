@@ -51,7 +51,7 @@ async def test_srpo_updates_a_policy_from_episodes_of_real_libero(
         step_limit=16,
         image_size=64,
         group_size=2,
-        # random weights do not succeed, and an update that taught nothing would stand still
+        # random weights do not succeed, and an update without signal would stand still
         learner=LearnerConfig(entropy_coef=0.01),
         simulators=SimulatorConfig(num_envs=1),  # each builds the scene for itself
         scheduler=SchedulerConfig(groups_per_update=1, max_staleness=0),
@@ -221,7 +221,9 @@ def test_each_recipe_trains_by_its_pipeline_in_the_fast_simulator(
     assert "videos" in graph.nodes
 
 
-def test_pictures_are_as_the_policy_was_taught_them_unless_said_otherwise(tmp_path: Path) -> None:
+def test_images_are_as_the_policy_saw_them_in_training_unless_said_otherwise(
+    tmp_path: Path,
+) -> None:
     for config, quality, size in [
         (SrpoLiberoConfig(), "fast", 84),
         (SrpoLiberoConfig(policy=str(tmp_path)), "exact", 256),

@@ -58,8 +58,8 @@ def test_an_expert_is_watched_from_the_command_line(
     # one frame before the first control step, one after each, and the last one for another 19
     assert len(frames) == num_steps + 20
     assert frames[0].shape[1] == 256
-    picture = frames[0][:256]
-    assert picture.std() > 5
+    image = frames[0][:256]
+    assert image.std() > 5
     assert frames[0][256:].max() > 100  # white letters on black
     assert abs(frames[0][:256].astype(int) - frames[num_steps // 2][:256]).max() > 50
 
@@ -75,14 +75,14 @@ def test_an_expert_is_watched_from_the_command_line(
         ({"policy": str(BASE_POLICY), "image_size": 64, "quality": "exact"}, (64, "exact")),
     ],
 )
-def test_a_checkpoint_sees_pictures_as_it_was_taught_with(
+def test_a_checkpoint_sees_images_as_in_its_training(
     changed: dict[str, Any], expected: tuple[int, str]
 ) -> None:
     config = WatchConfig(**changed)
     assert (config.scene.image_size, config.scene.quality) == expected
 
 
-async def test_the_loop_goes_on_while_an_expert_plays(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_loop_goes_on_while_an_expert_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     is_going_on, loop = threading.Event(), asyncio.get_running_loop()
 
     def waits_for_the_loop(env: object, init_state_id: int, has_frames: bool) -> WatchedEpisode:
@@ -110,7 +110,7 @@ async def test_the_loop_goes_on_while_an_expert_plays(monkeypatch: pytest.Monkey
         assert await main(Command(Launch(), config)) == 0
 
 
-async def test_random_actions_are_watched_as_evaluations_play_a_policy(
+async def test_random_actions_are_watched_as_evaluations_run_a_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import cv2

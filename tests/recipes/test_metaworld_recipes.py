@@ -31,12 +31,12 @@ from vla_rl.recipes.suite_training import HeldOutStarts, held_out_episodes, trai
 from vla_rl.rollout import SchedulerConfig
 
 DRAWER_CLOSE = 5
-PICTURE = 28
+IMAGE_SIZE = 28
 
 
 @pytest.fixture(scope="module")
 def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One demonstration of drawer-close, in small pictures."""
+    """One demonstration of drawer-close, in small images."""
     try:
         load_metaworld()
     except ImportError as error:
@@ -46,7 +46,7 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         suite="metaworld_mt10",
         task_ids=(DRAWER_CLOSE,),
         num=1,
-        image_size=PICTURE,
+        image_size=IMAGE_SIZE,
         quality="fast",
         out=str(folder),
     )
@@ -74,7 +74,7 @@ def test_a_demonstration_replays_to_success(demos: Path) -> None:
     assert str(recorded["instruction"]) == "Push and close a drawer"
     assert recorded["action"].shape[1:] == (4,)
     assert recorded["state"].shape[1:] == (4,)
-    env = MetaWorldEnv("metaworld_mt10", DRAWER_CLOSE, image_size=PICTURE, quality="fast")
+    env = MetaWorldEnv("metaworld_mt10", DRAWER_CLOSE, image_size=IMAGE_SIZE, quality="fast")
     env.reset(options={"init_state_id": int(recorded["init_state_id"])})
     env.render_every_step = False
     outcomes = [env.step(action)[2] for action in recorded["executed_action"]]
@@ -93,7 +93,7 @@ async def test_an_evaluation_runs_each_start_once_as_its_dry_run_says(
         tasks="drawer-close,reach",
         init_states="40,1000",
         step_limit=8,
-        image_size=PICTURE,
+        image_size=IMAGE_SIZE,
         num_envs=1,
         videos="none",
         root=str(tmp_path),
@@ -116,13 +116,15 @@ async def test_an_evaluation_runs_each_start_once_as_its_dry_run_says(
         (f"metaworld_mt10/{task_id}", start) for task_id in (0, 5) for start in (40, 1000)
     }
     conditions = results["conditions"]
-    assert (conditions["quality"], conditions["image_size"]) == ("fast", PICTURE)
+    assert (conditions["quality"], conditions["image_size"]) == ("fast", IMAGE_SIZE)
     assert not {"assets", "scenes", "physics"} & set(conditions)
     async with asyncio.timeout(100):  # nothing is missing
         assert await evaluate.main(Command(EvalLaunch(resume=folder), config)) == 0
 
 
-async def test_a_run_trains_on_it_and_judges_held_out_starts(policy: Path, tmp_path: Path) -> None:
+async def test_a_run_trains_on_it_and_evaluates_held_out_starts(
+    policy: Path, tmp_path: Path
+) -> None:
     config = SrpoMetaworldConfig(
         run=RunConfig(name="small", updates=1, root=str(tmp_path)),
         policy=str(policy),
@@ -131,7 +133,7 @@ async def test_a_run_trains_on_it_and_judges_held_out_starts(policy: Path, tmp_p
         scheduler=SchedulerConfig(groups_per_update=1),
         simulators=SimulatorConfig(num_envs=1),
         step_limit=8,
-        image_size=PICTURE,
+        image_size=IMAGE_SIZE,
         held_out=HeldOutStarts(init_states="40", step_limit=8),
     )
     async with asyncio.timeout(200):

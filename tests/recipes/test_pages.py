@@ -98,7 +98,7 @@ async def test_a_shipped_configuration_passes_a_dry_run(
     arguments = ["--dry-run", "--policy", str(checkpoint), "--run.root", str(tmp_path / "runs")]
     if name.startswith("srpo"):
         arguments += ["--embedding.encoder", "pixels"]  # V-JEPA 2 would come from the hub
-    # one scene with plain pictures: opening all of a suite takes half a minute
+    # one scene with plain images: opening all of a suite takes half a minute
     arguments += ["--tasks", f"{suite}/0", "--quality", "fast", "--image-size", "84"]
     assert await main(parsed(name, *arguments)) == 0
     shown = capsys.readouterr().out
@@ -172,7 +172,7 @@ def commands() -> list[list[str]]:
 
 @pytest.mark.proof
 @pytest.mark.timeout(900)
-def test_demonstrations_are_recorded_taught_and_judged_in_libero(tmp_path: Path) -> None:
+def test_demonstrations_are_recorded_trained_and_evaluated_in_libero(tmp_path: Path) -> None:
     assert [words[0] for words in commands()] == [f"vla_rl.recipes.{name}" for name in SMALLER]
     for module, *words in commands():
         smaller = SMALLER[module.rpartition(".")[2]]
@@ -219,7 +219,7 @@ async def lane() -> AsyncIterator[DeviceLane]:
         yield lane
 
 
-async def test_the_family_is_trained_judged_and_loaded(
+async def test_the_family_is_trained_evaluated_and_loaded(
     page: dict[str, Any], policy: PolicyModel[Any], tmp_path: Path
 ) -> None:
     before = policy.network["head"].weight.detach().clone()  # type: ignore[index]
@@ -235,7 +235,7 @@ async def test_the_family_is_trained_judged_and_loaded(
     )
 
 
-async def test_the_family_is_taught_by_demonstrations(
+async def test_the_family_is_trained_by_demonstrations(
     page: dict[str, Any], policy: PolicyModel[Any], tmp_path: Path
 ) -> None:
     frames = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
@@ -248,8 +248,8 @@ async def test_the_family_is_taught_by_demonstrations(
     )
     LeRobotWriter(tmp_path / "demos").add(episode)
     async with asyncio.timeout(60):
-        first = await page["teach"](policy, tmp_path / "demos", 1)
-        last = await page["teach"](policy, tmp_path / "demos", 30)
+        first = await page["imitate"](policy, tmp_path / "demos", 1)
+        last = await page["imitate"](policy, tmp_path / "demos", 30)
     assert last < 0.5 * first
 
 
@@ -301,7 +301,7 @@ async def test_actions_of_another_shape_are_named(
                 await engine.act(seen, Sampling())
 
 
-async def test_chunks_of_another_length_teach_nothing(
+async def test_chunks_of_another_length_give_no_signal(
     policy: PolicyModel[Any], lane: DeviceLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policy, "encode", lambda actions: np.zeros((len(actions), 8), np.int64))

@@ -106,10 +106,10 @@ def test_what_two_workers_record_replays_to_success(
 
 
 def _replay(recorded: dict[str, np.ndarray], task_id: int) -> None:
-    """The executed actions, played again from the same start, give the same states, and succeed
+    """The executed actions, run again from the same start, give the same states, and succeed
     with the last one.
 
-    The first picture is the same too: in the quality that was asked for.
+    The first image is the same too: in the quality that was asked for.
     """
     env = LiberoEnv(
         "libero_goal",

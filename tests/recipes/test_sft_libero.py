@@ -91,7 +91,7 @@ async def sft(tmp_path: Path, **changed: Any) -> Path:
 
 
 @pytest.mark.parametrize("layout", ["lerobot", "npz", "hdf5"])
-async def test_a_policy_is_taught_from_each_layout(
+async def test_a_policy_is_trained_from_each_layout(
     layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written(layout, tmp_path / "demos")
@@ -103,7 +103,7 @@ async def test_a_policy_is_taught_from_each_layout(
     assert OpenVlaOft.load(folder).config.chunk_size == 8
 
 
-async def test_a_policy_says_what_pictures_it_was_taught_and_those_of_two_kinds_are_refused(
+async def test_a_policy_says_what_images_it_was_trained_on_and_those_of_two_kinds_are_refused(
     tmp_path: Path,
 ) -> None:
     demos = written("npz", tmp_path / "demos")
@@ -113,14 +113,14 @@ async def test_a_policy_says_what_pictures_it_was_taught_and_those_of_two_kinds_
         "assets": str(find_assets(PLACEHOLDER_ASSETS).path),
     }
     (demos / "libero_goal/5.settings.json").write_text(json.dumps({**settings, "noise": 0.25}))
-    taught = OpenVlaOft.load(await sft(tmp_path)).config.training_images
-    assert taught == TrainingImages(image_size=84, quality="fast", assets=PLACEHOLDER_ASSETS)
+    policy_after = OpenVlaOft.load(await sft(tmp_path)).config.training_images
+    assert policy_after == TrainingImages(image_size=84, quality="fast", assets=PLACEHOLDER_ASSETS)
     (demos / "libero_goal/6.settings.json").write_text(json.dumps({**settings, "quality": "exact"}))
     with pytest.raises(ConfigError, match=r"6.settings.json says .*'exact'.* one kind"):
         await sft(tmp_path, out=str(tmp_path / "more"))
 
 
-# in the suite, OpenVLA learns tokens below, and models/test_learning_families.py teaches them to
+# in the suite, OpenVLA learns tokens below, and models/test_learning_families.py trains them to
 # OpenVLA-OFT
 @pytest.mark.parametrize(
     "head", [pytest.param("tokens", marks=pytest.mark.proof), "l1", "diffusion"]
@@ -174,14 +174,18 @@ async def test_a_policy_of_tokens_becomes_one_of_numbers_with_a_head_that_is_new
     with pytest.raises(CheckpointError, match=r"has no action head, .*\(new_parts: action_head\)"):
         await sft(tmp_path, **common)
     folder = await sft(tmp_path, **common, new_parts=new)
-    taught = ContinuousOpenVlaOft.load(folder)
-    assert (taught.config.head, taught.config.has_film, taught.config.cameras) == (
+    policy_after = ContinuousOpenVlaOft.load(folder)
+    assert (
+        policy_after.config.head,
+        policy_after.config.has_film,
+        policy_after.config.cameras,
+    ) == (
         "l1",
         True,
         ("image", "wrist_image"),
     )
-    assert taught.config.proprio is not None
-    assert taught.config.proprio.high == pytest.approx(
+    assert policy_after.config.proprio is not None
+    assert policy_after.config.proprio.high == pytest.approx(
         compute_statistics([made_episode("a", 6), made_episode("b", 4, seed=1)])["proprio"]["q99"]
     )
     diffusion = await sft(
@@ -213,7 +217,7 @@ async def test_openvla_learns_token_by_token_whole_or_by_adapters(
 
 
 def test_new_parts_have_weights_of_their_seed_and_film_changes_nothing(public: Path) -> None:
-    def begun(seed: int) -> dict[str, torch.Tensor]:
+    def initial(seed: int) -> dict[str, torch.Tensor]:
         policy = ContinuousOpenVlaOft.load(
             public,
             norm_key="libero_goal",
@@ -224,7 +228,7 @@ def test_new_parts_have_weights_of_their_seed_and_film_changes_nothing(public: P
         return policy.checkpoint_tensors()
 
     before = torch.get_rng_state()
-    one, same, other = begun(1), begun(1), begun(2)
+    one, same, other = initial(1), initial(1), initial(2)
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(tensor, same[name]) for name, tensor in one.items())
     changed = {
@@ -320,7 +324,7 @@ def test_data_that_do_not_fit_the_policy_are_refused_before_it_learns(
         )
 
 
-def test_actions_without_a_gripper_are_not_taught_to_a_policy_that_takes_their_last_number_for_one() -> (
+def test_actions_without_a_gripper_are_not_given_to_a_policy_that_takes_their_last_number_for_one() -> (
     None
 ):
     episode = msgspec.structs.replace(made_episode("a", 4), has_gripper=False)
@@ -595,7 +599,7 @@ def test_augmented_batches_change_frames_and_nothing_else() -> None:
     assert torch.equal(changed.proprio, plain.proprio.expand_as(changed.proprio))
 
 
-async def test_what_cannot_be_taught_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+async def test_what_cannot_be_trained_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds neither meta/info.json nor .hdf5 nor .npz files"):
         await sft(tmp_path)
     written("lerobot", tmp_path / "demos")

@@ -94,24 +94,24 @@ def have_changed(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.T
 
 
 class Watching:
-    """An agent that counts what plays at the same time, and a node that keeps what the learners are
+    """An agent that counts what runs at the same time, and a node that keeps what the learners are
     told.
     """
 
     def __init__(self, config: SideBySideConfig) -> None:
-        self._play = mixed_agent(config.chat)
-        self.playing: Counter[str] = Counter()
+        self._agent = mixed_agent(config.chat)
+        self.running: Counter[str] = Counter()
         self.were_both = False
         self.updates: list[list[Group]] = []
 
     async def agent(self, env: Any, policies: Any) -> Trajectory:
         kind = "text" if env.episode.task == "text" else "robot"
-        self.playing[kind] += 1
-        self.were_both |= min(self.playing["text"], self.playing["robot"]) > 0
+        self.running[kind] += 1
+        self.were_both |= min(self.running["text"], self.running["robot"]) > 0
         try:
-            return await self._play(env, policies)
+            return await self._agent(env, policies)
         finally:
-            self.playing[kind] -= 1
+            self.running[kind] -= 1
 
     async def look(self, groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> NodeOutput:
         self.updates.append(list(groups))
@@ -128,7 +128,7 @@ async def run(config: SideBySideConfig, task: str, team: Team, watching: Watchin
     return await train(config, starts, team, agent=watching.agent, customise=watching.into)
 
 
-async def test_both_play_at_once_and_each_learns_from_its_own_groups(tmp_path: Path) -> None:
+async def test_both_run_at_once_and_each_learns_from_its_own_groups(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     tiny(SHAPE, ["go on"], seed=0).save(tmp_path / "base")
     team, watching = make_team(config), Watching(config)
@@ -156,9 +156,9 @@ async def test_both_play_at_once_and_each_learns_from_its_own_groups(tmp_path: P
     assert CausalLanguageModel.load(agents / "language" / "policy").context_size == 512
 
 
-# in the suite, three kinds of agents play below, each with a policy of its own too
+# in the suite, three kinds of agents run below, each with a policy of its own too
 @pytest.mark.proof
-async def test_several_language_agents_may_play_beside_a_robot(tmp_path: Path) -> None:
+async def test_several_language_agents_may_run_beside_a_robot(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     robot = srpo_toy.new_policy(srpo_toy.SrpoToyConfig(run=config.run))
     names = ("left", "right")
@@ -196,7 +196,7 @@ def test_starts_are_mixed_in_the_asked_proportion_and_repeat_where_there_are_few
     ]
 
 
-async def test_three_kinds_play_in_one_run_and_each_policy_learns_from_its_own(
+async def test_three_kinds_run_in_one_run_and_each_policy_learns_from_its_own(
     tmp_path: Path,
 ) -> None:
     tiny(SHAPE, ["go on"], seed=0).save(tmp_path / "base")
@@ -230,8 +230,8 @@ async def test_three_kinds_play_in_one_run_and_each_policy_learns_from_its_own(
 
 
 def solved(env: EnvSpec, reward: float) -> Trajectory:
-    played = trajectory([[reward]], stop=StopReason.SUCCESS)
-    return msgspec.structs.replace(played, episode=msgspec.structs.replace(played.episode, env=env))
+    ended = trajectory([[reward]], stop=StopReason.SUCCESS)
+    return msgspec.structs.replace(ended, episode=msgspec.structs.replace(ended.episode, env=env))
 
 
 def test_a_drive_earns_its_score_and_a_task_its_success() -> None:
@@ -240,7 +240,7 @@ def test_a_drive_earns_its_score_and_a_task_its_success() -> None:
     assert solved_or_scored(solved(EnvSpec(id="vla_rl/toy_reach-v0"), reward=0.25)) == 1.0
 
 
-def test_the_robot_may_play_libero(tmp_path: Path) -> None:
+def test_the_robot_may_run_libero(tmp_path: Path) -> None:
     tiny(SHAPE, ["go on"], seed=0).save(tmp_path / "base")
     config = msgspec.structs.replace(config_of(tmp_path), robot="libero", robot_share=0.5)
     tasks = {start.task for start in mixed_starts(config)}
@@ -253,7 +253,7 @@ def test_shares_that_leave_no_sums_are_refused(tmp_path: Path) -> None:
         msgspec.structs.replace(config_of(tmp_path), robot_share=0.5, driving_share=0.5)
 
 
-def test_the_recipe_plays_reaching_and_sums(tmp_path: Path) -> None:
+def test_the_recipe_runs_reaching_and_sums(tmp_path: Path) -> None:
     config = msgspec.structs.replace(config_of(tmp_path), robot_share=0.25)
     tasks = [start.task for start in mixed_starts(config)]
     assert tasks == ["toy_reach/0"] * 2 + ["text/arithmetic"] * 6

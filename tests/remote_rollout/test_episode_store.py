@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 import numpy as np
-from host_cluster import Cluster, FarHost
+from host_cluster import Cluster, RemoteHostRunner
 from rollout_fakes import source
 
 from vla_rl.remote_rollout.episode_store import EpisodeStore, materialise, split_arrays
@@ -115,8 +115,8 @@ def resumed_with(store_stays: bool) -> tuple[int, int]:
 
     async def main() -> tuple[int, int]:
         killed, store = Cluster(max_staleness=0), EpisodeStore("far", 1 << 20)
-        far = FarHost(killed.engine, 3, store=store)
-        killed.runner.add_host("far", far)
+        host = RemoteHostRunner(killed.engine, 3, store=store)
+        killed.runner.add_host("far", host)
         async with killed.engine.batcher, killed.scheduler:
             while not killed.scheduler.episode_refs():  # noqa: ASYNC110 - in simulated time
                 await asyncio.sleep(0.001)
@@ -126,10 +126,10 @@ def resumed_with(store_stays: bool) -> tuple[int, int]:
         assert len(keys) == len(metadata) >= 1
         resumed = Cluster(max_staleness=0)
         left = store if store_stays else EpisodeStore("far", 1 << 20)
-        again = FarHost(resumed.engine, 3, store=left, kept=keys)
+        again = RemoteHostRunner(resumed.engine, 3, store=left, kept=keys)
         resumed.runner.add_host("far", again)
         resumed.scheduler.restore(state)
-        assert {place.key for place in resumed.scheduler.episode_refs()} == set(keys)
+        assert {reference.key for reference in resumed.scheduler.episode_refs()} == set(keys)
         async with resumed.engine.batcher, resumed.scheduler:
             groups = await resumed.update()
             resumed.scheduler.check_conservation()
@@ -157,18 +157,18 @@ def test_members_whose_episode_store_is_gone_are_run_again_after_a_resume() -> N
 def test_a_group_that_was_on_its_way_here_is_fetched_after_a_resume() -> None:
     async def main() -> None:
         killed, store = Cluster(max_staleness=0), EpisodeStore("far", 1 << 20)
-        far = FarHost(killed.engine, 4, store=store)
-        far.is_slow_to_send = True
-        killed.runner.add_host("far", far)
+        host = RemoteHostRunner(killed.engine, 4, store=store)
+        host.is_slow_to_send = True
+        killed.runner.add_host("far", host)
         async with killed.engine.batcher, killed.scheduler:
-            await far.is_asked_for_arrays.wait()
+            await host.is_asked_for_arrays.wait()
         state = killed.scheduler.state()
         complete = [group for group in state.groups if group.is_complete]
         assert complete
         assert all(each.episode_ref is not None for each in complete[0].trajectories)
         resumed = Cluster(max_staleness=0)
-        keys = tuple(place.key for place in killed.scheduler.episode_refs())
-        again = FarHost(resumed.engine, 4, store=store, kept=keys)
+        keys = tuple(reference.key for reference in killed.scheduler.episode_refs())
+        again = RemoteHostRunner(resumed.engine, 4, store=store, kept=keys)
         resumed.runner.add_host("far", again)
         resumed.scheduler.restore(state)
         async with resumed.engine.batcher, resumed.scheduler:

@@ -275,7 +275,7 @@ class Site:
         self.killed, self.num_gone = list[object](), 0
         self.is_up = asyncio.Event()
         bring_up: Any = self._bring_up
-        self.keeper = HostRestarter(HOST, bring_up, self._gone, self._kill)
+        self.restarter = HostRestarter(HOST, bring_up, self._gone, self._kill)
 
     async def _bring_up(self, host: Host) -> Actor:
         assert host is HOST
@@ -295,9 +295,9 @@ class Site:
 
 async def test_a_host_is_brought_up_again_until_it_has_died_too_often() -> None:
     site = Site()
-    await site.keeper.begin()
+    await site.restarter.begin()
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-        keeping = tasks.create_task(site.keeper.run())
+        keeping = tasks.create_task(site.restarter.run())
         for _ in range(1 + RESTARTS.max_restarts):
             await site.is_up.wait()
             site.is_up.clear()
@@ -309,9 +309,9 @@ async def test_a_host_is_brought_up_again_until_it_has_died_too_often() -> None:
 
 async def test_a_host_whose_process_dies_at_the_start_is_tried_again() -> None:
     site = Site(DEATH, TimeoutError())
-    await site.keeper.begin()
+    await site.restarter.begin()
     async with asyncio.timeout(20):
-        keeping = asyncio.create_task(site.keeper.run())
+        keeping = asyncio.create_task(site.restarter.run())
         await site.is_up.wait()
         keeping.cancel()
         await asyncio.wait([keeping])
@@ -324,17 +324,17 @@ async def test_a_mistake_ends_the_start_of_a_run_and_later_only_leaves_the_host_
     mistake = ConfigError("no such simulator")
     site = Site(mistake, mistake)
     with pytest.raises(ConfigError, match="no such simulator"):
-        await site.keeper.begin()
+        await site.restarter.begin()
     async with asyncio.timeout(20):
-        await site.keeper.run()
+        await site.restarter.run()
     assert "host far is left alone until it joins again" in caplog.text
     assert (site.actors, site.num_gone, site.killed) == ([], 1, [])
 
 
 async def test_a_host_that_leaves_loses_its_process() -> None:
     site = Site()
-    await site.keeper.begin()
-    keeping = asyncio.create_task(site.keeper.run())
+    await site.restarter.begin()
+    keeping = asyncio.create_task(site.restarter.run())
     await asyncio.sleep(0)
     keeping.cancel()
     await asyncio.wait([keeping])

@@ -4,18 +4,18 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from host_cluster import Cluster, FarHost
+from host_cluster import Cluster, RemoteHostRunner
 from rollout_fakes import CountingEngine
 
 from vla_rl.remote_rollout.host_pace import ANY_KIND, HostLoad, HostPace
 from vla_rl.types import EpisodeSpec, Trajectory
 from vla_rl.util.tasks import run_in_simulated_time
 
-NO_PLAYER: Any = None
+NO_RUNNER: Any = None
 
 
 def hosts(**slots: int) -> tuple[dict[str, HostLoad], HostPace]:
-    members = {name: HostLoad(NO_PLAYER, {ANY_KIND: each}) for name, each in slots.items()}
+    members = {name: HostLoad(NO_RUNNER, {ANY_KIND: each}) for name, each in slots.items()}
     return members, HostPace(members)
 
 
@@ -69,7 +69,7 @@ def test_an_episode_is_overdue_after_half_as_long_again_as_the_longest_on_hosts_
 
 
 def test_kinds_of_episodes_are_compared_apart() -> None:
-    member = HostLoad(NO_PLAYER, {"long": 2, "short": 3})
+    member = HostLoad(NO_RUNNER, {"long": 2, "short": 3})
     pace = HostPace({"host": member})
     pace.record_episode(member, "long", 100.0, 1)
     pace.record_episode(member, "short", 1.0, 1)
@@ -84,12 +84,12 @@ def kind_of(episode: EpisodeSpec) -> str:
     return "odd" if int(episode.options["i"]) % 2 else "even"
 
 
-class HostOfKinds(FarHost):
+class HostOfKinds(RemoteHostRunner):
     """A host with environments of two kinds, of which one is slow; it notes the most that ran of each."""
 
     def __init__(self, engine: CountingEngine, slots: dict[str, int], odd_s: float) -> None:
         super().__init__(engine, slots["even"])
-        self._odd = FarHost(engine, slots["odd"], odd_s)
+        self._odd = RemoteHostRunner(engine, slots["odd"], odd_s)
         self.slots, self._running = slots, Counter[str]()
         self.most = Counter[str]()
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import pytest
-from host_cluster import Cluster, FarHost
+from host_cluster import Cluster, RemoteHostRunner
 from rollout_fakes import CountingEngine, fingerprint
 
 from vla_rl.remote_rollout.episode_store import EpisodeStore
@@ -25,7 +25,7 @@ T = TypeVar("T")
 def test_the_host_with_the_most_room_runs_the_next_episode() -> None:
     async def main() -> None:
         cluster = Cluster()
-        small, large = FarHost(cluster.engine, 2), FarHost(cluster.engine, 6)
+        small, large = RemoteHostRunner(cluster.engine, 2), RemoteHostRunner(cluster.engine, 6)
         cluster.runner.add_host("small", small)
         cluster.runner.add_host("large", large)
         async with cluster.engine.batcher, cluster.scheduler:
@@ -44,7 +44,7 @@ def test_the_host_with_the_most_room_runs_the_next_episode() -> None:
 def test_updates_go_on_while_weights_are_on_their_way_as_far_as_staleness_allows() -> None:
     async def main() -> None:
         cluster = Cluster()
-        cluster.runner.add_host("far", FarHost(cluster.engine, 8))
+        cluster.runner.add_host("far", RemoteHostRunner(cluster.engine, 8))
         async with cluster.engine.batcher, cluster.scheduler:
             first = [group async for group in cluster.scheduler.groups_for_update(0)]
             with pytest.raises(ValueError, match="publish the weights first"):
@@ -71,17 +71,17 @@ def test_updates_go_on_while_weights_are_on_their_way_as_far_as_staleness_allows
 def test_a_lost_host_costs_its_running_episodes_which_run_again_elsewhere() -> None:
     async def main() -> None:
         cluster = Cluster()
-        lost, stays = FarHost(cluster.engine, 4), FarHost(cluster.engine, 4)
+        lost, stays = RemoteHostRunner(cluster.engine, 4), RemoteHostRunner(cluster.engine, 4)
         cluster.runner.add_host("lost", lost)
         cluster.runner.add_host("stays", stays)
         async with cluster.engine.batcher, cluster.scheduler:
             await cluster.update()
             lost.cut()
             cluster.runner.remove_host("lost")
-            played = lost.num_run
+            num_run = lost.num_run
             for _ in range(3):
                 await cluster.update()
-            assert lost.num_run == played
+            assert lost.num_run == num_run
             assert 1 <= cluster.scheduler.metrics()["rollout/lost/died"] <= 4
             cluster.scheduler.check_conservation()
             assert cluster.scheduler.state().ledger.trained == 4 * 16
@@ -90,7 +90,7 @@ def test_a_lost_host_costs_its_running_episodes_which_run_again_elsewhere() -> N
 
 
 @asynccontextmanager
-async def begun(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+async def started(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
     """Begin work; on leaving, end it and take its outcome, so that no later test is told of it."""
     task = asyncio.create_task(work)
     try:
@@ -107,15 +107,15 @@ def run_over_hosts_that_die(num_deaths: int) -> None:
 
     async def main() -> None:
         cluster = Cluster(max_attempts=2)
-        async with cluster.engine.batcher, cluster.scheduler, begun(cluster.update()) as updating:
+        async with cluster.engine.batcher, cluster.scheduler, started(cluster.update()) as updating:
             for number in range(num_deaths):
-                lost = FarHost(cluster.engine, 4, mean_s=1000.0)
+                lost = RemoteHostRunner(cluster.engine, 4, mean_s=1000.0)
                 cluster.runner.add_host(f"lost-{number}", lost)
                 await asyncio.sleep(0.001)  # its episodes have begun, and none has ended
                 assert lost.num_run == 0
                 lost.cut()
                 await asyncio.sleep(0.001)
-            cluster.runner.add_host("stays", FarHost(cluster.engine, 4))
+            cluster.runner.add_host("stays", RemoteHostRunner(cluster.engine, 4))
             await updating
 
     run_in_simulated_time(main())
@@ -136,7 +136,7 @@ def test_an_episode_that_may_be_what_ends_hosts_ends_the_run() -> None:
 def test_a_host_that_has_died_is_not_tried_again_before_its_end_is_reported() -> None:
     async def main() -> None:
         cluster = Cluster(max_attempts=2)
-        lost, stays = FarHost(cluster.engine, 4), FarHost(cluster.engine, 4)
+        lost, stays = RemoteHostRunner(cluster.engine, 4), RemoteHostRunner(cluster.engine, 4)
         cluster.runner.add_host("lost", lost)
         cluster.runner.add_host("stays", stays)
         async with cluster.engine.batcher, cluster.scheduler:
@@ -153,10 +153,10 @@ def test_a_host_that_has_died_is_not_tried_again_before_its_end_is_reported() ->
 def test_without_hosts_a_run_waits_and_goes_on_with_the_one_that_joins() -> None:
     async def main() -> None:
         cluster = Cluster()
-        async with cluster.engine.batcher, cluster.scheduler, begun(cluster.update()) as updating:
+        async with cluster.engine.batcher, cluster.scheduler, started(cluster.update()) as updating:
             await asyncio.sleep(10)
             assert not updating.done()
-            cluster.runner.add_host("late", FarHost(cluster.engine, 3))
+            cluster.runner.add_host("late", RemoteHostRunner(cluster.engine, 3))
             await updating
             assert cluster.runner.hosts == ("late",)
 
@@ -169,7 +169,7 @@ def seconds_of_updates(*slowness: float) -> tuple[float, Cluster]:
     async def main() -> tuple[float, Cluster]:
         cluster = Cluster(groups_per_update=8)
         for number, factor in enumerate(slowness):
-            host = FarHost(cluster.engine, 8, 0.1)
+            host = RemoteHostRunner(cluster.engine, 8, 0.1)
             host.pool.slowness = factor
             cluster.runner.add_host(f"host{number}", host)
         async with cluster.engine.batcher, cluster.scheduler:
@@ -194,7 +194,10 @@ def test_work_flows_around_a_host_that_is_ten_times_as_slow() -> None:
 def test_a_host_that_is_slow_no_longer_gets_as_much_work_as_the_others() -> None:
     async def main() -> None:
         cluster = Cluster(groups_per_update=8)
-        steady, recovering = FarHost(cluster.engine, 8, 0.1), FarHost(cluster.engine, 8, 0.1)
+        steady, recovering = (
+            RemoteHostRunner(cluster.engine, 8, 0.1),
+            RemoteHostRunner(cluster.engine, 8, 0.1),
+        )
         recovering.pool.slowness = 10.0
         cluster.runner.add_host("steady", steady)
         cluster.runner.add_host("recovering", recovering)
@@ -214,7 +217,8 @@ def test_of_an_episode_on_two_hosts_one_end_counts_and_the_other_leaves_no_array
     async def main() -> None:
         cluster = Cluster(groups_per_update=4)
         hosts = [
-            FarHost(cluster.engine, 4, 0.1, store=EpisodeStore(name, 1 << 20)) for name in "ab"
+            RemoteHostRunner(cluster.engine, 4, 0.1, store=EpisodeStore(name, 1 << 20))
+            for name in "ab"
         ]
         hosts[1].pool.slowness = 10.0
         for name, host in zip("ab", hosts, strict=True):
@@ -238,18 +242,18 @@ def test_a_host_with_old_weights_is_not_added() -> None:
     runner = HostEpisodeRunner(3)
     engine = CountingEngine()
     with pytest.raises(ValueError, match="serves weight version 0, expected at least 3"):
-        runner.add_host("old", FarHost(engine))
+        runner.add_host("old", RemoteHostRunner(engine))
     engine.weight_version = 3
-    runner.add_host("new", FarHost(engine))
+    runner.add_host("new", RemoteHostRunner(engine))
     with pytest.raises(ValueError, match="remove it first"):
-        runner.add_host("new", FarHost(engine))
+        runner.add_host("new", RemoteHostRunner(engine))
 
 
 def test_decisions_of_a_host_that_is_gone_stay_counted() -> None:
     async def main() -> None:
         cluster = Cluster()
-        cluster.runner.add_host("a", FarHost(cluster.engine, 4))
-        cluster.runner.add_host("b", FarHost(cluster.engine, 4))
+        cluster.runner.add_host("a", RemoteHostRunner(cluster.engine, 4))
+        cluster.runner.add_host("b", RemoteHostRunner(cluster.engine, 4))
         clock = asyncio.get_running_loop().time
         async with cluster.engine.batcher, cluster.scheduler:
             await cluster.update()
@@ -266,7 +270,7 @@ def digests_over(stores: dict[str, EpisodeStore | None]) -> list[str]:
     async def main() -> list[str]:
         cluster = Cluster(max_staleness=0, deterministic=True)
         for name, store in stores.items():
-            cluster.runner.add_host(name, FarHost(cluster.engine, 4, store=store))
+            cluster.runner.add_host(name, RemoteHostRunner(cluster.engine, 4, store=store))
         async with cluster.engine.batcher, cluster.scheduler:
             return [fingerprint(await cluster.update()) for _ in range(3)]
 
@@ -285,12 +289,12 @@ def test_a_group_is_handed_over_whole_wherever_its_arrays_were() -> None:
 def test_arrays_of_filtered_groups_are_dropped_where_they_are() -> None:
     async def main() -> None:
         cluster = Cluster(keep=lambda group: group.group_id % 2 == 0)
-        far = FarHost(cluster.engine, 4, store=EpisodeStore("far", 1 << 20))
-        cluster.runner.add_host("far", far)
+        remote = RemoteHostRunner(cluster.engine, 4, store=EpisodeStore("far", 1 << 20))
+        cluster.runner.add_host("far", remote)
         async with cluster.engine.batcher, cluster.scheduler:
             for _ in range(3):
                 await cluster.update()
-            assert far.num_dropped == cluster.scheduler.state().ledger.filtered > 0
+            assert remote.num_dropped == cluster.scheduler.state().ledger.filtered > 0
 
     run_in_simulated_time(main())
 
@@ -298,14 +302,14 @@ def test_arrays_of_filtered_groups_are_dropped_where_they_are() -> None:
 def test_arrays_that_are_lost_with_their_host_cost_a_replay_and_no_episode() -> None:
     async def main() -> None:
         cluster = Cluster(max_staleness=0)
-        lost = FarHost(cluster.engine, 3, store=EpisodeStore("lost", 1 << 20))
-        stays = FarHost(cluster.engine, 3, store=EpisodeStore("stays", 1 << 20))
+        lost = RemoteHostRunner(cluster.engine, 3, store=EpisodeStore("lost", 1 << 20))
+        stays = RemoteHostRunner(cluster.engine, 3, store=EpisodeStore("stays", 1 << 20))
         cluster.runner.add_host("lost", lost)
         cluster.runner.add_host("stays", stays)
         async with cluster.engine.batcher, cluster.scheduler:
             updating = asyncio.create_task(cluster.update())
             # long before a group of four is complete
-            await lost.has_played.wait()
+            await lost.has_run.wait()
             lost.cut()
             cluster.runner.remove_host("lost")
             groups = await updating
@@ -320,7 +324,7 @@ def test_arrays_that_are_lost_with_their_host_cost_a_replay_and_no_episode() -> 
     run_in_simulated_time(main())
 
 
-class CachingHost(FarHost):
+class CachingHost(RemoteHostRunner):
     """A host whose images go to an image cache once their group is kept."""
 
     async def materialise(self, trajectory: Trajectory) -> Trajectory:
@@ -330,7 +334,7 @@ class CachingHost(FarHost):
         return msgspec.structs.replace(materialised, cached_images=cached_images)
 
 
-def test_pictures_on_an_image_cache_are_dropped_once_their_group_was_trained() -> None:
+def test_images_on_an_image_cache_are_dropped_once_their_group_was_trained() -> None:
     async def main() -> None:
         dropped: list[ImageCacheRef] = []
         cluster = Cluster(drop_images=dropped.append)

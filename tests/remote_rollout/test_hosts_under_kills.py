@@ -9,7 +9,7 @@ import random
 from collections import Counter
 
 import pytest
-from host_cluster import FarHost
+from host_cluster import RemoteHostRunner
 from rollout_fakes import CountingEngine, source
 
 from vla_rl.remote_rollout.episode_store import EpisodeStore
@@ -33,7 +33,7 @@ class Campaign:
         self.checkpoint: SchedulerState | None = None
         self.trained: list[list[int]] = []
         self.num_kills: Counter[str] = Counter()
-        self._hosts: dict[str, FarHost] = {}
+        self._hosts: dict[str, RemoteHostRunner] = {}
 
     async def life(self) -> None:
         """One life of the control process: it ends with the last update, or is killed."""
@@ -88,7 +88,9 @@ class Campaign:
 
     def _bring_up(self, runner: HostEpisodeRunner, name: str) -> None:
         num_slots = self.dice.randint(2, 4)
-        self._hosts[name] = FarHost(self.engine, num_slots, store=EpisodeStore(name, 1 << 20))
+        self._hosts[name] = RemoteHostRunner(
+            self.engine, num_slots, store=EpisodeStore(name, 1 << 20)
+        )
         runner.add_host(name, self._hosts[name])
 
 

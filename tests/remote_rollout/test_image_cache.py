@@ -58,22 +58,22 @@ async def cache_and_sender(max_bytes: int) -> AsyncIterator[tuple[ImageCache, Im
 
 
 def read(fetched: FetchedImages, key: int) -> dict[str, np.ndarray]:
-    return {place: array.read_array() for place, array in fetched.arrays(key).items()}
+    return {ref: array.read_array() for ref, array in fetched.arrays(key).items()}
 
 
-async def test_pictures_are_read_from_an_image_cache_as_they_were_in_the_episode_store() -> None:
+async def test_images_are_read_from_an_image_cache_as_they_were_in_the_episode_store() -> None:
     async with asyncio.timeout(60), cache_and_sender(1 << 20) as (cache, _):
         found = await asyncio.gather(*(cache.fetch("far", key, NUM_BYTES, []) for key in EPISODES))
         for key, fetched in zip(EPISODES, found, strict=True):
             arrays = read(fetched, key)
             assert arrays.keys() == EPISODES[key].keys()
-            for place, array in arrays.items():
-                expected = EPISODES[key][place]
+            for ref, array in arrays.items():
+                expected = EPISODES[key][ref]
                 assert array.dtype == expected.dtype
                 assert np.array_equal(array, expected)
 
 
-async def test_a_place_whose_pictures_were_dropped_is_not_read_as_another_episode() -> None:
+async def test_a_place_whose_images_were_dropped_is_not_read_as_another_episode() -> None:
     async with asyncio.timeout(60), cache_and_sender(1 << 20) as (cache, _):
         first = await cache.fetch("far", 7, NUM_BYTES, [])
         await cache.fetch("far", 99, NUM_BYTES, [7])
@@ -87,42 +87,42 @@ async def test_a_place_whose_pictures_were_dropped_is_not_read_as_another_episod
 
 async def test_a_full_image_cache_takes_no_episode_until_one_is_dropped() -> None:
     async with asyncio.timeout(60), cache_and_sender(NUM_BYTES + 8) as (cache, _):
-        assert (await cache.fetch("far", 7, NUM_BYTES, [])).is_here
+        assert (await cache.fetch("far", 7, NUM_BYTES, [])).is_found
         refused = await cache.fetch("far", 1 << 60, NUM_BYTES, [])
-        assert (refused.is_here, refused.fault) == (False, "")
-        assert (await cache.fetch("far", 1 << 60, NUM_BYTES, [7])).is_here
+        assert (refused.is_found, refused.fault) == (False, "")
+        assert (await cache.fetch("far", 1 << 60, NUM_BYTES, [7])).is_found
 
 
 async def test_an_episode_that_the_host_does_not_have_takes_no_room() -> None:
     async with asyncio.timeout(60), cache_and_sender(NUM_BYTES + 8) as (cache, _):
         missing = await cache.fetch("far", 99, NUM_BYTES, [])
-        assert (missing.is_here, missing.fault) == (False, "")
-        assert (await cache.fetch("far", 7, NUM_BYTES, [])).is_here
+        assert (missing.is_found, missing.fault) == (False, "")
+        assert (await cache.fetch("far", 7, NUM_BYTES, [])).is_found
 
 
 async def test_a_host_that_is_lost_is_reported_at_once_and_not_asked_again() -> None:
     async with asyncio.timeout(60), cache_and_sender(1 << 20) as (cache, sender):
         sender.close()
         lost = await cache.fetch("far", 7, NUM_BYTES, [])
-        assert not lost.is_here
+        assert not lost.is_found
         assert "was lost" in lost.fault
         assert await cache.fetch("far", 7, NUM_BYTES, []) == lost
 
 
-async def test_a_stranger_gets_no_pictures() -> None:
+async def test_a_stranger_gets_no_images() -> None:
     async with asyncio.timeout(60):
         cache = ImageCache(1 << 20)
         sender = ImageSender(make_link_keys().public, given)
         try:
             key = await cache.new_link()
             assert await cache.connect("far", key, "127.0.0.1", sender.address) != ""
-            assert not (await cache.fetch("far", 7, NUM_BYTES, [])).is_here
+            assert not (await cache.fetch("far", 7, NUM_BYTES, [])).is_found
         finally:
             await cache.on_stop()
             sender.close()
 
 
-async def test_a_video_is_made_of_pictures_that_are_dropped_meanwhile(tmp_path) -> None:
+async def test_a_video_is_made_of_images_that_are_dropped_meanwhile(tmp_path) -> None:
     async with asyncio.timeout(60), cache_and_sender(1 << 20) as (cache, _):
         fetched = await cache.fetch("far", 7, NUM_BYTES, [])
         arrays = fetched.arrays(7)
@@ -138,7 +138,7 @@ async def test_a_video_is_made_of_pictures_that_are_dropped_meanwhile(tmp_path) 
     assert num_frames == 1 + 1 + 5
 
 
-async def test_ranks_of_another_host_borrow_what_they_read_for_a_while() -> None:
+async def test_ranks_of_another_host_copy_what_they_read_for_a_while() -> None:
     async with asyncio.timeout(60), cache_and_sender(1 << 20) as (home, _):
         other = ImageCache(0)
         key = await other.new_link()
@@ -154,13 +154,13 @@ async def test_ranks_of_another_host_borrow_what_they_read_for_a_while() -> None
             for number, episode in enumerate(EPISODES)
         ]
         copied = await other.copy_images("home", wanted)
-        places = copied.places("other", read_there)
-        for original, copy in places.items():
+        copies = copied.find_copies("other", read_there)
+        for original, copy in copies.items():
             assert copy.host == "other"
             assert np.array_equal(copy.read_array(), original.read_array())
         await other.release_images([copied.key])
         with pytest.raises(FileNotFoundError):
-            places[read_there[0]].read_array()
+            copies[read_there[0]].read_array()
         await home.fetch("far", 99, NUM_BYTES, [7])
         with pytest.raises(OSError, match="has dropped the images of an episode"):
             await other.copy_images("home", wanted)
@@ -176,11 +176,11 @@ def memories() -> list[str]:
 async def test_a_fetch_that_is_given_up_while_it_is_written_leaves_no_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    begun, goes_on, is_written = threading.Event(), threading.Event(), threading.Event()
+    started, goes_on, is_written = threading.Event(), threading.Event(), threading.Event()
 
     class WrittenLater(ImageMemory):
         def __init__(self, key: int, rows: Sequence[np.ndarray]) -> None:
-            begun.set()
+            started.set()
             assert goes_on.wait(50)
             super().__init__(key, rows)
             is_written.set()
@@ -189,7 +189,7 @@ async def test_a_fetch_that_is_given_up_while_it_is_written_leaves_no_memory(
     async with asyncio.timeout(60), cache_and_sender(NUM_BYTES + 8) as (cache, _):
         before = memories()
         fetching = asyncio.create_task(cache.fetch("far", 7, NUM_BYTES, []))
-        await asyncio.to_thread(begun.wait)
+        await asyncio.to_thread(started.wait)
         fetching.cancel()
         goes_on.set()
         with pytest.raises(asyncio.CancelledError):
@@ -197,7 +197,7 @@ async def test_a_fetch_that_is_given_up_while_it_is_written_leaves_no_memory(
         assert await asyncio.to_thread(is_written.wait, 50)
         assert memories() == before
         # nor does it take any room
-        assert (await cache.fetch("far", 1 << 60, NUM_BYTES, [])).is_here
+        assert (await cache.fetch("far", 1 << 60, NUM_BYTES, [])).is_found
 
 
 class LocalImageCaches(ImageCaches):
@@ -205,7 +205,7 @@ class LocalImageCaches(ImageCaches):
 
     def __init__(self, answers_come: bool, **caches: ImageCache) -> None:
         super().__init__(0)
-        self._here, self.answers_come = caches, answers_come
+        self._local, self.answers_come = caches, answers_come
         self.has_fetched = asyncio.Event()
 
     @property
@@ -219,14 +219,14 @@ class LocalImageCaches(ImageCaches):
         pass
 
     async def ask(self, name: str, call: Callable[[ImageCache], Awaitable[T]]) -> T:
-        answer = await call(self._here[name])
+        answer = await call(self._local[name])
         self.has_fetched.set()
         if not self.answers_come:
             await asyncio.Event().wait()
         return answer
 
 
-async def test_pictures_whose_host_dies_before_they_are_reported_make_room_for_others() -> None:
+async def test_images_whose_host_dies_before_they_are_reported_make_room_for_others() -> None:
     async with asyncio.timeout(60), cache_and_sender(NUM_BYTES + 8) as (cache, _):
         routes, caches = ImageRoutes(NUM_BYTES + 8), LocalImageCaches(False, home=cache)
         routes._image_caches = caches
@@ -245,7 +245,7 @@ async def test_pictures_whose_host_dies_before_they_are_reported_make_room_for_o
             assert found[0].num_bytes == NUM_BYTES
 
 
-async def test_a_picture_is_borrowed_once_for_an_update_and_freed_after_it() -> None:
+async def test_an_image_is_copied_once_for_an_update_and_freed_after_it() -> None:
     async with asyncio.timeout(60), cache_and_sender(1 << 20) as (home, _):
         other = ImageCache(1 << 20)
         key = await other.new_link()
@@ -288,7 +288,7 @@ class SilentRoutes(ImageRoutes):
         return next(iter(homes))
 
 
-async def test_pictures_of_a_host_that_is_gone_are_not_waited_for() -> None:
+async def test_images_of_a_host_that_is_gone_are_not_waited_for() -> None:
     async with asyncio.timeout(60):
         route = ImageRoute(SilentRoutes(1 << 20), "far", [""])
         episode_ref = EpisodeRef(host="far", key=7, num_bytes=NUM_BYTES)
@@ -360,7 +360,7 @@ def test_copies_of_an_episode_that_is_dropped_are_freed_whatever_room_there_is()
     assert image_copies.end("beside", [2], room=1000) == [1]
 
 
-def test_two_copies_of_a_picture_are_freed_one_by_one() -> None:
+def test_two_copies_of_an_image_are_freed_one_by_one() -> None:
     # two ranks may have asked for it at the same time
     image_copies = ImageCopies()
     copied(image_copies, 1, image(7))

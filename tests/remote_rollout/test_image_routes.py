@@ -80,7 +80,7 @@ def way(training: TrainingRun) -> str:
 
 
 @pytest.mark.parametrize("pipeline", sorted(PIPELINES))
-def test_no_pipeline_of_ours_reads_pictures_in_the_control_process(
+def test_no_pipeline_of_ours_reads_images_in_the_control_process(
     pipeline: str, hosts: Path
 ) -> None:
     assert way_of(hosts, pipeline) == DIRECTLY
@@ -90,11 +90,11 @@ def test_hosts_whose_engines_are_processes_of_vllm_embed_what_they_hand_over(hos
     assert way_of(hosts, "embodied_srpo", engine=EngineConfig(kind="vllm")) == DIRECTLY
 
 
-def test_one_process_that_learns_gets_its_pictures_as_ever(hosts: Path) -> None:
+def test_one_process_that_learns_gets_its_images_as_ever(hosts: Path) -> None:
     assert way_of(hosts, "embodied_grpo", num_ranks=1) == ""
 
 
-def test_a_reward_of_ones_own_gets_the_pictures(hosts: Path) -> None:
+def test_a_reward_of_ones_own_gets_the_images(hosts: Path) -> None:
     reward = RewardConfig(function="vla_rl.remote_rollout.episode_store:observed_bytes")
     expected = f"{THROUGH}the node 'reward' may read them"
     assert way_of(hosts, "embodied_grpo", reward=reward) == expected
@@ -104,7 +104,7 @@ async def look(episodes: Any) -> None:
     """A node of one's own."""
 
 
-def test_a_node_of_ones_own_gets_the_pictures_whatever_their_name(hosts: Path) -> None:
+def test_a_node_of_ones_own_gets_the_images_whatever_their_name(hosts: Path) -> None:
     def looked_at(pipeline: Pipeline) -> Pipeline:
         return pipeline.add_node("look", look, reads={"episodes": "groups"})
 
@@ -181,59 +181,59 @@ def require_same_either_way(
     direct, run = learnt_by(config_of(folder / "direct", hosts, **settings))
     out = capsys.readouterr().out
     assert "episodes run on a; images go from the hosts to the learner ranks directly" in out
-    here, run_here = learnt_by(config_of(folder / "here", hosts, **settings), looked_at)
+    local, local_run = learnt_by(config_of(folder / "here", hosts, **settings), looked_at)
     assert "through this process: the node 'look' may read them" in capsys.readouterr().out
-    assert all(torch.equal(direct[name], here[name]) for name in here)
-    last, last_here = read_metrics(run.metrics)[-1], read_metrics(run_here.metrics)[-1]
+    assert all(torch.equal(direct[name], local[name]) for name in local)
+    last, local_last = read_metrics(run.metrics)[-1], read_metrics(local_run.metrics)[-1]
     assert last["hosts/image_bytes_local"] == 0
-    assert last["hosts/image_bytes_cached"] == last_here["hosts/image_bytes_local"] > 0
-    assert last_here["hosts/image_bytes_cached"] == 0
+    assert last["hosts/image_bytes_cached"] == local_last["hosts/image_bytes_local"] > 0
+    assert local_last["hosts/image_bytes_cached"] == 0
     # those of the direct run were made by the image cache
     names = sorted(path.name for path in run.videos.glob("*.mp4"))
-    assert names == sorted(path.name for path in run_here.videos.glob("*.mp4")) != []
+    assert names == sorted(path.name for path in local_run.videos.glob("*.mp4")) != []
 
 
 # its short form is the run below whose images are lost, and the films in test_image_cache.py
 @pytest.mark.proof
 @pytest.mark.timeout(580)
-def test_a_run_whose_pictures_pass_this_process_by_learns_what_it_learns_with_them_here(
+def test_a_run_whose_images_pass_this_process_by_learns_what_it_learns_with_them_here(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    far = on_loopback("a", tmp_path / "keys")
+    remote = on_loopback("a", tmp_path / "keys")
     try:
-        require_same_either_way(tmp_path, start_and_list([far], tmp_path), capsys)
+        require_same_either_way(tmp_path, start_and_list([remote], tmp_path), capsys)
     finally:
-        far.kill()
+        remote.kill()
 
 
 # the test above has ranks here alone, and test_image_cache.py images that are borrowed
 @pytest.mark.proof
 @pytest.mark.timeout(580)
-def test_ranks_on_two_hosts_read_pictures_of_a_third_and_learn_what_they_learn_with_them_here(
+def test_ranks_on_two_hosts_read_images_of_a_third_and_learn_what_they_learn_with_them_here(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    far = [on_loopback(name, tmp_path / "keys") for name in "ab"]
+    remote = [on_loopback(name, tmp_path / "keys") for name in "ab"]
     try:
         require_same_either_way(
-            tmp_path, start_and_list(far, tmp_path), capsys, learners=("here", "b")
+            tmp_path, start_and_list(remote, tmp_path), capsys, learners=("here", "b")
         )
     finally:
-        for host in far:
+        for host in remote:
             host.kill()
 
 
 @pytest.mark.proof
 @pytest.mark.timeout(580)
-def test_a_critic_on_ranks_judges_pictures_that_pass_this_process_by_as_it_judges_them_here(
+def test_a_critic_on_ranks_values_images_that_pass_this_process_by_as_it_values_them_here(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    far = on_loopback("a", tmp_path / "keys")
+    remote = on_loopback("a", tmp_path / "keys")
     try:
         require_same_either_way(
-            tmp_path, start_and_list([far], tmp_path), capsys, pipeline="embodied_ppo"
+            tmp_path, start_and_list([remote], tmp_path), capsys, pipeline="embodied_ppo"
         )
     finally:
-        far.kill()
+        remote.kill()
 
 
 def reaching(
@@ -252,18 +252,18 @@ def decisions_of(run: RunDirectory) -> list[tuple[float, float]]:
 
 def caches() -> list[int]:
     """Processes of this one that hold images."""
-    return [pid for pid in children_of(os.getpid()) if holds_pictures(pid)]
+    return [pid for pid in children_of(os.getpid()) if holds_images(pid)]
 
 
-def holds_pictures(pid: int) -> bool:
+def holds_images(pid: int) -> bool:
     return any("vla_rl_images" in os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir())
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_run_whose_pictures_are_lost_before_their_update_continues_from_its_checkpoint(
+async def test_a_run_whose_images_are_lost_before_their_update_continues_from_its_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], lasting_servers: LastingForkServers
 ) -> None:
-    far = on_loopback("a", tmp_path / "keys")
+    remote = on_loopback("a", tmp_path / "keys")
 
     def strike(update: int) -> None:
         if update == 2:
@@ -271,11 +271,11 @@ async def test_a_run_whose_pictures_are_lost_before_their_update_continues_from_
             os.kill(pid, signal.SIGKILL)
 
     try:
-        cluster = ClusterConfig(hosts=str(start_and_list([far], tmp_path)))
+        cluster = ClusterConfig(hosts=str(start_and_list([remote], tmp_path)))
         config = reaching(tmp_path / "struck", 2, cluster, updates=2)
         struck = await train_ranked(config, strike, lasting_servers)
     finally:
-        far.kill()
+        remote.kill()
     out = capsys.readouterr().out
     assert re.search(
         # a rank may have asked for them before the end of that process was known
@@ -293,7 +293,7 @@ async def test_a_run_whose_pictures_are_lost_before_their_update_continues_from_
 
 # tests/remote_rollout/test_host_runner.py has hosts that are lost before
 @pytest.mark.proof
-async def test_a_host_that_is_lost_once_its_pictures_are_beside_the_ranks_costs_nothing(
+async def test_a_host_that_is_lost_once_its_images_are_beside_the_ranks_costs_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lost, stays = (on_loopback(name, tmp_path / "keys") for name in "ab")

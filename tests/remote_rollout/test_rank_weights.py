@@ -115,9 +115,9 @@ async def test_ranks_on_another_host_give_their_weights_too(
             client_keys=ours,
             lost_after_s=20.0,
         )
-        far = RankAssignment("cpu", host="far", placement=there, address="127.0.0.1")
+        remote = RankAssignment("cpu", host="far", placement=there, address="127.0.0.1")
         two = ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink])
-        two.assign_ranks(RankAssignments((RankAssignment("cpu", address="127.0.0.1"), far)))
+        two.assign_ranks(RankAssignments((RankAssignment("cpu", address="127.0.0.1"), remote)))
         async with two:
             await two.update(episodes(policy), ADVANTAGES)
     await site.wait_applied()
@@ -403,10 +403,10 @@ async def test_what_each_rank_holds_arrives_at_its_place(
     site.open()
     config = settings(ranks=2, **changes)
     is_mlp = isinstance(policy, MlpPolicy)
-    played = [*episodes(policy), walk(policy, 3, 2)] if is_mlp else family_episodes(policy)
+    trajectories = [*episodes(policy), walk(policy, 3, 2)] if is_mlp else family_episodes(policy)
     async with asyncio.timeout(200):
         async with ShardedLearner(policy, runtime, lane, config, [site.sink]) as two:
-            await two.update(played, [1.0, -0.5, 0.25])
+            await two.update(trajectories, [1.0, -0.5, 0.25])
     await site.wait_applied()
     assert host.digest == weights_digest(policy.network)
     assert weights_digest(other.network) == host.digest != weights_digest(make().network)
@@ -436,7 +436,7 @@ async def test_a_pair_whose_ranks_give_their_weights_to_hosts_learns_what_it_lea
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"))
-    here = await learnt(ranked_run(tmp_path / "here", 2, updates=3))
+    local = await learnt(ranked_run(tmp_path / "here", 2, updates=3))
 
     def refuse(*_: object) -> None:
         raise AssertionError("the weights go through this process")
@@ -447,8 +447,8 @@ async def test_a_pair_whose_ranks_give_their_weights_to_hosts_learns_what_it_lea
         cluster = ClusterConfig(
             hosts=str(listed), learners=("here", "far1"), allow_unencrypted_ranks=True
         )
-        far = await learnt(ranked_run(tmp_path / "far", 2, updates=3, cluster=cluster))
-    assert all(torch.equal(*pair) for pair in zip(far, here, strict=True))
+        remote = await learnt(ranked_run(tmp_path / "far", 2, updates=3, cluster=cluster))
+    assert all(torch.equal(*pair) for pair in zip(remote, local, strict=True))
     (run,) = (tmp_path / "far").iterdir()
     newest = read_metrics(run / "metrics.jsonl")[-1]
     assert newest["left/hosts/weights_s"] > 0.0

@@ -74,36 +74,38 @@ def figures(trajectory: Trajectory) -> list[bytes]:
     ]
 
 
-async def require_same_beside(
+async def require_same_after(
     host: RolloutHost, status: HostStatus, episode: EpisodeSpec, materialised: Trajectory
 ) -> None:
     """Run an episode again, whose images go to an image cache, and compare it with the whole one."""
     async with ImageRoutes(1 << 24) as routes:
-        far = RolloutHostRunner(
+        host_runner = RolloutHostRunner(
             host, status, route=await routes.connect_host("far", host, "127.0.0.1")
         )
-        beside = await far.materialise(await far.run_episode(episode))
-        assert beside.cached_images is not None
-        assert beside.embedding is not None
+        remote = await host_runner.materialise(await host_runner.run_episode(episode))
+        assert remote.cached_images is not None
+        assert remote.embedding is not None
         assert materialised.embedding is not None
-        assert np.array_equal(beside.embedding, materialised.embedding)
-        places = [step.observation["image"] for step in beside.steps]
-        assert all(isinstance(place, ArrayRef) for place in places)
-        assert observed_bytes(beside) == 0
-        assert beside.cached_images.num_bytes == observed_bytes(materialised)
-        read = unpack_observations(pack_observations([step.observation for step in beside.steps]))
+        assert np.array_equal(remote.embedding, materialised.embedding)
+        refs = [step.observation["image"] for step in remote.steps]
+        assert all(isinstance(ref, ArrayRef) for ref in refs)
+        assert observed_bytes(remote) == 0
+        assert remote.cached_images.num_bytes == observed_bytes(materialised)
+        read = unpack_observations(pack_observations([step.observation for step in remote.steps]))
         steps = tuple(
             msgspec.structs.replace(step, observation=seen)
-            for step, seen in zip(beside.steps, read, strict=True)
+            for step, seen in zip(remote.steps, read, strict=True)
         )
         assert [list(seen) for seen in read] == [
             list(step.observation) for step in materialised.steps
         ]
-        assert figures(msgspec.structs.replace(beside, steps=steps)) == figures(materialised)
-        routes.drop_images(beside.cached_images)
-        await far.materialise(await far.run_episode(episode))  # which takes the message along
+        assert figures(msgspec.structs.replace(remote, steps=steps)) == figures(materialised)
+        routes.drop_images(remote.cached_images)
+        await host_runner.materialise(
+            await host_runner.run_episode(episode)
+        )  # which takes the message along
         with pytest.raises(OSError, match="the process that held them has dropped them"):
-            places[0].read()
+            refs[0].read()
 
 
 async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that_were_sent(
@@ -133,27 +135,27 @@ async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that
             await host.put_file(*piece)
         status = await host.open(recipe)
         assert (status.num_slots, status.weight_version) == (1, 0)
-        far = RolloutHostRunner(host, status)
+        host_runner = RolloutHostRunner(host, status)
 
         pool = await stack.enter_async_context(
             SimulatorPool(runtime, config.simulators, specs=[episode.env])
         )
 
-        async def played_here(policy: object, version: int) -> list[bytes]:
+        async def run_locally(policy: object, version: int) -> list[bytes]:
             settings = EngineConfig(is_deterministic=True)
             async with TorchActionEngine(policy, lane, settings, version) as engine:  # type: ignore[arg-type]
                 return figures(
                     await LocalEpisodeRunner(pool, engine, embodied_agent).run_episode(episode)
                 )
 
-        metadata = await far.run_episode(episode)
+        metadata = await host_runner.run_episode(episode)
         assert metadata.episode_ref is not None
         assert metadata.steps[0].observation["image"] is None
-        materialised = await far.materialise(metadata)
+        materialised = await host_runner.materialise(metadata)
         first = figures(materialised)
-        assert first == await played_here(model, 0)
+        assert first == await run_locally(model, 0)
 
-        await require_same_beside(host, status, episode, materialised)
+        await require_same_after(host, status, episode, materialised)
 
         agent_names = AgentNames([SOLE_MEMBER])
         # a host embeds what it hands over, with the encoder of the run
@@ -162,8 +164,8 @@ async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that
         (there,) = await embed_group(group, encoder)
         assert np.array_equal(materialised.embedding, there)
         bare = msgspec.structs.replace(materialised, embedding=None)
-        (here,) = await encoder.embed([bare])
-        assert np.array_equal(there, here)
+        (local,) = await encoder.embed([bare])
+        assert np.array_equal(there, local)
 
         weights = HostWeights(
             agent_names, 0, lambda name, death: None, lambda version: None, lambda version: None
@@ -172,10 +174,10 @@ async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that
         weights.open(lambda work, name: asyncio.create_task(work, name=name))
         await asyncio.to_thread(weights.sinks[SOLE_MEMBER].apply_weights, newer.network, 1)
         await weights.wait_applied()
-        second = figures(await far.materialise(await far.run_episode(episode)))
-        assert second == await played_here(newer, 1)
+        second = figures(await host_runner.materialise(await host_runner.run_episode(episode)))
+        assert second == await run_locally(newer, 1)
         assert second != first
-        assert far.decisions(asyncio.get_running_loop().time()).num_decisions > 0
+        assert host_runner.decisions(asyncio.get_running_loop().time()).num_decisions > 0
 
 
 async def test_a_file_outside_of_the_policys_folder_is_refused() -> None:
@@ -218,17 +220,17 @@ async def test_conversations_run_on_a_host_too(tmp_path: Path) -> None:
         for piece in read_pieces(tmp_path / "policies"):
             await host.put_file(*piece)
         status = await host.open(make_host_recipe(config, starts, Team.of(model), agent))
-        far = RolloutHostRunner(host, status)
-        there = await far.materialise(await far.run_episode(episode))
+        host_runner = RolloutHostRunner(host, status)
+        there = await host_runner.materialise(await host_runner.run_episode(episode))
 
         pool = await stack.enter_async_context(TextEnvPool(config.text))
         lane = await stack.enter_async_context(DeviceLane(1))
         engine = await stack.enter_async_context(make_torch_engine(model, lane, config.engine))
-        here = await LocalEpisodeRunner(pool, engine, agent).run_episode(episode)
-    assert (there.stop_reason, there.info) == (here.stop_reason, here.info)
-    assert len(there.steps) == len(here.steps)
-    for far_step, step in zip(there.steps, here.steps, strict=True):
-        seen = far_step.observation["prompt_tokens"], step.observation["prompt_tokens"]
+        local = await LocalEpisodeRunner(pool, engine, agent).run_episode(episode)
+    assert (there.stop_reason, there.info) == (local.stop_reason, local.info)
+    assert len(there.steps) == len(local.steps)
+    for remote_step, step in zip(there.steps, local.steps, strict=True):
+        seen = remote_step.observation["prompt_tokens"], step.observation["prompt_tokens"]
         assert np.array_equal(*seen)
-        assert np.array_equal(far_step.chunk.tokens, step.chunk.tokens)
-        assert np.array_equal(far_step.chunk.log_probs, step.chunk.log_probs)
+        assert np.array_equal(remote_step.chunk.tokens, step.chunk.tokens)
+        assert np.array_equal(remote_step.chunk.log_probs, step.chunk.log_probs)

@@ -46,10 +46,10 @@ class OneHost(ThisHost):
         super().__init__()
         gpus = tuple(Gpu(name="none", memory_bytes=1 << 20) for _ in range(num_gpus))
         resources = HostResources(num_cores=1, memory_bytes=1 << 30, gpus=gpus)
-        self._far = Host(name="far", resources=resources, placement=placement)
+        self._host = Host(name="far", resources=resources, placement=placement)
 
     def hosts(self) -> tuple[Host, ...]:
-        return (*super().hosts(), self._far)
+        return (*super().hosts(), self._host)
 
     async def changes(self) -> AsyncIterator[HostChange]:
         await asyncio.get_running_loop().create_future()
@@ -141,7 +141,7 @@ class Killed(Exception):
     """Stands for the end of the control process."""
 
 
-async def no_host(keeper: HostRestarter) -> None:
+async def no_host(restarter: HostRestarter) -> None:
     """Bring up nothing, as a process that is dead."""
 
 
@@ -155,7 +155,7 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-async def played(site: Site, rollout: HostFleet, number: int) -> Trajectory:
+async def run_one(site: Site, rollout: HostFleet, number: int) -> Trajectory:
     episode = GroupSource(training_starts(site.config), 4, seed=0).next_group().episodes[number]
     return await rollout.runner.run_episode(episode)
 
@@ -178,7 +178,7 @@ async def test_the_resume_gets_the_simulators_the_engine_and_the_episodes_it_nee
                 before = run.weights.hosts["far"]
                 lose(run)
                 await until(lambda: run.weights.hosts.get("far") not in (None, before))
-                needed, forgotten = await played(site, run, 0), await played(site, run, 1)
+                needed, forgotten = await run_one(site, run, 0), await run_one(site, run, 1)
                 assert needed.episode_ref is not None
                 assert forgotten.episode_ref is not None
                 with pytest.MonkeyPatch.context() as patch:
@@ -199,7 +199,7 @@ async def test_the_resume_gets_the_simulators_the_engine_and_the_episodes_it_nee
             materialised = await resumed.runner.materialise(needed)
             assert materialised.episode_ref is None
             assert len(materialised.steps[0].chunk.tokens) > 0
-            again = await played(site, resumed, 1)
+            again = await run_one(site, resumed, 1)
             assert again.steps[0].chunk.weight_version == 3
             # held-out episodes run there too, and give the bits of an evaluation of the weights here
             episodes = held_out_of(site)

@@ -49,16 +49,16 @@ def sent(weights: FlatWeights, to: nn.Module, size: int = 7) -> IncomingWeights:
 
 
 async def test_trained_weights_of_all_types_arrive_and_frozen_ones_stay() -> None:
-    learner, far = network(0), network(1)
-    frozen = far[2].bias.clone()
+    learner, remote_policy = network(0), network(1)
+    frozen = remote_policy[2].bias.clone()
     weights = flatten_weights(learner, 4)
-    incoming = sent(weights, far)
+    incoming = sent(weights, remote_policy)
     await incoming.check(weights.digest)
     incoming.apply()
-    for name, parameter in far.named_parameters():
+    for name, parameter in remote_policy.named_parameters():
         if parameter.requires_grad:
             assert torch.equal(parameter, learner.get_parameter(name)), name
-    assert torch.equal(far[2].bias, frozen)
+    assert torch.equal(remote_policy[2].bias, frozen)
     assert incoming.heading.version == 4
 
 
@@ -83,31 +83,31 @@ async def test_a_changed_byte_and_a_missing_piece_are_refused() -> None:
 
 
 async def test_the_next_version_takes_the_memory_of_the_last_one() -> None:
-    far, learner = network(1), network(0)
-    first = sent(flatten_weights(learner, 1), far)
+    remote_policy, learner = network(1), network(0)
+    first = sent(flatten_weights(learner, 1), remote_policy)
     learner[0].weight.data.add_(1.0)
     newer = flatten_weights(learner, 2)
-    second = IncomingWeights(newer.heading, far, first.memory)
+    second = IncomingWeights(newer.heading, remote_policy, first.memory)
     assert second.memory is first.memory
     assert second.num_received == 0
     for start, piece in newer.pieces():
         second.put(start, piece)
     await second.check(newer.digest)
     second.apply()
-    assert torch.equal(far[0].weight, learner[0].weight)
+    assert torch.equal(remote_policy[0].weight, learner[0].weight)
 
 
 async def test_another_process_of_the_host_reads_the_same_memory() -> None:
-    learner, beside = network(0), network(2)
+    learner, unrelated = network(0), network(2)
     weights = flatten_weights(learner, 3)
     incoming = sent(weights, network(1))
     await incoming.check(weights.digest)
     memory = incoming.memory.shared()
-    OpenedWeights(weights.heading, beside, memory, weights.digest).apply()
-    assert torch.equal(beside[0].weight, learner[0].weight)
-    elsewhere = msgspec.structs.replace(memory, path="/proc/1/fd/1000000")
+    OpenedWeights(weights.heading, unrelated, memory, weights.digest).apply()
+    assert torch.equal(unrelated[0].weight, learner[0].weight)
+    gone = msgspec.structs.replace(memory, path="/proc/1/fd/1000000")
     with pytest.raises(CheckpointError, match="cannot be opened"):
-        OpenedWeights(weights.heading, beside, elsewhere, weights.digest)
+        OpenedWeights(weights.heading, unrelated, gone, weights.digest)
 
 
 def test_weights_of_another_policy_are_refused() -> None:
@@ -189,17 +189,22 @@ async def taken(
 
 
 async def test_rows_columns_and_single_numbers_meet_at_their_places() -> None:
-    weights, far = flatten_weights(shared_network(0), 1), shared_network(1)
+    weights, remote_policy = flatten_weights(shared_network(0), 1), shared_network(1)
     pieces = [
         pieces_of([*columns(weights, 0, 2), *rest(weights)], weights),
         pieces_of(columns(weights, 2, 6), weights),
     ]
-    incoming = IncomingWeights(weights.heading, far)
+    incoming = IncomingWeights(weights.heading, remote_policy)
     digest, materialised = await taken(
         incoming, [share_of(*each) for each in enumerate(pieces)], pieces
     )
     incoming.apply()
-    assert digest == weights.digest == weights_digest(shared_network(0)) == weights_digest(far)
+    assert (
+        digest
+        == weights.digest
+        == weights_digest(shared_network(0))
+        == weights_digest(remote_policy)
+    )
     assert materialised == sorted(materialised)
     assert materialised[-1] == len(weights.data)
 
@@ -228,7 +233,7 @@ def test_a_place_outside_of_the_row_is_refused(at: int, run: int, distance: int)
     part = (at, run, distance, np.zeros(16 if at == 0 else 8, np.uint8))
     (piece,) = pieces_of([part], weights)
     with pytest.raises(CheckpointError, match="do not fit in 240 bytes"):
-        IncomingWeights(weights.heading, shared_network(1)).place(piece)
+        IncomingWeights(weights.heading, shared_network(1)).write_piece(piece)
 
 
 async def test_a_rank_that_is_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +252,7 @@ async def test_a_piece_that_leads_back_is_refused() -> None:
         await taken(incoming, [share_of(0, pieces)], [[pieces[0], pieces[0]]])
 
 
-async def test_a_key_that_the_host_was_not_given_opens_no_door() -> None:
+async def test_a_key_that_the_host_was_not_given_opens_no_connection() -> None:
     weights = flatten_weights(shared_network(0), 1)
     pieces = pieces_of([*columns(weights, 0, 6), *rest(weights)], weights)
     incoming = IncomingWeights(weights.heading, shared_network(1))

@@ -341,8 +341,8 @@ async def test_a_host_without_a_free_port_passes_nothing_on(
     site.open()
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        place = ListenAddress("127.0.0.1", (port, port))
-        monkeypatch.setattr(peer_sockets, "get_own_address", lambda: place)
+        address = ListenAddress("127.0.0.1", (port, port))
+        monkeypatch.setattr(peer_sockets, "get_own_address", lambda: address)
         with pytest.raises(OSError, match=r"no port from .* wider range with --ports"):
             hosts[0].cache.start_sending(hosts[1].cache.new_link())
         await site.publish(1)

@@ -22,7 +22,7 @@ def make_trajectory() -> Callable[..., Trajectory]:
         instruction: str = "open the drawer",
         key: str = "image",
         reward: float = 0.0,
-        is_judged: bool = True,
+        is_evaluated: bool = True,
     ) -> Trajectory:
         chunk = ActionChunk(
             actions=np.zeros((1, 7), np.float32),
@@ -55,7 +55,7 @@ def make_trajectory() -> Callable[..., Trajectory]:
             ),
             final_observation=observation(num_steps),
             stop_reason=StopReason.SUCCESS if is_success else StopReason.TIME_LIMIT,
-            info={"is_success": is_success} if is_judged else {},
+            info={"is_success": is_success} if is_evaluated else {},
         )
 
     return make

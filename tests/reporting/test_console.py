@@ -52,7 +52,11 @@ def test_a_run_whose_success_is_unknown_shows_its_return_and_says_so_once(make_t
         for number in range(5):
             progress.episode_done(
                 make_trajectory(
-                    number, task=f"mine/{number}", is_success=False, is_judged=False, reward=0.4975
+                    number,
+                    task=f"mine/{number}",
+                    is_success=False,
+                    is_evaluated=False,
+                    reward=0.4975,
                 )
             )
         view.after_update()
@@ -141,7 +145,7 @@ def test_the_summary_has_dashes_for_tasks_whose_success_is_unknown(make_trajecto
     progress = RunProgress(4)
     progress.episode_done(make_trajectory(task="drawer", is_success=True, reward=0.25))
     progress.episode_done(
-        make_trajectory(task="cartpole", is_success=False, is_judged=False, reward=0.5)
+        make_trajectory(task="cartpole", is_success=False, is_evaluated=False, reward=0.5)
     )
     console = Console(file=io.StringIO(), width=100)
     print_summary(progress.snapshot(), num_filtered=0, dropped={}, console=console)
@@ -240,7 +244,7 @@ def test_success_is_unknown_of_a_task_whose_infos_never_have_the_key(make_trajec
     progress = RunProgress(10)
     for reward in (0.25, 0.75):
         progress.episode_done(
-            make_trajectory(task="cartpole", is_success=False, is_judged=False, reward=reward)
+            make_trajectory(task="cartpole", is_success=False, is_evaluated=False, reward=reward)
         )
     snapshot = progress.snapshot()
     assert snapshot.success_rate is None
@@ -254,11 +258,13 @@ def test_success_is_unknown_of_a_task_whose_infos_never_have_the_key(make_trajec
 def test_the_success_rate_counts_only_tasks_whose_success_is_known(make_trajectory) -> None:
     progress = RunProgress(10)
     for _ in range(3):
-        progress.episode_done(make_trajectory(task="cartpole", is_success=False, is_judged=False))
-    # an agent's own limit may leave an episode without the key; its task is known from the others
-    for is_success, is_judged in ((True, True), (False, False)):
         progress.episode_done(
-            make_trajectory(task="drawer", is_success=is_success, is_judged=is_judged)
+            make_trajectory(task="cartpole", is_success=False, is_evaluated=False)
+        )
+    # an agent's own limit may leave an episode without the key; its task is known from the others
+    for is_success, is_evaluated in ((True, True), (False, False)):
+        progress.episode_done(
+            make_trajectory(task="drawer", is_success=is_success, is_evaluated=is_evaluated)
         )
     assert progress.snapshot().success_rate == 0.5
 
@@ -294,7 +300,7 @@ def test_eta_is_the_pace_of_the_last_updates_and_counts_down() -> None:
     assert progress.snapshot().total_node_seconds == {"rollout": 10.0, "update": 2.0}
 
 
-def test_eta_knows_nothing_of_what_was_played_before_the_first_update() -> None:
+def test_eta_knows_nothing_of_what_was_run_before_the_first_update() -> None:
     clock = Clock()
     progress = RunProgress(3, clock=clock)
     clock.now += 200.0

@@ -32,9 +32,9 @@ def test_a_video_has_every_decision_the_final_frame_and_a_caption(
     frames = frames_of(path)
     assert len(frames) == 4 + 1 + 5  # decisions, the final frame, and it again for a second
     assert frames.shape[2] == 256
-    picture = frames[:, 20:230, 20:230].mean(axis=(1, 2, 3))
+    mean_levels = frames[:, 20:230, 20:230].mean(axis=(1, 2, 3))
     # levels 0, 62, 125, 187, 250, the last one held; the codec may shift them a little
-    np.testing.assert_allclose(picture, [0, 62, 125, 187] + [250] * 6, atol=6)
+    np.testing.assert_allclose(mean_levels, [0, 62, 125, 187] + [250] * 6, atol=6)
     caption = frames[:, 258:]
     assert (caption > 128).any(axis=(1, 2, 3)).all()
     assert list(tmp_path.iterdir()) == [path]
@@ -118,7 +118,7 @@ def test_where_there_was_no_room_for_the_first_of_its_kind_a_later_one_is_writte
 
 
 @pytest.mark.parametrize("size", [(33, 51), (224, 224), (256, 301), (500, 400)])
-def test_any_size_becomes_even_and_the_picture_stays_as_it_is(size) -> None:
+def test_any_size_becomes_even_and_the_image_stays_as_it_is(size) -> None:
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
     captioned = add_caption(
         image, "open the drawer and put the wine bottle on top of the cabinet", "naïve"

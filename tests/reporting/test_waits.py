@@ -46,9 +46,9 @@ async def test_a_run_lists_its_waits_and_the_place_of_each_task(run: RunDirector
         waits = await asyncio.to_thread(ask_run, run)
     task.cancel()
     assert [wait.on for wait in waits.waits if wait.who == "episode 12"] == ["the referee"]
-    (place,) = [task.at for task in waits.tasks if task.name == "episode 12"]
-    assert place.startswith("Event.wait (")
-    assert "hold_on (tests/reporting/test_waits.py:" in place
+    (location,) = [task.at for task in waits.tasks if task.name == "episode 12"]
+    assert location.startswith("Event.wait (")
+    assert "hold_on (tests/reporting/test_waits.py:" in location
     assert waits.pid == os.getpid()
     assert waits.blocked_at is None
 
@@ -73,30 +73,30 @@ async def test_nothing_is_left_once_a_run_has_ended(run: RunDirectory) -> None:
 
 async def test_a_run_of_another_machine_is_named(run: RunDirectory) -> None:
     with WaitsSocket(run.path):
-        here = msgspec.json.decode((run.path / "process.json").read_bytes(), type=RunningProcess)
-        note(run, msgspec.structs.replace(here, host="node7"))
+        running = msgspec.json.decode((run.path / "process.json").read_bytes(), type=RunningProcess)
+        note(run, msgspec.structs.replace(running, host="node7"))
         with pytest.raises(NoAnswer, match=f"runs on 'node7' and this is '{socket.gethostname()}'"):
             ask_run(run)
 
 
 async def test_a_run_that_was_killed_has_ended(run: RunDirectory) -> None:
     with WaitsSocket(run.path):
-        here = msgspec.json.decode((run.path / "process.json").read_bytes(), type=RunningProcess)
+        running = msgspec.json.decode((run.path / "process.json").read_bytes(), type=RunningProcess)
     ended = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
     await ended.wait()
-    note(run, msgspec.structs.replace(here, pid=ended.pid))
+    note(run, msgspec.structs.replace(running, pid=ended.pid))
     with pytest.raises(NoAnswer, match=f"its process {ended.pid} was killed"):
         ask_run(run)
 
 
 async def test_a_process_that_gives_no_answer_is_named_with_its_state(run: RunDirectory) -> None:
     with WaitsSocket(run.path):
-        here = msgspec.json.decode((run.path / "process.json").read_bytes(), type=RunningProcess)
+        running = msgspec.json.decode((run.path / "process.json").read_bytes(), type=RunningProcess)
     with socket.socket(socket.AF_UNIX) as silent:
         name = f"@vla_rl-test-{os.getpid()}"
         silent.bind(f"\0{name[1:]}")
         silent.listen()
-        note(run, msgspec.structs.replace(here, socket=name))
+        note(run, msgspec.structs.replace(running, socket=name))
         with pytest.raises(
             NoAnswer, match=f"process {os.getpid()}, which gave no answer within 0.1 s .*running"
         ):

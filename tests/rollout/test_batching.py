@@ -15,7 +15,7 @@ class Gate:
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
-        self.begun = asyncio.Semaphore(0)
+        self.started = asyncio.Semaphore(0)
         self.let_through = asyncio.Semaphore(0)
         self.num_running = self.max_running = 0
 
@@ -23,7 +23,7 @@ class Gate:
         self.num_running += 1
         self.max_running = max(self.max_running, self.num_running)
         self.batches.append(requests)
-        self.begun.release()
+        self.started.release()
         await self.let_through.acquire()
         self.num_running -= 1
         if -1 in requests:
@@ -45,12 +45,12 @@ async def test_the_first_request_does_not_wait_and_the_rest_share_the_next_batch
         asyncio.TaskGroup() as tasks,
     ):
         first = tasks.create_task(batcher.submit(1))
-        await gate.begun.acquire()
+        await gate.started.acquire()
         others = [tasks.create_task(batcher.submit(number)) for number in (2, 3, 4)]
         await settle()
         assert gate.batches == [[1]]
         gate.let_through.release()
-        await gate.begun.acquire()
+        await gate.started.acquire()
         gate.let_through.release()
         assert await first == 2
         assert [await other for other in others] == [4, 6, 8]
@@ -84,7 +84,7 @@ async def test_a_cancelled_waiter_is_left_out_of_the_batch(is_runner_first: bool
         asyncio.TaskGroup() as tasks,
     ):
         tasks.create_task(batcher.submit(1))
-        await gate.begun.acquire()
+        await gate.started.acquire()
         unwanted = tasks.create_task(batcher.submit(2))
         wanted = tasks.create_task(batcher.submit(3))
         await settle()
@@ -109,7 +109,7 @@ async def test_a_waiter_cancelled_while_its_batch_runs_leaves_the_others_their_a
     ):
         unwanted = tasks.create_task(batcher.submit(1))
         wanted = tasks.create_task(batcher.submit(2))
-        await gate.begun.acquire()
+        await gate.started.acquire()
         unwanted.cancel()
         await settle()
         gate.let_through.release()
@@ -168,7 +168,7 @@ async def test_a_full_queue_makes_further_callers_wait_their_turn() -> None:
         asyncio.TaskGroup() as tasks,
     ):
         tasks.create_task(batcher.submit(0))
-        await gate.begun.acquire()
+        await gate.started.acquire()
         answers = [tasks.create_task(batcher.submit(number)) for number in (1, 2, 3, 4)]
         await settle()
         assert batcher.stats().num_queued == 2
@@ -186,7 +186,7 @@ async def test_cancelled_waiters_make_room_in_a_full_queue() -> None:
         asyncio.TaskGroup() as tasks,
     ):
         tasks.create_task(batcher.submit(0))
-        await gate.begun.acquire()
+        await gate.started.acquire()
         unwanted = [tasks.create_task(batcher.submit(number)) for number in (1, 2)]
         wanted = tasks.create_task(batcher.submit(3))
         await settle()
@@ -245,7 +245,7 @@ async def test_closing_tells_whoever_still_waits() -> None:
         async with DynamicBatcher(gate.run, max_batch=1) as batcher:
             running = tasks.create_task(asyncio.wait([asyncio.ensure_future(batcher.submit(1))]))
             queued = tasks.create_task(asyncio.wait([asyncio.ensure_future(batcher.submit(2))]))
-            await gate.begun.acquire()
+            await gate.started.acquire()
         for waiting in (running, queued):
             done, _ = await waiting
             assert isinstance(done.pop().exception(), RuntimeError)

@@ -51,7 +51,7 @@ class Speaker:
     ) -> None:
         self.log_prob = log_prob
         self.next_number, self.max_prompt, self.delays = first, max_prompt, delays
-        self.heard: list[list[str]] = []
+        self.observed: list[list[str]] = []
         self.tools: list[tuple[str, ...]] = []
         self.budgets: list[int | None] = []
         self.seeds: list[int] = []
@@ -69,14 +69,14 @@ class Speaker:
         max_tokens: int | None = None,
         options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
-        self.heard.append([message.content for message in messages])
+        self.observed.append([message.content for message in messages])
         self.tools.append(tuple(tool.name for tool in tools))
         self.budgets.append(max_tokens)
         self.seeds.append(-1 if sampling is None else sampling.seed)
         prompt = np.arange(10 * len(messages))
         if len(prompt) > self.max_prompt:
             raise ContextOverflow(len(prompt), self.max_prompt)
-        if self.delays and len(self.heard) > 1:
+        if self.delays and len(self.observed) > 1:
             await asyncio.Event().wait()
         self.next_number += 1
         return Completion(
@@ -147,7 +147,7 @@ async def test_one_turn_is_one_step() -> None:
 async def test_what_was_said_and_heard_is_in_the_next_prompt_and_tools_stay_known() -> None:
     speaker = Speaker()
     trajectory = await run_episode(Counting(3), speaker)
-    assert speaker.heard[-1] == ["count", "1", "no, not 1", "2", "no, not 2"]
+    assert speaker.observed[-1] == ["count", "1", "no, not 1", "2", "no, not 2"]
     assert speaker.tools == [("look",)] * 3
     assert [step.rewards.tolist() for step in trajectory.steps] == [[0.0], [0.0], [1.0]]
     assert (trajectory.info["num_turns"], trajectory.info["num_tokens"]) == (3, 6)
@@ -187,7 +187,7 @@ class Choosy(Speaker):
         self.num_replies, self.is_reply_at_fault = num_replies, is_reply_at_fault
 
     async def generate(self, messages: Sequence[Message], **options: Any) -> Completion:
-        if len(self.heard) == self.num_replies:
+        if len(self.observed) == self.num_replies:
             raise ConversationRejected("one call", is_reply_at_fault=self.is_reply_at_fault)
         return await super().generate(messages, **options)
 
@@ -240,7 +240,7 @@ class Quitter(Speaker):
 
     async def generate(self, messages: Sequence[Message], **options: Any) -> Completion:
         reply = await super().generate(messages, **options)
-        if len(self.heard) < self.quits_at:
+        if len(self.observed) < self.quits_at:
             return reply
         num = self.num_tokens
         return msgspec.structs.replace(
@@ -286,8 +286,8 @@ async def test_agents_take_turns_with_their_own_policies_and_hear_their_own_conv
         Counting(2, agents=("solver", "checker")), {"solver": solver, "checker": checker}
     )
     assert [step.agent for step in trajectory.steps] == ["solver", "checker", "solver"]
-    assert checker.heard == [["no, not 1"]]
-    assert solver.heard[-1] == ["count", "1", "no, not 101"]
+    assert checker.observed == [["no, not 1"]]
+    assert solver.observed[-1] == ["count", "1", "no, not 101"]
     assert checker.tools == [()]
 
 

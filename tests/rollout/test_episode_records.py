@@ -33,8 +33,8 @@ def attempts(episodes: list[EpisodeSpec | None]) -> list[tuple[int, int] | None]
 def test_a_group_is_admitted_for_an_idle_slot_and_not_beyond_the_bound_of_staleness() -> None:
     records = book_of()
     assert records.staleness.num_outstanding == 0
-    begun = [records.next_episode(0) for _ in range(3)]
-    assert attempts(begun) == [(0, 0), (1, 0), None]
+    started = [records.next_episode(0) for _ in range(3)]
+    assert attempts(started) == [(0, 0), (1, 0), None]
     records.check_conservation(num_running=2)
 
 
@@ -99,8 +99,8 @@ def test_a_lost_episode_begins_again_before_any_newer_one() -> None:
     lost = groups.next_episode()
     assert lost is not None
     groups.queue_episode(msgspec.structs.replace(lost, attempt=1))
-    begun = [groups.next_episode() for _ in range(4)]
-    assert [(each.episode_id, each.attempt) for each in begun if each is not None] == [
+    started = [groups.next_episode() for _ in range(4)]
+    assert [(each.episode_id, each.attempt) for each in started if each is not None] == [
         (0, 1),
         (1, 0),
         (2, 0),
@@ -141,11 +141,11 @@ def test_a_saved_group_goes_on_with_the_members_that_it_lacks() -> None:
     assert (saved.plan, saved.dispatch_version, saved.is_complete) == (plan, 1, False)
 
 
-def test_a_member_whose_pictures_end_with_the_run_is_run_again_after_a_resume() -> None:
+def test_a_member_whose_images_end_with_the_run_is_run_again_after_a_resume() -> None:
     groups, plan = OutstandingGroups(), source(group_size=2).next_group()
     groups.add_group(plan, dispatch_version=3)
-    beside = ImageCacheRef(host="", key=1, num_bytes=10)
-    groups.finish(msgspec.structs.replace(finished(plan.episodes[0]), cached_images=beside))
+    other = ImageCacheRef(host="", key=1, num_bytes=10)
+    groups.finish(msgspec.structs.replace(finished(plan.episodes[0]), cached_images=other))
     groups.finish(finished(plan.episodes[1]))
     assert groups.count_finished() == (2, 0)
     (saved,) = groups.state()

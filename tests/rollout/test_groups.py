@@ -28,7 +28,7 @@ def test_members_of_a_group_start_alike_and_decide_differently() -> None:
     assert all(episode.sampling.temperature == 1.6 for episode in plan.episodes)
 
 
-def test_the_last_members_of_a_group_may_play_greedily_as_a_baseline() -> None:
+def test_the_last_members_of_a_group_may_act_greedily_as_a_baseline() -> None:
     plan = GroupSource(
         starts(1), 3, seed=7, sampling=Sampling(temperature=1.6), num_greedy=1
     ).next_group()

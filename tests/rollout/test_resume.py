@@ -109,7 +109,7 @@ def test_a_resumed_run_trains_on_what_an_uninterrupted_one_would_have(seconds: f
 
 
 @pytest.mark.parametrize("seconds", [0.2, 0.9, 2.0])
-def test_no_start_is_lost_by_a_resume_and_none_is_played_twice(seconds: float) -> None:
+def test_no_start_is_lost_by_a_resume_and_none_is_run_twice(seconds: float) -> None:
     async def main() -> None:
         settings = {"max_staleness": 2, "deterministic": False}
         first = Run(**settings)
@@ -128,7 +128,7 @@ def test_no_start_is_lost_by_a_resume_and_none_is_played_twice(seconds: float) -
     run_in_simulated_time(main())
 
 
-def test_members_that_were_played_before_the_save_are_not_played_again() -> None:
+def test_members_that_were_run_before_the_save_are_not_run_again() -> None:
     async def main() -> None:
         first = Run(num_envs=3)
         saved = await first.train_for(1.0)

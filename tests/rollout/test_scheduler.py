@@ -32,13 +32,13 @@ def test_updates_are_made_of_whole_groups_within_the_staleness_bound() -> None:
     run_in_simulated_time(main())
 
 
-def test_a_finished_episode_is_replaced_at_once_while_others_still_play() -> None:
+def test_a_finished_episode_is_replaced_at_once_while_others_still_run() -> None:
     async def main() -> list[tuple[float, int]]:
-        begun: list[tuple[float, int]] = []
+        started: list[tuple[float, int]] = []
         clock = asyncio.get_running_loop().time
 
         async def agent(env: Env, policy: Policy) -> Trajectory:
-            begun.append((clock(), env.episode.episode_id))
+            started.append((clock(), env.episode.episode_id))
             await asyncio.sleep(1.0 if env.episode.episode_id == 0 else 0.25)
             return await embodied_agent(env, policy)
 
@@ -46,13 +46,13 @@ def test_a_finished_episode_is_replaced_at_once_while_others_still_play() -> Non
         setup.engine.call_s = setup.engine.row_s = 0.0
         async with setup.opened():
             await setup.collect(0)
-        return begun[:6]
+        return started[:6]
 
-    # Episode 0 takes 1 s in one environment; the other one plays 1, 2, 3 and 4 in the meantime,
+    # Episode 0 takes 1 s in one environment; the other one runs 1, 2, 3 and 4 in the meantime,
     # back to back.
-    begun = run_in_simulated_time(main())
-    assert begun[:5] == [(0.0, 0), (0.0, 1), (0.25, 2), (0.5, 3), (0.75, 4)]
-    assert begun[5][0] == 1.0
+    started = run_in_simulated_time(main())
+    assert started[:5] == [(0.0, 0), (0.0, 1), (0.25, 2), (0.5, 3), (0.75, 4)]
+    assert started[5][0] == 1.0
 
 
 def test_filtered_groups_are_refilled_without_being_asked_for() -> None:
@@ -78,7 +78,7 @@ def test_updates_in_flight_are_filled_one_after_the_other_and_never_beyond_the_b
             groups = [await collecting[update] for update in range(3)]
             await asyncio.sleep(100)
             assert not collecting[3].done()
-            # 3 updates are waiting to be trained: nothing more is played
+            # 3 updates are waiting to be trained: nothing more is run
             assert setup.pool.num_leased == 0
             assert scheduler.state().groups[0].dispatch_version == 0
             setup.engine.weight_version = 1
@@ -102,7 +102,7 @@ def test_asking_again_for_a_broken_off_update_gives_the_same_groups_and_then_the
     run_in_simulated_time(main())
 
 
-def test_an_update_beyond_the_last_one_is_refused_because_nothing_is_played_for_it() -> None:
+def test_an_update_beyond_the_last_one_is_refused_because_nothing_is_run_for_it() -> None:
     async def main() -> None:
         setup = Setup(num_updates=2)
         async with setup.opened():

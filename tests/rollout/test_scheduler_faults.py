@@ -19,11 +19,11 @@ def test_a_dead_simulator_costs_a_replay_of_the_same_episode_and_nothing_else() 
         setup = Setup(
             pool=LatencyPool(4, faults=faults), max_attempts=20, max_staleness=0, deterministic=True
         )
-        played, attempts = [], []
+        lengths, attempts = [], []
         async with setup.opened() as scheduler:
             for _ in range(20):
                 groups = await setup.update()
-                played += [[len(t.steps) for t in group.trajectories] for group in groups]
+                lengths += [[len(t.steps) for t in group.trajectories] for group in groups]
                 attempts += [
                     (t.episode.episode_id, t.episode.attempt)
                     for g in groups
@@ -31,7 +31,7 @@ def test_a_dead_simulator_costs_a_replay_of_the_same_episode_and_nothing_else() 
                 ]
             lost = scheduler.metrics()
         assert scheduler.version == 20
-        return played, [
+        return lengths, [
             attempts,
             lost.get("rollout/lost/died", 0),
             lost.get("rollout/lost/frozen", 0),
@@ -60,7 +60,7 @@ def test_an_episode_lost_too_often_fails_the_run_and_names_episode_and_cause() -
     assert isinstance(caught.value.__cause__, ActorDied)
 
 
-def test_an_episode_that_takes_too_long_is_played_again() -> None:
+def test_an_episode_that_takes_too_long_is_run_again() -> None:
     async def main() -> dict[str, float]:
         async def agent(env: Env, policy: Policy) -> Trajectory:
             if env.episode.episode_id == 2 and env.episode.attempt == 0:
@@ -227,8 +227,8 @@ def test_every_ended_episode_is_counted_once_and_lost_ones_are_not() -> None:
         setup = Setup(
             pool=LatencyPool(4, faults=Faults(death=0.2)),
             max_attempts=20,
-            on_episode=lambda played: ended.append(
-                (played.episode.episode_id, played.episode.attempt)
+            on_episode=lambda lengths: ended.append(
+                (lengths.episode.episode_id, lengths.episode.attempt)
             ),
         )
         async with setup.opened() as scheduler:
@@ -281,7 +281,7 @@ def test_an_episode_without_a_decision_is_refused_by_name() -> None:
         run_in_simulated_time(main())
 
 
-def test_a_filter_that_keeps_nothing_says_so_and_ends_the_run_instead_of_playing_for_ever(
+def test_a_filter_that_keeps_nothing_says_so_and_ends_the_run_instead_of_running_for_ever(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
@@ -360,11 +360,9 @@ def test_whoever_waits_for_groups_of_a_closed_scheduler_is_told() -> None:
         setup = Setup()
         with pytest.raises(RuntimeError, match="the scheduler is not open"):
             await setup.collect(0)
-        async with asyncio.TaskGroup() as elsewhere:
+        async with asyncio.TaskGroup() as other:
             async with setup.opened():
-                waiting = elsewhere.create_task(
-                    asyncio.wait([asyncio.ensure_future(setup.collect(0))])
-                )
+                waiting = other.create_task(asyncio.wait([asyncio.ensure_future(setup.collect(0))]))
                 await asyncio.sleep(0.01)
             done, _ = await waiting
         with pytest.raises(RuntimeError, match="the scheduler is not open"):

@@ -135,7 +135,7 @@ async def run(
 
 
 @pytest.mark.parametrize("filtered", [False, True], ids=["all groups", "dynamic sampling"])
-def test_training_input_does_not_depend_on_timing_or_on_how_many_environments_play(
+def test_training_input_does_not_depend_on_timing_or_on_how_many_environments_run(
     filtered: bool,
 ) -> None:
     reference = run_in_simulated_time(run(1, 0, filtered=filtered, faults=Faults()))

@@ -56,7 +56,7 @@ def test_an_update_waits_for_an_old_group_that_could_not_be_trained_later() -> N
     policy.remove_trained([1])
     policy.admit(2, policy.version)  # version 1, due in update 2
     policy.complete(2)
-    assert policy.select() is None  # update 1 is the last one for group 0, still being played
+    assert policy.select() is None  # update 1 is the last one for group 0, still running
     policy.complete(0)
     assert policy.select() == 0
     policy.remove_trained([0])
@@ -169,7 +169,7 @@ class Schedule:
             self.num_trained += size
 
     def drain(self) -> None:
-        """With admission stopped and every episode played, whatever fills an update is trained:
+        """With admission stopped and every episode run, whatever fills an update is trained:
         nothing is stuck.
         """
         for group_id in self.in_flight:
@@ -306,7 +306,7 @@ def test_groups_that_are_too_old_are_evicted_with_what_was_buffered() -> None:
     assert groups.num_buffered == 0
 
 
-def test_environments_that_could_never_play_are_refused_with_the_inequality() -> None:
+def test_environments_that_could_never_run_are_refused_with_the_inequality() -> None:
     config = SchedulerConfig(groups_per_update=2, max_staleness=1)
     config.require_feasible(num_envs=16, group_size=4)
     expected = r"\(max_staleness \+ 1\) \* groups_per_update \* group_size = \(1 \+ 1\) \* 2 \* 4 = 16 < num_envs = 17"
@@ -320,7 +320,7 @@ def test_updates_that_could_never_fill_are_refused_with_the_inequality() -> None
         config.require_feasible(num_envs=1, group_size=1)
 
 
-def test_a_bound_on_outstanding_groups_counts_among_what_environments_can_play() -> None:
+def test_a_bound_on_outstanding_groups_counts_among_what_environments_can_run() -> None:
     config = SchedulerConfig(groups_per_update=4, max_staleness=3, max_outstanding_groups=4)
     with pytest.raises(
         ConfigError, match=r"max_outstanding_groups \* group_size = 4 \* 2 = 8 < num_envs = 9"

@@ -49,13 +49,13 @@ class Evaluations:
 
     def __init__(self, solved: dict[int, int], reported: dict[int, int]) -> None:
         self._solved, self._reported = solved, reported
-        self.begun: list[int] = []
+        self.started: list[int] = []
         """Versions that ran the starts that choose."""
         self.reported: list[int] = []
         """Versions that ran those that are reported."""
         self.simulators: list[int] = []
         self._may_end: dict[int, asyncio.Event] = {}
-        self._has_begun: dict[int, asyncio.Event] = {}
+        self._has_started: dict[int, asyncio.Event] = {}
 
     async def __call__(
         self,
@@ -72,9 +72,9 @@ class Evaluations:
             for number, episode in enumerate(missing()):
                 await done(record(version, episode, number < self._reported.get(version, 0)))
             return
-        self.begun.append(version)
+        self.started.append(version)
         self.simulators.append(settings.simulators.num_envs)
-        self._event(self._has_begun, version).set()
+        self._event(self._has_started, version).set()
         await self._event(self._may_end, version).wait()
         for number, episode in enumerate(missing()):
             await done(record(version, episode, number < self._solved.get(version, 0)))
@@ -84,7 +84,7 @@ class Evaluations:
             self._event(self._may_end, version).set()
 
     async def begins(self, version: int) -> None:
-        await self._event(self._has_begun, version).wait()
+        await self._event(self._has_started, version).wait()
 
     def _event(self, events: dict[int, asyncio.Event], version: int) -> asyncio.Event:
         return events.setdefault(version, asyncio.Event())
@@ -172,7 +172,7 @@ async def test_the_newest_of_the_versions_that_wait_is_evaluated_and_one_line_na
         await world.is_noted(4)
         save(run, 5)
         await evaluation.finish(5, RUN_SIMULATORS)
-    assert world.evaluations.begun == [0, 4, 5]
+    assert world.evaluations.started == [0, 4, 5]
     assert world.evaluations.simulators == [1, 1, 5]
     assert world.noted == [(0, 0.25), (4, 0.75), (5, 0.5)]
     said = [each for each in capsys.readouterr().out.splitlines() if "skipped" in each]
@@ -294,7 +294,7 @@ async def test_a_run_from_before_there_were_two_sets_goes_on_with_one(
     for _ in range(2):  # a second resume finds what the first one wrote
         async with asyncio.timeout(20), world.open(first=4) as evaluation:
             await evaluation.finish(4, RUN_SIMULATORS)
-    assert world.evaluations.begun == []
+    assert world.evaluations.started == []
     assert world.evaluations.reported == [4]
     curve = read_curve(run)
     assert curve is not None

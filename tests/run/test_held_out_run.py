@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from toy_rollouts import evaluate_offline
-from toy_runs import run_here, start_recipe
+from toy_runs import run_locally, start_recipe
 
 from vla_rl.actors import LastingForkServers
 from vla_rl.cli.command_line import Command, TrainingLaunch, parse_command
@@ -121,7 +121,7 @@ def test_after_a_kill_the_resume_finishes_the_evaluation_and_runs_no_start_twice
     run = RunDirectory(paths[0].parent)
     before = records_in(run)
     assert 0 < len(before) < 50
-    assert run_here(tmp_path, *REACH, "--resume", str(run.path)) == 0
+    assert run_locally(tmp_path, *REACH, "--resume", str(run.path)) == 0
     records = records_in(run)
     assert records[: len(before)] == before
     assert Counter(record.weights for record in records) == {0: 50, 2: 50}

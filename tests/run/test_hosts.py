@@ -188,12 +188,12 @@ def clocks_apart(folder: Path) -> dict[str, str]:
 def test_a_run_whose_episodes_another_host_runs_learns_what_one_host_learns_whatever_its_clock(
     tmp_path: Path,
 ) -> None:
-    far = on_loopback("a", tmp_path / "keys", env=clocks_apart(tmp_path / "clocks"))
+    remote = on_loopback("a", tmp_path / "keys", env=clocks_apart(tmp_path / "clocks"))
     try:
-        hosts = start_and_list([far], tmp_path)
+        hosts = start_and_list([remote], tmp_path)
         learnt = weights_after(srpo_on_hosts(tmp_path / "far", hosts, 2), agent=embodied_agent)
     finally:
-        far.kill()
+        remote.kill()
     expected = weights_after(srpo_on_hosts(tmp_path / "here", None, 2), agent=embodied_agent)
     require_equal(learnt, expected)
     metrics = metrics_below(tmp_path / "far")
@@ -209,15 +209,15 @@ def test_a_run_on_two_hosts_one_killed_and_started_again_learns_what_one_host_le
     namespaces: tuple[NamespaceHost, ...], tmp_path: Path
 ) -> None:
     control, *others = namespaces
-    far = [
+    remote = [
         ServedHost(name, f"{each.address}:7070", tmp_path / "keys", each.popen)
         for name, each in zip("ab", others, strict=True)
     ]
-    hosts = start_and_list(far, tmp_path)
+    hosts = start_and_list(remote, tmp_path)
     # sockets and threads of the run belong to the namespace from here on
     with control.entered():
-        learnt = weights_after(srpo_on_hosts(tmp_path / "far", hosts, UPDATES), Strikes(far[0]))
-    for host in far:
+        learnt = weights_after(srpo_on_hosts(tmp_path / "far", hosts, UPDATES), Strikes(remote[0]))
+    for host in remote:
         host.kill()
     require_equal(learnt, weights_after(srpo_on_hosts(tmp_path / "here", None, UPDATES)))
     metrics = metrics_below(tmp_path / "far")
@@ -272,9 +272,9 @@ async def test_two_policies_learn_on_another_host_what_they_learn_here(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"))
     async with asyncio.timeout(250), loopback_hosts(tmp_path) as listed:
-        far = await learnt(team_on_hosts(tmp_path / "far", listed))
-        here = await learnt(team_on_hosts(tmp_path / "here", None))
-    assert all(torch.equal(*pair) for pair in zip(far, here, strict=True))
+        remote = await learnt(team_on_hosts(tmp_path / "far", listed))
+        local = await learnt(team_on_hosts(tmp_path / "here", None))
+    assert all(torch.equal(*pair) for pair in zip(remote, local, strict=True))
     (run,) = (tmp_path / "far").iterdir()
     newest = read_metrics(run / "metrics.jsonl")[-1]
     assert newest["hosts/far1/episodes"] == 3 * 2 * 2
@@ -323,16 +323,17 @@ async def test_a_host_asks_the_policy_of_each_kind_of_episode(tmp_path: Path) ->
         sent = msgspec.msgpack.decode(msgspec.msgpack.encode(recipe), type=type(recipe))
         status = await host.open(sent)
         assert status.held.keys() == {ROBOT, LANGUAGE}
-        far = RolloutHostRunner(host, status)
+        remote = RolloutHostRunner(host, status)
         there = [
-            decided(await far.materialise(await far.run_episode(episode))) for episode in episodes
+            decided(await remote.materialise(await remote.run_episode(episode)))
+            for episode in episodes
         ]
 
         pool = await stack.enter_async_context(make_pool(config, runtime, starts))
         lane = await stack.enter_async_context(DeviceLane(1))
         engines = await stack.enter_async_context(make_engines(config, team, lane, 0))
-        here = LocalEpisodeRunner(pool, engines, agent)
-        assert there == [decided(await here.run_episode(episode)) for episode in episodes]
+        local = LocalEpisodeRunner(pool, engines, agent)
+        assert there == [decided(await local.run_episode(episode)) for episode in episodes]
     assert [{agent for agent, _, _ in each} for each in there] == [{ROBOT}, {LANGUAGE}]
 
 
@@ -378,9 +379,9 @@ async def test_engines_of_a_host_share_simulators_and_conversations_and_learn_wh
         # GPUs of which torch sees none, so that both engines act on the CPU
         gpu = '{ name = "none", memory_gib = 80 }'
         listed.write_text(f"{listed.read_text()}gpus = [{gpu}, {gpu}]\n")
-        far = await learnt_of_both_kinds(tmp_path / "far", listed)
-        here = await learnt_of_both_kinds(tmp_path / "here", None)
-    assert all(torch.equal(*pair) for pair in zip(far, here, strict=True))
+        remote = await learnt_of_both_kinds(tmp_path / "far", listed)
+        local = await learnt_of_both_kinds(tmp_path / "here", None)
+    assert all(torch.equal(*pair) for pair in zip(remote, local, strict=True))
     (run,) = (tmp_path / "far").iterdir()
     newest = read_metrics(run / "metrics.jsonl")[-1]
     for engine in ("far1:0", "far1:1"):

@@ -101,12 +101,12 @@ async def test_a_full_disk_costs_the_trace_and_not_the_run(
 
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
-    with tmpfs("56m") as place:
-        yield place
+    with tmpfs("56m") as mount:
+        yield mount
 
 
-def fill_up(place: Path) -> Path:
-    ballast = place / "ballast"
+def fill_up(mount: Path) -> Path:
+    ballast = mount / "ballast"
     with ballast.open("wb", buffering=0) as file:
         try:
             while True:

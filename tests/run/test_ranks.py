@@ -265,8 +265,8 @@ async def test_a_dry_run_prints_the_memory_of_each_rank(tmp_path: Path) -> None:
     assert re.search(r"the reference policy +│ 14\.047", text)
     assert re.search(r"each rank +│ 66\.722", text)
     assert re.search(r"learner ranks +│ [0-9.]+ +│ +8 ", text)
-    for ranks_here, row in ((3, r"learner ranks +│ [0-9.]+ +│ +3 "), (0, None)):
-        print_plan(config, footprint, size.weight_bytes, 0, out, size, num_local_ranks=ranks_here)
+    for local_ranks, row in ((3, r"learner ranks +│ [0-9.]+ +│ +3 "), (0, None)):
+        print_plan(config, footprint, size.weight_bytes, 0, out, size, num_local_ranks=local_ranks)
         memory = out.export_text().partition("Memory estimate")[2].partition("8 ranks")[0]
         assert re.search(row, memory) if row else "learner ranks" not in memory
     pairs = msgspec.structs.replace(config.learner, tensor_parallel=2)
@@ -418,12 +418,12 @@ def test_ranks_in_network_namespaces_talk_over_their_cable_and_continue_after_it
         except NamespacesRefused as reason:
             pytest.skip(str(reason))
         control, *others = opened
-        far = [
+        remote = [
             ServedHost(name, f"{each.address}:7070", tmp_path / "keys", each.popen)
             for name, each in zip(("learns", "acts"), others, strict=True)
         ]
         cluster = ClusterConfig(
-            hosts=str(start_and_list(far, tmp_path)),
+            hosts=str(start_and_list(remote, tmp_path)),
             learners=("here", "learns"),
             allow_unencrypted_ranks=True,
         )
@@ -436,7 +436,7 @@ def test_ranks_in_network_namespaces_talk_over_their_cable_and_continue_after_it
             config = ranked_run(tmp_path / "shared", 2, updates=3, cluster=cluster)
             shared = asyncio.run(train_ranked(config, strike))
             books = asyncio.run(episode_counts(shared, 3))
-        for host in far:
+        for host in remote:
             host.kill()
     # later: threads of ZeroMQ stay in the namespace in which they began
     alone = asyncio.run(train_ranked(ranked_run(tmp_path / "alone", 1, updates=3)))
@@ -455,19 +455,19 @@ def test_gpus_of_a_lost_host_are_left_out_and_ranks_on_cpus_move() -> None:
         hosts="hosts.toml", learners=("here", "a:0-1", "b"), allow_unencrypted_ranks=True
     )
     config = ranked_run(Path(), 6, updates=3, cluster=cluster)
-    far: Any = object()
+    remote: Any = object()
     gpus = [("", 0), ("", 1), ("a", 0), ("a", 1), ("b", 0), ("b", 1)]
     restarts = Restarts(9, num_ranks=6, group_size=2)
     restarts.assign(
         RankAssignments(
             tuple(
-                RankAssignment(f"cuda:{gpu}", host, far if host else None, gpu=gpu)
+                RankAssignment(f"cuda:{gpu}", host, remote if host else None, gpu=gpu)
                 for host, gpu in gpus
             )
         )
     )
     restarts.count(RankNotStarted("rank 1 failed", 1), 0)
-    assert restarts.lost_places == (("here", 0), ("here", 1))
+    assert restarts.lost_devices == (("here", 0), ("here", 1))
     left, _ = restarts.remaining(config, new_policy(config))
     assert (left.learner.ranks, left.cluster.learners) == (4, cluster.learners)
     restarts.count(LearnerHostLost("the host 'b' is away", "b"), 0)
@@ -476,7 +476,7 @@ def test_gpus_of_a_lost_host_are_left_out_and_ranks_on_cpus_move() -> None:
     moved = Restarts(9, num_ranks=6)
     moved.assign(
         RankAssignments(
-            tuple(RankAssignment("cpu", host, far if host else None) for host, _ in gpus)
+            tuple(RankAssignment("cpu", host, remote if host else None) for host, _ in gpus)
         )
     )
     moved.count(LearnerHostLost("the host 'a' is away", "a"), 0)

@@ -38,15 +38,15 @@ from vla_rl.types import (
 pytestmark = SHARES_SERVERS
 
 
-async def played_here(
+async def run_locally(
     agent: Agent, episodes: Sequence[EpisodeSpec], **options: Any
 ) -> list[Trajectory]:
     return await run_toys(agent, episodes, servers=get_servers(), **options)
 
 
 async def test_recording_looks_more_often_and_changes_nothing(tmp_path: Path) -> None:
-    plain = await played_here(embodied_agent, toy_episodes(3))
-    recorded = await played_here(EpisodeRecorder(LeRobotWriter(tmp_path)).record(), toy_episodes(3))
+    plain = await run_locally(embodied_agent, toy_episodes(3))
+    recorded = await run_locally(EpisodeRecorder(LeRobotWriter(tmp_path)).record(), toy_episodes(3))
     for one, other in zip(plain, recorded, strict=True):
         assert (one.num_env_steps, one.stop_reason) == (other.num_env_steps, other.stop_reason)
         assert np.array_equal(one.final_observation["image"], other.final_observation["image"])
@@ -67,14 +67,14 @@ async def test_recording_looks_more_often_and_changes_nothing(tmp_path: Path) ->
         assert episode.instruction == trajectory.final_observation["instruction"]
 
 
-async def test_an_agent_of_one_s_own_is_recorded_as_it_plays_by_chunks_and_pictures(
+async def test_an_agent_of_one_s_own_is_recorded_as_it_runs_by_chunks_and_images(
     tmp_path: Path,
 ) -> None:
     toy = EnvSpec(id=TOY.id, kwargs={**TOY.kwargs, "render_mode": "rgb_array"})
     looking = functools.partial(embodied_agent, frames_every=2)
-    (plain,) = await played_here(looking, toy_episodes(1, toy), engine=FixedAnswer(STILL, rows=4))
+    (plain,) = await run_locally(looking, toy_episodes(1, toy), engine=FixedAnswer(STILL, rows=4))
     agent = EpisodeRecorder(LeRobotWriter(tmp_path)).record(looking)
-    (recorded,) = await played_here(agent, toy_episodes(1, toy), engine=FixedAnswer(STILL, rows=4))
+    (recorded,) = await run_locally(agent, toy_episodes(1, toy), engine=FixedAnswer(STILL, rows=4))
     assert [len(step.rewards) for step in recorded.steps] == [4, 2]
     for one, other in zip(plain.steps, recorded.steps, strict=True):
         assert one.frames is not None
@@ -90,7 +90,7 @@ async def test_an_episode_that_is_recorded_already_is_not_recorded_twice_and_tha
 ) -> None:
     for num in (1, 3):
         recorder = EpisodeRecorder(LeRobotWriter(tmp_path), "mine")
-        await played_here(recorder.record(), toy_episodes(num))
+        await run_locally(recorder.record(), toy_episodes(num))
     assert len(read_lerobot(tmp_path)) == 3
     assert recorder.num_left_out == 1
     assert (
@@ -113,7 +113,7 @@ async def test_an_episode_that_a_full_disk_does_not_take_is_left_out_and_the_nex
 
     monkeypatch.setattr("os.replace", full_at_the_second_episode)
     recorder = EpisodeRecorder(LeRobotWriter(tmp_path))
-    await played_here(recorder.record(), toy_episodes(4), num_envs=1)
+    await run_locally(recorder.record(), toy_episodes(4), num_envs=1)
     assert recorder.num_failed == 2
     assert [int(episode.about["policy_seed"]) for episode in read_lerobot(tmp_path)] == [0, 3]
     assert caplog.text.count("No space left on device") == 1
@@ -126,7 +126,7 @@ async def test_the_same_episodes_of_another_run_or_other_weights_are_recorded_to
     tmp_path: Path,
 ) -> None:
     for run, engine in (("one", None), ("other", None), ("other", FixedAnswer(STILL))):
-        await played_here(
+        await run_locally(
             EpisodeRecorder(LeRobotWriter(tmp_path), run).record(), toy_episodes(1), engine=engine
         )
     about = [episode.about for episode in read_lerobot(tmp_path)]
@@ -159,7 +159,7 @@ async def test_a_recording_has_the_rate_and_the_robot_of_its_environment(
     )
 
 
-async def test_a_run_without_pictures_is_recorded_at_its_own_rate_and_can_be_gone_on_with(
+async def test_a_run_without_images_is_recorded_at_its_own_rate_and_can_be_gone_on_with(
     tmp_path: Path,
 ) -> None:
     config = TrainToyConfig(
@@ -187,7 +187,7 @@ async def test_a_run_without_pictures_is_recorded_at_its_own_rate_and_can_be_gon
 async def test_environments_of_two_rates_do_not_fit_into_one_recording(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"render_fps differs: .*, but a data set has only one"):
         await record_agent(embodied_agent, str(tmp_path), [TOY, EnvSpec(id="CartPole-v1")], "mine")
-    await played_here(EpisodeRecorder(LeRobotWriter(tmp_path, fps=20)).record(), toy_episodes(1))
+    await run_locally(EpisodeRecorder(LeRobotWriter(tmp_path, fps=20)).record(), toy_episodes(1))
     with pytest.raises(DataError, match=r"fps is 10, .* says 20"):
         await record_agent(embodied_agent, str(tmp_path), [TOY], "mine")
 

@@ -337,7 +337,7 @@ PACKAGE = Path(__file__).parents[2] / "vla_rl"
 async def test_a_running_run_is_refused_to_a_resume_and_open_to_readers(tmp_path: Path) -> None:
     met: list[str] = []
 
-    async def meet(update: int, snapshot: object) -> None:
+    async def wait_for_update(update: int, snapshot: object) -> None:
         (path,) = _folders_in(tmp_path)
         run = RunDirectory.existing(path)
         with pytest.raises(
@@ -352,7 +352,7 @@ async def test_a_running_run_is_refused_to_a_resume_and_open_to_readers(tmp_path
         met.append(await asyncio.to_thread(lambda: write_report(run).name))
 
     def watched(pipeline: Pipeline) -> Pipeline:
-        node = Node.declare("meet", meet, reads=("update", "snapshot"))
+        node = Node.declare("meet", wait_for_update, reads=("update", "snapshot"))
         return pipeline.insert_after("update", node)
 
     outcome = await train_toy(pole_run(tmp_path, 2), customise=watched)

@@ -15,8 +15,8 @@ from vla_rl.errors import CheckpointError, DataError
 from vla_rl.run.supervised import train_supervised
 
 
-class Lessons:
-    """Counts what it is taught; does `at` an update what a test asks for, and has no room for some
+class Batches:
+    """Counts what it is trained on; does `at` an update what a test asks for, and has no room for some
     folders.
     """
 
@@ -43,7 +43,7 @@ class Lessons:
             raise CheckpointError(f"{folder} could not be written: no room.")
         self.saved[folder.name] = self.num_learnt
 
-    async def teach(self, tmp_path: Path, updates: int, save_every: int | None = None) -> int:
+    async def train(self, tmp_path: Path, updates: int, save_every: int | None = None) -> int:
         async with asyncio.timeout(10):
             return await train_supervised(
                 updates, self.batch, self.learn, self.save, tmp_path / "out", save_every=save_every
@@ -51,38 +51,38 @@ class Lessons:
 
 
 async def test_weights_are_saved_on_the_way_and_at_the_end(tmp_path: Path) -> None:
-    lessons = Lessons()
-    assert await lessons.teach(tmp_path, 4, save_every=2) == 0
-    assert lessons.saved == {"out-000002": 2, "out": 4}
+    batches = Batches()
+    assert await batches.train(tmp_path, 4, save_every=2) == 0
+    assert batches.saved == {"out-000002": 2, "out": 4}
 
 
 async def test_a_full_disk_is_a_warning_on_the_way_and_an_error_at_the_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lessons = Lessons(full=("out-000001", "out"))
+    batches = Batches(full=("out-000001", "out"))
     with (
         caplog.at_level(logging.WARNING),
         pytest.raises(CheckpointError, match="out could not be written"),
     ):
-        await lessons.teach(tmp_path, 3, save_every=1)
-    assert lessons.saved == {"out-000002": 2}
+        await batches.train(tmp_path, 3, save_every=1)
+    assert batches.saved == {"out-000002": 2}
     assert "out-000001 could not be written: no room. Training continues" in caplog.text
 
 
 async def test_a_signal_stops_after_its_update_with_its_weights_and_its_exit_status(
     tmp_path: Path,
 ) -> None:
-    lessons = Lessons(at={2: signal.SIGTERM})
-    status = await lessons.teach(tmp_path, 1000)
+    batches = Batches(at={2: signal.SIGTERM})
+    status = await batches.train(tmp_path, 1000)
     assert status == 128 + signal.SIGTERM
-    assert lessons.saved == {f"out-{lessons.num_learnt:06d}": lessons.num_learnt}
-    assert 2 <= lessons.num_learnt < 1000
+    assert batches.saved == {f"out-{batches.num_learnt:06d}": batches.num_learnt}
+    assert 2 <= batches.num_learnt < 1000
 
 
 async def test_data_that_cannot_be_read_cost_no_weights(tmp_path: Path) -> None:
-    lessons = Lessons(at={3: DataError("frame 7 is damaged")})
+    batches = Batches(at={3: DataError("frame 7 is damaged")})
     with pytest.raises(DataError, match="frame 7") as caught:
-        await lessons.teach(tmp_path, 5)
-    assert lessons.saved == {"out-000002": 2}
+        await batches.train(tmp_path, 5)
+    assert batches.saved == {"out-000002": 2}
     (note,) = caught.value.__notes__
     assert note == f"the weights after 2 updates were saved in {tmp_path / 'out-000002'}"

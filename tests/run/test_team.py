@@ -259,9 +259,9 @@ async def test_marfts_advantages_can_be_chosen(tmp_path: Path, has_own_weights: 
     members = [member for group in groups for member in group.trajectories]
     for agent in ("left", "right"):  # whitened for each agent alone
         own = [
-            row[place]
+            row[index]
             for member, row in zip(members, advantages, strict=True)
-            for place, step in enumerate(member.steps)
+            for index, step in enumerate(member.steps)
             if step.agent == agent
         ]
         assert np.mean(own) == pytest.approx(0.0, abs=1e-5)
@@ -305,7 +305,7 @@ def test_one_policy_cannot_take_turns_with_itself() -> None:
         AgentsConfig(turns="alternating")
 
 
-async def test_the_recipe_plays_a_pair_with_weights_of_their_own(tmp_path: Path) -> None:
+async def test_the_recipe_runs_a_pair_with_weights_of_their_own(tmp_path: Path) -> None:
     policy().save(tmp_path / "base")
     config = GrpoPairConfig(
         run=RunConfig(name="pair", root=str(tmp_path), updates=1, device="cpu"),

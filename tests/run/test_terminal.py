@@ -143,16 +143,16 @@ async def test_an_error_of_the_work_is_raised_as_it_is() -> None:
 
 
 async def test_what_is_carried_through_ends_before_its_caller_is_cancelled() -> None:
-    begun, go_on = asyncio.Event(), asyncio.Event()
+    started, go_on = asyncio.Event(), asyncio.Event()
 
     async def update() -> int:
-        begun.set()
+        started.set()
         await go_on.wait()
         return 7
 
     async with asyncio.timeout(5):
         caller = asyncio.create_task(finish_despite_cancellation(update()))
-        await begun.wait()
+        await started.wait()
         caller.cancel()
         await asyncio.sleep(0)
         assert not caller.done()

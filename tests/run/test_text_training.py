@@ -145,7 +145,7 @@ async def test_weights_are_validated_once_however_often_the_run_is_resumed(tmp_p
         assert list(read_validation(path)) == [0, 1]
 
 
-async def test_nothing_is_taught_where_there_is_no_place_to_save_it(tmp_path: Path) -> None:
+async def test_nothing_is_trained_where_there_is_no_place_to_save_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="exists already, expected a new folder"):
         await sft_text.main(Command(Launch(), sft_text.SftTextConfig(out=str(tmp_path))))
 
@@ -170,7 +170,7 @@ def sums_of(starts: Sequence[TaskStart]) -> list[str]:
     ]
 
 
-def test_no_sum_is_trained_on_that_validation_plays_and_none_is_played_twice() -> None:
+def test_no_sum_is_trained_on_that_validation_runs_and_none_is_run_twice() -> None:
     config = small_sums()
     held_out, trained = sums_of(validation_starts(config)), sums_of(training_starts(config))
     assert (len(trained), len(held_out), len(set(held_out))) == (200, 40, 40)

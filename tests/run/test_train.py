@@ -311,9 +311,9 @@ def test_settings_that_cannot_work_are_refused_with_the_reason(
     assert message in str(caught.value)
 
 
-# test_pipelines.py teaches a pole within fewer updates
+# test_pipelines.py trains a pole within fewer updates
 @pytest.mark.proof
-async def test_srpo_teaches_the_toy_task(tmp_path: Path) -> None:
+async def test_srpo_trains_the_toy_task(tmp_path: Path) -> None:
     config = SrpoToyConfig(
         run=RunConfig(name="learns", root=str(tmp_path), updates=12, checkpoint_every=12)
     )

@@ -1,4 +1,4 @@
-"""What a reply settles on is judged by name or by a function of one's own.
+"""What a reply settles on is scored by name or by a function of one's own.
 
 A scorer that hangs costs its deadline and no more.
 """
@@ -90,7 +90,7 @@ def test_the_program_is_the_last_block_of_python(reply: str, program: str) -> No
 
 
 SHARED = pytest.mark.asyncio(loop_scope="module")
-"""For tests that share the sandbox: its keeper imports what judges mathematics for seconds."""
+"""For tests that share the sandbox: its call runner imports what scores mathematics for seconds."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

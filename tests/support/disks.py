@@ -45,8 +45,8 @@ class SmallDisk:
 @contextlib.contextmanager
 def tmpfs(size: str) -> Iterator[Path]:
     """A file system of its own, of this size; skips the test for a user who may not mount one."""
-    place = Path(tempfile.mkdtemp(prefix="vla-rl-small-disk-"))
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
+    folder = Path(tempfile.mkdtemp(prefix="vla-rl-small-disk-"))
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     is_mounted = (
         shutil.which("mount") is not None
         and subprocess.run(mount, capture_output=True).returncode == 0
@@ -54,8 +54,8 @@ def tmpfs(size: str) -> Iterator[Path]:
     try:
         if not is_mounted:
             pytest.skip("needs the right to mount a tmpfs")
-        yield place
+        yield folder
     finally:
         if is_mounted:
-            subprocess.run(["umount", str(place)], check=True)
-        place.rmdir()
+            subprocess.run(["umount", str(folder)], check=True)
+        folder.rmdir()

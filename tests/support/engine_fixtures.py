@@ -55,13 +55,15 @@ def make_observation() -> Callable[[int], Observation]:
 
 
 @pytest.fixture
-def play() -> Callable[..., Trajectory]:
+def run_policy() -> Callable[..., Trajectory]:
     """A trajectory that the policy itself sampled.
 
     The last chunk ends after its first control step.
     """
 
-    def play(policy: OpenVlaOft, seed: int, num_steps: int, weight_version: int = 0) -> Trajectory:
+    def run_policy(
+        policy: OpenVlaOft, seed: int, num_steps: int, weight_version: int = 0
+    ) -> Trajectory:
         sampling = Sampling(temperature=1.2)
         observations = [observe(derive_seed(seed, index) % 1000) for index in range(num_steps)]
         samplings = [
@@ -101,4 +103,4 @@ def play() -> Callable[..., Trajectory]:
             stop_reason=StopReason.TIME_LIMIT,
         )
 
-    return play
+    return run_policy

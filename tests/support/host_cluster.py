@@ -28,7 +28,7 @@ from vla_rl.rollout.policies import DecisionCounts
 from vla_rl.types import EpisodeSpec, Group, ImageCacheRef, Trajectory
 
 
-class FarHost:
+class RemoteHostRunner:
     """A host with a pool of its own, which can be cut off, and whose episode store may outlive it.
 
     Args:
@@ -51,7 +51,7 @@ class FarHost:
         self._runner = LocalEpisodeRunner(self.pool, engine, embodied_agent)
         self._cut = asyncio.Event()
         self.num_run = self.num_dropped = 0
-        self.has_played, self.is_asked_for_arrays = asyncio.Event(), asyncio.Event()
+        self.has_run, self.is_asked_for_arrays = asyncio.Event(), asyncio.Event()
         self.is_slow_to_send = False
 
     @property
@@ -72,19 +72,19 @@ class FarHost:
     async def run_episode(
         self, episode: EpisodeSpec, *, timeout_s: float | None = None
     ) -> Trajectory:
-        playing = asyncio.ensure_future(self._runner.run_episode(episode, timeout_s=timeout_s))
+        running = asyncio.ensure_future(self._runner.run_episode(episode, timeout_s=timeout_s))
         cut = asyncio.ensure_future(self._cut.wait())
         try:
-            await asyncio.wait((playing, cut), return_when=asyncio.FIRST_COMPLETED)
-            if not playing.done():
+            await asyncio.wait((running, cut), return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
                 raise ActorDied("far", 0, "host unreachable for 1.2 s")
             self.num_run += 1
-            self.has_played.set()
-            return self.store.put_arrays(playing.result())
+            self.has_run.set()
+            return self.store.put_arrays(running.result())
         finally:
-            for task in (playing, cut):
+            for task in (running, cut):
                 task.cancel()
-            await asyncio.wait((playing, cut))
+            await asyncio.wait((running, cut))
 
     def holds_arrays(self, trajectory: Trajectory) -> bool:
         return trajectory.episode_ref is None or trajectory.episode_ref.key in self._kept

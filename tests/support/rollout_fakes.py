@@ -167,13 +167,13 @@ class LatencyPool:
         self.max_leased = self.num_leased = self.num_leases = 0
         self._random = random.Random(derive_seed(seed, "pool"))
         self._latencies = [self._random.lognormvariate(-0.125, 0.5) * mean_s for _ in range(10_007)]
-        self._place = 0
+        self._index = 0
         self.slowness = 1.0
         self._faults = faults if faults is not None else Faults()
 
     def step_s(self) -> float:
-        self._place = (self._place + 1) % len(self._latencies)
-        return self.slowness * self._latencies[self._place]
+        self._index = (self._index + 1) % len(self._latencies)
+        return self.slowness * self._latencies[self._index]
 
     @asynccontextmanager
     async def lease(self, episode: EpisodeSpec) -> AsyncIterator[CountdownEnv]:

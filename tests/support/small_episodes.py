@@ -70,10 +70,10 @@ SILENT = make_group(trajectory([[1.0]], 0), trajectory([[1.0]], 1, StopReason.TI
 """Episodes of an environment whose infos never have `is_success`."""
 
 
-def as_greedy(played: Trajectory) -> Trajectory:
-    greedy = msgspec.structs.replace(played.episode.sampling, greedy=True)
-    episode = msgspec.structs.replace(played.episode, sampling=greedy)
-    return msgspec.structs.replace(played, episode=episode)
+def as_greedy(sampled: Trajectory) -> Trajectory:
+    greedy = msgspec.structs.replace(sampled.episode.sampling, greedy=True)
+    episode = msgspec.structs.replace(sampled.episode, sampling=greedy)
+    return msgspec.structs.replace(sampled, episode=episode)
 
 
 def shared(

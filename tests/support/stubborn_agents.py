@@ -16,7 +16,7 @@ from vla_rl.types import Env, Policy, Trajectory
 FIRST = 9
 """Episodes that run before an agent does not end."""
 
-num_begun = 0
+num_started = 0
 
 
 async def _goes_on() -> NoReturn:
@@ -32,11 +32,11 @@ async def _exits() -> NoReturn:
 
 
 async def agent(env: Env, policy: Policy) -> Trajectory:
-    global num_begun
-    num_begun += 1
-    if num_begun == FIRST and HOW != "exits":
+    global num_started
+    num_started += 1
+    if num_started == FIRST and HOW != "exits":
         os.kill(os.getpid(), signal.SIGINT)
-    if num_begun < FIRST:
+    if num_started < FIRST:
         return await embodied_agent(env, policy)
     if HOW == "goes on":
         await _goes_on()

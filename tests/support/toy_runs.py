@@ -115,7 +115,7 @@ def start_recipe(root: Path, *arguments: str) -> "subprocess.Popen[str]":
     )
 
 
-def run_here(root: Path, *arguments: str) -> int:
+def run_locally(root: Path, *arguments: str) -> int:
     """Run the toy recipe in this process, for what does not depend on a process of its own: a new one
     imports torch for two seconds.
     """

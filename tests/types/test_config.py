@@ -103,7 +103,7 @@ def test_a_field_of_a_type_that_only_type_checkers_know_is_not_checked() -> None
 class Kitchen(Config, frozen=True, kw_only=True):
     oven: Oven = Oven()
     num_cooks: int = 1
-    seats: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
     chef: str | None = None
 
 
@@ -114,7 +114,7 @@ def test_a_misspelt_field_is_reported_with_the_class_and_the_nearest_field() -> 
         Kitchen(num_cook=2)  # type: ignore[call-arg]
     with pytest.raises(
         TypeError,
-        match=r"^Kitchen has no field 'knives'; its fields: oven, num_cooks, seats, chef$",
+        match=r"^Kitchen has no field 'knives'; its fields: oven, num_cooks, slots, chef$",
     ):
         Kitchen(knives=2)  # type: ignore[call-arg]
 
@@ -151,7 +151,7 @@ def test_a_config_of_another_class_is_reported_by_its_class() -> None:
 
 
 def test_numbers_of_numpy_and_configs_of_a_subclass_are_taken() -> None:
-    kitchen = Kitchen(num_cooks=np.int64(3), seats=(1, 2), oven=CheckedOven())  # type: ignore[arg-type]
+    kitchen = Kitchen(num_cooks=np.int64(3), slots=(1, 2), oven=CheckedOven())  # type: ignore[arg-type]
     assert (kitchen.num_cooks, kitchen.oven) == (3, CheckedOven())
 
 

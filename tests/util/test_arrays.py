@@ -140,7 +140,7 @@ ALLOWED = {
     "util/arrays.py": ["np.dtype(found[0])", "getattr(torch, name)"],
     # the lengths are compared before: at most 32 axes
     "actors/wire/codec.py": ["struct.unpack_from(f'<{ndim}Q', meta, _META.size + name_size)"],
-    # types of spaces and pictures that are there, not texts
+    # types of spaces and images that are there, not texts
     "env_workers/packing.py": [
         "np.dtype((space.dtype, (*rows, *(space.shape or ()))))",
         "np.dtype({'names': names, 'formats': formats, 'offsets': offsets, 'itemsize': end})",
@@ -171,11 +171,11 @@ def readers_in(path: Path) -> Iterator[str]:
         elif (at := READERS.get(module.replace("numpy", "np"), {}).get(name)) is not None:
             named = [each.value for each in node.keywords if each.arg == "dtype"]
             kinds = named or node.args[at : at + 1]
-            if name == "load" or not all(map(is_named_here, kinds)):
+            if name == "load" or not all(map(is_named_local, kinds)):
                 yield ast.unparse(node)
 
 
-def is_named_here(kind: ast.expr) -> bool:
+def is_named_local(kind: ast.expr) -> bool:
     """Return whether a type is a literal, or one of NumPy's or torch's by its name."""
     return isinstance(kind, ast.Constant) or ast.unparse(kind).startswith(("np.", "torch."))
 

@@ -34,9 +34,9 @@ def raised_by(run: Callable[[], Any]) -> Exception:
     """What `run` raises, with its own frames only, as a boundary inside vla_rl sees it."""
     with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is
         run()
-    traceback_here = caught.value.__traceback__
+    local_traceback = caught.value.__traceback__
     return caught.value.with_traceback(
-        traceback_here.tb_next if traceback_here is not None else None
+        local_traceback.tb_next if local_traceback is not None else None
     )
 
 

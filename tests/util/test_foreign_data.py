@@ -55,15 +55,15 @@ def test_what_ends_the_program_passes() -> None:
 
 
 def test_a_place_that_costs_something_is_computed_for_an_error_only() -> None:
-    def place() -> str:
+    def name_file() -> str:
         calls.append(1)
         return "row 7"
 
     calls: list[int] = []
-    with reading(place, "whole", "get it again"):
+    with reading(name_file, "whole", "get it again"):
         pass
     assert not calls
-    with pytest.raises(DataError, match="row 7 is not whole"), reading(place, "whole", "again"):
+    with pytest.raises(DataError, match="row 7 is not whole"), reading(name_file, "whole", "again"):
         raise KeyError
 
 

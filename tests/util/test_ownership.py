@@ -225,12 +225,12 @@ def test_folders_without_permissions_or_thousands_deep_are_removed_too(tmp_path:
     folder = tmp_path / "folder"
     (folder / "closed" / "inside").mkdir(parents=True)
     (folder / "closed").chmod(0)
-    here = os.open(folder, os.O_RDONLY)
+    folder_fd = os.open(folder, os.O_RDONLY)
     for _ in range(3000):
-        os.mkdir("deep", dir_fd=here)
-        here, above = os.open("deep", os.O_RDONLY, dir_fd=here), here
+        os.mkdir("deep", dir_fd=folder_fd)
+        folder_fd, above = os.open("deep", os.O_RDONLY, dir_fd=folder_fd), folder_fd
         os.close(above)
-    os.close(here)
+    os.close(folder_fd)
     remove_tree(folder)
     assert not folder.exists()
 

@@ -25,7 +25,7 @@ def listed(*who: str) -> list[str]:
     return [wait.who for wait in list_waits() if wait.who in who]
 
 
-def test_a_wait_is_listed_until_its_block_is_left_by_any_door() -> None:
+def test_a_wait_is_listed_until_its_block_is_left_in_any_way() -> None:
     def wait_and_fail() -> None:
         with waiting("episode 12", on="env-3"):
             (wait,) = [each for each in list_waits() if each.who == "episode 12"]
@@ -98,16 +98,16 @@ async def test_tasks_are_listed_by_name() -> None:
 def test_the_stack_of_a_thread_ends_where_it_is() -> None:
     started, may_end = threading.Event(), threading.Event()
 
-    def waits_here() -> None:
+    def block() -> None:
         started.set()
         may_end.wait(5)
 
-    thread = threading.Thread(target=waits_here)
+    thread = threading.Thread(target=block)
     thread.start()
     assert started.wait(5)
     assert thread.ident is not None
     stack = format_thread_stack(thread.ident)
     may_end.set()
     thread.join()
-    assert "waits_here" in stack
+    assert "in block" in stack
     assert "it has ended" in format_thread_stack(thread.ident)

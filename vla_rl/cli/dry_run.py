@@ -105,8 +105,8 @@ def print_plan(
         *learner_items(config, weight_bytes, training_bytes, ranks, num_local_ranks),
         *weight_copies(config, weight_bytes),
     ]
-    runs_here = not config.cluster.has_hosts or config.cluster.local_rollout
-    if isinstance(config, TrainingConfig) and runs_here:
+    runs_locally = not config.cluster.has_hosts or config.cluster.local_rollout
+    if isinstance(config, TrainingConfig) and runs_locally:
         items += simulator_items(config.simulators, footprint)
     longest = footprint.num_chunks * footprint.chunk_bytes
     num_episodes = _most_outstanding(config)

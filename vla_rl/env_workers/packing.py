@@ -97,8 +97,8 @@ class ObservationLayout:
         arrays: list[np.ndarray] = [
             # a small array as a view would keep a block of images for as long as an agent remembers a
             # state of eight numbers; its copy is of bytes, which are read-only as a view is
-            record[name] if in_place else np.ndarray(shape, dtype, content[begin:end].tobytes())
-            for name, in_place, shape, dtype, begin, end in self._parts
+            record[name] if is_in_place else np.ndarray(shape, dtype, content[begin:end].tobytes())
+            for name, is_in_place, shape, dtype, begin, end in self._parts
         ]
         if self._keys is not None:
             return dict(zip(self._keys, arrays))  # noqa: B905  # equal lengths, and this is faster
@@ -177,8 +177,8 @@ def _get_part(
     """
     assert record.fields is not None
     part, begin = record.fields[name][:2]
-    in_place = part.itemsize >= _IN_PLACE_FROM
-    return name, in_place, part.shape, part.base, begin, begin + part.itemsize
+    is_in_place = part.itemsize >= _IN_PLACE_FROM
+    return name, is_in_place, part.shape, part.base, begin, begin + part.itemsize
 
 
 def _holds_only_arrays(space: spaces.Dict) -> bool:

@@ -349,10 +349,10 @@ class EnvRows:
                 for row, (_, terminated, truncated, *_) in enumerate(answers)
                 if terminated or truncated
             ]
-            begun = await gather_all(
+            reset_rows = await gather_all(
                 self._group_of[row].begin_next(row, answers[row]) for row in ended
             )
-            for row, answer in zip(ended, begun, strict=True):
+            for row, answer in zip(ended, reset_rows, strict=True):
                 answers[row] = answer
         return answers
 

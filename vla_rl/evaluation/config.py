@@ -96,7 +96,7 @@ def describe_conditions(starts: Starts) -> str:
     size, temperature = starts.scene.image_size, starts.temperature
     actions = "greedy" if temperature is None else f"sampled at temperature {temperature:g}"
     return (
-        f"{starts.scene.in_words}, pictures of {size} x {size} pixels; at most "
+        f"{starts.scene.in_words}, images of {size} x {size} pixels; at most "
         f"{', '.join(named)} control steps; actions: {actions}; "
         f"initial states: {starts.init_states}"
     )
@@ -173,7 +173,7 @@ def print_plan(
     )
     benchmark, scene = starts.benchmark, starts.scene
     longest = max(scene.step_limit or benchmark.step_limit_of(suite) for suite in starts.suites)
-    pictures = 2 * 3 * scene.image_size**2
+    num_image_bytes = 2 * 3 * scene.image_size**2
     items = [
         MemoryItem("Python, torch and the rest of this process", 700 * MIB),
         MemoryItem("weights of the policy, on its device", weights),
@@ -181,7 +181,7 @@ def print_plan(
         MemoryItem(
             "simulator processes, private memory of each", benchmark.simulator_mb * MIB, num_envs
         ),
-        MemoryItem("images of the running episodes, at most", longest * pictures, num_envs),
+        MemoryItem("images of the running episodes, at most", longest * num_image_bytes, num_envs),
     ]
     console.print(memory_table("Memory estimate", items, available_bytes()))
 

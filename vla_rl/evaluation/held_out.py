@@ -202,18 +202,18 @@ class HeldOutEvaluator:
         """
         agent = self._agent or embodied_agent_within_range
 
-        async def run_here(missing: Sequence[EpisodeSpec], done: Done) -> None:
+        async def run_locally(missing: Sequence[EpisodeSpec], done: Done) -> None:
             await run_each(pool, engine, agent, missing, done)
 
-        await self._evaluate(run, engine.weight_version, run_here)
+        await self._evaluate(run, engine.weight_version, run_locally)
 
     async def evaluate_on_hosts(self, run: RunDirectory, runner: EpisodeRunner) -> None:
         """Do the same with the episodes on other hosts. Raises: as a call."""
 
-        async def run_there(missing: Sequence[EpisodeSpec], done: Done) -> None:
+        async def run_on_hosts(missing: Sequence[EpisodeSpec], done: Done) -> None:
             await run_each_on_hosts(runner, missing, done)
 
-        await self._evaluate(run, runner.weight_version, run_there)
+        await self._evaluate(run, runner.weight_version, run_on_hosts)
 
     async def _evaluate(
         self,

@@ -244,19 +244,19 @@ def describe_other_images(
 
     Raises: CheckpointError if the folder's settings cannot be read.
     """
-    taught = _training_images(checkpoint)
-    if taught is None:
+    images_trained_on = _training_images(checkpoint)
+    if images_trained_on is None:
         return None
     differences = []
-    is_placeholder = taught.assets == PLACEHOLDER_ASSETS
-    if taught.assets and source and is_placeholder != (source == PLACEHOLDER_ASSETS):
+    is_placeholder = images_trained_on.assets == PLACEHOLDER_ASSETS
+    if images_trained_on.assets and source and is_placeholder != (source == PLACEHOLDER_ASSETS):
         trained_on = "placeholder assets" if is_placeholder else "LIBERO's own assets"
         hint = f" (`{SHIPPED}` names the one that was)" if is_base_policy(checkpoint) else ""
         differences.append(f"on {trained_on}, not on {source}{hint}")
-    if quality != taught.quality:
-        differences.append(f"in the quality {taught.quality}, not {quality}")
-    if image_size != taught.image_size:
-        differences.append(f"at {taught.image_size} pixels, not {image_size}")
+    if quality != images_trained_on.quality:
+        differences.append(f"in the quality {images_trained_on.quality}, not {quality}")
+    if image_size != images_trained_on.image_size:
+        differences.append(f"at {images_trained_on.image_size} pixels, not {image_size}")
     if not differences:
         return None
     return f"{checkpoint} was trained {'; '.join(differences)}: it does worse on these images"

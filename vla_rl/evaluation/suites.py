@@ -52,7 +52,7 @@ class Benchmark(NamedTuple):
     """Returns the control steps after which an episode of a suite has failed."""
 
     cameras: tuple[str, ...]
-    """Observation keys of the pictures."""
+    """Observation keys of the images."""
 
     state_size: int
     action_size: int
@@ -64,7 +64,7 @@ class Benchmark(NamedTuple):
     """Memory of the server that simulators are forked from."""
 
     step_s: float
-    """Seconds of one core for a control step with its share of pictures."""
+    """Seconds of one core for a control step with its share of images."""
 
 
 LIBERO: Final = Benchmark(
@@ -78,7 +78,7 @@ LIBERO: Final = Benchmark(
     action_size=7,
     simulator_mb=140,  # with LIBERO's own assets; placeholder assets take a third
     server_mb=400,
-    step_s=0.007,  # fast, both pictures, chunks of 8: docs/libero.md
+    step_s=0.007,  # fast, both images, chunks of 8: docs/libero.md
 )
 
 METAWORLD: Final = Benchmark(

@@ -143,7 +143,7 @@ def mean_best_reward(rewards: NDArray[np.floating], num: int) -> float:
     num_problems, num_tries = _checked(rewards)
     if not 1 <= num <= num_tries:
         raise ValueError(f"best@{num} of {num_tries} tries, expected 1 to {num_tries}.")
-    weights = np.array([math.comb(place, num - 1) for place in range(num_tries)]) / math.comb(
+    weights = np.array([math.comb(rank, num - 1) for rank in range(num_tries)]) / math.comb(
         num_tries, num
     )
     return float((np.sort(rewards, axis=1) * weights).sum() / num_problems)

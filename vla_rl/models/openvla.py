@@ -327,11 +327,11 @@ def read_config(folder: PublicFolder, format: CheckpointFormat) -> OpenVlaConfig
         )
     extension = folder.extension
     require_family(folder.path, extension, "openvla")
-    if beside := sorted(
+    if other_files := sorted(
         path.name for each in folder.folders for path in each.glob("*checkpoint*.pt")
     ):
         raise CheckpointError(
-            f"{folder.path} has {', '.join(beside)} beside its weights, as OpenVLA-OFT's "
+            f"{folder.path} has {', '.join(other_files)} beside its weights, as OpenVLA-OFT's "
             "checkpoints do; load it with OpenVlaOft or ContinuousOpenVlaOft."
         )
     key = choose_key(folder.statistics, format.norm_key or extension.norm_key, folder.path)

@@ -45,20 +45,20 @@ def ppo(
     critic = Node.declare(
         "critic",
         TrainCritic(parts.critic),
-        reads=("update", "groups", "judged", "returns"),
+        reads=("update", "groups", "values", "returns"),
         node_type=NodeType.MODEL_TRAIN,
         node_role=NodeRole.CRITIC,
         resources="device",
     )
     pipeline = grpo(parts, id, description)
     # its own reads, not "rewards" by name: a penalty between reward and advantage has rerouted them
-    judged = {**pipeline.node("advantage").reads, "judged": "judged"}
+    reads = {**pipeline.node("advantage").reads, "values": "values"}
     return (
         pipeline.add_node(
             "values",
             EstimateValues(parts.critic),
             reads={"group": "groups"},
-            writes="judged",
+            writes="values",
             stream=True,
             node_type=NodeType.MODEL_INFERENCE,
             node_role=NodeRole.CRITIC,
@@ -66,7 +66,7 @@ def ppo(
         .replace_node(
             "advantage",
             CriticAdvantage(config.advantage),
-            reads=judged,
+            reads=reads,
             writes=("advantages", "returns"),
         )
         .insert_after("advantage", critic)

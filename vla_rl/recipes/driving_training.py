@@ -79,7 +79,7 @@ ROUTE_BASE: Final = ASSETS / "driving_route_base"
 made by `sft_driving` with the defaults."""
 
 IMAGE_SIZE: Final = 112
-"""Side of the pictures in pixels."""
+"""Side of the images in pixels."""
 
 CROP: Final = (0.35, 0.75)
 """Part of the front camera's height that the policy sees. Without it, one row of patches has the
@@ -163,7 +163,7 @@ class SceneTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     them either way."""
 
     action: PlanAction = "moves"
-    """Meaning of the policy's 8 rows of 3 numbers, as it was taught: `moves` from waypoint to
+    """Meaning of the policy's 8 rows of 3 numbers, as in its training: `moves` from waypoint to
     waypoint, `profiles`, or `along_route`."""
 
     policy: str = str(DRIVING_BASE)
@@ -298,18 +298,18 @@ def load_driver(
     Args:
         route_points: points of the route that the state has too; None if no route is known.
 
-    Raises: as `load_policy`; ConfigError if it was taught that its rows mean something else, or
+    Raises: as `load_policy`; ConfigError if it was trained with rows that mean something else, or
     reads another number of route points.
     """
     model = load_policy(checkpoint, format, device)
     reads = None if isinstance(model.config, OpenVlaConfig) else model.config.proprio
     if reads is not None:
         refuse_other_route(checkpoint, len(reads.low), route_points)
-    taught = ROWS_BY_STATISTICS.get(model.config.norm_key, action)
-    if taught != action:
+    trained_rows = ROWS_BY_STATISTICS.get(model.config.norm_key, action)
+    if trained_rows != action:
         raise ConfigError(
-            f"action is {action!r}, but the policy in {checkpoint} was taught {taught!r}: its numbers "
-            f"would be read as another trajectory; set --action {taught}, or give another --policy"
+            f"action is {action!r}, but the policy in {checkpoint} was trained with {trained_rows!r}: its numbers "
+            f"would be read as another trajectory; set --action {trained_rows}, or give another --policy"
         )
     return model
 

@@ -77,19 +77,19 @@ class EvalBench2DriveConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Port to listen at. 0: a free one."""
 
     cameras: tuple[str, ...] = ("image",)
-    """Keys of the pictures that the policy reads: image, image_front_left, image_front_right,
+    """Keys of the images that the policy reads: image, image_front_left, image_front_right,
     image_back, image_back_left, image_back_right. The agent's configuration names the same
     cameras."""
 
     image_size: int = IMAGE_SIZE
-    """Side of the pictures in pixels, as in the agent's configuration."""
+    """Side of the images in pixels, as in the agent's configuration."""
 
     action: PlanAction = "moves"
-    """Meaning of the policy's 8 rows of 3 numbers, as it was taught: `moves`, `profiles` or
+    """Meaning of the policy's 8 rows of 3 numbers, as in its training: `moves`, `profiles` or
     `along_route`."""
 
     route_points: int = 0
-    """Points of the route, every 5 m ahead, that the policy was taught to read, 0 to 10."""
+    """Points of the route, every 5 m ahead, that the policy was trained to read, 0 to 10."""
 
     max_batch: int = 16
     """Most routes that are answered in one batch."""

@@ -69,13 +69,13 @@ class EvalNavsimConfig(CheckpointConfig, frozen=True, kw_only=True):
     does."""
 
     cameras: tuple[str, ...] = ("image",)
-    """Keys of the pictures that the policy reads."""
+    """Keys of the images that the policy reads."""
 
     image_size: int = IMAGE_SIZE
-    """Side in pixels that pictures are resized to: what the policy was trained with."""
+    """Side in pixels that images are resized to: what the policy was trained with."""
 
     action: PlanAction = "moves"
-    """Meaning of the policy's 8 rows of 3 numbers, as it was taught: `moves` or `profiles`."""
+    """Meaning of the policy's 8 rows of 3 numbers, as in its training: `moves` or `profiles`."""
 
     num_envs: int = max(os.cpu_count() or 1, 1)
     """Processes that read scenes for the policy."""

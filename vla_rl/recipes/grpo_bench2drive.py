@@ -64,11 +64,11 @@ class GrpoBench2DriveConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """Ids of the training routes. Train on other routes than those you evaluate."""
 
     image_size: int = IMAGE_SIZE
-    """Side of the pictures in pixels, which CARLA renders."""
+    """Side of the images in pixels, which CARLA renders."""
 
     action: PlanAction = "moves"
     """Meaning of the policy's 8 rows of 3 numbers: `moves` from waypoint to waypoint, as the shipped
-    policy was taught, `profiles`, or `along_route`."""
+    policy was trained with, `profiles`, or `along_route`."""
 
     route_points: int = 0
     """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10. The

@@ -43,7 +43,7 @@ class DrivingConfig(SceneTrainingConfig, frozen=True, kw_only=True):
 
     route_points: int = 0
     """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10, as
-    it was taught."""
+    it was trained with."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -46,7 +46,7 @@ class GrpoNavsimConfig(SceneTrainingConfig, frozen=True, kw_only=True):
     name, and with `held_out.every` the next ones choose the best checkpoint."""
 
     image_size: int = IMAGE_SIZE
-    """Side in pixels that pictures are resized to: what the policy was trained with."""
+    """Side in pixels that images are resized to: what the policy was trained with."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

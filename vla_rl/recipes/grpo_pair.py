@@ -93,9 +93,9 @@ class GrpoPairConfig(GrpoTextConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        has_place = self.checker_policy is None or self.agents.weights == "own"
+        is_allowed = self.checker_policy is None or self.agents.weights == "own"
         self.require(
-            has_place,
+            is_allowed,
             "checker_policy",
             "none if one policy acts for all agents; set agents.weights to 'own'",
         )

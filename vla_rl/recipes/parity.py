@@ -2,7 +2,7 @@
 
 A and B are each a trace (a file that another program wrote), or settings of ours:
 
-    vla-rl parity exact fast                          our two kinds of physics and pictures
+    vla-rl parity exact fast                          our two kinds of physics and images
     vla-rl parity theirs.jsonl exact                  somebody's loop against ours
     vla-rl parity exact python=/venvs/other/bin/python,physics=exact,quality=exact
     vla-rl parity exact none --save here              only record: here/a.jsonl, for another machine

@@ -143,7 +143,7 @@ def new_policy(
         chunk_size=NUM_WAYPOINTS,
         action_dim=3,
     )
-    names = [name for name, taught in ROWS_BY_STATISTICS.items() if taught == action]
+    names = [name for name, rows in ROWS_BY_STATISTICS.items() if rows == action]
     return openvla_oft.OpenVlaOft.create(replace(small, norm_key=names[0], num_bins=bins), seed)
 
 

@@ -196,7 +196,7 @@ def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) ->
 def training_images(config: SftLiberoConfig) -> "TrainingImages | None":
     """Return what the demonstrations show; None for data sets that were not recorded here.
 
-    Raises: ConfigError if they show pictures of several kinds.
+    Raises: ConfigError if they show images of several kinds.
     """
     from vla_rl.models.prismatic.config import TrainingImages
 

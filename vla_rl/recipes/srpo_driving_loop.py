@@ -74,7 +74,7 @@ class SrpoDrivingLoopConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """Training scenes of each layout, from number 0 on."""
 
     action: PlanAction = "along_route"
-    """Meaning of the policy's 8 rows of 3 numbers: `along_route`, as the shipped policy was taught,
+    """Meaning of the policy's 8 rows of 3 numbers: `along_route`, as the shipped policy was trained,
     `moves` from waypoint to waypoint, or `profiles`."""
 
     route_points: int = ROUTE_POINTS

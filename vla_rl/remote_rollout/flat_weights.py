@@ -136,7 +136,7 @@ class IncomingWeights:
         self._data[start : start + len(piece)] = piece
         self.num_received += len(piece)
 
-    def place(self, piece: ShardPiece) -> None:
+    def write_piece(self, piece: ShardPiece) -> None:
         """Write a piece of a shard; in any thread. Raises: CheckpointError if it does not fit."""
         end = 0
         for at, run, distance, num_bytes in map(msgspec.structs.astuple, piece.places):
@@ -156,16 +156,16 @@ class IncomingWeights:
         """Note that all bytes below this place have come in shards."""
         self.num_received = max(self.num_received, num_received)
 
-    async def accept(self, num_placed: int) -> str:
+    async def accept(self, num_pieces: int) -> str:
         """Accept shards whose digests were compared; return the digest of all bytes.
 
         Raises: CheckpointError unless they are as many as the parameters have.
         """
         await self.read_on()
         expected = sum(each.nbytes for each in self._parameters)
-        if (num_placed, self.num_received) != (expected, len(self._data)):
+        if (num_pieces, self.num_received) != (expected, len(self._data)):
             raise CheckpointError(
-                f"{num_placed} bytes of weights {self.heading.version} came in shards, expected "
+                f"{num_pieces} bytes of weights {self.heading.version} came in shards, expected "
                 f"{expected}"
             )
         self._is_checked = True

@@ -46,7 +46,7 @@ class FetchedImages(msgspec.Struct, frozen=True, kw_only=True):
 
     layout: tuple[ArrayLayout, ...] = ()
     num_bytes: int = 0
-    is_here: bool = True
+    is_found: bool = True
     """Whether they are there. If not, the image cache is full, the host does not have them, or:"""
 
     fault: str = ""
@@ -74,7 +74,7 @@ class CopiedImages(msgspec.Struct, frozen=True, kw_only=True):
     key: int
     """Key of the memory that holds them."""
 
-    def places(self, host: str, arrays: Sequence[ArrayRef]) -> dict[ArrayRef, ArrayRef]:
+    def find_copies(self, host: str, arrays: Sequence[ArrayRef]) -> dict[ArrayRef, ArrayRef]:
         """Return the copy of each array in the image cache of `host`; `arrays` are in their order."""
         start, found = KEY_BYTES, {}
         for each in arrays:
@@ -145,7 +145,7 @@ class ImageCache(Actor):
         for each in dropped:
             self._drop(each)
         if self._num_bytes + num_bytes > self._max_bytes:
-            return FetchedImages(is_here=False)
+            return FetchedImages(is_found=False)
         # at once: others are fetched meanwhile
         self._num_bytes += num_bytes
         kept = 0
@@ -154,9 +154,9 @@ class ImageCache(Actor):
             memory = await _write_memory(key, [sent.data])
             self._held[key], kept = memory, memory.num_bytes
         except ImagesMissing:
-            return FetchedImages(is_here=False)
+            return FetchedImages(is_found=False)
         except ConnectionError as error:
-            return FetchedImages(is_here=False, fault=str(error))
+            return FetchedImages(is_found=False, fault=str(error))
         finally:
             self._num_bytes += kept - num_bytes
         return FetchedImages(path=memory.path, layout=sent.layout, num_bytes=kept)

@@ -163,7 +163,7 @@ class ImageReceiver:
         self._codec, self._stack = Codec(), ExitStack()
         self._asked: deque[asyncio.Future[ImageReply]] = deque()
         self._room, self._fault = asyncio.Semaphore(EPISODES_AHEAD), ""
-        self._clock, self._heard_s = asyncio.get_running_loop().time, 0.0
+        self._clock, self._received_s = asyncio.get_running_loop().time, 0.0
         self._link = self._stack.enter_context(
             open_link(host, socket, keys, self._on_message, self._on_lost)
         )
@@ -191,21 +191,21 @@ class ImageReceiver:
         answer: asyncio.Future[ImageReply] = asyncio.get_running_loop().create_future()
         self._asked.append(answer)
         self._link.send(self._codec.encode(Kind.CALL, 0, 0, 0, wanted, "images"))
-        begun_s = self._clock()
+        started_s = self._clock()
         while True:
             # what came meanwhile was asked for before: the sender is slow, and not silent
-            until_s = max(begun_s, self._heard_s) + within_s
+            until_s = max(started_s, self._received_s) + within_s
             try:
                 async with asyncio.timeout_at(until_s):
                     # shielded: answers come in the order of the questions, also of those given up
                     return await asyncio.shield(answer)
             except TimeoutError:
-                if self._heard_s + within_s <= until_s:
+                if self._received_s + within_s <= until_s:
                     self._fail(f"{self._link.address} does not answer within {within_s:g} s")
                     raise ConnectionError(self._fault) from None
 
     def _on_message(self, frames: Frames) -> None:
-        self._heard_s = self._clock()
+        self._received_s = self._clock()
         if not self._asked:
             return
         answer = self._asked.popleft()

@@ -250,17 +250,17 @@ class ImageRoutes:
 
         Those that an earlier mini-batch left there are not copied again.
         """
-        keys, places = self._image_copies.held(host, images)
+        keys, replaced = self._image_copies.held(host, images)
         of_home: dict[str, dict[int, list[ArrayRef]]] = {}
         for each in images:
-            if each not in places:
+            if each not in replaced:
                 of_home.setdefault(each.host, {}).setdefault(each.key, []).append(each)
         for home, by_key in of_home.items():
             key, copied = await self._copy_to_host(host, home, by_key)
             self._image_copies.add(host, key, copied)
             keys.append(key)
-            places |= copied
-        return CopiedImages(host, tuple(keys), places)
+            replaced |= copied
+        return CopiedImages(host, tuple(keys), replaced)
 
     async def release_images(self, copies: CopiedImages) -> None:
         """Free the copies, but for copies that have room in the image cache until their update ends."""
@@ -283,7 +283,7 @@ class ImageRoutes:
         except OSError as error:
             where = f"host {host!r}" if host else "this host"
             raise RankFailed(f"images of host {home!r} did not come to {where}: {error}") from error
-        return found.key, found.places(
+        return found.key, found.find_copies(
             host, [each for arrays in by_key.values() for each in arrays]
         )
 
@@ -370,7 +370,7 @@ class ImageRoute:
             self._fault = fetched.fault
             if home in self._homes:
                 self._homes.remove(home)
-        if not fetched.is_here:
+        if not fetched.is_found:
             return None
         cached_images = ImageCacheRef(host=home, key=episode_ref.key, num_bytes=fetched.num_bytes)
         return cached_images, fetched.arrays(episode_ref.key, home)

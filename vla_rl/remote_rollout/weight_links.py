@@ -142,8 +142,8 @@ class WeightReceiver:
     async def _receive_all(self, link: DirectLink) -> tuple[str, bool]:
         """Return what is wrong with the peer, and whether it was never reached."""
         incoming, total = self._incoming, self._incoming.heading.num_bytes
-        asked, heard_s = self._ask_ahead(link, incoming.num_received), time.monotonic()
-        began_s = heard_s
+        asked, received_s = self._ask_ahead(link, incoming.num_received), time.monotonic()
+        began_s = received_s
         while incoming.num_received < total:
             try:
                 async with asyncio.timeout(_LOOK_EVERY_S):
@@ -152,12 +152,12 @@ class WeightReceiver:
                 now = time.monotonic()
                 if not link.is_up and now - began_s > LINK_WITHIN_S:
                     return f"{link.address} does not answer within {LINK_WITHIN_S:g} s", True
-                if now - heard_s > SILENT_S:
+                if now - received_s > SILENT_S:
                     return f"{link.address} was silent for {SILENT_S:g} s", False
                 continue
             if frames is None:
                 return f"the connection to {link.address} was lost", not link.is_up
-            heard_s = time.monotonic()
+            received_s = time.monotonic()
             try:
                 if unpack_envelope(frames[0])[0] == Kind.ERROR:
                     return str(self._codec.decode(self._codec.get_decoder(str), frames)), False
@@ -262,7 +262,7 @@ class ShardReceiver:
             )
 
     def _put(self, piece: ShardPiece, digest: ShardDigest) -> None:
-        self._incoming.place(piece)
+        self._incoming.write_piece(piece)
         digest.add_piece(piece)
 
 

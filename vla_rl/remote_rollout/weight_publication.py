@@ -263,7 +263,7 @@ class HostWeights:
         if newest.is_kept:
             _set_left(has_left)
         if before is not None and await newest.is_same_as(before):
-            # a policy whose turn it is not, or an update that taught nothing
+            # a policy whose turn it is not, or an update without signal
             _set_left(has_left)
             await self._each(lambda host: host.renew_weights(member, version))
         elif await self._is_staged(newest, has_left):

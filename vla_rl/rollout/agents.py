@@ -282,9 +282,9 @@ def _find_token_faults(chunk: Any, horizon: int, known: "range | None") -> Itera
         return
     wrong = (chunk.tokens < known.start) | (chunk.tokens >= known.stop)
     if wrong.any():
-        place = int(np.argmax(wrong))
+        index = int(np.argmax(wrong))
         yield (
-            f"chunk.tokens[{place}]={int(chunk.tokens[place])}, expected an id that its policy "
+            f"chunk.tokens[{index}]={int(chunk.tokens[index])}, expected an id that its policy "
             f"chooses, {known.start} to {known.stop - 1}"
         )
 
@@ -299,9 +299,9 @@ def _find_log_prob_faults(chunk: Any, executed: int) -> Iterator[str]:
     if chunk.tokens.dtype.kind != "f":
         wrong = chunk.log_probs[:executed] > MAX_LOG_PROB
         if wrong.any():
-            place = int(np.argmax(wrong))
+            index = int(np.argmax(wrong))
             yield (
-                f"chunk.log_probs[{place}]={float(chunk.log_probs[place])!r}, expected natural "
+                f"chunk.log_probs[{index}]={float(chunk.log_probs[index])!r}, expected natural "
                 "logs of probabilities, at most 0"
             )
 
@@ -316,8 +316,8 @@ def _find_array_faults(
         return
     finite = np.isfinite(value[:of_executed])
     if not finite.all():
-        place = int(np.argmin(finite))
-        yield f"{field}[{place}]={float(value[place])!r}, expected a finite number"
+        index = int(np.argmin(finite))
+        yield f"{field}[{index}]={float(value[index])!r}, expected a finite number"
 
 
 def _describe_shape(value: Any) -> str:

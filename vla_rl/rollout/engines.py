@@ -156,12 +156,12 @@ class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Waiter(Generic[Request, Response]):
-    __slots__ = ("answer", "arrived_at", "request")
+    __slots__ = ("answer", "received_at", "request")
 
     def __init__(
-        self, request: Request, answer: asyncio.Future[Response], arrived_at: float
+        self, request: Request, answer: asyncio.Future[Response], received_at: float
     ) -> None:
-        self.request, self.answer, self.arrived_at = request, answer, arrived_at
+        self.request, self.answer, self.received_at = request, answer, received_at
 
 
 class DynamicBatcher(Generic[Request, Response]):
@@ -202,7 +202,7 @@ class DynamicBatcher(Generic[Request, Response]):
         self._queue: dict[int, _Waiter[Request, Response]] = {}
         self._tickets = itertools.count()
         self._room = asyncio.Semaphore(max_queue)
-        self._arrived = asyncio.Event()
+        self._has_requests = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._runner: asyncio.Task[None] | None = None
         self._opened_at = self._busy_s = 0.0
@@ -254,7 +254,7 @@ class DynamicBatcher(Generic[Request, Response]):
         ticket = next(self._tickets)
         answer: asyncio.Future[Response] = self._loop.create_future()
         self._queue[ticket] = _Waiter(request, answer, self._loop.time())
-        self._arrived.set()
+        self._has_requests.set()
         try:
             return await answer
         finally:
@@ -285,12 +285,12 @@ class DynamicBatcher(Generic[Request, Response]):
     # who waits                   for                    woken by
     # `submit`, before the queue  `_room`                a batch that takes requests, a request that is cancelled
     # `submit`, in the queue      its `answer`           the end of its batch; the batcher's end
-    # `_run`                      `_arrived`             the next request
-    # `_wait_for_a_fuller_batch`  `_arrived`, or a time  the next request; `max_wait_s` after the oldest one
+    # `_run`                      `_has_requests`        the next request
+    # `_wait_for_a_fuller_batch`  `_has_requests`, a time the next request; `max_wait_s` after the oldest one
 
     async def _run(self) -> None:
         while True:
-            await self._arrived.wait()
+            await self._has_requests.wait()
             # by default a free runner starts at once: with two episodes for each row, waiting up to
             # 20 ms changed nothing, and waiting for a full batch cost 10 % of the episodes
             if self._max_wait_s > 0:
@@ -304,10 +304,10 @@ class DynamicBatcher(Generic[Request, Response]):
         if oldest is None:
             return
         try:
-            async with asyncio.timeout_at(oldest.arrived_at + self._max_wait_s):
+            async with asyncio.timeout_at(oldest.received_at + self._max_wait_s):
                 while len(self._queue) < self._max_batch:
-                    self._arrived.clear()
-                    await self._arrived.wait()
+                    self._has_requests.clear()
+                    await self._has_requests.wait()
         except TimeoutError:
             return
 
@@ -320,7 +320,7 @@ class DynamicBatcher(Generic[Request, Response]):
             if not waiter.answer.done():
                 batch.append(waiter)
         if not self._queue:
-            self._arrived.clear()
+            self._has_requests.clear()
         return batch
 
     async def _answer(self, batch: list[_Waiter[Request, Response]]) -> None:

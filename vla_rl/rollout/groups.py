@@ -277,9 +277,9 @@ def _interleave_kinds(order: Sequence[int], kinds: Sequence[str]) -> list[int]:
         of_kind.setdefault(kinds[start], []).append(start)
     # Each kind's starts at even distances: a shuffle has stretches of one kind, in which the engine
     # and the environments of the other would be idle.
-    placed = [
-        ((place + 0.5) / len(starts), number, start)
+    numbered = [
+        ((index + 0.5) / len(starts), number, start)
         for number, (_, starts) in enumerate(sorted(of_kind.items()))
-        for place, start in enumerate(starts)
+        for index, start in enumerate(starts)
     ]
-    return [start for _, _, start in sorted(placed)]
+    return [start for _, _, start in sorted(numbered)]

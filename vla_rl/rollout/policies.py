@@ -298,12 +298,12 @@ class EpisodePolicy:
     def _require_possible(
         self, number: int, log_probs: np.ndarray, tokens: np.ndarray, version: int
     ) -> None:
-        place = find_impossible_log_prob(log_probs, tokens)
-        if place is not None:
+        index = find_impossible_log_prob(log_probs, tokens)
+        if index is not None:
             episode = self._episode
             raise PolicyError(
-                f"the policy's log-prob of token {place} of decision {number} of episode "
-                f"{episode.episode_id} ({episode.task!r}) is {log_probs[place]}, with the weights "
+                f"the policy's log-prob of token {index} of decision {number} of episode "
+                f"{episode.episode_id} ({episode.task!r}) is {log_probs[index]}, with the weights "
                 f"after {version} updates; expected finite log-probs of at most 0. Look for NaN or "
                 "infinity in its weights and inputs, and whether it reports natural logs."
             )

@@ -141,16 +141,16 @@ class EpisodeScheduler:
             )
         # By position and not by what is new: an update that was interrupted asks again, and has to
         # get the same groups.
-        for place in range(self._config.groups_per_update):
+        for index in range(self._config.groups_per_update):
             # looked at again after every wake: another update may have taken what completed
-            while len(self._records.handover.get_groups(update)) <= place:
+            while len(self._records.handover.get_groups(update)) <= index:
                 if not self._hand_over(update):
                     # A node of a later update may ask after the run has failed: it would wait for
                     # groups that no episode will complete.
                     self._running.require_running()
                     with waiting(f"update {update}", on=self.describe_wait()):
                         await self._changed.wait()
-            yield self._records.handover.get_groups(update)[place]
+            yield self._records.handover.get_groups(update)[index]
 
     def mark_trained(self, groups: Sequence[Group], new_version: int) -> None:
         """Report that the learner trained `new_version` on these groups, and has published it.

@@ -222,14 +222,14 @@ class StalenessPolicy:
         deadline, the earliest first (Moore and Hodgson), so as few as possible are dropped.
         """
         evicted: list[int] = []
-        place = self._num_selected
+        index = self._num_selected
         for version in sorted(self._unselected):
             for group_id in sorted(self._unselected[version]):
                 if (
-                    self.next_update + place // self.groups_per_update
+                    self.next_update + index // self.groups_per_update
                     <= version + self.max_staleness
                 ):
-                    place += 1
+                    index += 1
                 else:
                     evicted.append(group_id)
         lost = set(evicted)

@@ -113,7 +113,7 @@ class BackgroundEvaluation:
         """Set when the schedule says that the run should end early."""
         self._offered, self._writing = asyncio.Event(), asyncio.Lock()
         self._tasks = asyncio.TaskGroup()
-        self._judging: asyncio.Task[None] | None = None
+        self._evaluating: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         earlier = await asyncio.to_thread(read_curve, self._run)
@@ -125,7 +125,7 @@ class BackgroundEvaluation:
         await self._tasks.__aenter__()
         for version in unfinished:
             self.offer(version)
-        self._judging = self._tasks.create_task(self._judge_each(), name="held-out episodes")
+        self._evaluating = self._tasks.create_task(self._evaluate_each(), name="held-out episodes")
         return self
 
     async def __aexit__(
@@ -134,8 +134,8 @@ class BackgroundEvaluation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        assert self._judging is not None
-        self._judging.cancel()
+        assert self._evaluating is not None
+        self._evaluating.cancel()
         await leave_group(self._tasks, kind, error, traceback)
 
     @property
@@ -203,7 +203,7 @@ class BackgroundEvaluation:
         """Evaluate the last weights, and then those that are reported, with the simulators that
         training no longer needs, and wait until all evaluations are done.
         """
-        assert self._judging is not None
+        assert self._evaluating is not None
         # training has ended, so nothing is slowed down any more
         self._settings = msgspec.structs.replace(self._settings, simulators=simulators, niceness=0)
         self.offer(last)
@@ -215,7 +215,7 @@ class BackgroundEvaluation:
             print(f"waiting for the held-out episodes of weights {versions}", flush=True)
         self._last = last
         self._offered.set()
-        await asyncio.wait((self._judging,))  # its error is raised when the block is left
+        await asyncio.wait((self._evaluating,))  # its error is raised when the block is left
 
     def _open(self, *, has_one_set: bool) -> None:
         evaluator, report = self._evaluator, self._evaluator.open_report(self._run)
@@ -244,11 +244,11 @@ class BackgroundEvaluation:
         self._skipped.append(version)
         self._tasks.create_task(self._write_curve(), name="curve of held-out episodes")
 
-    async def _judge_each(self) -> None:
+    async def _evaluate_each(self) -> None:
         assert self._choose is not None
         while True:
             if self._current is not None:
-                await self._judge_one(self._current, self._choose)
+                await self._evaluate_version(self._current, self._choose)
                 self._current, self._waiting = self._waiting, None
             elif await self._report_first():
                 continue
@@ -267,7 +267,7 @@ class BackgroundEvaluation:
             return False
         if await asyncio.to_thread(find_checkpoint, self._run.checkpoints, 0) is None:
             return False
-        await self._judge_one(0, self._report)
+        await self._evaluate_version(0, self._report)
         return True
 
     async def _report_last(self, last: int) -> None:
@@ -285,9 +285,9 @@ class BackgroundEvaluation:
                     flush=True,
                 )
                 continue
-            await self._judge_one(version, self._report)
+            await self._evaluate_version(version, self._report)
 
-    async def _judge_one(self, version: int, starts: _StartSet) -> None:
+    async def _evaluate_version(self, version: int, starts: _StartSet) -> None:
         folder = await asyncio.to_thread(find_checkpoint, self._run.checkpoints, version)
         if folder is None:
             raise CheckpointError(
@@ -367,9 +367,9 @@ class BackgroundEvaluation:
     def _write_curve_and_best(self, curve: Curve) -> None:
         """Store the curve, and link the best of the checkpoints that are still there."""
         ranked = sorted(curve.chose, key=lambda point: (-point.all.mean, point.weights))
-        there = (find_checkpoint(self._run.checkpoints, point.weights) for point in ranked)
+        existing = (find_checkpoint(self._run.checkpoints, point.weights) for point in ranked)
         try:
-            set_best(self._run.checkpoints, next((each for each in there if each), None))
+            set_best(self._run.checkpoints, next((each for each in existing if each), None))
             write_curve(self._run, curve)
         except OSError as error:
             logger.warning("the curve of held-out episodes could not be written: %s", error)

@@ -207,7 +207,7 @@ def require_gpu_memory(config: LearningConfig, team: Team, device: torch.device)
     """Raise ConfigError with the inequality if a run's update does not fit what other programs leave
     of its GPU, before anything is allocated there.
     """
-    if device.type != "cuda" or not _learns_here(config.cluster.learners):
+    if device.type != "cuda" or not _learns_locally(config.cluster.learners):
         return
     certain = certain_memory(config, team)
     if certain is not None:
@@ -230,7 +230,7 @@ def require_room(certain: GpuEstimate, device: torch.device) -> None:
     )
 
 
-def _learns_here(learners: Sequence[str]) -> bool:
+def _learns_locally(learners: Sequence[str]) -> bool:
     """Return whether the first GPU of this host learns."""
     if not learners:
         return True

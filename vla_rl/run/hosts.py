@@ -132,14 +132,14 @@ async def assign_ranks(
         )
     else:
         interfaces = await asyncio.to_thread(read_interfaces, Path(cluster.hosts))
-    there = {LOCAL_HOST, *(host.name for host in hosts)}
+    names = {LOCAL_HOST, *(host.name for host in hosts)}
     for part in parse_learners(cluster.learners):
-        if is_restart and part.host not in there:
+        if is_restart and part.host not in names:
             raise LearnerHostLost(f"the host {part.host!r}, which has ranks, is away", part.host)
     gpus = await asyncio.to_thread(list_own_gpus)
-    here = replace(hosts[0], resources=replace(hosts[0].resources, gpus=gpus))
+    local = replace(hosts[0], resources=replace(hosts[0].resources, gpus=gpus))
     shape = replace(run_shape(config, team), lost=tuple(lost))
-    all_hosts = [here, *hosts[1:]]
+    all_hosts = [local, *hosts[1:]]
     layout = plan_run_layout(all_hosts, shape)
     return RankAssignments(
         tuple(_rank_assignments(layout.ranks, all_hosts, shape, interfaces)), cluster.ranks_port
@@ -147,48 +147,52 @@ async def assign_ranks(
 
 
 def _rank_assignments(
-    places: Sequence[RankDevice],
+    devices: Sequence[RankDevice],
     hosts: Sequence[Host],
     shape: RunShape,
     interfaces: dict[str, str],
 ) -> list[RankAssignment]:
     by_name = {host.name: limit_to_used(host, shape) for host in hosts}
-    far = [host_address(host) for host in hosts if any(host.name == place.host for place in places)]
-    towards = next((address for address in far if address), "127.0.0.1")
+    remote = [
+        host_address(host)
+        for host in hosts
+        if any(host.name == assigned.host for assigned in devices)
+    ]
+    towards = next((address for address in remote if address), "127.0.0.1")
     return [
-        _rank_assignment(place, by_name[place.host], places, towards, interfaces)
-        for place in places
+        _rank_assignment(assigned, by_name[assigned.host], devices, towards, interfaces)
+        for assigned in devices
     ]
 
 
 def _rank_assignment(
-    place: RankDevice,
+    assigned: RankDevice,
     host: Host,
-    places: Sequence[RankDevice],
+    devices: Sequence[RankDevice],
     towards: str,
     interfaces: dict[str, str],
 ) -> RankAssignment:
     gpus = host.resources.gpus
     if host.placement is None:
         return RankAssignment(
-            device="cpu" if place.gpu is None else f"cuda:{place.gpu}",
+            device="cpu" if assigned.gpu is None else f"cuda:{assigned.gpu}",
             address=find_own_address(towards),
             interface=interfaces[""],
-            gpu=place.gpu,
-            gpu_bytes=None if place.gpu is None else gpus[place.gpu].memory_bytes,
+            gpu=assigned.gpu,
+            gpu_bytes=None if assigned.gpu is None else gpus[assigned.gpu].memory_bytes,
         )
     # all ranks of a host see the same GPUs, so that NCCL can connect them directly
-    learning = [each.gpu for each in places if each.host == host.name and each.gpu is not None]
+    learning = [each.gpu for each in devices if each.host == host.name and each.gpu is not None]
     visible = ",".join(gpus[gpu].device or str(gpu) for gpu in learning)
     env = dict(host.placement.env) | ({VISIBLE: visible} if learning else {})
     return RankAssignment(
-        device="cpu" if place.gpu is None else f"cuda:{learning.index(place.gpu)}",
+        device="cpu" if assigned.gpu is None else f"cuda:{learning.index(assigned.gpu)}",
         host=host.name,
         placement=replace(host.placement, env=env),
         address=host_address(host),
         interface=interfaces.get(host.name, ""),
-        gpu=place.gpu,
-        gpu_bytes=None if place.gpu is None else gpus[place.gpu].memory_bytes,
+        gpu=assigned.gpu,
+        gpu_bytes=None if assigned.gpu is None else gpus[assigned.gpu].memory_bytes,
     )
 
 

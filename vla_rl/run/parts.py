@@ -202,7 +202,7 @@ class TrainingParts:
         async with AsyncExitStack() as stack:
             if self._cluster is not None:
                 await stack.enter_async_context(self._cluster)
-                await self._seat_ranks(self._cluster)
+                await self._assign_ranks(self._cluster)
             for learner in self.learner.with_processes:
                 await stack.enter_async_context(learner)
             if self.learner.with_processes:
@@ -212,7 +212,7 @@ class TrainingParts:
                 print(f"{ranks} learner ranks share the {' and the '.join(shared)}", flush=True)
             yield
 
-    async def _seat_ranks(self, cluster: Hosts) -> None:
+    async def _assign_ranks(self, cluster: Hosts) -> None:
         """Let the ranks start on the hosts of `cluster.learners`, if it names any.
 
         Raises: ConfigError if they cannot be placed; LearnerHostLost.
@@ -221,7 +221,7 @@ class TrainingParts:
             return
         from vla_rl.run.hosts import assign_ranks
 
-        lost = self._restarts.lost_places if self._restarts is not None else ()
+        lost = self._restarts.lost_devices if self._restarts is not None else ()
         assignments = await assign_ranks(
             self.config, self._team, cluster.hosts(), lost, is_restart=self._is_restart
         )

@@ -280,7 +280,7 @@ def recorded_episode(
         run: name of the run, for the episode's name.
     """
     first = seen[0]
-    is_picture = {
+    is_image = {
         key: isinstance(value, np.ndarray)
         and value.dtype == np.uint8
         and value.ndim == 3
@@ -300,7 +300,7 @@ def recorded_episode(
         instruction=words if isinstance(words, str) else episode.task,
         actions=np.stack(actions).astype(np.float32),
         vectors={key: np.stack([step[key] for step in seen]).astype(np.float32) for key in vectors},
-        frames={key: partial(_image_at, seen, key) for key, yes in is_picture.items() if yes},
+        frames={key: partial(_image_at, seen, key) for key, yes in is_image.items() if yes},
         rewards=np.concatenate([step.rewards for step in trajectory.steps]),
         is_success=trajectory.is_success,
         about={

@@ -180,7 +180,7 @@ class Restarts:
         self.lost_gpus: frozenset[int] = frozenset()
         """Numbers of the GPUs here whose ranks could not be started again."""
 
-        self.lost_places: tuple[tuple[str, int], ...] = ()
+        self.lost_devices: tuple[tuple[str, int], ...] = ()
         """The same of `cluster.learners`: names of hosts there, and their GPUs."""
 
         self.lost_hosts: frozenset[str] = frozenset()
@@ -249,7 +249,7 @@ class Restarts:
                 self.lost_gpus |= {choose_gpus(self._num_ranks, self.lost_gpus)[failure.rank]}
             else:  # with its tensor group, so that those of the others stay on one host each
                 first = failure.rank - failure.rank % self._group_size
-                self.lost_places += tuple(
+                self.lost_devices += tuple(
                     (each.host or "here", each.gpu)
                     for each in assignments.by_rank[first : first + self._group_size]
                     if each.gpu is not None
@@ -290,7 +290,7 @@ class Restarts:
 
     def explained(self, refused: ConfigError) -> ConfigError | RankFailed:
         """Return the error of a restart whose settings were refused."""
-        if not (self.lost_gpus or self.lost_places or self.lost_hosts):
+        if not (self.lost_gpus or self.lost_devices or self.lost_hosts):
             return refused
         failure = RankFailed(
             f"the run cannot continue with {self._num_ranks} of its ranks: {refused}; continue it "

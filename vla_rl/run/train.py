@@ -163,8 +163,8 @@ async def train(
                 return await training.execute(run, checkpoint, is_resumed=is_resumed)
             except Exception as error:
                 # a rank that never started is a mistake in the settings; one that did is worth a try
-                has_begun = training.has_begun or restarts.num_restarts > 0
-                if training.is_asked_to_stop or not has_begun:
+                has_started = training.has_started or restarts.num_restarts > 0
+                if training.is_asked_to_stop or not has_started:
                     raise
                 restarts.count(error, training.saved_version)
             try:

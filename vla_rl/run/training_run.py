@@ -83,7 +83,7 @@ class TrainingRun:
         fork_servers: LastingForkServers | None = None,
     ) -> None:
         self._config, self._evaluator, team = config, evaluator, Team.of(model)
-        self._beside_settings = background_settings(evaluator, config, team)
+        self._evaluation_settings = background_settings(evaluator, config, team)
         self._parts = TrainingParts(
             config,
             starts,
@@ -110,9 +110,9 @@ class TrainingRun:
             has_critic=self._parts.has_critic,
             makes_videos=any(node.func is self._parts.show for node in self.graph.nodes.values()),
         )
-        self._beside: BackgroundEvaluation | None = None
+        self._evaluation: BackgroundEvaluation | None = None
         self._stop: StopSignal | None = None
-        self.has_begun = False
+        self.has_started = False
         """Whether the learner has started."""
 
     @property
@@ -133,7 +133,7 @@ class TrainingRun:
 
     @property
     def _has_stopped_gaining(self) -> bool:
-        return self._beside is not None and self._beside.has_stopped_gaining.is_set()
+        return self._evaluation is not None and self._evaluation.has_stopped_gaining.is_set()
 
     @property
     def simulator_pids(self) -> list[int]:
@@ -162,7 +162,7 @@ class TrainingRun:
                 flush=True,
             )
             async with parts.runtime, parts.lane, parts.opened_learner():
-                self.has_begun = True
+                self.has_started = True
                 if checkpoint is not None:
                     await parts.restore(checkpoint)
                 before, first = parts.scheduler.state().ledger, parts.scheduler.version
@@ -172,7 +172,7 @@ class TrainingRun:
                 )  # slow: it imports much, and may go on-line
                 record = await asyncio.to_thread(make, checkpoint=checkpoint, is_resumed=is_resumed)
                 parts.saver.open(run.checkpoints, record.unwritten)
-                self._beside = self._make_background_evaluation(run, record)
+                self._evaluation = self._make_background_evaluation(run, record)
                 try:
                     with record:
                         await self._carry_out(run, record, stop)
@@ -185,8 +185,8 @@ class TrainingRun:
                 for cause, number in ledger.dropped.items()
             }
             print_summary(progress, ledger.filtered - before.filtered, dropped)
-            if self._beside is not None:
-                print_curve(self._beside.curve, run, parts.scheduler.version)
+            if self._evaluation is not None:
+                print_curve(self._evaluation.curve, run, parts.scheduler.version)
             return Outcome(
                 run, progress, was_stopped=self.is_asked_to_stop, stopped_by=stop.received
             )
@@ -195,20 +195,20 @@ class TrainingRun:
         self, run: RunDirectory, record: RunRecord
     ) -> BackgroundEvaluation | None:
         """Return the evaluations beside training, for which the run saves checkpoints too."""
-        if self._beside_settings is None:
+        if self._evaluation_settings is None:
             return None
         assert isinstance(self._evaluator, HeldOutEvaluator)
         parts = self._parts
-        beside = BackgroundEvaluation(
+        background = BackgroundEvaluation(
             self._evaluator,
-            self._beside_settings,
+            self._evaluation_settings,
             run,
             parts.runtime,
             first=parts.scheduler.version,
             note=record.note_late,
         )
-        parts.saver.also_save(beside.is_due, beside.kept)
-        return beside
+        parts.saver.also_save(background.is_due, background.kept)
+        return background
 
     async def _carry_out(self, run: RunDirectory, record: RunRecord, stop: StopSignal) -> None:
         """Make the updates; when they end for any reason, save what is not saved yet."""
@@ -263,22 +263,22 @@ class TrainingRun:
             )
 
     async def _make_updates(self, run: RunDirectory, record: RunRecord) -> None:
-        beside = self._beside
-        if beside is None:
+        background = self._evaluation
+        if background is None:
             await self._make_updates_and_evaluate(run, record, self._evaluator)
             return
         assert isinstance(self._config, TrainingConfig)
         scheduler = self._parts.scheduler
-        async with beside:
+        async with background:
             updates = self._make_updates_and_evaluate(run, record, None)
-            await unless_set(beside.has_stopped_gaining, updates)
+            await unless_set(background.has_stopped_gaining, updates)
             if scheduler.version == self._config.run.updates:
                 await self._save_last()
-            elif beside.has_stopped_gaining.is_set():
+            elif background.has_stopped_gaining.is_set():
                 await self._save_early(record)
             else:
                 return
-            await beside.finish(scheduler.version, self._config.simulators)
+            await background.finish(scheduler.version, self._config.simulators)
             await self._parts.saver.prune()
 
     async def _make_updates_and_evaluate(
@@ -293,8 +293,8 @@ class TrainingRun:
             if parts.scheduler.version == 0:
                 if evaluator is not None:
                     await self._evaluate(run, evaluator)
-                if self._beside is not None:
-                    await self._beside.begin(self._save_now)
+                if self._evaluation is not None:
+                    await self._evaluation.begin(self._save_now)
             if parts.scheduler.version < last:
                 await self._train(run, record)
             if evaluator is not None and parts.scheduler.version == last:
@@ -365,8 +365,8 @@ class TrainingRun:
         version = update.index + 1
         await parts.saver.commit(version)
         # the last version waits for the simulators of training
-        if self._beside is not None and version < self._config.run.updates:
-            self._beside.update_ended(version, parts.saver.saved_version == version)
+        if self._evaluation is not None and version < self._config.run.updates:
+            self._evaluation.update_ended(version, parts.saver.saved_version == version)
 
 
 def print_curve(curve: Curve, run: RunDirectory, version: int) -> None:

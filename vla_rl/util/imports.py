@@ -226,11 +226,11 @@ def load_module(name: str, described: str, error: type[Exception] = ConfigError)
             raise  # one that the module itself imports: its traceback says where
         raise error(
             f"{described}: module {missing.name!r} cannot be found; is it on the path?"
-            f"{suggest(missing.name, _modules_beside(missing.name))}"
+            f"{suggest(missing.name, _sibling_modules(missing.name))}"
         ) from missing
 
 
-def _modules_beside(name: str) -> list[str]:
+def _sibling_modules(name: str) -> list[str]:
     """Return the modules of the package that a missing module would be in."""
     parent = name.rpartition(".")[0]
     path = getattr(sys.modules.get(parent), "__path__", None) if parent else None

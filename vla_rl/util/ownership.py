@@ -151,10 +151,10 @@ def _read_owner(descriptor: int) -> Owner | None:
 
 
 def _write_owner(descriptor: int, file: Path) -> None:
-    here = socket.gethostname()
+    host_name = socket.gethostname()
     with contextlib.suppress(OSError, msgspec.DecodeError):
         earlier = msgspec.json.decode(os.pread(descriptor, 4096, 0), type=Owner)
-        if earlier.host != here:
+        if earlier.host != host_name:
             logger.warning(
                 "%s names process %d on host %r, since %s, which did not end in order; its lock is "
                 "free. If these hosts share no locks, make sure that it has ended.",
@@ -164,7 +164,7 @@ def _write_owner(descriptor: int, file: Path) -> None:
                 earlier.since,
             )
     owner = Owner(
-        pid=os.getpid(), host=here, since=datetime.now().astimezone().isoformat(" ", "seconds")
+        pid=os.getpid(), host=host_name, since=datetime.now().astimezone().isoformat(" ", "seconds")
     )
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, msgspec.json.encode(owner) + b"\n", 0)
@@ -173,8 +173,8 @@ def _write_owner(descriptor: int, file: Path) -> None:
 def _refusal(what: str, owner: Owner | None) -> str:
     if owner is None:
         return f"{what} is in use by another process, expected none; wait until it has ended."
-    here = owner.host == socket.gethostname()
-    by = "this process" if here and owner.pid == os.getpid() else f"process {owner.pid}"
+    host_name = owner.host == socket.gethostname()
+    by = "this process" if host_name and owner.pid == os.getpid() else f"process {owner.pid}"
     return (
         f"{what} is in use by {by} on host {owner.host!r} since {owner.since}, expected no owner; "
         "wait until it has ended, or stop it first."

@@ -79,12 +79,12 @@ def compare(target: Target, family: str) -> dict[str, float]:
         found["graphs"] = replayed_difference(device, family)
     if family == "mlp":  # which is float32 always
         return found
-    for place, policy in (("CPU", host), ("device", device)):
+    for device_name, policy in (("CPU", host), ("device", device)):
         policy.network.bfloat16()
         rounded = computed(policy, family)
         for name in expected.keys() & {"log-probs", ONE_LENGTH, PACKED}:
             of_which = "" if name == "log-probs" else f", {name}"
-            key = f"bfloat16 on the {place}{of_which}"
+            key = f"bfloat16 on the {device_name}{of_which}"
             found[key] = difference(expected[name], rounded[name])
     return found
 

@@ -40,9 +40,9 @@ def part_file(folder: Path, stage: str) -> Path:
 
 def write_found(file: Path, found: Found) -> None:
     """Replace the file, so that it is whole whenever it is there."""
-    beside = file.with_suffix(".new")
-    beside.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
-    os.replace(beside, file)
+    new_file = file.with_suffix(".new")
+    new_file.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
+    os.replace(new_file, file)
 
 
 def read_found(file: Path) -> Found | None:

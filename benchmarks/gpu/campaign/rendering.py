@@ -1,8 +1,8 @@
-"""Pictures of MuJoCo on every EGL device and on the CPU, by one process, one a core, and two a core.
+"""Images of MuJoCo on every EGL device and on the CPU, by one process, one a core, and two a core.
 
 Keys, for `osmesa`, which draws on the CPU, and for each EGL device by its number, `egl 0`, ...:
-    1, N, 2 N    pictures a second of this number of processes together; N is the number of cores
-    difference   mean difference of its picture from OSMesa's, in grey levels of 255
+    1, N, 2 N    images a second of this number of processes together; N is the number of cores
+    difference   mean difference of its image from OSMesa's, in grey levels of 255
     apart        share of its pixels that differ by more than 16 levels; goal of all devices < 0.02
     fault        why it draws nothing
 and `most_apart`, the largest share of a device.
@@ -24,7 +24,7 @@ from vla_rl.errors import ConfigError
 if TYPE_CHECKING:  # imports torch, which drawing does not need
     from benchmarks.gpu.campaign.target import Target
 
-DRAWING: Final = "benchmarks.gpu.campaign.draw_pictures"
+DRAWING: Final = "benchmarks.gpu.campaign.draw_images"
 
 MEASURED_S: Final = 1.5
 
@@ -55,7 +55,7 @@ def measure(target: "Target") -> Iterator[tuple[str, object]]:
 
 def figures(target: "Target", variables: Mapping[str, str], name: str) -> dict[str, float | str]:
     """Return the rates of a device, or why it draws nothing."""
-    file, cores = target.folder / f"picture-{name}.npy", os.cpu_count() or 1
+    file, cores = target.folder / f"image-{name}.npy", os.cpu_count() or 1
     found: dict[str, float | str] = {}
     for number in (1,) if target.is_tiny else (1, cores, 2 * cores):
         try:
@@ -68,7 +68,7 @@ def figures(target: "Target", variables: Mapping[str, str], name: str) -> dict[s
 
 
 def rate(number: int, variables: Mapping[str, str], file: Path, seconds: float) -> float:
-    """Return the pictures a second of processes that draw at the same time.
+    """Return the images a second of processes that draw at the same time.
 
     Raises: ConfigError with the last words of one that cannot.
     """
@@ -101,8 +101,8 @@ def rate(number: int, variables: Mapping[str, str], file: Path, seconds: float) 
 
 
 def differences(target: "Target", name: str) -> dict[str, float]:
-    """Compare a device's picture with OSMesa's; nothing if one of them is missing."""
-    files = [target.folder / f"picture-{each}.npy" for each in ("osmesa", name)]
+    """Compare a device's image with OSMesa's; nothing if one of them is missing."""
+    files = [target.folder / f"image-{each}.npy" for each in ("osmesa", name)]
     if not all(file.exists() for file in files):
         return {}
     expected, actual = (np.load(file).astype(np.int64) for file in files)

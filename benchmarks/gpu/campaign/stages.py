@@ -34,5 +34,5 @@ STAGES: Final = (
     Stage("vllm", "Decisions by vLLM, and publication to it", 60.0, 240.0),
     Stage("update_all_weights", "An update of all weights, activations recomputed", 40.0, 120.0),
     Stage("profile", "Where the time goes", 30.0, 90.0),
-    Stage("rendering", "Pictures on every EGL device and on the CPU", 20.0, 60.0),
+    Stage("rendering", "Images on every EGL device and on the CPU", 20.0, 60.0),
 )

@@ -35,7 +35,7 @@ def test_the_parameters_of_an_estimator_are_its_keyword_arguments(name) -> None:
 
 
 @pytest.mark.parametrize("name", OF_GROUPS)
-def test_groups_that_are_all_equal_and_groups_of_one_teach_nothing(name) -> None:
+def test_groups_that_are_all_equal_and_groups_of_one_give_no_signal(name) -> None:
     made = estimate(name, outcomes([0.1, 0.1, 0.1, 5.0], [0, 0, 0, 1]))
     assert column(made) == [0.0, 0.0, 0.0, 0.0]
 
@@ -219,7 +219,7 @@ def test_rloo_compares_each_member_with_the_mean_of_the_others() -> None:
 
 @pytest.mark.parametrize("advantage", [group_advantage, leave_one_out_advantage])
 @pytest.mark.parametrize("rewards", [[], [5.0], [0.1, 0.1, 0.1], [0.0] * 8])
-def test_a_group_of_one_or_of_equal_rewards_teaches_nothing(advantage, rewards) -> None:
+def test_a_group_of_one_or_of_equal_rewards_gives_no_signal(advantage, rewards) -> None:
     result = advantage(rewards)
     assert result.tolist() == [0.0] * len(rewards)
     assert result.dtype == np.float32
@@ -286,13 +286,13 @@ def test_max_rl_refuses_negative_rewards() -> None:
         estimate("max_rl", outcomes([-1.0, 1.0], [0, 0]))
 
 
-def test_gpg_makes_up_for_trajectories_that_teach_nothing() -> None:
+def test_gpg_makes_up_for_trajectories_that_give_no_signal() -> None:
     # 2 of 6 trajectories teach: weight 3
     made = estimate("gpg", outcomes([1.0, 0.0, 1.0, 1.0, 0.0, 0.0], [0, 0, 1, 1, 2, 2]))
     assert column(made) == [1.5, -1.5, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_cpgd_weighs_by_the_share_of_groups_that_teach_up_to_a_maximum() -> None:
+def test_cpgd_weighs_by_the_share_of_groups_with_signal_up_to_a_maximum() -> None:
     two_of_three = outcomes([1.0, 0.0, 1.0, 1.0, 0.0, 1.0], [0, 0, 1, 1, 2, 2])
     np.testing.assert_allclose(
         column(estimate("cpgd_filter", two_of_three)), [0.75, -0.75, 0.0, 0.0, -0.75, 0.75]

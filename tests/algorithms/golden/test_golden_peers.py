@@ -177,7 +177,7 @@ def test_advantages_are_those_of_siirl(case: str) -> None:
     SIIRL.assert_close(case, "advantage", found.advantage)
 
 
-def test_the_filter_like_weight_is_one_where_every_group_teaches_and_siirls_is_trajectories_to_groups() -> (
+def test_the_filter_like_weight_is_one_where_every_group_has_a_signal_and_siirls_is_trajectories_to_groups() -> (
     None
 ):
     case = "advantage/clip_filter_like_weight"

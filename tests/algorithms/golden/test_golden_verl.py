@@ -47,17 +47,17 @@ def rewards_of(case: str, mask: str = "mask", group: Any = None, **fields: Any) 
 STEPS = {"step_rewards": "reward_by_step"}
 ADVANTAGES: dict[str, tuple[AdvantageConfig, str, dict[str, str]]] = {
     **{
-        f"advantage/gae/{place}": (AdvantageConfig(name="gae", gamma=0.9, lam=0.8), mask, STEPS)
-        for place, mask in (("padding", "mask"), ("holes", "holed_mask"))
+        f"advantage/gae/{layout}": (AdvantageConfig(name="gae", gamma=0.9, lam=0.8), mask, STEPS)
+        for layout, mask in (("padding", "mask"), ("holes", "holed_mask"))
     },
     **{
-        f"advantage/remax/{place}": (AdvantageConfig(name="remax"), mask, STEPS)
-        for place, mask in (("padding", "mask"), ("holes", "holed_mask"))
+        f"advantage/remax/{layout}": (AdvantageConfig(name="remax"), mask, STEPS)
+        for layout, mask in (("padding", "mask"), ("holes", "holed_mask"))
     },
     **{
-        f"advantage/{name}/{place}": (AdvantageConfig(name=name), mask, {})
+        f"advantage/{name}/{layout}": (AdvantageConfig(name=name), mask, {})
         for name in ("opo", "reinforce_plus_plus_baseline")
-        for place, mask in (("padding", "mask"), ("holes", "holed_mask"))
+        for layout, mask in (("padding", "mask"), ("holes", "holed_mask"))
     },
     "advantage/reinforce_plus_plus/padding": (
         AdvantageConfig(name="reinforce_plus_plus", gamma=0.9),
@@ -125,7 +125,7 @@ MASKED = {
 DIFFERENT = {
     "advantage/reinforce_plus_plus/holes": "we carry the return over tokens that were not chosen, "
     "verl ends it there",
-    "advantage/gpg": "we count trajectories of groups that teach, verl rewards other than 0",
+    "advantage/gpg": "we count trajectories of groups with signal, verl rewards other than 0",
     "advantage/grpo/lone_member": "we give 0, verl the raw reward",
     "advantage/rloo/lone_member": "we give 0, verl the raw reward",
     "loss/ppo/seq-mean-token-sum-norm": "we divide by the number of sequences too, as Dr. GRPO "
@@ -254,7 +254,7 @@ def test_a_return_goes_on_beyond_tokens_that_were_not_chosen() -> None:
     torch.testing.assert_close(ours[0, 4:].double(), theirs[0, 4:], rtol=1e-6, atol=1e-9)
 
 
-def test_gpg_counts_groups_that_teach_and_verl_rewards_that_are_not_zero() -> None:
+def test_gpg_counts_groups_with_signal_and_verl_rewards_that_are_not_zero() -> None:
     case = "advantage/gpg"
     ours = torch.from_numpy(
         advantage_estimator(AdvantageConfig(name="gpg"))(rewards_of(case)).advantage

@@ -161,8 +161,8 @@ def test_the_penalty_for_samples_of_older_weights_is_weighted_by_the_ratio() -> 
 
 def test_the_default_loss_has_a_trust_region_at_any_staleness() -> None:
     config = safe_policy_loss(PolicyLossConfig(), max_staleness=8)
-    far = batch_of((50.0, 0.001), (1.0, -1.0))
-    assert not gradient(policy_loss(config), far).any()
+    distant = batch_of((50.0, 0.001), (1.0, -1.0))
+    assert not gradient(policy_loss(config), distant).any()
 
 
 def test_what_a_loss_needs_is_known_before_anything_is_computed() -> None:

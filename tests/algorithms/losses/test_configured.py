@@ -191,7 +191,7 @@ def test_one_impossible_token_vetoes_its_whole_sequence() -> None:
     assert weights(CorrectionConfig(veto_below=just), (1.0, 1.0, 1e-4)).all()
 
 
-def test_masks_judge_before_truncation() -> None:
+def test_masks_apply_before_truncation() -> None:
     both = CorrectionConfig(truncate="token", truncate_at=1.5, mask="token", mask_high=3.0)
     torch.testing.assert_close(weights(both, (1.0, 2.5, 4.0)), row(1.0, 1.5, 0.0))
 

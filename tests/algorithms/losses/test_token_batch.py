@@ -25,7 +25,7 @@ from vla_rl.errors import ConfigError
 
 
 def test_ratios_of_sequences_and_control_steps_are_bounded_however_far_the_policy_went() -> None:
-    far = TokenBatch(
+    distant = TokenBatch(
         log_prob=row(0.0, 0.0).requires_grad_(),
         behavior_log_prob=row(-15.0, -15.0),
         advantage=row(-1.0, -1.0),
@@ -37,8 +37,8 @@ def test_ratios_of_sequences_and_control_steps_are_bounded_however_far_the_polic
         (PolicyLossConfig(name="gmpo", clip_high=100.0), math.exp(10.0)),
         (PolicyLossConfig(level="chunk"), math.exp(20.0) / 2),
     ):
-        torch.testing.assert_close(policy_loss(config)(far)[0], row(expected, expected))
-        assert not gradient(policy_loss(config), far).any()
+        torch.testing.assert_close(policy_loss(config)(distant)[0], row(expected, expected))
+        assert not gradient(policy_loss(config), distant).any()
 
 
 MASK = torch.ones(3, 2, dtype=torch.bool)

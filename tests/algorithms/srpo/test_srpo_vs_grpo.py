@@ -132,8 +132,8 @@ def test_with_eight_seeds_the_report_has_the_test(
 def test_the_table_has_means_with_intervals_of_all_starts_and_of_each_task(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data, picture = written(tmp_path / "data.jsonl", complete(8)), tmp_path / "study.png"
-    assert main(["--report", "--data", str(data), "--picture", str(picture)]) == 0
+    data, image = written(tmp_path / "data.jsonl", complete(8)), tmp_path / "study.png"
+    assert main(["--report", "--data", str(data), "--plot", str(image)]) == 0
     rows = {
         line.split("│")[1].strip(): line for line in capsys.readouterr().out.splitlines()
         if line.startswith("│ mean, ")
@@ -142,7 +142,7 @@ def test_the_table_has_means_with_intervals_of_all_starts_and_of_each_task(
     assert f"39.6 ± {exact.high - 39.625:.1f}" in rows["mean, all"]
     assert f"79.2 ± {2 * exact.high - 79.25:.1f}" in rows["mean, libero_object/1"]
     assert "0.0 ± 0.0" in rows["mean, libero_object/6"]
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert image.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_report_of_no_data_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,10 +200,10 @@ def test_arms_are_brought_to_the_same_seeds_before_a_new_one_begins() -> None:
 def test_what_is_there_is_not_run_again_and_each_finished_run_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data, played = written(tmp_path / "data.jsonl", [a_run("grpo", 0)]), []
+    data, started = written(tmp_path / "data.jsonl", [a_run("grpo", 0)]), []
 
     def run_arm(arm: str, seed: int, digest: str, first: Path) -> ArmRun:
-        played.append((arm, seed))
+        started.append((arm, seed))
         if arm == "srpo_released":
             raise OSError("the machine went away")
         return a_run(arm, seed)
@@ -212,7 +212,7 @@ def test_what_is_there_is_not_run_again_and_each_finished_run_is_kept(
     monkeypatch.setattr(study, "run_arm", run_arm)
     assert main(["--seeds", "0", "--data", str(data)]) == 2
     assert main(["--seeds", "0", "--data", str(data)]) == 2
-    assert played == [("srpo", 0), ("srpo_released", 0), ("srpo_released", 0)]
+    assert started == [("srpo", 0), ("srpo_released", 0), ("srpo_released", 0)]
     assert [(run.arm, run.seed) for run in read_runs(data)] == [("grpo", 0), ("srpo", 0)]
 
 

@@ -99,7 +99,7 @@ def test_rewards_that_are_all_equal_score_nothing() -> None:
     assert (found.spearman, found.spearman_in_group, found.distinct_failures) == (0.0, 0.0, 0.0)
 
 
-def test_a_group_is_a_task_a_start_and_a_kind_of_player() -> None:
+def test_a_group_is_a_task_a_start_and_a_kind_of_runner() -> None:
     made = [
         episode(0, 0.2),
         episode(0, 0.3, kind="policy"),

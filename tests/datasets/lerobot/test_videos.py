@@ -149,7 +149,7 @@ def test_a_size_is_read_in_any_order_of_axes(described: dict[str, Any], tmp_path
     assert shown(episode) == list(range(10))
 
 
-def test_a_video_that_players_turn_is_read_as_it_was_coded(tmp_path: Path) -> None:
+def test_a_video_that_viewers_turn_is_read_as_it_was_coded(tmp_path: Path) -> None:
     path = filmed(tmp_path)
     flat = tmp_path / "flat.mp4"
     encode(flat, range(10))

@@ -358,7 +358,7 @@ def _with_odd_value(content: bytes, rng: random.Random) -> bytes:
     lines = content.splitlines() if content.count(b"\n{") else [content]
     number = rng.randrange(len(lines))
     value = copy.deepcopy(json.loads(lines[number]))
-    holder, key = rng.choice(list(_places(value)))
+    holder, key = rng.choice(list(_items(value)))
     if rng.random() < 0.2 and isinstance(holder, dict):
         del holder[key]
     else:
@@ -367,9 +367,9 @@ def _with_odd_value(content: bytes, rng: random.Random) -> bytes:
     return b"\n".join(lines)
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+def _items(value: Any) -> Iterator[tuple[Any, Any]]:
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, each in items:
         yield value, key
         if isinstance(each, dict | list):
-            yield from _places(each)
+            yield from _items(each)

@@ -91,7 +91,7 @@ def with_pictures(trajectory: Trajectory) -> Trajectory:
 
 
 # in the suite, test_recipes.py starts the same engine by the same function, test_rollout_host.py
-# embeds what a host hands over, and test_picture_needs.py has both in one run's settings
+# embeds what a host hands over, and test_image_needs.py has both in one run's settings
 @pytest.mark.proof
 @pytest.mark.needs_vllm
 @pytest.mark.timeout(600)
@@ -128,7 +128,7 @@ async def test_a_host_embeds_what_it_hands_over_beside_its_engine_process(tmp_pa
 @pytest.mark.proof
 @pytest.mark.needs_vllm
 @pytest.mark.timeout(1200)
-async def test_pictures_of_engine_processes_go_to_the_ranks_past_the_control_process(
+async def test_images_of_engine_processes_go_to_the_ranks_past_the_control_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with asyncio.timeout(1100), loopback_hosts(tmp_path) as listed:

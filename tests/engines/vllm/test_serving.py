@@ -72,7 +72,7 @@ def test_an_instruction_longer_than_the_context_is_refused() -> None:
         serve(token_policy()).request(observation)
 
 
-def test_a_picture_of_another_kind_is_refused_by_name() -> None:
+def test_an_image_of_another_kind_is_refused_by_name() -> None:
     observation = observe(0) | {"image": np.zeros((4, 4), np.uint8)}
     with pytest.raises(ValueError, match=r"observation\['image'\] is uint8 \[4, 4\]"):
         serve(token_policy()).request(observation)

@@ -92,7 +92,7 @@ class Breaking(gymnasium.Env[np.ndarray, np.ndarray]):
 gymnasium.register("test/Breaking-v0", Breaking, order_enforce=False)
 
 
-_PICTURE = spaces.Box(0, 255, (2, 2, 3), np.uint8)
+_IMAGE = spaces.Box(0, 255, (2, 2, 3), np.uint8)
 
 
 class TwoCameras(gymnasium.Env[dict[str, Any], np.ndarray]):
@@ -102,7 +102,7 @@ class TwoCameras(gymnasium.Env[dict[str, Any], np.ndarray]):
     """
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - gymnasium declares it per instance
-    observation_space = spaces.Dict({"image": _PICTURE, "wrist_image": _PICTURE})
+    observation_space = spaces.Dict({"image": _IMAGE, "wrist_image": _IMAGE})
     action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
 
     def __init__(self, render_key: str | None = None) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-HERE = Path(__file__).parent
-REPOSITORY = HERE.parents[2]
+FOLDER = Path(__file__).parent
+REPOSITORY = FOLDER.parents[2]
 CARLA_SIDE = REPOSITORY / "vla_rl" / "envs" / "bench2drive" / "carla_side"
-LEADERBOARD = HERE / "stand_in_leaderboard.py"
+LEADERBOARD = FOLDER / "stand_in_leaderboard.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
 SIZE = 16
 

@@ -79,12 +79,12 @@ def gps(east: float, north: float) -> dict[str, float]:
 
 def measured(car: Car, size: int, cameras: list[str]) -> dict[str, tuple[int, Any]]:
     """What CARLA's sensors would give: left-handed, compass clockwise from north."""
-    here = gps(car.x, car.y)
+    position = gps(car.x, car.y)
     compass = math.pi / 2 - car.heading
     sideways = -car.speed * car.yaw_rate
     image = np.full((size, size, 4), (10, 20, 30, 255), np.uint8)  # BGRA
     return {
-        "gps": (0, np.array([here["lat"], here["lon"], 0.0])),
+        "gps": (0, np.array([position["lat"], position["lon"], 0.0])),
         "imu": (0, np.array([car.accel, sideways, 9.8, 0.0, 0.0, -car.yaw_rate, compass])),
         "speed": (0, {"speed": car.speed}),
         **dict.fromkeys(cameras, (0, image)),

@@ -21,7 +21,7 @@ import vla_rl.envs  # noqa: F401  # registers ours
 from tests.envs.bench2drive.processes import (
     CARLA_SIDE,
     ENVIRONMENT,
-    HERE,
+    FOLDER,
     SIZE,
     drive,
     route_server,
@@ -111,7 +111,7 @@ async def test_a_silent_agent_and_one_of_another_version_end_their_route_alone(
             assert b"sent nothing for 0.2 s" in await reader.read()
             writer.close()
 
-            def talk() -> str:
+            def converse() -> str:
                 other = Wire(socket.create_connection(("127.0.0.1", host.port)), "the host", 60)
                 other.send({"kind": "hello", "version": 7, "route": "x", "plan": []})
                 with pytest.raises(WireError) as caught:
@@ -119,7 +119,7 @@ async def test_a_silent_agent_and_one_of_another_version_end_their_route_alone(
                 other.close()
                 return str(caught.value)
 
-            assert "speaks version 7, expected 1" in await asyncio.to_thread(talk)
+            assert "speaks version 7, expected 1" in await asyncio.to_thread(converse)
     assert host.num_routes == 0
 
 
@@ -281,7 +281,7 @@ def write_junctions(folder: Path, *routes: tuple[str, str, float]) -> tuple[Path
     words = ["--routes", str(xml), "--maps", str(folder / "maps"), "--out", str(out)]
     script = str(CARLA_SIDE / "vla_rl_first_junctions.py")
     done = subprocess.run(
-        [sys.executable, str(HERE / "stand_in_planner.py"), script, *words],
+        [sys.executable, str(FOLDER / "stand_in_planner.py"), script, *words],
         env=ENVIRONMENT,
         capture_output=True,
         text=True,

@@ -41,10 +41,10 @@ def along_the_route(observation: dict[str, Any], speed: float) -> np.ndarray:
     route = np.concatenate([np.zeros((1, 2)), observation["route"]])
     along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(route, axis=0).T))])
     wanted = speed * 0.5 * np.arange(9)
-    places = np.stack([np.interp(wanted, along, route[:, axis]) for axis in (0, 1)], -1)
-    ways = np.diff(places, axis=0)
+    points = np.stack([np.interp(wanted, along, route[:, axis]) for axis in (0, 1)], -1)
+    ways = np.diff(points, axis=0)
     headings = np.concatenate([[0.0], np.arctan2(ways[:, 1], ways[:, 0])])
-    return encode_moves(np.concatenate([places, headings[:, None]], -1))
+    return encode_moves(np.concatenate([points, headings[:, None]], -1))
 
 
 def test_following_the_route_by_waypoints_reaches_the_goal() -> None:

@@ -45,7 +45,7 @@ def assets() -> str:
 
 @pytest.fixture(scope="session")
 def actions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of 60 random actions, float32; most tests play the first dozen."""
+    """A file of 60 random actions, float32; most tests run the first dozen."""
     path = tmp_path_factory.mktemp("libero") / "actions.npy"
     np.save(path, np.random.default_rng(5).uniform(-1, 1, (60, 7)).astype(np.float32))
     return path
@@ -90,7 +90,7 @@ def other_runs(assets: str, actions: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def reference(runs: list[dict[str, Any]], actions: Path) -> Iterator[subprocess.Popen[str]]:
-    """LIBERO's own environments, played in another process; writes `reference.npz`."""
+    """LIBERO's own environments, run in another process; writes `reference.npz`."""
     yield from _run_in_child(runs, actions.with_name("reference.npz"))
 
 

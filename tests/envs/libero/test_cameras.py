@@ -136,12 +136,12 @@ def test_closed_cameras_leave_their_context_to_the_next_that_are_not_larger() ->
     first.close()
     larger = cameras_of(80)
     assert larger._context is not context
-    again, beside = cameras_of(64), cameras_of(64)
+    again, second = cameras_of(64), cameras_of(64)
     assert again._context is context
-    assert beside._context not in (context, larger._context)
+    assert second._context not in (context, larger._context)
     assert np.array_equal(image(again), expected)
-    assert np.array_equal(image(beside), expected)
-    for each in (larger, again, beside):
+    assert np.array_equal(image(second), expected)
+    for each in (larger, again, second):
         each.close()
     assert len(loading._spare_contexts) == 2
     loading.free_spare_contexts()

@@ -202,8 +202,8 @@ def sheet(side_m: float, number: int = 101) -> Mesh:
 
 
 def ball(radius_m: float) -> Mesh:
-    places, faces = grid(121)
-    longitude, latitude = 2 * np.pi * places[:, 0], np.pi * places[:, 1]
+    points, faces = grid(121)
+    longitude, latitude = 2 * np.pi * points[:, 0], np.pi * points[:, 1]
     vertices = radius_m * np.column_stack(
         [
             np.sin(latitude) * np.cos(longitude),
@@ -231,8 +231,8 @@ def test_the_texture_lies_on_the_surface_as_before() -> None:
     fewer = simplify(mesh, CELL_M, TOLERANCE_M)
     assert mesh.texture is not None
     assert fewer.texture_faces is not None
-    places = mesh.texture.coordinates[fewer.texture_faces]
-    np.testing.assert_allclose(places, mesh.vertices[fewer.faces][..., :2] / 0.1, atol=1e-6)
+    points = mesh.texture.coordinates[fewer.texture_faces]
+    np.testing.assert_allclose(points, mesh.vertices[fewer.faces][..., :2] / 0.1, atol=1e-6)
 
 
 def test_a_seam_of_the_texture_stays_a_line_and_nothing_crosses_it() -> None:

@@ -421,7 +421,7 @@ def test_an_unknown_condition_is_refused_by_name() -> None:
 
 
 def test_a_goal_is_met_where_the_simulator_says_so() -> None:
-    here = scene(["open", "drawer"], ["on", "a", "b"], met=(["open", "drawer"],))
-    opened, placed = read_goals(here)
-    assert opened.is_met(here)
-    assert not placed.is_met(here)
+    opened_scene = scene(["open", "drawer"], ["on", "a", "b"], met=(["open", "drawer"],))
+    opened, targets = read_goals(opened_scene)
+    assert opened.is_met(opened_scene)
+    assert not targets.is_met(opened_scene)

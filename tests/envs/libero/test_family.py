@@ -1,5 +1,5 @@
 """LIBERO-PRO and LIBERO-plus as they are on the registry: every suite is listed, each kind of
-perturbation is played.
+perturbation is run.
 
 The two packages are those of vla_rl/requirements/libero-family.txt; without them these tests are
 skipped.
@@ -203,7 +203,7 @@ def test_fog_needs_images_of_the_size_that_libero_plus_made_it_for() -> None:
     ("suite", "perturbation"),
     [
         ("liberopro.libero_object_lan", "language"),
-        # of LIBERO-plus, the tests above play a camera and noise
+        # of LIBERO-plus, the tests above run a camera and noise
         pytest.param("liberoplus.libero_object", "robot", marks=pytest.mark.proof),
         pytest.param("liberoplus.libero_object", "language", marks=pytest.mark.proof),
         pytest.param("liberopro.libero_object_swap", "swap", marks=pytest.mark.proof),
@@ -240,7 +240,7 @@ def test_images_and_physics_of_variants_equal_libero_pluss_own_bit_by_bit(
     task = _first("liberoplus.libero_object", kind)
     rows = np.random.default_rng(2).uniform(-1, 1, (5, 7)).astype(np.float32)
     np.save(tmp_path / "actions.npy", rows)
-    play = {
+    recorded = {
         "name": kind,
         "suite": task.suite,
         "task_id": task.task_id,
@@ -249,7 +249,7 @@ def test_images_and_physics_of_variants_equal_libero_pluss_own_bit_by_bit(
         "actions": str(tmp_path / "actions.npy"),
         "has_images": True,
     }
-    (tmp_path / "runs.json").write_text(json.dumps([play]))
+    (tmp_path / "runs.json").write_text(json.dumps([recorded]))
     command = [
         sys.executable,
         str(SUPPORT / "robosuite_reference.py"),

@@ -252,7 +252,9 @@ SPEC = EnvSpec(
 UP = np.array([0, 0, 1, 0, 0, 0, -1], np.float32)
 
 
-async def play(pool: SimulatorPool, number: int, meet: asyncio.Barrier) -> tuple[int, Any]:
+async def run_episode(
+    pool: SimulatorPool, number: int, barrier: asyncio.Barrier
+) -> tuple[int, Any]:
     """One step of the same episode, with the others at the same time."""
     episode = EpisodeSpec(
         episode_id=number, group_id=0, member=number, env=SPEC, task="t", seed=1, policy_seed=number,
@@ -260,7 +262,7 @@ async def play(pool: SimulatorPool, number: int, meet: asyncio.Barrier) -> tuple
     )  # fmt: skip
     async with pool.lease(episode) as env:
         await env.reset()
-        await meet.wait()
+        await barrier.wait()
         return env.process.pid, (await env.step(UP))[0]
 
 
@@ -272,9 +274,9 @@ async def test_two_forks_of_one_scene_draw_the_same_episode_with_little_memory_o
         Runtime(name="test") as runtime,
         SimulatorPool(runtime, SimulatorConfig(num_envs=2), specs=[SPEC]) as pool,
     ):
-        meet = asyncio.Barrier(2)
+        barrier = asyncio.Barrier(2)
         (one, seen_by_one), (two, seen_by_two) = await asyncio.gather(
-            *(play(pool, k, meet) for k in range(2))
+            *(run_episode(pool, k, barrier) for k in range(2))
         )
         assert one != two
         for key in ("image", "wrist_image", "state"):

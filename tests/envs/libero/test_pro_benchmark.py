@@ -32,7 +32,7 @@ RUN_WITH_PLACEHOLDERS = {
     "two_normal_episodes": "libero_object_two_normal_episodes/0",
     "with_milk": "libero_goal_with_milk/0",
 }
-PLAYED_WITH_OWN_ASSETS = {"object", "with_mug", "with_yellow_book"}
+RUN_WITH_OWN_ASSETS = {"object", "with_mug", "with_yellow_book"}
 """Kinds of change that need LIBERO's own assets: `make proofs` runs them."""
 
 WITHOUT_MESHES = {
@@ -69,7 +69,7 @@ def _run(*command: str) -> str:
 
 
 def _run_episode(*keys: str) -> Runs:
-    return _runs_of(_run(str(SCRIPT), "play", *keys).splitlines())
+    return _runs_of(_run(str(SCRIPT), "run", *keys).splitlines())
 
 
 def _runs_of(lines: list[str]) -> Runs:
@@ -145,7 +145,7 @@ def test_each_kind_of_perturbation_is_run_or_lacks_meshes(listed: dict[str, Any]
     others = {*listed["first_of_each_kind"]} - {
         "",
         *RUN_WITH_PLACEHOLDERS,
-        *PLAYED_WITH_OWN_ASSETS,
+        *RUN_WITH_OWN_ASSETS,
         *WITHOUT_MESHES,
     }
     # places of one object in steps of 10 cm, which differ in numbers alone; and ten tasks without states

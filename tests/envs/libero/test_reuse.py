@@ -27,11 +27,11 @@ class Scene:
     """Notes what is asked of it, which takes no simulator."""
 
     def __init__(self, *key: object) -> None:
-        self.begun, self.advanced_by, self.is_closed = 0, list[str](), False
+        self.num_begins, self.advanced_by, self.is_closed = 0, list[str](), False
         self.physics = ""
 
     def start_episode(self, state: object) -> None:
-        self.begun += 1
+        self.num_begins += 1
 
     def run_control_step(self, action: np.ndarray) -> None:
         self.advanced_by.append(self.physics)
@@ -60,7 +60,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> SceneKey:
 def test_a_scene_is_prepared_once_and_has_run_a_step_of_each_physics(key: SceneKey) -> None:
     scene: Any = prepare_scene(key)
     assert prepare_scene(key) is scene
-    assert (scene.begun, scene.advanced_by) == (1, ["exact", "fast"])
+    assert (scene.num_begins, scene.advanced_by) == (1, ["exact", "fast"])
 
 
 def test_a_prepared_scene_serves_one_environment_at_a_time(key: SceneKey) -> None:

@@ -157,15 +157,15 @@ def test_a_scene_of_another_seed_gives_the_same_drawn_start(
 
 
 def test_objects_and_robot_stand_elsewhere_in_every_drawn_start(object_env: LiberoEnv) -> None:
-    places, hands = [], []
+    positions, hands = [], []
     for number in range(50, 56):
         start(object_env, number)
-        places.append(get_position(object_env, "cream_cheese_1_main"))
+        positions.append(get_position(object_env, "cream_cheese_1_main"))
         hands.append(object_env.scene.reading.proprio[:3].copy())
     # m; the task's region has sides of 5 mm
-    assert np.ptp([place[:2] for place in places], axis=0).min() > 0.002
+    assert np.ptp([xyz[:2] for xyz in positions], axis=0).min() > 0.002
     assert np.ptp(hands, axis=0).max() > 0.01  # m
-    assert np.ptp([place[2] for place in places]) < 0.005  # it lies on the floor every time
+    assert np.ptp([xyz[2] for xyz in positions]) < 0.005  # it lies on the floor every time
 
 
 def test_fixtures_move_too(goal_env: LiberoEnv) -> None:

@@ -53,11 +53,13 @@ def _states(
     return states, successes
 
 
-def _require_the_same_bits(play: dict[str, Any], theirs: Any) -> None:
-    name, task = play["name"], find_task(play["suite"], play["task_id"])
-    scene = Scene(task, Path(play["assets"]), scene_seed=0)
+def _require_the_same_bits(recorded: dict[str, Any], theirs: Any) -> None:
+    name, task = recorded["name"], find_task(recorded["suite"], recorded["task_id"])
+    scene = Scene(task, Path(recorded["assets"]), scene_seed=0)
     try:
-        states, successes = _states(scene, play["suite"], play["task_id"], np.load(play["actions"]))
+        states, successes = _states(
+            scene, recorded["suite"], recorded["task_id"], np.load(recorded["actions"])
+        )
         np.testing.assert_array_equal(states, theirs[f"{name}_physics"])
         np.testing.assert_array_equal(successes, theirs[f"{name}_is_success"])
         np.testing.assert_array_equal(scene.reading.proprio, theirs[f"{name}_state"][-1])
@@ -73,15 +75,15 @@ def test_every_bit_of_every_control_step_of_a_grasp_and_in_other_suites_is_robos
     _, stderr = other_reference.communicate()
     assert other_reference.returncode == 0, stderr
     with np.load(actions.with_name("other_reference.npz")) as theirs:
-        for play in other_runs:
-            _require_the_same_bits(play, theirs)
+        for recorded in other_runs:
+            _require_the_same_bits(recorded, theirs)
         assert theirs["grasp_is_success"].tolist() == [False] * 91 + [True]
 
 
 def test_trial_k_of_a_published_evaluation_has_the_fixtures_of_robosuites_kth_reset(
     published_env: LiberoEnv, goal_env: LiberoEnv, actions: Path, theirs: Any
 ) -> None:
-    for _ in range(2):  # whatever was played before
+    for _ in range(2):  # whatever ran before
         published_env.reset(options={"init_state_id": NEXT_TRIAL})
         for row in np.load(actions)[:12]:
             published_env.step(row)
@@ -96,11 +98,11 @@ def test_trial_k_of_a_published_evaluation_has_the_fixtures_of_robosuites_kth_re
 
 
 def test_fixtures_of_published_trials_are_up_to_centimetres_apart(published_env: LiberoEnv) -> None:
-    places = []
+    positions = []
     for number in range(6):
         published_env.reset(options={"init_state_id": number})
-        places.append(published_env.scene.model.body("wooden_cabinet_1_main").pos.copy())
-    shifts = np.linalg.norm(np.array(places)[1:] - places[0], axis=1)
+        positions.append(published_env.scene.model.body("wooden_cabinet_1_main").pos.copy())
+    shifts = np.linalg.norm(np.array(positions)[1:] - positions[0], axis=1)
     assert shifts.min() > 1e-4
     assert 5e-3 < shifts.max() < 3e-2
 
@@ -196,7 +198,7 @@ def test_images_and_physics_on_liberos_own_assets_equal_robosuites_bit_by_bit(
 ) -> None:
     rows = np.random.default_rng(4).uniform(-1, 1, (5, 7)).astype(np.float32)
     np.save(tmp_path / "actions.npy", rows)
-    play = {
+    recorded = {
         "name": "real",
         "suite": SUITE,
         "task_id": TASK_ID,
@@ -205,7 +207,7 @@ def test_images_and_physics_on_liberos_own_assets_equal_robosuites_bit_by_bit(
         "actions": str(tmp_path / "actions.npy"),
         "has_images": True,
     }
-    (tmp_path / "runs.json").write_text(json.dumps([play]))
+    (tmp_path / "runs.json").write_text(json.dumps([recorded]))
     command = [sys.executable, str(SUPPORT / "robosuite_reference.py")]
     done = subprocess.run(
         [*command, str(tmp_path / "runs.json"), str(tmp_path / "out")],

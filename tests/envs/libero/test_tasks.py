@@ -108,9 +108,9 @@ def test_a_package_in_liberos_place_brings_suites_of_its_own(tmp_path: Path) -> 
     installed, package = libero_root(), tmp_path / "libero" / "libero"
     package.mkdir(parents=True)
     for entry in (*installed.parent.iterdir(), *installed.iterdir()):
-        place = package.parent if entry.parent == installed.parent else package
+        source = package.parent if entry.parent == installed.parent else package
         if entry.name not in ("libero", "benchmark", "bddl_files", "init_files", "__pycache__"):
-            (place / entry.name).symlink_to(entry)
+            (source / entry.name).symlink_to(entry)
     for folder in ("bddl_files", "init_files"):
         (package / folder).mkdir()
         for suite in (installed / folder).iterdir():

@@ -86,8 +86,8 @@ def test_a_restored_state_goes_on_with_the_same_bits(name: str) -> None:
     state = as_plain(scene.get_state(), "state")
     actions = np.random.default_rng(0).uniform(-1, 1, (20, 4))
     stayed = [seen_after(scene, action) for action in actions]
-    elsewhere = scene_at(name, 11, number=1)
-    for other in (elsewhere, scene):
+    other_scene = scene_at(name, 11, number=1)
+    for other in (other_scene, scene):
         other.set_state(state)
         for action, expected in zip(actions, stayed, strict=True):
             for value, wanted in zip(seen_after(other, action), expected, strict=True):
@@ -159,7 +159,7 @@ def test_suggestions_are_the_experts_actions(drawer_env: MetaWorldEnv) -> None:
 SIZE = 96
 
 
-def played(quality: str) -> MetaWorldEnv:
+def rendered(quality: str) -> MetaWorldEnv:
     env = MetaWorldEnv("metaworld_mt10", "drawer-open", image_size=SIZE, quality=quality)  # type: ignore[arg-type]
     env.render_every_step = False
     env.reset(options={"init_state_id": 3})
@@ -170,21 +170,21 @@ def played(quality: str) -> MetaWorldEnv:
 
 @pytest.fixture(scope="module")
 def exact() -> Iterator[MetaWorldEnv]:
-    env = played("exact")
+    env = rendered("exact")
     yield env
     env.close()
 
 
 @pytest.fixture(scope="module")
 def fast() -> Iterator[MetaWorldEnv]:
-    env = played("fast")
+    env = rendered("fast")
     yield env
     env.close()
 
 
 def test_an_exact_image_is_that_of_the_packages_renderer() -> None:
     choose_graphics()
-    env = played("exact")
+    env = rendered("exact")
     model, data = env.scene.model, env.scene._env.data
     ours = {key: env._draw_now((key,))[0] for key in ("image", "wrist_image")}
     env._cameras.close()  # type: ignore[union-attr] # else two libraries would share its context

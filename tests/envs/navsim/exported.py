@@ -13,8 +13,8 @@ import numpy as np
 from tests.envs.driving.scores.drawn import draw_scene
 from vla_rl.envs.driving.scores.scene_files import save_scene
 
-HERE = Path(__file__).parent
-REPOSITORY = HERE.parents[2]
+FOLDER = Path(__file__).parent
+REPOSITORY = FOLDER.parents[2]
 EXPORTER = REPOSITORY / "vla_rl" / "envs" / "navsim" / "export_scenes.py"
 SPLIT = "defaults:\n- scene_filter: drawn\n"
 FILTER = "_target_: navsim.common.dataclasses.SceneFilter\nnum_history_frames: 4\nhas_route: true\n"
@@ -47,7 +47,7 @@ def export(
     (splits / "scene_filter" / "drawn.yaml").write_text(FILTER)
     return subprocess.run(
         [
-            *(sys.executable, str(HERE / "stand_in_navsim.py"), str(root), str(EXPORTER)),
+            *(sys.executable, str(FOLDER / "stand_in_navsim.py"), str(root), str(EXPORTER)),
             *("--split", "drawn", "--cache", str(root / "cache"), "--logs", str(root)),
             *("--sensors", str(root / "sensors"), "--synthetic-sensors", str(root / "sensors")),
             *("--out", str(root / "scenes")),

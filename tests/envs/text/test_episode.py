@@ -164,12 +164,12 @@ async def test_a_task_that_breaks_its_contract_is_named(
         pool.lease(spec_of("sample_tasks:MisbehavingTask", fault=fault)) as env,
     ):
 
-        async def play() -> None:
+        async def run_it() -> None:
             await env.reset()
             await env.step(say("a"))
 
         with pytest.raises(error, match=told):
-            await play()
+            await run_it()
 
 
 async def test_an_episode_is_reset_once_and_over_with_its_lease() -> None:

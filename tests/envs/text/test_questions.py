@@ -432,8 +432,8 @@ TWO_AGENTS = {"num_operators": 1, "num_digits": 2, "operators": "+-"}
 
 def rounds_of(chat: tuple[Message, ...]) -> list[list[Message]]:
     """Cut where somebody asks."""
-    places = [place for place, message in enumerate(chat) if message.role == "user"] + [len(chat)]
-    return [list(chat[start:end]) for start, end in itertools.pairwise(places)]
+    turns = [turn for turn, message in enumerate(chat) if message.role == "user"] + [len(chat)]
+    return [list(chat[start:end]) for start, end in itertools.pairwise(turns)]
 
 
 def made(number: int, mistakes: float) -> tuple[Message, ...]:

@@ -34,12 +34,12 @@ PAGE = Path(__file__).parents[3] / "docs" / "parity.md"
 
 
 def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
-    pictures = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    images = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
     written = Trace(
         "mine",
         (
             TraceEntry(0, "instruction", "open it"),
-            TraceEntry(0, "camera", pictures, "image"),
+            TraceEntry(0, "camera", images, "image"),
             TraceEntry(0, "tokens", np.array([5, 6])),
             TraceEntry(1, "success", True),
         ),
@@ -122,7 +122,7 @@ def policy() -> OpenVlaOft:
 
 
 def frame(seed: int) -> np.ndarray:
-    """A smooth picture, as a camera gives: JPEG's decoders differ little on it."""
+    """A smooth image, as a camera gives: JPEG's decoders differ little on it."""
     rows, columns = np.mgrid[0:64, 0:64] / 64.0
     waves = [np.sin(3 * rows + seed + k) * np.cos(4 * columns - k) for k in range(3)]
     return np.uint8(127 + 100 * np.stack(waves, axis=-1))
@@ -186,30 +186,30 @@ def test_a_loop_equals_itself(ours: Trace) -> None:
 
 
 def test_a_flipped_image_is_found_at_the_orientation(ours: Trace) -> None:
-    difference = compare(ours, theirs(ours, orientation=lambda picture: picture[::-1])).difference
+    difference = compare(ours, theirs(ours, orientation=lambda image: image[::-1])).difference
     assert difference is not None
     assert (difference.boundary.name, difference.decision, difference.key) == (
         "orientation",
         0,
         "image",
     )
-    assert difference.hint == "the second picture is the first one upside down"
+    assert difference.hint == "the second image is the first one upside down"
 
 
 def test_another_jpeg_decoder_is_found_at_the_jpeg_and_not_at_the_resize(
     ours: Trace, policy: OpenVlaOft
 ) -> None:
-    pictures = {e.decision: e.value for e in ours.entries if e.boundary == "orientation"}
+    originals = {e.decision: e.value for e in ours.entries if e.boundary == "orientation"}
 
-    def by_pillow(picture: np.ndarray) -> np.ndarray:
+    def by_pillow(image: np.ndarray) -> np.ndarray:
         file = io.BytesIO()
-        Image.fromarray(picture).save(file, "JPEG", quality=95, subsampling=2)
+        Image.fromarray(image).save(file, "JPEG", quality=95, subsampling=2)
         return np.asarray(Image.open(file))
 
     entries = []
     for entry in ours.entries:
         if entry.boundary in ("jpeg", "resize", "crop"):
-            images = by_pillow(pictures[entry.decision])
+            images = by_pillow(originals[entry.decision])
             tensor = torch.from_numpy(images.copy()).permute(2, 0, 1)[None]
             for name, stage in image_stages("exact").items():
                 if name != "jpeg":
@@ -308,29 +308,29 @@ def test_traces_without_a_boundary_in_common_are_refused(ours: Trace) -> None:
         compare(Trace("ours", entries), alone)
 
 
-PICTURE = np.random.default_rng(0).integers(0, 256, (6, 6, 3), np.uint8)
+IMAGE = np.random.default_rng(0).integers(0, 256, (6, 6, 3), np.uint8)
 
 
 @pytest.mark.parametrize(
     ("second", "words"),
     [
-        (PICTURE[::-1, ::-1], "turned by 180 degrees"),
-        (PICTURE[::-1], "upside down"),
-        (PICTURE[:, ::-1], "mirrored"),
-        (np.rot90(PICTURE), "turned by 90 degrees"),
-        (np.rot90(PICTURE, 3), "turned by 270 degrees"),
-        (PICTURE[..., ::-1], "in BGR instead of RGB"),
+        (IMAGE[::-1, ::-1], "turned by 180 degrees"),
+        (IMAGE[::-1], "upside down"),
+        (IMAGE[:, ::-1], "mirrored"),
+        (np.rot90(IMAGE), "turned by 90 degrees"),
+        (np.rot90(IMAGE, 3), "turned by 270 degrees"),
+        (IMAGE[..., ::-1], "in BGR instead of RGB"),
     ],
 )
-def test_a_picture_that_was_turned_is_named_by_its_turn(second: np.ndarray, words: str) -> None:
-    assert find_hint("image", PICTURE, second) == f"the second picture is the first one {words}"
+def test_an_image_that_was_turned_is_named_by_its_turn(second: np.ndarray, words: str) -> None:
+    assert find_hint("image", IMAGE, second) == f"the second image is the first one {words}"
 
 
 def test_small_differences_all_over_are_those_of_two_codecs() -> None:
-    near = np.clip(PICTURE.astype(int) + 3, 0, 255).astype(np.uint8)
-    assert "two codecs" in (find_hint("image", PICTURE, near) or "")
-    assert find_hint("image", PICTURE, 255 - PICTURE) is None
-    assert find_hint("image", PICTURE, PICTURE[:3]) is None
+    near = np.clip(IMAGE.astype(int) + 3, 0, 255).astype(np.uint8)
+    assert "two codecs" in (find_hint("image", IMAGE, near) or "")
+    assert find_hint("image", IMAGE, 255 - IMAGE) is None
+    assert find_hint("image", IMAGE, IMAGE[:3]) is None
 
 
 def test_one_rotation_with_two_axes_is_named() -> None:

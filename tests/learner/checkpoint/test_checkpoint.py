@@ -56,15 +56,17 @@ def contents(folder: Path) -> set[str]:
 
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
-    with tmpfs("1m") as place:
-        yield place
+    with tmpfs("1m") as disk:
+        yield disk
 
 
 async def test_a_run_goes_on_from_its_checkpoint_with_all_its_parts(
-    policy: OpenVlaOft, lane: DeviceLane, play: Callable[..., Trajectory], tmp_path: Path
+    policy: OpenVlaOft, lane: DeviceLane, run_policy: Callable[..., Trajectory], tmp_path: Path
 ) -> None:
     group = Group(
-        group_id=1, trajectories=(play(policy, 1, 2), play(policy, 2, 3)), dispatch_version=0
+        group_id=1,
+        trajectories=(run_policy(policy, 1, 2), run_policy(policy, 2, 3)),
+        dispatch_version=0,
     )
     async with asyncio.timeout(60):
         learner = Learner(policy, lane, LearnerConfig())
@@ -92,16 +94,16 @@ async def test_a_run_goes_on_from_its_checkpoint_with_all_its_parts(
 
 
 async def test_a_snapshot_is_not_changed_by_the_next_update(
-    policy: OpenVlaOft, lane: DeviceLane, play: Callable[..., Trajectory]
+    policy: OpenVlaOft, lane: DeviceLane, run_policy: Callable[..., Trajectory]
 ) -> None:
     async with asyncio.timeout(60):
         learner = Learner(policy, lane, LearnerConfig())
-        await learner.update([play(policy, 1, 2)], [1.0])
+        await learner.update([run_policy(policy, 1, 2)], [1.0])
         state = await learner.snapshot()
         kept = {
             name: tensor.clone() for name, tensor in {**state.policy, **state.optimizer}.items()
         }
-        await learner.update([play(policy, 2, 2)], [1.0])
+        await learner.update([run_policy(policy, 2, 2)], [1.0])
     assert all(
         torch.equal(tensor, kept[name])
         for name, tensor in {**state.policy, **state.optimizer}.items()

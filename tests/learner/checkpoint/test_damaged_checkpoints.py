@@ -220,10 +220,12 @@ def test_arrays_keep_dtype_shape_and_values(array: np.ndarray) -> None:
 
 
 def test_a_buffered_group_comes_back_whole(
-    policy: OpenVlaOft, play: Callable[..., Trajectory]
+    policy: OpenVlaOft, run_policy: Callable[..., Trajectory]
 ) -> None:
     group = Group(
-        group_id=3, trajectories=(play(policy, 1, 2), play(policy, 2, 1)), dispatch_version=4
+        group_id=3,
+        trajectories=(run_policy(policy, 1, 2), run_policy(policy, 2, 1)),
+        dispatch_version=4,
     )
     (found,) = unpack(pack([group]), list[Group])
     assert found.trajectories[0].stop_reason is StopReason.TIME_LIMIT

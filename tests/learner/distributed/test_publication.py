@@ -18,7 +18,7 @@ from vla_rl.learner import Learner
 from vla_rl.learner.distributed import ShardedLearner
 
 
-class FarEngine:
+class RemoteEngine:
     """An engine that reads weights from memory, as those in other processes do."""
 
     def __init__(self, network: nn.Module, *, is_open_to_ranks: bool = True) -> None:
@@ -38,8 +38,8 @@ class FarEngine:
         if not self._is_open:
             return None
         found = self._stage.write_shared(network, tensors_of(network), weight_version, self.current)
-        self._shared, places = found or (None, None)
-        return places
+        self._shared, slots = found or (None, None)
+        return slots
 
     def apply_shared(self, weight_version: int) -> None:
         """Take what the ranks wrote."""
@@ -75,7 +75,7 @@ async def test_ranks_write_into_engines_and_the_model_of_this_process_follows_at
     alone, shared = mlp(), mlp()
     trajectories, advantages = [walk(alone, 1, 3), walk(alone, 2, 4)], [1.0, -0.5]
     first = {name: each.clone() for name, each in tensors_of(shared.network).items()}
-    engine = FarEngine(shared.network)
+    engine = RemoteEngine(shared.network)
     async with DeviceLane(1) as lane, asyncio.timeout(200):
         one = Learner(alone, lane, settings())
         async with ShardedLearner(shared, runtime, lane, settings(ranks=2), [engine]) as two:
@@ -100,7 +100,7 @@ async def test_an_engine_that_ranks_cannot_write_to_gets_the_weights_from_this_p
     runtime: Runtime,
 ) -> None:
     alone, shared = mlp(), mlp()
-    engine = FarEngine(shared.network, is_open_to_ranks=False)
+    engine = RemoteEngine(shared.network, is_open_to_ranks=False)
     trajectories = [walk(alone, 1, 3), walk(alone, 2, 4)]
     async with DeviceLane(1) as lane, asyncio.timeout(200):
         one = Learner(alone, lane, settings())

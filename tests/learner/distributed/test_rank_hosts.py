@@ -60,7 +60,7 @@ async def lane() -> AsyncIterator[DeviceLane]:
 
 
 @pytest_asyncio.fixture(loop_scope="session", scope="module")
-async def far(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RemoteHost]:
+async def remote(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RemoteHost]:
     """A host, served at a port of this machine."""
     folder = tmp_path_factory.mktemp("keys")
     make_keys(folder)
@@ -75,10 +75,10 @@ async def far(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RemoteH
         )
 
 
-def assign_ranks(far: RemoteHost, num_far: int) -> RankAssignments:
+def assign_ranks(remote: RemoteHost, num_remote: int) -> RankAssignments:
     """Rank 0 here, and others on the host."""
-    there = RankAssignment("cpu", host="a", placement=far, address=LOOPBACK)
-    return RankAssignments((RankAssignment("cpu", address=LOOPBACK), *[there] * num_far))
+    remote_rank = RankAssignment("cpu", host="a", placement=remote, address=LOOPBACK)
+    return RankAssignments((RankAssignment("cpu", address=LOOPBACK), *[remote_rank] * num_remote))
 
 
 def episodes(policy: Any) -> list[Trajectory]:
@@ -94,19 +94,23 @@ def apart(found: Any, expected: Any) -> float:
 
 
 async def test_ranks_here_and_on_another_host_learn_and_continue_what_one_process_learns(
-    far: RemoteHost, runtime: Runtime, lane: DeviceLane, tmp_path: Path
+    remote: RemoteHost, runtime: Runtime, lane: DeviceLane, tmp_path: Path
 ) -> None:
     alone, shared = mlp(), mlp()
     trajectories = episodes(alone)
     optimizer = OptimizerConfig(lr=3e-3, warmup_steps=0)
-    judging = CriticConfig(optimizer=optimizer, micro_batch=2)
-    one, first = Learner(alone, lane, settings()), Critic(alone, lane, judging, seed=3)
+    critic_config = CriticConfig(optimizer=optimizer, micro_batch=2)
+    one, first = Learner(alone, lane, settings()), Critic(alone, lane, critic_config, seed=3)
     three = ShardedLearner(shared, runtime, lane, settings(ranks=3))
-    second = three.critic(judging, seed=3)
-    three.assign_ranks(assign_ranks(far, 2))
+    second = three.critic(critic_config, seed=3)
+    three.assign_ranks(assign_ranks(remote, 2))
     async with three:
-        places = [runtime.info(rank).placement for rank in three.ranks.ranks]
-        assert [isinstance(place, RemoteHost) for place in places] == [False, True, True]
+        placements = [runtime.info(rank).placement for rank in three.ranks.ranks]
+        assert [isinstance(rank_host, RemoteHost) for rank_host in placements] == [
+            False,
+            True,
+            True,
+        ]
         expected = await gradients(one, trajectories, ADVANTAGES, tmp_path / "one")
         found = await gradients(three, trajectories, ADVANTAGES, tmp_path / "three")
         assert relative_difference(found, expected) <= 3e-6
@@ -121,8 +125,8 @@ async def test_ranks_here_and_on_another_host_learn_and_continue_what_one_proces
         await first.restore(read.critic)
         await second.restore(read.critic, read.critic_file)
         await three.restore(await saved(one, tmp_path / "back"))
-        judged = [await each.values(trajectories) for each in (first, second)]
-        for pair in zip(*judged, strict=True):
+        values = [await each.values(trajectories) for each in (first, second)]
+        for pair in zip(*values, strict=True):
             assert pair[1].values == pytest.approx(pair[0].values, rel=1e-5, abs=1e-6)
         for learner in (one, three):
             await learner.update(trajectories, list(ADVANTAGES))
@@ -130,12 +134,12 @@ async def test_ranks_here_and_on_another_host_learn_and_continue_what_one_proces
 
 
 async def test_a_killed_rank_of_another_host_is_named_and_ends_all(
-    far: RemoteHost, runtime: Runtime, lane: DeviceLane
+    remote: RemoteHost, runtime: Runtime, lane: DeviceLane
 ) -> None:
     policy = mlp()
     trajectories = episodes(policy)
     learner = ShardedLearner(policy, runtime, lane, settings(ranks=2))
-    learner.assign_ranks(assign_ranks(far, 1))
+    learner.assign_ranks(assign_ranks(remote, 1))
     async with learner:
         await learner.update(trajectories, list(ADVANTAGES))
         pids = [runtime.info(rank).pid for rank in learner.ranks.ranks]
@@ -147,7 +151,7 @@ async def test_a_killed_rank_of_another_host_is_named_and_ends_all(
 
 
 async def test_a_port_in_use_and_a_missing_interface_are_refused_by_name(
-    far: RemoteHost, runtime: Runtime, lane: DeviceLane
+    remote: RemoteHost, runtime: Runtime, lane: DeviceLane
 ) -> None:
     with socket.create_server((LOOPBACK, 0)) as taken:
         port = taken.getsockname()[1]
@@ -163,22 +167,24 @@ async def test_a_port_in_use_and_a_missing_interface_are_refused_by_name(
         find_interface(Network(LOOPBACK, "ib7"))
     with pytest.raises(ConfigError, match=r"no network interface here has the address 203.0.113.7"):
         find_interface(Network("203.0.113.7"))
-    there = RankAssignment("cpu", host="a", placement=far, address=LOOPBACK, interface="ib7")
+    remote_rank = RankAssignment(
+        "cpu", host="a", placement=remote, address=LOOPBACK, interface="ib7"
+    )
     learner = ShardedLearner(mlp(), runtime, lane, settings(ranks=2))
-    learner.assign_ranks(RankAssignments((RankAssignment("cpu", address=LOOPBACK), there)))
+    learner.assign_ranks(RankAssignments((RankAssignment("cpu", address=LOOPBACK), remote_rank)))
     with pytest.raises(ConfigError, match="rank 1 on host 'a': the network interface 'ib7' does"):
         async with learner:
             pass
 
 
 async def test_a_host_without_the_policys_module_is_named(
-    far: RemoteHost, runtime: Runtime, lane: DeviceLane
+    remote: RemoteHost, runtime: Runtime, lane: DeviceLane
 ) -> None:
     plain = mlp()
     policy = type("Own", (MlpPolicy,), {"__module__": "nowhere"})(plain.config, plain.network)
     learner = ShardedLearner(policy, runtime, lane, settings(ranks=2))
     learner.assign_ranks(
-        RankAssignments((RankAssignment("cpu", host="a", placement=far, address=LOOPBACK),) * 2)
+        RankAssignments((RankAssignment("cpu", host="a", placement=remote, address=LOOPBACK),) * 2)
     )
     told = r"rank \d on host 'a' cannot import nowhere:Own: .*PYTHONPATH"
     with pytest.raises(ConfigError, match=told):
@@ -197,12 +203,12 @@ async def test_ranks_that_cannot_reach_rank_0_say_so(monkeypatch: pytest.MonkeyP
 
 
 async def test_hosts_with_other_code_are_refused_by_name() -> None:
-    here = code_report("small_episodes:Policy")
-    assert {"torch", "vla_rl's sources", "module small_episodes"} <= here.keys()
-    require_same_code("a", dict(here), here)
-    there = here | {"torch": "2.0.0+cpu", "module small_episodes": "none"}
+    local = code_report("small_episodes:Policy")
+    assert {"torch", "vla_rl's sources", "module small_episodes"} <= local.keys()
+    require_same_code("a", dict(local), local)
+    remote_rank = local | {"torch": "2.0.0+cpu", "module small_episodes": "none"}
     with pytest.raises(ConfigError, match=r"host 'a' has torch 2.0.0\+cpu \(here .*module small_e"):
-        require_same_code("a", there, here)
+        require_same_code("a", remote_rank, local)
 
 
 async def test_the_bytes_that_ranks_of_a_host_read_are_sent_once() -> None:

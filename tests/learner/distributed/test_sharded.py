@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 import torch
 import transformers
-from engine_fixtures import play as play_fixture
+from engine_fixtures import run_policy as run_policy_fixture
 from small_episodes import mlp, walk
 from tiny_vision import shown_episodes, tiny_vision
 from torch import Tensor
@@ -49,7 +49,7 @@ from vla_rl.models.prismatic.config import LoraConfig, OpenVlaConfig
 from vla_rl.types import SOLE_MEMBER, Trajectory
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-played = play_fixture._get_wrapped_function()()
+run_policy = run_policy_fixture._get_wrapped_function()()
 ADVANTAGES = (1.0, -0.5, 0.25)
 
 
@@ -90,11 +90,11 @@ def qwen3_moe() -> Any:
 
 
 def episodes(policy: Any) -> list[Trajectory]:
-    """Three episodes of unequal lengths that the policy itself played."""
+    """Three episodes of unequal lengths that the policy itself ran."""
     if isinstance(policy, MlpPolicy):
         return [walk(policy, seed, steps) for seed, steps in ((1, 1), (2, 5), (3, 2))]
     if isinstance(policy, OpenVlaOft):
-        return [played(policy, seed, steps) for seed, steps in ((1, 1), (2, 4), (3, 2))]
+        return [run_policy(policy, seed, steps) for seed, steps in ((1, 1), (2, 4), (3, 2))]
     if isinstance(policy, VisionLanguageModel):
         return shown_episodes(policy)
     if isinstance(policy, OpenVla):
@@ -107,7 +107,7 @@ def episodes(policy: Any) -> list[Trajectory]:
 
 
 def one_action(policy: OpenVla, seed: int, num_steps: int) -> Trajectory:
-    trajectory: Trajectory = played(policy, seed, num_steps)
+    trajectory: Trajectory = run_policy(policy, seed, num_steps)
     steps = tuple(
         msgspec.structs.replace(step, rewards=step.rewards[:1]) for step in trajectory.steps
     )
@@ -214,10 +214,10 @@ async def critic_gap(
     gaps = []
     async with two:
         for round_number in range(2):
-            judged = [await each.values(trajectories) for each in (first, second)]
+            value_rows = [await each.values(trajectories) for each in (first, second)]
             fitted = [
                 await each.update(trajectories, values, returns)
-                for each, values in zip((first, second), judged, strict=True)
+                for each, values in zip((first, second), value_rows, strict=True)
             ]
             assert fitted[1] == pytest.approx(fitted[0], rel=1e-4, abs=1e-6)
             for learner in (one, two):
@@ -229,7 +229,7 @@ async def critic_gap(
                 found = (await load_checkpoint(folder / "update-000001")).state
                 await first.restore(found.critic)
                 await second.restore(found.critic, found.critic_file)
-        for before, after in zip(judged[0], judged[1], strict=True):
+        for before, after in zip(value_rows[0], value_rows[1], strict=True):
             gaps.append(np.abs(before.values - after.values).max() / np.abs(before.values).max())
         scores = [await each.log_probs(trajectories) for each in (reference, frozen)]
     for expected, found_scores in zip(*scores, strict=True):

@@ -98,10 +98,10 @@ async def test_a_team_over_ranks_learns_what_it_learns_in_one_process(
         )
         async with ranks["left"], ranks["right"]:
             for number in range(3):
-                judged = [await each.values(trajectories) for each in critics]
-                for many, single in zip(*judged, strict=True):
+                value_rows = [await each.values(trajectories) for each in critics]
+                for many, single in zip(*value_rows, strict=True):
                     assert many.values == pytest.approx(single.values, rel=1e-5, abs=1e-6)
-                for critic, values in zip(critics, judged, strict=True):
+                for critic, values in zip(critics, value_rows, strict=True):
                     await critic.update(trajectories, values, returns)
                 reports = [await each.update(trajectories, list(ADVANTAGES)) for each in (two, one)]
                 assert weights(shared).numpy() == pytest.approx(weights(alone).numpy(), abs=1e-5)
@@ -169,14 +169,14 @@ def shown(number: int) -> Demonstration:
 
 async def test_two_ranks_imitate_as_one_process_and_the_model_follows_when_asked() -> None:
     alone, shared = mlp(), mlp()
-    lessons, before = [shown(number) for number in range(5)], weights_of_policy(shared)
+    batch, before = [shown(number) for number in range(5)], weights_of_policy(shared)
     async with DeviceLane(1) as lane, asyncio.timeout(200):
         one = Imitator(alone, lane, CONFIG)
         many = msgspec.structs.replace(CONFIG, ranks=2)
         async with opened_imitator(shared, lane, many) as two:
             assert isinstance(two, ShardedImitator)
             for count in (5, 1, 4):  # one row: a rank without any takes part
-                reports = [await each.update(lessons[:count]) for each in (one, two)]
+                reports = [await each.update(batch[:count]) for each in (one, two)]
                 assert reports[1].metrics == pytest.approx(reports[0].metrics, rel=1e-4)
             assert two.weight_version == 3
             assert torch.equal(weights_of_policy(shared), before)
@@ -184,10 +184,10 @@ async def test_two_ranks_imitate_as_one_process_and_the_model_follows_when_asked
             assert weights_of_policy(shared).numpy() == pytest.approx(
                 weights_of_policy(alone).numpy(), abs=1e-5
             )
-            assert await two.evaluate(lessons) == pytest.approx(await one.evaluate(lessons))
+            assert await two.evaluate(batch) == pytest.approx(await one.evaluate(batch))
             state = await two.snapshot()
-            await two.update(lessons)
-            await one.update(lessons)
+            await two.update(batch)
+            await one.update(batch)
             assert state.weight_version == 3
             await two.fetch_weights()
     assert weights_of_policy(shared).numpy() == pytest.approx(
@@ -204,14 +204,14 @@ async def test_conversations_are_learnt_as_in_one_process(shard: str) -> None:
         (Message(role="user", content=each), Message(role="assistant", content=each[::-1]))
         for each in said
     ]
-    lessons = [chat_demonstration(alone, chat) for chat in chats]
+    batch = [chat_demonstration(alone, chat) for chat in chats]
     config = msgspec.structs.replace(CONFIG, ranks=3, shard=shard)
     async with DeviceLane(1) as lane, Runtime() as runtime, asyncio.timeout(250):
         one = Imitator(alone, lane, CONFIG)
         async with ShardedImitator(shared, runtime, lane, config) as three:
             for _ in range(3):
                 losses = [
-                    (await each.update(lessons)).metrics["imitation/loss"] for each in (one, three)
+                    (await each.update(batch)).metrics["imitation/loss"] for each in (one, three)
                 ]
                 assert losses[1] == pytest.approx(losses[0], rel=1e-5)
             await three.fetch_weights()

@@ -64,7 +64,7 @@ async def test_two_ranks_that_share_layers_learn_what_one_process_learns_and_end
 ) -> None:
     """A host that acts with their weights gets what they hold, too, each at its place."""
     alone, shared = conversations.qwen3(), conversations.qwen3()
-    played = episodes(alone)
+    trajectories = episodes(alone)
     one = Learner(alone, lane, settings())
     config = settings(ranks=2, tensor_parallel=2)
     host = Host("a", [], network=conversations.qwen3().network)
@@ -72,10 +72,10 @@ async def test_two_ranks_that_share_layers_learn_what_one_process_learns_and_end
     site.open()
     sinks: list[WeightSink] = [Near(), site.sink]
     async with ShardedLearner(shared, runtime, lane, config, sinks) as two:
-        expected = await gradients(one, played, ADVANTAGES, tmp_path / "one")
-        found = await gradients(two, played, ADVANTAGES, tmp_path / "two")
+        expected = await gradients(one, trajectories, ADVANTAGES, tmp_path / "one")
+        found = await gradients(two, trajectories, ADVANTAGES, tmp_path / "two")
         assert relative_difference(found, expected) <= 3e-6
-        reports = [await each.update(played, list(ADVANTAGES)) for each in (one, two)]
+        reports = [await each.update(trajectories, list(ADVANTAGES)) for each in (one, two)]
         compared = [
             {name: value for name, value in each.metrics.items() if name in reports[0].metrics}
             for each in reports
@@ -93,13 +93,13 @@ async def test_two_ranks_that_share_layers_learn_what_one_process_learns_and_end
         await resumed.restore(await saved(two, tmp_path / "by-two"))
         await two.restore(await saved(one, tmp_path / "by-one"))
         for learner in (two, resumed):
-            await learner.update(played, list(ADVANTAGES))
+            await learner.update(trajectories, list(ADVANTAGES))
         assert gap(continued, shared) <= 1e-5
 
         pid = runtime.info(two.ranks.ranks[1]).pid
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(RankFailed, match=r"rank 1 of 2 .* is gone: SIGKILL.*all ranks"):
-            await two.update(played, list(ADVANTAGES))
+            await two.update(trajectories, list(ADVANTAGES))
 
 
 def qwen3_moe() -> Any:
@@ -153,11 +153,11 @@ def test_an_adapter_is_cut_where_its_layer_is() -> None:
 @pytest.mark.parametrize("length", [1, 5, 7, 100])
 @pytest.mark.parametrize(("columns", "first"), [(6, 0), (2, 4)])
 def test_pieces_of_a_block_cover_it_once(columns: int, first: int, length: int) -> None:
-    place = LocalBlock(1, 3, 6, first, columns, is_first_copy=True)
+    local_block = LocalBlock(1, 3, 6, first, columns, is_first_copy=True)
     whole, seen = np.arange(30).reshape(5, 6), []
     block = whole[1:4, first : first + columns].flatten()
-    for begin, end, start in place.pieces(length):
-        run = min(place.run, end - begin)
+    for begin, end, start in local_block.pieces(length):
+        run = min(local_block.run, end - begin)
         for number, at in enumerate(range(begin, end, run)):
             own = whole.flatten()[start + number * 6 :][:run]
             assert own.tolist() == block[at : at + run].tolist()

@@ -318,18 +318,18 @@ def demonstrating_policy() -> CausalLanguageModel:
     return tiny(SHAPE, ["one two three"], seed=0)
 
 
-def test_only_the_assistants_own_tokens_teach(demonstrating_policy: CausalLanguageModel) -> None:
-    lesson = chat_demonstration(demonstrating_policy, CHAT)
-    assert lesson.trained_tokens is not None
-    tokens = lesson.actions[0]
+def test_only_the_assistants_own_tokens_train(demonstrating_policy: CausalLanguageModel) -> None:
+    demonstration = chat_demonstration(demonstrating_policy, CHAT)
+    assert demonstration.trained_tokens is not None
+    tokens = demonstration.actions[0]
     ends = [
-        place
-        for place in range(1, len(tokens) + 1)
-        if place == len(tokens) or not lesson.trained_tokens[place]
+        length
+        for length in range(1, len(tokens) + 1)
+        if length == len(tokens) or not demonstration.trained_tokens[length]
     ]
     first = demonstrating_policy.parse(demonstrating_policy.decode(tokens[: ends[0]]))
     assert first.content == "two"
-    starts = np.flatnonzero(np.diff(lesson.trained_tokens.astype(int)) == 1)
+    starts = np.flatnonzero(np.diff(demonstration.trained_tokens.astype(int)) == 1)
     assert (
         demonstrating_policy.parse(
             demonstrating_policy.decode(tokens[int(starts[-1]) + 1 :])
@@ -338,7 +338,7 @@ def test_only_the_assistants_own_tokens_teach(demonstrating_policy: CausalLangua
     )
     assert int(tokens[-1]) in demonstrating_policy.stop_tokens
     assert (
-        lesson.observation["prompt_tokens"].tolist()
+        demonstration.observation["prompt_tokens"].tolist()
         == demonstrating_policy.render(CHAT[:1]).tolist()
     )
 
@@ -353,7 +353,7 @@ def test_a_conversation_in_which_nobody_answers_is_refused(
 async def test_conversations_of_different_lengths_are_learnt_together(
     demonstrating_policy: CausalLanguageModel,
 ) -> None:
-    lessons = [
+    batch = [
         chat_demonstration(demonstrating_policy, CHAT),
         chat_demonstration(demonstrating_policy, CHAT[:2]),
     ]
@@ -362,7 +362,7 @@ async def test_conversations_of_different_lengths_are_learnt_together(
     )
     async with DeviceLane(1) as lane:
         imitator = Imitator(demonstrating_policy, lane, config)
-        losses = [(await imitator.update(lessons)).metrics["imitation/loss"] for _ in range(25)]
+        losses = [(await imitator.update(batch)).metrics["imitation/loss"] for _ in range(25)]
         assert losses[-1] < 0.2 * losses[0]
         with pytest.raises(TypeError, match="evaluate it by running episodes"):
-            await imitator.evaluate(lessons)
+            await imitator.evaluate(batch)

@@ -261,10 +261,10 @@ def test_an_observation_that_is_no_prompt_is_refused(
 PAGE = Path(__file__).parents[3] / "docs" / "language.md"
 
 
-def test_the_page_makes_a_policy_and_talks_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_makes_a_policy_and_speaks_to_it(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
-    talks, fills_in, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
-    exec(compile(talks, str(PAGE), "exec"), names)
+    converses, fills_in, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    exec(compile(converses, str(PAGE), "exec"), names)
     printed = capsys.readouterr().out
     num_prompt = len(
         names["policy"].render(

@@ -77,9 +77,9 @@ def dense_varlen(
     assert longest == longest_keys == int(begins.diff().max())
     assert options.pop("window_size") == (-1, 0)
     assert ("enable_gqa" in options) == attention.HAS_GROUPED_HEADS
-    place = torch.arange(len(query))
-    row = torch.bucketize(place, begins[1:], right=True)
-    sees = (row[:, None] == row) & (place <= place[:, None])
+    position = torch.arange(len(query))
+    row = torch.bucketize(position, begins[1:], right=True)
+    sees = (row[:, None] == row) & (position <= position[:, None])
     found = nn.functional.scaled_dot_product_attention(
         *(each.transpose(0, 1)[None] for each in (query, key, value)), attn_mask=sees, **options
     )
@@ -226,8 +226,8 @@ def learn_scores(
 @pytest.mark.parametrize("num", [1, 7, 12])
 def test_chunks_give_the_numbers_and_gradients_of_the_whole(num: int) -> None:
     def forbidden(first: int, end: int) -> Tensor:
-        place = torch.arange(first, end)[:, None]
-        return (torch.arange(50) > 25) & (place % 3 == 0)
+        position = torch.arange(first, end)[:, None]
+        return (torch.arange(50) > 25) & (position % 3 == 0)
 
     cpu = torch.device("cpu")
     whole = learn_scores(num, 50, 10_000, cpu, forbidden=forbidden)

@@ -212,18 +212,18 @@ def test_demonstrations_show_the_images_of_all_turns(policy: VisionLanguageModel
         user("and here?", TALL),
         Message(role="assistant", content="b"),
     )
-    lesson = chat_demonstration(policy, messages)
+    demonstration = chat_demonstration(policy, messages)
     first = observed(policy, *messages[:1])
-    assert lesson.observation["prompt_tokens"].tolist() == first["prompt_tokens"].tolist()
-    whole = np.concatenate([first["prompt_tokens"], lesson.actions[0]])
-    starts = lesson.observation["image_starts"]
+    assert demonstration.observation["prompt_tokens"].tolist() == first["prompt_tokens"].tolist()
+    whole = np.concatenate([first["prompt_tokens"], demonstration.actions[0]])
+    starts = demonstration.observation["image_starts"]
     assert (whole[starts] == policy.image_token).all()
     assert starts.tolist()[:1] == first["image_starts"].tolist()
-    assert get_images(lesson.observation)[1] is TALL
-    (found,) = scored(policy, [lesson.observation], [lesson.actions[0].tolist()])
+    assert get_images(demonstration.observation)[1] is TALL
+    (found,) = scored(policy, [demonstration.observation], [demonstration.actions[0].tolist()])
     assert np.isfinite(found).all()
-    assert lesson.trained_tokens is not None
-    assert lesson.trained_tokens.sum() == 2 * len(policy.tokenize("a<|im_end|>"))
+    assert demonstration.trained_tokens is not None
+    assert demonstration.trained_tokens.sum() == 2 * len(policy.tokenize("a<|im_end|>"))
 
 
 def test_a_frozen_tower_gets_no_gradient_and_the_trunk_does(policy: VisionLanguageModel) -> None:

@@ -244,7 +244,7 @@ async def test_imitation_brings_the_l1_head_towards_what_was_shown(
     assert after["imitation/l1"] < 0.5 * before["imitation/l1"]
 
 
-async def test_imitation_teaches_the_diffusion_head_to_see_the_noise(
+async def test_imitation_trains_the_diffusion_head_to_see_the_noise(
     make_observation: MakeObservation,
 ) -> None:
     torch.manual_seed(0)  # of the noise that imitation adds
@@ -319,7 +319,7 @@ def test_the_instruction_modulates_the_towers_under_film(make_observation: MakeO
 
 
 @pytest.mark.parametrize("has_film", [False, True])
-def test_pictures_are_looked_at_once_for_all_denoising_steps(
+def test_images_are_looked_at_once_for_all_denoising_steps(
     has_film: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # each step of denoising is the same call: five instead of fifty of them

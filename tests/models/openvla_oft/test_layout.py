@@ -268,7 +268,7 @@ def decided(policy: OpenVlaOft, parts: public_checkpoint.Parts) -> None:
 
 
 @pytest.mark.parametrize("cameras", [("image",), ("image", "wrist_image")])
-def test_one_picture_or_two_decide_as_the_libraries_alone_say(
+def test_one_image_or_two_decide_as_the_libraries_alone_say(
     cameras: tuple[str, ...], folder: Path, parts: public_checkpoint.Parts
 ) -> None:
     decided(OpenVlaOft.load(folder, norm_key="libero_goal", cameras=cameras), parts)

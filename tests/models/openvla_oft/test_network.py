@@ -1,7 +1,7 @@
 """The network: attention looks both ways, padding changes nothing, tokens are read one position early.
 
 Only the action tokens' rows of the head are computed, decisions on the same observation pass through
-the network once, and a demonstrated bin teaches its neighbours a little.
+the network once, and a demonstrated bin trains its neighbours a little.
 """
 
 from collections.abc import Callable
@@ -277,12 +277,12 @@ async def test_an_imitator_with_a_label_width_learns_the_neighbours_too() -> Non
             await imitator.update([shown])
     tokens = torch.from_numpy(policy.encode(shown.actions[None]))
     with torch.no_grad():
-        near, far = (
+        near, distant = (
             policy.log_probs(policy.prepare([make_batch()]), tokens + step, torch.ones(1))[0].exp()
             for step in (2, 30)
         )
     assert (near > 0.05).all()
-    assert (far < 0.01).all()
+    assert (distant < 0.01).all()
 
 
 def test_a_label_width_is_refused_where_it_means_nothing() -> None:

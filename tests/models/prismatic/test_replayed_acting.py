@@ -84,8 +84,8 @@ class Rerun:
         self._results = compute(*inputs)
 
     def replay(self) -> Tensors:
-        for place, result in zip(self._results, self._compute(*self.inputs), strict=True):
-            place.copy_(result)
+        for slot, result in zip(self._results, self._compute(*self.inputs), strict=True):
+            slot.copy_(result)
         return self._results
 
 

@@ -343,7 +343,7 @@ def changed(name: str, tower: int, **fields: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_pictures_that_would_be_made_otherwise_are_refused_by_name(
+def test_images_that_would_be_made_otherwise_are_refused_by_name(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=message):

@@ -65,7 +65,7 @@ async def test_a_reward_for_success_is_refused_if_success_is_unknown() -> None:
         await GroupReward(RewardConfig(function="success"))(SILENT)
 
 
-async def test_episodes_that_the_agent_cut_off_are_failures_though_nobody_judged_them() -> None:
+async def test_episodes_that_the_agent_cut_off_are_failures_though_nobody_evaluated_them() -> None:
     cut = make_group(trajectory([[1.0]], 0, StopReason.TURN_LIMIT))
     assert (await GroupReward(RewardConfig(function="success"))(cut)).batch == [
         np.zeros(1, np.float32)
@@ -222,18 +222,18 @@ async def test_an_update_that_is_made_again_has_the_coefficient_that_it_had() ->
         return (await penalty(update, [PAIR], [[1.0, 0.5]], [references])).metrics["reward/kl_coef"]
 
     penalty = KlPenalty(config, max_staleness=2)
-    played = [await coefficient(penalty, update) for update in range(5)]
-    assert played[0] == 0.5
-    assert played == sorted(set(played))
+    coefficients = [await coefficient(penalty, update) for update in range(5)]
+    assert coefficients[0] == 0.5
+    assert coefficients == sorted(set(coefficients))
     saved = pack(penalty.state())
-    played.append(await coefficient(penalty, 5))
+    coefficients.append(await coefficient(penalty, 5))
     # updates are rewarded up to two ahead of the one that is learnt from
     for next_to_learn in (2, 3, 4, 5):
         resumed = KlPenalty(config, max_staleness=2)
         resumed.restore(unpack(saved, KlCoefficient))
-        assert [await coefficient(resumed, update) for update in range(next_to_learn, 6)] == played[
-            next_to_learn:
-        ]
+        assert [
+            await coefficient(resumed, update) for update in range(next_to_learn, 6)
+        ] == coefficients[next_to_learn:]
 
 
 async def test_a_coefficient_that_was_saved_without_those_before_it_is_still_read() -> None:
@@ -258,12 +258,12 @@ async def test_advantages_compare_episodes_and_not_decisions() -> None:
 
 async def test_an_end_is_an_end_and_a_time_limit_is_continued() -> None:
     ended, cut_off = trajectory([[1.0, 1.0]], 0), trajectory([[1.0, 1.0]], 1, StopReason.TIME_LIMIT)
-    judged = [
+    values = [
         TrajectoryValues(np.array([0.5], np.float32), 0.0),
         TrajectoryValues(np.array([0.5], np.float32), 10.0),
     ]
     config = AdvantageConfig(name="gae", gamma=0.9, lam=1.0, whiten=False)
-    output = await CriticAdvantage(config)([make_group(ended, cut_off)], [[2.0, 2.0]], [judged])
+    output = await CriticAdvantage(config)([make_group(ended, cut_off)], [[2.0, 2.0]], [values])
     assert output.values is not None
     # the chunk took two control steps, so what comes after it is worth 0.81
     np.testing.assert_allclose(
@@ -348,7 +348,7 @@ async def test_one_number_for_an_episode_is_every_agents() -> None:
 async def test_marfts_row_holds_all_agents_in_order_of_acting() -> None:
     episode = make_group(shared(0, ("solver", 0.5), ("checker", 1.0)))
     config = AdvantageConfig(name="marft_gae", gamma=0.5, lam=1.0, whiten=False)
-    judged = [TrajectoryValues(np.array([0.25, 0.75], np.float32), 0.0)]
-    output = await CriticAdvantage(config)([episode], [[np.array([0.5, 1.0])]], [judged])
+    values = [TrajectoryValues(np.array([0.25, 0.75], np.float32), 0.0)]
+    output = await CriticAdvantage(config)([episode], [[np.array([0.5, 1.0])]], [values])
     # checker: 1 - 0.75; solver: 0.5 + 0.5 * 0.75 - 0.25, and half of the checker's
     assert np.asarray(output.values["advantages"][0]).tolist() == [0.75, 0.25]

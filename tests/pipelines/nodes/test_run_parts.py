@@ -32,7 +32,7 @@ class CountedUpdates:
     def __init__(self) -> None:
         self.weight_version = 0
         self.learned: list[tuple[list[int], list[float], Any]] = []
-        self.begun = asyncio.Event()
+        self.started = asyncio.Event()
         self.may_end: asyncio.Event | None = None
 
     async def update(
@@ -40,7 +40,7 @@ class CountedUpdates:
     ) -> UpdateReport:
         numbers = [each.episode.episode_id for each in trajectories]
         self.learned.append((numbers, [float(each) for each in advantages], references))
-        self.begun.set()
+        self.started.set()
         if self.may_end is not None:
             await self.may_end.wait()
         return await self.publish_unchanged()
@@ -133,7 +133,7 @@ async def test_a_cancelled_update_is_completed_before_the_cancellation_goes_on()
     node = learn(learner, ledger)
     async with asyncio.timeout(5):
         task = asyncio.ensure_future(node([PAIR], [0.5, -0.5]))
-        await learner.begun.wait()
+        await learner.started.wait()
         assert not node.is_between_updates
         task.cancel()
         await asyncio.sleep(0)
@@ -174,7 +174,7 @@ async def test_all_episodes_of_an_update_are_offered_to_the_recorder_if_there_is
     assert offered == [(4, 4)]
 
 
-JUDGED = [
+VALUES = [
     [
         TrajectoryValues(np.array([0.5, 0.25], np.float32), 0.0),
         TrajectoryValues(np.zeros(1, np.float32), 1.0),
@@ -200,18 +200,18 @@ class Network:
         return [[np.zeros(2, np.float32) for _ in each.steps] for each in trajectories]
 
     async def update(
-        self, trajectories: Any, judged: Any, returns: Any, *, number: int
+        self, trajectories: Any, values: Any, returns: Any, *, number: int
     ) -> dict[str, float]:
         self.began.set()
         await self.may_end.wait()
-        self.learnt.append((trajectories, judged, returns, number))
+        self.learnt.append((trajectories, values, returns, number))
         return {"critic/loss": 2.0}
 
 
 async def test_values_and_log_probs_are_those_of_the_groups_episodes() -> None:
     network = Network()
-    judged = await EstimateValues(network)(PAIR)  # type: ignore[arg-type]
-    assert [len(each.values) for each in judged] == [2, 1]
+    values = await EstimateValues(network)(PAIR)  # type: ignore[arg-type]
+    assert [len(each.values) for each in values] == [2, 1]
     log_probs = await ReferenceLogProbs(network)(PAIR)  # type: ignore[arg-type]
     assert [len(of_episode) for of_episode in log_probs] == [2, 1]
 
@@ -220,11 +220,11 @@ async def test_the_critic_learns_from_all_groups_in_order_and_only_metrics_are_w
     network = Network()
     network.may_end.set()
     groups = [PAIR, make_group(*PAIR.trajectories[:1])]
-    judged = [*JUDGED, JUDGED[0][:1]]
-    output = await TrainCritic(network)(3, groups, judged, RETURNS)  # type: ignore[arg-type]
+    values = [*VALUES, VALUES[0][:1]]
+    output = await TrainCritic(network)(3, groups, values, RETURNS)  # type: ignore[arg-type]
     ((trajectories, flat, returns, number),) = network.learnt
     assert trajectories == [*PAIR.trajectories, PAIR.trajectories[0]]
-    assert [each is same for each, same in zip(flat, [*judged[0], *judged[1]], strict=True)] == [
+    assert [each is same for each, same in zip(flat, [*values[0], *values[1]], strict=True)] == [
         True
     ] * 3
     assert (returns, number) == (RETURNS, 3)
@@ -235,7 +235,7 @@ async def test_an_update_of_the_critic_that_has_begun_ends_before_its_cancellati
     network = Network()
     learn = TrainCritic(network)  # type: ignore[arg-type]
     async with asyncio.timeout(10):
-        task = asyncio.create_task(learn(3, [PAIR], JUDGED, RETURNS), name="learn")  # type: ignore[arg-type]
+        task = asyncio.create_task(learn(3, [PAIR], VALUES, RETURNS), name="learn")  # type: ignore[arg-type]
         await network.began.wait()
         task.cancel()
         network.may_end.set()
@@ -264,7 +264,7 @@ def test_an_episode_that_was_cut_off_is_compared_but_not_learnt_from() -> None:
     assert select_episodes([cut_off, cut_off], [-1.0, 1.0], mask_truncated=True) == ([], [])
 
 
-def test_a_success_at_the_time_limit_was_judged_and_passes_the_filters() -> None:
+def test_a_success_at_the_time_limit_was_evaluated_and_passes_the_filters() -> None:
     ended, in_time = trajectory([[1.0]], 0), trajectory([[1.0]], 1, StopReason.SUCCESS_AT_LIMIT)
     assert select_episodes([in_time, ended], [-1.0, 1.0], mask_truncated=True) == (
         [0, 1],
@@ -292,7 +292,7 @@ def test_groups_that_are_worth_an_update_are_kept(config: FilterConfig, is_kept:
     assert keep(PAIR) is is_kept
 
 
-def test_groups_that_teach_nothing_are_dropped_and_no_filter_keeps_everything() -> None:
+def test_groups_that_give_no_signal_are_dropped_and_no_filter_keeps_everything() -> None:
     unsolved = {"is_success": False}
     equal = make_group(
         trajectory([[1.0, 1.0]], 0, info=unsolved),

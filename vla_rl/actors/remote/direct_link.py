@@ -220,7 +220,7 @@ def _bind_first_free(settings: ListenSettings) -> socket.socket:
     raise OSError(
         errno.EADDRINUSE,
         f"no port from {first} to {last} is free at {settings.interface}, expected one for each "
-        "actor of this host, one more for each that passes weights on or gives pictures to learner "
+        "actor of this host, one more for each that passes weights on or gives images to learner "
         "ranks, and one for each rank that gives it weights; give the host a wider range with --ports",
     )
 

@@ -136,7 +136,7 @@ def shared_memory(machine: Machine) -> Iterable[CheckResult]:
     except OSError as error:
         yield CheckResult(
             f"no memory can be shared between processes ({error})",
-            "Pictures travel through shared memory; no simulator can start",
+            "Images travel through shared memory; no simulator can start",
             "Raise the limits on memory and files (`ulimit -v`, `ulimit -f`, the container's)",
         )
     folder = Path(machine.shared_memory)

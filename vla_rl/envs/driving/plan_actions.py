@@ -202,11 +202,11 @@ def _make_spline() -> tuple[Floats, Floats]:
     left = np.clip(np.searchsorted(knots, position, side="right") - 1, 0, count - 2)
     span = width[left][:, None]
     a, b = (knots[left + 1] - position)[:, None] / span, (position - knots[left])[:, None] / span
-    near, far = bends[left], bends[left + 1]
+    nearer, farther = bends[left], bends[left + 1]
     values = a * same[left] + b * same[left + 1]
-    values += ((a**3 - a) * near + (b**3 - b) * far) * span**2 / 6
+    values += ((a**3 - a) * nearer + (b**3 - b) * farther) * span**2 / 6
     slopes = (same[left + 1] - same[left]) / span
-    slopes += ((3 * b**2 - 1) * far - (3 * a**2 - 1) * near) * span / 6
+    slopes += ((3 * b**2 - 1) * farther - (3 * a**2 - 1) * nearer) * span / 6
     slopes[knots[-1] < _GRID] = 0.0
     return values[:, 1:], slopes[:, 1:]
 

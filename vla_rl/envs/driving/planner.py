@@ -137,8 +137,8 @@ def best_proposal(world: World, version: Version) -> tuple[Floats, Scene]:
     scene, poses = world.scene(), propose(world)
     totals = score_poses(scene, poses, version).total
     # progress that is measured alone is 1 for all, so equal scores are told apart by distance
-    far = np.linalg.norm(np.diff(poses[..., :2], axis=1), axis=-1).sum(-1)
-    return poses[int(np.argmax(totals + 1e-3 * far))], scene
+    lengths = np.linalg.norm(np.diff(poses[..., :2], axis=1), axis=-1).sum(-1)
+    return poses[int(np.argmax(totals + 1e-3 * lengths))], scene
 
 
 def _make_poses(route: Floats, along: Floats, side_now: float, offset: Floats) -> Floats:

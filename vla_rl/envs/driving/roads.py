@@ -232,9 +232,11 @@ def _draw_junction(rng: Rng, turns: list[str]) -> Roads:
         out = arms[name]
         way = -out if incoming else out
         right = np.array([way[1], -way[0]]) * HALF
-        far, near = centre + out * 100.0 + right, centre + out * size + right
+        distant, inner = centre + out * 100.0 + right, centre + out * size + right
         return (
-            make_line(tuple(far), tuple(near)) if incoming else make_line(tuple(near), tuple(far))
+            make_line(tuple(distant), tuple(inner))
+            if incoming
+            else make_line(tuple(inner), tuple(distant))
         )
 
     def crossing(origin: str, goal: str) -> Floats:
@@ -292,13 +294,13 @@ def roundabout(rng: Rng) -> Roads:
         out = np.array([np.cos(angle), np.sin(angle)])
         way = -out if incoming else out
         side = np.array([way[1], -way[0]]) * HALF
-        far, near = centre + out * 100.0 + side, centre + out * (radius + 8.0) + side
+        distant, inner = centre + out * 100.0 + side, centre + out * (radius + 8.0) + side
         turn = angle + (slip if incoming else -slip)
         on_ring = centre + radius * np.array([np.cos(turn), np.sin(turn)])
         tangent = np.array([-np.sin(turn), np.cos(turn)])
         if incoming:
-            return make_line(tuple(far), tuple(near)), make_bend(near, way, on_ring, tangent)
-        return make_line(tuple(near), tuple(far)), make_bend(on_ring, tangent, near, way)
+            return make_line(tuple(distant), tuple(inner)), make_bend(inner, way, on_ring, tangent)
+        return make_line(tuple(inner), tuple(distant)), make_bend(on_ring, tangent, inner, way)
 
     ahead, entry = arm(np.pi, True)
     away, leave = arm(goal, False)
@@ -338,9 +340,9 @@ def merge(rng: Rng) -> Roads:
         roads.add_lane(path, number == 0)
         roads.draw_edges(path, number == 0, number == 1)
         roads.paths.append(TrafficPath(join_paths(path)))
-    beside = make_line((BEHIND, 0.0), (start + length + 10, 0.0))
-    roads.add_lane(beside, True)
-    roads.draw_edges(beside, True, False)
+    parallel = make_line((BEHIND, 0.0), (start + length + 10, 0.0))
+    roads.add_lane(parallel, True)
+    roads.draw_edges(parallel, True, False)
     roads.add_lane(slide, True, "connector")
     return roads
 

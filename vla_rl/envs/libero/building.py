@@ -46,7 +46,7 @@ doors, drawers and knobs of all of them, and each draws random numbers. Drawn st
 (`drawn_starts`) have this many, whatever was reset before.
 """
 
-_PLACED_FIELDS = ("body_pos", "body_quat", "site_rgba")
+_POSE_FIELDS = ("body_pos", "body_quat", "site_rgba")
 """Arrays of the model that a reset writes: poses of fixtures, and visibility of markers."""
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class SeededResets:
         # robosuite runs one more forward pass when it makes a render context; each pass moves the
         # solver's warm start, and with it the last bits of what follows
         mujoco.mj_forward(model, data)
-        self._new_model = {name: getattr(model, name).copy() for name in _PLACED_FIELDS}
+        self._new_model = {name: getattr(model, name).copy() for name in _POSE_FIELDS}
         self._new_state = np.empty(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION))
         mujoco.mj_getState(model, data, self._new_state, mujoco.mjtState.mjSTATE_INTEGRATION)
         self._joint_samplers, self._num_loads = list(self.env.object_property_initializers), 1

@@ -211,7 +211,9 @@ class LiberoEnv(ImageEnv):
             cameras: dict[str, Orientation] = {
                 CAMERAS[name]: "mirrored" for name in self._image_keys
             }
-            self._camera_key = CameraKey.here(tuple(cameras), self._image_size, self._quality)
+            self._camera_key = CameraKey.of_this_thread(
+                tuple(cameras), self._image_size, self._quality
+            )
             self._cameras = take_cameras(self._scene_key, self.scene, self._camera_key) or Cameras(
                 self.scene.model, cameras, self._image_size, self._quality, LIBERO_STYLE
             )

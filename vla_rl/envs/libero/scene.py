@@ -264,7 +264,7 @@ class CameraKey(NamedTuple):
     """Id of the thread that made them: OpenGL may refuse another one."""
 
     @classmethod
-    def here(cls, cameras: tuple[str, ...], size: int, quality: Quality) -> "CameraKey":
+    def of_this_thread(cls, cameras: tuple[str, ...], size: int, quality: Quality) -> "CameraKey":
         """Return the key of cameras that this thread uses."""
         return cls(cameras, size, quality, threading.get_ident())
 

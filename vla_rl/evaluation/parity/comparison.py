@@ -69,18 +69,18 @@ def compare(first: Trace, second: Trace) -> Comparison:
     equal = dict.fromkeys((b.name for b in BOUNDARIES if b.name in common), 0)
     largest: dict[str, float] = {}
     ordered = {boundary.name: boundary for boundary in BOUNDARIES}
-    places = sorted(
-        {place for table in tables for place in table if place[1] in common},
-        key=lambda place: (place[0], list(ordered).index(place[1]), place[2]),
+    keys = sorted(
+        {position for table in tables for position in table if position[1] in common},
+        key=lambda position: (position[0], list(ordered).index(position[1]), position[2]),
     )
     difference = None
-    for decision, name, key in places:
+    for decision, name, key in keys:
         values = [table.get((decision, name, key)) for table in tables]
         difference = _difference(ordered[name], decision, key, values[0], values[1], largest)
         if difference is not None:
             break
         equal[name] += 1
-    num_decisions = difference.decision if difference else 1 + max(place[0] for place in places)
+    num_decisions = difference.decision if difference else 1 + max(position[0] for position in keys)
     only = {
         name: 0 if name in recorded[0] else 1
         for name in ordered
@@ -92,10 +92,10 @@ def compare(first: Trace, second: Trace) -> Comparison:
 def _by_position(trace: Trace) -> dict[tuple[int, str, str], TraceEntry]:
     table: dict[tuple[int, str, str], TraceEntry] = {}
     for entry in trace.entries:
-        place = entry.decision, entry.boundary, entry.key
-        if place in table:
-            raise DataError(f"{trace.source} records {place} twice; expected each value once")
-        table[place] = entry
+        position = entry.decision, entry.boundary, entry.key
+        if position in table:
+            raise DataError(f"{trace.source} records {position} twice; expected each value once")
+        table[position] = entry
     return table
 
 
@@ -132,17 +132,19 @@ def _difference(
         return None
     wrong = apart > boundary.tolerance
     size = f"{wrong.sum()} of {wrong.size} numbers differ, by {apart.max():g} at most"
-    place = tuple(int(n) for n in np.argwhere(wrong)[0])
-    values = _format_around(a, place), _format_around(b, place)
+    position = tuple(int(n) for n in np.argwhere(wrong)[0])
+    values = _format_around(a, position), _format_around(b, position)
     return Difference(boundary, decision, key, values, size, find_hint(boundary.name, a, b))
 
 
-def _format_around(array: np.ndarray, place: tuple[int, ...]) -> str:
+def _format_around(array: np.ndarray, position: tuple[int, ...]) -> str:
     """Show the numbers from the first one that differs."""
-    *row, column = place
+    *row, column = position
     numbers = array[tuple(row)][column : column + MOST_NUMBERS]
     shown = ", ".join(f"{number:.6g}" for number in numbers.tolist())
-    return f"[{', '.join(map(str, place))}] = {shown}{' ...' if array.size > len(numbers) else ''}"
+    return (
+        f"[{', '.join(map(str, position))}] = {shown}{' ...' if array.size > len(numbers) else ''}"
+    )
 
 
 def _format_value(value: Value) -> str:
@@ -153,12 +155,12 @@ JPEG_SIZED: Final = 8
 """Two decoders of the same JPEG file differ by less than this in almost every byte."""
 
 _IMAGE_CHANGES: Final[dict[str, Callable[[np.ndarray], np.ndarray]]] = {
-    "turned by 180 degrees": lambda picture: picture[::-1, ::-1],
-    "upside down": lambda picture: picture[::-1],
-    "mirrored": lambda picture: picture[:, ::-1],
-    "turned by 90 degrees": lambda picture: np.rot90(picture),
-    "turned by 270 degrees": lambda picture: np.rot90(picture, 3),
-    "in BGR instead of RGB": lambda picture: picture[..., ::-1],
+    "turned by 180 degrees": lambda image: image[::-1, ::-1],
+    "upside down": lambda image: image[::-1],
+    "mirrored": lambda image: image[:, ::-1],
+    "turned by 90 degrees": lambda image: np.rot90(image),
+    "turned by 270 degrees": lambda image: np.rot90(image, 3),
+    "in BGR instead of RGB": lambda image: image[..., ::-1],
 }
 
 
@@ -178,12 +180,12 @@ def find_hint(boundary: str, first: np.ndarray, second: np.ndarray) -> str | Non
 def _image_hint(first: np.ndarray, second: np.ndarray) -> str | None:
     for name, turned in _IMAGE_CHANGES.items():
         if np.array_equal(turned(first), second):
-            return f"the second picture is the first one {name}"
+            return f"the second image is the first one {name}"
     if first.shape != second.shape:
         return None
     apart = np.abs(first.astype(np.int64) - second)
     if np.quantile(apart, 0.99) < JPEG_SIZED:
-        return "small differences all over the picture, as between two codecs or two kernels"
+        return "small differences all over the image, as between two codecs or two kernels"
     return None
 
 

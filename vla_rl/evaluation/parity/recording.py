@@ -1,4 +1,4 @@
-"""Recording of an episode of ours, from the simulator's picture to the executed action.
+"""Recording of an episode of ours, from the simulator's image to the executed action.
 
 Every boundary of every decision is recorded.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def record_trace(trajectory: Trajectory, policy: "VlaPolicy", source: str) -> Trace:
     """Return the values of an episode.
 
-    Pictures and prompts are prepared again, by the code that acted: the preparation is
+    Images and prompts are prepared again, by the code that acted: the preparation is
     deterministic.
 
     Args:
@@ -40,8 +40,8 @@ def _entries(trajectory: Trajectory, policy: "VlaPolicy") -> Iterator[TraceEntry
         seen = step.observation
         yield TraceEntry(decision, "instruction", seen["instruction"])
         for camera in policy.config.cameras:
-            for boundary, picture in _images(seen[camera], policy):
-                yield TraceEntry(decision, boundary, picture, camera)
+            for boundary, image in _images(seen[camera], policy):
+                yield TraceEntry(decision, boundary, image, camera)
         batch = policy.prepare([seen])
         if batch.proprio is not None:
             yield TraceEntry(decision, "state", np.asarray(seen["state"]))
@@ -56,7 +56,7 @@ def _entries(trajectory: Trajectory, policy: "VlaPolicy") -> Iterator[TraceEntry
 
 
 def _images(frame: np.ndarray, policy: "VlaPolicy") -> Iterator[tuple[str, np.ndarray]]:
-    # the environment turns OpenGL's picture by 180 degrees, which takes nothing away
+    # the environment turns OpenGL's image by 180 degrees, which takes nothing away
     yield "camera", np.ascontiguousarray(frame[::-1, ::-1])
     yield "orientation", frame
     images = torch.from_numpy(frame.copy()).permute(2, 0, 1)[None]

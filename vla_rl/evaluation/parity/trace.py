@@ -52,31 +52,31 @@ BOUNDARIES: Final = (
     ),
     Boundary(
         "camera",
-        "a picture as the simulator draws it, uint8 [H, W, 3], RGB, OpenGL's rows (bottom first)",
+        "an image as the simulator draws it, uint8 [H, W, 3], RGB, OpenGL's rows (bottom first)",
         0.0,
-        "the initial state, the fixtures' scene seed, settle steps, assets, renderer, picture size",
+        "the initial state, the fixtures' scene seed, settle steps, assets, renderer, image size",
     ),
     Boundary(
         "orientation",
-        "the picture as the policy's preprocessing gets it, uint8 [H, W, 3]",
+        "the image as the policy's preprocessing gets it, uint8 [H, W, 3]",
         0.0,
         "a rotation or mirroring that one loop lacks; OpenVLA's data are turned by 180 degrees",
     ),
     Boundary(
         "jpeg",
-        "the picture after encoding and decoding, uint8 [H, W, 3]",
+        "the image after encoding and decoding, uint8 [H, W, 3]",
         0.0,
         "another JPEG decoder, quality or chroma subsampling",
     ),
     Boundary(
         "resize",
-        "the picture in the network's size, uint8 [S, S, 3]",
+        "the image in the network's size, uint8 [S, S, 3]",
         0.0,
         "another kernel (lanczos3, bicubic), antialiasing, or rounding",
     ),
     Boundary(
         "crop",
-        "the picture after the central crop, uint8 [S, S, 3]",
+        "the image after the central crop, uint8 [S, S, 3]",
         0.0,
         "a crop that one loop lacks, or its area (0.9) taken as a side",
     ),
@@ -201,36 +201,36 @@ def _parse_entries(path: Path, lines: Iterable[str]) -> Iterable[TraceEntry]:
     for number, line in enumerate(lines, start=2):
         if not line.strip():
             continue
-        place = f"{path}:{number}"
-        fields = _parse_object(line, place)
+        location = f"{path}:{number}"
+        fields = _parse_object(line, location)
         unknown = set(fields) - {"decision", "boundary", "key", "value"}
         if unknown or "value" not in fields:
             raise DataError(
-                f"{place} has the fields {sorted(fields)}, expected decision, boundary, value, and "
+                f"{location} has the fields {sorted(fields)}, expected decision, boundary, value, and "
                 "key if there are several cameras"
             )
         decision, boundary = fields.get("decision"), fields.get("boundary")
         if type(decision) is not int or decision < newest:
             raise DataError(
-                f"{place}: decision is {decision!r}, expected a whole number of at least {newest}"
+                f"{location}: decision is {decision!r}, expected a whole number of at least {newest}"
             )
         if boundary not in _NAMES:
             raise DataError(
-                f"{place}: boundary is {boundary!r}, expected one of {', '.join(_NAMES)}"
+                f"{location}: boundary is {boundary!r}, expected one of {', '.join(_NAMES)}"
             )
         newest = decision
-        value = _parse_value(fields["value"], place)
-        key = require_text(fields.get("key", ""), f"key of {place}")
+        value = _parse_value(fields["value"], location)
+        key = require_text(fields.get("key", ""), f"key of {location}")
         yield TraceEntry(decision, boundary, value, key)
 
 
-def _parse_object(line: str, place: str) -> dict[str, Any]:
+def _parse_object(line: str, location: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place} is not JSON: {error}") from error
+        raise DataError(f"{location} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise DataError(f"{place} is a {type(found).__name__}, expected a JSON object")
+        raise DataError(f"{location} is a {type(found).__name__}, expected a JSON object")
     return found
 
 
@@ -244,7 +244,7 @@ def _encode_value(entry: TraceEntry) -> Any:
     return {"dtype": array.dtype.name, "shape": list(array.shape), "base64": content}
 
 
-def _parse_value(found: Any, place: str) -> Value:
+def _parse_value(found: Any, location: str) -> Value:
     if isinstance(found, str | bool):
         return found
     try:
@@ -252,9 +252,9 @@ def _parse_value(found: Any, place: str) -> Value:
             return _decode_array(found)
         array = np.asarray(found)
     except (ValueError, TypeError, KeyError, binascii.Error) as error:
-        raise DataError(f"{place}: the value cannot be read: {error!r}") from error
+        raise DataError(f"{location}: the value cannot be read: {error!r}") from error
     if array.dtype.name not in _DTYPES:
-        raise DataError(f"{place}: the value is {array.dtype}, expected numbers, or a text")
+        raise DataError(f"{location}: the value is {array.dtype}, expected numbers, or a text")
     return array
 
 

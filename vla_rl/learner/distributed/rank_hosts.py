@@ -254,10 +254,10 @@ async def measure_clock_offset(rank: LearnerRank) -> float:
     # the quickest answer has waited least on its way, so that half of its time is the best guess of
     # one direction
     for _ in range(NUM_ROUND_TRIPS):
-        begun = time.monotonic()
-        there = await rank.now()
+        started = time.monotonic()
+        remote = await rank.now()
         ended = time.monotonic()
-        found.append((ended - begun, (begun + ended) / 2 - there))
+        found.append((ended - started, (started + ended) / 2 - remote))
     return min(found)[1]
 
 
@@ -282,8 +282,8 @@ class OtherHosts:
         host = self._first.get(rank)
         if host is not None:
             # once for each host: all of its ranks import the same files
-            there = await self._ranks[rank].code(policy_class)
-            require_same_code(host, there, await asyncio.to_thread(code_report, policy_class))
+            remote = await self._ranks[rank].code(policy_class)
+            require_same_code(host, remote, await asyncio.to_thread(code_report, policy_class))
 
     async def bring_folder(self, rank: int, folder: Path) -> str | None:
         """Send a folder, if this is the first rank of a host; return where it is there."""

@@ -94,9 +94,9 @@ class RankClock:
         event.record()
         return event
 
-    def record_collective(self, name: str, begun: Any, ended: Any) -> None:
+    def record_collective(self, name: str, started: Any, ended: Any) -> None:
         """Record a collective between two marks."""
-        self._collectives.append((name, begun, ended))
+        self._collectives.append((name, started, ended))
 
     def take_times(self) -> RankTimes:
         """Return the times since the last call; on a GPU this waits for it."""
@@ -104,8 +104,8 @@ class RankClock:
             # events have no time before the stream has passed them
             torch.cuda.synchronize()
         collectives = [
-            (name, self._seconds(begun), self._seconds(ended))
-            for name, begun, ended in self._collectives
+            (name, self._seconds(started), self._seconds(ended))
+            for name, started, ended in self._collectives
         ]
         taken = RankTimes(list(self._jobs), collectives)
         self._jobs.clear()
@@ -114,11 +114,11 @@ class RankClock:
         return taken
 
     def _run(self, work: str, job: "partial[T]") -> T:
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             return job()
         finally:
-            self._jobs.append((work, begun, time.monotonic()))
+            self._jobs.append((work, started, time.monotonic()))
 
     def _set_reference(self) -> None:
         # anew each time: elapsed_time is a float32 of milliseconds, too coarse after an hour
@@ -137,9 +137,9 @@ class _TimedAllGather(DefaultAllGather):
         self._clock = clock
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        begun = self._clock.mark()
+        started = self._clock.mark()
         work = super().__call__(*inputs, **options)
-        self._clock.record_collective("all-gather", begun, self._clock.mark())
+        self._clock.record_collective("all-gather", started, self._clock.mark())
         return work
 
 
@@ -148,25 +148,25 @@ class _TimedReduceScatter(DefaultReduceScatter):
 
     def __init__(self, clock: RankClock) -> None:
         self._clock = clock
-        self._begun: Any = None
+        self._started: Any = None
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Allocate, and note when: replicas begin their all-reduce soon after."""
         tensor = super().allocate(size, dtype=dtype, device=device)
-        self._begun = self._clock.mark()
+        self._started = self._clock.mark()
         return tensor
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        begun, self._begun = self._clock.mark(), None
+        started, self._started = self._clock.mark(), None
         work = super().__call__(*inputs, **options)
-        self._clock.record_collective("reduce-scatter", begun, self._clock.mark())
+        self._clock.record_collective("reduce-scatter", started, self._clock.mark())
         return work
 
     def record_all_reduce(self, _: Tensor) -> None:
         """Record an all-reduce that has just ended, if there was no reduce-scatter."""
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            self._clock.record_collective("all-reduce", begun, self._clock.mark())
+        started, self._started = self._started, None
+        if started is not None:
+            self._clock.record_collective("all-reduce", started, self._clock.mark())
 
 
 MAX_SLICES: Final = 2000

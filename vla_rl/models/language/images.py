@@ -243,13 +243,13 @@ class ImageChatFormat(ChatFormat):
 
         Raises: ValueError if the template rejects the conversation.
         """
-        return self._placed(messages, self.render_text(messages, tools, add_generation_prompt=True))
+        return self._locate(messages, self.render_text(messages, tools, add_generation_prompt=True))
 
     def render_whole(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
     ) -> np.ndarray:
         """Render a conversation up to the end of its last message, int64 [P]."""
-        return self._placed(
+        return self._locate(
             messages, self.render_text(messages, tools, add_generation_prompt=False)
         )
 
@@ -292,7 +292,7 @@ class ImageChatFormat(ChatFormat):
                 value = value.replace(mark, f"{mark[:1]} {mark[1:]}")
         return value
 
-    def _placed(self, messages: Sequence[Message], text: str) -> np.ndarray:
+    def _locate(self, messages: Sequence[Message], text: str) -> np.ndarray:
         """Tokenize a rendered conversation, with all tokens of its images.
 
         Raises: ConversationRejected if it has other marks of images than one for each.

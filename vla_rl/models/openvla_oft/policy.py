@@ -191,7 +191,7 @@ class OpenVlaOft(OftPolicy):
         log_probs = batch.per_decision(self._network(batch)).float().log_softmax(-1)
         index = to_device(tokens, self._device) - self._action_tokenizer.first_id
         away = torch.arange(log_probs.shape[-1], device=self._device) - index[..., None]
-        # Neighbouring bins mean nearly the same; a demonstrated bin alone would teach that its
+        # Neighbouring bins mean nearly the same; a demonstrated bin alone would train that its
         # neighbours are as wrong as any other.
         weights = (-0.5 * (away / width) ** 2).softmax(-1)
         return (weights * log_probs).sum(-1)

@@ -122,8 +122,8 @@ class KlPenalty:
         """Return the stored coefficients of the updates before `update`, and its own."""
         state = self._state
         known = (*state.earlier, state.coef, state.next_coef)
-        place = min(max(len(state.earlier) + update - state.update, 0), len(known) - 1)
-        return known[max(place - self._max_staleness, 0) : place], known[place]
+        index = min(max(len(state.earlier) + update - state.update, 0), len(known) - 1)
+        return known[max(index - self._max_staleness, 0) : index], known[index]
 
     def state(self) -> KlCoefficient:
         """Return the coefficients for a checkpoint."""
@@ -213,10 +213,10 @@ class CriticAdvantage:
         self,
         groups: Sequence[Group],
         rewards: WrittenRewards,
-        judged: "Sequence[Sequence[TrajectoryValues]]",
+        values: "Sequence[Sequence[TrajectoryValues]]",
     ) -> NodeOutput:
         """Return the advantages and returns of all trajectories, group by group."""
-        flat = [each for of_group in judged for each in of_group]
+        flat = [each for of_group in values for each in of_group]
         made = self._estimate(reward_batch(groups, rewards_by_group(groups, rewards), flat))
         acted = made.advantage if made.mask is None else made.advantage[made.mask]
         return NodeOutput(
@@ -228,13 +228,13 @@ class CriticAdvantage:
 def reward_batch(
     groups: Sequence[Group],
     rewards: Sequence[Sequence[DecisionRewards]],
-    judged: "Sequence[TrajectoryValues]",
+    values: "Sequence[TrajectoryValues]",
 ) -> RewardBatch:
     """Build the input of an estimator with a critic.
 
     It has one row per trajectory and one column per decision of any agent.
 
-    A time limit truncates an episode (`judged` holds the value of the rest); success and failure
+    A time limit truncates an episode (`values` holds the value of the rest); success and failure
     end it.
     """
     trajectories = all_trajectories(groups)
@@ -243,8 +243,8 @@ def reward_batch(
         trajectories,
         np.array([outcome(*pair) for pair in zip(trajectories, flat, strict=True)]),
         step_rewards=flat,
-        values=[each.values for each in judged],
-        final_values=np.array([each.bootstrap for each in judged]),
+        values=[each.values for each in values],
+        final_values=np.array([each.bootstrap for each in values]),
     )
 
 

@@ -167,7 +167,7 @@ class Show:
 
 
 class EstimateValues:
-    """The node function that computes the values of one group's episodes, one `Judged` for each."""
+    """The node function that computes the values of one group's episodes, one `TrajectoryValues` for each."""
 
     def __init__(self, critic: "CriticTeam") -> None:
         self._critic = critic
@@ -190,14 +190,14 @@ class TrainCritic:
         self,
         update: int,
         groups: Sequence[Group],
-        judged: "Sequence[Sequence[TrajectoryValues]]",
+        values: "Sequence[Sequence[TrajectoryValues]]",
         returns: Sequence[np.ndarray],
     ) -> NodeOutput:
         """Fit the values and write metrics.
 
         There are none if the critic learnt from this update before a resume.
         """
-        flat = [each for of_group in judged for each in of_group]
+        flat = [each for of_group in values for each in of_group]
         learning = self._critic.update(all_trajectories(groups), flat, returns, number=update)
         metrics, is_cancelled = await finish_despite_cancellation(learning)
         if is_cancelled:

@@ -75,7 +75,7 @@ def chunks() -> dict[str, np.ndarray]:
     }
 
 
-def far() -> dict[str, np.ndarray]:
+def distant() -> dict[str, np.ndarray]:
     """Make two policies from equal to as far apart as clamps reach: differences of 0, +-0.5, +-2,
     +-3.5 and +-25 nats.
     """

@@ -34,7 +34,7 @@ class Recorder:
         self.batches = {
             "ragged": batches.ragged(),
             "chunks": batches.chunks(),
-            "far": batches.far(),
+            "far": batches.distant(),
         }
         self._arrays: dict[str, np.ndarray] = {}
         made_with = {"python": platform.python_version()}

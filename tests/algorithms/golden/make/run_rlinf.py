@@ -76,7 +76,7 @@ def actor_losses() -> None:
         whole = level == "chunk_level"
         advantage = CHUNKS["advantage_by_chunk"] if whole else CHUNKS["advantage_by_step"]
         executed = CHUNKS["step_mask"]
-        # a chunk that was cut short keeps the log-probs of all its steps here: judge whole chunks
+        # a chunk that was cut short keeps the log-probs of all its steps here: weigh whole chunks
         # only
         mask = executed.all(1) if whole else executed
 

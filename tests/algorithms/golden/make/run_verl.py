@@ -44,38 +44,43 @@ def advantages() -> None:
         )
 
     gamma, lam = 0.9, 0.8
-    for place, mask in (("padding", MASK), ("holes", HOLED)):
+    for layout, mask in (("padding", MASK), ("holes", HOLED)):
         found = core.compute_gae_advantage_return(
             BATCH["reward_by_step"], BATCH["old_values"], mask, gamma, lam
         )
         record(
-            f"gae/{place}", "compute_gae_advantage_return", found, gamma=gamma, lam=lam, mask=place
+            f"gae/{layout}",
+            "compute_gae_advantage_return",
+            found,
+            gamma=gamma,
+            lam=lam,
+            mask=layout,
         )
         config = Options(gamma=gamma)
         found = core.compute_reinforce_plus_plus_outcome_advantage(
             BATCH["reward_by_step"], mask, config=config
         )
         record(
-            f"reinforce_plus_plus/{place}",
+            f"reinforce_plus_plus/{layout}",
             "compute_reinforce_plus_plus_outcome_advantage",
             found,
             gamma=gamma,
-            mask=place,
+            mask=layout,
         )
         found = core.compute_remax_outcome_advantage(
             BATCH["reward_by_step"], BATCH["greedy_rewards"], mask
         )
-        record(f"remax/{place}", "compute_remax_outcome_advantage", found, mask=place)
+        record(f"remax/{layout}", "compute_remax_outcome_advantage", found, mask=layout)
         found = core.compute_opo_outcome_advantage(outcome.clone(), mask, index)
-        record(f"opo/{place}", "compute_opo_outcome_advantage", found, mask=place)
+        record(f"opo/{layout}", "compute_opo_outcome_advantage", found, mask=layout)
         found = core.compute_reinforce_plus_plus_baseline_outcome_advantage(
             outcome.clone(), mask, index
         )
         record(
-            f"reinforce_plus_plus_baseline/{place}",
+            f"reinforce_plus_plus_baseline/{layout}",
             "compute_reinforce_plus_plus_baseline_outcome_advantage",
             found,
-            mask=place,
+            mask=layout,
         )
     for by_std in (True, False):
         found = core.compute_grpo_outcome_advantage(

@@ -197,10 +197,10 @@ def test_opsm_keeps_good_sequences_and_those_at_the_bound() -> None:
     batch = batch_of((0.5, 0.5), (-1.0, -1.0))
     assert loss_of("opsm", max_sequence_kl=sequence_drift(batch).item())(batch)[0].all()
     # a token that the sampler found certain and the policy impossible counts as 20 nats
-    far = TokenBatch(
+    distant = TokenBatch(
         row(-50.0, -1.0), row(0.0, -1.0), row(1.0, 1.0), torch.ones(1, 2, dtype=torch.bool)
     )
-    assert sequence_drift(far).item() == 10.0
+    assert sequence_drift(distant).item() == 10.0
 
 
 def drifted(sampler: float, proximal: float) -> TokenBatch:
@@ -216,13 +216,13 @@ def drifted(sampler: float, proximal: float) -> TokenBatch:
 
 def test_opsm_measures_the_drift_from_the_policy_that_sampled_also_under_a_correction() -> None:
     corrected = loss_of("opsm", max_sequence_kl=0.5, correction=CorrectionConfig(truncate="token"))
-    far_from_the_engine, far_from_the_trainer = drifted(-0.3, -1.0), drifted(-1.0, -0.3)
-    assert not corrected(far_from_the_engine)[0].any()
-    assert corrected(far_from_the_trainer)[0].all()
+    drifted_from_engine, drifted_from_trainer = drifted(-0.3, -1.0), drifted(-1.0, -0.3)
+    assert not corrected(drifted_from_engine)[0].any()
+    assert corrected(drifted_from_trainer)[0].all()
     # the ratio of the surrogate is against the trainer's own log-probs, the rest is the weight
     # exp(-0.7)
     near = loss_of("opsm", max_sequence_kl=0.8, correction=CorrectionConfig(truncate="token"))
-    torch.testing.assert_close(near(far_from_the_engine)[0], row(*[math.exp(-0.7)] * 2))
+    torch.testing.assert_close(near(drifted_from_engine)[0], row(*[math.exp(-0.7)] * 2))
 
 
 def test_by_default_opsm_drops_nothing_that_is_only_rounding_and_what_has_lost_a_tenth() -> None:

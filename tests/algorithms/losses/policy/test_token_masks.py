@@ -47,7 +47,7 @@ def test_ipo_takes_other_thresholds_and_does_without_the_pull() -> None:
     torch.testing.assert_close(uneven(batch)[0], row(1.6, 0.0, -1.24))
 
 
-def test_ipo_teaches_where_every_advantage_is_zero_as_long_as_it_pulls() -> None:
+def test_ipo_trains_where_every_advantage_is_zero_as_long_as_it_pulls() -> None:
     assert PolicyLossConfig(name="ipo").has_terms_without_advantage
     assert not PolicyLossConfig(name="ipo", penalty_coef=0.0).has_terms_without_advantage
 

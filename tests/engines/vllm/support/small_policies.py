@@ -58,7 +58,7 @@ def _speaker(seed: int) -> CausalLanguageModel:
 
 
 def observe(seed: int) -> Observation:
-    """Two pictures of noise, a state, and one of two instructions of different length."""
+    """Two images of noise, a state, and one of two instructions of different length."""
     rng = np.random.default_rng(seed)
     return {
         "image": rng.integers(0, 256, (40, 40, 3), dtype=np.uint8),

@@ -66,8 +66,8 @@ def traffic(rng: np.random.Generator, count: int) -> Tracks:
         turn = rng.normal(0, 0.05)
         headings = heading + turn * times
         steps = 0.1 * speed * np.stack([np.cos(headings), np.sin(headings)], -1)
-        places = np.array([x, y]) + np.cumsum(steps, 0) - steps
-        poses.append(np.concatenate([places, headings[:, None]], -1))
+        positions = np.array([x, y]) + np.cumsum(steps, 0) - steps
+        poses.append(np.concatenate([positions, headings[:, None]], -1))
         sizes.append({"car": (4.6, 1.9), "walker": (0.7, 0.7), "cone": (0.4, 0.4)}[kind])
         speeds.append(speed)
         kinds.append(kind != "cone")

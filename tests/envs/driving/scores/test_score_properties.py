@@ -65,8 +65,8 @@ def test_scores_lie_between_0_and_1_and_a_moved_scene_keeps_them(version: Versio
         one = columns(score_waypoints(scene, waypoints, version))
         assert (one >= 0).all()
         assert (one <= 1).all()
-        elsewhere = turned(scene, 0.7 + seed, np.array([31.0, -12.0]))
-        other = columns(score_waypoints(elsewhere, waypoints, version))
+        turned_scene = turned(scene, 0.7 + seed, np.array([31.0, -12.0]))
+        other = columns(score_waypoints(turned_scene, waypoints, version))
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-9)
 
 
@@ -179,10 +179,10 @@ def test_driving_direction_turns_at_2_and_6_metres_within_a_second(
 
 def test_lane_keeping_fails_after_20_samples_off_the_line() -> None:
     scene = straight_road(8.0)
-    beside = replace(scene, centre_line=scene.centre_line + np.array([0.0, 0.6]))
-    assert score_waypoints(beside, steady(8.0), "epdms_v2").sub["lane_keeping"][0] == 0.0
-    near = replace(scene, centre_line=scene.centre_line + np.array([0.0, 0.4]))
-    assert score_waypoints(near, steady(8.0), "epdms_v2").sub["lane_keeping"][0] == 1.0
+    shifted = replace(scene, centre_line=scene.centre_line + np.array([0.0, 0.6]))
+    assert score_waypoints(shifted, steady(8.0), "epdms_v2").sub["lane_keeping"][0] == 0.0
+    close = replace(scene, centre_line=scene.centre_line + np.array([0.0, 0.4]))
+    assert score_waypoints(close, steady(8.0), "epdms_v2").sub["lane_keeping"][0] == 1.0
 
 
 def test_extended_comfort_adds_to_the_weights() -> None:
@@ -208,8 +208,8 @@ def test_the_human_filter_forgives_what_the_human_failed() -> None:
 
 def test_second_stage_scenes_count_by_their_distance_and_uniformly_if_far() -> None:
     weights = second_stage_weights(np.zeros(2), np.array([[0.0, 0.0], [0.4, 0.0]]))
-    near, far = 1.0, np.exp(-0.16 / 0.2)
-    np.testing.assert_allclose(weights, [near / (near + far), far / (near + far)])
+    close, distant = 1.0, np.exp(-0.16 / 0.2)
+    np.testing.assert_allclose(weights, [close / (close + distant), distant / (close + distant)])
     assert second_stage_weights(np.zeros(2), np.full((4, 2), 50.0)).tolist() == [0.25] * 4
     assert two_stage_score(0.5, np.array([1.0, 0.5]), np.array([0.5, 0.5])) == 0.375
     assert benchmark_score([(0.5, 0.7), (1.0, 1.0)]) == pytest.approx(80.0)

@@ -1,4 +1,4 @@
-"""Prepares a scene without OpenGL, forks, and lets the child play the scene that it finds.
+"""Prepares a scene without OpenGL, forks, and lets the child run the scene that it finds.
 
 python forked_child.py <init_state_id> <actions.npy> <out.npz>
 """

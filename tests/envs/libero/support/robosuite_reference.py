@@ -1,13 +1,13 @@
-"""Plays with LIBERO's own environment, as its published evaluation does, and writes what it saw and
+"""Runs LIBERO's own environment, as its published evaluation does, and writes what it saw and
 computed to a file.
 
     python robosuite_reference.py <runs.json> <out.npz>
 
-Each play has a `name`, `suite`, `task_id`, `init_state_id`, `assets` (a folder), `actions` (a file)
+Each run has a `name`, `suite`, `task_id`, `init_state_id`, `assets` (a folder), `actions` (a file)
 and `has_images`; at most one may have images, since two environments that draw in one process would
-disturb each other's images. Of a play `p` the file holds `p_physics`, MuJoCo's whole state after
+disturb each other's images. Of a run `p` the file holds `p_physics`, MuJoCo's whole state after
 each control step (and before the first), and `p_state`, robosuite's own readings; with images also
-`p_image` and `p_wrist_image`, turned as the policies see them. A play may have a `next_trial`: the
+`p_image` and `p_wrist_image`, turned as the policies see them. A run may have a `next_trial`: the
 same actions from that initial state follow in the same environment, without another seed, and the
 last state of it is `p_next_physics`.
 
@@ -93,7 +93,7 @@ def whole_state(env: Any) -> np.ndarray:
     return state
 
 
-def play(spec: dict[str, Any]) -> dict[str, np.ndarray]:
+def run_reference(spec: dict[str, Any]) -> dict[str, np.ndarray]:
     task = find_task(spec["suite"], spec["task_id"])
     code = load_libero(task.package)
     code.use_assets(Path(spec["assets"]))
@@ -154,5 +154,5 @@ def play(spec: dict[str, Any]) -> dict[str, np.ndarray]:
 runs = json.loads(Path(sys.argv[1]).read_text())
 let_robosuite_draw()
 let_mujoco_build_each_model_once()
-np.savez(sys.argv[2], **{key: value for spec in runs for key, value in play(spec).items()})
+np.savez(sys.argv[2], **{key: value for spec in runs for key, value in run_reference(spec).items()})
 os._exit(0)  # robosuite's own render context prints tracebacks where it is freed

@@ -93,11 +93,11 @@ class VlaRlAgent(autonomous_agent.AutonomousAgent):  # type: ignore[misc]
             mount = {"x": x, "y": y, "z": HEIGHT, "roll": 0.0, "pitch": 0.0, "yaw": yaw}
             kind = {"type": "sensor.camera.rgb", "id": name, "fov": fov}
             cameras.append({"width": self._size, "height": self._size, **kind, **mount})
-        here = {"x": 0.0, "y": 0.0, "z": 0.0, "roll": 0.0, "pitch": 0.0, "yaw": 0.0}
+        no_offset = {"x": 0.0, "y": 0.0, "z": 0.0, "roll": 0.0, "pitch": 0.0, "yaw": 0.0}
         return [
             *cameras,
-            {"type": "sensor.other.gnss", "id": "gps", **here},
-            {"type": "sensor.other.imu", "id": "imu", "sensor_tick": 0.05, **here},
+            {"type": "sensor.other.gnss", "id": "gps", **no_offset},
+            {"type": "sensor.other.imu", "id": "imu", "sensor_tick": 0.05, **no_offset},
             {"type": "sensor.speedometer", "id": "speed", "reading_frequency": 20},
         ]
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from vla_rl_wire import VERSION, Wire, WireError, require_version
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 class LeaderboardError(Exception):
@@ -67,7 +67,7 @@ class Leaderboard:
         words = [
             word.format(
                 route=request["route"],
-                agent=os.path.join(HERE, "vla_rl_agent.py"),
+                agent=os.path.join(FOLDER, "vla_rl_agent.py"),
                 config=config,
                 checkpoint=self._checkpoint,
             )

@@ -6,12 +6,12 @@ unsigned 32-bit numbers, the header, the body. The two sides take turns:
     agent                                        policy
     hello   version, route, cameras, plan   ->
                                             <-   welcome  version        (or refused: why)
-    tick    time, speed, gps, imu, pictures ->
+    tick    time, speed, gps, imu, images ->
                                             <-   control  throttle, steer, brake, look
     ...
     end                                     ->
 
-The body of a tick holds the images named in its header, under `pictures`, BGRA, one after
+The body of a tick holds the images named in its header, under `images`, BGRA, one after
 another. A tick has images if the control before it asked to look; the first one always has.
 """
 

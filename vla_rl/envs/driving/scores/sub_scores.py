@@ -265,11 +265,11 @@ def lane_keeping(centres: Floats, positions: MapPositions, line: Floats) -> Floa
     run.
     """
     _, away = project_to_polyline(centres.reshape(-1, 2), line)
-    far = away.reshape(centres.shape[:2]) > LANE_DEVIATION
+    is_distant = away.reshape(centres.shape[:2]) > LANE_DEVIATION
     run, longest = np.zeros(len(centres), int), np.zeros(len(centres), int)
     for step in range(centres.shape[1]):
         counted = ~positions.centre_in_intersection[:, step]
-        run = np.where(counted, np.where(far[:, step], run + 1, 0), run)
+        run = np.where(counted, np.where(is_distant[:, step], run + 1, 0), run)
         longest = np.maximum(longest, run)
     return (longest < LANE_SAMPLES).astype(np.float64)
 

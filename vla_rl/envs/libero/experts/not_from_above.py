@@ -175,8 +175,8 @@ def find_entry_direction(scene: Scene, target: str) -> np.ndarray | None:
     axes = np.array(scene.data.site(target).xmat).reshape(3, 3).T
     for outwards in (*axes, *-axes):
         ahead = points @ outwards
-        beside = np.linalg.norm(points - ahead[:, None] * outwards, axis=1)
-        is_closed = ((ahead > 0.0) & (beside < 0.06)).any()
+        sideways = np.linalg.norm(points - ahead[:, None] * outwards, axis=1)
+        is_closed = ((ahead > 0.0) & (sideways < 0.06)).any()
         # The roof itself is one of the sides, so that ways from above and below are left out.
         if abs(outwards[2]) < 0.5 and not is_closed:
             return np.asarray(-outwards)

@@ -17,7 +17,7 @@ BASELINE: Final = "grpo"
 
 
 def draw_study(runs: Sequence[ArmRun], arms: Sequence[str], file: Path) -> None:
-    """Write a picture with two parts.
+    """Write an image with two parts.
 
     Left: success of the sampled episodes by update, mean over the seeds with its 95 % interval.
     Right: held-out success after training minus that of `grpo` with the same seed, a dot for each
@@ -45,12 +45,12 @@ def _draw_success(axes: Axes, runs: Sequence[ArmRun], arms: Sequence[str]) -> No
 
 
 def _draw_differences(axes: Axes, runs: Sequence[ArmRun], arms: Sequence[str]) -> None:
-    for place, arm in enumerate(arms):
+    for index, arm in enumerate(arms):
         points = differences(runs, arm, BASELINE)
         # spread, or equal differences would lie on each other
-        across = place + np.linspace(-0.2, 0.2, len(points))
+        across = index + np.linspace(-0.2, 0.2, len(points))
         axes.plot(across, points, "o", color=COLOURS[arm], alpha=0.7)
-        axes.hlines(np.mean(points), place - 0.3, place + 0.3, color=COLOURS[arm])
+        axes.hlines(np.mean(points), index - 0.3, index + 0.3, color=COLOURS[arm])
     axes.axhline(0.0, color="black", linewidth=0.8, linestyle=":")
     axes.set_xticks(range(len(arms)), [f"{arm} - {BASELINE}" for arm in arms])
     axes.set(xlim=(-0.5, len(arms) - 0.5), ylabel="held-out success, points")

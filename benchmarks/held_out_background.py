@@ -1,6 +1,6 @@
 """Updates/s of a run with held-out episodes beside it, over those of the same run without them.
 
-    python -m benchmarks.held_out_beside [--rounds 6] [--updates 60]
+    python -m benchmarks.held_out_background [--rounds 6] [--updates 60]
 
 The toy policy is trained in three ways, in turn, with the same seed: `alone`; `beside` held-out
 episodes; and `neighbour`, next to another run that has nothing to do with it. Training and its
@@ -37,7 +37,7 @@ RECIPE: Final = [
     *("--run.updates", "1000000", "--run.checkpoint-every", "1000000"),
     *("--simulators.num-envs", "1", "--group-size", "4", "--step-limit", "40"),
 ]
-BESIDE: Final = ["--held-out.starts", "100000", "--held-out.every", "1000000"]
+BACKGROUND: Final = ["--held-out.starts", "100000", "--held-out.every", "1000000"]
 EVALUATOR: Final = "evaluator of we"
 """Name of the evaluator's process, as ps shows it."""
 
@@ -60,7 +60,7 @@ def measure(updates: int, way: str, *, pinned: bool) -> Sample:
         if way == "neighbour":
             other = stack.enter_context(_run(stack.enter_context(tempfile.TemporaryDirectory())))
             _pin(other, cores()[-1], pinned=pinned)
-        run = stack.enter_context(_run(root, *(BESIDE if way == "beside" else [])))
+        run = stack.enter_context(_run(root, *(BACKGROUND if way == "beside" else [])))
         _pin(run, cores()[0], pinned=pinned)
         if way == "beside" and pinned:
             _pin_evaluator(run.pid, cores()[-1])

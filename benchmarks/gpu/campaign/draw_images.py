@@ -1,8 +1,8 @@
 """A process that draws for the stage `rendering`, as a simulator does.
 
-    it writes `ready` and its first picture ─► waits for a line ─► draws for its time ─► writes pictures/s
+    it writes `ready` and its first image ─► waits for a line ─► draws for its time ─► writes images/s
 
-python -m benchmarks.gpu.campaign.draw_pictures SECONDS FILE
+python -m benchmarks.gpu.campaign.draw_images SECONDS FILE
 """
 
 import sys
@@ -26,7 +26,7 @@ SCENE: Final = """<mujoco><asset>
 
 
 def main() -> None:
-    """Draw one picture into a file, and then as many as the time allows."""
+    """Draw one image into a file, and then as many as the time allows."""
     seconds, file = float(sys.argv[1]), sys.argv[2]
     choose_graphics()
     import mujoco

@@ -1,4 +1,4 @@
-"""Episodes that a test plays on a pool, and what it waits for meanwhile."""
+"""Episodes that a test runs on a pool, and what it waits for meanwhile."""
 
 import asyncio
 import contextlib
@@ -14,8 +14,8 @@ from vla_rl.types import EpisodeSpec
 STILL = np.zeros((4, 7), np.float32)
 
 
-async def play(pool: SimulatorPool, spec: EpisodeSpec) -> list[float]:
-    """Play one chunk; the hand's position after it."""
+async def run_episode(pool: SimulatorPool, spec: EpisodeSpec) -> list[float]:
+    """Run one chunk; the hand's position after it."""
     async with pool.lease(spec) as env:
         await env.reset()
         outcome = await env.step_chunk(STILL)
@@ -23,24 +23,24 @@ async def play(pool: SimulatorPool, spec: EpisodeSpec) -> list[float]:
         return position
 
 
-async def play_row_by_row(pool: SimulatorPool, spec: EpisodeSpec) -> None:
+async def run_row_by_row(pool: SimulatorPool, spec: EpisodeSpec) -> None:
     async with pool.lease(spec) as env:
         await env.reset()
         for row in STILL:
             await env.step(row)
 
 
-async def play_until_it_ends(pool: SimulatorPool, spec: EpisodeSpec) -> None:
+async def run_until_it_ends(pool: SimulatorPool, spec: EpisodeSpec) -> None:
     async with pool.lease(spec) as env:
         while True:
             await env.reset()
 
 
-async def play_again_where_lost(pool: SimulatorPool, spec: EpisodeSpec) -> tuple[list[float], int]:
-    """What a scheduler does: play the episode again for as long as its process dies."""
+async def rerun_where_lost(pool: SimulatorPool, spec: EpisodeSpec) -> tuple[list[float], int]:
+    """What a scheduler does: run the episode again for as long as its process dies."""
     for attempt in range(10):
         try:
-            return await play(pool, spec), attempt
+            return await run_episode(pool, spec), attempt
         except ActorDied:
             continue
     raise AssertionError("it died ten times")

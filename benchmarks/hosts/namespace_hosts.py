@@ -15,7 +15,7 @@ from vla_rl.actors import make_keys
 _ROOT: Final = Path(__file__).parents[2]
 
 
-class FarHost:
+class NamespaceRunner:
     """`vla-rl host` in a namespace of its own.
 
     Args:
@@ -77,32 +77,32 @@ class FarHost:
 
 
 @contextlib.contextmanager
-def far_hosts(
+def start_hosts(
     namespaces: Sequence[NamespaceHost],
     folder: Path,
     lost_after_s: float,
     env: Mapping[str, str] = os.environ,
-) -> Iterator[list[FarHost]]:
+) -> Iterator[list[NamespaceRunner]]:
     """Serve on every namespace while the block is open; hosts are named `host1`, `host2`, ..."""
     make_keys(folder / "keys")
-    with contextlib.ExitStack() as begun:
+    with contextlib.ExitStack() as stack:
         hosts = []
         # at the same time: each imports for seconds
         for number, namespace in enumerate(namespaces, 1):
-            host = FarHost(f"host{number}", namespace, folder, lost_after_s, env)
+            host = NamespaceRunner(f"host{number}", namespace, folder, lost_after_s, env)
             host.begin()
-            begun.callback(host.kill)
+            stack.callback(host.kill)
             hosts.append(host)
         for host in hosts:
             host.until_ready()
         yield hosts
 
 
-def write_list(folder: Path, hosts: Sequence[FarHost]) -> Path:
+def write_list(folder: Path, hosts: Sequence[NamespaceRunner]) -> Path:
     """Write the list of hosts, whose lines they printed; return its path."""
     path = folder / "hosts.toml"
     # whole at once: a run that is open reads it again
-    beside = path.with_suffix(".new")
+    new_file = path.with_suffix(".new")
     tables = "".join(host.table for host in hosts)
-    beside.write_text(f'client_key = "{folder}/keys/client.key"\n{tables}')
-    return beside.rename(path)
+    new_file.write_text(f'client_key = "{folder}/keys/client.key"\n{tables}')
+    return new_file.rename(path)

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 import uvloop
 
-from benchmarks.hosts.far_hosts import FarHost, far_hosts, write_list
+from benchmarks.hosts.namespace_hosts import NamespaceRunner, start_hosts, write_list
 from benchmarks.hosts.namespaces import NamespaceHost, NamespacesRefused, network_namespaces
 from benchmarks.hosts.rollouts import config_for, rollout_over
 from benchmarks.hosts.sleeping_policy import sleeping_policy
@@ -49,20 +49,20 @@ class Window(NamedTuple):
 
     control_bytes: float
     cpu_ms: float
-    pictures_here: float
-    pictures_past: float
+    images_through_control: float
+    images_direct: float
 
 
-async def window(rollout: HostFleet, here: NamespaceHost, seconds: float) -> Window:
+async def window(rollout: HostFleet, control: NamespaceHost, seconds: float) -> Window:
     """Measure whole updates of one group, for `seconds` or a little longer."""
     updates, runner = Updates(rollout), rollout.runner
     async with updates.running(SchedulerConfig(groups_per_update=1), lambda _: None) as scheduler:
         await _next_update(scheduler)
-        before, began_s = _counts(here, runner.metrics()), time.monotonic()
+        before, began_s = _counts(control, runner.metrics()), time.monotonic()
         trained = scheduler.state().ledger.trained
         while time.monotonic() - began_s < seconds:
             await _next_update(scheduler)
-        after = _counts(here, runner.metrics())
+        after = _counts(control, runner.metrics())
         num_episodes = scheduler.state().ledger.trained - trained
     return Window(
         *((late - early) / num_episodes for early, late in zip(before, after, strict=True))
@@ -76,12 +76,12 @@ async def _next_update(scheduler: EpisodeScheduler) -> None:
             await asyncio.sleep(0.02)
 
 
-def _counts(here: NamespaceHost, metrics: dict[str, float]) -> tuple[float, ...]:
+def _counts(control: NamespaceHost, metrics: dict[str, float]) -> tuple[float, ...]:
     ways = (metrics[f"hosts/image_bytes_{way}"] for way in ("local", "cached"))
-    return (here.carried_bytes()[0], 1000 * time.process_time(), *ways)
+    return (control.carried_bytes()[0], 1000 * time.process_time(), *ways)
 
 
-def assign_rank(host: FarHost, folder: Path) -> RankAssignments:
+def assign_rank(host: NamespaceRunner, folder: Path) -> RankAssignments:
     """Assign a rank to a host."""
     placement = RemoteHost(
         address=f"tcp://{host.namespace.address}:7070",
@@ -93,7 +93,7 @@ def assign_rank(host: FarHost, folder: Path) -> RankAssignments:
 
 
 async def measure(
-    here: NamespaceHost, folder: Path, hosts: list[FarHost], seconds: float
+    control: NamespaceHost, folder: Path, hosts: list[NamespaceRunner], seconds: float
 ) -> dict[str, object]:
     """Measure both ways; the last host has the ranks."""
     *acting, learning = hosts
@@ -105,15 +105,15 @@ async def measure(
     routes = ImageRoutes(_CACHE_BYTES)
     routes.assign(assign_rank(learning, folder))
     async with rollout_over(config, sleeping_policy(), images=routes) as rollout:
-        past = await window(rollout, here, seconds)
+        past = await window(rollout, control, seconds)
     async with rollout_over(config, sleeping_policy()) as rollout:
-        through = await window(rollout, here, seconds)
-    assert past.pictures_here == through.pictures_past == 0
+        through = await window(rollout, control, seconds)
+    assert past.images_through_control == through.images_direct == 0
     return {
         "control_bytes_past": round(past.control_bytes),
         "control_bytes_through": round(through.control_bytes),
         "control_cpu_ms": [round(each.cpu_ms, 2) for each in (past, through)],
-        "picture_bytes": [round(past.pictures_past), round(through.pictures_here)],
+        "picture_bytes": [round(past.images_direct), round(through.images_through_control)],
         "machine_load": round(os.getloadavg()[0], 1),
     }
 
@@ -127,12 +127,12 @@ def main() -> None:
     options = parser.parse_args()
     try:
         with (
-            network_namespaces(4) as (here, *others),
+            network_namespaces(4) as (control, *others),
             tempfile.TemporaryDirectory(prefix="vla_rl-bench-") as name,
-            far_hosts(others, Path(name), _LOST_AFTER_S) as hosts,
-            here.entered(),
+            start_hosts(others, Path(name), _LOST_AFTER_S) as hosts,
+            control.entered(),
         ):
-            figures = uvloop.run(measure(here, Path(name), hosts, options.seconds))
+            figures = uvloop.run(measure(control, Path(name), hosts, options.seconds))
     except NamespacesRefused as reason:
         figures = dict.fromkeys(("control_bytes_past", "control_bytes_through"))
         figures["reason"] = str(reason)

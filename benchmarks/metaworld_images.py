@@ -1,7 +1,7 @@
-"""Time of Meta-World's pictures: `python -m benchmarks.metaworld_pictures --size 224`.
+"""Time of Meta-World's images: `python -m benchmarks.metaworld_images --size 224`.
 
 Draws both cameras of drawer-open after each of some control steps, in each quality. The last line
-is JSON: the median time of the two pictures together, in milliseconds.
+is JSON: the median time of the two images together, in milliseconds.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from vla_rl.envs.metaworld import MetaWorldEnv
 from vla_rl.envs.mujoco.drawing_quality import Quality
 
 
-def picture_ms(size: int, quality: Quality, num_steps: int = 12) -> float:
+def image_ms(size: int, quality: Quality, num_steps: int = 12) -> float:
     """Return the median time of drawing both cameras (ms)."""
     env = MetaWorldEnv("metaworld_mt50", "drawer-open", image_size=size, quality=quality)
     env.reset(options={"init_state_id": 3})
@@ -23,9 +23,9 @@ def picture_ms(size: int, quality: Quality, num_steps: int = 12) -> float:
     times = []
     for _ in range(num_steps):
         env.step(np.full(4, 0.2, np.float32))
-        begun = time.perf_counter()
+        started = time.perf_counter()
         env._draw()
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - started)
     env.close()
     return 1e3 * float(np.median(times))
 
@@ -35,9 +35,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--size", type=int, default=224, help="side of the pictures in pixels")
+    parser.add_argument("--size", type=int, default=224, help="side of the images in pixels")
     size = parser.parse_args().size
-    report = {f"{quality}_ms": round(picture_ms(size, quality), 1) for quality in get_args(Quality)}
+    report = {f"{quality}_ms": round(image_ms(size, quality), 1) for quality in get_args(Quality)}
     print(json.dumps({"size": size, **report}))
 
 
