@@ -173,7 +173,7 @@ async def test_callers_of_engines_that_stay_dead_are_told_before_anything_of_the
 
     engine, pids = team.engine, team.engine.pids
     monkeypatch.setattr(Replica, "close", close_later)
-    monkeypatch.setattr(engine._router, "_attempts", 1)
+    monkeypatch.setattr(engine._pool, "_attempts", 1)
     for slot in engine._slots:
         once = msgspec.structs.replace(slot._config, max_restarts=0)
         monkeypatch.setattr(slot, "_config", once)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_rl.engines.vllm.pool import Router
+from vla_rl.engines.vllm.pool import ReplicaPool
 from vla_rl.engines.vllm.served import NO_RULES, Answer, EngineLayout, EngineRequest
 from vla_rl.errors import ActorDied
 from vla_rl.types import Sampling
@@ -42,15 +42,15 @@ class Replica:
         return outcome
 
 
-def router(*replicas: Replica, layout: EngineLayout = CHUNKS, attempts: int = 3) -> Router:
+def router(*replicas: Replica, layout: EngineLayout = CHUNKS, attempts: int = 3) -> ReplicaPool:
     places: Any = [SimpleNamespace(replica=replica, failure=None) for replica in replicas]
-    made = Router(places, layout, attempts)
+    made = ReplicaPool(places, layout, attempts)
     made.is_open = True
     return made
 
 
-async def ask(asked: Router) -> Answer:
-    return await asked.answer(EngineRequest([1]), Sampling(), 2, NO_RULES)
+async def ask(asked: ReplicaPool) -> Answer:
+    return await asked.answer_request(EngineRequest([1]), Sampling(), 2, NO_RULES)
 
 
 def dead() -> ActorDied:
@@ -115,6 +115,6 @@ async def test_a_caller_without_an_engine_waits_for_one_and_is_told_if_none_will
     with pytest.raises(ActorDied, match="not started again"):
         await ask(asked)
     asked.is_open = False
-    with pytest.raises(RuntimeError, match="the vLLM engine is not open"):
+    with pytest.raises(RuntimeError, match="the engine is not open"):
         await ask(asked)
     assert asked.stats(now=1.0, opened_at=0.0).num_queued == 0

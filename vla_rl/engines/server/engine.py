@@ -1,6 +1,6 @@
 """`ServerChatEngine`: replies from model servers that run elsewhere, with the learner's weights.
 
-generate ─► ServerPool.route ─► ModelServer.sample_reply ─► tokens, log-probs, versions
+generate ─► ServerPool.answer ─► ModelServer.sample_reply ─► tokens, log-probs, versions
 apply_weights (device lane) ─► checkpoint folder ─► ServerPool.publish
 """
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 from torch import nn
@@ -18,14 +18,11 @@ from vla_rl.engines.chat_interface import ChatEngineBase, Question, Sampled
 from vla_rl.engines.config import EngineConfig
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.server.pool import ServerPool, WeightFolders
-from vla_rl.engines.server.servers import ServerLost
+from vla_rl.engines.server.servers import ModelServer, ServerLost
 from vla_rl.engines.vllm.served import Answer, ReplyRules, ServedLanguage
 from vla_rl.errors import ConfigError
-from vla_rl.rollout import BatchStats, DecisionCounter
+from vla_rl.rollout import BatchStats
 from vla_rl.types import Sampling
-
-MAX_QUEUE: Final = 4096
-"""Maximum number of requests in progress; further callers wait."""
 
 
 class ServerChatEngine(ChatEngineBase):
@@ -64,14 +61,11 @@ class ServerChatEngine(ChatEngineBase):
                 "server computes together depends on timing. Take engine 'torch'"
             )
         super().__init__(served.chat, lane, config, served.layout.context_size)
-        self._config, self._weight_version = servers, weight_version
         self._folders = WeightFolders(served, servers.weights_folder)
+        self._pool = ServerPool(servers, self._folders.probe_prompt, weight_version)
         self._network, self._no_network = served.network, nn.Module()
-        self._pool: ServerPool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened_at = self._update_s = 0.0
-        self._room = asyncio.Semaphore(MAX_QUEUE)
-        self._counter = DecisionCounter()
 
     async def __aenter__(self) -> Self:
         """Give the policy's weights to all servers.
@@ -81,11 +75,10 @@ class ServerChatEngine(ChatEngineBase):
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
             folders = stack.enter_context(self._folders)
-            weights = await self._lane.run(
-                folders.write_version, self._network, self._weight_version, work="publish"
+            self._pool.current = await self._lane.run(
+                folders.write_version, self._network, self.weight_version, work="publish"
             )
-            pool = ServerPool(self._config, folders.probe_prompt, weights, self._weight_version)
-            self._pool = await stack.enter_async_context(pool)
+            await stack.enter_async_context(self._pool)
             self._loop, self._opened_at = loop, loop.time()
             self._resources = stack.pop_all()
         return self
@@ -103,7 +96,7 @@ class ServerChatEngine(ChatEngineBase):
     @property
     def weight_version(self) -> int:
         """Number of updates applied to the current weights."""
-        return self._weight_version if self._loop is None else self._open_pool.weight_version
+        return self._pool.weight_version
 
     @property
     def network(self) -> nn.Module:
@@ -113,15 +106,14 @@ class ServerChatEngine(ChatEngineBase):
     @property
     def takes_requests(self) -> bool:
         """Whether requests are sent now; during a weight update they wait."""
-        return self._open_pool.takes_requests
+        return not self._pool.is_paused
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the last weight update and the number of servers that reply."""
-        pool = self._open_pool
-        figures = {"engine/num_ready": float(pool.num_ready)}
-        if pool.num_updates:
+        figures = {"engine/num_ready": float(len(self._pool.ready()))}
+        if self._pool.num_updates:
             figures |= {
-                "engine/update_pause_s": pool.pause_s,
+                "engine/update_pause_s": self._pool.pause_s,
                 "engine/update_total_s": self._update_s,
             }
         return figures
@@ -130,14 +122,7 @@ class ServerChatEngine(ChatEngineBase):
         """Return the number of requests and the share of the time with at least one running."""
         loop = self._loop
         now = loop.time() if loop is not None else self._opened_at
-        elapsed = now - self._opened_at
-        return BatchStats(
-            num_batches=0,
-            num_requests=self._counter.num_decisions,
-            busy_share=self._counter.asked_s(now) / elapsed if elapsed > 0 else 0.0,
-            num_queued=self._counter.num_waiting,
-            batch_sizes={},
-        )
+        return self._pool.stats(now, self._opened_at)
 
     def apply_weights(self, network: nn.Module, weight_version: int) -> None:
         """Give weights and their version to the servers.
@@ -149,20 +134,13 @@ class ServerChatEngine(ChatEngineBase):
         Raises: CheckpointError if no server took them.
         """
         began = time.perf_counter()
-        self._weight_version = weight_version
         if self._loop is None:
-            self._network = network
+            self._network, self._pool.weight_version = network, weight_version
             return
         weights = self._folders.write_version(network, weight_version)
-        publishing = self._open_pool.publish(weights, weight_version)
+        publishing = self._pool.publish(weights, weight_version)
         asyncio.run_coroutine_threadsafe(publishing, self._loop).result()
         self._update_s = time.perf_counter() - began
-
-    @property
-    def _open_pool(self) -> ServerPool:
-        if self._pool is None:
-            raise RuntimeError("the engine is not open; ask inside its `async with`")
-        return self._pool
 
     async def _sample(self, asked: Question, sampling: Sampling, max_tokens: int) -> Sampled:
         rules = ReplyRules(
@@ -171,13 +149,7 @@ class ServerChatEngine(ChatEngineBase):
             grammar=asked.grammar,
             num_alternatives=asked.options.top_log_probs or 0,
         )
-        clock = asyncio.get_running_loop().time
-        async with self._room:
-            self._counter.begin_decision(clock())
-            try:
-                parts = await self._continued(asked.tokens.tolist(), sampling, max_tokens, rules)
-            finally:
-                self._counter.end_decision(clock())
+        parts = await self._ask(asked.tokens.tolist(), sampling, max_tokens, rules)
         return Sampled(
             tokens=np.concatenate([part.tokens for part in parts]),
             log_probs=np.concatenate([part.log_probs for part in parts]),
@@ -189,29 +161,23 @@ class ServerChatEngine(ChatEngineBase):
             ],
         )
 
-    async def _continued(
+    async def _ask(
         self, prompt: list[int], sampling: Sampling, max_tokens: int, rules: ReplyRules
     ) -> Sequence[Answer]:
         """Return the parts of one reply: several if weight updates interrupted it."""
-        pool, parts, losses = self._open_pool, list[Answer](), 0
-        while True:
-            server = await pool.route()
+        pool, parts = self._pool, list[Answer]()
+
+        async def ask(server: ModelServer) -> list[Answer] | None:
             updates = pool.num_updates
-            try:
-                part = await server.sample_reply(prompt, sampling, max_tokens, rules)
-            except ServerLost:
-                losses += 1
-                if losses >= self._config.attempts:
-                    raise
-                continue
-            finally:
-                pool.wake_waiters()
+            done = [token for part in parts for token in part.tokens.tolist()]
+            left = max_tokens - len(done)
+            part = await server.sample_reply([*prompt, *done], sampling, left, rules)
             parts.append(part)
-            prompt = [*prompt, *part.tokens.tolist()]
-            max_tokens -= len(part.tokens)
-            if not part.is_aborted or max_tokens < 1:
+            if not part.is_aborted or len(part.tokens) >= left:
                 return parts
-            if pool.takes_requests and updates == pool.num_updates:
-                losses += 1  # aborted by somebody else: not for ever
-                if losses >= self._config.attempts:
-                    raise ServerLost(server.url, "it aborted a request that we did not interrupt")
+            if not pool.is_paused and updates == pool.num_updates:
+                # somebody else aborted it: counted as a loss, so that it is not for ever
+                raise ServerLost(server.url, "it aborted a request that we did not interrupt")
+            return None
+
+        return await pool.answer(ask)

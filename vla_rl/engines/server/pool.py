@@ -1,8 +1,7 @@
 """The servers of an engine: which of them take requests, with which weights.
 
-    route ─► the least loaded server that is ready; none during an update
+    answer ─► the least loaded server that is ready; none during an update
     publish ─► running requests end ─► every server loads the weights ─► probe
-    checks: a server that was lost and answers again loads the newest weights, then takes requests
 
 Each version of the weights is a checkpoint folder that loads by itself. Invariant: a server takes requests
 only while its weights are those of `weight_version`, which its log-probs of a few tokens have shown:
@@ -28,6 +27,7 @@ import torch
 from torch import nn
 
 from vla_rl.engines.config import ModelServerConfig
+from vla_rl.engines.engine_pool import EnginePool
 from vla_rl.engines.server.servers import ModelServer, ServerLost, SglangServer, VllmServer
 from vla_rl.engines.vllm.launch import write_folder
 from vla_rl.engines.vllm.served import Answer, ReplyRules, ServedLanguage
@@ -122,16 +122,16 @@ logger = logging.getLogger(__name__)
 _KINDS: Final[dict[str, type[ModelServer]]] = {"vllm": VllmServer, "sglang": SglangServer}
 
 
-class ServerPool:
-    """Servers that hold one policy's weights. Owned by `async with`, in the event loop.
+class ServerPool(EnginePool[ModelServer]):
+    """Servers that hold one policy's weights. Owned by `async with`, in the event loop. See `EnginePool`.
 
     Args:
         config: their addresses and limits.
         probe_prompt: tokens whose next one shows a server's weights.
-        weights: the version that every server loads first.
-        weight_version: its number.
+        weight_version: number of the version that every server loads first.
 
     Attributes:
+        current: that version; set before it is opened.
         weight_version: number of updates applied to the weights that reply from now on.
         num_updates: number of updates so far.
         pause_s: seconds for which requests waited during the last update.
@@ -141,15 +141,14 @@ class ServerPool:
         self,
         config: ModelServerConfig,
         probe_prompt: Sequence[int],
-        weights: ServerWeights,
         weight_version: int,
     ) -> None:
+        super().__init__(config.attempts, wait_limit_s=config.request_timeout_s)
         self._config, self._probe_prompt = config, probe_prompt
-        self._current, self.weight_version = weights, weight_version
+        self.current: ServerWeights | None = None
+        self.weight_version = weight_version
         self._servers: list[ModelServer] = []
         self._turn = asyncio.Lock()
-        self._gate, self._changed = asyncio.Event(), asyncio.Event()
-        self._is_open = False
         self.num_updates, self.pause_s = 0, 0.0
 
     async def __aenter__(self) -> Self:
@@ -176,8 +175,7 @@ class ServerPool:
             self._tasks = asyncio.TaskGroup()
             await self._tasks.__aenter__()
             self._checking = self._tasks.create_task(self._check_servers(), name="model servers")
-            self._is_open = True
-            self._gate.set()
+            self.is_open = True
             self._resources = stack.pop_all()
         return self
 
@@ -188,7 +186,7 @@ class ServerPool:
         traceback: TracebackType | None,
     ) -> None:
         """Leave the servers running; callers that still wait get a RuntimeError."""
-        self._is_open = False
+        self.is_open = False
         self._checking.cancel()
         try:
             await leave_group(self._tasks, kind, error, traceback)
@@ -197,46 +195,23 @@ class ServerPool:
                 for server in self._servers:
                     server.is_ready = False
                 await self._resources.aclose()
-            self._gate.set()
-            self._changed.set()
+            self.wake_callers()
 
-    @property
-    def takes_requests(self) -> bool:
-        """Whether requests are sent now; during a weight update they wait."""
-        return self._gate.is_set()
+    def list_engines(self) -> list[ModelServer]:
+        """Return the servers."""
+        return self._servers
 
-    @property
-    def num_ready(self) -> int:
-        """Number of servers that take requests."""
-        return len(self._ready())
+    def find_failure(self, *, has_waited: bool) -> ServerLost | None:
+        """Return the last loss if none became ready in time: until then a lost server may come back."""
+        if not has_waited:
+            return None
+        losses = [server.loss for server in self._servers if server.loss is not None]
+        return (losses or [ServerLost("(any)", "none became ready")])[-1]
 
-    async def route(self) -> ModelServer:
-        """Return the least loaded server; wait until one is ready and no update is on its way.
-
-        Raises: ServerLost if none became ready within `request_timeout_s`; RuntimeError if the pool
-        is not open.
-        """
-        limit = asyncio.timeout(None)
-        try:
-            async with limit:
-                while True:
-                    await self._gate.wait()
-                    if not self._is_open:
-                        raise RuntimeError("the engine is not open; ask inside its `async with`")
-                    if ready := self._ready():
-                        return min(ready, key=lambda server: server.num_running)
-                    if limit.when() is None:
-                        now = asyncio.get_running_loop().time()
-                        limit.reschedule(now + self._config.request_timeout_s)
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError as error:
-            losses = [server.loss for server in self._servers if server.loss is not None]
-            raise (losses or [ServerLost("(any)", "none became ready")])[-1] from error
-
-    def wake_waiters(self) -> None:
-        """Let those look again that wait for servers to become idle or ready."""
-        self._changed.set()
+    # who waits          for                    woken by
+    # `_until_idle`      running requests       each answer or loss; after `update_timeout_s` the server is lost
+    # `_check_servers`   its next round         the loop's clock, every `health_every_s`
+    # `_check_server`    `_turn`                the end of an update: a server that answers again loads its weights
 
     async def publish(self, weights: ServerWeights, version: int) -> None:
         """Give new weights to the servers; one that does not take them is lost.
@@ -244,11 +219,11 @@ class ServerPool:
         Raises: CheckpointError if none took them.
         """
         async with self._turn:
-            before, self._current = self._current, weights
-            self._gate.clear()
+            before, self.current = self.current, weights
+            self.is_paused = True
             paused_at = time.perf_counter()
             try:
-                servers = self._ready()
+                servers = self.ready()
                 if self._config.update_mode == "interrupt":
                     await self._each(servers, lambda server: server.pause_requests())
                 await self._until_idle(servers)
@@ -256,18 +231,16 @@ class ServerPool:
                 await self._each(servers, self._load)
             finally:
                 self.num_updates += 1
-                self._gate.set()
-                self._changed.set()
+                self.is_paused = False
+                self.wake_callers()
                 self.pause_s = time.perf_counter() - paused_at
+        assert before is not None
         await asyncio.to_thread(shutil.rmtree, before.folder, True)  # no server loads it any more
-        if not self._ready():
+        if not self.ready():
             raise CheckpointError(
                 f"no model server took the weights of version {version}: "
                 + "; ".join(str(server.loss) for server in self._servers)
             )
-
-    def _ready(self) -> list[ModelServer]:
-        return [server for server in self._servers if server.is_ready]
 
     async def _each(
         self, servers: Sequence[ModelServer], act: Callable[[ModelServer], Awaitable[None]]
@@ -304,14 +277,15 @@ class ServerPool:
 
         Raises: ServerLost; ConfigError.
         """
-        await server.load_weights(self._current.folder, self.weight_version)
+        assert self.current is not None
+        await server.load_weights(self.current.folder, self.weight_version)
         if self._config.update_mode == "interrupt":
             await server.resume_requests()
         seeds = [msgspec.structs.replace(PROBE, seed=seed) for seed in range(NUM_PROBES)]
         answers = await asyncio.gather(
             *(server.sample_reply(self._probe_prompt, each, 1, ReplyRules()) for each in seeds)
         )
-        gap = self._current.gap(answers)
+        gap = self.current.gap(answers)
         if not gap <= MAX_PROBE_GAP:
             raise ConfigError(
                 f"{server.url} loaded weights {self.weight_version}, but its log-probs differ from "
@@ -324,7 +298,7 @@ class ServerPool:
         """Give a server that was just opened the current weights, then requests."""
         await self._load(server)
         server.is_ready = True
-        self._changed.set()
+        self.wake_callers()
 
     async def _check_servers(self) -> None:
         while True:

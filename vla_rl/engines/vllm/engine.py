@@ -1,6 +1,6 @@
 """`VllmEngine`: one policy's engine processes, with the weights that they hold.
 
-    VllmActionEngine.act, VllmChatEngine.generate ─► Router ─► Replica ─► answer
+    VllmActionEngine.act, VllmChatEngine.generate ─► ReplicaPool ─► Replica ─► answer
     apply_weights (device lane) ─► WeightPublisher ─► publish (loop) ─► every replica, or none
     EngineSlot of each replica: start ─► health ─► death ─► start again, with the current weights
 
@@ -31,7 +31,7 @@ from vla_rl.engines.vllm.launch import (
     spread_engines,
     write_folder,
 )
-from vla_rl.engines.vllm.pool import EngineSlot, Router
+from vla_rl.engines.vllm.pool import EngineSlot, ReplicaPool
 from vla_rl.engines.vllm.publication import (
     Publication,
     ServedVersion,
@@ -100,9 +100,9 @@ class VllmEngine:
         )
         self._numbers = itertools.count()
         self._slots: list[EngineSlot] = []
-        self._router = Router(self._slots, self._layout, config.vllm.attempts)
+        self._pool = ReplicaPool(self._slots, self._layout, config.vllm.attempts)
         self._publisher = WeightPublisher(
-            served.tensors, self._publication, self._version, self._router.ready
+            served.tensors, self._publication, self._version, self._pool.ready
         )
         self._tasks: asyncio.TaskGroup | None = None
         self._keeping: list[asyncio.Task[None]] = []
@@ -122,14 +122,14 @@ class VllmEngine:
                 self._publication.current = await self._lane.run(
                     self._publisher.write_version, network, version, work="publish"
                 )
-            self._loop, self._router.is_open = loop, True
+            self._loop, self._pool.is_open = loop, True
             self._publication.awake.set()
             for place in self._gpus:
                 slot = EngineSlot(
                     partial(self._new_replica, folder, place),
                     self._publication,
                     self._config.vllm,
-                    self._router.wake_callers,
+                    self._pool.wake_callers,
                 )
                 stack.push_async_callback(slot.stop_engine)
                 self._slots.append(slot)
@@ -151,7 +151,7 @@ class VllmEngine:
         traceback: TracebackType | None,
     ) -> None:
         """Stop all engines; callers that still wait get a RuntimeError or `ActorDied`."""
-        self._loop, self._router.is_open = None, False
+        self._loop, self._pool.is_open = None, False
         self._publisher.stop_publishing()
         assert self._tasks is not None
         for task in self._keeping:
@@ -162,7 +162,7 @@ class VllmEngine:
             async with self._publication.turn:  # a started update has to finish first
                 await self._resources.aclose()
                 self._slots.clear()
-            self._router.wake_callers()
+            self._pool.wake_callers()
 
     @property
     def weight_version(self) -> int:
@@ -203,7 +203,7 @@ class VllmEngine:
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the last weight update and of the engines' restarts."""
         figures = {
-            "engine/num_ready": float(len(self._router.ready())),
+            "engine/num_ready": float(len(self._pool.ready())),
             "engine/restarts": float(self.num_restarts),
         }
         if self.update_times:
@@ -222,12 +222,12 @@ class VllmEngine:
     @property
     def pids(self) -> list[int]:
         """Process ids of the engines that take requests now."""
-        return [replica.pid for replica in self._router.ready()]
+        return [replica.pid for replica in self._pool.ready()]
 
     @property
     def num_answers(self) -> dict[int, int]:
         """Number of answers of each engine that takes requests now, by its process id."""
-        return {replica.pid: replica.num_answers for replica in self._router.ready()}
+        return {replica.pid: replica.num_answers for replica in self._pool.ready()}
 
     def apply_weights(self, network: nn.Module, weight_version: int) -> None:
         """Apply weights and their version in all engines or in none.
@@ -260,7 +260,7 @@ class VllmEngine:
 
         Raises: ActorDied.
         """
-        return await self._publication.checksums(self._router.ready())
+        return await self._publication.checksums(self._pool.ready())
 
     async def sleep(self) -> None:
         """Free the engines' GPU memory for the learner. Callers wait until `wake`.
@@ -274,7 +274,7 @@ class VllmEngine:
         self._require_sleep()
         async with self._publication.turn:
             self._publication.awake.clear()
-            await run_in_each(self._router.ready(), lambda replica: replica.sleep(), "sleep")
+            await run_in_each(self._pool.ready(), lambda replica: replica.sleep(), "sleep")
 
     async def wake(self) -> None:
         """Let the engines allocate their memory again, and give them the current weights.
@@ -296,7 +296,7 @@ class VllmEngine:
                 except ActorDied as error:  # its slot replaces it
                     errors.append(error)
             self._publication.awake.set()
-        self._router.wake_callers()
+        self._pool.wake_callers()
         if errors:
             raise errors[0]
 
@@ -307,7 +307,7 @@ class VllmEngine:
         """
         loop = self._loop
         now = loop.time() if loop is not None else self._opened_at
-        return self._router.stats(now, self._opened_at)
+        return self._pool.stats(now, self._opened_at)
 
     def _new_replica(self, folder: Path, gpus: tuple[str, ...]) -> Replica:
         name = f"vllm-{next(self._numbers)}"

@@ -42,7 +42,7 @@ class VllmActionEngine(VllmEngine):
         all `attempts` at the request.
         """
         request = await self._lane.prepare(self._actions.request, observation)
-        answer = await self._router.answer(
+        answer = await self._pool.answer_request(
             request, sampling or Sampling(), self._num_tokens, NO_RULES
         )
         return ActionChunk(
@@ -76,7 +76,7 @@ class VllmChatEngine(VllmEngine, ChatEngineBase):
             grammar=asked.grammar,
             num_alternatives=asked.options.top_log_probs or 0,
         )
-        answer = await self._router.answer(
+        answer = await self._pool.answer_request(
             EngineRequest(asked.tokens.tolist()), sampling, max_tokens, rules
         )
         return Sampled(

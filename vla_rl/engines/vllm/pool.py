@@ -1,22 +1,20 @@
-"""The engines that answer requests: each kept running in its slot, chosen for each request.
+"""The engine processes of one policy: each kept running in its slot, all of them one pool.
 
-answer ─► route ─► Replica.answer_request ─► Answer
-            ▲          │ dead, aborted, or a chunk of two versions
-            └──────────┘
+An engine is started again by its slot and not by a restart policy of the actors' runtime: a restarted
+engine needs the weights of now before its first request, and takes turns with updates for them; and one
+that dies too often leaves the others serving, where an actor past its policy would end the whole run.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
-from weakref import WeakKeyDictionary
 
 from vla_rl.engines.config import VllmConfig
+from vla_rl.engines.engine_pool import EnginePool
 from vla_rl.engines.vllm.publication import Publication
 from vla_rl.engines.vllm.replica import Replica
 from vla_rl.engines.vllm.served import Answer, EngineLayout, EngineRequest, ReplyRules
 from vla_rl.errors import ActorDied
-from vla_rl.rollout import BatchStats, DecisionCounter
 from vla_rl.types import Sampling
 
 _log = logging.getLogger(__name__)
@@ -58,6 +56,12 @@ class EngineSlot:
     async def start_engine(self) -> None:
         """Start the first replica. Raises: ActorDied with the reason if it does not start."""
         await self._start()
+
+    # who waits        for                      woken by
+    # `_watch`         `replica.died`           its process ends, is found stopped, or misses a deadline;
+    #                                           `health_every_s` without an answer: one token is asked for
+    # `_start`         `publication.awake`      `VllmEngine.wake`
+    # `_start`, `_probe` `publication.turn`     the end of an update, of a sleep, of another engine's start
 
     async def keep_running(self) -> None:
         """Watch the engine until cancelled, or until it has died too often without an answer."""
@@ -143,110 +147,37 @@ class EngineSlot:
                 return
 
 
-MAX_QUEUE = 4096
-"""Maximum number of requests in progress; further callers wait."""
-
-
-class Router:
-    """Has each request answered by one of the ready replicas, and by another one if that dies.
+class ReplicaPool(EnginePool[Replica]):
+    """The replicas of one policy, in their slots. See `EnginePool`.
 
     Args:
         slots: the live list of the slots for engines.
         layout: layout of the policy's requests.
         attempts: number of deaths of engines after which a request fails.
-
-    Attributes:
-        is_open: whether requests are taken; its owner sets it, then calls `wake_callers`.
     """
 
     def __init__(self, slots: Sequence[EngineSlot], layout: EngineLayout, attempts: int) -> None:
-        self._slots, self._attempts = slots, attempts
-        self._is_chunk, self._reuses_prefixes = (
-            layout.num_tokens is not None,
-            layout.reuses_prefixes,
-        )
-        self._room = asyncio.Semaphore(MAX_QUEUE)
-        self._changed = asyncio.Event()
-        # weak: a task that ends takes its entry along, and no episode has to say that it is over
-        self._assigned: WeakKeyDictionary[asyncio.Task[Any], Replica] = WeakKeyDictionary()
-        self._counter = DecisionCounter()
-        self.is_open = False
+        super().__init__(attempts, keeps_conversations=layout.reuses_prefixes)
+        self._slots, self._is_chunk = slots, layout.num_tokens is not None
 
-    async def answer(
+    def list_engines(self) -> list[Replica]:
+        """Return the replicas that were started."""
+        return [slot.replica for slot in self._slots if slot.replica is not None]
+
+    def find_failure(self, *, has_waited: bool) -> ActorDied | None:
+        """Return the first failure once every slot stays empty for good."""
+        failures = [slot.failure for slot in self._slots if slot.failure is not None]
+        return failures[0] if len(failures) == len(self._slots) else None
+
+    async def answer_request(
         self, request: EngineRequest, sampling: Sampling, max_tokens: int, rules: ReplyRules
     ) -> Answer:
-        """Repeat a request until an engine has answered it completely.
+        """Repeat a request until an engine has answered it completely. Raises: as `answer`."""
 
-        Raises: ActorDied if engines died in all attempts, or none is started again any more;
-        RuntimeError if the engine is not open.
-        """
-        clock = asyncio.get_running_loop().time
-        deaths = 0
-        async with self._room:
-            self._counter.begin_decision(clock())
-            try:
-                while True:
-                    replica = await self._route()
-                    try:
-                        answer = await replica.answer_request(request, sampling, max_tokens, rules)
-                    except ActorDied:
-                        deaths += 1
-                        if deaths >= self._attempts:
-                            raise
-                        continue
-                    # a chunk is one action: the learner has no log-prob for one of two policies
-                    if not answer.is_aborted and not (self._is_chunk and answer.is_mixed):
-                        return answer
-            finally:
-                self._counter.end_decision(clock())
+        async def ask(replica: Replica) -> Answer | None:
+            answer = await replica.answer_request(request, sampling, max_tokens, rules)
+            # a chunk is one action: the learner has no log-prob for one of two policies
+            is_usable = not answer.is_aborted and not (self._is_chunk and answer.is_mixed)
+            return answer if is_usable else None
 
-    def ready(self) -> list[Replica]:
-        """Return the replicas that take requests now."""
-        replicas = [slot.replica for slot in self._slots]
-        return [replica for replica in replicas if replica is not None and replica.is_ready]
-
-    def wake_callers(self) -> None:
-        """Let callers that wait for a replica look again."""
-        self._changed.set()
-
-    def stats(self, now: float, opened_at: float) -> BatchStats:
-        """Return the number of requests, and the share of time with one running.
-
-        Time counts since `opened_at`. The engines decide what they batch.
-        """
-        elapsed = now - opened_at
-        return BatchStats(
-            num_batches=0,
-            num_requests=self._counter.num_decisions,
-            busy_share=self._counter.asked_s(now) / elapsed if elapsed > 0 else 0.0,
-            num_queued=self._counter.num_waiting,
-            batch_sizes={},
-        )
-
-    async def _route(self) -> Replica:
-        """Return the replica with this conversation's keys and values, else the least loaded one.
-
-        Waits until one is ready.
-        """
-        while True:
-            ready = self.ready()
-            if ready:
-                return self._assign_replica(ready)
-            if not self.is_open:
-                raise RuntimeError("the vLLM engine is not open; ask inside its `async with` block")
-            failures = [slot.failure for slot in self._slots if slot.failure is not None]
-            if len(failures) == len(self._slots):
-                raise failures[0]
-            self._changed.clear()
-            await self._changed.wait()
-
-    def _assign_replica(self, ready: Sequence[Replica]) -> Replica:
-        # an episode is one task, so its turns come from one task: no name of a conversation is
-        # needed to send them to the engine that has read the earlier ones
-        task = asyncio.current_task()
-        assigned = self._assigned.get(task) if task is not None else None
-        if assigned not in ready or assigned is None:
-            assigned = min(ready, key=lambda replica: replica.num_running)
-        if task is not None and self._reuses_prefixes:
-            self._assigned[task] = assigned
-        return assigned
+        return await self.answer(ask)

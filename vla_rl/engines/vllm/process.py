@@ -8,6 +8,16 @@ An engine asks the kernel to kill it when its parent dies, and the kernel takes 
 process for its parent (prctl(2), PR_SET_PDEATHSIG). So an engine needs a thread that stays alive:
 `EngineThread`. In return, the kernel's list of that thread's children shows what vLLM has started, from
 the first moment; vLLM itself reports it only once the engine is ready.
+
+This is a second owner of processes beside the actors' runtime, from which it takes how a freeze is found
+and which time counts (`actors.processes.liveness`). An actor cannot own them without losing a promise:
+
+- vLLM's client around its engine, both inside of an actor: the engine is then the actor's child. If a
+  signal stops it, the actor's heart beats on, and it would not be replaced within 3 s; and each engine
+  costs a process more, which imports torch and vLLM.
+- vLLM's engine without a process of its own, stepped by an actor: vLLM 0.32 does not pause such an engine
+  as an update needs. It refuses to drain, reports no aborted request, and changes weights below a batch
+  that is still on its way, whose tokens would be named after the wrong version.
 """
 
 import asyncio
