@@ -298,7 +298,7 @@ def test_the_placement_of_the_page_reads_the_keys_that_are_made(folder: Path) ->
 
 
 def test_every_snippet_of_the_page_is_run() -> None:
-    assert len(ACTORS_SNIPPETS) == 7
+    assert len(ACTORS_SNIPPETS) == 8
 
 
 POLICIES_PAGE = Path(__file__).parents[1] / "docs" / "policies.md"

@@ -34,11 +34,11 @@ class Waiting:
     def __init__(self) -> None:
         self.codec, self.cancelled, self.answered = Codec(), list[int](), list[PendingCall]()
         self.calls: dict[int, PendingCall] = {}
-        self.lag_reports: dict[int, PendingCall] = {}
+        self.questions: dict[int, PendingCall] = {}
         self.mailbox = Mailbox(2)
         deadlines: Any = SimpleNamespace(record_answer=self.answered.append)
         self.answers = Answers(
-            "counter", self.calls, self.lag_reports, self.mailbox, deadlines, self.cancelled.append
+            "counter", self.calls, self.questions, self.mailbox, deadlines, self.cancelled.append
         )
         channel: Any = SimpleNamespace(codec=self.codec, pid=5)
         self.answers.set_channel(channel)
@@ -130,11 +130,11 @@ async def test_a_lag_report_takes_no_place_and_a_failed_end_is_logged(
 ) -> None:
     waiting = Waiting()
     question = waiting.ask(3)
-    waiting.lag_reports[3] = waiting.calls.pop(3)
+    waiting.questions[3] = waiting.calls.pop(3)
     waiting.answer(Kind.RESULT, 3, 8)
     assert question.future.result() == 8
     assert not waiting.answered
-    assert waiting.lag_reports == {}
+    assert waiting.questions == {}
     waiting.answer(Kind.ERROR, OWN_CALL, ["builtins", "ValueError", "x", ["x"], {}, "trace"])
     assert "failed while it ended" in caplog.text
     assert waiting.answers.num_rejected == 0

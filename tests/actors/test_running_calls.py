@@ -267,7 +267,7 @@ async def test_an_error_of_the_first_part_is_raised_where_the_rest_is_awaited() 
 
 
 def a_stream() -> InboundCall:
-    return InboundCall(get_method_table(Streamer).by_name["count"], 1, ())
+    return InboundCall(get_method_table(Streamer).by_name["count"], 1, (), runner=None)  # type: ignore[arg-type]
 
 
 def test_each_item_takes_one_credit() -> None:

@@ -17,7 +17,7 @@ REMOVALS = {
     # read first, removed in `finally`
     "actors/calls/exchange.py": [
         "del self._calls[call]",
-        "del self._lag_reports[call]",
+        "del self._questions[call]",
         # every call is failed in the same step, with errors that any future takes
         "self.unanswered.clear()",
     ],

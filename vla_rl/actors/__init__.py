@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         Takeover as Takeover,
     )
     from vla_rl.actors.processes.fork_servers import LastingForkServers as LastingForkServers
+    from vla_rl.actors.remote.shared_handles import close_handle as close_handle
     from vla_rl.actors.runtime import ActorInfo as ActorInfo, Runtime as Runtime
     from vla_rl.actors.wire.slots import release as release
     from vla_rl.util.stalls import (

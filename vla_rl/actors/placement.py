@@ -233,6 +233,11 @@ class RemoteHost(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     @property
+    def host(self) -> str:
+        """Address of the machine, without scheme and port."""
+        return self.address.removeprefix("tcp://").rpartition(":")[0]
+
+    @property
     def launched_process(self) -> ChildProcess:
         """Process to start there, with the variables of either field."""
         if not self.env:

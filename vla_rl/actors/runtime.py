@@ -17,9 +17,11 @@ from vla_rl.actors.calls.handles import get_client, get_record, handle_class
 from vla_rl.actors.calls.pending import CallLimit
 from vla_rl.actors.placement import ChildProcess, InLoop, Placement, RemoteHost, RestartPolicy
 from vla_rl.actors.processes.fork_servers import LastingForkServers
+from vla_rl.actors.remote.direct_link import make_link_keys
+from vla_rl.actors.remote.shared_handles import make_shared_handle
 from vla_rl.actors.supervision import Launchers, Supervisor
 from vla_rl.actors.wire.codec import Codec
-from vla_rl.actors.wire.envelope import SpawnRequest
+from vla_rl.actors.wire.envelope import ActorReference, SpawnRequest
 from vla_rl.errors import ActorDied
 from vla_rl.util.error_reports import ErrorReport
 from vla_rl.util.stalls import LagReport, LoopLag, Wait, add_wait_source, remove_wait_source
@@ -216,6 +218,32 @@ class Runtime:
         """
         _, launchers = self._opened()
         await launchers.prepare_placement(placement, start_timeout_s)
+
+    async def share(self, actor: A) -> A:
+        """Return a handle of an actor to send to another actor, which then calls it directly.
+
+        The handle is for one holder: share the actor once for each. It serves the current incarnation,
+        until the holder drops it, and for a minute if it is not used.
+
+        Raises: ActorDied if the actor is gone; TimeoutError if it does not answer; TypeError if no other
+            process can import its class; OSError if its host has no free port.
+        """
+        record = self._find(actor)
+        table = record.client.table
+        target, keys = get_import_path(table.actor_class), make_link_keys()
+        listening = await record.client.share(keys.public)
+        placement = record.placement
+        reference = ActorReference(
+            target,
+            table.fingerprint,
+            record.client.name,
+            placement.host if isinstance(placement, RemoteHost) else "",
+            listening.port,
+            listening.public_key,
+            keys,
+        )
+        shared: A = make_shared_handle(table.actor_class, reference)
+        return shared
 
     def info(self, actor: Actor) -> ActorInfo:
         """Return the state of an actor as known local, without asking the actor."""

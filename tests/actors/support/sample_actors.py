@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from vla_rl.actors import Actor, actor_method
+from vla_rl.actors import Actor, Runtime, actor_method, close_handle
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -354,3 +354,66 @@ class LoopUser(Actor):
         while True:
             await asyncio.sleep(interval_s)
             self._ticks += 1
+
+
+class Holder(Actor):
+    """Calls actors whose handles it was sent."""
+
+    def __init__(self) -> None:
+        self._kept: Counter | None = None
+
+    async def class_name(self, counter: Counter) -> str:
+        return type(counter).__name__
+
+    async def add_through(self, counter: Counter, n: int) -> int:
+        return await counter.add(n)
+
+    async def keep(self, counter: Counter) -> None:
+        self._kept = counter
+
+    @actor_method(concurrent=True)
+    async def add_kept(self, n: int) -> int:
+        assert self._kept is not None
+        return await self._kept.add(n)
+
+    @actor_method(concurrent=True)
+    async def slow_add_kept(self, n: int) -> int:
+        assert self._kept is not None
+        return await self._kept.slow_add(n)
+
+    @actor_method(concurrent=True)
+    async def wait_kept(self, who: str) -> str:
+        assert self._kept is not None
+        return await self._kept.wait_beside_others(who)
+
+    async def send_on(self, other: "Holder") -> int:
+        """Send a handle that is used here to another actor."""
+        assert self._kept is not None
+        return await other.add_through(self._kept, 1)
+
+    async def close(self) -> None:
+        close_handle(self._kept)
+
+    async def drop(self) -> None:
+        self._kept = None
+
+    async def sum_of_arrays(self, streamer: Streamer, num: int, size: int) -> int:
+        return sum([int(each.sum()) async for each in streamer.pictures(num, size)])
+
+    async def pairs(self, both: dict[str, Counter]) -> dict[str, int]:
+        return {name: await counter.add(1) for name, counter in both.items()}
+
+
+class Nest(Actor):
+    """Has an actor of its own beside it, whose handle it gives away."""
+
+    async def on_start(self) -> None:
+        self._runtime = Runtime("nest")
+        await self._runtime.__aenter__()
+        self._counter = await self._runtime.spawn(Counter, 100)
+
+    async def shared(self) -> Counter:
+        return await self._runtime.share(self._counter)
+
+    async def on_stop(self) -> None:
+        await self._runtime.__aexit__(None, None, None)

@@ -6,6 +6,6 @@ client           the caller's end of one actor
 exchange         its messages, on their way out or back
 pending          calls that wait for their answer
 deadlines        when a call counts as overdue
-server           the actor's end
+server           the actor's end; callers: its owner, and holders of a handle
 running_calls    how a call runs there
 """

@@ -27,29 +27,37 @@ from vla_rl.actors.calls.pending import (
     PendingStream,
 )
 from vla_rl.actors.processes.channels import ActorExit, Channel
-from vla_rl.actors.wire.envelope import Kind
+from vla_rl.actors.remote.peer_sockets import SocketAddress
+from vla_rl.actors.wire.envelope import ActorReference, Kind
 from vla_rl.errors import ActorDied, ActorFrozen
 from vla_rl.util.stalls import LagReport, Wait, record_exit
 
 _WITHIN_S = 10.0
 
-_LOOP_LAG: Final = ActorMethod(
-    index=0,
-    name="loop_lag",
-    label="loop_lag",
-    signature=inspect.Signature(),
-    args_type=Any,
-    result_type=LagReport,
-    is_stream=False,
-    concurrent=True,
-    deadline_s=None,
-    keyword_only=(),
-    num_plain_args=0,
-)
+
+def _question(name: str, result_type: Any) -> ActorMethod:
+    """Describe a question that each actor's process answers, whatever its class."""
+    return ActorMethod(
+        index=0,
+        name=name,
+        label=name,
+        signature=inspect.Signature(),
+        args_type=Any,
+        result_type=result_type,
+        is_stream=False,
+        concurrent=True,
+        deadline_s=None,
+        keyword_only=(),
+        num_plain_args=0,
+    )
 
 
-class LagQuestions:
-    """Asks one actor for the timer delays of its loop.
+_LOOP_LAG: Final = _question("loop_lag", LagReport)
+_SHARE: Final = _question("share", SocketAddress)
+
+
+class ProcessQuestions:
+    """Asks the process of one actor what it answers beside the actor's calls.
 
     Args:
         name: the actor's name.
@@ -71,16 +79,26 @@ class LagQuestions:
         self._name, self._lifecycle, self._channel, self._ids = name, lifecycle, channel, ids
         self.unanswered: dict[int, PendingCall] = {}
 
-    async def request_report(self) -> LagReport:
-        """Return the timer delays of the actor's loop.
+    async def ask_lag(self) -> LagReport:
+        """Return the timer delays of the actor's loop. Raises: as `_ask`."""
+        report: LagReport = await self._ask(Kind.LAG, _LOOP_LAG, None)
+        return report
 
-        Raises: TimeoutError if the actor does not report them; ActorDied.
+    async def ask_to_share(self, key: str) -> SocketAddress:
+        """Let the holder of a key call the actor too; return where it listens.
+
+        Raises: as `_ask`; OSError if no port is free.
         """
+        address: SocketAddress = await self._ask(Kind.SHARE, _SHARE, key)
+        return address
+
+    async def _ask(self, kind: Kind, question: ActorMethod, value: Any) -> Any:
+        """Return the answer. Raises: TimeoutError if there is none; ActorDied; what it reports."""
         try:
             # no deadline of a call: a blocked loop is what one asks about, and must not be killed
             async with asyncio.timeout(_WITHIN_S):
                 await self._lifecycle.until_running()
-                report: LagReport = await self._send()
+                return await self._send(kind, question, value)
         except TimeoutError:
             channel = self._channel()
             why = (
@@ -90,9 +108,8 @@ class LagQuestions:
             )
             raise TimeoutError(
                 f"actor {self._name!r} (pid {0 if channel is None else channel.pid}) did not "
-                f"report its lag within {_WITHIN_S:g} s: {why}."
+                f"{_TO_ANSWER[kind]} within {_WITHIN_S:g} s: {why}."
             ) from None
-        return report
 
     def fail_questions(self) -> None:
         """Fail all questions, as the incarnation has ended."""
@@ -101,18 +118,18 @@ class LagQuestions:
         for question in questions:
             question.fail(self._lifecycle.make_exit_error())
 
-    def _send(self) -> asyncio.Future[Any]:
+    def _send(self, kind: Kind, question: ActorMethod, value: Any) -> asyncio.Future[Any]:
         channel = self._channel()
         assert channel is not None
-        decoder = channel.codec.get_decoder(LagReport)
-        pending = PendingCall(
-            asyncio.get_running_loop(), _LOOP_LAG, decoder, asyncio.current_task()
-        )
+        decoder = channel.codec.get_decoder(question.result_type)
+        pending = PendingCall(asyncio.get_running_loop(), question, decoder, asyncio.current_task())
         call = next(self._ids)
         self.unanswered[call] = pending
-        channel.send(channel.codec.encode(Kind.LAG, 0, channel.actor_id, call, None, self._name))
+        channel.send(channel.codec.encode(kind, 0, channel.actor_id, call, value, self._name))
         return pending.future
 
+
+_TO_ANSWER: Final = {Kind.LAG: "report its lag", Kind.SHARE: "listen for one more caller"}
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +150,7 @@ class ActorClient:
             counts as frozen and is killed; None for ever. If a call waits behind another, its time
             starts when that one is answered.
         limits: by index of a method: shortens the deadline of each of its calls.
+        lifecycle: state to begin with; None: that of an actor which is being started.
     """
 
     def __init__(
@@ -142,19 +160,20 @@ class ActorClient:
         mailbox: int,
         deadlines_s: Sequence[float | None],
         limits: Mapping[int, CallLimit] = MappingProxyType({}),
+        lifecycle: ActorLifecycle | None = None,
     ) -> None:
         self.name, self.table, self.mailbox = name, table, Mailbox(mailbox)
         self._loop = asyncio.get_running_loop()
-        self.lifecycle = ActorLifecycle(name)
+        self.lifecycle = lifecycle or ActorLifecycle(name)
         self._decoders: list[msgspec.msgpack.Decoder[Any]] = []
         calls = self._calls = OutgoingCalls(
             name, table, self.lifecycle, self.mailbox, deadlines_s, limits, self._freeze
         )
-        self._lag = LagQuestions(name, self.lifecycle, lambda: calls.channel, calls.ids)
+        self._questions = ProcessQuestions(name, self.lifecycle, lambda: calls.channel, calls.ids)
         self._answers = Answers(
             name,
             calls.unanswered,
-            self._lag.unanswered,
+            self._questions.unanswered,
             self.mailbox,
             calls.deadlines,
             calls.cancel_call,
@@ -198,7 +217,7 @@ class ActorClient:
 
         Called on the watchdog's thread.
         """
-        for pending in (*self._calls.unanswered.values(), *self._lag.unanswered.values()):
+        for pending in (*self._calls.unanswered.values(), *self._questions.unanswered.values()):
             if pending.task is not None and not pending.future.done():
                 yield Wait(
                     pending.task.get_name(), f"{self.name}.{pending.method_name}", pending.since
@@ -281,6 +300,16 @@ class ActorClient:
             if not pending.future.cancel() and not pending.future.cancelled():
                 pending.future.exception()  # retrieved, or asyncio would log it
 
+    def reference(self) -> ActorReference:
+        """Return what a message carries of a handle. Raises: TypeError, as its owner keeps this one."""
+        raise TypeError(
+            f"the handle of {self.name!r} stays with its owner; send `await runtime.share(handle)`."
+        )
+
+    async def share(self, key: str) -> SocketAddress:
+        """Let the holder of a key call the actor too. Raises: as `ProcessQuestions.ask_to_share`."""
+        return await self._questions.ask_to_share(key)
+
     def extend_deadlines(self, lost_s: float) -> None:
         """Exclude the last `lost_s` seconds, in which our loop did not run, from each deadline."""
         self._calls.deadlines.extend_deadlines(lost_s)
@@ -292,7 +321,7 @@ class ActorClient:
 
         Takes no slot in the mailbox: the actor answers while its calls run.
         """
-        return await self._lag.request_report()
+        return await self._questions.ask_lag()
 
     # ---- incarnations
 
@@ -327,7 +356,7 @@ class ActorClient:
             record_exit(str(error))
         self.lifecycle.enter_state(state, error)
         self._calls.fail_calls()
-        self._lag.fail_questions()
+        self._questions.fail_questions()
 
     def fail_waiters(self, state: ActorState, error: ActorDied) -> None:
         """Raise `error` in calls that wait for an incarnation, and in later ones."""

@@ -189,7 +189,7 @@ class Answers:
     Args:
         name: the actor's name.
         calls: the table of unanswered calls; an answered one leaves it here.
-        lag_reports: unanswered questions for the lag of the actor's loop.
+        questions: those to the actor's process that have no answer yet.
         mailbox: its slots; an answer frees one.
         deadlines: deadlines of the calls.
         cancel: asks the actor to stop working on a call.
@@ -202,12 +202,12 @@ class Answers:
         self,
         name: str,
         calls: dict[int, PendingCall],
-        lag_reports: dict[int, PendingCall],
+        questions: dict[int, PendingCall],
         mailbox: Mailbox,
         deadlines: CallDeadlines,
         cancel: Callable[[int], None],
     ) -> None:
-        self._name, self._calls, self._lag_reports = name, calls, lag_reports
+        self._name, self._calls, self._questions = name, calls, questions
         self._mailbox, self._deadlines, self._cancel = mailbox, deadlines, cancel
         self._channel: Channel | None = None
         self._error_decoder: msgspec.msgpack.Decoder[Any] | None = None
@@ -254,12 +254,12 @@ class Answers:
                 )
 
     def _take_unasked(self, channel: Channel, kind: int, call: int, frames: Frames) -> None:
-        """Take a report of the loop's lag, or of the actor's own end."""
-        if kind == _RESULT and call in self._lag_reports:
+        """Take an answer of the actor's process, or the report of its end."""
+        if kind in (_RESULT, _ERROR) and call in self._questions:
             try:
-                self._take_answer(channel, kind, self._lag_reports[call], frames)
+                self._take_answer(channel, kind, self._questions[call], frames)
             finally:
-                del self._lag_reports[call]
+                del self._questions[call]
         elif kind == _ERROR and call == OWN_CALL:
             self._log_failed_end(channel, frames)
         else:

@@ -12,9 +12,10 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from vla_rl.actors.calls.actor import Actor, ActorMethod, get_method_table
 from vla_rl.actors.calls.client import ActorClient
+from vla_rl.actors.wire.envelope import ActorReference, HasReference
 
 
-class Handle:
+class Handle(HasReference):
     """Reference to one actor. Made by `Runtime.spawn`; copies nothing, owns nothing."""
 
     __slots__ = ("__weakref__", "_client", "_record")
@@ -22,6 +23,10 @@ class Handle:
 
     def __init__(self, client: ActorClient, record: object) -> None:
         self._client, self._record = client, record
+
+    def __reference__(self) -> ActorReference:
+        """Return what a message carries. Raises: TypeError if this handle stays here."""
+        return self._client.reference()
 
     def __repr__(self) -> str:
         client = self._client
@@ -54,6 +59,8 @@ def _make_class(actor_class: type[Actor]) -> type[Handle]:
         "__slots__": (),
         "__doc__": actor_class.__doc__,
         "actor_class": actor_class,
+        # what a signature declares as an actor is checked with `isinstance` where a message is read
+        "__class__": property(lambda self: actor_class),
         **methods,
     }
     return type(f"{actor_class.__name__}Handle", (Handle,), namespace)

@@ -82,6 +82,7 @@ class InboundCall:
 
     Attributes:
         task: runs it; None while it waits in the mailbox.
+        runner: that of its caller.
         cancelled: whether its caller has cancelled it.
     """
 
@@ -94,11 +95,14 @@ class InboundCall:
         "cancelled",
         "frames",
         "method",
+        "runner",
         "task",
     )
 
-    def __init__(self, method: ActorMethod, call: int, frames: Frames) -> None:
-        self.method, self.call, self.frames = method, call, frames
+    def __init__(
+        self, method: ActorMethod, call: int, frames: Frames, runner: "CallRunner"
+    ) -> None:
+        self.method, self.call, self.frames, self.runner = method, call, frames, runner
         self.task: asyncio.Task[Any] | None = None
         self.cancelled = False
         self._credit = self._unread_bytes = 0
@@ -125,6 +129,13 @@ class InboundCall:
             self._unread_bytes -= self._sizes.popleft()
         if self._credit_event is not None:
             self._credit_event.set()
+
+    def cancel(self) -> None:
+        """End it, because its caller wants no answer any more."""
+        if not self.cancelled:
+            self.cancelled = True
+            if self.task is not None:
+                self.task.cancel()
 
     def count_item(self, num_bytes: int) -> None:
         """Count an item of the stream that was sent."""

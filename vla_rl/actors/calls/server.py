@@ -11,7 +11,6 @@ argument types and exceptions of the actor's own code are answered.
 
 import asyncio
 import contextvars
-import logging
 import os
 import time
 from asyncio.tasks import _enter_task, _leave_task  # public by asyncio's chapter on extending it
@@ -19,8 +18,11 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
+
 from vla_rl.actors.calls.actor import Actor, MethodTable
-from vla_rl.actors.calls.running_calls import CallRunner, EagerCall, InboundCall
+from vla_rl.actors.calls.callers import Caller, Guest
+from vla_rl.actors.calls.running_calls import EagerCall, InboundCall
 from vla_rl.actors.wire.codec import Codec
 from vla_rl.actors.wire.envelope import (
     ENVELOPE,
@@ -33,14 +35,11 @@ from vla_rl.actors.wire.envelope import (
     ProcessStart,
 )
 from vla_rl.actors.wire.sockets import BoundedSocket
+from vla_rl.util.error_reports import make_report
 from vla_rl.util.stalls import LoopLag
 
-logger = logging.getLogger(__name__)
-
 # plain numbers: access to an enum member costs a dictionary lookup for each message
-_CALL, _CREDIT, _CANCEL, _STOP, _LAG = map(
-    int, (Kind.CALL, Kind.CREDIT, Kind.CANCEL, Kind.STOP, Kind.LAG)
-)
+_CALL, _STOP, _LAG, _SHARE = map(int, (Kind.CALL, Kind.STOP, Kind.LAG, Kind.SHARE))
 _RESULT = int(Kind.RESULT)
 _unpack = ENVELOPE.unpack_from
 
@@ -52,7 +51,7 @@ _PAUSE_S = 20e-6
 
 
 class ActorServer:
-    """Runs one actor for one caller.
+    """Runs one actor for its owner, and for those to whom the owner gave a handle.
 
     Args:
         actor, table: the instance and its methods.
@@ -86,11 +85,11 @@ class ActorServer:
             actor_id,
             send,
         )
-        self._lag, self._most_calls, self._outgoing = lag, mailbox, outgoing
-        self._works: dict[int, InboundCall] = {}
-        self._runner = CallRunner(
-            actor, table, codec, actor_id, send, outgoing, self._works, self.reject
-        )
+        self._lag, self._outgoing = lag, outgoing
+        self._owner = Caller(actor, table, codec, actor_id, send, outgoing, mailbox, self._put)
+        self._guests: set[Guest] = set()
+        self._works, self._runner = self._owner.calls, self._owner.runner
+        self._share_key = codec.get_decoder(str)
         self._functions, self._args = self._runner.functions, self._runner.decoders
         self._labels = [entry.label for entry in table.methods]
         self._short = frozenset(
@@ -104,10 +103,15 @@ class ActorServer:
         self._task: asyncio.Task[None] | None = None
         self._is_idle, self._worked_s, self._ended = False, 0.0, 0.0
         self._eager_call: tuple[InboundCall, EagerCall] | None = None
-        self.num_rejected, self._is_abandoned = 0, False
+        self._is_abandoned = False
         self.is_killed = False
         """Whether its task was cancelled for good. Its owner sets this, since a call may mistake
         the cancellation for its own."""
+
+    @property
+    def num_rejected(self) -> int:
+        """Number of the owner's messages that could not be read."""
+        return self._owner.num_rejected
 
     async def serve(self, *, is_started: bool = False) -> bool:
         """Start the actor, work until STOP, stop the actor; return True.
@@ -121,14 +125,16 @@ class ActorServer:
             await self._actor.on_start()
         self._runner.send_answer(Kind.READY, OWN_CALL, ProcessStart(os.getpid()))
         self._context = contextvars.copy_context()
-        async with asyncio.TaskGroup() as self._group:
-            self._task = self._group.create_task(
-                self._work_through_mailbox(), name="mailbox", context=self._context
-            )
-            await self._task
-            for work in list(self._works.values()):
-                self._cancel(work)
-        self._group = None
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                self._task = self._group.create_task(
+                    self._work_through_mailbox(), name="mailbox", context=self._context
+                )
+                await self._task
+                self._cancel_all()
+        finally:
+            self._group = None
+            self._close_guests()
         if self._is_abandoned:
             return False
         await self._actor.on_stop()
@@ -137,8 +143,7 @@ class ActorServer:
     def abandon(self) -> None:
         """Cancel all calls and end `serve`, because the caller is lost; the actor lives on."""
         self._is_abandoned, self._is_idle = True, False
-        for work in list(self._works.values()):
-            self._cancel(work)
+        self._cancel_all()
         self._mailbox.appendleft(None)
         self._wake_up()
 
@@ -162,67 +167,50 @@ class ActorServer:
                 ):
                     self._begin(index, call, frames)
                 else:
-                    self._take_call(index, call, frames)
-            elif kind == _CREDIT:
-                self._take_credit(call, index)
-            elif kind == _CANCEL:
-                self._take_cancel(call)
+                    self._owner.take(kind, index, call, frames)
             elif kind == _STOP:
                 self._is_idle = False
                 self._mailbox.append(None)
                 self._wake_up()
             elif kind == _LAG:
                 self._runner.send_answer(Kind.RESULT, call, self._lag.make_report())
+            elif kind == _SHARE:
+                self._share(call, frames)
             else:
-                raise MalformedMessage(f"message of kind {kind} is not for an actor.")
+                self._owner.take(kind, index, call, frames)
         except MalformedMessage as error:
-            self.reject(error)
+            self._owner.reject(error)
 
-    def reject(self, error: MalformedMessage) -> None:
-        """Count unreadable bytes; only the first case is logged."""
-        self.num_rejected += 1
-        if self.num_rejected == 1:
-            logger.warning(
-                "%s rejected a message: %s Later ones are only counted.",
-                type(self._actor).__name__,
-                error,
-            )
-
-    def _take_call(self, index: int, call: int, frames: Frames) -> None:
-        if (
-            index >= len(self._table.methods)
-            or call in self._works
-            or len(self._works) >= self._most_calls
-        ):
-            self._codec.discard(frames)
-            raise MalformedMessage(
-                f"call {call} of method {index} is unknown, already here, or exceeds the mailbox."
-            )
-        method = self._table.methods[index]
-        work = self._works[call] = InboundCall(method, call, frames)
+    def _put(self, work: InboundCall) -> None:
+        """Put a call in the mailbox, or begin it if its method is concurrent."""
+        method = work.method
         if method.concurrent and self._group is not None:
-            work.task = self._group.create_task(self._runner.run_call(work), name=method.label)
+            work.task = self._group.create_task(work.runner.run_call(work), name=method.label)
         else:
             self._is_idle = False
             self._mailbox.append(work)
             if len(self._mailbox) == 1:
                 self._wake_up()
 
-    def _take_credit(self, call: int, items: int) -> None:
-        work = self._works.get(call)
-        if work is not None:
-            work.grant_items(items)
+    def _share(self, call: int, frames: Frames) -> None:
+        """Listen for one more caller, and answer with the address."""
+        try:
+            key = self._codec.decode(self._share_key, frames)
+            guest = Guest(key, self._actor, self._table, self._put, self._guests.discard)
+        except (OSError, msgspec.ValidationError) as error:
+            self._runner.send_answer(Kind.ERROR, call, make_report(error))
+        else:
+            self._guests.add(guest)
+            self._runner.send_answer(Kind.RESULT, call, guest.address)
 
-    def _take_cancel(self, call: int) -> None:
-        work = self._works.get(call)
-        if work is not None:
-            self._cancel(work)
+    def _cancel_all(self) -> None:
+        """Cancel all calls; those to whom the owner gave a handle lose it."""
+        self._owner.cancel_all()
+        self._close_guests()
 
-    def _cancel(self, work: InboundCall) -> None:
-        if not work.cancelled:
-            work.cancelled = True
-            if work.task is not None:
-                work.task.cancel()
+    def _close_guests(self) -> None:
+        for guest in list(self._guests):
+            guest.close()
 
     def _wake_up(self) -> None:
         if self._wake is not None and not self._wake.done():
@@ -269,7 +257,7 @@ class ActorServer:
             error = failure
         finally:
             _leave_task(loop, task)
-        work = self._works[call] = InboundCall(self._table.methods[index], call, ())
+        work = self._works[call] = InboundCall(self._table.methods[index], call, (), self._runner)
         work.task = task
         self._eager_call = work, EagerCall(running, waits_for, error)
         error = None  # its traceback refers to this frame
@@ -297,11 +285,11 @@ class ActorServer:
             # it came before the task group existed
             if work.method.concurrent and self._group is not None:
                 work.task = self._group.create_task(
-                    self._runner.run_call(work), name=work.method.label
+                    work.runner.run_call(work), name=work.method.label
                 )
                 continue
             work.task = task
-            await self._runner.run_call(work)
+            await work.runner.run_call(work)
             if work.cancelled:
                 task.uncancel()
             if mailbox and time.perf_counter() - turn_began > _LONGEST_TURN_S:

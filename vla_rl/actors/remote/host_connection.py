@@ -77,6 +77,7 @@ class RemoteChannel:
     ) -> None:
         self.actor_id, self.on_message, self._on_end = actor_id, on_message, on_end
         self.codec, self.pid, self._address = Codec(), 0, address
+        self.codec.peer_host = address.removeprefix("tcp://").rpartition(":")[0]
         self._host, self._context, self._forget = host, context, forget
         self._loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()

@@ -5,6 +5,7 @@
 The control process carries the keys, and nothing else.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -17,9 +18,12 @@ from vla_rl.actors.remote.direct_link import (
     DirectLink,
     ListeningSocket,
     get_own_address,
+    parse_event,
 )
 from vla_rl.actors.wire.envelope import Frames, ListenSettings, OnMessage
 from vla_rl.actors.wire.sockets import HALF_SENT_MS, BoundedSocket, LoopSocket
+
+_LOOKS, _LOOK_EVERY_S = 100, 0.01
 
 
 class SocketAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +58,7 @@ class ServerSocket:
     Args:
         peer_key: public key of the only peer that may connect.
         on_message: called with each message.
+        on_lost: called once, when the peer's connection has ended; None: it is not watched.
         context: shared with other sockets, and closed after them; None: its own. Of several sockets, the
             last one replaces the keys of those before: call `context.authenticator.allow` after it.
 
@@ -61,21 +66,33 @@ class ServerSocket:
     """
 
     def __init__(
-        self, receiver_key: str, on_message: OnMessage, context: ServerContext | None = None
+        self,
+        peer_key: str,
+        on_message: OnMessage,
+        context: ServerContext | None = None,
+        on_lost: Callable[[], None] | None = None,
     ) -> None:
-        self._on_message, self._is_met = on_message, False
+        self._on_message, self._is_met, self._on_lost = on_message, False, on_lost
+        self._is_up = False
         self._own = ServerContext() if context is None else None
         shared = context or self._own
         assert shared is not None
-        settings = ListenSettings(*get_own_address(), receiver_key)
+        settings = ListenSettings(*get_own_address(), peer_key)
         try:
             self._listening = ListeningSocket(shared.context, settings, shared.authenticator)
         except BaseException:
             if self._own is not None:
                 self._own.close()
             raise
+        self._monitor: LoopSocket | None = None
+        if on_lost is not None:
+            monitor = self._listening.socket.get_monitor_socket(
+                zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+            )
+            self._monitor = LoopSocket(monitor, self._on_event, raw=True)
         self._socket = LoopSocket(self._listening.socket, self._take, in_place=True)
-        self._metered = BoundedSocket(self._socket, self._take)
+        self.outgoing = BoundedSocket(self._socket, self._take)
+        """Bounds the bytes on the way to the peer."""
         self.address = SocketAddress(
             port=self._listening.port, public_key=self._listening.public_key
         )
@@ -83,15 +100,35 @@ class ServerSocket:
 
     def send(self, frames: Frames) -> None:
         """Queue one message."""
-        self._metered.send(frames)
+        self.outgoing.send(frames)
 
     def close(self) -> None:
         """Close the connection."""
-        self._metered.close()
+        if self._monitor is not None:
+            self._listening.socket.disable_monitor()  # before its reader, as in `DirectLink.close`
+            self._monitor.close()
+        self.outgoing.close()
         self._socket.close(HALF_SENT_MS)
         self._listening.close()
         if self._own is not None:
             self._own.close()
+
+    def _on_event(self, frames: Frames) -> None:
+        if parse_event(frames) == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._is_up = True
+        elif self._is_up:
+            self._look(_LOOKS)
+
+    def _look(self, num_looks: int) -> None:
+        """Find out whose connection has ended: a stranger without the key has one too for a while."""
+        if self._socket.is_closed or self._on_lost is None:
+            return
+        if not self._socket.has_peer:
+            on_lost, self._on_lost = self._on_lost, None
+            on_lost()
+        elif num_looks:
+            # ZeroMQ reports the end before the socket forgets its peer
+            asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._look, num_looks - 1)
 
     def _take(self, frames: Frames) -> None:
         if not self._is_met:

@@ -6,15 +6,18 @@ An array becomes a msgpack extension that says where its bytes are:
     slot       in a shared-memory slot        from 16 KiB on, on the same host, while slots are free
     frame      in a frame of its own          everywhere else; cut into parts if it is large
 
+A handle of an actor becomes an extension with its address and the keys of its holder.
+
 NumPy scalars become Python numbers. Any other type unknown to msgspec is rejected with a TypeError;
 pickle is never used. A codec belongs to one connection and one loop; encoding and decoding never
 suspend, so its state needs no lock.
 """
 
 import math
+import pkgutil
 import struct
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -26,7 +29,9 @@ from vla_rl.actors.wire.envelope import (
     MAX_FRAMES,
     MAX_MESSAGE_BYTES,
     PART_BYTES,
+    ActorReference,
     Frames,
+    HasReference,
     MalformedMessage,
     join_frames,
     num_parts,
@@ -38,8 +43,9 @@ from vla_rl.util.arrays import MOST_AXES, is_plain_dtype, parse_dtype
 INLINE_BELOW = 4096
 SLOT_FROM = 16384
 _SINGLE_FRAME_BELOW = PART_BYTES - ENVELOPE_SIZE
-_INLINE, _FRAME, _SLOT = 1, 2, 3
+_INLINE, _FRAME, _SLOT, _ACTOR = 1, 2, 3, 4
 _MOST_KNOWN_SLOTS = 1024
+_MAKE_HANDLE: Final = "vla_rl.actors.remote.shared_handles:make_shared_handle"
 _META = struct.Struct("<HBB")
 _FRAME_REF = struct.Struct("<I")
 _SLOT_REF = struct.Struct("<IQ")
@@ -58,6 +64,8 @@ class Codec:
         self, slots_out: SlotWriter | None = None, slots_in: SlotReader | None = None
     ) -> None:
         self._slots_out, self._slots_in = slots_out, slots_in
+        self.peer_host = ""
+        """Address of the peer's machine, if that is another one: where actors are which it has beside it."""
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._encode_special)
         self._decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
         self._frames_out: list[Any] = []
@@ -80,7 +88,7 @@ class Codec:
         decoder = self._decoders.get(type_)
         if decoder is None:
             decoder = msgspec.msgpack.Decoder(
-                type_, ext_hook=self._decode_array, dec_hook=_check_class
+                type_, ext_hook=self._decode_special, dec_hook=_check_class
             )
             self._decoders[type_] = decoder
         return decoder
@@ -180,6 +188,8 @@ class Codec:
             return self._encode_array(value.array)
         if isinstance(value, np.generic):
             return value.item()
+        if isinstance(value, HasReference):
+            return msgspec.msgpack.Ext(_ACTOR, msgspec.msgpack.encode(value.__reference__()))
         kind = type(value)
         raise TypeError(
             f"a value of type {kind.__module__}.{kind.__qualname__} cannot be sent; expected plain "
@@ -202,6 +212,14 @@ class Codec:
             raise ValueError(_describe_excess(num_bytes))
         self._frames_out.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return msgspec.msgpack.Ext(_FRAME, meta + _FRAME_REF.pack(len(self._frames_out)))
+
+    def _decode_special(self, code: int, data: memoryview) -> Any:
+        if code == _ACTOR:
+            reference = msgspec.msgpack.decode(data, type=ActorReference)
+            if reference.host or not self.peer_host:
+                return reference
+            return msgspec.structs.replace(reference, host=self.peer_host)
+        return self._decode_array(code, data)
 
     def _decode_array(self, code: int, data: memoryview) -> np.ndarray:
         if code == _SLOT and (known := self._known_slots.get(bytes(data))) is not None:
@@ -344,12 +362,16 @@ def _parse_meta(meta: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
 
 
 def _check_class(type_: Any, value: Any) -> Any:
-    """Check an object of a class unknown to msgspec: only instances and arrays pass."""
+    """Check an object of a class unknown to msgspec: only instances, arrays and handles pass."""
     if type(value) is type_:
         return value
     wanted = getattr(type_, "__origin__", type_)
     if isinstance(wanted, type) and isinstance(value, wanted):
         return value
+    if isinstance(value, ActorReference):
+        # imported with the first handle: each simulator process has a codec, and none is sent a handle
+        make_handle = pkgutil.resolve_name(_MAKE_HANDLE)
+        return make_handle(wanted, value)
     raise ValueError(
         f"Expected `{getattr(wanted, '__name__', wanted)}`, got `{type(value).__name__}`"
     )

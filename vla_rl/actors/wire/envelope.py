@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from vla_rl.actors.placement import ChildProcess, Takeover
+from vla_rl.actors.placement import ChildProcess, KeyPair, Takeover
 
 MAGIC = 0xA7
 ENVELOPE = struct.Struct("<BBHHIQ")
@@ -63,6 +63,7 @@ class Kind(enum.IntEnum):
     PREPARE = 9
     LOST = 10
     NEXT_CLIENT = 11
+    SHARE = 12
 
     HELLO = 32
     READY = 33
@@ -123,6 +124,30 @@ class ProcessStart(msgspec.Struct, frozen=True, array_like=True):
     """TCP port at which a process on another host waits for its client; 0 at home."""
     public_key: str = ""
     """Key by which the client recognises the process at that port."""
+
+
+class ActorReference(msgspec.Struct, frozen=True, array_like=True):
+    """Stands for a handle in a message: the actor's class, and the way to it of one holder."""
+
+    target: str
+    fingerprint: str
+    name: str
+    host: str
+    """Address of the actor's machine, without a port; empty for the machine of who sends it."""
+    port: int
+    public_key: str
+    keys: KeyPair
+    """Those of the holder, whose public one is the only one that the actor accepts at this port."""
+
+
+class HasReference:
+    """Base of objects that a message carries as an `ActorReference`."""
+
+    __slots__ = ()
+
+    def __reference__(self) -> ActorReference:
+        """Return it. Raises: TypeError if the object cannot be sent."""
+        raise NotImplementedError
 
 
 class ExitNotice(msgspec.Struct, frozen=True, array_like=True):
