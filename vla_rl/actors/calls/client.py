@@ -303,7 +303,7 @@ class ActorClient:
     def reference(self) -> ActorReference:
         """Return what a message carries of a handle. Raises: TypeError, as its owner keeps this one."""
         raise TypeError(
-            f"the handle of {self.name!r} stays with its owner; send `await runtime.share(handle)`."
+            f"the handle of {self.name!r} cannot be sent: it is its owner's; send `await runtime.share(handle)`."
         )
 
     async def share(self, key: str) -> SocketAddress:
