@@ -56,7 +56,8 @@ class ObservationLayout:
         self._parts = [_get_part(self._record, name) for name in self._fields]
         self._keys = (
             [*space.spaces]
-            if isinstance(space, spaces.Dict) and _holds_only_arrays(space)
+            if isinstance(space, spaces.Dict)
+            and all(isinstance(part, ARRAYS) for part in space.values())
             else None
         )
         """Keys of an observation that is a dict of arrays only: the most frequent case, with a
@@ -179,10 +180,6 @@ def _get_part(
     part, begin = record.fields[name][:2]
     is_in_place = part.itemsize >= _IN_PLACE_FROM
     return name, is_in_place, part.shape, part.base, begin, begin + part.itemsize
-
-
-def _holds_only_arrays(space: spaces.Dict) -> bool:
-    return all(isinstance(part, ARRAYS) for part in space.values())
 
 
 NUM_BATCHES = 4

@@ -46,7 +46,10 @@ class SharedBatch:
         # by a number.
         self._fd = make_memory_file("vla_rl-batch", NUM_BATCHES * self._num_bytes)
         self._memory = mmap.mmap(self._fd, 0)
-        self._batches = [self._batch_view(number) for number in range(NUM_BATCHES)]
+        self._batches = [
+            np.ndarray(self._num_bytes, np.uint8, self._memory, number * self._num_bytes)
+            for number in range(NUM_BATCHES)
+        ]
         self._arrays = layout.get_arrays(self._batches[0], num_envs)
         self._others: list[Others] = [[None for _ in layout.others] for _ in range(num_envs)]
         self._free = deque(range(1, NUM_BATCHES))
@@ -117,9 +120,6 @@ class SharedBatch:
         return self._layout.assemble(
             self._layout.get_arrays(content, self._num_envs), self._columns()
         )
-
-    def _batch_view(self, number: int) -> np.ndarray:
-        return np.ndarray(self._num_bytes, np.uint8, self._memory, number * self._num_bytes)
 
     def _columns(self) -> list[Any]:
         if not self._layout.others:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import aclosing
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Final
 
 from vla_rl.graph.node import DROP, NOTHING, FunctionKind, NodeOutput, NodeStatus
@@ -32,58 +33,35 @@ def unpack_call(
 
     Raises `WrongOutput`.
     """
+    wrong = partial(_make_wrong_output, node, update, writes)
     metrics = _NO_METRICS
     if isinstance(result, NodeOutput):
         metrics = result.metrics
         if result.values is not None:
             if result.batch is not NOTHING:
-                raise _make_wrong_output(
-                    node,
-                    update,
-                    writes,
-                    "a NodeOutput with both batch and values",
-                    "one of the two",
-                )
+                raise wrong("a NodeOutput with both batch and values", "one of the two")
             return _require_names(node, update, writes, result.values), metrics
         result = None if result.batch is NOTHING else result.batch
         # A function that returns only metrics has forgotten its value: None would be passed on, and
         # fail in the next node.
         if result is None and len(writes) == 1 and metrics is not _NO_METRICS:
-            raise _make_wrong_output(
-                node,
-                update,
-                writes,
-                "a NodeOutput without batch",
-                "NodeOutput(batch=..., metrics=...)",
-            )
+            raise wrong("a NodeOutput without batch", "NodeOutput(batch=..., metrics=...)")
     if result is DROP:
-        raise _make_wrong_output(
-            node,
-            update,
-            writes,
-            "DROP",
-            "a value; only a node with stream=True can leave an item out",
-        )
+        raise wrong("DROP", "a value; only a node with stream=True can leave an item out")
     if len(writes) == 1:
         if result is None:
-            raise _make_wrong_output(
-                node, update, writes, "None",
-                "a value (is a `return` missing?); NodeOutput(values={name: None}) writes a None on purpose",
-            )  # fmt: skip
+            expected = (
+                "a value (is a `return` missing?); NodeOutput(values={name: None}) writes a None"
+            )
+            raise wrong("None", f"{expected} on purpose")
         return {writes[0]: result}, metrics
     if not writes:
         if result is not None:
-            raise _make_wrong_output(
-                node, update, writes, _describe_result(result), "None, or a name in writes"
-            )
+            raise wrong(_describe_result(result), "None, or a name in writes")
         return {}, metrics
     if not isinstance(result, Mapping):
-        raise _make_wrong_output(
-            node,
-            update,
-            writes,
-            _describe_result(result),
-            "a dict or NodeOutput(values=...) with exactly these keys",
+        raise wrong(
+            _describe_result(result), "a dict or NodeOutput(values=...) with exactly these keys"
         )
     return _require_names(node, update, writes, result), metrics
 

@@ -14,7 +14,7 @@ version and on the class that reads. Here they are compared before anything is l
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -79,7 +79,7 @@ def _list_carried(folder: Path) -> list[Path] | None:
     if folder.name.startswith("."):
         return []
     size, files = 0, []
-    for path in _list_files(folder):
+    for path in (each for each in folder.rglob("*") if each.is_file()):
         if _is_weights(path) or path.name in _MODEL_FILES:
             return []
         size += path.stat().st_size
@@ -87,10 +87,6 @@ def _list_carried(folder: Path) -> list[Path] | None:
             return None
         files.append(path)
     return files
-
-
-def _list_files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file())
 
 
 def _is_weights(path: Path) -> bool:

@@ -94,8 +94,6 @@ async def run_episode(
             episode, "timed_out", f"it took longer than episode_timeout_s={timeout_s}"
         ) from error
     except ExceptionGroup as errors:  # of an agent that runs tasks of its own
-        # An agent that calls several actors at once gets a group of errors; if all are deaths, the
-        # episode is as lost as with one.
         deaths, others = errors.split(ActorDied)
         if deaths is not None and others is None:
             raise _make_loss(_first_death(deaths), episode) from errors

@@ -48,7 +48,7 @@ class ImageColumns:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._row_group = lru_cache(maxsize=KEPT_ROW_GROUPS)(_read_row_group)
+        self._row_group = lru_cache(maxsize=KEPT_ROW_GROUPS)(DataFile.encoded_images)
         self._of_other_size: set[str] = set()
 
     def frame(self, file: DataFile, feature: str, described: Feature, row: int) -> np.ndarray:
@@ -120,10 +120,6 @@ class ImageColumns:
             if found is None:
                 raise ValueError("its bytes cannot be decoded")
             return np.asarray(found)
-
-
-def _read_row_group(file: DataFile, feature: str, group: int) -> list[dict[str, Any] | None]:
-    return file.encoded_images(feature, group)
 
 
 def _describe_kind(image: np.ndarray) -> str:

@@ -18,7 +18,7 @@ crop would train them on another scale than they act on.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, TypeAlias
 
 import msgspec
@@ -215,10 +215,6 @@ def image_stages(name: ImagePipelineName) -> dict[str, ImagePipeline]:
     return _STAGES[name]
 
 
-def _jpeg(images: Tensor, size: int) -> Tensor:
-    return jpeg_round_trip(images)
-
-
 def _bicubic(images: Tensor, size: int) -> Tensor:
     # the same bytes on every device; torch's own kernel, the faster one, exists on CPUs alone
     on_cpu = images.device.type == "cpu"
@@ -226,13 +222,7 @@ def _bicubic(images: Tensor, size: int) -> Tensor:
 
 
 def _bicubic_float(images: Tensor, size: int) -> Tensor:
-    return _unless_sized(
-        images, size, lambda frames, to: _interpolated(frames.float(), to).clamp(0, 255).round()
-    )
-
-
-def _bicubic_pillow(images: Tensor, size: int) -> Tensor:
-    return _unless_sized(images, size, pillow_bicubic)
+    return _interpolated(images.float(), size).clamp(0, 255).round()
 
 
 def _unless_sized(images: Tensor, size: int, resize: ImagePipeline) -> Tensor:
@@ -248,11 +238,15 @@ def _interpolated(images: Tensor, size: int) -> Tensor:
 
 
 _STAGES: Final[dict[ImagePipelineName, dict[str, ImagePipeline]]] = {
-    "exact": {"jpeg": _jpeg, "resize": lanczos3, "crop": centre_crop},
+    "exact": {
+        "jpeg": lambda images, _: jpeg_round_trip(images),
+        "resize": lanczos3,
+        "crop": centre_crop,
+    },
     "crop": {"crop": centre_crop},
     "bicubic": {"resize": _bicubic},
-    "bicubic_float": {"resize": _bicubic_float},
-    "bicubic_pillow": {"resize": _bicubic_pillow},
+    "bicubic_float": {"resize": partial(_unless_sized, resize=_bicubic_float)},
+    "bicubic_pillow": {"resize": partial(_unless_sized, resize=pillow_bicubic)},
 }
 
 

@@ -25,6 +25,7 @@ from vla_rl.models.openvla_oft.parts import (
     require_whole_towers,
 )
 from vla_rl.models.prismatic.config import (
+    AdapterUse,
     Head,
     LlmConfig,
     NewPart,
@@ -124,12 +125,16 @@ def read_config(
         has_film=extension.has_film or FILM_TOWERS in part_files or "film" in new_parts,
         has_stop_token=conventions.has_stop_token,
     )
-    if format.adapter_use == "train" and config.has_film and folder.adapter is not None:
+    return _adapt(config, folder, format.adapter_use or "merge")
+
+
+def _adapt(config: OpenVlaOftConfig, folder: PublicFolder, use: AdapterUse) -> OpenVlaOftConfig:
+    if use == "train" and config.has_film and folder.adapter is not None:
         raise CheckpointError(
             f"{folder.path} has FiLM, whose part holds the towers' adapters merged in; merge its "
             "adapter too, and add new ones (lora_rank, or `adapted`)."
         )
-    return with_adapter(config, folder, format.adapter_use or "merge", OpenVlaOftNetwork)
+    return with_adapter(config, folder, use, OpenVlaOftNetwork)
 
 
 def load_network(

@@ -14,7 +14,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from vla_rl.models.openvla_oft.heads import NUM_DENOISING_STEPS, add_noise, deno
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
 from vla_rl.models.openvla_oft.parts import split_parts
 from vla_rl.models.prismatic.action_tokens import ActionScaler, ActionTokenizer
-from vla_rl.models.prismatic.config import NewPart, OpenVlaOftConfig, ProprioConfig
+from vla_rl.models.prismatic.config import Head, NewPart, OpenVlaOftConfig, ProprioConfig
 from vla_rl.models.prismatic.conventions import AS_STORED, CheckpointFormat, refuse_unused
 from vla_rl.models.prismatic.folder import PublicFolder, open_folder
 from vla_rl.models.prismatic.policy import PrismaticPolicy, require_chunks
@@ -50,6 +50,25 @@ class OftPolicy(PrismaticPolicy[OpenVlaOftConfig, OpenVlaOftNetwork]):
     def build_network(config: OpenVlaOftConfig) -> OpenVlaOftNetwork:
         """Build a network with new weights, from the global random state."""
         return OpenVlaOftNetwork(config)
+
+    @classmethod
+    def _load(
+        cls,
+        folder: Path | str | PublicFolder,
+        head: Head | None,
+        format: CheckpointFormat,
+        new_parts: Collection[NewPart],
+        seed: int,
+        device: torch.device | str,
+    ) -> Self:
+        origin = open_folder(folder, format.adapter)
+        config = checkpoint.read_config(origin, head, format, new_parts)
+        # before the weights: a tokenizer that cannot be read is reported without reading 15 GB
+        tokenizer = read_tokenizer(config)
+        network = checkpoint.load_network(
+            config, origin, format.torch_dtype, device, new_parts, seed
+        )
+        return cls(config, network, tokenizer, origin)
 
     def features(self, batch: PrismaticBatch) -> Tensor:
         """Return the trunk's output, averaged over the positions where the action is read, [B,
@@ -141,12 +160,7 @@ class OpenVlaOft(OftPolicy):
         """
         format = format.changed(**fields)
         refuse_unused("openvla_oft", head=format.head)
-        origin = open_folder(folder, format.adapter)
-        config = checkpoint.read_config(origin, "tokens", format, new_parts)
-        tokenizer = read_tokenizer(config)
-        dtype = format.torch_dtype
-        network = checkpoint.load_network(config, origin, dtype, device, new_parts, seed)
-        return cls(config, network, tokenizer, origin)
+        return cls._load(folder, "tokens", format, new_parts, seed, device)
 
     def prepare(self, observations: Sequence[Observation]) -> PrismaticBatch:
         """Prepare the observations, on the network's device; if at most half of them differ, only
@@ -251,12 +265,7 @@ class ContinuousOpenVlaOft(OftPolicy):
             with tokens, into a continuous policy for fine-tuning.
         """
         format = format.changed(**fields)
-        origin = open_folder(folder, format.adapter)
-        config = checkpoint.read_config(origin, format.head, format, new_parts)
-        tokenizer = read_tokenizer(config)
-        dtype = format.torch_dtype
-        network = checkpoint.load_network(config, origin, dtype, device, new_parts, seed)
-        return cls(config, network, tokenizer, origin)
+        return cls._load(folder, format.head, format, new_parts, seed, device)
 
     def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
         """Sample numbers float32 [B, T].

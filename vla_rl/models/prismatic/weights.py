@@ -243,29 +243,19 @@ def load_folder(
 
     Raises: CheckpointError.
     """
-    adapters = {}
     wrapped = {
         name.replace(".base_layer.", "."): name
         for name in network.state_dict()
         if ".base_layer." in name
     }
-    if folder.adapter is not None:
-        held = folder.adapter.tensors()
-        extra_dtype = dtype or stored_dtype(folder.path, NORM)
-        extra = {**extra, **held.whole}
-        adapters = {
-            layer: adapter
-            for layer, adapter in held.layers.items()
-            if not layer.startswith(without)
-        }
-        if wrapped:
-            for layer, adapter in adapters.items():
-                halves = {"A": adapter.down, "B": adapter.up}
-                extra |= {
-                    f"{layer}.lora_{half}.{ADAPTER_NAME}.weight": x.to(extra_dtype)
-                    for half, x in halves.items()
-                }
-            adapters = {}
+    whole, adapters = _read_adapter(folder, without)
+    extra = {**extra, **whole}
+    if wrapped:  # the adapters stay apart, beside the layers that they belong to
+        kept_dtype = dtype or stored_dtype(folder.path, NORM)
+        for layer, adapter in adapters.items():
+            for half, tensor in (("A", adapter.down), ("B", adapter.up)):
+                extra[f"{layer}.lora_{half}.{ADAPTER_NAME}.weight"] = tensor.to(kept_dtype)
+        adapters = {}
     load_weights(
         network,
         folder.path,
@@ -281,6 +271,18 @@ def load_folder(
     materialise(network, device)
     if wrapped:
         freeze_all_but_adapters(network)
+
+
+def _read_adapter(
+    folder: PublicFolder, without: tuple[str, ...]
+) -> tuple[Mapping[str, Tensor], dict[str, Adapter]]:
+    """Return the tensors of a folder's adapter that replace others, and its layers."""
+    if folder.adapter is None:
+        return {}, {}
+    held = folder.adapter.tensors()
+    return held.whole, {
+        layer: adapter for layer, adapter in held.layers.items() if not layer.startswith(without)
+    }
 
 
 SHARD_BYTES: Final = 5 * 10**9

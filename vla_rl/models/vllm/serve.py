@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from torch import Tensor, nn
 
-from vla_rl.engines.vllm.served import EngineLayout, EngineRequest, ServedActions, ServedLanguage
+from vla_rl.engines.vllm.served import EngineLayout, EngineRequest
 from vla_rl.errors import ConfigError, ContextOverflow
 from vla_rl.models.language import CausalLanguageModel
 from vla_rl.models.language.checkpoint import distinct_tensors
@@ -26,8 +26,8 @@ MAX_PROMPT: Final = 256
 MODALITY: Final = "image"
 
 
-class ServedPrismaticPolicy(ServedActions):
-    """OpenVLA or OpenVLA-OFT, served.
+class ServedPrismaticPolicy:
+    """OpenVLA or OpenVLA-OFT, served. Implements `vla_rl.engines.vllm.served.ServedActions`.
 
     Raises: ConfigError if an engine cannot compute the policy as the learner does.
     """
@@ -49,22 +49,10 @@ class ServedPrismaticPolicy(ServedActions):
         else:
             num_tokens = config.action_dim
         self._placeholders = [pad] * self._num_features
-        self._layout = self._build_layout(num_tokens)
-
-    @property
-    def layout(self) -> EngineLayout:
+        self.network: nn.Module = policy.network
+        self.token_ids = policy.token_ids
+        self.layout = self._build_layout(num_tokens)
         """Pooling for OpenVLA-OFT, generation for OpenVLA."""
-        return self._layout
-
-    @property
-    def network(self) -> nn.Module:
-        """The learner's network."""
-        return self._policy.network
-
-    @property
-    def token_ids(self) -> range:
-        """Ids of the tokens that the policy samples from."""
-        return self._policy.token_ids
 
     def tensors(self, network: nn.Module) -> Mapping[str, Tensor]:
         """Return the parameters by the network's own names, with adapters merged."""
@@ -130,8 +118,8 @@ class ServedPrismaticPolicy(ServedActions):
         )
 
 
-class ServedLanguageModel(ServedLanguage):
-    """A causal language model that vLLM loads by its own `config.json`.
+class ServedLanguageModel:
+    """A causal language model that vLLM loads by its own `config.json`. Implements `ServedLanguage`.
 
     Args:
         policy: the language model.
@@ -140,10 +128,10 @@ class ServedLanguageModel(ServedLanguage):
     """
 
     def __init__(self, policy: CausalLanguageModel, max_context: int | None = None) -> None:
-        self._policy = policy
+        self.chat, self.network = policy, policy.network
         context_size = min(policy.context_size, max_context or policy.context_size)
         files = dict(policy.checkpoint_files())
-        self._layout = EngineLayout(
+        self.layout = EngineLayout(
             config=msgspec.json.decode(files.pop("config.json")),
             runner="generate",
             context_size=context_size,
@@ -152,28 +140,13 @@ class ServedLanguageModel(ServedLanguage):
             reuses_prefixes=True,
         )
 
-    @property
-    def layout(self) -> EngineLayout:
-        """Generation, with prefix caching."""
-        return self._layout
-
-    @property
-    def network(self) -> nn.Module:
-        """The learner's network."""
-        return self._policy.network
-
-    @property
-    def chat(self) -> CausalLanguageModel:
-        """The policy itself."""
-        return self._policy
-
     def tensors(self, network: nn.Module) -> Mapping[str, Tensor]:
         """Return each parameter once, by transformers' name."""
         return distinct_tensors(network)
 
     def sample_request(self) -> EngineRequest:
         """Return a request with a prompt of one token."""
-        return EngineRequest(token_ids=[min(self._policy.stop_tokens)])
+        return EngineRequest(token_ids=[min(self.chat.stop_tokens)])
 
 
 @overload
