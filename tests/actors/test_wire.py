@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from vla_rl.actors import register_extension
 from vla_rl.actors.wire import envelope
-from vla_rl.actors.wire.codec import Codec
+from vla_rl.actors.wire.codec import Codec, count_described_bytes
 from vla_rl.actors.wire.envelope import (
     BATCHED_BELOW,
     ENVELOPE,
@@ -289,3 +290,36 @@ def test_parts_are_dropped_as_they_are_joined() -> None:
     whole = join_frames(cut)
     assert [len(frame) for frame in cut] == [4, 0, 0, 0, 4]
     assert [bytes(frame[:4]) for frame in whole] == [b"head", b"xxxx", b"tail"]
+
+
+class Grid:
+    """A class that msgspec does not know."""
+
+    def __init__(self, cells: np.ndarray) -> None:
+        self.cells = cells
+
+
+GRID = 127
+register_extension(GRID, Grid, lambda grid: [grid.cells], lambda content: Grid(content[0]))
+
+
+@pytest.mark.parametrize("num_cells", [3, PART_BYTES], ids=["inside the message", "in frames"])
+def test_a_registered_class_travels_as_its_content(num_cells: int) -> None:
+    codec, sent = Codec(), Grid(np.arange(num_cells))
+    frames = [bytes(each) for each in codec.encode(Kind.CALL, 0, 0, 1, {"grid": sent}, "here")]
+    announced = count_described_bytes(memoryview(frames[0])[ENVELOPE_SIZE:])
+    assert announced == (0 if num_cells == 3 else sent.cells.nbytes)
+    read = codec.decode(codec.get_decoder(dict[str, Grid]), frames)["grid"]
+    assert type(read) is Grid
+    np.testing.assert_array_equal(read.cells, sent.cells)
+
+
+def test_an_extension_that_nobody_registered_is_refused() -> None:
+    payload = msgspec.msgpack.encode(msgspec.msgpack.Ext(99, msgspec.msgpack.encode([1])))
+    with pytest.raises(MalformedMessage, match="extension 99 is unknown"):
+        decode(Codec(), payload)
+
+
+def test_a_number_names_one_extension() -> None:
+    with pytest.raises(ValueError, match="extension 127 is taken"):
+        register_extension(GRID, Grid, lambda grid: [grid.cells], lambda content: Grid(content[0]))

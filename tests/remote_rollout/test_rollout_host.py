@@ -19,7 +19,7 @@ from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine, make_tor
 from vla_rl.env_workers import SimulatorPool
 from vla_rl.envs.text import TextEnvPool, TextPoolConfig
 from vla_rl.errors import ConfigError
-from vla_rl.learner.distributed.messages import pack_observations, unpack_observations
+from vla_rl.learner.distributed.messages import read_observations
 from vla_rl.models.language import TinyConfig, tiny
 from vla_rl.models.trajectory_encoders import trajectory_encoder
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
@@ -91,7 +91,7 @@ async def require_same_after(
         assert all(isinstance(ref, ArrayRef) for ref in refs)
         assert observed_bytes(remote) == 0
         assert remote.cached_images.num_bytes == observed_bytes(materialised)
-        read = unpack_observations(pack_observations([step.observation for step in remote.steps]))
+        read = read_observations([step.observation for step in remote.steps])
         steps = tuple(
             msgspec.structs.replace(step, observation=seen)
             for step, seen in zip(remote.steps, read, strict=True)
@@ -105,7 +105,7 @@ async def require_same_after(
             await host_runner.run_episode(episode)
         )  # which takes the message along
         with pytest.raises(OSError, match="the process that held them has dropped them"):
-            refs[0].read()
+            refs[0].read_array()
 
 
 async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that_were_sent(

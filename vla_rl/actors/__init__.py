@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from vla_rl.actors.processes.fork_servers import LastingForkServers as LastingForkServers
     from vla_rl.actors.remote.shared_handles import close_handle as close_handle
     from vla_rl.actors.runtime import ActorInfo as ActorInfo, Runtime as Runtime
+    from vla_rl.actors.wire.extensions import register_extension as register_extension
     from vla_rl.actors.wire.slots import release as release
     from vla_rl.util.stalls import (
         LagReport as LagReport,

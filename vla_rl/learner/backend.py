@@ -65,6 +65,13 @@ class MicroBatchSums:
         extra = {name: next(tensors) for name in self.diagnostics.extra_sums}
         return replace(self, diagnostics=Diagnostics(**numbers, extra_sums=extra), **own)
 
+    def in_float64(self) -> "MicroBatchSums":
+        """Return the same sums in float64, in which those of several ranks are added up."""
+        tensors = self.all_tensors()
+        return self.with_tensors(
+            each.double() if each.is_floating_point() else each for each in tensors
+        )
+
 
 _OWN = tuple(each.name for each in fields(MicroBatchSums) if each.name != "diagnostics")
 _DIAGNOSTICS = tuple(each.name for each in fields(Diagnostics) if each.name != "extra_sums")

@@ -18,7 +18,7 @@ from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.env_workers import SimulatorConfig
 from vla_rl.envs.text import TextPoolConfig
 from vla_rl.learner import LearnerConfig, OptimizerConfig
-from vla_rl.learner.distributed.messages import pack_observations, unpack_observations
+from vla_rl.learner.distributed.messages import read_observations
 from vla_rl.models.trajectory_encoders import trajectory_encoder
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, new_policy, training_starts
@@ -82,7 +82,7 @@ def robot_run(root: Path, **changes: object) -> SrpoToyConfig:
 def with_pictures(trajectory: Trajectory) -> Trajectory:
     """The same episode with the images that are in an image cache, and without an embedding."""
     seen = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
-    *before, final = unpack_observations(pack_observations(seen))
+    *before, final = read_observations(seen)
     steps = tuple(
         msgspec.structs.replace(step, observation=observation)
         for step, observation in zip(trajectory.steps, before, strict=True)

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from vla_rl.actors import Runtime
+from vla_rl.actors.wire.codec import Codec
+from vla_rl.actors.wire.envelope import Kind
 from vla_rl.errors import ConfigError
 from vla_rl.graph import Slice
 from vla_rl.learner import LearnerConfig
@@ -22,6 +24,20 @@ from vla_rl.learner.distributed.rank_times import (
     rank_slices,
 )
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool])
+def test_a_tensor_is_sent_bit_for_bit_and_can_be_written_to(dtype: torch.dtype) -> None:
+    codec, sent = Codec(), torch.arange(12).view(3, 4).T.to(dtype)
+    read = codec.decode(
+        codec.get_decoder(torch.Tensor), codec.encode(Kind.CALL, 0, 0, 1, sent, "rows")
+    )
+    assert read.dtype == dtype
+    assert read.equal(sent)
+    read[0] = 1
+    with pytest.raises(TypeError, match=r"rows: .*BFloat16"):
+        codec.encode(Kind.CALL, 0, 0, 1, sent.bfloat16(), "rows")
+
 
 SLOW = RankTimes(
     jobs=[("update", 0.0, 8.0), ("step", 8.0, 9.0)],

@@ -8,8 +8,9 @@ An array becomes a msgpack extension that says where its bytes are:
 
 A handle of an actor becomes an extension with its address and the keys of its holder.
 
-NumPy scalars become Python numbers. Any other type unknown to msgspec is rejected with a TypeError;
-pickle is never used. A codec belongs to one connection and one loop; encoding and decoding never
+NumPy scalars become Python numbers. A class of another library travels if `register_extension` was told
+how, as tensors do between learner and ranks. Any other type unknown to msgspec is rejected with a
+TypeError; pickle is never used. A codec belongs to one connection and one loop; encoding and decoding never
 suspend, so its state needs no lock.
 """
 
@@ -37,6 +38,7 @@ from vla_rl.actors.wire.envelope import (
     num_parts,
     split_frames,
 )
+from vla_rl.actors.wire.extensions import EXTENDED, FIRST_EXTENSION, restore_value
 from vla_rl.actors.wire.slots import PlainBlock, SharedBlock, SlotArray, SlotReader, SlotWriter
 from vla_rl.util.arrays import MOST_AXES, is_plain_dtype, parse_dtype
 
@@ -44,6 +46,7 @@ INLINE_BELOW = 4096
 SLOT_FROM = 16384
 _SINGLE_FRAME_BELOW = PART_BYTES - ENVELOPE_SIZE
 _INLINE, _FRAME, _SLOT, _ACTOR = 1, 2, 3, 4
+_ARRAYS = (_INLINE, _FRAME, _SLOT)
 _MOST_KNOWN_SLOTS = 1024
 _MAKE_HANDLE: Final = "vla_rl.actors.remote.shared_handles:make_shared_handle"
 _META = struct.Struct("<HBB")
@@ -191,6 +194,9 @@ class Codec:
         if isinstance(value, HasReference):
             return msgspec.msgpack.Ext(_ACTOR, msgspec.msgpack.encode(value.__reference__()))
         kind = type(value)
+        if kind in EXTENDED:
+            code, to_plain = EXTENDED[kind]
+            return msgspec.msgpack.Ext(code, self._encoder.encode(to_plain(value)))
         raise TypeError(
             f"a value of type {kind.__module__}.{kind.__qualname__} cannot be sent; expected plain "
             "values, msgspec structs, dataclasses, enums and NumPy arrays. Convert it, or declare "
@@ -214,12 +220,15 @@ class Codec:
         return msgspec.msgpack.Ext(_FRAME, meta + _FRAME_REF.pack(len(self._frames_out)))
 
     def _decode_special(self, code: int, data: memoryview) -> Any:
+        if code in _ARRAYS:
+            return self._decode_array(code, data)
         if code == _ACTOR:
             reference = msgspec.msgpack.decode(data, type=ActorReference)
             if reference.host or not self.peer_host:
                 return reference
             return msgspec.structs.replace(reference, host=self.peer_host)
-        return self._decode_array(code, data)
+        # its arrays first: slots of an extension that this process does not know are given back too
+        return restore_value(code, self._any.decode(data))
 
     def _decode_array(self, code: int, data: memoryview) -> np.ndarray:
         if code == _SLOT and (known := self._known_slots.get(bytes(data))) is not None:
@@ -279,7 +288,9 @@ def count_described_bytes(payload: Any) -> int:
     sizes: dict[int, int] = {}
 
     def note(code: int, data: memoryview) -> None:
-        if code == _FRAME and len(data) >= _META.size:
+        if code >= FIRST_EXTENSION:
+            msgspec.msgpack.decode(data, ext_hook=note)
+        elif code == _FRAME and len(data) >= _META.size:
             end = data[0] | data[1] << 8
             _, _, num_bytes = _parse_meta(bytes(data[:end]))
             if len(data) - end != _FRAME_REF.size or num_bytes > MAX_MESSAGE_BYTES:

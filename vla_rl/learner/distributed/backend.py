@@ -33,13 +33,7 @@ from vla_rl.learner.config import LearnerConfig
 from vla_rl.learner.decisions import Decisions
 from vla_rl.learner.distributed.group import RankGroup
 from vla_rl.learner.distributed.host_rank import FilePiece
-from vla_rl.learner.distributed.messages import (
-    idle_row,
-    in_order,
-    pack_counts,
-    pack_rows,
-    unpack_sums,
-)
+from vla_rl.learner.distributed.messages import idle_row, in_order
 from vla_rl.learner.distributed.publication import RankPublication
 from vla_rl.learner.distributed.rank import LearnerRank
 from vla_rl.learner.distributed.rank_times import RankTimes
@@ -183,10 +177,10 @@ class ShardedBackend:
             ) as observations:
                 rows = replace(decisions, observations=observations)
                 found = await in_order(
-                    lambda index: rank.score(pack_rows(rows.rows(index)), of_reference), padded
+                    lambda index: rank.score(rows.rows(index), of_reference), padded
                 )
             for index, result in zip(parts, found, strict=False):
-                scores[index, : result.shape[1]] = torch.tensor(result)
+                scores[index, : result.shape[1]] = result
             if not of_reference:
                 await rank.scatter_weights()
 
@@ -207,25 +201,21 @@ class ShardedBackend:
         async def compute(rank: LearnerRank, parts: Sequence[Tensor]) -> list[MicroBatchSums]:
             num_passes = max(len(parts), least)
 
-            def call(number: int) -> Awaitable[Any]:
+            def call(number: int) -> Awaitable[MicroBatchSums]:
                 is_idle = number >= len(parts)
                 index = idle if is_idle else parts[number]
                 rows = local.rows(index)
                 if is_idle:  # a masked row adds exact zeros to every gradient
                     rows = replace(rows, mask=torch.zeros_like(rows.mask))
-                counts = pack_counts(plan.denominators.rows(index))
-                is_last = number == num_passes - 1
-                sums: Awaitable[Any] = rank.forward_backward(
-                    pack_rows(rows), counts, compare, is_last
-                )
-                return sums
+                counts, is_last = plan.denominators.rows(index), number == num_passes - 1
+                return rank.forward_backward(rows, counts, compare, is_last)
 
             images = minibatch.observations
             async with self.group.with_local_images(rank, images, [*parts, idle]) as observations:
                 local = replace(minibatch, observations=observations)
                 await rank.gather_weights(True)
                 found = await in_order(call, range(num_passes))
-            return [unpack_sums(each) for each in found[: len(parts)]]
+            return [each.in_float64() for each in found[: len(parts)]]
 
         sums = await self.group.together(compute(*pair) for pair in self.group.dealt(plan.ranks))
         return [each for of_rank in self.group.counted(sums) for each in of_rank]

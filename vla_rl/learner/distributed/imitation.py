@@ -14,7 +14,7 @@ from vla_rl.engines.policy_model import LanguageModel, PolicyModel
 from vla_rl.learner.checkpoint.state import TrainingState
 from vla_rl.learner.config import ImitationConfig, LearnerConfig
 from vla_rl.learner.distributed.backend import ShardedBackend
-from vla_rl.learner.distributed.messages import idle_row, in_order, pack_sft_batch
+from vla_rl.learner.distributed.messages import idle_row, in_order, name_cached_arrays
 from vla_rl.learner.distributed.rank import LearnerRank
 from vla_rl.learner.estimates.rank_memory import require_layout
 from vla_rl.learner.imitation import PolicyImitator
@@ -141,7 +141,7 @@ class ShardedImitationBackend:
             await rank.gather_weights(True)
             num_passes = max(len(parts), least)
 
-            def call(number: int) -> Awaitable[Any]:
+            def call(number: int) -> Awaitable[Tensor]:
                 is_idle = number >= len(parts)
                 index = idle if is_idle else parts[number]
                 part = rows.rows(index)
@@ -149,12 +149,13 @@ class ShardedImitationBackend:
                     part = part._replace(mask=torch.zeros_like(part.mask))
                 # the word is part of the seed: another one would draw other noise for the same run
                 seed = derive_seed(self._seed, "lesson", self.weight_version, int(index[0]))
-                batch, is_last = pack_sft_batch(part, seed), number == num_passes - 1
-                loss: Awaitable[Any] = rank.imitate(batch, num_tokens, is_last)
-                return loss
+                observations = tuple(name_cached_arrays(each) for each in part.observations)
+                part = part._replace(observations=observations)
+                return rank.imitate(part, seed, num_tokens, number == num_passes - 1)
 
             found = await in_order(call, range(num_passes))
-            return [torch.tensor(loss, dtype=torch.float64) for loss in found]
+            # in float64, in which those of several ranks are added up
+            return [loss.double() for loss in found]
 
         group = self._ranks.group
         losses = await group.together(train(*pair) for pair in zip(group.ranks, dealt, strict=True))

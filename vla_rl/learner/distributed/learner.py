@@ -24,12 +24,7 @@ from vla_rl.learner.critic import PolicyCritic
 from vla_rl.learner.critic_backend import ValueRows, ValueSums, count_input_tokens, summed_values
 from vla_rl.learner.distributed.backend import RankTensors, ShardedBackend
 from vla_rl.learner.distributed.group import RankGroup
-from vla_rl.learner.distributed.messages import (
-    idle_row,
-    in_order,
-    pack_critic_batch,
-    pack_observations,
-)
+from vla_rl.learner.distributed.messages import idle_row, in_order
 from vla_rl.learner.distributed.rank import LearnerRank
 from vla_rl.learner.distributed.rank_hosts import RankAssignments
 from vla_rl.learner.distributed.rank_times import describe_ranks, rank_metrics, rank_slices
@@ -246,13 +241,13 @@ class ShardedCriticBackend:
             await rank.gather_critic(False)
             padded = [*parts, *[idle] * (num_passes - len(parts))]
 
-            def call(index: Tensor) -> Awaitable[Any]:
-                return rank.critic_values(pack_observations([local[row] for row in index.tolist()]))
+            def call(index: Tensor) -> Awaitable[Tensor]:
+                return rank.critic_values(tuple(local[row] for row in index.tolist()))
 
             async with self._group.with_local_images(rank, observations, padded) as local:
                 found = await in_order(call, padded)
             for index, result in zip(parts, found, strict=False):
-                values[index] = torch.tensor(result)
+                values[index] = result
             await rank.scatter_critic()
 
         await self._group.together(score(*pair) for pair in self._group.dealt(dealt))
@@ -263,25 +258,25 @@ class ShardedCriticBackend:
         dealt, least = self._dealt(lengths)
         num_rows, idle = len(rows.target), idle_row(lengths)
 
-        async def fit(rank: LearnerRank, parts: Sequence[Tensor]) -> list[tuple[float, float]]:
+        async def fit(rank: LearnerRank, parts: Sequence[Tensor]) -> list[ValueSums]:
             await rank.gather_critic(True)
             num_passes = max(len(parts), least, 1)
 
-            def call(number: int) -> Awaitable[Any]:
+            def call(number: int) -> Awaitable[ValueSums]:
                 is_masked = number >= len(parts)
                 part = local.rows(idle if is_masked else parts[number])
-                batch = pack_critic_batch(part, is_masked=is_masked)
-                return rank.fit(batch, num_rows, number == num_passes - 1)
+                return rank.fit(part, num_rows, is_masked, number == num_passes - 1)
 
             images, needed = rows.observations, [*parts, idle]
             async with self._group.with_local_images(rank, images, needed) as observations:
                 local = rows._replace(observations=observations)
-                found: list[tuple[float, float]] = await in_order(call, range(num_passes))
+                found = await in_order(call, range(num_passes))
             return found[: len(parts)]
 
         sums = await self._group.together(fit(*pair) for pair in self._group.dealt(dealt))
+        # in float64, in which those of several ranks are added up
         return [
-            ValueSums(*(torch.tensor(number, dtype=torch.float64) for number in each))
+            ValueSums(each.loss.double(), each.num_clipped)
             for of_rank in self._group.counted(sums)
             for each in of_rank
         ]

@@ -1,13 +1,13 @@
-"""Messages between the learner and its ranks: rows, sums, weights, as plain values with arrays.
+"""Messages between the learner and its ranks: what the learner's own classes need to be sent.
 
-Images lie on the host that recorded them. Those of rows that a rank of another host will read are copied
-to that host first (`with_local_images`).
+Rows, divisors and sums are sent as they are, tensors included. Images lie on the host that recorded them.
+Those of rows that a rank of another host will read are copied to that host first (`with_local_images`).
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -15,67 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms import Denominators
-from vla_rl.algorithms.losses import Diagnostics
-from vla_rl.learner.backend import MicroBatchSums, on_host
-from vla_rl.learner.critic_backend import ValueRows
-from vla_rl.learner.decisions import Decisions
-from vla_rl.learner.imitation_backend import SftRows
+from vla_rl.actors import register_extension
 from vla_rl.types import ArrayRef, Observation
-
-
-class ObservationBatch(msgspec.Struct, frozen=True):
-    """Observations of some rows. An image in the cache of the rank's host is named, and None in `local`."""
-
-    local: list[dict[str, Any]]
-    cached: list[dict[str, ArrayRef]]
-
-
-class Rows(msgspec.Struct, frozen=True):
-    """A micro-batch: what was observed, and its columns by name."""
-
-    observations: ObservationBatch
-    columns: dict[str, np.ndarray]
-    action_tokens: int
-
-
-class CriticBatch(msgspec.Struct, frozen=True):
-    """A micro-batch of a critic: observations, and the values to fit."""
-
-    observations: ObservationBatch
-    target: np.ndarray
-    old: np.ndarray
-    is_masked: bool = False
-    """Whether the rows only take part, and add exact zeros."""
-
-
-class SftBatch(msgspec.Struct, frozen=True):
-    """A micro-batch of supervised learning."""
-
-    observations: ObservationBatch
-    tokens: np.ndarray
-    mask: np.ndarray
-
-    seed: int
-    """Seed of what a rank draws for it."""
-
-
-class Counts(msgspec.Struct, frozen=True):
-    """Divisors of the losses of a micro-batch, counted over all ranks."""
-
-    num_tokens: int
-    num_sequences: int
-    sequence_tokens: np.ndarray
-    length: float | None
-
-
-class Sums(msgspec.Struct, frozen=True):
-    """`MicroBatchSums`, by name."""
-
-    numbers: dict[str, float]
-    diagnostics: dict[str, float]
-    extra: dict[str, float]
-    tokens: np.ndarray
 
 
 class ParameterPiece(msgspec.Struct, frozen=True):
@@ -91,127 +32,50 @@ class ParameterPiece(msgspec.Struct, frozen=True):
     data: np.ndarray
 
 
-def pack_rows(rows: Decisions) -> Rows:
-    """Return the message of some rows."""
-    columns = {name: column.numpy() for name, column in rows.named_columns().items()}
-    return Rows(pack_observations(rows.observations), columns, rows.action_tokens)
+def _copy_tensor(array: np.ndarray) -> Tensor:
+    # what arrives is read-only, which torch warns about, and its shared memory is needed
+    return torch.tensor(array)
 
 
-def unpack_rows(message: Rows) -> Decisions:
-    """Return the rows of a message.
+TENSOR: Final = 16
+"""Extension of the wire: a tensor of the host, with its numbers as an array."""
 
-    They have no slots: errors are located where the rows came from.
-    """
-    columns: Any = {name: torch.tensor(column) for name, column in message.columns.items()}
-    observations = unpack_observations(message.observations)
-    slots = ((),) * len(observations)
-    return Decisions(
-        observations=observations, slots=slots, action_tokens=message.action_tokens, **columns
-    )
+ARRAY_REF: Final = 17
+"""Extension of the wire: an image in the cache of the rank's host, in an observation, whose values have
+no types by which a message could tell it from a list."""
 
-
-def pack_observations(observations: Sequence[Observation]) -> ObservationBatch:
-    """Return the message of some observations."""
-    cached = [
-        {name: value for name, value in each.items() if isinstance(value, ArrayRef)}
-        for each in observations
-    ]
-    # None keeps the key: a policy may read its images in their order
-    local = [
-        {**each, **dict.fromkeys(away)} for each, away in zip(observations, cached, strict=True)
-    ]
-    return ObservationBatch(local, cached)
+register_extension(TENSOR, Tensor, Tensor.numpy, _copy_tensor)
+register_extension(
+    ARRAY_REF, ArrayRef, msgspec.structs.astuple, lambda content: msgspec.convert(content, ArrayRef)
+)
 
 
-def unpack_observations(message: ObservationBatch) -> tuple[Observation, ...]:
+def name_cached_arrays(observation: Observation) -> Observation:
+    """Return an observation to be sent: its arrays in a cache are named, and stay in their place."""
+    return {
+        # msgspec encodes a struct by itself, as a list
+        name: msgspec.msgpack.Ext(ARRAY_REF, msgspec.msgpack.encode(value))
+        if isinstance(value, ArrayRef)
+        else value
+        for name, value in observation.items()
+    }
+
+
+def read_observations(observations: Sequence[Observation]) -> tuple[Observation, ...]:
     """Return the observations of a message with arrays of their own.
 
     Raises: OSError for an array whose cache is gone.
     """
     return tuple(
-        {
-            name: away[name].read_array() if name in away else _copy_array(value)
-            for name, value in each.items()
-        }
-        for each, away in zip(message.local, message.cached, strict=True)
+        {name: _read_array(value) for name, value in each.items()} for each in observations
     )
 
 
-def _copy_array(value: Any) -> Any:
+def _read_array(value: Any) -> Any:
+    if isinstance(value, ArrayRef):
+        return value.read_array()
     # what arrives is read-only, which torch warns about, and its shared memory is needed
     return value.copy() if isinstance(value, np.ndarray) else value
-
-
-def pack_critic_batch(rows: ValueRows, *, is_masked: bool = False) -> CriticBatch:
-    """Return the message of a critic's rows."""
-    observations = pack_observations(rows.observations)
-    return CriticBatch(observations, rows.target.numpy(), rows.old.numpy(), is_masked)
-
-
-def unpack_critic_batch(message: CriticBatch) -> ValueRows:
-    """Return the critic's rows of a message."""
-    observations = unpack_observations(message.observations)
-    return ValueRows(observations, torch.tensor(message.target), torch.tensor(message.old))
-
-
-def pack_sft_batch(rows: SftRows, seed: int) -> SftBatch:
-    """Return the message of rows."""
-    observations = pack_observations(rows.observations)
-    return SftBatch(observations, rows.tokens.numpy(), rows.mask.numpy(), seed)
-
-
-def unpack_sft_batch(message: SftBatch) -> SftRows:
-    """Return the rows of a message; they are one micro-batch, whose lengths were used."""
-    tokens, mask = torch.tensor(message.tokens), torch.tensor(message.mask)
-    lengths = torch.full((len(tokens),), tokens.shape[1])
-    return SftRows((), tokens, mask, lengths, lengths)
-
-
-def pack_counts(counts: Denominators) -> Counts:
-    """Return the message of some rows' denominators."""
-    numbers = counts.sequence_tokens.numpy()
-    return Counts(counts.num_tokens, counts.num_sequences, numbers, counts.length)
-
-
-def unpack_counts(message: Counts) -> Denominators:
-    """Return the denominators of a message."""
-    numbers = torch.tensor(message.sequence_tokens)
-    return Denominators(message.num_tokens, message.num_sequences, numbers, message.length)
-
-
-def pack_sums(sums: MicroBatchSums) -> Sums:
-    """Return the message of a micro-batch's sums; this waits for the device."""
-    (sums,), _ = on_host([sums])
-    diagnostics = sums.diagnostics
-    return Sums(
-        numbers={name: float(getattr(sums, name)) for name in _NUMBERS},
-        diagnostics={name: float(getattr(diagnostics, name)) for name in _DIAGNOSTICS},
-        extra={name: float(value) for name, value in diagnostics.extra_sums.items()},
-        tokens=sums.tokens.numpy(),
-    )
-
-
-def unpack_sums(message: Sums) -> MicroBatchSums:
-    """Return the sums of a message."""
-    numbers: dict[str, Tensor] = _tensors(message.numbers)
-    numbers["first_nonfinite"] = numbers["first_nonfinite"].long()
-    extra = _tensors(message.extra)
-    return MicroBatchSums(
-        diagnostics=Diagnostics(**_tensors(message.diagnostics), extra_sums=extra),
-        tokens=torch.tensor(message.tokens),
-        **numbers,
-    )
-
-
-def _tensors(numbers: dict[str, float]) -> dict[str, Tensor]:
-    # float64 holds every float32 sum and every count of tokens exactly
-    return {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
-
-
-_NUMBERS = tuple(
-    each.name for each in fields(MicroBatchSums) if each.name not in ("diagnostics", "tokens")
-)
-_DIAGNOSTICS = tuple(each.name for each in fields(Diagnostics) if each.name != "extra_sums")
 
 
 S = TypeVar("S")
@@ -271,7 +135,7 @@ async def with_local_images(
     observations: Sequence[Observation],
     indices: Iterable[Tensor],
 ) -> AsyncIterator[tuple[Observation, ...]]:
-    """Yield observations; the cached images of some rows are all in the cache of a host.
+    """Yield observations to be sent; the cached images of some rows are all in the cache of a host.
 
     Args:
         image_copier: copies those that are not; None if every image is on the ranks' host.
@@ -279,26 +143,27 @@ async def with_local_images(
         observations: of all rows.
         indices: the rows that a rank there will read.
     """
-    rows = {row for index in indices for row in index.tolist()} if image_copier is not None else ()
+    rows, found = {row for index in indices for row in index.tolist()}, list(observations)
     away = {
         value
         for row in rows
         for value in observations[row].values()
         if isinstance(value, ArrayRef) and value.host != host
     }
-    if not away or image_copier is None:
-        yield tuple(observations)
-        return
-    # all of a rank's rows at once, before its first pass: fetched one by one, each micro-batch
-    # would wait for the network
-    copies = await image_copier.copy_images(host, away)
-    try:
-        found = list(observations)
+    copies = None
+    if away and image_copier is not None:
+        # all of a rank's rows at once, before its first pass: fetched one by one, each micro-batch
+        # would wait for the network
+        copies = await image_copier.copy_images(host, away)
         for row in rows:
             found[row] = {name: _find_copy(value, copies) for name, value in found[row].items()}
+    try:
+        for row in rows:
+            found[row] = name_cached_arrays(found[row])
         yield tuple(found)
     finally:
-        await image_copier.release_images(copies)
+        if copies is not None and image_copier is not None:
+            await image_copier.release_images(copies)
 
 
 def _find_copy(value: Any, copies: CopiedImages) -> Any:

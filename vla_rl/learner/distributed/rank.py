@@ -11,28 +11,22 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from msgspec.structs import replace
+from torch import Tensor
 
 from vla_rl.actors import actor_method
+from vla_rl.algorithms import Denominators
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.weight_shards import ShardSocket, SharedParameters, WeightShard
 from vla_rl.errors import CheckpointError
+from vla_rl.learner.backend import MicroBatchSums
 from vla_rl.learner.config import LearnerConfig
-from vla_rl.learner.critic_backend import NETWORK, OPTIMIZER
+from vla_rl.learner.critic_backend import NETWORK, OPTIMIZER, ValueRows, ValueSums
+from vla_rl.learner.decisions import Decisions
 from vla_rl.learner.distributed.host_rank import PIECE_BYTES, FilePiece, HostRank
-from vla_rl.learner.distributed.messages import (
-    Counts,
-    CriticBatch,
-    ObservationBatch,
-    ParameterPiece,
-    Rows,
-    SftBatch,
-    Sums,
-    unpack_counts,
-)
+from vla_rl.learner.distributed.messages import ParameterPiece
 from vla_rl.learner.distributed.rank_parts import PolicySource, RankParts
 from vla_rl.learner.distributed.rank_times import RankClock, RankTimes
 from vla_rl.learner.distributed.rendezvous import Network, Rendezvous, join_group
@@ -40,7 +34,9 @@ from vla_rl.learner.distributed.sharding import LocalOperations
 from vla_rl.learner.distributed.shared_training import RankShard
 from vla_rl.learner.distributed.state import Entry, Part, ShardReader, split_part, write_parts
 from vla_rl.learner.flops import LaneFlopCounter
+from vla_rl.learner.imitation_backend import SftRows
 from vla_rl.learner.optimizer import StepReport
+from vla_rl.types import Observation
 
 PASSES: Final = frozenset({"update", "log_probs", "reference", "values", "critic"})
 """Work on a rank's lane whose arithmetic is counted."""
@@ -84,35 +80,28 @@ class LearnerRank(HostRank):
 
     @actor_method(concurrent=True)
     async def forward_backward(
-        self, rows: Rows, counts: Counts, compare: int | None, is_last: bool
-    ) -> Sums:
+        self, rows: Decisions, counts: Denominators, compare: int | None, is_last: bool
+    ) -> MicroBatchSums:
         """Add the gradient of a micro-batch; the last one adds the gradients of all ranks."""
         # concurrent, so that one micro-batch is prepared while the one before is computed; both
         # threads of the lane keep the order of arrival
-        decisions, batch = await self._lane.prepare(self._parts.prepare, rows)
-        return await self._lane.run(
-            self._parts.forward_backward,
-            batch,
-            decisions,
-            unpack_counts(counts),
-            compare,
-            is_last,
-            work="update",
-        )
+        batch = await self._lane.prepare(self._parts.prepare, rows.observations)
+        arguments = (batch, rows, counts, compare, is_last)
+        return await self._lane.run(self._parts.forward_backward, *arguments, work="update")
 
     @actor_method(concurrent=True)
-    async def imitate(self, rows: SftBatch, num_tokens: int, is_last: bool) -> float:
+    async def imitate(self, rows: SftRows, seed: int, num_tokens: int, is_last: bool) -> Tensor:
         """Add the gradient of a micro-batch of supervised learning; return its part of the loss."""
-        batch = await self._lane.prepare(self._parts.prepare_sft_batch, rows)
-        arguments = (batch, rows, num_tokens, is_last)
+        batch = await self._lane.prepare(self._parts.prepare_sft_batch, rows.observations, seed)
+        arguments = (batch, rows, seed, num_tokens, is_last)
         return await self._lane.run(self._parts.imitate, *arguments, work="update")
 
     @actor_method(concurrent=True)
-    async def score(self, rows: Rows, of_reference: bool) -> np.ndarray:
+    async def score(self, rows: Decisions, of_reference: bool) -> Tensor:
         """Return the log-probs of all tokens of some rows, float32 [M, T]."""
-        decisions, batch = await self._lane.prepare(self._parts.prepare, rows)
+        batch = await self._lane.prepare(self._parts.prepare, rows.observations)
         work = "reference" if of_reference else "log_probs"
-        return await self._lane.run(self._parts.score, batch, decisions, of_reference, work=work)
+        return await self._lane.run(self._parts.score, batch, rows, of_reference, work=work)
 
     async def scatter_weights(self) -> None:
         """Drop the gathered weights after scoring."""
@@ -127,19 +116,23 @@ class LearnerRank(HostRank):
         await self._lane.run(self._parts.gather_critic, clear, work="gather")
 
     @actor_method(concurrent=True)
-    async def critic_values(self, observations: ObservationBatch) -> np.ndarray:
+    async def critic_values(self, observations: tuple[Observation, ...]) -> Tensor:
         """Return the critic's values of some observations, float32 [M]."""
-        batch = await self._lane.prepare(self._parts.prepare_critic_batch, observations)
+        batch = await self._lane.prepare(self._parts.prepare, observations)
         return await self._lane.run(self._parts.compute_values, batch, work="values")
 
     @actor_method(concurrent=True)
-    async def fit(self, rows: CriticBatch, num_rows: int, is_last: bool) -> tuple[float, float]:
+    async def fit(
+        self, rows: ValueRows, num_rows: int, is_masked: bool, is_last: bool
+    ) -> ValueSums:
         """Add the gradient of a critic's micro-batch; return its loss and number of clipped values.
 
-        The last one adds the gradients of all ranks.
+        Masked rows only take part, and add exact zeros. The last micro-batch adds the gradients of all
+        ranks.
         """
-        batch = await self._lane.prepare(self._parts.prepare_critic_batch, rows.observations)
-        return await self._lane.run(self._parts.fit, batch, rows, num_rows, is_last, work="critic")
+        batch = await self._lane.prepare(self._parts.prepare, rows.observations)
+        arguments = (batch, rows, num_rows, is_masked, is_last)
+        return await self._lane.run(self._parts.fit, *arguments, work="critic")
 
     async def scatter_critic(self) -> None:
         """Drop the critic's gathered weights after its values."""

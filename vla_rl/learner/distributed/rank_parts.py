@@ -11,27 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vla_rl.algorithms import Denominators
-from vla_rl.learner.backend import PolicyPasses
+from vla_rl.engines.device_lane import to_host
+from vla_rl.learner.backend import MicroBatchSums, PolicyPasses, on_host
 from vla_rl.learner.config import CriticConfig, LearnerConfig
-from vla_rl.learner.critic_backend import NETWORK, NUM_UPDATES, OPTIMIZER, ValueModule, ValuePasses
-from vla_rl.learner.decisions import Decisions
-from vla_rl.learner.distributed.messages import (
-    CriticBatch,
-    ObservationBatch,
-    Rows,
-    SftBatch,
-    Sums,
-    pack_sums,
-    unpack_critic_batch,
-    unpack_observations,
-    unpack_rows,
-    unpack_sft_batch,
+from vla_rl.learner.critic_backend import (
+    NETWORK,
+    NUM_UPDATES,
+    OPTIMIZER,
+    ValueModule,
+    ValuePasses,
+    ValueRows,
+    ValueSums,
 )
+from vla_rl.learner.decisions import Decisions
+from vla_rl.learner.distributed.messages import read_observations
 from vla_rl.learner.distributed.rank_times import RankClock
 from vla_rl.learner.distributed.sharding import (
     Meshes,
@@ -43,10 +40,11 @@ from vla_rl.learner.distributed.sharding import (
 )
 from vla_rl.learner.distributed.shared_training import SharedTraining
 from vla_rl.learner.distributed.state import Part, copy_part
-from vla_rl.learner.imitation_backend import Preparation, run_sft_backward
+from vla_rl.learner.imitation_backend import Preparation, SftRows, run_sft_backward
 from vla_rl.learner.optimizer import StepReport
 from vla_rl.learner.plan import TensorPlan, get_tensor_plan
 from vla_rl.learner.scoring import move_choices
+from vla_rl.types import Observation
 from vla_rl.util.arrays import torch_dtype
 
 
@@ -134,37 +132,33 @@ class RankParts:
         assert self._critic is not None, "these ranks have no critic"
         return self._critic
 
-    def prepare(self, rows: Rows) -> tuple[Decisions, Any]:
-        """Prepare rows on the host."""
-        decisions = unpack_rows(rows)
-        return decisions, self._model.prepare(decisions.observations)
+    def prepare(self, observations: Sequence[Observation]) -> Any:
+        """Prepare observations of a message on the host."""
+        return self._model.prepare(read_observations(observations))
 
-    def prepare_critic_batch(self, observations: ObservationBatch) -> Any:
-        """Prepare a critic's observations on the host."""
-        return self._model.prepare(unpack_observations(observations))
-
-    def prepare_sft_batch(self, rows: SftBatch) -> Any:
+    def prepare_sft_batch(self, observations: Sequence[Observation], seed: int) -> Any:
         """Prepare the observations of a micro-batch of supervised learning on the host."""
-        return self._prepare_sft(unpack_observations(rows.observations), rows.seed)
+        return self._prepare_sft(read_observations(observations), seed)
 
-    def imitate(self, batch: Any, rows: SftBatch, num_tokens: int, is_last: bool) -> float:
+    def imitate(
+        self, batch: Any, rows: SftRows, seed: int, num_tokens: int, is_last: bool
+    ) -> Tensor:
         """Add the gradient of a micro-batch of supervised learning; return its part of the loss."""
         self.policy.sharded.begin_pass(is_last=is_last)
         # a diffusion head draws noise from torch's own state, which all ranks share at their start
-        torch.manual_seed(rows.seed)
-        unpacked = unpack_sft_batch(rows)
-        return float(
-            run_sft_backward(self._model, self._module.log_probs, batch, unpacked, num_tokens)
-        )
+        torch.manual_seed(seed)
+        loss = run_sft_backward(self._model, self._module.log_probs, batch, rows, num_tokens)
+        return loss.cpu()
 
     def forward_backward(
         self, batch: Any, rows: Decisions, counts: Denominators, compare: int | None, is_last: bool
-    ) -> Sums:
+    ) -> MicroBatchSums:
         """Add the gradient of a micro-batch of the policy."""
         self.policy.sharded.begin_pass(is_last=is_last)
-        return pack_sums(self._passes.backward(batch, rows, counts, compare))
+        (sums,), _ = on_host([self._passes.backward(batch, rows, counts, compare)])
+        return sums
 
-    def score(self, batch: Any, rows: Decisions, of_reference: bool) -> np.ndarray:
+    def score(self, batch: Any, rows: Decisions, of_reference: bool) -> Tensor:
         """Compute log-probs without a gradient."""
         module = self._module
         if of_reference:
@@ -174,7 +168,7 @@ class RankParts:
             log_probs, _ = module.log_probs(
                 batch, *move_choices(self._model, rows.tokens, rows.temperature)
             )
-        scores: np.ndarray = log_probs.float().cpu().numpy()
+        scores: Tensor = log_probs.float().cpu()
         return scores
 
     def gather_critic(self, clear: bool) -> None:
@@ -185,20 +179,17 @@ class RankParts:
         if not self._value_module.trains_trunk:
             self.policy.gather_weights(clear=False)
 
-    def compute_values(self, batch: Any) -> np.ndarray:
+    def compute_values(self, batch: Any) -> Tensor:
         """Compute values without a gradient."""
-        values: np.ndarray = self._value_passes.compute_values(batch).cpu().numpy()
-        return values
+        return self._value_passes.compute_values(batch).cpu()
 
     def fit(
-        self, batch: Any, rows: CriticBatch, num_rows: int, is_last: bool
-    ) -> tuple[float, float]:
+        self, batch: Any, rows: ValueRows, num_rows: int, is_masked: bool, is_last: bool
+    ) -> ValueSums:
         """Add the gradient of a micro-batch of the critic."""
         self.trained_critic.sharded.begin_pass(is_last=is_last)
-        sums = self._value_passes.backward(
-            batch, unpack_critic_batch(rows), num_rows, is_masked=rows.is_masked
-        )
-        return float(sums.loss), float(sums.num_clipped)
+        sums = self._value_passes.backward(batch, rows, num_rows, is_masked=is_masked)
+        return ValueSums(*to_host(*sums))
 
     def scatter_critic(self) -> None:
         """Drop the weights that the critic's passes gathered."""
