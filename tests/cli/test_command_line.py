@@ -15,17 +15,14 @@ from vla_rl.errors import ConfigError
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.recipes.train_toy import TrainToyConfig
-from vla_rl.types import Config
+from vla_rl.types import Config, PositiveInt
 
 
 class RolloutSettings(Config):
     """How episodes run."""
 
-    num_envs: int = 4
+    num_envs: PositiveInt = 4
     """Environments run at the same time."""
-
-    def __post_init__(self) -> None:
-        self.require(self.num_envs > 0, "num_envs", "at least 1 environment")
 
 
 class RunSettings(Config):
@@ -80,11 +77,11 @@ def test_a_file_and_a_run_to_go_on_with_are_refused_together(tmp_path: Path) -> 
             "unknown key 'num_env' of RolloutSettings; did you mean 'num_envs'",
         ),
         ("zzz = 3", "known keys: rollout, tasks, updates"),
-        ("updates = 'three'", "Expected `int`, got `str`"),
+        ("updates = 'three'", "RunSettings.updates is 'three', expected int"),
         ("rollout = 3", "got 3, expected a table of RolloutSettings"),
         (
             "[rollout]\nnum_envs = 0",
-            "RolloutSettings.num_envs is 0, expected at least 1 environment",
+            "RolloutSettings.num_envs is 0, expected at least 1",
         ),
         ("updates = ", "is not TOML"),
     ],

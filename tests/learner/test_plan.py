@@ -104,8 +104,6 @@ def test_a_trajectory_is_never_split_between_two_optimizer_steps() -> None:
 
 
 def test_settings_of_ranks_that_would_do_nothing_are_refused() -> None:
-    with pytest.raises(ConfigError, match="ranks is 0, expected at least 1"):
-        LearnerConfig(ranks=0)
     with pytest.raises(ConfigError, match="shard is 'weights', expected gradients with one rank"):
         LearnerConfig(shard="weights")
 

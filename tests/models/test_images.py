@@ -365,9 +365,7 @@ def test_a_policy_that_sees_the_middle_of_a_frame_is_trained_on_random_crops(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"crop_area": 0.0}, "crop_area is 0.0, expected a share above 0"),
-        ({"hue": 0.6}, "hue is 0.6, expected 0 to 0.5"),
-        ({"contrast": (1.2, 0.8)}, "expected two factors with 0 <= low <= high"),
+        ({"contrast": (1.2, 0.8)}, "expected two factors, the lower one first"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changed: dict[str, object], message: str) -> None:

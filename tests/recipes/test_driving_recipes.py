@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -27,7 +27,6 @@ from vla_rl.recipes.driving_training import (
     load_driver,
     training_starts,
 )
-from vla_rl.recipes.eval_bench2drive import EvalBench2DriveConfig
 from vla_rl.recipes.grpo_bench2drive import GrpoBench2DriveConfig
 from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
 from vla_rl.recipes.grpo_navsim import GrpoNavsimConfig
@@ -147,23 +146,6 @@ def test_a_policy_whose_state_is_not_that_of_a_car_is_refused(tmp_path: Path) ->
         load_driver(str(tmp_path / "arm"), FORMAT, "cpu", "profiles", None)
 
 
-@pytest.mark.parametrize(
-    "config_type",
-    [
-        SftDrivingConfig,
-        GrpoDrivingConfig,
-        SrpoDrivingConfig,
-        SrpoDrivingLoopConfig,
-        GrpoBench2DriveConfig,
-        EvalBench2DriveConfig,
-    ],
-)
-def test_more_route_points_than_the_world_shows_are_refused(config_type: type[Any]) -> None:
-    for number in (-1, 11):
-        with pytest.raises(ConfigError, match=f"route_points is {number}, expected 0 to 10 points"):
-            config_type(route_points=number)
-
-
 async def test_a_policy_has_as_many_action_tokens_as_were_asked_for(tmp_path: Path) -> None:
     base = tmp_path / "base"
     trained = SftDrivingConfig(scenes=1, updates=1, batch=1, bins=8, out=str(base))
@@ -172,8 +154,6 @@ async def test_a_policy_has_as_many_action_tokens_as_were_asked_for(tmp_path: Pa
     first = policy.config.llm.vocab_size - 8
     values = policy.decode(np.repeat(np.arange(first, first + 8)[:, None], 24, 1))
     assert len(np.unique(values)) == 7
-    with pytest.raises(ConfigError, match="bins is 2, expected at least 3"):
-        SftDrivingConfig(bins=2)
 
 
 def test_a_careful_driver_is_slower_than_one_who_races() -> None:
@@ -236,8 +216,6 @@ def test_srpo_makes_its_own_reward_and_refuses_another() -> None:
     ):
         parsed("--reward-of", "comfort")
     assert parsed("--pipeline", "embodied_grpo", "--reward-of", "comfort").reward_of == "comfort"
-    with pytest.raises(ConfigError, match=r"success_score is 0\.0, expected above 0"):
-        SrpoDrivingConfig(success_score=0.0)
 
 
 async def test_a_policy_learns_by_srpo_on_scenes_of_one_decision(tmp_path: Path) -> None:

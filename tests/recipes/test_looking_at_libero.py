@@ -141,7 +141,6 @@ async def test_random_actions_are_watched_as_evaluations_run_a_policy(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"episodes": 0}, "episodes is 0, expected at least 1"),
         (
             {"policy": "nobody"},
             "policy is 'nobody', expected expert, random, shipped or the folder of a checkpoint",

@@ -249,7 +249,7 @@ def test_the_robot_may_run_libero(tmp_path: Path) -> None:
 
 
 def test_shares_that_leave_no_sums_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"driving_share is 0\.5, expected at least 0, and less"):
+    with pytest.raises(ConfigError, match=r"driving_share is 0\.5, expected less"):
         msgspec.structs.replace(config_of(tmp_path), robot_share=0.5, driving_share=0.5)
 
 
@@ -265,11 +265,6 @@ def test_a_recording_of_the_robot_does_not_keep_the_sums_away(tmp_path: Path) ->
         config, run=msgspec.structs.replace(config.run, record_to=str(tmp_path / "data"))
     )
     assert mixed_starts(recorded) == mixed_starts(config)
-
-
-def test_a_run_of_one_kind_only_is_another_recipe(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"robot_share is 1\.0, expected between 0 and 1"):
-        msgspec.structs.replace(config_of(tmp_path), robot_share=1.0)
 
 
 def test_a_policy_that_has_to_be_looked_at_cannot_be_two(tmp_path: Path) -> None:

@@ -357,14 +357,6 @@ async def test_each_agent_of_a_team_has_seeds_of_its_own() -> None:
     assert len({*solver.seeds, *checker.seeds}) == 3
 
 
-@pytest.mark.parametrize(
-    "field", ["max_turns", "max_tokens", "max_reply", "reset_timeout_s", "step_timeout_s"]
-)
-def test_limits_that_allow_nothing_are_refused(field: str) -> None:
-    with pytest.raises(ConfigError, match=rf"ChatLimits.{field} is 0, expected"):
-        ChatLimits(**{field: 0})  # type: ignore[arg-type]
-
-
 class Caller(Speaker):
     """Calls the same tool twice in each reply, and numbers its calls from 0 each time, as chat
     formats do.

@@ -1,12 +1,8 @@
 """Messages come out of a stream of bytes whole and in order, however it is cut; limits are above zero."""
 
-import math
-
 import msgspec
 import pytest
 
-from vla_rl.errors import ConfigError
-from vla_rl.sandbox import SandboxConfig
 from vla_rl.sandbox.protocol import (
     Cancel,
     FunctionCall,
@@ -49,27 +45,7 @@ def test_a_message_of_no_bytes_is_one_too() -> None:
     assert Unframer().feed(b"\0\0\0\0") == [b""]
 
 
-@pytest.mark.parametrize("timeout_s", [0.0, -1.0, math.inf, math.nan])
-def test_a_call_has_a_finite_time(timeout_s: float) -> None:
-    with pytest.raises(ConfigError, match=r"timeout_s is .*, expected > 0 seconds, and finite"):
-        ProcessLimits(timeout_s=timeout_s)
-
-
-@pytest.mark.parametrize(
-    "field", ["cpu_s", "memory_mb", "file_mb", "disk_mb", "output_kb", "max_processes"]
-)
-def test_a_limit_of_nothing_is_refused(field: str) -> None:
-    with pytest.raises(ConfigError, match=f"{field} is 0, expected >= 1"):
-        ProcessLimits(**{field: 0})
-
-
 def test_without_a_limit_of_its_own_cpu_time_ends_after_the_clock() -> None:
     assert ProcessLimits(timeout_s=0.5).most_cpu_s == 2
     assert ProcessLimits(timeout_s=10.0).most_cpu_s == 11
     assert ProcessLimits(timeout_s=10.0, cpu_s=3).most_cpu_s == 3
-
-
-@pytest.mark.parametrize("field", ["max_calls", "keeper_grace_s"])
-def test_a_sandbox_has_calls_and_time(field: str) -> None:
-    with pytest.raises(ConfigError, match=f"SandboxConfig.{field} is 0, expected (> 0|>= 1)"):
-        SandboxConfig(**{field: 0})

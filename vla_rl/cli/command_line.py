@@ -16,6 +16,7 @@ import functools
 import io
 import itertools
 import os
+import re
 import shlex
 import sys
 import types
@@ -36,6 +37,7 @@ from vla_rl.pipelines.config import LearningConfig
 from vla_rl.pipelines.registry import merge_tables, pipeline_settings
 from vla_rl.reporting.run_directory import RunDirectory, require_digest
 from vla_rl.types import Config
+from vla_rl.types.config import explain_refusal
 from vla_rl.util.values import shorten_middle
 
 
@@ -347,12 +349,25 @@ def rename_former_keys(data: Any, config_type: type[Config]) -> None:
 def convert(table: dict[str, Any], config_type: type[ConfigT], where: str) -> ConfigT:
     """Convert nested tables to `config_type`; `where` begins the error's message.
 
-    Raises: `ConfigError` for a value of another type.
+    Raises: `ConfigError` for a value of another type or out of range.
     """
     try:
         return msgspec.convert(table, config_type)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {error}") from error
+        problem = _find_refused_value(table, config_type, str(error)) or error
+        raise ConfigError(f"{where}: {problem}") from error
+
+
+def _find_refused_value(table: Any, config: type[Config], error: str) -> str | None:
+    """Explain the value at the path in msgspec's error, which has the path alone."""
+    problem = None
+    for name in re.findall(r"\.(\w+)", error.rpartition("`$")[2]):
+        problem = explain_refusal(config, name, table[name])
+        nested = _nested_config(typing.get_type_hints(config)[name])
+        if nested is None:
+            break
+        table, config = table[name], nested
+    return problem
 
 
 def refuse_unknown_keys(data: Any, config_type: Any, where: str) -> None:

@@ -38,6 +38,7 @@ from tyro.constructors import (
 
 from vla_rl.cli.option_rules import unused_options
 from vla_rl.types import Config
+from vla_rl.types.config import describe_range
 
 HELP_ALL: Final = "--help-all"
 
@@ -116,6 +117,9 @@ def option_registry(
             elif isinstance(default, str) and Path(default).is_relative_to(PACKAGE):
                 shipped = f"(default: {Path(default).name}, which ships with the package)"
                 kind = Annotated[hint, tyro.conf.arg(help_behavior_hint=shipped)]
+            elif expected := describe_range(hint):
+                show = functools.partial("({}; default: {})".format, expected)
+                kind = Annotated[hint, tyro.conf.arg(help_behavior_hint=show)]
             fields.append(
                 StructFieldSpec(name=name, type=kind, default=default, helptext=help_text)
             )

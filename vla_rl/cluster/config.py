@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Annotated
+
+import msgspec
 
 from vla_rl.actors.placement import HIGHEST_PORT
 from vla_rl.cluster.layout import parse_gpu_range
-from vla_rl.types import Config
+from vla_rl.types import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 class RayConfig(Config, frozen=True, kw_only=True):
@@ -17,13 +20,13 @@ class RayConfig(Config, frozen=True, kw_only=True):
     """Address of the cluster's head, such as `10.0.0.1:6379`; `auto` for the one that runs on this
     machine; `local` starts one on this machine alone, which ends with the run. None: no Ray."""
 
-    num_hosts: int = 1
-    """Nodes to take, besides this process's own host; >= 1."""
+    num_hosts: PositiveInt = 1
+    """Nodes to take, besides this process's own host."""
 
-    cores_per_host: int = 1
-    """Cores that are reserved on each; >= 1."""
+    cores_per_host: PositiveInt = 1
+    """Cores that are reserved on each."""
 
-    gpus_per_host: int = 0
+    gpus_per_host: NonNegativeInt = 0
     """GPUs that are reserved on each, all of the node's or none: which of several a run has is not
     known before it starts."""
 
@@ -35,21 +38,14 @@ class RayConfig(Config, frozen=True, kw_only=True):
     """Also use a cluster without authentication. Anyone who reaches such a cluster can run programs on
     all of its machines, and in this run."""
 
-    reserve_within_s: float = 60.0
-    """Seconds in which a node must give what is reserved, and start our host there; > 0."""
+    reserve_within_s: PositiveFloat = 60.0
+    """Seconds in which a node must give what is reserved, and start our host there."""
 
-    look_every_s: float | None = 5.0
+    look_every_s: PositiveFloat | None = 5.0
     """Seconds between two looks for new nodes, which join the run; none: the first nodes only."""
 
     def __post_init__(self) -> None:
         self.require(self.address != "", "address", "an address, 'auto', 'local' or none")
-        self.require(self.num_hosts >= 1, "num_hosts", ">= 1 host")
-        self.require(self.cores_per_host >= 1, "cores_per_host", ">= 1 core")
-        self.require(self.gpus_per_host >= 0, "gpus_per_host", ">= 0 GPUs")
-        self.require(self.reserve_within_s > 0, "reserve_within_s", "> 0 s")
-        self.require(
-            self.look_every_s is None or self.look_every_s > 0, "look_every_s", "> 0 s or none"
-        )
 
     def unused_options(self) -> Mapping[str, str]:
         """Return the options that only matter with an address."""
@@ -82,23 +78,23 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     hosts, without encryption and without a key. Set it if only machines that you trust reach that
     network."""
 
-    ranks_port: int = 0
+    ranks_port: Annotated[int, msgspec.Meta(ge=0, le=HIGHEST_PORT)] = 0
     """With learners on several hosts: port at which the host of rank 0 waits for the others. Later
     connections between ranks take any free ports. 0: any free port."""
 
     local_rollout: bool = False
     """Also run episodes on this host, beside the learner."""
 
-    episode_store_gib: float = 4.0
+    episode_store_gib: NonNegativeFloat = 4.0
     """Memory on each host for observations, tokens and actions of finished episodes. They are fetched
     when their group is complete and not filtered; episodes without room there come here at once. With
     learner.ranks above 1, also memory on each host with ranks for the images of groups that wait for
     their update; images without room come here. 0: all episodes come here at once."""
 
-    alone_s: float = 300.0
+    alone_s: PositiveFloat = 300.0
     """Seconds without any host after which the run ends instead of waiting for one to come back."""
 
-    resume_within_s: float = 120.0
+    resume_within_s: NonNegativeFloat = 120.0
     """Seconds for which hosts keep simulators, engine and finished episodes after they lost this
     process, so that a --resume takes them over. Another run on the same hosts ends them at once. 0: they
     end with this process."""
@@ -122,10 +118,6 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
             "a key, so set it if only machines that you trust reach the hosts' network, or let one host "
             "learn",
         )
-        self.require(0 <= self.ranks_port <= HIGHEST_PORT, "ranks_port", f"0 to {HIGHEST_PORT}")
-        self.require(self.episode_store_gib >= 0, "episode_store_gib", "at least 0 GiB")
-        self.require(self.alone_s > 0, "alone_s", "above 0 seconds")
-        self.require(self.resume_within_s >= 0, "resume_within_s", "at least 0 seconds")
 
     @property
     def has_hosts(self) -> bool:

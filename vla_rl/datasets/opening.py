@@ -16,7 +16,7 @@ from vla_rl.datasets.episode import RecordedEpisode, require_images, require_num
 from vla_rl.datasets.hdf5 import read_hdf5
 from vla_rl.datasets.lerobot import INFO_FILE, read_lerobot
 from vla_rl.errors import DataError
-from vla_rl.types import Config
+from vla_rl.types import Config, PositiveInt
 from vla_rl.util.arrays import read_npz
 from vla_rl.util.foreign_data import get_text, get_whole_number, reading
 from vla_rl.util.values import excerpt
@@ -131,14 +131,8 @@ class DatasetOptions(Config, frozen=True, kw_only=True):
     keep_idle: bool = False
     """HDF5 only: keep idle steps, in which nothing was commanded."""
 
-    max_episodes_per_task: int | None = None
+    max_episodes_per_task: PositiveInt | None = None
     """Most episodes of each instruction; only the first ones are used. None: all."""
-
-    def __post_init__(self) -> None:
-        most = self.max_episodes_per_task
-        self.require(
-            most is None or most >= 1, "max_episodes_per_task", "at least 1, or none for all"
-        )
 
 
 def open_dataset(path: Path, options: DatasetOptions | None = None) -> list[RecordedEpisode]:

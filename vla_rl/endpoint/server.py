@@ -17,8 +17,9 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
+import msgspec
 from aiohttp import web
 
 from vla_rl.endpoint.api import Answer, Api, encode_body
@@ -36,7 +37,7 @@ from vla_rl.endpoint.http import (
 from vla_rl.endpoint.messages import MessagesApi
 from vla_rl.endpoint.responses import ResponseApi
 from vla_rl.endpoint.session import Session, generate_replies, new_key
-from vla_rl.types import Config, LanguagePolicies
+from vla_rl.types import Config, LanguagePolicies, PositiveFloat, PositiveInt
 from vla_rl.util.tasks import leave_group
 from vla_rl.util.values import excerpt
 
@@ -47,7 +48,7 @@ class EndpointConfig(Config, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     """Address to listen on."""
 
-    port: int = 0
+    port: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)] = 0
     """Port to listen on; 0: any free port."""
 
     allow_remote: bool = False
@@ -57,27 +58,22 @@ class EndpointConfig(Config, frozen=True, kw_only=True):
     model: str = "policy"
     """Name that `/v1/models` lists if there is one policy. Requests may name any model."""
 
-    max_request_kb: int = 8192
+    max_request_kb: PositiveInt = 8192
     """Largest request body, in KiB; larger ones are rejected with status 413."""
 
-    max_connections: int = 512
+    max_connections: PositiveInt = 512
     """Most open connections; further clients wait until one closes. Lowered, with a warning, to
     half of the process's free file descriptors, so that the rest of the runtime keeps the other
     half."""
 
-    idle_timeout_s: float = 30.0
+    idle_timeout_s: PositiveFloat = 30.0
     """Most seconds until a connection has sent the headers of its next request; then it is
     closed."""
 
-    body_timeout_s: float = 30.0
+    body_timeout_s: PositiveFloat = 30.0
     """Most seconds until a request's body has arrived; then it is rejected with status 408."""
 
     def __post_init__(self) -> None:
-        self.require(0 <= self.port < 1 << 16, "port", "0 to 65535")
-        self.require(self.max_request_kb >= 1, "max_request_kb", ">= 1")
-        self.require(self.max_connections >= 1, "max_connections", ">= 1")
-        self.require(self.idle_timeout_s > 0, "idle_timeout_s", "> 0 seconds")
-        self.require(self.body_timeout_s > 0, "body_timeout_s", "> 0 seconds")
         self.require(bool(self.model), "model", "a name")
         self.require(
             self.allow_remote or _is_local(self.host),

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from vla_rl.types import Config
+import msgspec
+
+from vla_rl.types import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 UpdateMode: TypeAlias = Literal["drain", "keep", "restart"]
 """Handling of running requests when new weights arrive."""
@@ -18,11 +20,11 @@ WeightRoute: TypeAlias = Literal["auto", "host", "gpu"]
 class VllmConfig(Config, frozen=True, kw_only=True):
     """Settings of the engine processes and of their weight updates."""
 
-    num_engines: int = 1
+    num_engines: PositiveInt = 1
     """Number of engine processes, each with a copy of the weights. New requests go to the least
     loaded engine; later turns of a conversation go to the engine that holds its keys and values."""
 
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: PositiveInt = 1
     """Number of GPUs that share each layer of one engine, for language policies that one GPU does not
     hold. It must divide the attention heads and the heads of keys and values."""
 
@@ -38,20 +40,20 @@ class VllmConfig(Config, frozen=True, kw_only=True):
     learner and engines share, where it takes room for two copies (CUDA IPC). `auto`: `gpu` if the
     learner is on a GPU and vLLM is built for CUDA."""
 
-    num_threads: int = 1
+    num_threads: PositiveInt = 1
     """CPU threads per engine. More threads than idle cores slow the engine down, because they spin
     at barriers."""
 
-    kv_cache_gib: int = 1
+    kv_cache_gib: PositiveInt = 1
     """Memory for keys and values per engine on a CPU, in GiB."""
 
-    gpu_memory_share: float = 0.4
+    gpu_memory_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.4
     """Share of the GPU's memory that one engine takes, in (0, 1]; the learner needs the rest."""
 
-    max_requests: int = 64
+    max_requests: PositiveInt = 64
     """Maximum number of requests that one engine computes together."""
 
-    max_step_tokens: int = 8192
+    max_step_tokens: PositiveInt = 8192
     """Maximum number of tokens that one engine reads in one step; it always reads at least one
     whole prompt."""
 
@@ -59,61 +61,37 @@ class VllmConfig(Config, frozen=True, kw_only=True):
     """Allow `sleep`, which frees an engine's GPU memory for a learner on the same GPU. CUDA builds
     of vLLM only."""
 
-    attempts: int = 3
+    attempts: PositiveInt = 3
     """Number of attempts for a request whose engine dies before the caller gets an error; 1 reports
     the first death."""
 
-    max_restarts: int = 5
+    max_restarts: NonNegativeInt = 5
     """Maximum number of restarts in a row of an engine that never answered. After that it is not
     restarted, and an error is logged; callers get the cause once no engine is left."""
 
-    startup_s: float = 300.0
+    startup_s: PositiveFloat = 300.0
     """Seconds within which an engine's process has to start. All time limits of engines count only
     the time in which this process itself ran."""
 
-    health_every_s: float = 10.0
+    health_every_s: PositiveFloat = 10.0
     """Seconds without an answer after which an engine is checked with a request for one token. An
     engine that a signal stopped is found sooner."""
 
-    health_timeout_s: float = 30.0
+    health_timeout_s: PositiveFloat = 30.0
     """Seconds within which an engine has to answer that check; an engine that does not is killed
     and replaced."""
 
-    update_timeout_s: float = 120.0
+    update_timeout_s: PositiveFloat = 120.0
     """Seconds within which an engine has to take new weights; an engine that does not is killed and
     replaced."""
 
-    drain_timeout_s: float = 600.0
+    drain_timeout_s: PositiveFloat = 600.0
     """Seconds within which running requests have to finish before new weights (`drain` only); an
     engine that needs longer is killed and replaced. Set it above the time of the longest reply."""
 
     verify_checksums: bool = False
     """Compare the CRC-32 of new weights as written with what every engine sees, before any engine
     applies them."""
-
-    def __post_init__(self) -> None:
-        for field in (
-            "num_engines",
-            "tensor_parallel_size",
-            "num_threads",
-            "kv_cache_gib",
-            "max_requests",
-            "max_step_tokens",
-            "attempts",
-        ):
-            self.require(getattr(self, field) >= 1, field, "at least 1")
-        self.require(self.max_restarts >= 0, "max_restarts", "at least 0")
-        self.require(
-            0.0 < self.gpu_memory_share <= 1.0, "gpu_memory_share", "a share above 0 and at most 1"
-        )
-        for field in (
-            "startup_s",
-            "health_every_s",
-            "health_timeout_s",
-            "update_timeout_s",
-            "drain_timeout_s",
-        ):
-            self.require(getattr(self, field) > 0.0, field, "above 0 seconds")
 
 
 ServerApi: TypeAlias = Literal["vllm", "sglang"]
@@ -146,19 +124,19 @@ class ModelServerConfig(Config, frozen=True, kw_only=True):
     first. `interrupt` (SGLang only): they stop, and go on from their tokens so far with the new
     weights; each token keeps the version that it was sampled with."""
 
-    attempts: int = 3
+    attempts: PositiveInt = 3
     """Number of attempts for a request whose server is lost before the caller gets an error; 1
     reports the first loss."""
 
-    request_timeout_s: float = 600.0
+    request_timeout_s: PositiveFloat = 600.0
     """Seconds within which a server has to answer a request; one that does not counts as lost. Set it
     above the time of the longest reply."""
 
-    update_timeout_s: float = 600.0
+    update_timeout_s: PositiveFloat = 600.0
     """Seconds within which running requests have to end before an update, and again within which a
     server has to load new weights."""
 
-    health_every_s: float = 5.0
+    health_every_s: PositiveFloat = 5.0
     """Seconds between two checks of every server. A lost server that answers again gets the current
     weights before its first request."""
 
@@ -176,9 +154,6 @@ class ModelServerConfig(Config, frozen=True, kw_only=True):
             "update_mode",
             "'drain', because a vLLM server cannot interrupt requests and return their tokens",
         )
-        self.require(self.attempts >= 1, "attempts", "at least 1")
-        for field in ("request_timeout_s", "update_timeout_s", "health_every_s"):
-            self.require(getattr(self, field) > 0.0, field, "above 0 seconds")
 
 
 class EngineConfig(Config, frozen=True, kw_only=True):
@@ -196,10 +171,10 @@ class EngineConfig(Config, frozen=True, kw_only=True):
 
     server: ModelServerConfig = ModelServerConfig()
 
-    max_batch: int = 16
+    max_batch: PositiveInt = 16
     """Maximum number of decisions computed in one batch."""
 
-    max_wait_s: float = 0.0
+    max_wait_s: NonNegativeFloat = 0.0
     """Seconds that an idle device waits for a fuller batch, counted from the oldest request; 0
     starts at once."""
 
@@ -211,28 +186,17 @@ class EngineConfig(Config, frozen=True, kw_only=True):
     """Record an OpenVLA policy's computation of actions as a CUDA graph, once per batch size, and
     replay it (GPU only)."""
 
-    max_context: int | None = None
+    max_context: Annotated[int, msgspec.Meta(ge=2)] | None = None
     """Language policies only: maximum tokens of a prompt and its reply together; none takes the
     model's own limit."""
 
-    max_reply: int = 512
+    max_reply: PositiveInt = 512
     """Language policies only: maximum tokens of one reply."""
 
-    kept_conversations: int = 16
+    kept_conversations: NonNegativeInt = 16
     """Language policies only: number of idle conversations whose keys and values are kept between
     their turns, so that the beginning they share with a new prompt is not computed again. 0 keeps
     none."""
-
-    def __post_init__(self) -> None:
-        self.require(
-            self.max_context is None or self.max_context >= 2,
-            "max_context",
-            "at least 2 tokens, or none",
-        )
-        self.require(self.max_reply >= 1, "max_reply", "at least 1 token")
-        self.require(self.kept_conversations >= 0, "kept_conversations", "at least 0")
-        self.require(self.max_batch >= 1, "max_batch", "at least 1 decision")
-        self.require(self.max_wait_s >= 0.0, "max_wait_s", "at least 0 seconds")
 
     def unused_options(self) -> Mapping[str, str]:
         """Return the options of the other kinds of engine."""

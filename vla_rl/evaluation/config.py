@@ -3,8 +3,9 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Final, Literal, Protocol
 
+import msgspec
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -26,7 +27,7 @@ from vla_rl.evaluation.suites import (
 )
 from vla_rl.models.loading import CheckpointConfig, compute_digest
 from vla_rl.reporting import MemoryItem, available_bytes, memory_table
-from vla_rl.types import EnvSpec, EpisodeSpec, Sampling
+from vla_rl.types import EnvSpec, EpisodeSpec, PositiveFloat, PositiveInt, Sampling
 
 MIB = 2**20
 
@@ -195,7 +196,7 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
     checkpoint: tyro.conf.Positional[str]
     """Folder or hub id of an OpenVLA or OpenVLA-OFT checkpoint."""
 
-    suites: tuple[str, ...]
+    suites: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     """Suites of the benchmark."""
 
     tasks: str = "all"
@@ -208,8 +209,8 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
     step_limit: StepLimit | None = None
     """None: each suite's published limit. Set 512 for SRPO's limit."""
 
-    temperature: float | None = None
-    """Sample actions at this temperature, above 0. None: take the most likely action."""
+    temperature: PositiveFloat | None = None
+    """Sample actions at this temperature. None: take the most likely action."""
 
     image_size: ImageSize | None = None
     """None: 84 for the shipped policy, else 256, as published policies were trained."""
@@ -217,17 +218,17 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
     quality: LiberoQuality | None = None
     """None: fast for the shipped policy, which was trained with it, else exact."""
 
-    num_envs: int = max(os.cpu_count() or 1, 1)
+    num_envs: PositiveInt = max(os.cpu_count() or 1, 1)
     """Number of simulator processes, and so of episodes that run at the same time. Default: one for
     each core."""
 
-    torch_threads: int = 1
+    torch_threads: PositiveInt = 1
     """Threads for the policy on a CPU. The simulators need cores too."""
 
     videos: Literal["none", "failures", "successes", "both"] = "failures"
     """Episodes to make videos of."""
 
-    videos_per_task: int = 3
+    videos_per_task: PositiveInt = 3
     """Maximum number of videos of each task and outcome."""
 
     record_to: str | None = None
@@ -244,19 +245,6 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Seed of sampled actions."""
 
     def __post_init__(self) -> None:
-        self.require(len(self.suites) > 0, "suites", "at least one suite")
-        self.require(
-            self.step_limit is None or self.step_limit >= 1,
-            "step_limit",
-            "at least 1 control step, or none",
-        )
-        self.require(
-            self.temperature is None or self.temperature > 0,
-            "temperature",
-            "above 0, or none for greedy",
-        )
-        for field in ("num_envs", "torch_threads", "videos_per_task"):
-            self.require(getattr(self, field) >= 1, field, "at least 1")
         for suite in self.suites:
             self.require(
                 get_benchmark(suite) is self.benchmark,

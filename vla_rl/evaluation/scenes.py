@@ -32,10 +32,10 @@ Quality: TypeAlias = Literal["exact", "fast"]
 # Each option of the conditions is declared here once. Recipes give it a default of their own, and
 # the string below it in the recipe says what is particular to that default.
 ImageSize: TypeAlias = Annotated[
-    int, msgspec.Meta(description="Side of the camera images in pixels.")
+    int, msgspec.Meta(ge=1, description="Side of the camera images in pixels.")
 ]
 StepLimit: TypeAlias = Annotated[
-    int, msgspec.Meta(description="Control steps after which an episode is a failure.")
+    int, msgspec.Meta(ge=1, description="Control steps after which an episode is a failure.")
 ]
 LiberoQuality: TypeAlias = Annotated[
     Quality,

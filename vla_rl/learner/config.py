@@ -4,12 +4,13 @@ Importing them does not import torch.
 """
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self, TypeAlias
 
+import msgspec
 from msgspec.structs import replace
 
 from vla_rl.algorithms.losses import PolicyLossConfig, ValueLossConfig
-from vla_rl.types import Config
+from vla_rl.types import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share
 
 
 class MicroBatchSize(NamedTuple):
@@ -20,14 +21,18 @@ class MicroBatchSize(NamedTuple):
     """Maximum number of tokens, padding included; None sets no limit."""
 
 
+Beta: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+"""Share of an average that stays at each step."""
+
+
 class OptimizerConfig(Config, frozen=True, kw_only=True):
     """AdamW settings: learning-rate schedule, gradient clipping, and the limit on skipped steps."""
 
-    lr: float = 1e-4
+    lr: PositiveFloat = 1e-4
     """Learning rate after the warm-up. Each of the first Adam steps changes every parameter by
     about this much."""
 
-    warmup_steps: int = 10
+    warmup_steps: NonNegativeInt = 10
     """Optimizer steps over which the learning rate rises linearly, starting at lr /
     warmup_steps."""
 
@@ -36,37 +41,28 @@ class OptimizerConfig(Config, frozen=True, kw_only=True):
     `final_lr_share` ends. run: the last step of the run, if that is longer than the warm-up; none
     keeps the learning rate constant after the warm-up."""
 
-    final_lr_share: float = 0.05
-    """Share of `lr` that is left at the end of the decay, in [0, 1]."""
+    final_lr_share: Share = 0.05
+    """Share of `lr` that is left at the end of the decay."""
 
-    betas: tuple[float, float] = (0.9, 0.999)
-    """Decay rates of Adam's moving averages of the gradient and of its square, each in [0, 1)."""
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """Decay rates of Adam's moving averages of the gradient and of its square."""
 
-    weight_decay: float = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay; 0 turns it off."""
 
-    max_grad_norm: float = 1.0
+    max_grad_norm: PositiveFloat = 1.0
     """Maximum norm of the gradient over all parameters; larger gradients are scaled down to it."""
 
-    max_skips_in_a_row: int = 3
+    max_skips_in_a_row: PositiveInt = 3
     """A step whose gradient is not finite is skipped. After this many skips in a row the run ends
     with an error."""
 
     def __post_init__(self) -> None:
-        self.require(self.lr > 0.0, "lr", "above 0")
-        self.require(self.warmup_steps >= 0, "warmup_steps", "at least 0 steps")
         # the decay is over the steps after the warm-up: with none of them left it would divide by 0
         decays = not isinstance(self.decay_steps, int) or self.decay_steps > self.warmup_steps
         self.require(
             decays, "decay_steps", f"more than warmup_steps = {self.warmup_steps}, run, or none"
         )
-        self.require(0.0 <= self.final_lr_share <= 1.0, "final_lr_share", "a share between 0 and 1")
-        self.require(
-            all(0.0 <= beta < 1.0 for beta in self.betas), "betas", "two numbers in [0, 1)"
-        )
-        self.require(self.weight_decay >= 0.0, "weight_decay", "at least 0")
-        self.require(self.max_grad_norm > 0.0, "max_grad_norm", "above 0")
-        self.require(self.max_skips_in_a_row >= 1, "max_skips_in_a_row", "at least 1 step")
 
     def over_run(self, num_steps: int) -> Self:
         """Return the settings of a run of this many optimizer steps, whose decay ends at a number."""
@@ -87,21 +83,21 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     loss: PolicyLossConfig = PolicyLossConfig()
     """Policy loss of each token; the default, PPO's clipped surrogate, has a trust region."""
 
-    micro_batch: int = 32
+    micro_batch: PositiveInt = 32
     """Rows (decisions or conversations) per forward and backward pass. It changes memory and speed,
     never the gradient."""
 
-    micro_batch_tokens: int | None = None
+    micro_batch_tokens: PositiveInt | None = None
     """Language policies only: maximum tokens per pass (prompts, replies and padding), in addition
     to `micro_batch`. Short rows are packed together. none sets no limit."""
 
-    minibatch_trajectories: int | None = None
+    minibatch_trajectories: PositiveInt | None = None
     """Trajectories per optimizer step; none takes all trajectories of an update in one step."""
 
-    epochs: int = 1
+    epochs: PositiveInt = 1
     """Number of passes over the trajectories of an update."""
 
-    entropy_coef: float = 0.0
+    entropy_coef: NonNegativeFloat = 0.0
     """Weight of the entropy bonus; 0 turns it off. Raise it if the policy explores too little."""
 
     aggregation: Literal[
@@ -110,11 +106,11 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     """Method that reduces token losses to one number. `seq_mean_token_mean` weighs every trajectory
     the same (SRPO); `seq_mean_token_sum_norm` is Dr. GRPO's."""
 
-    trajectory_length: float | None = None
+    trajectory_length: PositiveFloat | None = None
     """Divisor that `seq_mean_token_sum_norm` requires: a constant, such as the number of tokens of
     the longest possible trajectory. Leave it at none for the other aggregations."""
 
-    max_mismatch: float = 0.05
+    max_mismatch: PositiveFloat = 0.05
     """Largest accepted mean |learner's log-prob - engine's log-prob| in the first update, over the
     tokens that the same weights chose. Above it the run ends with an error, because the probability
     ratio has to start at 1."""
@@ -122,7 +118,7 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     seed: int = 0
     """Seed of the order of the mini-batches."""
 
-    ranks: int = 1
+    ranks: PositiveInt = 1
     """Processes that share the update, each with its part of the rows and of the optimizer's state:
     one for each GPU, or on the CPU one for each core. 1 computes in this process."""
 
@@ -136,45 +132,29 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     frees GPU memory (16 bytes for each trained number, over all ranks); the optimizer steps on the
     CPU, which takes longer."""
 
-    tensor_parallel: int = 1
+    tensor_parallel: PositiveInt = 1
     """Ranks that share each layer of the trunk: heads and feed-forward parts are dealt to them, and
     they read the same rows. It divides `ranks`, the trunk's heads, and the memory of whole weights
     and gradients. Take it if a policy does not fit otherwise; 1 shares rows alone."""
 
-    max_restarts: int = 3
+    max_restarts: NonNegativeInt = 3
     """With several ranks, maximum number of restarts in a row: after a rank died, froze or failed,
     the run starts again from its newest checkpoint. A newer checkpoint starts the count again. 0
     ends the run at the first failure."""
 
     def __post_init__(self) -> None:
-        self.require(self.micro_batch >= 1, "micro_batch", "at least 1 decision")
-        self.require(self.max_restarts >= 0, "max_restarts", "at least 0")
-        self.require(self.ranks >= 1, "ranks", "at least 1 process")
         is_used = self.shard == "gradients" or self.ranks > 1
         self.require(is_used, "shard", "gradients with one rank, which has nothing to share")
         self.require(not self.offload or self.ranks > 1, "offload", "False with one rank")
         # groups of rows are counted by this division: a rank that is left over would be in none
-        fits = self.tensor_parallel >= 1 and self.ranks % self.tensor_parallel == 0
+        fits = self.ranks % self.tensor_parallel == 0
         self.require(fits, "tensor_parallel", f"a divisor of ranks = {self.ranks}")
-        by_tokens = self.micro_batch_tokens is None or self.micro_batch_tokens >= 1
-        self.require(by_tokens, "micro_batch_tokens", "at least 1 token, or none")
-        several = self.minibatch_trajectories is None or self.minibatch_trajectories >= 1
-        self.require(several, "minibatch_trajectories", "at least 1 trajectory, or none")
-        self.require(self.epochs >= 1, "epochs", "at least 1")
-        self.require(self.entropy_coef >= 0.0, "entropy_coef", "at least 0")
         # asked for and not counted from the data: a divisor that follows the longest episode of an
         # update changes the size of a step
         by_length = self.aggregation == "seq_mean_token_sum_norm"
-        fits = (
-            (self.trajectory_length or 0.0) > 0.0 if by_length else self.trajectory_length is None
-        )
-        needed = (
-            "a number of tokens above 0"
-            if by_length
-            else "none: only seq_mean_token_sum_norm divides by it"
-        )
+        needed = "a number" if by_length else "none: only seq_mean_token_sum_norm divides by it"
+        fits = by_length == (self.trajectory_length is not None)
         self.require(fits, "trajectory_length", needed)
-        self.require(self.max_mismatch > 0.0, "max_mismatch", "above 0")
 
     def unused_options(self) -> Mapping[str, str]:
         """Return the options of other aggregations."""
@@ -206,45 +186,34 @@ class CriticConfig(Config, frozen=True, kw_only=True):
     with the head. `shared`: features of the policy's trunk, which needs no memory and gets no
     gradient from the values."""
 
-    hidden: int = 64
+    hidden: PositiveInt = 64
     """Width of the value head's hidden layer."""
 
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-3)
 
-    value_scale: float = 1.0
+    value_scale: PositiveFloat = 1.0
     """Unit in which the critic learns values, > 0; set it to about the size of a typical return."""
 
     loss: ValueLossConfig = ValueLossConfig()
     """Loss of the values; its parameters are in units of `value_scale`."""
 
-    micro_batch: int = 256
+    micro_batch: PositiveInt = 256
     """Observations per forward and backward pass. It changes memory and speed, never the
     gradient."""
 
-    micro_batch_tokens: int | None = None
+    micro_batch_tokens: PositiveInt | None = None
     """Language policies only: maximum tokens per pass (prompts and padding), in addition to
     `micro_batch`; none sets no limit."""
 
-    minibatch_trajectories: int | None = None
+    minibatch_trajectories: PositiveInt | None = None
     """Trajectories per optimizer step; none takes all trajectories of an update in one step."""
 
-    epochs: int = 4
+    epochs: PositiveInt = 4
     """Number of passes over the trajectories of an update."""
 
-    warmup_updates: int = 0
+    warmup_updates: NonNegativeInt = 0
     """Number of updates at the start in which only the critic is trained; the policy does not
     change."""
-
-    def __post_init__(self) -> None:
-        self.require(self.hidden >= 1, "hidden", "at least 1 unit")
-        self.require(self.value_scale > 0.0, "value_scale", "above 0")
-        several = self.minibatch_trajectories is None or self.minibatch_trajectories >= 1
-        self.require(several, "minibatch_trajectories", "at least 1 trajectory, or none")
-        by_tokens = self.micro_batch_tokens is None or self.micro_batch_tokens >= 1
-        self.require(by_tokens, "micro_batch_tokens", "at least 1 token, or none")
-        for field in ("micro_batch", "epochs"):
-            self.require(getattr(self, field) >= 1, field, "at least 1")
-        self.require(self.warmup_updates >= 0, "warmup_updates", "at least 0 updates")
 
     @property
     def micro_batch_size(self) -> MicroBatchSize:
@@ -257,21 +226,21 @@ class ImitationConfig(Config, frozen=True, kw_only=True):
 
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-3, warmup_steps=50)
 
-    micro_batch: int = 32
+    micro_batch: PositiveInt = 32
     """Demonstrated chunks per forward and backward pass. It changes memory and speed, never the
     gradient."""
 
-    micro_batch_tokens: int | None = None
+    micro_batch_tokens: PositiveInt | None = None
     """Language policies only: maximum tokens per pass, padding included, in addition to
     `micro_batch`; none sets no limit."""
 
-    label_width: float = 0.0
+    label_width: NonNegativeFloat = 0.0
     """Standard deviation, in bins, of the Gaussian over neighbouring bins that is learnt instead of
     each demonstrated action token alone, because the next bin is nearly right (HL-Gauss, Imani and
     White 2018, arXiv:1806.04613). Fine bins are learnt from far fewer demonstrations. 0: the token
     alone. For OpenVLA-OFT with the tokens head, in one process."""
 
-    ranks: int = 1
+    ranks: PositiveInt = 1
     """Processes that share the update, each with its part of the demonstrations and of the
     optimizer's state: one for each GPU, or on the CPU one for each core. 1 computes in this
     process."""
@@ -283,22 +252,17 @@ class ImitationConfig(Config, frozen=True, kw_only=True):
     """With several ranks, keep float32 masters, moments and reduced gradients in host memory."""
 
     def __post_init__(self) -> None:
-        self.require(self.micro_batch >= 1, "micro_batch", "at least 1 chunk")
-        self.require(self.ranks >= 1, "ranks", "at least 1 process")
         self.optimizer.require(
             self.optimizer.decay_steps != "run",
             "decay_steps",
             "the number of updates, or none: a supervised run does not set it by itself",
         )
-        self.require(self.label_width >= 0.0, "label_width", "at least 0 bins")
         # ranks call `log_probs` alone, the method for which FSDP gathers weights
         is_possible = self.label_width == 0.0 or self.ranks == 1
         self.require(is_possible, "label_width", "0 with several ranks")
         is_used = self.shard == "gradients" or self.ranks > 1
         self.require(is_used, "shard", "gradients with one rank, which has nothing to share")
         self.require(not self.offload or self.ranks > 1, "offload", "False with one rank")
-        by_tokens = self.micro_batch_tokens is None or self.micro_batch_tokens >= 1
-        self.require(by_tokens, "micro_batch_tokens", "at least 1 token, or none")
 
     @property
     def micro_batch_size(self) -> MicroBatchSize:

@@ -10,7 +10,7 @@ import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
@@ -25,7 +25,7 @@ from vla_rl.errors import CheckpointError
 from vla_rl.models.small_files import companion_files
 from vla_rl.models.tensor_reading import SINGLE_FILE
 from vla_rl.models.weight_files import read_weights
-from vla_rl.types import Config, Observation, Sampling
+from vla_rl.types import Config, Observation, PositiveInt, Sampling
 from vla_rl.util.atomic_files import writing_folder
 
 
@@ -37,23 +37,23 @@ class MlpConfig(Config, frozen=True, kw_only=True):
         MlpConfig(state_size=4, action_low=(0.0,), action_high=(1.0,), num_bins=2)  # CartPole
     """
 
-    state_size: int
+    state_size: PositiveInt
     """Length of `observation["state"]`."""
 
-    action_low: tuple[float, ...]
+    action_low: Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]
     """Lowest action, one value for each dimension."""
 
     action_high: tuple[float, ...]
     """Highest action, one value for each dimension."""
 
-    num_bins: int
+    num_bins: Annotated[int, msgspec.Meta(ge=2)]
     """Values that each dimension can take, evenly spaced from low to high, both included. A
     discrete action of n choices is one dimension from 0 to n - 1 with n bins."""
 
-    chunk_size: int = 1
+    chunk_size: PositiveInt = 1
     """Control steps chosen at once."""
 
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: Annotated[tuple[PositiveInt, ...], msgspec.Meta(min_length=1)] = (64, 64)
     """Widths of the hidden layers."""
 
     state_scale: tuple[float, ...] | None = None
@@ -61,8 +61,6 @@ class MlpConfig(Config, frozen=True, kw_only=True):
     unscaled."""
 
     def __post_init__(self) -> None:
-        self.require(self.state_size >= 1, "state_size", "at least 1")
-        self.require(len(self.action_low) >= 1, "action_low", "at least one dimension")
         self.require(
             len(self.action_low) == len(self.action_high),
             "action_high",
@@ -73,13 +71,6 @@ class MlpConfig(Config, frozen=True, kw_only=True):
         )
         self.require(
             rising, "action_high", f"above action_low = {self.action_low} in every dimension"
-        )
-        self.require(self.num_bins >= 2, "num_bins", "at least 2")
-        self.require(self.chunk_size >= 1, "chunk_size", "at least 1 control step")
-        self.require(
-            len(self.hidden) >= 1 and min(self.hidden) >= 1,
-            "hidden",
-            "at least one layer of at least 1 unit",
         )
         scale = self.state_scale
         fits = scale is None or (len(scale) == self.state_size and min(scale) > 0.0)

@@ -15,7 +15,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.learner import CriticConfig, LearnerConfig
 from vla_rl.pipelines.nodes.rewards import RewardConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig
-from vla_rl.types import Config
+from vla_rl.types import Config, PositiveFloat, PositiveInt, Share
 
 OF_LANGUAGE_POLICIES: Final = (
     "engine.max_context",
@@ -35,28 +35,28 @@ class RunConfig(Config, frozen=True, kw_only=True):
     root: str = "runs"
     """Parent folder of run directories."""
 
-    updates: int = 5
+    updates: PositiveInt = 5
     """Weight updates to make, including those before a resume."""
 
     seed: int = 0
     """Seed of the run; all other seeds are derived from it."""
 
-    checkpoint_every: int = 1
+    checkpoint_every: PositiveInt = 1
     """Updates between checkpoints. The last update is always saved."""
 
-    keep_checkpoints: int = 2
+    keep_checkpoints: PositiveInt = 2
     """Number of newest checkpoints to keep."""
 
-    videos_every: int = 5
+    videos_every: PositiveInt = 5
     """In each window of this many updates, the first success and the first failure of every task
     become videos. Refused if the pipeline makes none: among the built-in ones, only the `embodied_`
     ones do."""
 
-    stall_warning_s: float = 120.0
+    stall_warning_s: PositiveFloat = 120.0
     """Seconds without progress after which the watchdog prints which tasks wait for which, and all
     task stacks."""
 
-    chaos_every_s: float | None = None
+    chaos_every_s: PositiveFloat | None = None
     """Kill or freeze a random simulator, on average every this many seconds, to test that a run
     survives it. None: never."""
 
@@ -64,7 +64,7 @@ class RunConfig(Config, frozen=True, kw_only=True):
     """Device of the policy and the learner. auto: the first GPU, or the CPU with a printed note if
     there is none."""
 
-    peak_tflops: float | None = None
+    peak_tflops: PositiveFloat | None = None
     """Peak of the device in 10^12 floating-point operations per second, for the metrics device/mfu.
     None: that of the GPU's data sheet; no such metrics on a CPU or an unknown GPU."""
 
@@ -72,7 +72,7 @@ class RunConfig(Config, frozen=True, kw_only=True):
     """Updates that torch's profiler records, such as 3-4 or 3, counted as in metrics.jsonl: a trace
     for ui.perfetto.dev in the run's folder. None: none."""
 
-    torch_threads: int = 1
+    torch_threads: PositiveInt = 1
     """Threads for the policy and the learner on a CPU. The simulators need cores too."""
 
     record_to: str | None = None
@@ -83,20 +83,7 @@ class RunConfig(Config, frozen=True, kw_only=True):
     """Also log to this project of Weights & Biases (needs the extra `wandb`). None: do not."""
 
     def __post_init__(self) -> None:
-        for field in (
-            "updates",
-            "checkpoint_every",
-            "keep_checkpoints",
-            "videos_every",
-            "torch_threads",
-        ):
-            self.require(getattr(self, field) >= 1, field, "at least 1")
-        self.require(self.stall_warning_s > 0, "stall_warning_s", "above 0 seconds")
-        known = self.peak_tflops is None or self.peak_tflops > 0.0
-        self.require(known, "peak_tflops", "above 0, or none")
         self.require(self.profiled is not None, "profile_updates", "a range")
-        has_pause = self.chaos_every_s is None or self.chaos_every_s > 0
-        self.require(has_pause, "chaos_every_s", "above 0 seconds, or none")
 
     @property
     def profiled(self) -> range:
@@ -117,7 +104,7 @@ class FilterConfig(Config, frozen=True, kw_only=True):
     The scheduler replaces them with new groups during the rollout.
     """
 
-    accuracy_bounds: tuple[float, float] = (0.0, 1.0)
+    accuracy_bounds: tuple[Share, Share] = (0.0, 1.0)
     """Filter groups whose success rate is outside these bounds; (0, 1) keeps every group."""
 
     drop_equal: Literal["none", "success", "return"] = "none"
@@ -133,9 +120,7 @@ class FilterConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         low, high = self.accuracy_bounds
-        self.require(
-            0.0 <= low <= high <= 1.0, "accuracy_bounds", "two rates with 0 <= low <= high <= 1"
-        )
+        self.require(low <= high, "accuracy_bounds", "two rates, the lower one first")
 
 
 class LearningConfig(Config, frozen=True, kw_only=True):
@@ -147,11 +132,11 @@ class LearningConfig(Config, frozen=True, kw_only=True):
     """grpo, ppo, dapo, gspo, cpgd, embodied_srpo, embodied_grpo, embodied_ppo, or your own as
     "module:function". On the command line and in files it also sets its default settings."""
 
-    group_size: int = 4
+    group_size: PositiveInt = 4
     """Episodes from the same start. At least 2 if the advantage compares them with each other."""
 
-    temperature: float = 1.0
-    """Sampling temperature for rollout and training, above 0."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature for rollout and training."""
 
     filter: FilterConfig = FilterConfig()
     reward: RewardConfig = RewardConfig()
@@ -173,15 +158,11 @@ class LearningConfig(Config, frozen=True, kw_only=True):
         return {}
 
     def __post_init__(self) -> None:
-        needs_group = self.advantage.needs_group
         self.require(
-            self.group_size >= (2 if needs_group else 1),
+            self.group_size >= 2 or not self.advantage.needs_group,
             "group_size",
-            "at least 2 episodes, so that they can be compared"
-            if needs_group
-            else "at least 1 episode",
+            "at least 2 episodes, so that they can be compared",
         )
-        self.require(self.temperature > 0.0, "temperature", "above 0")
         require_satisfiable(
             self.episodes_per_group,
             *self.filter.accuracy_bounds,

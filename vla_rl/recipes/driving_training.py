@@ -39,7 +39,15 @@ from vla_rl.models.prismatic.config import OpenVlaConfig
 from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.pipelines.nodes.rewards import RewardConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart
-from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
+from vla_rl.types import (
+    EnvSpec,
+    EpisodeSpec,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Sampling,
+    derive_seed,
+)
 
 if TYPE_CHECKING:
     from vla_rl.models.loading import VlaPolicy
@@ -100,10 +108,10 @@ class HeldOutScenesConfig(HeldOutSchedule, frozen=True, kw_only=True):
     beside training every few updates if wanted.
     """
 
-    scenes: int = 500
+    scenes: NonNegativeInt = 500
     """Number of scenes that are reported, from number 0 on. 0: no held-out scenes."""
 
-    choose_scenes: int | None = None
+    choose_scenes: PositiveInt | None = None
     """Number of the scenes after them, which choose the best checkpoint, with `every`. None: as
     many."""
 
@@ -111,12 +119,6 @@ class HeldOutScenesConfig(HeldOutSchedule, frozen=True, kw_only=True):
     """Drive by the mean of each number that the policy would sample at `temperature`, to the nearest
     token, instead of the likeliest token. Set it for policies whose neighbouring tokens mean nearly
     the same."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.scenes >= 0, "scenes", "at least 0")
-        is_possible = self.choose_scenes is None or self.choose_scenes >= 1
-        self.require(is_possible, "choose_scenes", "at least 1, or none")
 
     @property
     def num_choosing(self) -> int:
@@ -142,9 +144,9 @@ class SceneTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     policy.
     """
 
-    group_size: int = 8
-    temperature: float = 0.4
-    """Sampling temperature for rollout and training, above 0. Higher explores further from the
+    group_size: PositiveInt = 8
+    temperature: PositiveFloat = 0.4
+    """Sampling temperature for rollout and training. Higher explores further from the
     greedy trajectory, which the held-out scenes use."""
 
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=16, max_staleness=1)

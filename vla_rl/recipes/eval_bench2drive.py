@@ -13,6 +13,7 @@ import sys
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -44,7 +45,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.models.loading import CheckpointConfig, describe_policy
 from vla_rl.recipes.driving_training import IMAGE_SIZE, load_driver
 from vla_rl.run.terminal import StopSignal
-from vla_rl.types import Observation, Sampling
+from vla_rl.types import Observation, PositiveFloat, PositiveInt, Sampling
 
 
 class EvalBench2DriveConfig(CheckpointConfig, frozen=True, kw_only=True):
@@ -81,35 +82,27 @@ class EvalBench2DriveConfig(CheckpointConfig, frozen=True, kw_only=True):
     image_back, image_back_left, image_back_right. The agent's configuration names the same
     cameras."""
 
-    image_size: int = IMAGE_SIZE
+    image_size: PositiveInt = IMAGE_SIZE
     """Side of the images in pixels, as in the agent's configuration."""
 
     action: PlanAction = "moves"
     """Meaning of the policy's 8 rows of 3 numbers, as in its training: `moves`, `profiles` or
     `along_route`."""
 
-    route_points: int = 0
-    """Points of the route, every 5 m ahead, that the policy was trained to read, 0 to 10."""
+    route_points: Annotated[int, msgspec.Meta(ge=0, le=ROUTE_POINTS)] = 0
+    """Points of the route, every 5 m ahead, that the policy was trained to read."""
 
-    max_batch: int = 16
+    max_batch: PositiveInt = 16
     """Most routes that are answered in one batch."""
 
-    timeout_s: float = 600.0
+    timeout_s: PositiveFloat = 600.0
     """Seconds without a message after which a route is given up."""
 
-    torch_threads: int = 1
+    torch_threads: PositiveInt = 1
     """Threads for the policy on a CPU."""
 
     out: str | None = None
     """File that the table is written to as JSON. None: only printed."""
-
-    def __post_init__(self) -> None:
-        for field in ("image_size", "max_batch", "torch_threads"):
-            self.require(getattr(self, field) >= 1, field, "at least 1")
-        self.require(self.timeout_s > 0, "timeout_s", "above 0 seconds")
-        self.require(
-            0 <= self.route_points <= ROUTE_POINTS, "route_points", f"0 to {ROUTE_POINTS} points"
-        )
 
     def require_source(self) -> None:
         """Check that there is a policy, or results and their routes. Raises: ConfigError."""

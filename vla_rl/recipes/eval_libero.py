@@ -22,8 +22,9 @@ If it is killed, only the running episodes are lost; `--resume runs/eval-...` ru
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+import msgspec
 import tyro
 
 from vla_rl.cli.evaluate import EvalLaunch, main
@@ -60,7 +61,7 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
     """Folder or hub id of an OpenVLA or OpenVLA-OFT checkpoint. shipped: the base policy of this
     package that was trained on the assets in use."""
 
-    suites: tuple[str, ...] = ("libero_object",)
+    suites: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("libero_object",)
     """Suites of LIBERO, or, behind the package's name, of LIBERO-PRO and LIBERO-plus:
     liberopro.libero_goal_swap."""
 

@@ -11,8 +11,9 @@ and the videos of `eval_libero`, with the same options to resume and to record.
 
 import sys
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+import msgspec
 import tyro
 
 from vla_rl.cli.evaluate import EvalLaunch, main
@@ -31,7 +32,7 @@ class EvalMetaworldConfig(EvalConfig, frozen=True, kw_only=True):
     """Folder or hub id of an OpenVLA or OpenVLA-OFT checkpoint. Default: the folder that
     `sft_metaworld` writes."""
 
-    suites: tuple[str, ...] = ("metaworld_mt10",)
+    suites: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("metaworld_mt10",)
     """Suites of Meta-World: metaworld_mt10, metaworld_mt50."""
 
     tasks: str = "all"

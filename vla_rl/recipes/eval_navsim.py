@@ -41,7 +41,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation import embodied_agent_within_range, run_each
 from vla_rl.models.loading import CheckpointConfig, describe_policy
 from vla_rl.recipes.driving_training import IMAGE_SIZE, load_driver
-from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, Trajectory
+from vla_rl.types import EnvSpec, EpisodeSpec, PositiveInt, Sampling, Trajectory
 from vla_rl.util.atomic_files import replace_file
 
 if TYPE_CHECKING:
@@ -71,24 +71,22 @@ class EvalNavsimConfig(CheckpointConfig, frozen=True, kw_only=True):
     cameras: tuple[str, ...] = ("image",)
     """Keys of the images that the policy reads."""
 
-    image_size: int = IMAGE_SIZE
+    image_size: PositiveInt = IMAGE_SIZE
     """Side in pixels that images are resized to: what the policy was trained with."""
 
     action: PlanAction = "moves"
     """Meaning of the policy's 8 rows of 3 numbers, as in its training: `moves` or `profiles`."""
 
-    num_envs: int = max(os.cpu_count() or 1, 1)
+    num_envs: PositiveInt = max(os.cpu_count() or 1, 1)
     """Processes that read scenes for the policy."""
 
-    torch_threads: int = 1
+    torch_threads: PositiveInt = 1
     """Threads for the policy on a CPU."""
 
     out: str | None = None
     """File that the table is written to as JSON. None: only printed."""
 
     def __post_init__(self) -> None:
-        for field in ("num_envs", "torch_threads", "image_size"):
-            self.require(getattr(self, field) >= 1, field, "at least 1")
         has_route = self.action == "along_route"
         self.require(not has_route, "action", "moves or profiles, because NavSim gives no route")
 

@@ -10,7 +10,7 @@ import asyncio
 import sys
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -36,7 +36,7 @@ from vla_rl.recipes.driving_training import (
     score_settings,
 )
 from vla_rl.rollout import SchedulerConfig, TaskStart
-from vla_rl.types import EnvSpec
+from vla_rl.types import EnvSpec, PositiveFloat, PositiveInt
 
 START_S = 600.0
 
@@ -46,8 +46,8 @@ class GrpoBench2DriveConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
     run: RunConfig = RunConfig(name="grpo_bench2drive", updates=20, checkpoint_every=1)
     pipeline: str = "embodied_grpo"
-    group_size: int = 4
-    temperature: float = 1.0
+    group_size: PositiveInt = 4
+    temperature: PositiveFloat = 1.0
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=2, max_staleness=1)
     learner: LearnerConfig = LearnerConfig(
         optimizer=OptimizerConfig(lr=1e-4, warmup_steps=10),
@@ -57,10 +57,10 @@ class GrpoBench2DriveConfig(EmbodiedConfig, frozen=True, kw_only=True):
     reward: RewardConfig = RewardConfig(function="environment")
     advantage: AdvantageConfig = BY_GROUP_MEAN
 
-    servers: tuple[str, ...] = ("127.0.0.1:5700",)
+    servers: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("127.0.0.1:5700",)
     """Addresses of the route servers, host:port, one for each CARLA."""
 
-    routes: tuple[str, ...] = ("1711",)
+    routes: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("1711",)
     """Ids of the training routes. Train on other routes than those you evaluate."""
 
     image_size: int = IMAGE_SIZE
@@ -70,8 +70,8 @@ class GrpoBench2DriveConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """Meaning of the policy's 8 rows of 3 numbers: `moves` from waypoint to waypoint, as the shipped
     policy was trained with, `profiles`, or `along_route`."""
 
-    route_points: int = 0
-    """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10. The
+    route_points: Annotated[int, msgspec.Meta(ge=0, le=ROUTE_POINTS)] = 0
+    """Points of the route, every 5 m ahead, that the policy reads with the car's state. The
     shipped policy reads none."""
 
     policy: str = str(DRIVING_BASE)
@@ -89,11 +89,6 @@ class GrpoBench2DriveConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(len(self.servers) >= 1, "servers", "at least one address")
-        self.require(len(self.routes) >= 1, "routes", "at least one id")
-        self.require(
-            0 <= self.route_points <= ROUTE_POINTS, "route_points", f"0 to {ROUTE_POINTS} points"
-        )
 
 
 def training_starts(config: GrpoBench2DriveConfig) -> list[TaskStart]:

@@ -10,7 +10,9 @@ printed.
 
 import sys
 from functools import partial
-from typing import get_args
+from typing import Annotated, get_args
+
+import msgspec
 
 from vla_rl.algorithms import AdvantageConfig
 from vla_rl.algorithms.losses import PolicyLossConfig
@@ -32,25 +34,18 @@ from vla_rl.recipes.driving_training import (
     main,
 )
 from vla_rl.rollout import SchedulerConfig
-from vla_rl.types import EnvSpec
+from vla_rl.types import EnvSpec, PositiveFloat, PositiveInt
 
 
 class DrivingConfig(SceneTrainingConfig, frozen=True, kw_only=True):
     """Reinforcement learning on the driving world."""
 
-    scenes: int = 10_000
+    scenes: PositiveInt = 10_000
     """Training scenes, from number 0 on."""
 
-    route_points: int = 0
-    """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10, as
+    route_points: Annotated[int, msgspec.Meta(ge=0, le=ROUTE_POINTS)] = 0
+    """Points of the route, every 5 m ahead, that the policy reads with the car's state, as
     it was trained with."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.scenes >= 1, "scenes", "at least 1")
-        self.require(
-            0 <= self.route_points <= ROUTE_POINTS, "route_points", f"0 to {ROUTE_POINTS} points"
-        )
 
     @property
     def task(self) -> str:
@@ -89,8 +84,8 @@ class GrpoDrivingConfig(DrivingConfig, frozen=True, kw_only=True):
     pipeline: str = "embodied_grpo"
     advantage: AdvantageConfig = BY_GROUP_MEAN
 
-    group_size: int = 8
-    temperature: float = 0.5
+    group_size: PositiveInt = 8
+    temperature: PositiveFloat = 0.5
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=32, max_staleness=1)
     learner: LearnerConfig = LearnerConfig(
         optimizer=OptimizerConfig(lr=3e-4, warmup_steps=10, decay_steps=50),
@@ -100,7 +95,7 @@ class GrpoDrivingConfig(DrivingConfig, frozen=True, kw_only=True):
     )
     version: Version = "pdms_v1"
     action: PlanAction = "along_route"
-    route_points: int = ROUTE_POINTS
+    route_points: Annotated[int, msgspec.Meta(ge=0, le=ROUTE_POINTS)] = ROUTE_POINTS
     policy: str = str(ROUTE_BASE)
     held_out: HeldOutScenesConfig = HeldOutScenesConfig(by_mean=True)
 

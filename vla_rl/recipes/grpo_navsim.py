@@ -20,7 +20,7 @@ from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.driving_training import BY_GROUP_MEAN, IMAGE_SIZE, SceneTrainingConfig, main
 from vla_rl.rollout import SchedulerConfig
-from vla_rl.types import EnvSpec
+from vla_rl.types import EnvSpec, PositiveFloat, PositiveInt
 
 
 class GrpoNavsimConfig(SceneTrainingConfig, frozen=True, kw_only=True):
@@ -29,8 +29,8 @@ class GrpoNavsimConfig(SceneTrainingConfig, frozen=True, kw_only=True):
     run: RunConfig = RunConfig(name="grpo_navsim", updates=60, checkpoint_every=20, videos_every=60)
     pipeline: str = "embodied_grpo"
     advantage: AdvantageConfig = BY_GROUP_MEAN
-    group_size: int = 8
-    temperature: float = 0.4
+    group_size: PositiveInt = 8
+    temperature: PositiveFloat = 0.4
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=16, max_staleness=1)
     learner: LearnerConfig = LearnerConfig(
         optimizer=OptimizerConfig(lr=2e-4, warmup_steps=10),

@@ -27,7 +27,7 @@ from vla_rl.models import language
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.grpo_text import GrpoTextConfig, launch_text
 from vla_rl.rollout import ChatLimits
-from vla_rl.types import Config, EnvSpec
+from vla_rl.types import Config, EnvSpec, PositiveInt
 
 if TYPE_CHECKING:
     from vla_rl.team.members import Team
@@ -48,11 +48,10 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
     """joint: all policies learn in every update; alternating: one learns while the others are
     frozen."""
 
-    updates_per_turn: int = 2
+    updates_per_turn: PositiveInt = 2
     """With alternating turns: updates of one policy before the next one's turn."""
 
     def __post_init__(self) -> None:
-        self.require(self.updates_per_turn >= 1, "updates_per_turn", "at least 1 update")
         is_possible = self.weights == "own" or self.turns == "joint"
         self.require(
             is_possible, "turns", "'joint' if one policy acts for all agents; set weights to 'own'"

@@ -30,7 +30,7 @@ from vla_rl.models import language
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
 from vla_rl.scoring import check_answer
-from vla_rl.types import EnvSpec, Message, Sampling, derive_seed
+from vla_rl.types import EnvSpec, Message, NonNegativeInt, PositiveInt, Sampling, derive_seed
 from vla_rl.util.values import excerpt
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class GrpoPromptsConfig(TextTrainingConfig, frozen=True, kw_only=True):
     """Reinforcement learning of a language policy on the rows of a file."""
 
     run: RunConfig = RunConfig(name="grpo_prompts", updates=100, checkpoint_every=20)
-    group_size: int = 8
+    group_size: PositiveInt = 8
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=16, max_staleness=1)
     text: TextPoolConfig = TextPoolConfig(num_envs=64)
     chat: ChatLimits = ChatLimits(max_turns=1)
@@ -77,17 +77,12 @@ class GrpoPromptsConfig(TextTrainingConfig, frozen=True, kw_only=True):
     """System message at the start of each conversation, such as the format of an answer. Empty:
     none."""
 
-    num_validation: int = 64
+    num_validation: NonNegativeInt = 64
     """Rows held out from training, for validation before the first update and after the last. 0:
     none."""
 
-    num_tries: int = 4
+    num_tries: PositiveInt = 4
     """Episodes of each held-out row."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.num_validation >= 0, "num_validation", "at least 0")
-        self.require(self.num_tries >= 1, "num_tries", "at least 1")
 
     def unused_options(self) -> Mapping[str, str]:
         """Return also the options of validation, if there is none."""

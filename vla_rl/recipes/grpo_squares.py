@@ -11,7 +11,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
 
 from vla_rl.algorithms.losses import PolicyLossConfig
 from vla_rl.cli.command_line import Command, TrainingLaunch
@@ -26,7 +28,7 @@ from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models import language
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
-from vla_rl.types import EnvSpec, Message, Sampling, derive_seed
+from vla_rl.types import EnvSpec, Message, NonNegativeInt, PositiveInt, Sampling, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.models.language import VisionLanguageModel
@@ -39,7 +41,7 @@ class GrpoSquaresConfig(TextTrainingConfig, frozen=True, kw_only=True):
     """Reinforcement learning of a vision-language policy on questions about images."""
 
     run: RunConfig = RunConfig(name="grpo_squares", updates=40, checkpoint_every=20)
-    group_size: int = 8
+    group_size: PositiveInt = 8
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=16, max_staleness=1)
     text: TextPoolConfig = TextPoolConfig(num_envs=64)
     chat: ChatLimits = ChatLimits(max_turns=1)
@@ -58,27 +60,20 @@ class GrpoSquaresConfig(TextTrainingConfig, frozen=True, kw_only=True):
     question: Literal["side", "colour"] = "side"
     """side: is the square on the left or on the right; colour: which of four colours it has."""
 
-    size: int = 112
+    size: Annotated[int, msgspec.Meta(ge=8)] = 112
     """Height and width of the images in pixels."""
 
     freeze_vision: bool = False
     """Whether the vision tower keeps its weights; otherwise it is trained with the rest."""
 
-    num_starts: int = 4096
+    num_starts: PositiveInt = 4096
     """Images to train on."""
 
-    num_validation: int = 64
+    num_validation: NonNegativeInt = 64
     """Other images, for validation before the first update and after the last. 0: none."""
 
-    num_tries: int = 4
+    num_tries: PositiveInt = 4
     """Episodes of each validation image."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for field in ("num_starts", "num_tries"):
-            self.require(getattr(self, field) >= 1, field, "at least 1")
-        self.require(self.num_validation >= 0, "num_validation", "at least 0")
-        self.require(self.size >= 8, "size", "at least 8 pixels")
 
     def unused_options(self) -> Mapping[str, str]:
         """Return also the options of validation, if there is none."""

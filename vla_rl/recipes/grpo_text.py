@@ -26,7 +26,7 @@ from vla_rl.learner import CriticConfig, LearnerConfig, OptimizerConfig
 from vla_rl.models import language
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
-from vla_rl.types import EnvSpec, Sampling, derive_seed
+from vla_rl.types import EnvSpec, NonNegativeInt, PositiveInt, Sampling, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.team.members import Trainable
@@ -44,7 +44,7 @@ class GrpoTextConfig(TextTrainingConfig, frozen=True, kw_only=True):
     """Reinforcement learning of a small language policy on sums with a calculator."""
 
     run: RunConfig = RunConfig(name="grpo_text", updates=40, checkpoint_every=20)
-    group_size: int = 8
+    group_size: PositiveInt = 8
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=16, max_staleness=1)
     text: TextPoolConfig = TextPoolConfig(num_envs=64)
     chat: ChatLimits = ChatLimits(max_turns=6, max_reply=32)
@@ -70,21 +70,15 @@ class GrpoTextConfig(TextTrainingConfig, frozen=True, kw_only=True):
     num_digits: int = 1
     """Digits of each number in a sum."""
 
-    num_starts: int = 4096
+    num_starts: PositiveInt = 4096
     """Draws of sums to train on; some are equal if the sums are small."""
 
-    num_validation: int = 64
+    num_validation: NonNegativeInt = 64
     """Different sums for validation before the first update and after the last; they are never
     trained on. 0: none."""
 
-    num_tries: int = 4
+    num_tries: PositiveInt = 4
     """Episodes of each validation sum."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for field in ("num_starts", "num_tries"):
-            self.require(getattr(self, field) >= 1, field, "at least 1")
-        self.require(self.num_validation >= 0, "num_validation", "at least 0")
 
     def unused_options(self) -> Mapping[str, str]:
         """Return also the options of validation, if there is none."""

@@ -16,6 +16,7 @@ from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig, main
 from vla_rl.rollout import SchedulerConfig
+from vla_rl.types import PositiveInt
 
 
 class PpoLiberoConfig(SrpoLiberoConfig, frozen=True, kw_only=True):
@@ -24,7 +25,7 @@ class PpoLiberoConfig(SrpoLiberoConfig, frozen=True, kw_only=True):
     run: RunConfig = RunConfig(name="ppo_libero", updates=12)
     pipeline: str = "embodied_ppo"
     advantage: AdvantageConfig = AdvantageConfig(name="gae")
-    group_size: int = 1
+    group_size: PositiveInt = 1
     """Episodes from each start. One is enough, because the critic's estimate is the baseline."""
 
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=32, max_staleness=1)

@@ -17,8 +17,9 @@ import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 import numpy as np
 from rich.progress import Progress
 
@@ -45,7 +46,7 @@ from vla_rl.evaluation.scenes import (
 )
 from vla_rl.evaluation.suites import check_starts
 from vla_rl.run.terminal import lasting_output
-from vla_rl.types import Config, EnvSpec, derive_seed
+from vla_rl.types import Config, EnvSpec, NonNegativeInt, PositiveInt, Share, derive_seed
 from vla_rl.util.ownership import name_lock_file, sole_owner
 
 _LIBERO_OPTIONS: Final = MappingProxyType({"scene_seeds": (0,), "assets": None, "physics": "fast"})
@@ -63,25 +64,25 @@ class RecordConfig(Config, frozen=True, kw_only=True):
     libero_goal, most of libero_10 and libero_90, and nearly all of metaworld_mt10 and
     metaworld_mt50."""
 
-    task_ids: tuple[int, ...] = (1,)
+    task_ids: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)] = (1,)
     """Numbers of the suite's tasks to record."""
 
     init_state_ids: tuple[int, ...] | None = None
     """Initial states to start from, in turn. None: the first `num_init_states`."""
 
-    scene_seeds: tuple[int, ...] = (0,)
+    scene_seeds: Annotated[tuple[NonNegativeInt, ...], msgspec.Meta(min_length=1)] = (0,)
     """Seeds of what initial states leave open, the positions of fixtures. Each gets an equal share
     of the demonstrations."""
 
-    num: int = 20
+    num: PositiveInt = 20
     """Successful episodes to record for each task."""
 
-    num_init_states: int = 40
+    num_init_states: Annotated[int, msgspec.Meta(ge=1, lt=NUM_STARTS)] = 40
     """Number of initial states to use, in turn, from the first on; the rest stay unseen for
     evaluation."""
 
-    noise: float = 0.25
-    """Correlated noise on the executed actions, 0 to 1 (a full command). The recorded `action` has
+    noise: Share = 0.25
+    """Correlated noise on the executed actions; 1 is a full command. The recorded `action` has
     none."""
 
     image_size: ImageSize = 224
@@ -100,7 +101,7 @@ class RecordConfig(Config, frozen=True, kw_only=True):
     seed: int = 0
     """Seed of the noise."""
 
-    workers: int = 1
+    workers: PositiveInt = 1
     """Processes that record tasks at the same time."""
 
     def __post_init__(self) -> None:
@@ -113,16 +114,7 @@ class RecordConfig(Config, frozen=True, kw_only=True):
                     name,
                     f"{default}, the default: only LIBERO's suites have this option",
                 )
-        self.require(len(self.task_ids) > 0, "task_ids", "at least one task")
-        self.require(len(self.scene_seeds) > 0, "scene_seeds", "at least one seed")
-        self.require(min(self.scene_seeds) >= 0, "scene_seeds", "seeds >= 0")
-        self.require(self.workers >= 1, "workers", ">= 1 process")
-        self.require(self.num >= 1, "num", ">= 1 episode")
-        self.require(0.0 <= self.noise <= 1.0, "noise", "0 to 1 (a full command)")
         check_starts(self.suite, self.task_ids, (0,))
-        self.require(
-            1 <= self.num_init_states < NUM_STARTS, "num_init_states", f"1 to {NUM_STARTS - 1}"
-        )
         chosen = self.init_state_ids
         is_known = chosen is None or (
             len(chosen) > 0 and min(chosen) >= 0 and max(chosen) < NUM_STARTS

@@ -11,9 +11,10 @@ import random
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import gymnasium
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -36,7 +37,7 @@ from vla_rl.models.loading import Device, choose_device, require_new_folder
 from vla_rl.models.prismatic.config import ProprioConfig, tiny
 from vla_rl.recipes.driving_training import CROP, IMAGE_SIZE, ROWS_BY_STATISTICS
 from vla_rl.run.supervised import intermediate_folder, train_supervised
-from vla_rl.types import Config, derive_seed
+from vla_rl.types import Config, PositiveInt, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.learner import Demonstration
@@ -60,7 +61,7 @@ MANNERS: Final = {"careful": CAREFUL, "impatient": IMPATIENT, "racing": RACING}
 class SftDrivingConfig(Config, frozen=True, kw_only=True):
     """Supervised learning of a small driving policy."""
 
-    scenes: int = 4000
+    scenes: PositiveInt = 4000
     """Training scenes, from number 0 on, with one demonstration each."""
 
     demonstrator: Demonstrator = "racing"
@@ -73,24 +74,24 @@ class SftDrivingConfig(Config, frozen=True, kw_only=True):
     """Meaning of the 8 rows of 3 numbers: moves from waypoint to waypoint, profiles, or
     along_route, which needs a route to drive along."""
 
-    route_points: int = ROUTE_POINTS
-    """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10. 0:
+    route_points: Annotated[int, msgspec.Meta(ge=0, le=ROUTE_POINTS)] = ROUTE_POINTS
+    """Points of the route, every 5 m ahead, that the policy reads with the car's state. 0:
     the command alone, for a policy that is to plan where no route is given, as on NavSim."""
 
-    bins: int = 32
+    bins: Annotated[int, msgspec.Meta(ge=3)] = 32
     """Action tokens: each of the 24 numbers takes one of `bins` - 1 values, evenly spaced. With few,
     reinforcement learning tries each of them often enough to compare them."""
 
     out: str = "driving_base"
     """Folder that the checkpoint is written to. It must not exist yet."""
 
-    updates: int = 400
+    updates: PositiveInt = 400
     """Optimizer steps. Fewer leave more to learn for reinforcement learning."""
 
-    batch: int = 32
+    batch: PositiveInt = 32
     """Demonstrations in one optimizer step."""
 
-    save_every: int | None = None
+    save_every: PositiveInt | None = None
     """Updates between saves on the way, into <out>-000500 and so on. None: only at the end."""
 
     imitation: ImitationConfig = ImitationConfig(
@@ -100,20 +101,11 @@ class SftDrivingConfig(Config, frozen=True, kw_only=True):
     device: Device = "auto"
     """Device that computes: cpu, cuda, or auto, a GPU if there is one."""
 
-    torch_threads: int = 1
+    torch_threads: PositiveInt = 1
     """Threads for the computation on a CPU."""
 
     seed: int = 0
     """Seed of the initial weights and the order of the demonstrations."""
-
-    def __post_init__(self) -> None:
-        for field in ("scenes", "updates", "batch", "torch_threads"):
-            self.require(getattr(self, field) >= 1, field, "at least 1")
-        self.require(
-            0 <= self.route_points <= ROUTE_POINTS, "route_points", f"0 to {ROUTE_POINTS} points"
-        )
-        self.require(self.bins >= 3, "bins", "at least 3")
-        self.require(self.save_every is None or self.save_every >= 1, "save_every", "at least 1")
 
 
 def driving_state(route_points: int) -> ProprioConfig:

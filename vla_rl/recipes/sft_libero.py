@@ -44,7 +44,7 @@ from vla_rl.models.loading import (
 )
 from vla_rl.models.prismatic.config import NewPart
 from vla_rl.run.supervised import intermediate_folder, train_supervised
-from vla_rl.types import derive_seed
+from vla_rl.types import PositiveInt, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.learner import Demonstration
@@ -80,11 +80,11 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
     out: str = "base"
     """Folder that the checkpoint is written to. It must not exist yet."""
 
-    save_every: int | None = None
+    save_every: PositiveInt | None = None
     """Also save every this many updates, to `<out>-000500` and so on. None: save only the last
     weights, or those of the update at which Ctrl-C stops the training."""
 
-    lora_rank: int | None = None
+    lora_rank: PositiveInt | None = None
     """Rank of new LoRA adapters that are trained instead of the weights, such as 32. None: no new
     adapters."""
 
@@ -107,10 +107,10 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
     augmentation: AugmentationConfig = AugmentationConfig()
     """Strength of the augmentation, if `augment` is set."""
 
-    updates: int = 3600
+    updates: PositiveInt = 3600
     """Optimizer steps."""
 
-    batch: int = 8
+    batch: PositiveInt = 8
     """Samples in one optimizer step. Many small steps train better than few large ones."""
 
     imitation: ImitationConfig = ImitationConfig(
@@ -124,21 +124,13 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Compile the policy's blocks by torch.compile: faster on a GPU. The first calls of each
     kind take about 10 s more there, and minutes on a CPU."""
 
-    torch_threads: int = 1
+    torch_threads: PositiveInt = 1
     """Threads for the computation on a CPU."""
 
     seed: int = 0
     """Seed of the initial weights, the order of the samples and the augmentation."""
 
     def __post_init__(self) -> None:
-        for field in ("updates", "batch", "torch_threads"):
-            self.require(getattr(self, field) >= 1, field, "at least 1")
-        for field in ("save_every", "lora_rank"):
-            self.require(
-                getattr(self, field) is None or getattr(self, field) >= 1,
-                field,
-                "at least 1, or none",
-            )
         is_one_choice = self.lora_rank is None or self.adapter_use != "train"
         self.require(
             is_one_choice, "lora_rank", "none with adapter_use train: either trains an adapter"

@@ -12,7 +12,9 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
 
 from vla_rl import engines
 from vla_rl.cli.command_line import Command, Launch
@@ -26,7 +28,7 @@ from vla_rl.learner import ImitationConfig, OptimizerConfig
 from vla_rl.models.language import TinyConfig, tiny
 from vla_rl.models.loading import require_new_folder
 from vla_rl.run.supervised import train_supervised
-from vla_rl.types import Config, Message, derive_seed
+from vla_rl.types import Config, Message, PositiveInt, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.learner import Demonstration
@@ -69,17 +71,17 @@ class SftTextConfig(Config, frozen=True, kw_only=True):
     operators: str = "+-"
     """Operators to draw from."""
 
-    mistakes: float = 0.35
-    """Probability of a mistake in a turn, from 0 to below 1."""
+    mistakes: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.35
+    """Probability of a mistake in a turn."""
 
-    updates: int = 4000
+    updates: PositiveInt = 4000
     """Optimizer steps."""
 
-    batch: int = 8
+    batch: PositiveInt = 8
     """Conversations in one optimizer step; each is used once. Many small steps train better than
     few large ones."""
 
-    print_every: int = 100
+    print_every: PositiveInt = 100
     """Updates between two printed lines with the loss."""
 
     imitation: ImitationConfig = ImitationConfig(
@@ -89,13 +91,8 @@ class SftTextConfig(Config, frozen=True, kw_only=True):
         micro_batch=32,
     )
 
-    torch_threads: int = 1
+    torch_threads: PositiveInt = 1
     """Threads for the computation on a CPU."""
-
-    def __post_init__(self) -> None:
-        self.require(0.0 <= self.mistakes < 1.0, "mistakes", "a probability below 1")
-        for field in ("updates", "batch", "print_every", "torch_threads"):
-            self.require(getattr(self, field) >= 1, field, "at least 1")
 
 
 def make_conversation(config: SftTextConfig, number: int) -> tuple[Message, ...]:

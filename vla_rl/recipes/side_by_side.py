@@ -14,7 +14,7 @@ base policy; with `--driving-share 0.3` there is also a driver, by moves without
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -40,7 +40,15 @@ from vla_rl.recipes.grpo_driving import DrivingConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.recipes.suite_training import starting_policy, training_starts as libero_starts
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
-from vla_rl.types import DEFAULT_AGENT, Agent, AgentNames, Trajectory, key_by_member
+from vla_rl.types import (
+    DEFAULT_AGENT,
+    Agent,
+    AgentNames,
+    NonNegativeFloat,
+    PositiveInt,
+    Trajectory,
+    key_by_member,
+)
 
 if TYPE_CHECKING:
     from vla_rl.team.members import Team
@@ -55,7 +63,7 @@ class SideBySideConfig(MixedTrainingConfig, frozen=True, kw_only=True):
     """Reinforcement learning of a robot, a language agent and a driver, in one run."""
 
     run: RunConfig = RunConfig(name="side_by_side", updates=24, checkpoint_every=12)
-    group_size: int = 8
+    group_size: PositiveInt = 8
     reward: RewardConfig = RewardConfig(function=REWARD)
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=16, max_staleness=1)
     simulators: SimulatorConfig = SimulatorConfig(num_envs=4)
@@ -97,28 +105,22 @@ class SideBySideConfig(MixedTrainingConfig, frozen=True, kw_only=True):
     num_digits: int = 1
     """Digits of each number in a sum."""
 
-    robot_share: float = 0.5
-    """Share of the groups that are the robot's, above 0 and below 1."""
+    robot_share: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.5
+    """Share of the groups that are the robot's."""
 
-    driving_share: float = 0.0
+    driving_share: NonNegativeFloat = 0.0
     """Share of the groups that are the driver's. 0: no driver."""
 
-    num_starts: int = 4096
+    num_starts: Annotated[int, msgspec.Meta(ge=3)] = 4096
     """Number of starts in an epoch, of all kinds together."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(
-            0.0 < self.robot_share < 1.0,
-            "robot_share",
-            "between 0 and 1, so that both kinds are run",
-        )
-        self.require(
-            0.0 <= self.driving_share < 1.0 - self.robot_share,
+            self.driving_share < 1.0 - self.robot_share,
             "driving_share",
-            "at least 0, and less than what robot_share leaves, so that all kinds are run",
+            "less than what robot_share leaves, so that all kinds are run",
         )
-        self.require(self.num_starts >= 3, "num_starts", "at least 3, one of each kind")
 
     def unused_options(self) -> Mapping[str, str]:
         """Return the optimizers of policies that do not take part."""

@@ -10,6 +10,9 @@ held-out scenes are driven, and every sub-score is printed.
 import sys
 from collections.abc import Mapping
 from functools import partial
+from typing import Annotated
+
+import msgspec
 
 from vla_rl.algorithms import AdvantageConfig, EmbeddingConfig, SrpoConfig
 from vla_rl.algorithms.losses import PolicyLossConfig
@@ -24,7 +27,7 @@ from vla_rl.pipelines.nodes.rewards import RewardConfig
 from vla_rl.recipes.driving_training import BY_GROUP_MEAN, ROUTE_BASE, HeldOutScenesConfig, main
 from vla_rl.recipes.grpo_driving import DrivingConfig
 from vla_rl.rollout import SchedulerConfig
-from vla_rl.types import EnvSpec
+from vla_rl.types import EnvSpec, PositiveFloat, PositiveInt
 
 
 class SrpoDrivingConfig(DrivingConfig, frozen=True, kw_only=True):
@@ -42,11 +45,11 @@ class SrpoDrivingConfig(DrivingConfig, frozen=True, kw_only=True):
     embedding: EmbeddingConfig = EmbeddingConfig(num_frames=1)
     srpo: SrpoConfig = SrpoConfig(references="group", alpha=0.3)
 
-    success_score: float = 0.85
-    """Least total of the score that makes a plan a success, above 0 and at most 1."""
+    success_score: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.85
+    """Least total of the score that makes a plan a success."""
 
-    group_size: int = 8
-    temperature: float = 0.7
+    group_size: PositiveInt = 8
+    temperature: PositiveFloat = 0.7
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=32, max_staleness=1)
     learner: LearnerConfig = LearnerConfig(
         optimizer=OptimizerConfig(lr=3e-4, warmup_steps=10, decay_steps=100),
@@ -55,13 +58,9 @@ class SrpoDrivingConfig(DrivingConfig, frozen=True, kw_only=True):
     )
     version: Version = "pdms_v1"
     action: PlanAction = "along_route"
-    route_points: int = ROUTE_POINTS
+    route_points: Annotated[int, msgspec.Meta(ge=0, le=ROUTE_POINTS)] = ROUTE_POINTS
     policy: str = str(ROUTE_BASE)
     held_out: HeldOutScenesConfig = HeldOutScenesConfig(by_mean=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(0.0 < self.success_score <= 1.0, "success_score", "above 0 and at most 1")
 
     def unused_options(self) -> Mapping[str, str]:
         """Return the options of rewards that are scores, if SRPO makes its own."""

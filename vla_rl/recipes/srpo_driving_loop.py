@@ -11,7 +11,9 @@ import asyncio
 import os
 import sys
 from functools import partial
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 from vla_rl.algorithms import EmbeddingConfig
 from vla_rl.algorithms.losses import PolicyLossConfig
@@ -38,7 +40,7 @@ from vla_rl.recipes.driving_training import (
     train_driver,
 )
 from vla_rl.rollout import SchedulerConfig, TaskStart
-from vla_rl.types import EnvSpec, EpisodeSpec, derive_seed
+from vla_rl.types import EnvSpec, EpisodeSpec, PositiveFloat, PositiveInt, derive_seed
 
 CLOSED_LOOP: Final = "vla_rl/driving_waypoints-v0"
 KINDS: Final = tuple(LAYOUTS)
@@ -53,9 +55,9 @@ class SrpoDrivingLoopConfig(EmbodiedConfig, frozen=True, kw_only=True):
         name="srpo_driving_loop", updates=40, checkpoint_every=20, videos_every=40
     )
     pipeline: str = "embodied_srpo"
-    group_size: int = 8
-    temperature: float = 0.7
-    """Sampling temperature for rollout and training, above 0. Held-out drives are greedy."""
+    group_size: PositiveInt = 8
+    temperature: PositiveFloat = 0.7
+    """Sampling temperature for rollout and training. Held-out drives are greedy."""
 
     filter: FilterConfig = FilterConfig(accuracy_bounds=(0.0, 0.99))
     embedding: EmbeddingConfig = EmbeddingConfig()
@@ -70,15 +72,15 @@ class SrpoDrivingLoopConfig(EmbodiedConfig, frozen=True, kw_only=True):
     kinds: tuple[str, ...] = KINDS
     """Layouts of roads, each of them a task."""
 
-    scenes: int = 200
+    scenes: PositiveInt = 200
     """Training scenes of each layout, from number 0 on."""
 
     action: PlanAction = "along_route"
     """Meaning of the policy's 8 rows of 3 numbers: `along_route`, as the shipped policy was trained,
     `moves` from waypoint to waypoint, or `profiles`."""
 
-    route_points: int = ROUTE_POINTS
-    """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10. The
+    route_points: Annotated[int, msgspec.Meta(ge=0, le=ROUTE_POINTS)] = ROUTE_POINTS
+    """Points of the route, every 5 m ahead, that the policy reads with the car's state. The
     shipped policy reads ten."""
 
     policy: str = str(ROUTE_BASE)
@@ -92,10 +94,6 @@ class SrpoDrivingLoopConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.scenes >= 1, "scenes", "at least 1")
-        self.require(
-            0 <= self.route_points <= ROUTE_POINTS, "route_points", f"0 to {ROUTE_POINTS} points"
-        )
         self.require(
             len(self.kinds) > 0 and set(self.kinds) <= set(KINDS),
             "kinds",

@@ -32,7 +32,7 @@ from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes import suite_training
 from vla_rl.recipes.suite_training import HeldOutStarts, SuiteTrainingConfig
 from vla_rl.rollout import SchedulerConfig
-from vla_rl.types import EnvSpec
+from vla_rl.types import EnvSpec, PositiveFloat, PositiveInt
 
 BASE_POLICY_STEP_LIMIT: Final = 160
 """Control steps. Only 2 of 212 greedy successes of the trained base policy took longer:
@@ -62,8 +62,8 @@ class SrpoLiberoConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
     """Suites, such as libero_goal, or some of a suite's tasks by LIBERO's numbers, such as
     libero_goal/0-3,7."""
 
-    group_size: int = 8
-    temperature: float = 0.3
+    group_size: PositiveInt = 8
+    temperature: PositiveFloat = 0.3
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=4, max_staleness=1)
     # With a constant learning rate, and steps of four episodes instead of eight, a task that was
     # nearly solved lost a quarter of its held-out starts in the last updates (docs/results.md).

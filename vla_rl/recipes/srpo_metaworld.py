@@ -20,6 +20,7 @@ from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.suite_training import HeldOutStarts, SuiteTrainingConfig, main
 from vla_rl.rollout import SchedulerConfig
+from vla_rl.types import PositiveFloat, PositiveInt
 
 
 class SrpoMetaworldConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
@@ -33,8 +34,8 @@ class SrpoMetaworldConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
     """Suites, such as metaworld_mt10, or some of a suite's tasks by name or number, such as
     metaworld_mt50/drawer-open,3."""
 
-    group_size: int = 8
-    temperature: float = 0.3
+    group_size: PositiveInt = 8
+    temperature: PositiveFloat = 0.3
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=4, max_staleness=1)
     # Of 60 held-out episodes, 20 succeeded before; after 8 updates, 18 with LIBERO's 3e-4 and 28 with
     # 1e-4.

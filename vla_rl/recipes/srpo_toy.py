@@ -28,7 +28,7 @@ from vla_rl.models import openvla_oft
 from vla_rl.models.openvla_oft import tiny
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart
-from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
+from vla_rl.types import EnvSpec, EpisodeSpec, PositiveFloat, PositiveInt, Sampling, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.models.openvla_oft import OpenVlaOft
@@ -73,8 +73,8 @@ class SrpoToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
     run: RunConfig = RunConfig(name="srpo_toy", updates=24, checkpoint_every=8, videos_every=12)
     pipeline: str = "embodied_srpo"
-    group_size: int = 8
-    temperature: float = 1.0
+    group_size: PositiveInt = 8
+    temperature: PositiveFloat = 1.0
     embedding: EmbeddingConfig = EmbeddingConfig(encoder="state")
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=4, max_staleness=1)
     learner: LearnerConfig = LearnerConfig(

@@ -9,7 +9,9 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
+
+import msgspec
 
 from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.cli.launch import launch
@@ -43,7 +45,7 @@ from vla_rl.models.loading import (
 )
 from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.rollout import TaskStart
-from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
+from vla_rl.types import EnvSpec, EpisodeSpec, PositiveFloat, PositiveInt, Sampling, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.models.loading import VlaPolicy
@@ -85,15 +87,15 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     benchmark: ClassVar[Benchmark]
     """The benchmark of the tasks."""
 
-    temperature: float = 1.0
-    """Sampling temperature for rollout and training, above 0. Higher explores further from the
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature for rollout and training. Higher explores further from the
     greedy action, which evaluation uses."""
 
     tasks: tuple[str, ...]
     """Suites of the benchmark, or some of a suite's tasks by its numbers, such as
     libero_goal/0-3,7."""
 
-    train_init_states: int = 40
+    train_init_states: Annotated[int, msgspec.Meta(ge=1, le=MAX_TRAINED)] = 40
     """Number of starts of each task to train on, from the first on; the rest stay unseen. Starts
     are the task's fixed ones, and beyond them drawn ones."""
 
@@ -111,7 +113,7 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from."""
 
     policy_format: CheckpointFormat = CheckpointFormat()
-    lora_rank: int | None = None
+    lora_rank: PositiveInt | None = None
     """Rank of new LoRA adapters that are trained instead of the weights, such as 32. None: no new
     adapters."""
 
@@ -140,9 +142,6 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(
-            self.lora_rank is None or self.lora_rank >= 1, "lora_rank", "at least 1, or none"
-        )
         is_one_choice = self.lora_rank is None or self.policy_format.adapter_use != "train"
         self.require(
             is_one_choice,
@@ -156,14 +155,6 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
                 "tasks",
                 f"tasks of {describe_suites(self.benchmark, task.suite)}",
             )
-        self.require(
-            0 < self.train_init_states <= MAX_TRAINED,
-            "train_init_states",
-            f"1 to {MAX_TRAINED} starts",
-        )
-        for part in (self, self.held_out):
-            least = part.step_limit is None or part.step_limit >= 1
-            part.require(least, "step_limit", "at least 1 control step, or none")
         held_out_episodes(self)
         choosing_episodes(self)
 

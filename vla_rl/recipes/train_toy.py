@@ -11,9 +11,10 @@ import itertools
 import sys
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import gymnasium
+import msgspec
 import numpy as np
 from gymnasium import spaces
 
@@ -28,7 +29,7 @@ from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.learner import CriticConfig, LearnerConfig, OptimizerConfig
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart
-from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
+from vla_rl.types import EnvSpec, EpisodeSpec, NonNegativeInt, PositiveInt, Sampling, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.models.mlp import MlpPolicy
@@ -43,17 +44,11 @@ class HeldOutSeeds(HeldOutSchedule, frozen=True, kw_only=True):
     updates if wanted, from seeds that are never trained on. Success has to be known.
     """
 
-    starts: int = 0
+    starts: NonNegativeInt = 0
     """Number of different seeds that are reported. 0: no held-out episodes."""
 
-    choose_starts: int | None = None
+    choose_starts: PositiveInt | None = None
     """Number of other seeds that choose the best checkpoint, with `every`. None: as many."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.starts >= 0, "starts", "at least 0")
-        is_possible = self.choose_starts is None or self.choose_starts >= 1
-        self.require(is_possible, "choose_starts", "at least 1, or none")
 
     def unused_options(self) -> Mapping[str, str]:
         """Return all other options if there are no held-out episodes, else those of the
@@ -70,7 +65,7 @@ class TrainToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
     run: RunConfig = RunConfig(name="train_toy", updates=30, checkpoint_every=10, videos_every=30)
     pipeline: str = "grpo"
-    group_size: int = 8
+    group_size: PositiveInt = 8
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=4, max_staleness=1)
     learner: LearnerConfig = LearnerConfig(
         optimizer=OptimizerConfig(lr=3e-3, warmup_steps=0),
@@ -89,20 +84,20 @@ class TrainToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
     env_id: str = "CartPole-v1"
     """Gymnasium id of the environment, or vla_rl/toy_reach-v0."""
 
-    step_limit: int = 200
+    step_limit: PositiveInt = 200
     """Control steps after which an episode is truncated."""
 
-    num_starts: int = 64
+    num_starts: PositiveInt = 64
     """Number of different seeds that episodes start from."""
 
-    chunk_size: int = 1
+    chunk_size: PositiveInt = 1
     """Control steps in one decision; they run open loop."""
 
-    num_bins: int = 11
-    """Values (at least 2) that each dimension of a continuous action can take. Discrete actions
+    num_bins: Annotated[int, msgspec.Meta(ge=2)] = 11
+    """Values that each dimension of a continuous action can take. Discrete actions
     ignore it."""
 
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: Annotated[tuple[PositiveInt, ...], msgspec.Meta(min_length=1)] = (64, 64)
     """Widths of the policy's hidden layers."""
 
     reward_scale: float = 0.01
@@ -121,9 +116,6 @@ class TrainToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
             "starts",
             "0, or --success-return beside it: the success of an episode is unknown",
         )
-        for field in ("step_limit", "num_starts", "chunk_size"):
-            self.require(getattr(self, field) >= 1, field, "at least 1")
-        self.require(self.num_bins >= 2, "num_bins", "at least 2")
 
 
 def env_spec(config: TrainToyConfig) -> EnvSpec:

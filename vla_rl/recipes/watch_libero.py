@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -54,7 +55,15 @@ from vla_rl.evaluation.suites import Suite, list_suite_tasks, require_for_libero
 from vla_rl.models.loading import SHIPPED, CheckpointConfig, CheckpointFormat, load_policy
 from vla_rl.reporting.videos import encode_mp4
 from vla_rl.rollout import ActionEngine, embodied_agent
-from vla_rl.types import ActionChunk, EpisodeSpec, Observation, Sampling, Trajectory, derive_seed
+from vla_rl.types import (
+    ActionChunk,
+    EpisodeSpec,
+    Observation,
+    PositiveInt,
+    Sampling,
+    Trajectory,
+    derive_seed,
+)
 from vla_rl.util.values import plain_console
 
 
@@ -72,10 +81,10 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
     checkpoint, or shipped: the base policy of this package that was trained on the assets in
     use."""
 
-    episodes: int = 1
+    episodes: PositiveInt = 1
     """Number of episodes of each task."""
 
-    init_states: tuple[int, ...] = (0,)
+    init_states: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)] = (0,)
     """Initial states to start from, in turn."""
 
     video: Path | None = None
@@ -98,8 +107,6 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Seed of random and sampled actions."""
 
     def __post_init__(self) -> None:
-        self.require(self.episodes >= 1, "episodes", "at least 1")
-        self.require(len(self.init_states) > 0, "init_states", "at least one initial state")
         self.require(
             self.video is None or self.video.suffix == ".mp4", "video", "a file that ends in .mp4"
         )

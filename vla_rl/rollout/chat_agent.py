@@ -31,6 +31,8 @@ from vla_rl.types import (
     LanguagePolicies,
     LanguagePolicy,
     Message,
+    PositiveFloat,
+    PositiveInt,
     ReplyOptions,
     Step,
     StopReason,
@@ -77,42 +79,27 @@ T = TypeVar("T")
 class ChatLimits(Config, frozen=True, kw_only=True):
     """Limits at which a conversation is cut off."""
 
-    max_turns: int = 16
-    """Most replies in an episode, of all agents together; >= 1."""
+    max_turns: PositiveInt = 16
+    """Most replies in an episode, of all agents together."""
 
-    max_tokens: int | None = None
+    max_tokens: PositiveInt | None = None
     """Most tokens of all replies of an episode together; the last reply is cut short. None: no
     limit."""
 
-    max_reply: int | None = None
+    max_reply: PositiveInt | None = None
     """Most tokens of one reply; None: the engine's own limit."""
 
-    reset_timeout_s: float = 120.0
+    reset_timeout_s: PositiveFloat = 120.0
     """Most seconds for the environment to reset. There is nothing to train on yet, so exceeding it
     raises an EnvError."""
 
-    reply_timeout_s: float | None = None
+    reply_timeout_s: PositiveFloat | None = None
     """Most seconds for one reply, with its wait for a place in the batch. If exceeded, the episode
     ends with the turns before it. None: no limit."""
 
-    step_timeout_s: float | None = 120.0
+    step_timeout_s: PositiveFloat | None = 120.0
     """Most seconds for the environment to answer a reply: tools, scorers. If exceeded, the episode
     ends and that turn's reward is 0. None: no limit."""
-
-    def __post_init__(self) -> None:
-        self.require(self.max_turns >= 1, "max_turns", "at least 1 turn")
-        self.require(
-            self.max_tokens is None or self.max_tokens >= 1,
-            "max_tokens",
-            "at least 1 token, or none",
-        )
-        self.require(
-            self.max_reply is None or self.max_reply >= 1, "max_reply", "at least 1 token, or none"
-        )
-        self.require(self.reset_timeout_s > 0, "reset_timeout_s", "above 0 seconds")
-        for field in ("reply_timeout_s", "step_timeout_s"):
-            value = getattr(self, field)
-            self.require(value is None or value > 0, field, "above 0 seconds, or none")
 
 
 async def chat_agent(

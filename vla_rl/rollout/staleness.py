@@ -23,17 +23,17 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from vla_rl.errors import ConfigError
-from vla_rl.types import Config, Group
+from vla_rl.types import Config, Group, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 class SchedulerConfig(Config, frozen=True, kw_only=True):
     """Settings for the groups of an update, the staleness of episodes, and lost episodes."""
 
-    groups_per_update: int
-    """Groups that each update trains on; >= 1."""
+    groups_per_update: PositiveInt
+    """Groups that each update trains on."""
 
-    max_staleness: int = 1
-    """Most updates between the dispatch of a group and its training; >= 0. 0 is synchronous
+    max_staleness: NonNegativeInt = 1
+    """Most updates between the dispatch of a group and its training. 0 is synchronous
     training."""
 
     max_outstanding_groups: int | None = None
@@ -44,34 +44,19 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     """Hand groups over in order of `group_id`, so that a run can be repeated exactly. Needs
     `max_staleness=0`, and an engine whose answers do not depend on their batch."""
 
-    max_attempts: int = 3
+    max_attempts: PositiveInt = 3
     """Times an episode is started, at most. If the last attempt too is lost to a dead or frozen
     process, the run fails. Losses of whole hosts do not count."""
 
-    episode_timeout_s: float | None = None
+    episode_timeout_s: PositiveFloat | None = None
     """Most seconds from the lease of an environment to the end of its episode; an episode that
     takes longer counts as lost. None: no limit."""
 
-    max_filtered_in_a_row: int | None = 1000
+    max_filtered_in_a_row: PositiveInt | None = 1000
     """Groups filtered in a row, with none kept, after which the run fails instead of continuing for
     ever. None: never."""
 
     def __post_init__(self) -> None:
-        self.require(self.groups_per_update >= 1, "groups_per_update", ">= 1 group")
-        self.require(
-            self.max_staleness >= 0, "max_staleness", ">= 0 updates; 0 is synchronous training"
-        )
-        self.require(self.max_attempts >= 1, "max_attempts", ">= 1")
-        self.require(
-            self.episode_timeout_s is None or self.episode_timeout_s > 0,
-            "episode_timeout_s",
-            "> 0 s or none",
-        )
-        self.require(
-            self.max_filtered_in_a_row is None or self.max_filtered_in_a_row >= 1,
-            "max_filtered_in_a_row",
-            ">= 1",
-        )
         if self.deterministic and self.max_staleness > 0:
             raise ConfigError(
                 f"deterministic=True with max_staleness={self.max_staleness}: the weights that act "

@@ -30,7 +30,7 @@ from vla_rl.sandbox.protocol import (
     frame,
 )
 from vla_rl.sandbox.runner_process import CallRunnerProcess
-from vla_rl.types import Config
+from vla_rl.types import Config, PositiveFloat, PositiveInt
 from vla_rl.util.imports import import_path
 from vla_rl.util.processes import inherited_environment
 from vla_rl.util.stalls import waiting
@@ -52,7 +52,7 @@ _INHERITED: Final = (
 class SandboxConfig(Config, frozen=True, kw_only=True):
     """The processes that run the tools and scorers of text environments."""
 
-    max_calls: int = 16
+    max_calls: PositiveInt = 16
     """Most calls that run at the same time. Further calls wait; their own time limit has not
     started then."""
 
@@ -60,7 +60,7 @@ class SandboxConfig(Config, frozen=True, kw_only=True):
     """Environment variables of the processes, besides PATH, HOME and the like. No others are
     inherited, so that keys and tokens in this process's environment stay private."""
 
-    keeper_grace_s: float = 30.0
+    keeper_grace_s: PositiveFloat = 30.0
     """Most seconds after a call's own `timeout_s` in which the call runner has to report its end. A
     call runner that takes longer is stuck: it is killed with all its calls, and the next call
     starts another."""
@@ -71,11 +71,9 @@ class SandboxConfig(Config, frozen=True, kw_only=True):
     write outside of their folders."""
 
     def __post_init__(self) -> None:
-        self.require(self.max_calls >= 1, "max_calls", ">= 1")
         self.require(
             ALL_MEANS.issuperset(self.without), "without", f"only {', '.join(sorted(ALL_MEANS))}"
         )
-        self.require(self.keeper_grace_s > 0, "keeper_grace_s", "> 0 seconds")
 
 
 RETRIES_AFTER_S: Final = (0.1, 0.2, 0.4, 0.8)

@@ -25,7 +25,16 @@ if TYPE_CHECKING:
         list_agents as list_agents,
         split_by_agent as split_by_agent,
     )
-    from vla_rl.types.config import Config as Config, ExplainsFields as ExplainsFields
+    from vla_rl.types.config import (
+        FINITE as FINITE,
+        Config as Config,
+        ExplainsFields as ExplainsFields,
+        NonNegativeFloat as NonNegativeFloat,
+        NonNegativeInt as NonNegativeInt,
+        PositiveFloat as PositiveFloat,
+        PositiveInt as PositiveInt,
+        Share as Share,
+    )
     from vla_rl.types.episode import (
         EnvSpec as EnvSpec,
         EpisodeSpec as EpisodeSpec,

@@ -5,13 +5,17 @@ Classes that users build by keyword report a wrong one with the class, the neare
 
 import difflib
 import functools
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType, NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
+    Annotated,
     Any,
     ClassVar,
+    Final,
     Literal,
+    TypeAlias,
     Union,
     get_args,
     get_origin,
@@ -22,6 +26,17 @@ import msgspec
 
 from vla_rl.errors import ConfigError
 from vla_rl.util.values import make_fields_plain
+
+# pydantic's names, which most readers know
+PositiveInt: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+NonNegativeInt: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+PositiveFloat: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
+NonNegativeFloat: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+
+Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+FINITE: Final = sys.float_info.max
+"""Upper bound of a number that may not be infinite, because msgspec takes no infinite bound."""
 
 
 class ExplainsFields(msgspec.StructMeta):
@@ -66,11 +81,12 @@ class Config(
 ):
     """A configuration, which cannot be changed after it is built.
 
-    Subclasses repeat `frozen=True, kw_only=True` (msgspec does not inherit the second) and check
-    their values in `__post_init__` with `require`.
+    Subclasses repeat `frozen=True, kw_only=True` (msgspec does not inherit the second). The type of
+    a field declares its range, `updates: PositiveInt` or `Annotated[int, msgspec.Meta(ge=2)]`, which
+    the help shows; what depends on several fields is checked in `__post_init__` with `require`.
 
-    The type of every field, and the values of a `Literal`, are checked before `__post_init__`.
-    NumPy's numbers become Python's own before that.
+    The type and range of every field, and the values of a `Literal`, are checked before
+    `__post_init__`. NumPy's numbers become Python's own before that.
 
     A string under each field documents it; the command line shows that string as the option's help.
     """
@@ -118,19 +134,31 @@ class Config(
 
     def _require_types(self) -> None:
         make_fields_plain(self)
-        for field, hint, choices in _get_types(type(self)):
-            value: Any = getattr(self, field)
-            if choices and value not in choices:
-                near = difflib.get_close_matches(
-                    str(value), [each for each in choices if isinstance(each, str)], n=1
-                )
-                nearest = f"; did you mean {near[0]!r}?" if near else ""
-                self.require(False, field, f"one of {', '.join(map(repr, choices))}{nearest}")
-            if not choices and not _fits_type(value, hint):
-                shown = f"a {type(value).__name__}" if isinstance(value, Config) else repr(value)
-                raise ConfigError(
-                    f"{type(self).__name__}.{field} is {shown}, expected {_describe_type(hint)}"
-                )
+        # msgspec checks types and ranges when it converts alone: a class that is called checks none
+        for field in self.__struct_fields__:
+            if problem := explain_refusal(type(self), field, getattr(self, field)):
+                raise ConfigError(problem)
+
+
+def explain_refusal(config: type[Config], field: str, value: Any) -> str | None:
+    """Explain why a field does not take a value by its type and range; None if it takes it."""
+    types = _get_types(config)
+    if field not in types:
+        return None
+    hint, ranged, choices = types[field]
+    if choices:
+        expected = f"one of {', '.join(map(repr, choices))}"
+        named = [each for each in choices if isinstance(each, str)]
+        if value in choices:
+            return None
+        if near := difflib.get_close_matches(str(value), named, n=1):
+            expected += f"; did you mean {near[0]!r}?"
+    elif not _fits_type(value, hint):
+        expected = _describe_type(hint)
+    elif not (expected := describe_range(ranged)) or _fits_type(value, ranged):
+        return None
+    shown = f"a {type(value).__name__}" if isinstance(value, Config) else repr(value)
+    return f"{config.__name__}.{field} is {shown}, expected {expected}"
 
 
 def _fits_type(value: Any, hint: Any) -> bool:
@@ -172,16 +200,45 @@ def _describe_type(hint: Any) -> str:
     )
 
 
+_BOUNDS: Final = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
 @functools.cache
-def _get_types(config: type[Config]) -> tuple[tuple[str, Any, tuple[Any, ...]], ...]:
-    """Return each field with its type and, if it allows a few values only, those values."""
+def describe_range(hint: Any) -> str:
+    """Return the range that a type declares: `at least 1, or none`; empty if it declares none."""
+    members = get_args(hint)
+    if get_origin(hint) is Annotated:
+        bounds = (bound for meta in hint.__metadata__ for bound in _list_bounds(meta))
+        return " and ".join(filter(None, (*bounds, describe_range(members[0]))))
+    if get_origin(hint) is tuple:
+        inner = describe_range(members[0])
+        return f"each {inner}" if inner and not inner.startswith("each") else inner
+    if get_origin(hint) in (Union, UnionType) and any(map(describe_range, members)):
+        return ", or ".join(describe_range(member) or _describe_type(member) for member in members)
+    return ""
+
+
+def _list_bounds(meta: Any) -> Iterator[str]:
+    for name, words in _BOUNDS.items():
+        if (bound := getattr(meta, name, None)) is not None:
+            yield "finite" if bound == FINITE else f"{words} {bound}"
+    if getattr(meta, "multiple_of", None) is not None:
+        yield f"a multiple of {meta.multiple_of}"
+    if getattr(meta, "min_length", None) is not None:
+        yield "not empty" if meta.min_length == 1 else f"of length {meta.min_length} or more"
+
+
+@functools.cache
+def _get_types(config: type[Config]) -> Mapping[str, tuple[Any, Any, tuple[Any, ...]]]:
+    """Return each field's type, its type with ranges, and the values of a `Literal`."""
     try:
-        hints = get_type_hints(config)
+        hints, ranged = get_type_hints(config), get_type_hints(config, include_extras=True)
     except NameError:  # a type that only type checkers can import: the fields are not checked then
-        return ()
-    return tuple(
-        (field, hints[field], _list_choices(hints[field])) for field in config.__struct_fields__
-    )
+        return {}
+    return {
+        field: (hints[field], ranged[field], _list_choices(hints[field]))
+        for field in config.__struct_fields__
+    }
 
 
 def _list_choices(hint: Any) -> tuple[Any, ...]:

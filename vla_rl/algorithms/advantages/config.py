@@ -4,7 +4,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from vla_rl.algorithms.advantages.baselines import (
     cpgd_filter,
@@ -25,7 +27,7 @@ from vla_rl.algorithms.advantages.returns import (
 )
 from vla_rl.algorithms.advantages.reward_batch import AdvantageEstimator, Advantages
 from vla_rl.errors import ConfigError
-from vla_rl.types import Config
+from vla_rl.types import Config, Share
 from vla_rl.util.imports import check_choice, choose, is_function_path, load_function
 
 ADVANTAGE_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
@@ -59,12 +61,12 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
     reinforce_plus_plus, reinforce_plus_plus_baseline, gae, marft_gae, or your own function as
     `module:function`."""
 
-    gamma: float | None = None
-    """Discount factor in [0, 1], per control step if the batch has the durations of its steps, else
+    gamma: Share | None = None
+    """Discount factor, per control step if the batch has the durations of its steps, else
     per step."""
 
-    lam: float | None = None
-    """GAE's decay of later errors, in [0, 1]; 1 gives the discounted return minus the value. Lower
+    lam: Share | None = None
+    """GAE's decay of later errors; 1 gives the discounted return minus the value. Lower
     it for less variance and more bias."""
 
     whiten: bool | None = None
@@ -73,9 +75,8 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
     normalise_std: bool | None = None
     """pass_at_k: divide by the group's standard deviation."""
 
-    max_weight: float | None = None
-    """cpgd_filter: largest factor that compensates for groups whose rewards are all equal, at least
-    1."""
+    max_weight: Annotated[float, msgspec.Meta(ge=1)] | None = None
+    """cpgd_filter: largest factor that compensates for groups whose rewards are all equal."""
 
     def __post_init__(self) -> None:
         if not is_function_path(self.name):
@@ -87,9 +88,6 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
                     f"advantage {self.name!r} has no {unknown[0]}; it has: {has}. "
                     "Leave the field out."
                 )
-        self.require(self.gamma is None or 0.0 <= self.gamma <= 1.0, "gamma", "in [0, 1]")
-        self.require(self.lam is None or 0.0 <= self.lam <= 1.0, "lam", "in [0, 1]")
-        self.require(self.max_weight is None or self.max_weight >= 1.0, "max_weight", "at least 1")
 
     @property
     def chosen(self) -> dict[str, Any]:

@@ -10,19 +10,21 @@ ignored.
 import types
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
+
+import msgspec
 
 from vla_rl.algorithms.losses.declaration import DeclaredLoss, Parameter
 from vla_rl.algorithms.losses.policy import LOSSES
 from vla_rl.errors import ConfigError
-from vla_rl.types import Config
+from vla_rl.types import FINITE, Config, PositiveFloat, Share
 from vla_rl.util.imports import check_choice, is_function_path
 
 
 class KlLossConfig(Config, frozen=True, kw_only=True):
     """Penalty on the distance from the reference policy, added to the policy loss."""
 
-    coef: float = 0.0
+    coef: Annotated[float, msgspec.Meta(ge=0, le=FINITE)] = 0.0
     """Weight of the penalty; 0 turns it off, and the reference policy is not computed."""
 
     estimator: str = "k3_plus"
@@ -30,7 +32,6 @@ class KlLossConfig(Config, frozen=True, kw_only=True):
     importance_weighted_k3 for samples of older weights."""
 
     def __post_init__(self) -> None:
-        self.require(0.0 <= self.coef < float("inf"), "coef", "a finite weight >= 0")
         check_choice(
             ("k1", "abs", "k2", "k3", "k3_plus", "importance_weighted_k3"),
             self.estimator,
@@ -45,19 +46,13 @@ class KlLossConfig(Config, frozen=True, kw_only=True):
 class ValueLossConfig(Config, frozen=True, kw_only=True):
     """Settings of the critic's loss."""
 
-    clip: float | None = 0.5
+    clip: PositiveFloat | None = 0.5
     """Maximum change of a value from its old one before the loss is clipped; none turns clipping
     off."""
 
-    huber_delta: float | None = None
+    huber_delta: PositiveFloat | None = None
     """Errors above this count linearly instead of squared (Huber loss); none squares every
     error."""
-
-    def __post_init__(self) -> None:
-        self.require(self.clip is None or self.clip > 0.0, "clip", "above 0, or none")
-        self.require(
-            self.huber_delta is None or self.huber_delta > 0.0, "huber_delta", "above 0, or none"
-        )
 
 
 class CorrectionConfig(Config, frozen=True, kw_only=True):
@@ -71,33 +66,23 @@ class CorrectionConfig(Config, frozen=True, kw_only=True):
     """Weigh losses by min(kappa, truncate_at); kappa is taken for each token, or as the product
     over its sequence. none does not weigh."""
 
-    truncate_at: float = 2.0
-    """Largest weight of `truncate`, above 0."""
+    truncate_at: PositiveFloat = 2.0
+    """Largest weight of `truncate`."""
 
     mask: Literal["none", "token", "sequence", "geometric"] = "none"
     """Drop what has a kappa outside the bounds: single tokens (`token`), or whole sequences by the
     product (`sequence`) or the geometric mean (`geometric`) of their tokens' kappas. none drops
     nothing."""
 
-    mask_low: float | None = None
-    """Lower bound of `mask`, at most 1; none takes 0.5, or 0.99 for `geometric`."""
+    mask_low: Share | None = None
+    """Lower bound of `mask`; none takes 0.5, or 0.99 for `geometric`."""
 
-    mask_high: float | None = None
-    """Upper bound of `mask`, at least 1; none takes 2.0, or 1.01 for `geometric`."""
+    mask_high: Annotated[float, msgspec.Meta(ge=1)] | None = None
+    """Upper bound of `mask`; none takes 2.0, or 1.01 for `geometric`."""
 
-    veto_below: float = 0.0
-    """Drop every sequence that has a token with a kappa below this, in [0, 1); 0 turns it off.
+    veto_below: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
+    """Drop every sequence that has a token with a kappa below this; 0 turns it off.
     Others use 1e-4."""
-
-    def __post_init__(self) -> None:
-        self.require(self.truncate_at > 0.0, "truncate_at", "a weight above 0")
-        low, high = self.bounds
-        if not 0.0 <= low <= 1.0 <= high:
-            raise ConfigError(
-                f"CorrectionConfig keeps ratios in [{low}, {high}], expected 0 <= mask_low <= 1 <= "
-                "mask_high, so that a trainer and an engine that agree lose nothing."
-            )
-        self.require(0.0 <= self.veto_below < 1.0, "veto_below", "in [0, 1)")
 
     def unused_options(self) -> Mapping[str, str]:
         """Return the options of a truncation or mask that is turned off."""

@@ -1,9 +1,11 @@
 """Settings of SRPO's rewards: the rule, its clusters, the encoder of trajectories."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Final
 
-from vla_rl.types import Config
+import msgspec
+
+from vla_rl.types import FINITE, Config, NonNegativeInt, PositiveInt, Share
 from vla_rl.util.imports import check_choice
 
 RULES: Final = ("aligned", "paper", "released")
@@ -24,8 +26,8 @@ class SrpoConfig(Config, frozen=True, kw_only=True):
     update, as in the paper. `group`: those of its own group, for tasks whose starts show different
     places; a group without a success gets rewards of 0."""
 
-    alpha: float = 0.8
-    """Weight of a failure's progress for `paper` and `aligned`, in [0, 1]; 0 gives the plain
+    alpha: Share = 0.8
+    """Weight of a failure's progress for `paper` and `aligned`; 0 gives the plain
     success reward."""
 
     clusters: str = "k_distance"
@@ -33,11 +35,11 @@ class SrpoConfig(Config, frozen=True, kw_only=True):
     computed from the data. `hdbscan`: clusters of any density; needs dozens of successes per
     task."""
 
-    radius_scale: float = 1.5
+    radius_scale: Annotated[float, msgspec.Meta(gt=0, le=FINITE)] = 1.5
     """Radius of `k_distance`, in multiples of the median distance between neighbouring successes; >
     0."""
 
-    carry_over: int = 16
+    carry_over: NonNegativeInt = 16
     """Number of the newest successes kept per task as references for updates in which the task is
     not solved; 0 keeps none."""
 
@@ -45,9 +47,6 @@ class SrpoConfig(Config, frozen=True, kw_only=True):
         check_choice(RULES, self.rule, "SrpoConfig.rule")
         check_choice(REFERENCES, self.references, "SrpoConfig.references")
         check_choice(CLUSTERINGS, self.clusters, "SrpoConfig.clusters")
-        self.require(0.0 <= self.alpha <= 1.0, "alpha", "a weight in [0, 1]")
-        self.require(0.0 < self.radius_scale < float("inf"), "radius_scale", "a finite factor > 0")
-        self.require(self.carry_over >= 0, "carry_over", "at least 0 successes a task")
 
     def unused_options(self) -> Mapping[str, str]:
         """Return the options of other rules and references."""
@@ -78,15 +77,15 @@ class VJepa2Config(Config, frozen=True, kw_only=True):
     """Checkpoint folder, or name on the Hugging Face hub, such as `facebook/vjepa2-vitg-fpc64-384`.
     Only safetensors files are read, and no code of the checkpoint is run."""
 
-    num_frames: int = 64
+    num_frames: Annotated[int, msgspec.Meta(ge=2, multiple_of=2)] = 64
     """Number of frames that the model sees of each trajectory, first and last included; a multiple
     of its tubelet length of 2."""
 
-    image_size: int = 384
+    image_size: Annotated[int, msgspec.Meta(ge=16)] = 384
     """Side of the square that the model sees, in pixels. The image's short side is resized to
     256/224 of it, then the centre is cropped."""
 
-    num_moments: int = 1
+    num_moments: PositiveInt = 1
     """Number of time segments embedded per trajectory, a divisor of num_frames / 2. 1 embeds the
     mean over all tokens, as in the paper; the rule `aligned` needs more, each the mean over an
     equal stretch of time."""
@@ -100,7 +99,7 @@ class VJepa2Config(Config, frozen=True, kw_only=True):
     """Data type of weights and activations: bfloat16, float16 or float32. The mean over tokens is
     computed in float32."""
 
-    videos_per_batch: int = 1
+    videos_per_batch: PositiveInt = 1
     """Videos embedded at the same time. Raise it for speed, lower it for memory; 64 frames at 384
     px are 18432 tokens."""
 
@@ -111,13 +110,7 @@ class VJepa2Config(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_choice(PRECISIONS, self.precision, "VJepa2Config.precision")
         check_choice(SHORT_VIDEOS, self.short_videos, "VJepa2Config.short_videos")
-        self.require(
-            self.num_frames >= 2 and self.num_frames % 2 == 0,
-            "num_frames",
-            "an even number of frames",
-        )
-        self.require(self.image_size >= 16, "image_size", "at least one patch of 16 pixels")
-        divides = self.num_moments >= 1 and (self.num_frames // 2) % self.num_moments == 0
+        divides = (self.num_frames // 2) % self.num_moments == 0
         self.require(
             divides, "num_moments", f"a divisor of {self.num_frames // 2}, the tubelets of a video"
         )
@@ -129,7 +122,6 @@ class VJepa2Config(Config, frozen=True, kw_only=True):
             "short_videos",
             "'stretched' with several moments, which are in the order of time",
         )
-        self.require(self.videos_per_batch >= 1, "videos_per_batch", "at least one video")
 
 
 class EmbeddingConfig(Config, frozen=True, kw_only=True):
@@ -140,12 +132,12 @@ class EmbeddingConfig(Config, frozen=True, kw_only=True):
     state vector, unchanged. `policy`: the policy's own vision tower, as it was at the start of the
     run. `vjepa2`: V-JEPA 2."""
 
-    num_frames: int = 16
+    num_frames: PositiveInt = 16
     """Number of moments that `pixels`, `state` and `policy` take from each trajectory, evenly
-    spaced, the last observation included; >= 1."""
+    spaced, the last observation included."""
 
-    image_size: int = 16
-    """Height and width to which `pixels` averages the image down; >= 1."""
+    image_size: PositiveInt = 16
+    """Height and width to which `pixels` averages the image down."""
 
     image_key: str = "image"
     """Observation key of the uint8 [H, W, 3] image. Frames kept between two decisions must come
@@ -159,8 +151,6 @@ class EmbeddingConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_choice(ENCODERS, self.encoder, "EmbeddingConfig.encoder")
-        self.require(self.num_frames >= 1, "num_frames", "at least one moment")
-        self.require(self.image_size >= 1, "image_size", "at least one pixel")
         has_folder = self.encoder != "vjepa2" or bool(self.vjepa2.folder)
         self.require(
             has_folder, "encoder", "embedding.vjepa2.folder to name a V-JEPA 2 checkpoint as well"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from vla_rl.reporting.machine import GpuMemory, gpu_memory
-from vla_rl.types import Config
+from vla_rl.types import Config, PositiveFloat, PositiveInt
 from vla_rl.util.processes import make_memory_file
 from vla_rl.util.rlimits import DESCRIPTORS_OF_A_PROCESS, OTHER_DESCRIPTORS
 
@@ -56,13 +56,13 @@ class Machine(Config, frozen=True, kw_only=True):
     """Size in GiB up to which the policy is loaded and asked for actions. Larger ones are looked at
     by their files alone; raise it to load them, which takes longer than 20 s."""
 
-    num_envs: int = 16
+    num_envs: PositiveInt = 16
     """Simulators that will run at the same time."""
 
     root: str = "runs"
     """Parent folder of run directories."""
 
-    keep_checkpoints: int = 2
+    keep_checkpoints: PositiveInt = 2
     """Checkpoints that a run keeps."""
 
     checkpoint_bytes: int | None = None
@@ -77,13 +77,8 @@ class Machine(Config, frozen=True, kw_only=True):
     hundreds. Containers have 64 MiB unless told otherwise. 0 for one learner process without
     vLLM."""
 
-    seconds: float = 20.0
+    seconds: PositiveFloat = 20.0
     """Time limit of all checks together."""
-
-    def __post_init__(self) -> None:
-        self.require(self.num_envs >= 1, "num_envs", "at least 1 simulator")
-        self.require(self.keep_checkpoints >= 1, "keep_checkpoints", "at least 1")
-        self.require(self.seconds > 0.0, "seconds", "above 0")
 
 
 def not_finished(what: str, seconds: float) -> CheckResult:

@@ -27,7 +27,7 @@ from vla_rl.endpoint.verifiers.rollouts import (
 )
 from vla_rl.errors import ConfigError, DataError, EnvError
 from vla_rl.rollout import TaskStart
-from vla_rl.types import Config, EnvSpec, EpisodeSpec
+from vla_rl.types import Config, EnvSpec, EpisodeSpec, PositiveFloat, PositiveInt
 from vla_rl.util.stalls import waiting
 
 
@@ -108,7 +108,7 @@ class VerifiersConfig(Config, frozen=True, kw_only=True):
     `{"taskset": {...}, "agent":
     {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}}`."""
 
-    max_rows: int | None = None
+    max_rows: PositiveInt | None = None
     """Use only this many rows of the data set, the first ones. None: all. Required for a taskset
     without end."""
 
@@ -119,19 +119,14 @@ class VerifiersConfig(Config, frozen=True, kw_only=True):
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     """Environment variables of the process, such as the keys that its judges need."""
 
-    num_envs: int = 64
+    num_envs: PositiveInt = 64
     """Rollouts that run at the same time."""
 
     success_at: float = 1.0
     """Smallest reward that counts as success."""
 
-    start_timeout_s: float = 600.0
+    start_timeout_s: PositiveFloat = 600.0
     """Most seconds for importing verifiers and loading the environment with its data set."""
-
-    def __post_init__(self) -> None:
-        self.require(self.num_envs >= 1, "num_envs", ">= 1")
-        self.require(self.max_rows is None or self.max_rows >= 1, "max_rows", ">= 1, or none")
-        self.require(self.start_timeout_s > 0, "start_timeout_s", "> 0 seconds")
 
 
 class VerifiersPool:

@@ -34,6 +34,7 @@ from vla_rl.types import (
     EnvSpec,
     EpisodeSpec,
     Message,
+    PositiveInt,
     TextOutcome,
     TextStart,
     ToolSpec,
@@ -300,14 +301,11 @@ def _count_characters(messages: Sequence[Message]) -> int:
 class TextPoolConfig(Config, frozen=True, kw_only=True):
     """Number of concurrent text episodes, and their sandbox."""
 
-    num_envs: int = 64
+    num_envs: PositiveInt = 64
     """Number of concurrent episodes; each is a coroutine, so hundreds cost little."""
 
     sandbox: SandboxConfig = SandboxConfig()
     """Processes for tools, scorers and code."""
-
-    def __post_init__(self) -> None:
-        self.require(self.num_envs >= 1, "num_envs", ">= 1")
 
 
 class TextEnvPool:

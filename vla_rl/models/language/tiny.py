@@ -8,7 +8,9 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
 
 from vla_rl.types import Config
 
@@ -70,7 +72,7 @@ class TinyConfig(Config, frozen=True, kw_only=True):
     intermediate_size: int = 512
     """Width of the feed-forward part."""
 
-    vocab_size: int = 768
+    vocab_size: Annotated[int, msgspec.Meta(ge=256 + len(SPECIAL_TOKENS))] = 768
     """Tokens of the vocabulary, including the 256 bytes and the special ones."""
 
     context_size: int = 1024
@@ -81,11 +83,6 @@ class TinyConfig(Config, frozen=True, kw_only=True):
             self.hidden_size % self.num_heads == 0,
             "hidden_size",
             f"a multiple of {self.num_heads} heads",
-        )
-        self.require(
-            self.vocab_size >= 256 + len(SPECIAL_TOKENS),
-            "vocab_size",
-            f">= {256 + len(SPECIAL_TOKENS)}",
         )
 
 

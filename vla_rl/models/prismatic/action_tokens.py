@@ -10,11 +10,12 @@ by dimension.
 """
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 
-from vla_rl.types import Config
+from vla_rl.types import Config, NonNegativeFloat
 
 Gripper: TypeAlias = Literal["signed", "openvla"]
 """Last dimension of an action: `signed` keeps the environment's sign; `openvla` maps 0 = close and
@@ -29,7 +30,7 @@ class ActionBounds(Config, frozen=True, kw_only=True):
             gripper="openvla")
     """
 
-    low: tuple[float, ...]
+    low: Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]
     """The environment's value at -1: the 1st percentile of the training data, in the public
     checkpoints."""
 
@@ -42,11 +43,10 @@ class ActionBounds(Config, frozen=True, kw_only=True):
     gripper: Gripper = "signed"
     """Meaning of the last dimension."""
 
-    epsilon: float = 0.0
+    epsilon: NonNegativeFloat = 0.0
     """Added to the range before it scales: 1e-8 in OpenVLA-OFT's code, nothing in OpenVLA's."""
 
     def __post_init__(self) -> None:
-        self.require(len(self.low) > 0, "low", "one number for each action dimension")
         self.require(
             len(self.high) == len(self.low), "high", f"{len(self.low)} numbers, as many as low has"
         )
@@ -61,7 +61,6 @@ class ActionBounds(Config, frozen=True, kw_only=True):
             if scaled
         )
         self.require(rising, "high", f"not below low = {self.low} in any scaled dimension")
-        self.require(self.epsilon >= 0.0, "epsilon", "at least 0")
 
     @property
     def action_dim(self) -> int:

@@ -5,15 +5,16 @@ lines read it without importing torch.
 """
 
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
 from vla_rl.models.images import ImagePipelineName
 from vla_rl.models.prismatic.action_tokens import ActionBounds, unit_bounds
-from vla_rl.types import Config
+from vla_rl.types import Config, PositiveFloat, PositiveInt
 
 Rgb: TypeAlias = tuple[float, float, float]
+Deviations: TypeAlias = tuple[PositiveFloat, PositiveFloat, PositiveFloat]
 
 
 class PixelScaling(Config, frozen=True, kw_only=True):
@@ -22,12 +23,7 @@ class PixelScaling(Config, frozen=True, kw_only=True):
     """
 
     means: tuple[Rgb, Rgb]
-    stds: tuple[Rgb, Rgb]
-
-    def __post_init__(self) -> None:
-        self.require(
-            all(std > 0.0 for tower in self.stds for std in tower), "stds", "numbers above 0"
-        )
+    stds: tuple[Deviations, Deviations]
 
 
 PUBLIC_PIXELS: Final = PixelScaling(
@@ -53,22 +49,22 @@ class VisionTowerConfig(Config, frozen=True, kw_only=True):
 class LlmConfig(Config, frozen=True, kw_only=True):
     """The Llama trunk. The defaults are those of OpenVLA's 7B checkpoints."""
 
-    hidden_size: int = 4096
+    hidden_size: PositiveInt = 4096
     """Width of a token's embedding."""
 
-    intermediate_size: int = 11008
+    intermediate_size: PositiveInt = 11008
     """Width inside the MLPs."""
 
-    num_layers: int = 32
+    num_layers: PositiveInt = 32
     """Transformer blocks."""
 
-    num_heads: int = 32
+    num_heads: PositiveInt = 32
     """Attention heads; each has hidden_size / num_heads channels."""
 
-    vocab_size: int = 32000
+    vocab_size: PositiveInt = 32000
     """Token ids without padding ids; the last `num_bins` of them are the action tokens."""
 
-    pad_to_multiple_of: int = 64
+    pad_to_multiple_of: PositiveInt = 64
     """The embedding table has room for a padding token and is rounded up to a multiple of this."""
 
     rms_norm_eps: float = 1e-6
@@ -79,15 +75,6 @@ class LlmConfig(Config, frozen=True, kw_only=True):
     reproduce their results."""
 
     def __post_init__(self) -> None:
-        for field in (
-            "hidden_size",
-            "intermediate_size",
-            "num_layers",
-            "num_heads",
-            "vocab_size",
-            "pad_to_multiple_of",
-        ):
-            self.require(getattr(self, field) >= 1, field, "at least 1")
         # Rotary positions turn pairs of channels, so a head has an even number of them.
         divides = self.hidden_size % (2 * self.num_heads) == 0
         self.require(
@@ -124,7 +111,7 @@ class ProprioConfig(Config, frozen=True, kw_only=True):
     key: str = "state"
     """Observation key, float32 [D]."""
 
-    low: tuple[float, ...]
+    low: Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]
     """Value that becomes -1, for each dimension; smaller ones are clipped."""
 
     high: tuple[float, ...]
@@ -134,7 +121,6 @@ class ProprioConfig(Config, frozen=True, kw_only=True):
     """Scaling of a dimension whose `low` and `high` are equal."""
 
     def __post_init__(self) -> None:
-        self.require(len(self.low) > 0, "low", "one number for each dimension")
         self.require(
             len(self.high) == len(self.low), "high", f"{len(self.low)} numbers, as many as low has"
         )
@@ -169,18 +155,16 @@ class LoraConfig(Config, frozen=True, kw_only=True):
         LoraConfig(rank=32, alpha=16, targets="all-linear")  # as OpenVLA is fine-tuned
     """
 
-    rank: int = 32
+    rank: PositiveInt = 32
     """Inner width of an adapter."""
 
-    alpha: int = 16
+    alpha: PositiveInt = 16
     """Scale of the adapter: its product is multiplied by alpha / rank."""
 
     targets: LoraTargets = "hidden"
     """Layers that get an adapter: `hidden`, `all-linear`, or a tuple of names."""
 
     def __post_init__(self) -> None:
-        self.require(self.rank >= 1, "rank", "at least 1")
-        self.require(self.alpha >= 1, "alpha", "at least 1")
         is_known = (
             len(self.targets) > 0
             if isinstance(self.targets, tuple)
@@ -228,7 +212,7 @@ class PrismaticConfig(Config, frozen=True, kw_only=True):
     fused_featurizer: VisionTowerConfig = VisionTowerConfig(timm_id="vit_so400m_patch14_siglip_224")
     """The SigLIP tower."""
 
-    image_size: int = 224
+    image_size: Annotated[int, msgspec.Meta(ge=14)] = 224
     """Side in pixels of the towers' input; frames of another size are resized."""
 
     images: ImagePipelineName = "exact"
@@ -237,7 +221,7 @@ class PrismaticConfig(Config, frozen=True, kw_only=True):
     pixels: PixelScaling = PUBLIC_PIXELS
     """Scaling of the pixels; read from a checkpoint's `preprocessor_config.json`."""
 
-    cameras: tuple[str, ...] = ("image",)
+    cameras: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("image",)
     """Observation keys of the images, in the order of the sequence."""
 
     llm: LlmConfig = LlmConfig()
@@ -246,7 +230,7 @@ class PrismaticConfig(Config, frozen=True, kw_only=True):
     """A `tokenizer.json` of the tokenizers library that begins each text with BOS; checkpoints
     carry their own copy."""
 
-    num_bins: int = 256
+    num_bins: Annotated[int, msgspec.Meta(ge=3)] = 256
     """Number of action tokens: bins of each action dimension."""
 
     action_bounds: ActionBounds
@@ -266,12 +250,11 @@ class PrismaticConfig(Config, frozen=True, kw_only=True):
     """Adapters that are trained instead of the weights; none trains all weights."""
 
     def __post_init__(self) -> None:
-        self.require(self.image_size >= 14, "image_size", "at least one patch of 14 pixels")
-        self.require(len(self.cameras) >= 1, "cameras", "at least one observation key")
+        vocab_size = self.llm.vocab_size
         self.require(
-            3 <= self.num_bins < self.llm.vocab_size,
+            self.num_bins < vocab_size,
             "num_bins",
-            "at least 3 and below the vocabulary's size",
+            f"below the {vocab_size} words of the vocabulary",
         )
 
     @property
@@ -330,7 +313,7 @@ class OpenVlaOftConfig(PrismaticConfig, frozen=True, kw_only=True):
     """Proprioception as a token after the patches; none if the checkpoint has no proprio
     projector."""
 
-    chunk_size: int = 8
+    chunk_size: PositiveInt = 8
     """Control steps in one action chunk."""
 
     head: Head = "tokens"
@@ -341,10 +324,6 @@ class OpenVlaOftConfig(PrismaticConfig, frozen=True, kw_only=True):
 
     has_stop_token: bool = True
     """Whether a stop token follows the placeholders; part of the convention."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.chunk_size >= 1, "chunk_size", "at least 1 control step")
 
     @property
     def num_action_tokens(self) -> int:
