@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.losses import Diagnostics, TokenBatch, clipped_surrogate
+from vla_rl.algorithms.losses.policy.ppo import PpoLossConfig
 from vla_rl.graph import Pipeline
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.pipelines.grpo import grpo
@@ -29,7 +30,7 @@ go_on = threading.Event()
 
 def plain(batch: TokenBatch) -> tuple[Tensor, Diagnostics]:
     """The clipped surrogate with the default bounds."""
-    return clipped_surrogate(batch, clip_low=0.2, clip_high=0.28)
+    return clipped_surrogate(batch, PpoLossConfig())
 
 
 def nan_loss(batch: TokenBatch) -> tuple[Tensor, Diagnostics]:

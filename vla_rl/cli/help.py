@@ -259,7 +259,7 @@ def field_docs(config: type) -> Mapping[str, str]:
     for kind in reversed(config.__mro__):
         if kind is Config or not (issubclass(kind, Config) or dataclasses.is_dataclass(kind)):
             continue
-        found |= vars(kind).get("FIELD_DOCS", {})
+        found |= {**vars(kind).get("FIELD_DOCS", {}), **_join_docs(vars(kind).get("PARTS", {}))}
         tree = _class_tree(kind)
         if tree is None:
             continue
@@ -281,6 +281,25 @@ def field_docs(config: type) -> Mapping[str, str]:
         if shared := _get_description(hint):
             found[name] = f"{shared} {found.get(name, '')}".rstrip()
     return found
+
+
+def _join_docs(parts: Mapping[str, type[Config]]) -> Mapping[str, str]:
+    """Return the help of fields that several configurations have, with the names of those that give
+    a field this meaning; a meaning that most of them share goes without names."""
+    meanings: dict[str, dict[str, list[str]]] = {}
+    for name, part in parts.items():
+        hints = get_type_hints(part, include_extras=True)
+        for field in part.__struct_fields__:
+            expected, text = describe_range(hints[field]), field_docs(part)[field]
+            text = f"{text.removesuffix('.')} ({expected})." if expected else text
+            meanings.setdefault(field, {}).setdefault(text, []).append(name)
+    return {
+        field: " ".join(
+            text if len(names) > 2 else f"{', '.join(names)}: {text[0].lower()}{text[1:]}"
+            for text, names in by_text.items()
+        )
+        for field, by_text in meanings.items()
+    }
 
 
 def _get_description(hint: Any) -> str:

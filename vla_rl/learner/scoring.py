@@ -238,11 +238,11 @@ class Proximal:
         return minibatch
 
     def _behavior_weights(self, decisions: Decisions, proximal: Tensor) -> Tensor:
-        numbers = self._loss.parameters
+        region = self._loss.parameters
         return behavior_weights(
             decisions.token_batch(proximal),
-            behavior_weight_cap=numbers["behavior_weight_cap"],
-            level=numbers["level"],
+            behavior_weight_cap=region.behavior_weight_cap,
+            level=region.level,
             sequence=decisions.sequence,
         )
 

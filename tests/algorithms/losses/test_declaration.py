@@ -11,25 +11,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import pytest
 
 import vla_rl.algorithms.losses.policy
 from vla_rl.algorithms.losses import (
     LOSSES,
     LossResult,
-    Parameter,
     PolicyLossConfig,
     TokenBatch,
     clipped_surrogate,
     declare_loss,
 )
 from vla_rl.algorithms.losses.declaration import ClipLow, declared_losses
+from vla_rl.algorithms.losses.policy.ppo import PpoLossConfig
 from vla_rl.cli.help import field_docs
 from vla_rl.errors import ConfigError
+from vla_rl.types import Config
 
 ROOT = Path(__file__).parents[3]
 FOLDER = Path(vla_rl.algorithms.losses.policy.__file__).parent
-Scale = Annotated[float, Parameter("factor of the loss.", above=0.0, most=2.0)]
 
 
 @pytest.fixture
@@ -60,16 +61,26 @@ def test_the_default_loss_comes_first_and_the_others_by_name() -> None:
     assert list(LOSSES) == ["ppo", *sorted(set(LOSSES) - {"ppo"})]
 
 
+class ScaledLossConfig(Config, frozen=True, kw_only=True):
+    clip_low: ClipLow = 0.1
+
+    scale: Annotated[float, msgspec.Meta(gt=0, le=2)] = 1.0
+    """Factor of the loss."""
+
+
+class RequiredLossConfig(Config, frozen=True, kw_only=True):
+    scale: float
+
+
 @pytest.mark.usefixtures("declared")
-def test_keyword_arguments_with_defaults_are_the_parameters() -> None:
+def test_the_fields_of_the_configuration_are_the_parameters() -> None:
     @declare_loss("scaled", has_trust_region=False, terms_without_advantage=("scale",))
-    def scaled(batch: TokenBatch, *, clip_low: ClipLow = 0.1, scale: Scale = 1.0) -> LossResult:
-        return clipped_surrogate(batch, clip_low=clip_low)
+    def scaled(batch: TokenBatch, config: ScaledLossConfig) -> LossResult:
+        return clipped_surrogate(batch, PpoLossConfig(clip_low=config.clip_low))
 
     loss = declared_losses()["scaled"]
-    assert loss.function is scaled
+    assert (loss.function, loss.config) == (scaled, ScaledLossConfig)
     assert loss.defaults == {"clip_low": 0.1, "scale": 1.0}
-    assert loss.parameters["scale"].parameter.help == "factor of the loss."
     assert not loss.has_trust_region
     assert loss.terms_without_advantage == ("scale",)
     with pytest.raises(ValueError, match="'scaled' is declared twice"):
@@ -77,42 +88,30 @@ def test_keyword_arguments_with_defaults_are_the_parameters() -> None:
 
 
 @pytest.mark.usefixtures("declared")
-def test_a_parameter_without_default_or_help_is_refused() -> None:
-    def without_default(batch: TokenBatch, *, scale: Scale) -> LossResult:
-        return clipped_surrogate(batch)
+def test_a_loss_without_a_configuration_or_with_a_parameter_without_a_default_is_refused() -> None:
+    def without_configuration(batch: TokenBatch, *, scale: float = 1.0) -> LossResult:
+        return clipped_surrogate(batch, PpoLossConfig())
 
-    def without_help(batch: TokenBatch, *, scale: float = 1.0) -> LossResult:
-        return clipped_surrogate(batch)
+    def without_default(batch: TokenBatch, config: RequiredLossConfig) -> LossResult:
+        return clipped_surrogate(batch, PpoLossConfig())
 
-    for function in (without_default, without_help):
-        with pytest.raises(TypeError, match=f"{function.__name__}: scale needs a default and"):
-            declare_loss("scaled")(function)
-
-
-@pytest.mark.parametrize(
-    ("parameter", "text", "inside", "outside"),
-    [
-        (Parameter("", least=0.0), "at least 0", [0.0, 1e9], [-1e-9, float("nan")]),
-        (Parameter("", least=0.0, most=1.0), "in [0, 1]", [0.0, 1.0], [-0.1, 1.1, float("nan")]),
-        (Parameter("", above=1.0), "above 1", [1.1], [1.0, float("nan")]),
-    ],
-)
-def test_a_range_has_its_ends_and_its_words(
-    parameter: Parameter, text: str, inside: list[float], outside: list[float]
-) -> None:
-    assert parameter.range == text
-    assert all(parameter.accepts(value) for value in inside)
-    assert not any(parameter.accepts(value) for value in outside)
+    with pytest.raises(TypeError, match="`config` needs a subclass of Config as type"):
+        declare_loss("scaled")(without_configuration)
+    with pytest.raises(TypeError, match="RequiredLossConfig lacks 'scale'"):
+        declare_loss("scaled")(without_default)
 
 
 def test_every_parameter_is_an_option_whose_help_names_the_losses_that_have_it() -> None:
     docs = field_docs(PolicyLossConfig)
     for name, loss in LOSSES.items():
         assert name in docs["name"]
-        for field, each in loss.parameters.items():
-            assert each.parameter.help in docs[field]
-            assert each.parameter.is_common or re.search(rf"\b{name}\b", docs[field])
-    assert docs["clip_low"].startswith("The ratio is clipped below 1 minus this value. gmpo: ")
+        for field, text in field_docs(loss.config).items():
+            assert text[1:].removesuffix(".") in docs[field]
+            is_common = field in ("clip_low", "clip_high", "dual_clip", "level")
+            assert is_common or re.search(rf"\b{name}\b", docs[field])
+    assert docs["clip_low"].startswith(
+        "The ratio is clipped below 1 minus this value (at least 0 and at most 1). gmpo: lower bound"
+    )
     assert docs["covariance_share"].startswith("clip_cov, kl_cov: share of the tokens")
     assert "kl" not in docs
     assert docs["allow_unbounded"].startswith("Accept a loss")
@@ -160,8 +159,9 @@ from vla_rl.errors import ConfigError
 
 config = PolicyLossConfig(name="tempered", temper=0.5)
 assert "torch" not in sys.modules
-assert config.parameters == {"temper": 0.5}
-assert field_docs(PolicyLossConfig)["temper"] == "tempered: exponent of the ratio."
+assert config.parameters.temper == 0.5
+help = "tempered: exponent of the ratio (at least 0 and at most 1)."
+assert field_docs(PolicyLossConfig)["temper"] == help
 assert config.declared.has_trust_region is False
 for wrong in (dict(name="tempered", temper=2.0), dict(name="ppo", temper=0.5)):
     try:

@@ -2,19 +2,19 @@
 
 Importing it does not import torch.
 
-The parameters are those that the files in `policy` declare. A field left at None takes the default
-of the chosen loss; a field that it does not have is rejected, so that no setting is silently
-ignored.
+The parameters are those of the configurations in the files of `policy`. A field left at None takes
+the default of the chosen loss; a field that it does not have is rejected, so that no setting is
+silently ignored.
 """
 
 import types
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, get_type_hints
 
 import msgspec
 
-from vla_rl.algorithms.losses.declaration import DeclaredLoss, Parameter
+from vla_rl.algorithms.losses.declaration import DeclaredLoss
 from vla_rl.algorithms.losses.policy import LOSSES
 from vla_rl.errors import ConfigError
 from vla_rl.types import FINITE, Config, PositiveFloat, Share
@@ -122,6 +122,9 @@ class PolicyLossSettings(Config, frozen=True, kw_only=True):
     FIELD_DOCS: ClassVar[Mapping[str, str]] = {}
     """Help of the fields that no class body contains."""
 
+    PARTS: ClassVar[Mapping[str, type[Config]]] = {}
+    """The configurations whose fields this one has, by the names of the losses."""
+
     name: str = "ppo"
     """Name of the loss, or your own function as `module:function`."""
 
@@ -134,8 +137,8 @@ class PolicyLossSettings(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not is_function_path(self.name):
             check_choice(LOSSES, self.name, "PolicyLossConfig.name")
-            known = LOSSES[self.name].parameters
-            unknown = sorted(self.chosen.keys() - known.keys())
+            known = LOSSES[self.name].config.__struct_fields__
+            unknown = sorted(self.chosen.keys() - set(known))
             if unknown:
                 has = ", ".join(known) or "no parameters"
                 raise ConfigError(
@@ -151,7 +154,18 @@ class PolicyLossSettings(Config, frozen=True, kw_only=True):
                 "with the correction."
             )
         if self.declared is not None:
-            self._check_ranges(self.declared)
+            self.declared.config(**self.chosen)  # refuses values out of range
+
+    @classmethod
+    def from_parameters(cls, parameters: Config, **settings: Any) -> Self:
+        """Return the loss whose parameters these are.
+
+        Args:
+            parameters: such as `PpoLossConfig(clip_low=0.1)`.
+            settings: `kl`, `correction` and `allow_unbounded`.
+        """
+        (name,) = (loss.name for loss in LOSSES.values() if loss.config is type(parameters))
+        return cls(name=name, **msgspec.structs.asdict(parameters), **settings)
 
     @property
     def declared(self) -> DeclaredLoss | None:
@@ -168,21 +182,17 @@ class PolicyLossSettings(Config, frozen=True, kw_only=True):
         return {field: value for field, value in values.items() if value is not None}
 
     @property
-    def parameters(self) -> dict[str, Any]:
-        """Every parameter of the loss, as set or by default.
-
-        A custom loss has only those that were set.
-        """
-        return {**(self.declared.defaults if self.declared else {}), **self.chosen}
+    def parameters(self) -> Any:
+        """The configuration of a loss of the package, as set or by default."""
+        return LOSSES[self.name].config(**self.chosen)
 
     def unused_options(self) -> Mapping[str, str]:
         """Return the parameters of other losses; a custom loss may read all."""
-        if is_function_path(self.name):
+        if self.declared is None:
             return {}
-        fixed = PolicyLossSettings.__struct_fields__
-        fields = [field for field in self.__struct_fields__ if field not in fixed]
-        others = {field for field in fields if field not in self.parameters}
-        if self.declared is not None and self.declared.has_trust_region:
+        read = {*PolicyLossSettings.__struct_fields__, *self.declared.config.__struct_fields__}
+        others = {field for field in self.__struct_fields__ if field not in read}
+        if self.declared.has_trust_region:
             others.add("allow_unbounded")
         return dict.fromkeys(sorted(others), f"it is for other losses than {self.name!r}")
 
@@ -205,8 +215,8 @@ class PolicyLossSettings(Config, frozen=True, kw_only=True):
         if self.declared is None:
             return True
         # a group without signal is dropped only if nothing else of the loss would learn from it
-        terms = self.declared.terms_without_advantage
-        return self.needs_reference or any(self.parameters[term] for term in terms)
+        terms, parameters = self.declared.terms_without_advantage, self.parameters
+        return self.needs_reference or any(getattr(parameters, term) for term in terms)
 
     @property
     def needs_sequence_log_ratio(self) -> bool:
@@ -226,49 +236,24 @@ class PolicyLossSettings(Config, frozen=True, kw_only=True):
     def _needs(self, need: str) -> bool:
         return self.declared is not None and bool(getattr(self.declared, need))
 
-    def _check_ranges(self, declared: DeclaredLoss) -> None:
-        values = self.parameters
-        for field, each in declared.parameters.items():
-            value, parameter = values[field], each.parameter
-            if isinstance(value, int | float) and not parameter.accepts(value):
-                or_none = ", or none" if each.default is None else ""
-                self.require(False, field, parameter.range + or_none)
-        if declared.ordered is not None:
-            low, high = declared.ordered
-            if not values[low] <= values[high]:  # NaN neither
-                raise ConfigError(
-                    f"{low} = {values[low]} and {high} = {values[high]}, expected {low} <= {high}."
-                )
-
-
-def _help_by_parameter() -> dict[str, str]:
-    """Return the option's help for each parameter.
-
-    It has one sentence for each meaning, with the names of the losses that give it that meaning.
-    """
-    meanings: dict[str, dict[Parameter, list[str]]] = {}
-    for loss in LOSSES.values():
-        for name, each in loss.parameters.items():
-            meanings.setdefault(name, {}).setdefault(each.parameter, []).append(loss.name)
-    return {
-        name: " ".join(
-            parameter.help if parameter.is_common else f"{', '.join(losses)}: {parameter.help}"
-            for parameter, losses in by_meaning.items()
-        )
-        for name, by_meaning in meanings.items()
-    }
-
 
 def _class_with_parameters() -> type[PolicyLossSettings]:
     """Return `PolicyLossConfig`, a field for each parameter of any loss."""
-    hints = {name: each.hint for loss in LOSSES.values() for name, each in loss.parameters.items()}
+    # without ranges, which differ: the configuration of the chosen loss has them
+    hints = {
+        name: hint
+        for loss in LOSSES.values()
+        for name, hint in get_type_hints(loss.config).items()
+        if name in loss.config.__struct_fields__
+    }
     names = f"Name of the loss: {', '.join(LOSSES)}, or your own function as `module:function`."
     content = {
         "__doc__": "A policy loss by name, with its parameters.\n\n"
         "A parameter left at none takes that loss' own default.",
         "__module__": __name__,
         "__annotations__": {name: hint | None for name, hint in hints.items()},
-        "FIELD_DOCS": MappingProxyType({"name": names, **_help_by_parameter()}),
+        "FIELD_DOCS": MappingProxyType({"name": names}),
+        "PARTS": MappingProxyType({name: loss.config for name, loss in LOSSES.items()}),
         **dict.fromkeys(hints),
     }
     return types.new_class(

@@ -33,7 +33,7 @@ from vla_rl.util.imports import choose, is_function_path, load_function
 POLICY_LOSSES: Final[Mapping[str, Callable[..., LossResult]]] = MappingProxyType(
     {name: loss.function for name, loss in LOSSES.items()}
 )
-"""Losses by name; their keyword arguments are `PARAMETERS[name]`."""
+"""Losses by name, functions of a batch and of the configuration that `LOSSES[name].config` is."""
 
 
 def policy_loss(config: PolicyLossConfig) -> PolicyLoss:
@@ -54,7 +54,8 @@ def policy_loss(config: PolicyLossConfig) -> PolicyLoss:
 
 def _named_loss(config: PolicyLossConfig) -> PolicyLoss:
     if not is_function_path(config.name):
-        return partial(choose(POLICY_LOSSES, config.name, "policy loss"), **config.parameters)
+        loss = choose(POLICY_LOSSES, config.name, "policy loss")
+        return partial(loss, config=config.parameters)
     function: Any = load_function(config.name, "policy loss")
     unknown = sorted(config.chosen.keys() - inspect.signature(function).parameters.keys())
     if unknown:
@@ -136,7 +137,7 @@ def sequence_log_ratio(config: PolicyLossConfig, batch: TokenBatch, sequence: Te
     # micro-batch they are
     by_token = ratios(batch).token_log_ratio.detach()
     if config.declared is not None and config.declared.averaged is not None:
-        by_token = config.declared.averaged(by_token, batch.masked_advantage, **config.parameters)
+        by_token = config.declared.averaged(by_token, batch.masked_advantage, config.parameters)
     return SequencesOfRows(batch.mask, sequence).means(by_token, batch.counted)
 
 
@@ -155,7 +156,7 @@ def chosen_tokens(config: PolicyLossConfig, batch: TokenBatch) -> Tensor:
         batch = dataclasses.replace(batch, behavior_log_prob=proximal)
     assert config.declared is not None
     assert config.declared.choose_tokens is not None, config.name
-    return config.declared.choose_tokens(batch, **config.parameters)
+    return config.declared.choose_tokens(batch, config.parameters)
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,28 @@
 """Declaration of a policy loss: its function, parameters with defaults, what it needs, what it reports.
 
-    @declare_loss("cpgd", terms_without_advantage=("drift_coef",))
-    def cpgd(
-        batch: TokenBatch,
-        *,
-        clip_low: ClipLow = 0.2,
-        drift_coef: Annotated[float, Parameter("Weight of the policy drift.", least=0.0)] = 1e-3,
-    ) -> LossResult:
+    class CpgdLossConfig(Config, frozen=True, kw_only=True):
+        clip_low: ClipLow = 0.2
 
-The keyword arguments are the parameters. Each file in `policy` declares the losses of one family;
-nothing else lists them.
+        drift_coef: NonNegativeFloat = 1e-3
+
+    @declare_loss("cpgd", terms_without_advantage=("drift_coef",))
+    def cpgd(batch: TokenBatch, config: CpgdLossConfig) -> LossResult:
+
+The fields of the configuration are the parameters, and a string under a field is the help of its
+option. Each file in `policy` declares the losses of one
+family; nothing else lists them.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Any, Final, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Final, TypeAlias, TypeVar, get_type_hints
+
+import msgspec
 
 from vla_rl.algorithms.losses.token_batch import RatioLevel, TokenBatch
 from vla_rl.algorithms.tensors import Tensor, torch
+from vla_rl.types import Config
 
 
 @dataclass(frozen=True)
@@ -133,75 +136,28 @@ LossResult: TypeAlias = tuple[Tensor, Diagnostics]
 LossFunction = TypeVar("LossFunction", bound=Callable[..., LossResult])
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """Help and range of a loss's parameter, for the annotation of the keyword argument."""
-
-    help: str
-    """Text of the option, without the names of losses."""
-
-    least: float | None = None
-    most: float | None = None
-
-    above: float | None = None
-    """Lower bound that is not allowed itself."""
-
-    is_common: bool = False
-    """Whether the option's help does not name the losses, because most have the parameter."""
-
-    def accepts(self, value: Any) -> bool:
-        """Return whether a value is in range; NaN never is."""
-        return (
-            (self.least is None or value >= self.least)
-            and (self.most is None or value <= self.most)
-            and (self.above is None or value > self.above)
-        )
-
-    @property
-    def range(self) -> str:
-        """The range in words."""
-        if self.most is not None:
-            return f"in [{self.least:g}, {self.most:g}]"
-        return f"above {self.above:g}" if self.least is None else f"at least {self.least:g}"
-
-
+# parameters that most losses have: the help of their options names no loss
 Level: TypeAlias = Annotated[
     RatioLevel,
-    Parameter(
-        "Unit whose probability ratio is clipped: token, action (one control step), chunk, or "
-        "sequence (length-normalised).",
-        is_common=True,
+    msgspec.Meta(
+        description="Unit whose probability ratio is clipped: token, action (one control step), "
+        "chunk, or sequence (length-normalised)."
     ),
 ]
 ClipLow: TypeAlias = Annotated[
-    float,
-    Parameter(
-        "The ratio is clipped below 1 minus this value.", least=0.0, most=1.0, is_common=True
-    ),
+    float, msgspec.Meta(ge=0, le=1, description="The ratio is clipped below 1 minus this value.")
 ]
 ClipHigh: TypeAlias = Annotated[
-    float, Parameter("The ratio is clipped above 1 plus this value.", least=0.0, is_common=True)
+    float, msgspec.Meta(ge=0, description="The ratio is clipped above 1 plus this value.")
 ]
 DualClip: TypeAlias = Annotated[
-    float | None,
-    Parameter(
-        "Bound, above 1, on the loss of tokens with a negative advantage and a large ratio; none "
+    float,
+    msgspec.Meta(
+        gt=1,
+        description="Bound on the loss of tokens with a negative advantage and a large ratio; none "
         "turns it off.",
-        above=1.0,
-        is_common=True,
     ),
 ]
-
-
-@dataclass(frozen=True)
-class DeclaredParameter:
-    """A parameter of one loss."""
-
-    parameter: Parameter
-    hint: Any
-    """Type of the argument."""
-
-    default: Any
 
 
 @dataclass(frozen=True)
@@ -210,7 +166,8 @@ class DeclaredLoss:
 
     name: str
     function: Callable[..., LossResult]
-    parameters: Mapping[str, DeclaredParameter]
+    config: type[Config]
+    """Class of its parameters."""
 
     has_trust_region: bool = True
     """Whether something limits how far it moves the policy away from the weights that chose the
@@ -225,26 +182,23 @@ class DeclaredLoss:
     need `TokenBatch.sequence_log_ratio`."""
 
     averaged: Callable[..., Tensor] | None = None
-    """Function of (log_ratio, advantage) and the loss's parameters: the quantity that is averaged
-    over a sequence. None averages the log-ratio itself."""
+    """Function of (log_ratio, advantage, configuration): the quantity that is averaged over a
+    sequence. None averages the log-ratio itself."""
 
     needs_sequence_drift: bool = False
     """Whether rows of one sequence need `TokenBatch.sequence_drift`."""
 
     choose_tokens: Callable[..., Tensor] | None = None
-    """Function of a batch and the loss's parameters that returns `TokenBatch.chosen_tokens`, if it
+    """Function of a batch and the configuration that returns `TokenBatch.chosen_tokens`, if it
     chooses tokens from the whole mini-batch."""
 
     terms_without_advantage: tuple[str, ...] = ()
     """Weights of terms that have a gradient even if every advantage is 0."""
 
-    ordered: tuple[str, str] | None = None
-    """Two parameters of which the first must not be above the second."""
-
     @property
     def defaults(self) -> Mapping[str, Any]:
         """Default of each parameter."""
-        return MappingProxyType({name: each.default for name, each in self.parameters.items()})
+        return MappingProxyType(msgspec.structs.asdict(self.config()))
 
 
 # filled by the decorator, so that a loss is one file: a table here would be the second place to
@@ -253,21 +207,25 @@ _DECLARED: Final[dict[str, DeclaredLoss]] = {}
 
 
 def declare_loss(name: str, **needs: Any) -> Callable[[LossFunction], LossFunction]:
-    """Declare the decorated function as the loss `name`.
+    """Declare the decorated function of a batch and a configuration as the loss `name`.
 
     Args:
         name: name of the loss in configurations.
         needs: fields of `DeclaredLoss` that differ from their defaults.
 
-    Raises: TypeError for an argument without a default or without a `Parameter`; ValueError for a
-        name that is taken.
+    Raises: TypeError for a function whose `config` is not annotated with a `Config`, or a parameter
+        without a default; ValueError for a name that is taken.
     """
 
     def declare(function: LossFunction) -> LossFunction:
         # the second one would win by the order of imports, which nobody chose
         if name in _DECLARED:
             raise ValueError(f"policy loss {name!r} is declared twice; rename one")
-        _DECLARED[name] = DeclaredLoss(name, function, _read_parameters(function), **needs)
+        config = get_type_hints(function).get("config")
+        if not (isinstance(config, type) and issubclass(config, Config)):
+            raise TypeError(f"{function.__qualname__}: `config` needs a subclass of Config as type")
+        _DECLARED[name] = DeclaredLoss(name, function, config, **needs)
+        config()  # the options of the command line have defaults
         return function
 
     return declare
@@ -277,25 +235,6 @@ def declared_losses() -> Mapping[str, DeclaredLoss]:
     """Return all declared losses: the default first, the others by name."""
     names = sorted(_DECLARED, key=lambda name: (name != "ppo", name))
     return MappingProxyType({name: _DECLARED[name] for name in names})
-
-
-def _read_parameters(function: Callable[..., Any]) -> Mapping[str, DeclaredParameter]:
-    # options, ranges and help are read off the signature: written twice, the help of a parameter
-    # would soon be that of an older default
-    hints = get_type_hints(function, include_extras=True)
-    found = {}
-    for name, argument in inspect.signature(function).parameters.items():
-        # the batch is positional; everything that a user may set has to be named where it is set
-        if argument.kind is not argument.KEYWORD_ONLY:
-            continue
-        extras = getattr(hints[name], "__metadata__", ())
-        annotations = [extra for extra in extras if isinstance(extra, Parameter)]
-        if argument.default is argument.empty or not annotations:
-            raise TypeError(
-                f"{function.__qualname__}: {name} needs a default and Annotated[..., Parameter(...)]"
-            )
-        found[name] = DeclaredParameter(annotations[0], get_args(hints[name])[0], argument.default)
-    return MappingProxyType(found)
 
 
 PolicyLoss: TypeAlias = Callable[[TokenBatch], tuple[Tensor, Diagnostics]]

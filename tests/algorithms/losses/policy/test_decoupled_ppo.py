@@ -20,12 +20,13 @@ from vla_rl.algorithms.losses import (
     policy_loss,
     sequence_log_ratio,
 )
+from vla_rl.algorithms.losses.policy.ppo import DecoupledPpoLossConfig, PpoLossConfig
 
 
 def test_decoupled_ppo_weighs_by_proximal_to_behavior_and_clips_around_the_proximal() -> None:
     # behavior 0, proximal log 2, current log 3: w = 2, u = 1.5 -> clipped at 1.28
     batch = batch_of((3.0, 2.2), (1.0, 1.0), proximal_log_prob=ratios_of(2.0, 2.0))
-    losses, diagnostics = decoupled_surrogate(batch, clip_low=0.2, clip_high=0.28)
+    losses, diagnostics = decoupled_surrogate(batch, DecoupledPpoLossConfig())
     torch.testing.assert_close(losses, row(-2.0 * 1.28, -2.0 * 1.1))
     assert diagnostics.metrics()["behavior_weight_mean"] == pytest.approx(2.0)
     assert diagnostics.metrics()["clip_fraction"] == pytest.approx(0.5)
@@ -34,7 +35,7 @@ def test_decoupled_ppo_weighs_by_proximal_to_behavior_and_clips_around_the_proxi
 def test_decoupled_ppo_drops_tokens_whose_behavior_weight_is_beyond_the_cap() -> None:
     batch = batch_of((6.0, 2.0), (1.0, 1.0), proximal_log_prob=ratios_of(6.0, 2.0))
     losses, diagnostics = decoupled_surrogate(
-        batch, clip_low=0.2, clip_high=0.28, behavior_weight_cap=5.0
+        batch, DecoupledPpoLossConfig(behavior_weight_cap=5.0)
     )
     torch.testing.assert_close(losses, row(0.0, -2.0))
     assert diagnostics.metrics()["dropped_fraction"] == pytest.approx(0.5)
@@ -46,24 +47,20 @@ def test_a_weight_at_the_cap_is_kept_and_padding_may_hold_anything() -> None:
         (4.0, 4.5, 1.0), (1.0,) * 3, proximal_log_prob=ratios_of(4.0, 4.5, 1.0), mask=mask
     )
     at_the_cap = (batch.proximal_log_prob - batch.behavior_log_prob)[0, 0].exp().item()
-    losses, _ = decoupled_surrogate(
-        batch, clip_low=0.2, clip_high=0.28, behavior_weight_cap=at_the_cap
-    )
+    losses, _ = decoupled_surrogate(batch, DecoupledPpoLossConfig(behavior_weight_cap=at_the_cap))
     torch.testing.assert_close(losses, row(-4.0, 0.0, 0.0))
     given = dataclasses.replace(batch, correction_weight=row(2.0, 0.0, float("nan")))
-    losses, diagnostics = decoupled_surrogate(given, clip_low=0.2, clip_high=0.28)
+    losses, diagnostics = decoupled_surrogate(given, DecoupledPpoLossConfig())
     torch.testing.assert_close(losses, row(-2.0, 0.0, 0.0))
     assert diagnostics.metrics()["behavior_weight_mean"] == pytest.approx(1.0)
     assert diagnostics.metrics()["dropped_fraction"] == pytest.approx(0.5)
 
 
 def test_decoupled_ppo_is_ppo_where_the_proximal_policy_is_the_one_that_acted() -> None:
-    batch, clips = (
-        batch_of((1.5, 0.7), (1.0, -2.0), proximal_log_prob=row(0.0, 0.0)),
-        {"clip_low": 0.2, "clip_high": 0.28},
-    )
+    batch = batch_of((1.5, 0.7), (1.0, -2.0), proximal_log_prob=row(0.0, 0.0))
     torch.testing.assert_close(
-        decoupled_surrogate(batch, **clips)[0], clipped_surrogate(batch, **clips)[0]
+        decoupled_surrogate(batch, DecoupledPpoLossConfig())[0],
+        clipped_surrogate(batch, PpoLossConfig())[0],
     )
 
 
@@ -91,7 +88,9 @@ def test_a_ratio_that_tokens_share_has_one_weight_for_all_of_them() -> None:
     torch.testing.assert_close(weights["action"], row(2.0, 2.0, 2.0, 2.0))
     torch.testing.assert_close(weights["chunk"], row(4.0, 4.0, 4.0, 4.0))
     torch.testing.assert_close(weights["sequence"], row(*[7.5 / 4] * 4))
-    losses, _ = decoupled_surrogate(batch, clip_low=0.5, clip_high=0.5, level="action")
+    losses, _ = decoupled_surrogate(
+        batch, DecoupledPpoLossConfig(clip_low=0.5, clip_high=0.5, level="action")
+    )
     torch.testing.assert_close(losses, row(*[-2.0 * 1.1 / 2] * 2, *[-2.0 * 1.0 / 2] * 2))
 
 
@@ -105,7 +104,7 @@ def test_a_control_step_is_dropped_as_a_whole_and_a_sequence_goes_on_without_its
         proximal_log_prob=ratios_of(3.0, 2.0, 1.0, 1.0),
         action_tokens=2,
     )
-    losses, diagnostics = decoupled_surrogate(batch, clip_low=0.2, clip_high=0.28, level="action")
+    losses, diagnostics = decoupled_surrogate(batch, DecoupledPpoLossConfig(level="action"))
     torch.testing.assert_close(losses, row(0.0, 0.0, -0.5, -0.5))
     assert diagnostics.metrics()["dropped_fraction"] == pytest.approx(0.5)
     # kappa 8 is dropped; the ratio and the weight are means over the other three: log 1.1 / 3, (1 +
@@ -113,7 +112,7 @@ def test_a_control_step_is_dropped_as_a_whole_and_a_sequence_goes_on_without_its
     batch = batch_of(
         (8.8, 1.1, 2.0, 3.0), (1.0,) * 4, proximal_log_prob=ratios_of(8.0, 1.0, 2.0, 3.0)
     )
-    losses, _ = decoupled_surrogate(batch, clip_low=0.2, clip_high=0.28, level="sequence")
+    losses, _ = decoupled_surrogate(batch, DecoupledPpoLossConfig(level="sequence"))
     expected = -2.0 * 1.1 ** (1 / 3)
     torch.testing.assert_close(losses, row(0.0, expected, expected, expected))
 

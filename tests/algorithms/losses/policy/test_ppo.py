@@ -19,10 +19,11 @@ from vla_rl.algorithms.losses import (
     clipped_surrogate,
     sequence_drift,
 )
+from vla_rl.algorithms.losses.policy.ppo import PpoLossConfig
 
 
 def clipped(batch: TokenBatch, **changes):
-    return clipped_surrogate(batch, **({"clip_low": 0.2, "clip_high": 0.28} | changes))
+    return clipped_surrogate(batch, PpoLossConfig(**changes))
 
 
 def test_each_side_is_clipped_only_where_it_would_profit() -> None:

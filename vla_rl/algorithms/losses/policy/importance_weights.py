@@ -1,14 +1,13 @@
 """Policy gradients whose importance weight is bounded otherwise than by PPO: gpg, cispo, sapo, cpgd, gmpo."""
 
 import math
-from typing import Annotated, Final
+from typing import Final
 
 from vla_rl.algorithms.losses.declaration import (
     ClipHigh,
     ClipLow,
     Level,
     LossResult,
-    Parameter,
     declare_loss,
     diagnose,
 )
@@ -20,12 +19,15 @@ from vla_rl.algorithms.losses.token_batch import (
     token_log_ratio,
 )
 from vla_rl.algorithms.tensors import Tensor, torch
+from vla_rl.types import Config, NonNegativeFloat, PositiveFloat
+
+
+class GpgLossConfig(Config, frozen=True, kw_only=True):
+    """No parameters."""
 
 
 @declare_loss("gpg", has_trust_region=False)
-def gpg(
-    batch: TokenBatch,
-) -> LossResult:
+def gpg(batch: TokenBatch, config: GpgLossConfig) -> LossResult:
     """The plain policy gradient: no ratio at all.
 
     Williams 1992; Chu et al. 2025, GPG, arXiv:2504.02546.
@@ -38,14 +40,16 @@ def gpg(
     return losses, diagnose(token_log_ratio(batch), batch.mask)
 
 
+class CispoLossConfig(Config, frozen=True, kw_only=True):
+    """Bounds of the importance weight."""
+
+    clip_low: ClipLow = 1.0
+    clip_high: ClipHigh = 4.0
+    level: Level = "token"
+
+
 @declare_loss("cispo")
-def cispo(
-    batch: TokenBatch,
-    *,
-    clip_low: ClipLow = 1.0,
-    clip_high: ClipHigh = 4.0,
-    level: Level = "token",
-) -> LossResult:
+def cispo(batch: TokenBatch, config: CispoLossConfig) -> LossResult:
     """CISPO: clip the importance weight, not the update (MiniMax-M1, arXiv:2506.13585).
 
         loss = -sg(clamp(rho, 1 - clip_low, 1 + clip_high)) * A * log_prob
@@ -54,9 +58,9 @@ def cispo(
     (ours; the paper gives no number). Every token keeps a gradient; `clip_fraction` counts the
     clipped weights.
     """
-    rho = ratios(batch, level)
+    rho = ratios(batch, config.level)
     ratio = rho.ratio.detach()
-    weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    weight = ratio.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
     # every token keeps a gradient: PPO's clip takes it from rare tokens such as `However`, which
     # begin another way of reasoning, and MiniMax-M1 does without it for that
     losses = torch.where(batch.mask, -weight * batch.masked_advantage * batch.masked_log_prob, 0.0)
@@ -65,22 +69,20 @@ def cispo(
     )
 
 
+class SapoLossConfig(Config, frozen=True, kw_only=True):
+    """Steepness of the soft gate."""
+
+    temperature_positive: PositiveFloat = 1.0
+    """Steepness of the soft gate for tokens with a positive advantage."""
+
+    temperature_negative: PositiveFloat = 1.05
+    """Steepness of the soft gate for tokens with a negative or zero advantage."""
+
+    level: Level = "token"
+
+
 @declare_loss("sapo")
-def sapo(
-    batch: TokenBatch,
-    *,
-    temperature_positive: Annotated[
-        float,
-        Parameter("steepness of the soft gate for tokens with a positive advantage.", above=0.0),
-    ] = 1.0,
-    temperature_negative: Annotated[
-        float,
-        Parameter(
-            "steepness of the soft gate for tokens with a negative or zero advantage.", above=0.0
-        ),
-    ] = 1.05,
-    level: Level = "token",
-) -> LossResult:
+def sapo(batch: TokenBatch, config: SapoLossConfig) -> LossResult:
     """SAPO: a soft gate instead of a clip (Gao et al. 2025, arXiv:2511.20347).
 
         loss = -A * sigmoid(tau * (rho - 1)) * 4 / tau
@@ -89,12 +91,11 @@ def sapo(
     At rho = 1 the gradient is the plain policy gradient; it fades on both sides, faster for
     negative advantages.
     """
-    rho = ratios(batch, level)
+    rho = ratios(batch, config.level)
     advantage = batch.masked_advantage
     # a tensor for one of them: torch.where makes float32 of two Python numbers
-    temperature = torch.where(
-        advantage > 0.0, torch.full_like(advantage, temperature_positive), temperature_negative
-    )
+    positive = torch.full_like(advantage, config.temperature_positive)
+    temperature = torch.where(advantage > 0.0, positive, config.temperature_negative)
     # sigmoid(tau * x) has the slope tau / 4 at 0: the factor 4 / tau makes the gradient at ratio 1
     # the plain policy gradient, whatever the temperature
     gate = torch.sigmoid(temperature * (rho.ratio - 1.0)) * 4.0 / temperature
@@ -106,14 +107,18 @@ MAX_DRIFT: Final = 2.0
 """Bound on the drift: it pulls no harder than at this ratio minus 1."""
 
 
+class CpgdLossConfig(Config, frozen=True, kw_only=True):
+    """Bounds of the ratio, with a pull back."""
+
+    clip_low: ClipLow = 0.2
+    clip_high: ClipHigh = 0.2
+
+    drift_coef: NonNegativeFloat = 1e-3
+    """Weight of the policy drift."""
+
+
 @declare_loss("cpgd", terms_without_advantage=("drift_coef",))
-def cpgd(
-    batch: TokenBatch,
-    *,
-    clip_low: ClipLow = 0.2,
-    clip_high: ClipHigh = 0.2,
-    drift_coef: Annotated[float, Parameter("weight of the policy drift.", least=0.0)] = 1e-3,
-) -> LossResult:
+def cpgd(batch: TokenBatch, config: CpgdLossConfig) -> LossResult:
     """CPGD: a policy gradient on the clipped log-ratio, with a pull back to the old policy.
 
     Liu et al. 2025, arXiv:2505.12504.
@@ -128,34 +133,40 @@ def cpgd(
     """
     log_ratio = token_log_ratio(batch)
     advantage = batch.masked_advantage
-    lowest = math.log1p(-clip_low) if clip_low < 1.0 else -math.inf
+    lowest = math.log1p(-config.clip_low) if config.clip_low < 1.0 else -math.inf
+    highest = math.log1p(config.clip_high)
     bounded = torch.where(
-        advantage >= 0.0, log_ratio.clamp(max=math.log1p(clip_high)), log_ratio.clamp(min=lowest)
+        advantage >= 0.0, log_ratio.clamp(max=highest), log_ratio.clamp(min=lowest)
     )
     # without an advantage a bound changes nothing, and would count tokens as clipped in every group
     # without signal
     clipped = (bounded != log_ratio).detach() & (advantage != 0.0)
     # expm1 keeps the digits of a ratio near 1, which exp(l) - 1 rounds away in float32
     drift = (torch.expm1(log_ratio.detach()).clamp(max=MAX_DRIFT)) * log_ratio
-    losses = torch.where(batch.mask, -advantage * bounded + drift_coef * drift, 0.0)
+    losses = torch.where(batch.mask, -advantage * bounded + config.drift_coef * drift, 0.0)
     return losses, diagnose(log_ratio, batch.mask, clipped=clipped, extra={"policy_drift": drift})
 
 
-def _bounded(log_ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    return torch.where(
-        advantage >= 0.0, log_ratio.clamp(max=clip_high), log_ratio.clamp(min=-clip_low)
+class GmpoLossConfig(Config, frozen=True, kw_only=True):
+    """Bounds of the log-ratio."""
+
+    clip_low: NonNegativeFloat = 0.4
+    """Lower bound of the log-ratio, as a positive number."""
+
+    clip_high: NonNegativeFloat = 0.4
+    """Upper bound of the log-ratio."""
+
+
+def _bound(log_ratio: Tensor, advantage: Tensor, config: GmpoLossConfig) -> Tensor:
+    positive, negative = (
+        log_ratio.clamp(max=config.clip_high),
+        log_ratio.clamp(min=-config.clip_low),
     )
+    return torch.where(advantage >= 0.0, positive, negative)
 
 
-@declare_loss("gmpo", is_of_sequences=True, averaged=_bounded)
-def gmpo(
-    batch: TokenBatch,
-    *,
-    clip_low: Annotated[
-        float, Parameter("lower bound of the log-ratio, as a positive number.", least=0.0)
-    ] = 0.4,
-    clip_high: Annotated[float, Parameter("upper bound of the log-ratio.", least=0.0)] = 0.4,
-) -> LossResult:
+@declare_loss("gmpo", is_of_sequences=True, averaged=_bound)
+def gmpo(batch: TokenBatch, config: GmpoLossConfig) -> LossResult:
     """GMPO: the geometric mean of ratios that are clipped token by token.
 
     Zhao et al. 2025, arXiv:2507.20673.
@@ -169,7 +180,7 @@ def gmpo(
     """
     log_ratio = token_log_ratio(batch)
     advantage = batch.masked_advantage
-    bounded = _bounded(log_ratio, advantage, clip_low, clip_high)
+    bounded = _bound(log_ratio, advantage, config)
     clipped = (bounded != log_ratio).detach()
     # value of the mean, gradient of the own token: rows of one sequence may be in different
     # micro-batches, and only so do their gradients add up to that of the whole sequence

@@ -7,7 +7,6 @@ behavior (the engine, maybe with older weights) ─► proximal (the trainer bef
 """
 
 import dataclasses
-from typing import Annotated
 
 from vla_rl.algorithms.losses.declaration import (
     ClipHigh,
@@ -15,7 +14,6 @@ from vla_rl.algorithms.losses.declaration import (
     DualClip,
     Level,
     LossResult,
-    Parameter,
     declare_loss,
     diagnose,
 )
@@ -27,17 +25,20 @@ from vla_rl.algorithms.losses.token_batch import (
     ratios,
 )
 from vla_rl.algorithms.tensors import Tensor, torch
+from vla_rl.types import Config, NonNegativeFloat, PositiveFloat
+
+
+class PpoLossConfig(Config, frozen=True, kw_only=True):
+    """Trust region of the ratio, [1 - clip_low, 1 + clip_high], at `level`."""
+
+    clip_low: ClipLow = 0.2
+    clip_high: ClipHigh = 0.28
+    dual_clip: DualClip | None = None
+    level: Level = "token"
 
 
 @declare_loss("ppo")
-def clipped_surrogate(
-    batch: TokenBatch,
-    *,
-    clip_low: ClipLow = 0.2,
-    clip_high: ClipHigh = 0.28,
-    dual_clip: DualClip = None,
-    level: Level = "token",
-) -> LossResult:
+def clipped_surrogate(batch: TokenBatch, config: PpoLossConfig) -> LossResult:
     """Compute PPO's clipped objective, negated to be a loss.
 
     Schulman et al. 2017, arXiv:1707.06347, eq. 7.
@@ -48,23 +49,22 @@ def clipped_surrogate(
     Separate bounds are DAPO's clip-higher (Yu et al. 2025, arXiv:2503.14476, section 3.1).
 
     Args:
-        batch: rho = exp(log_prob - behavior_log_prob), at `level`.
-        clip_low, clip_high: trust region of the ratio, [1 - clip_low, 1 + clip_high].
-        dual_clip: bound c > 1 on the loss of tokens with a negative advantage and a large ratio;
-            None turns it off.
-        level: unit whose ratio is clipped; see `ratios`.
+        batch: rho = exp(log_prob - behavior_log_prob), at `level`; see `ratios`.
+        config: the trust region.
 
     Returns: losses [B, T] with exact zeros where masked, and diagnostics; `clip_fraction` counts
     the tokens whose loss a clip changed; these have no gradient.
     """
-    rho = ratios(batch, level)
+    rho = ratios(batch, config.level)
     advantage, ratio = batch.masked_advantage, rho.ratio
     unclipped = -advantage * ratio
-    losses = torch.maximum(unclipped, -advantage * ratio.clamp(1.0 - clip_low, 1.0 + clip_high))
+    clipped_ratio = ratio.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
+    losses = torch.maximum(unclipped, -advantage * clipped_ratio)
     # PPO's maximum leaves a negative advantage unbounded: at a ratio of 50 one token would outweigh
     # all others of the update
-    if dual_clip is not None:
-        losses = torch.where(advantage < 0.0, torch.minimum(losses, -advantage * dual_clip), losses)
+    if config.dual_clip is not None:
+        bounded = torch.minimum(losses, -advantage * config.dual_clip)
+        losses = torch.where(advantage < 0.0, bounded, losses)
     clipped = (losses != unclipped).detach()
     losses = torch.where(batch.mask, losses * rho.share, 0.0)
     return losses, diagnose(
@@ -72,23 +72,16 @@ def clipped_surrogate(
     )
 
 
+class DecoupledPpoLossConfig(PpoLossConfig, frozen=True, kw_only=True):
+    """Trust region around the trainer's own recent weights."""
+
+    behavior_weight_cap: PositiveFloat = 5.0
+    """Drop tokens whose weight proximal / behavior is above this; at the levels action and chunk,
+    drop the whole control step or chunk."""
+
+
 @declare_loss("decoupled_ppo", needs_proximal=True)
-def decoupled_surrogate(
-    batch: TokenBatch,
-    *,
-    clip_low: ClipLow = 0.2,
-    clip_high: ClipHigh = 0.28,
-    dual_clip: DualClip = None,
-    behavior_weight_cap: Annotated[
-        float,
-        Parameter(
-            "drop tokens whose weight proximal / behavior is above this; at the levels "
-            "action and chunk, drop the whole control step or chunk.",
-            above=0.0,
-        ),
-    ] = 5.0,
-    level: Level = "token",
-) -> LossResult:
+def decoupled_surrogate(batch: TokenBatch, config: DecoupledPpoLossConfig) -> LossResult:
     """Clip around the trainer's own recent weights, and weigh tokens by proximal / behavior.
 
         loss = w * PPO(exp(log_prob - proximal_log_prob)),    w from `behavior_weights`, 0 where dropped
@@ -105,12 +98,12 @@ def decoupled_surrogate(
     proximal = batch.constant("proximal_log_prob", "decoupled_ppo")
     weight = batch.correction_weight
     if weight is None:
-        weight = behavior_weights(batch, behavior_weight_cap=behavior_weight_cap, level=level)
+        weight = behavior_weights(
+            batch, behavior_weight_cap=config.behavior_weight_cap, level=config.level
+        )
     weight = torch.where(batch.mask, weight, 0.0).detach()
     around = dataclasses.replace(batch, behavior_log_prob=proximal, correction_weight=weight)
-    losses, diagnostics = clipped_surrogate(
-        around, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip, level=level
-    )
+    losses, diagnostics = clipped_surrogate(around, config)
     dropped = batch.mask & (weight == 0.0)
     reported = dataclasses.replace(
         diagnostics,
@@ -155,13 +148,15 @@ def behavior_weights(
     return torch.where(kept, SequencesOfRows(batch.mask, sequence).means(kappa, kept), 0.0)
 
 
+class GspoLossConfig(Config, frozen=True, kw_only=True):
+    """Trust region of a sequence's ratio."""
+
+    clip_low: ClipLow = 3e-4
+    clip_high: ClipHigh = 4e-4
+
+
 @declare_loss("gspo", is_of_sequences=True)
-def gspo(
-    batch: TokenBatch,
-    *,
-    clip_low: ClipLow = 3e-4,
-    clip_high: ClipHigh = 4e-4,
-) -> LossResult:
+def gspo(batch: TokenBatch, config: GspoLossConfig) -> LossResult:
     """GSPO, in its token form (Zheng et al. 2025, arXiv:2507.18071).
 
         log s_t = sg(mean_t log rho_t) + log_prob_t - sg(log_prob_t),  clamped to at most 10
@@ -171,27 +166,20 @@ def gspo(
     the aggregation `seq_mean_token_mean`, which gives the gradient of the sequence form. A sequence
     that spans several rows needs `sequence_log_ratio`.
     """
-    return clipped_surrogate(batch, clip_low=clip_low, clip_high=clip_high, level="sequence")
+    clip = PpoLossConfig(clip_low=config.clip_low, clip_high=config.clip_high, level="sequence")
+    return clipped_surrogate(batch, clip)
+
+
+class OpsmLossConfig(PpoLossConfig, frozen=True, kw_only=True):
+    """Trust region of tokens, with a bound on the drift of sequences."""
+
+    max_sequence_kl: NonNegativeFloat = 0.1
+    """Drop a sequence with a negative advantage if the sampler's log-prob minus the current one,
+    averaged over its tokens, exceeds this, in nats. TRL suggests 0.5."""
 
 
 @declare_loss("opsm", needs_sequence_drift=True)
-def sequence_masked_surrogate(
-    batch: TokenBatch,
-    *,
-    clip_low: ClipLow = 0.2,
-    clip_high: ClipHigh = 0.28,
-    max_sequence_kl: Annotated[
-        float,
-        Parameter(
-            "drop a sequence with a negative advantage if the sampler's log-prob minus the "
-            "current one, averaged over its tokens, exceeds this, in nats. TRL suggests "
-            "0.5.",
-            least=0.0,
-        ),
-    ] = 0.1,
-    dual_clip: DualClip = None,
-    level: Level = "token",
-) -> LossResult:
+def sequence_masked_surrogate(batch: TokenBatch, config: OpsmLossConfig) -> LossResult:
     """Leave out sequences with a negative advantage that the policy has moved away from.
 
     The rest is the clipped surrogate (DeepSeek-V3.2, arXiv:2512.02556, "off-policy sequence
@@ -210,15 +198,13 @@ def sequence_masked_surrogate(
     A sequence that spans several rows needs `sequence_drift`, and at the level "sequence" also
     `sequence_log_ratio`.
     """
-    losses, diagnostics = clipped_surrogate(
-        batch, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip, level=level
-    )
+    losses, diagnostics = clipped_surrogate(batch, config)
     drift = batch.sequence_drift
     if drift is None:
         drift = sequence_drift(batch)
     # bad sequences alone: pushing down what the policy no longer says moves it somewhere that
     # nobody sampled, and pulling up what was good does not
-    dropped = (drift > max_sequence_kl) & (batch.masked_advantage < 0.0)
+    dropped = (drift > config.max_sequence_kl) & (batch.masked_advantage < 0.0)
     num_dropped = (dropped & batch.mask).float().sum()
     return torch.where(dropped, 0.0, losses), dataclasses.replace(
         diagnostics, num_dropped=num_dropped

@@ -3,27 +3,10 @@
 The tokens inside have the importance-weighted gradient.
 """
 
-from typing import Annotated, TypeAlias
-
-from vla_rl.algorithms.losses.declaration import LossResult, Parameter, declare_loss, diagnose
+from vla_rl.algorithms.losses.declaration import LossResult, declare_loss, diagnose
 from vla_rl.algorithms.losses.token_batch import TokenBatch, token_log_ratio
 from vla_rl.algorithms.tensors import Tensor, torch
-
-ProbabilityLow: TypeAlias = Annotated[
-    float,
-    Parameter(
-        "drop a token if its probability fell by more than this; 1 keeps every token.", least=0.0
-    ),
-]
-ProbabilityHigh: TypeAlias = Annotated[
-    float,
-    Parameter(
-        "drop a token if its probability rose by more than this; 1 keeps every token.", least=0.0
-    ),
-]
-PullBack: TypeAlias = Annotated[
-    float, Parameter("weight of the squared log-ratio on all tokens.", least=0.0)
-]
+from vla_rl.types import Config, NonNegativeFloat
 
 
 def pulled_back(batch: TokenBatch, dropped: Tensor, penalty_coef: float) -> LossResult:
@@ -50,14 +33,21 @@ def probability_change(batch: TokenBatch) -> Tensor:
     return batch.masked_log_prob.detach().exp() - behavior.exp()
 
 
+class DppoLossConfig(Config, frozen=True, kw_only=True):
+    """Trust region on probabilities, with a pull back."""
+
+    probability_low: NonNegativeFloat = 0.2
+    """Drop a token if its probability fell by more than this; 1 keeps every token."""
+
+    probability_high: NonNegativeFloat = 0.2
+    """Drop a token if its probability rose by more than this; 1 keeps every token."""
+
+    penalty_coef: NonNegativeFloat = 1e-3
+    """Weight of the squared log-ratio on all tokens."""
+
+
 @declare_loss("dppo", terms_without_advantage=("penalty_coef",))
-def dppo(
-    batch: TokenBatch,
-    *,
-    probability_low: ProbabilityLow = 0.2,
-    probability_high: ProbabilityHigh = 0.2,
-    penalty_coef: PullBack = 1e-3,
-) -> LossResult:
+def dppo(batch: TokenBatch, config: DppoLossConfig) -> LossResult:
     """DPPO: a trust region on probabilities instead of ratios, with a weak pull back (Qi et al.
     2026, arXiv:2602.04879, with the penalty that prime-rl adds).
 
@@ -69,19 +59,22 @@ def dppo(
     """
     change = probability_change(batch)
     dropped = torch.where(
-        batch.masked_advantage > 0.0, change > probability_high, change < -probability_low
+        batch.masked_advantage > 0.0,
+        change > config.probability_high,
+        change < -config.probability_low,
     )
-    return pulled_back(batch, dropped, penalty_coef)
+    return pulled_back(batch, dropped, config.penalty_coef)
+
+
+class IpoLossConfig(DppoLossConfig, frozen=True, kw_only=True):
+    """Trust region on probabilities, whatever the advantage."""
+
+    probability_low: NonNegativeFloat = 0.1
+    probability_high: NonNegativeFloat = 0.1
 
 
 @declare_loss("ipo", terms_without_advantage=("penalty_coef",))
-def ipo(
-    batch: TokenBatch,
-    *,
-    probability_low: ProbabilityLow = 0.1,
-    probability_high: ProbabilityHigh = 0.1,
-    penalty_coef: PullBack = 1e-3,
-) -> LossResult:
+def ipo(batch: TokenBatch, config: IpoLossConfig) -> LossResult:
     """IPO: the trust region of `dppo` on both sides, whatever the advantage.
 
     It has the same pull back (prime-rl's `ipo`).
@@ -92,52 +85,58 @@ def ipo(
     prime-rl has one threshold, 0.1, for both sides. `penalty_coef=0.0` turns the pull back off.
     """
     change = probability_change(batch)
-    return pulled_back(
-        batch, (change > probability_high) | (change < -probability_low), penalty_coef
-    )
+    dropped = (change > config.probability_high) | (change < -config.probability_low)
+    return pulled_back(batch, dropped, config.penalty_coef)
 
 
-@declare_loss("icepop", ordered=("weight_low", "weight_high"))
-def icepop(
-    batch: TokenBatch,
-    *,
-    weight_low: Annotated[
-        float, Parameter("drop tokens whose ratio is below this.", least=0.0)
-    ] = 0.5,
-    weight_high: Annotated[float, Parameter("drop tokens whose ratio is above this.")] = 5.0,
-) -> LossResult:
+class IcePopLossConfig(Config, frozen=True, kw_only=True):
+    """Interval of ratios that are kept."""
+
+    weight_low: NonNegativeFloat = 0.5
+    """Drop tokens whose ratio is below this."""
+
+    weight_high: NonNegativeFloat = 5.0
+    """Drop tokens whose ratio is above this."""
+
+    def __post_init__(self) -> None:
+        self.require(
+            self.weight_low <= self.weight_high,
+            "weight_high",
+            f"at least weight_low = {self.weight_low}",
+        )
+
+
+@declare_loss("icepop")
+def icepop(batch: TokenBatch, config: IcePopLossConfig) -> LossResult:
     """IcePop: the ratio as a weight, 0 outside an interval (Ling team 2025, arXiv:2510.18855).
 
     loss = -A * rho   where weight_low <= rho <= weight_high, else 0
     """
     ratio = token_log_ratio(batch).detach().exp()
-    return masked_importance(batch, (ratio < weight_low) | (ratio > weight_high))
+    return masked_importance(batch, (ratio < config.weight_low) | (ratio > config.weight_high))
 
 
-def dropped_by_m2po(batch: TokenBatch, *, max_second_moment: float) -> Tensor:
+class M2poLossConfig(Config, frozen=True, kw_only=True):
+    """Bound on the second moment of the log-ratio."""
+
+    max_second_moment: NonNegativeFloat = 0.04
+    """Drop tokens, those with the largest |log-ratio| first, until the mean squared log-ratio is at
+    most this."""
+
+
+def dropped_by_m2po(batch: TokenBatch, config: M2poLossConfig) -> Tensor:
     """Return the tokens that `m2po` leaves out, bool [B, T]; anything where masked."""
     # padding sorts last, so that it never counts in a moment of real tokens
     squares = torch.where(batch.mask, token_log_ratio(batch).detach().square(), torch.inf).flatten()
     ascending, order = squares.sort(stable=True)
     moments = ascending.cumsum(0) / torch.arange(1, len(ascending) + 1, device=squares.device)
     dropped = torch.zeros_like(batch.mask).flatten()
-    dropped[order] = ~(moments <= max_second_moment)
+    dropped[order] = ~(moments <= config.max_second_moment)
     return dropped.reshape(batch.mask.shape)
 
 
 @declare_loss("m2po", choose_tokens=dropped_by_m2po)
-def m2po(
-    batch: TokenBatch,
-    *,
-    max_second_moment: Annotated[
-        float,
-        Parameter(
-            "drop tokens, those with the largest |log-ratio| first, until the mean squared "
-            "log-ratio is at most this.",
-            least=0.0,
-        ),
-    ] = 0.04,
-) -> LossResult:
+def m2po(batch: TokenBatch, config: M2poLossConfig) -> LossResult:
     """M2PO: drop the farthest tokens until the second moment of the log-ratio is small.
 
     Zheng et al. 2025, arXiv:2510.01161.
@@ -149,5 +148,5 @@ def m2po(
     """
     dropped = batch.chosen_tokens
     if dropped is None:
-        dropped = dropped_by_m2po(batch, max_second_moment=max_second_moment)
+        dropped = dropped_by_m2po(batch, config)
     return masked_importance(batch, dropped)
