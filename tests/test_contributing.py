@@ -60,7 +60,7 @@ def test_the_files_beside_an_answer_are_there() -> None:
         (
             "Add a loss",
             "vla_rl/algorithms/losses/declaration.py",
-            ["declare_loss", "Parameter", "LossResult", "DeclaredLoss", "has_trust_region"],
+            ["declare_loss", "LossResult", "DeclaredLoss", "has_trust_region"],
         ),
         (
             "Add a loss",

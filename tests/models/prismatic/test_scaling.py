@@ -335,7 +335,7 @@ def changed(name: str, tower: int, **fields: Any) -> dict[str, Any]:
         ),
         (
             changed("tvf_normalize_params", 0, std=[0.0, 1.0, 1.0]),
-            r"stds is .*, expected each above 0",
+            r"Expected `float` > 0\.0 - at `\$\.stds",
         ),
         (
             {"tvf_normalize_params": [{"mean": [0.5] * 3}]},
