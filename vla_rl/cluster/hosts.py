@@ -7,8 +7,6 @@ reports what it has; by its death it shows that the host has left.
 import asyncio
 import os
 import platform
-import shutil
-import subprocess
 from collections.abc import AsyncIterator
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
@@ -20,6 +18,7 @@ from msgspec.structs import replace
 import vla_rl
 from vla_rl.actors import Actor, RemoteHost, actor_method
 from vla_rl.errors import ConfigError
+from vla_rl.util.processes import query_gpus
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,11 +131,6 @@ def get_own_resources() -> HostResources:
 
 
 _MIB: Final = 2**20
-_QUERY: Final = (
-    "nvidia-smi",
-    "--query-gpu=index,uuid,name,memory.total",
-    "--format=csv,noheader,nounits",
-)
 
 
 def list_own_gpus() -> tuple[Gpu, ...]:
@@ -144,21 +138,8 @@ def list_own_gpus() -> tuple[Gpu, ...]:
 
     Waits for `nvidia-smi`.
     """
-    if shutil.which(_QUERY[0]) is None:
-        return ()
-    try:
-        done = subprocess.run(
-            _QUERY,
-            capture_output=True,
-            text=True,
-            timeout=20.0,
-            check=False,
-            encoding="utf-8",
-            errors="replace",
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    return parse_visible_gpus(done.stdout, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    lines = query_gpus("index,uuid,name,memory.total")
+    return parse_visible_gpus(lines, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def parse_visible_gpus(listed: str, visible: str | None) -> tuple[Gpu, ...]:

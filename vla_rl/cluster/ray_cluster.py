@@ -4,7 +4,6 @@ Every call here waits for Ray, so `RayHosts` makes it on a thread. Ray itself is
 node starts our host server there as its child.
 """
 
-import contextlib
 import logging
 import os
 import subprocess
@@ -20,7 +19,7 @@ from vla_rl.cluster.config import RayConfig
 from vla_rl.cluster.hosts import Gpu, Host, HostResources
 from vla_rl.errors import ConfigError
 from vla_rl.util.ownership import OwnedFolder, remove_abandoned_folders
-from vla_rl.util.processes import die_with_parent_only
+from vla_rl.util.processes import die_with_parent_only, query_gpus
 
 _PREFIX = "vla_rl-ray-host-"
 _SERVING = "serving actors on "
@@ -75,19 +74,9 @@ class HostStarter:
 
     def list_gpus(self) -> list[str]:
         """Return the name and the bytes of each GPU of this node, in turn."""
-        query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-        with contextlib.suppress(FileNotFoundError, subprocess.CalledProcessError):
-            found = subprocess.run(
-                query,
-                capture_output=True,
-                text=True,
-                check=True,
-                encoding="utf-8",
-                errors="replace",
-            ).stdout
-            rows = [line.rpartition(",") for line in found.splitlines() if "," in line]
-            return [word for name, _, mib in rows for word in (name.strip(), str(int(mib) * 2**20))]
-        return []
+        lines = query_gpus("name,memory.total").splitlines()
+        rows = [line.rpartition(",") for line in lines if "," in line]
+        return [word for name, _, mib in rows for word in (name.strip(), str(int(mib) * 2**20))]
 
     def stop_server(self) -> None:
         """End the server, and all that it started."""

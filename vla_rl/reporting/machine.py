@@ -7,7 +7,6 @@ import datetime
 import functools
 import importlib.metadata
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,8 @@ from typing import Any
 
 import psutil
 from rich.table import Table
+
+from vla_rl.util.processes import query_gpus
 
 GIB = 2**30
 
@@ -66,26 +67,7 @@ def resident_bytes(pid: int | None = None) -> int:
 
 def gpu_memory() -> list[GpuMemory]:
     """Return the memory of each NVIDIA GPU as `nvidia-smi` reports it; empty if there is none."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    command = [
-        "nvidia-smi",
-        "--query-gpu=name,memory.total,memory.free",
-        "--format=csv,noheader,nounits",
-    ]
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=10.0,
-            check=False,
-            encoding="utf-8",
-            errors="replace",
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return parse_gpu_memory(done.stdout) if done.returncode == 0 else []
+    return parse_gpu_memory(query_gpus("name,memory.total,memory.free"))
 
 
 def parse_gpu_memory(text: str) -> list[GpuMemory]:

@@ -11,6 +11,8 @@ from os import write as _write
 from pathlib import Path
 from typing import Final
 
+from vla_rl.util.ownership import is_open_at
+
 BLOCK: Final = 1 << 16
 """Bytes read at a time when searching for the end of the last whole line."""
 
@@ -91,7 +93,7 @@ class AppendedFile:
     def _opened(self) -> int:
         if self._descriptor is not None:
             # records for a file without a name would be lost without a word
-            if _is_same_file(self.path, self._descriptor):
+            if is_open_at(self._descriptor, self.path):
                 return self._descriptor
             self.close()
             raise FileNotFoundError(errno.ENOENT, "the file was removed while records were written")
@@ -128,13 +130,6 @@ def _write_all(descriptor: int, data: bytes) -> None:
         if num_written == 0:  # a full disk usually raises, but POSIX does not promise that
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         left = left[num_written:]
-
-
-def _is_same_file(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _end_of_last_line(path: Path, size: int) -> int:

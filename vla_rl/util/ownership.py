@@ -69,7 +69,7 @@ def sole_owner(file: Path, what: str) -> Iterator[None]:
     finally:
         _HELD_LOCKS.discard(descriptor)
         with contextlib.suppress(OSError):  # it is gone with its folder, or the disk is
-            if _is_at(descriptor, file):
+            if is_open_at(descriptor, file):
                 # Only our own: a file that somebody removed may have been made again by the next
                 # owner.
                 file.unlink()
@@ -110,7 +110,7 @@ def _open_locked(file: Path, what: str) -> int:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(descriptor, file):
+            if is_open_at(descriptor, file):
                 return descriptor
         except BlockingIOError:
             owner = _read_owner(descriptor)
@@ -131,7 +131,8 @@ def _open_locked(file: Path, what: str) -> int:
         os.close(descriptor)  # its owner removed it meanwhile
 
 
-def _is_at(descriptor: int, file: Path) -> bool:
+def is_open_at(descriptor: int, file: Path) -> bool:
+    """Return whether an open file still has this path: it may have been removed, or made again."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(file))
     except FileNotFoundError:

@@ -150,6 +150,30 @@ def _exit_with_pipe(pipe_fd: int) -> None:
     os._exit(1)
 
 
+def query_gpus(fields: str) -> str:
+    """Return `nvidia-smi`'s lines of these fields, one for each GPU; empty if it lists none.
+
+    It takes a second or more, and torch, whose import takes longer, is not needed.
+    """
+    import subprocess  # here: simulators and fork servers import this file, and start no program
+
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=20.0,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except (OSError, subprocess.TimeoutExpired):  # most machines without a GPU do not have it
+        return ""
+    # without a driver it writes its complaint to where the lines would be
+    return done.stdout if done.returncode == 0 else ""
+
+
 def is_ready(fd: int) -> bool:
     """Return whether a read of `fd` would not wait; for a pidfd, whether its process has ended.
 

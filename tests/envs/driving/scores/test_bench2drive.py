@@ -22,8 +22,8 @@ from vla_rl.envs.driving.scores.comfort import (
     comfort_as_published,
     comfort_corrected,
     compute_smoothness,
-    make_ride,
 )
+from vla_rl.envs.driving.scores.geometry import Floats, directions, turn_left
 from vla_rl.envs.driving.scores.leaderboard_files import (
     DIGESTS,
     read_first_junctions,
@@ -33,6 +33,21 @@ from vla_rl.envs.driving.scores.leaderboard_files import (
     read_scenario_types,
     require_route_set,
 )
+from vla_rl.envs.driving.scores.scene import AX, AY, HEADING, YAW_RATE
+
+
+def make_ride(states: Floats) -> Ride:
+    """Return a motion [T, 11] as CARLA would record it."""
+    forward = directions(states[:, HEADING])
+    left = turn_left(forward)
+    accel = states[:, AX, None] * forward + states[:, AY, None] * left
+    mirror = np.array([1.0, -1.0])
+    return Ride(
+        acceleration=accel * mirror,
+        forward=forward * mirror,
+        right=-left * mirror,
+        yaw_rate=-np.rad2deg(states[:, YAW_RATE]),
+    )
 
 
 def test_penalties_multiply_for_each_event() -> None:

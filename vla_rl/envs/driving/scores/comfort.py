@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from vla_rl.envs.driving.scores.geometry import Bools, Floats, directions, turn_left
+from vla_rl.envs.driving.scores.geometry import Bools, Floats
 from vla_rl.envs.driving.scores.scene import (
     AX,
     AY,
@@ -281,17 +281,3 @@ def _filter(values: Floats, derivative: int = 0) -> Floats:
     delta = 0.1 if derivative else 1.0
     matrix = savitzky_golay(len(values), SMOOTHING_WINDOW, 2, derivative, delta)
     return np.asarray(values @ matrix.T)
-
-
-def make_ride(states: Floats) -> Ride:
-    """Return a motion [T, 11] of this package as CARLA would record it."""
-    forward = directions(states[:, HEADING])
-    left = turn_left(forward)
-    accel = states[:, AX, None] * forward + states[:, AY, None] * left
-    mirror = np.array([1.0, -1.0])
-    return Ride(
-        acceleration=accel * mirror,
-        forward=forward * mirror,
-        right=-left * mirror,
-        yaw_rate=-np.rad2deg(states[:, YAW_RATE]),
-    )
