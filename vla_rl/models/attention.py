@@ -47,6 +47,11 @@ class PackedRows:
             network's device.
         are_read: whether a layer has read them; one that drops this argument would let each row see
             those before it.
+
+    Example:
+        Rows of 3 and 5 tokens on a line of 8:
+
+        PackedRows(lengths=[3, 5], offsets=tensor([0, 3, 8], dtype=torch.int32))
     """
 
     lengths: list[int]

@@ -103,7 +103,12 @@ class IndexMetadata(msgspec.Struct):
 
 
 class Index(msgspec.Struct):
-    """Index from each tensor to its file."""
+    """Index from each tensor to its file.
+
+    Example:
+        Index(weight_map={"lm_head.weight": "model-00003-of-00003.safetensors"},
+              metadata=IndexMetadata(total_size=15_082_474_368))
+    """
 
     weight_map: dict[str, str]
     metadata: IndexMetadata | None = None

@@ -119,6 +119,11 @@ class Roads:
         solid, dashed: lines to draw.
         command: one of COMMANDS.
         speed_limit: metres per second.
+
+    Example:
+        A straight road of 50 km/h with a signal 52 m ahead:
+
+        Roads(command="straight", speed_limit=13.9, route=make_line((-10.0, 0.0), (130.0, 0.0)), stop=62.0)
     """
 
     command: str

@@ -264,6 +264,9 @@ class World:
         start: [11], the car's state at 0 s, as the scores lay it out.
         recording: [66, N, 3], poses of all at 10 Hz from -1.5 s to 5.0 s, the car driven by IDM.
         speeds: [66, N], of the same.
+
+    Example:
+        World(kind="junction", light=0.9, roads=Roads(command="left", ...), traffic=..., speeds=...)
     """
 
     kind: str

@@ -82,7 +82,11 @@ class Simulation(NamedTuple):
 
 
 class Command(NamedTuple):
-    """An action in the controller's units."""
+    """An action in the controller's units.
+
+    Example:
+        Command(displacement=np.array([0.05, 0.0, 0.0]), rotation=np.eye(3), turns=False, gripper=-1.0)
+    """
 
     displacement: np.ndarray
     """[3] (m)."""

@@ -40,7 +40,14 @@ class Texture(NamedTuple):
 
 
 class Mesh(NamedTuple):
-    """A mesh as MuJoCo keeps it."""
+    """A mesh as MuJoCo keeps it.
+
+    Example:
+        A square of two triangles, without a texture:
+
+        Mesh(vertices=[[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], faces=[[0, 1, 2], [0, 2, 3]],
+             texture=None)
+    """
 
     vertices: np.ndarray
     """float [V, 3], m."""

@@ -43,6 +43,11 @@ class PromptsWithImages(Prompts):
 
     Attributes:
         images: for each prompt the images that it and the turns after it show, or None.
+
+    Example:
+        Two prompts, the first of which shows images:
+
+        PromptsWithImages(..., images=(PreparedImages(...), None))
     """
 
     images: tuple[PreparedImages | None, ...] = ()

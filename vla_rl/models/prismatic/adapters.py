@@ -233,7 +233,11 @@ class _PeftConfig(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class PeftAdapter:
-    """An adapter on disk, read except for its tensors."""
+    """An adapter on disk, read except for its tensors.
+
+    Example:
+        PeftAdapter(path=Path("adapters/goal"), rank=32, alpha=16, base="openvla/openvla-7b")
+    """
 
     path: Path
     """Folder of its configuration and tensors."""

@@ -61,7 +61,14 @@ class TextConfig(msgspec.Struct, kw_only=True):
 
 
 class Extension(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Settings that the public layout lacks. The defaults match the public LIBERO checkpoints."""
+    """Settings that the public layout lacks. The defaults match the public LIBERO checkpoints.
+
+    Example:
+        A policy fine-tuned here, of two cameras and an L1 head:
+
+        Extension(family="openvla_oft", norm_key="libero_goal", cameras=("image", "wrist_image"),
+                  chunk_size=8, head="l1")
+    """
 
     family: str | None = None
     norm_key: str | None = None
@@ -85,7 +92,12 @@ class Extension(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown
 
 
 class PublicConfig(msgspec.Struct, kw_only=True):
-    """Fields of `config.json` that are read."""
+    """Fields of `config.json` that are read.
+
+    Example:
+        PublicConfig(image_sizes=(224, 224), timm_model_ids=("vit_large_patch14_reg4_dinov2.lvd142m",
+                     "vit_so400m_patch14_siglip_224"), norm_stats={"libero_goal": ...}, text_config=...)
+    """
 
     architectures: tuple[str, ...] = ("OpenVLAForActionPrediction",)
     model_type: str = "openvla"

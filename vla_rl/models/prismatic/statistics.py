@@ -42,7 +42,11 @@ class Range(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Statistics(msgspec.Struct, kw_only=True):
-    """Statistics of one training set."""
+    """Statistics of one training set.
+
+    Example:
+        Statistics(action=Range(q01=(-0.75, -0.66), q99=(0.94, 0.88), mask=(True, False)))
+    """
 
     action: Range
     proprio: Range | None = None

@@ -289,6 +289,11 @@ class AbilityTable:
         abilities: by name, in the benchmark's order.
         mean: mean of the five ratios, 0 to 1; None if one of them is missing.
         left_out: ids of the routes of the set that were not driven.
+
+    Example:
+        Two routes of the set were not driven, so the mean is that of the others:
+
+        AbilityTable(abilities={"merging": ..., "give_way": ...}, mean=0.41, left_out=["2091", "3540"])
     """
 
     abilities: Mapping[str, Ability]

@@ -52,7 +52,11 @@ _TURN_COST, _RAISE_COST, _DROP_COST = 0.01, 4.0, 1.0
 
 
 class Grasp(NamedTuple):
-    """Pose of the fingers for a hand that points down."""
+    """Pose of the fingers for a hand that points down.
+
+    Example:
+        Grasp(position=np.array([0.02, -0.11, 0.93]), yaw=1.57, width_m=0.05, highest_m=0.97)
+    """
 
     position: np.ndarray
     """float64 [3], world (m)."""
