@@ -58,6 +58,8 @@ def read_public_key(file: Path) -> str:
 
 
 def _write_once(file: Path, content: bytes, mode: int) -> None:
+    # Not `zmq.auth.create_certificates`, which replaces a key that is there, and makes the secret one
+    # readable for others until somebody changes its mode. Nor could it read files of earlier versions.
     fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(fd, "wb") as opened:
         opened.write(content)

@@ -40,6 +40,7 @@ def get_reported_tokens(reply: Completion) -> list[tuple[TokenReport, float]]:
 
 
 def _write_token(text: bytes, log_prob: float) -> dict[str, Any]:
+    # A token may end in the middle of a letter, which only `bytes` tells exactly.
     return {"token": text.decode(errors="replace"), "logprob": log_prob, "bytes": list(text)}
 
 
@@ -98,6 +99,7 @@ def _write_chat_message(reply: Completion, prefix: str) -> dict[str, Any]:
         "refusal": None,
     }
     if calls := _write_calls(reply, prefix):
+        # OpenAI answers null and not an empty text beside calls.
         message |= {"content": reply.message.content or None, "tool_calls": calls}
     return message
 
@@ -178,6 +180,7 @@ def write_response(answer: Answer, echo: RequestEcho, *, has_log_probs: bool) ->
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "model": answer.model,
         "output": _write_items(answer, has_log_probs=has_log_probs),
+        # The one that was sampled with: the run sets it, whatever the request asked for.
         "temperature": 1.0 if reply.temperature is None else reply.temperature,
         "top_p": 1.0,
         "truncation": "disabled",

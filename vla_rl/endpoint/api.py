@@ -160,6 +160,7 @@ def read_fields(body: bytes, request: type[T]) -> tuple[T, tuple[str, ...]]:
 
 def _repair_characters(body: bytes) -> bytes | None:
     """Return the body without halves of surrogate pairs; None if it has none, or is not JSON."""
+    # Most wrong requests have no such escape, and need not be parsed a second time.
     if b"\\ud" not in body.lower():
         return None
     try:
@@ -170,6 +171,8 @@ def _repair_characters(body: bytes) -> bytes | None:
 
 def _read_fields(body: bytes, request: type[T]) -> tuple[T, tuple[str, ...]]:
     try:
+        # Raw values: a field that is not read must not fail the request, whatever a client put into
+        # it.
         given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise RequestError(
@@ -191,6 +194,7 @@ def reject_value(
 ) -> RequestError:
     """Return the error for one value."""
     try:
+        # A value may be nested so deeply that Python cannot even write it down.
         shown = repr(value)
     except RecursionError:
         shown = excerpt(value)
@@ -263,6 +267,8 @@ class JsonSchema(msgspec.Struct):
         """The form of a reply."""
         if self.schema is None:
             return JsonFormat()
+        # Enforced without `strict` too; `strict` only decides whether a keyword that no grammar can
+        # express is refused or left out.
         return JsonFormat(schema=self.schema, is_strict=bool(self.strict))
 
 
@@ -290,6 +296,7 @@ def read_tool_rule(
     mode: Any = "required"
     named: Any = [choice]
     kind = choice.get("type") if isinstance(choice, dict) else None
+    # OpenAI nests the list in chat completions and writes it flat in responses.
     if kind == "allowed_tools":
         allowed = choice.get("allowed_tools", choice)
         if not isinstance(allowed, dict):

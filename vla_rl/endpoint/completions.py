@@ -70,6 +70,7 @@ class _Message(msgspec.Struct):
         if isinstance(content, list):
             content = "".join(part.text for part in content)
         return Message(
+            # `developer` is OpenAI's newer name of the same role.
             role="system" if self.role == "developer" else self.role,
             content=content or "",
             tool_calls=tuple(
@@ -171,6 +172,8 @@ class ChatApi:
 def _reject_unsupported(fields: ChatFields) -> None:
     if not fields.messages:
         raise reject_value("messages", [], "at least one message")
+    # Refused and not ignored: an agent that asks for functions in the old form would wait for calls
+    # in that form.
     for name, expected in UNSUPPORTED.items():
         if (value := getattr(fields, name)) and value not in ("auto", "none"):
             raise reject_value(name, value, expected)
@@ -235,6 +238,8 @@ class CompletionRequest:
         require_range("n", fields.n, 1, MAX_CHOICES)
         require_range("max_tokens", fields.max_tokens, 1)
         require_range("logprobs", fields.logprobs, 0, MAX_LISTED)
+        # Replies that were sampled and not returned would be missing in training, and the rest a
+        # sample that was chosen by its log-probs.
         if fields.best_of > fields.n:
             raise reject_value(
                 "best_of",
@@ -314,6 +319,7 @@ def _read_prompts(given: str | list[str | int | list[int]]) -> tuple[Prompt, ...
         return (given,)
     if not given:
         raise reject_value("prompt", given, "a text, tokens, or a list of them that is not empty")
+    # A list of numbers is one prompt of tokens, and not as many prompts.
     if all(isinstance(each, int) for each in given):
         return (_read_tokens(given),)
     if any(isinstance(each, int) for each in given):
@@ -324,6 +330,8 @@ def _read_prompts(given: str | list[str | int | list[int]]) -> tuple[Prompt, ...
 
 
 def _read_tokens(given: Sequence[Any]) -> np.ndarray:
+    # Only so that an array can hold them: the policy itself refuses tokens that its vocabulary
+    # lacks.
     if not all(0 <= token < 1 << 31 for token in given):
         raise reject_value("prompt", given, "token ids of the policy's vocabulary")
     return np.array(given, np.int64)

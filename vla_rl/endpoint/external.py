@@ -102,6 +102,7 @@ def external_agent(
                 env.episode, reward, StopReason.SUCCESS if reward >= 1.0 else StopReason.TERMINATED
             )
         outcome = await env.step(Message(role="assistant", content=answer))
+        # The agent was called once and has returned: nobody would take another turn.
         if not outcome.terminated and not outcome.truncated:
             raise EnvError(
                 "the environment continues after the external agent's answer, expected one that "
@@ -128,20 +129,27 @@ async def _get_answer(
         async with deadline:
             answer = await agent(task)
     except Exception as error:
+        # The policy's own failure first: the agent has only seen status 500, and what it raised
+        # because of that hides the cause.
         if session.failure is not None:
             raise session.failure from error
         if isinstance(error, TimeoutError) and deadline.expired():
+            # Nothing to learn from: the scheduler runs the episode again, as one whose simulator
+            # has died.
             if not session.calls:
                 raise ActorFrozen(
                     "external agent", 0, f"it made no call within timeout_s={timeout_s:g}"
                 ) from error
             return StopReason.DEADLINE
+        # Whatever an agent raises after a refusal counts as its consequence, because each client
+        # has classes of errors of its own.
         refusal = session.overflow or session.rejection
         if refusal is None:
             raise
         if not session.calls:
             raise refusal from error
         return StopReason.REPLY_REJECTED if refusal is session.rejection else StopReason.TOKEN_LIMIT
+    # An agent may catch the error of status 500 and answer all the same.
     if session.failure is not None:
         raise session.failure
     return answer
@@ -159,6 +167,8 @@ class _Program:
     async def __call__(self, task: ExternalTask) -> str:
         process = await self._start(task)
         try:
+            # Input, output and errors side by side: a program that prints before it has read would
+            # wait for us, and we for it.
             async with asyncio.TaskGroup() as group:
                 assert process.stdin is not None
                 assert process.stdout is not None
@@ -216,6 +226,7 @@ class _Program:
 
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
+        # The group, because a command line is often a shell, whose death leaves the agent running.
         os.killpg(pid, signal.SIGKILL)
 
 
@@ -230,6 +241,7 @@ async def _write_prompt(stdin: asyncio.StreamWriter, text: str) -> None:
 async def _read_bounded(stream: asyncio.StreamReader) -> str:
     """Return the first MiB of a program's output; the rest is read and dropped."""
     kept = bytearray()
+    # Read to its end, since a full pipe would stop the program.
     while data := await stream.read(1 << 16):
         kept += data[: max(0, _OUTPUT_BYTES - len(kept))]
     return kept.decode(errors="replace")

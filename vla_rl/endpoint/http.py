@@ -96,6 +96,8 @@ async def read_body(request: web.BaseRequest, max_bytes: int, timeout_s: float) 
     Raises: RequestError if it is too large, does not arrive in time, or is not encoded as its
     headers say.
     """
+    # The declared length first: a client that announces too much is refused before it sends it. One
+    # that declares nothing is cut off while it sends.
     if request.content_length is not None and request.content_length > max_bytes:
         raise _make_too_large_error(max_bytes)
     body = bytearray()
@@ -150,12 +152,16 @@ class JsonErrors(web.RequestHandler):
 
         Raises: ConnectionError if an answer has begun already.
         """
+        # Bytes of an answer are on their way: a second one behind them would be read as a part of
+        # the first.
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun, so no error can be sent") from exc
         if status >= 500:
             logger.error("the endpoint could not answer %s", request.path, exc_info=exc)
         words = " ".join((message or HTTPStatus(status).phrase).split())
         response = json_error(RequestError(words, status=status))
+        # Where a bad request ends is unknown, so what follows on this connection cannot be told
+        # from its rest.
         response.force_close()
         return response
 
@@ -167,6 +173,7 @@ class JsonErrors(web.RequestHandler):
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         """Send an answer; an error that is no JSON yet, such as an unknown `Expect`, becomes it."""
+        # aiohttp makes this answer itself, past the handler and every middleware.
         if isinstance(resp, web.HTTPException):
             resp = json_error(RequestError(resp.text or resp.reason, status=resp.status))
             resp.force_close()
@@ -227,11 +234,16 @@ class ConnectionListener:
 
     async def bind(self, host: str, port: int) -> None:
         """Start to listen. Raises: OSError if the address is not available."""
+        # Only the first address of a name: with port 0 a second socket would get another port.
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, *_, address = found[0]
         self._socket = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
         self._socket.setblocking(False)
         self._max = _limit_connections(self._max)
+
+    # who waits             for              woken by
+    # `accept_connections`  a connection     the kernel, while its backlog is not empty
+    # `_wait_for_room`      `_closed_one`    a connection that closes; `_GRACE_S` after the oldest stranger has come
 
     async def accept_connections(self) -> None:
         """Accept connections until cancelled."""
@@ -239,6 +251,8 @@ class ConnectionListener:
         assert self._socket is not None
         while True:
             try:
+                # By hand, because asyncio's server accepts as many connections at once as wait in
+                # the backlog, before anybody could ask whether there is room.
                 accepted, _ = await loop.sock_accept(self._socket)
             except OSError as error:
                 # other errors come from a client that is gone

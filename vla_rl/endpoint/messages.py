@@ -81,6 +81,8 @@ class MessagesRequest:
         require_range("max_tokens", fields.max_tokens, 1)
         if not fields.messages:
             raise reject_value("messages", [], "at least one message")
+        # This API has the system prompt beside the messages; chat templates take it as the first of
+        # them.
         system = _read_text("system", fields.system)
         messages = [Message(role="system", content=system)] if system else []
         for number, message in enumerate(fields.messages):
@@ -89,6 +91,8 @@ class MessagesRequest:
         self.asked = Asked(
             prompts=(tuple(messages),),
             model=fields.model,
+            # Not in the prompt either: calls of tools that a reply must not call would stay in its
+            # text.
             tools=() if rule.mode == "none" else tuple(_read_tool(tool) for tool in fields.tools),
             options=ReplyOptions(
                 format=_read_format(fields), stop=read_stop_texts(fields.stop_sequences), tools=rule
@@ -114,6 +118,8 @@ class MessagesRequest:
                     "input": _read_arguments(call.arguments),
                 }
             )
+        # The limit counts before calls: an agent that reads `tool_use` would run a call of a reply
+        # that was cut off.
         reason = "end_turn"
         if reply.finish_reason == "length":
             reason = "max_tokens"

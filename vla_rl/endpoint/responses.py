@@ -109,6 +109,8 @@ def _add_call(messages: list[Message], name: str, item: Item) -> None:
         name=_require_field(name, "name", item.name),
         arguments=item.arguments or "{}",
     )
+    # Each call is an item of its own here; in messages of their own a chat template would end the
+    # turn after the first one.
     if messages and messages[-1].role == "assistant":
         messages[-1] = msgspec.structs.replace(
             messages[-1], tool_calls=(*messages[-1].tool_calls, call)
@@ -189,6 +191,7 @@ class ResponseRequest:
             raise RequestError(
                 "input is empty, expected a text or at least one item", param="input"
             )
+        # OpenAI has both ways of asking for them.
         self._has_log_probs = LOG_PROBS in fields.include or fields.top_logprobs is not None
         self._echo = RequestEcho(
             instructions=fields.instructions,
@@ -234,6 +237,7 @@ class ResponseRequest:
 
     def _completed(self, answer: Answer) -> dict[str, Any]:
         body = write_response(answer, self._echo, has_log_probs=self._has_log_probs)
+        # Only once the answer is written: a request that fails leaves nothing to continue from.
         if self._stores:
             self._memory.remember(body["id"], [*self._conversation, make_stored_message(answer)])
         return body
@@ -252,6 +256,7 @@ class ResponseApi:
 def _reject_unsupported(fields: ResponseFields) -> None:
     require_range("max_output_tokens", fields.max_output_tokens, 1)
     require_range("top_logprobs", fields.top_logprobs, 0, MAX_ALTERNATIVES)
+    # The key of an episode ends with it, so nobody could fetch an answer that was not awaited.
     if fields.background:
         raise reject_value("background", True, "false: the answer is awaited")
     if fields.conversation is not None:
@@ -266,6 +271,7 @@ def _reject_unsupported(fields: ResponseFields) -> None:
             fields.prompt,
             "none: there are no stored prompts; give instructions and input",
         )
+    # A prompt without its middle continues no earlier call, and would begin a new thread.
     if fields.truncation != "disabled":
         raise reject_value(
             "truncation", fields.truncation, "'disabled': nothing is left out of a conversation"

@@ -127,6 +127,8 @@ class Endpoint:
             app.router.add_post(api.path, partial(self._generate, api))
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{model:.+}", self._model)
+        # A client that goes away cancels its handler, and with it the generation: nothing is
+        # sampled for nobody, and nothing of it is recorded.
         self._runner = web.AppRunner(
             app,
             handler_cancellation=True,
@@ -161,6 +163,8 @@ class Endpoint:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # Generations first: the server's clean-up waits for its handlers, and these wait for the
+        # policy.
         for session in self._sessions.values():
             session.cancel_requests()
         self._sessions.clear()
@@ -225,6 +229,8 @@ class Endpoint:
         session = self._find_session(request)
         task = asyncio.current_task()
         assert task is not None
+        # Before the body is read: the end of the episode ends this request as well, however slowly
+        # its body comes.
         session.register_request(task)
         body = await read_body(
             request, self._config.max_request_kb * 1024, self._config.body_timeout_s
@@ -237,11 +243,15 @@ class Endpoint:
             agent, policy = session.find_policy(read.asked.model)
         except KeyError as error:
             raise _unknown_model(read.asked.model, session.models or ()) from error
+        # Whole, also for a stream: a reply that fails after a part of it was sent could be neither
+        # taken back nor trained on.
         replies = await generate_replies(read.asked, policy, session)
         model = read.asked.model or self._config.model
         answer = Answer(number=str(next(self._numbers)), model=model, replies=replies)
         headers = {"x-vla-rl-ignored": ", ".join(read.asked.ignored)} if read.asked.ignored else {}
         try:
+            # Written before the call is recorded: what the policy wrote once failed the answer of a
+            # call that was in the trajectory already.
             written = (
                 list(read.stream_events(answer))
                 if read.asked.stream
@@ -263,6 +273,8 @@ class Endpoint:
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **headers}
         )
+        # A connection that may bring another request is worth less than one that waits in the
+        # backlog with its first.
         self._close_if_crowded(response)
         await response.prepare(request)
         for event in events:
@@ -294,12 +306,16 @@ class Endpoint:
         is_anthropics = request.path.startswith(MessagesApi.path)
         body = (anthropic_error if is_anthropics else openai_error)(error)
         response = self._answer(encode_body(body), error.status)
+        # Without reading the rest of a rejected body, the next request on this connection cannot be
+        # found; and the rest is not worth reading.
         if not request.content.is_eof():
             response.force_close()
         return response
 
     def _find_session(self, request: web.Request) -> Session:
         """Return the session of a request's key. Raises: RequestError if there is none."""
+        # OpenAI's clients send a bearer token, Anthropic's a header of their own. Either opens
+        # every API, because an episode has one key.
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
         shown = key if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
         session = self._sessions.get(_digest(shown.strip()))
@@ -353,4 +369,6 @@ def _digest(key: str) -> bytes:
 
     The time of a look-up then reveals nothing about other keys.
     """
+    # Bytes that are no UTF-8 arrive from a header as surrogates; such a key is wrong, and no error
+    # of encoding.
     return hashlib.sha256(key.encode(errors="surrogatepass")).digest()

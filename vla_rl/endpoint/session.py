@@ -114,6 +114,9 @@ class Session:
             raise ValueError(
                 "no call was made with this session's key; give the agent its base_url and api_key"
             )
+        # Agents keep histories of their own: they trim, rewrite and branch them. Only equal tokens
+        # show which call continues which one, and only then are the log-probs of both those of one
+        # conversation.
         found = find_threads(self.calls)
         ordered = [self.calls[number] for thread in found for number in thread]
         steps = tuple(
@@ -157,6 +160,8 @@ def find_threads(calls: Sequence[RecordedCall]) -> list[list[int]]:
                 is_of_agent = calls[threads[place][-1]].agent == call.agent
                 if is_of_agent and np.array_equal(prompt[:length], known_tokens):
                     best, best_length = place, length
+        # Also for a prompt that was asked before, as by a retry: both replies were sampled after
+        # it, and neither continues the other.
         if best is None:
             best = len(threads)
             threads.append([])
@@ -189,6 +194,8 @@ async def generate_replies(
         session.overflow = error
         raise RequestError(str(error), code="context_length_exceeded") from error
     except ConversationRejected as error:
+        # Where the agent's own words are at fault, it may correct them and ask again; only the
+        # policy's end its episode.
         if error.is_reply_at_fault:
             session.rejection = error
         raise RequestError(str(error), code="conversation_rejected") from error
@@ -200,6 +207,8 @@ async def generate_replies(
     except Exception as error:  # the episode raises it; the client cannot know what to do about it
         session.failure = error
         raise RequestError(f"the policy failed: {type(error).__name__}", status=500) from error
+    # An update of the weights may abort a reply, which is then no answer. Clients' libraries ask
+    # again after a 503 by themselves.
     if any(reply.finish_reason == "aborted" for reply in replies):
         raise RequestError("the generation was aborted; ask again.", status=503)
     return replies
@@ -213,6 +222,8 @@ async def _together(calls: list[Coroutine[Any, Any, Completion]]) -> tuple[Compl
     if len(calls) == 1:
         return (await calls[0],)
     try:
+        # The answer holds all replies or none: once one has failed, the others would be sampled for
+        # nobody.
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(call, name="one of several replies") for call in calls]
     except ExceptionGroup as errors:

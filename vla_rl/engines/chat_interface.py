@@ -175,6 +175,8 @@ def make_question(
             f"the prompt is {tokens.dtype} {list(tokens.shape)}, expected int64 [P] with at least "
             "one token"
         )
+    # An index beyond the embedding is a failed assertion of the GPU, after which no call of this
+    # process works any more.
     if tokens.min() < 0 or tokens.max() >= chat.vocabulary.num_logits:
         words = (
             f"the prompt has tokens from {tokens.min()} to {tokens.max()}, expected 0 to "
@@ -217,6 +219,8 @@ def make_completion(chat: ChatInterface, asked: Question, sampled: Sampled) -> C
     """Convert sampled tokens to the answer to a question."""
     text = chat.decode(sampled.tokens)
     if sampled.stopped_by is not None:
+        # The text ends before the stop text, as with OpenAI. The tokens stay as they were sampled,
+        # because the learner computes the log-probs of all of them.
         text = text.partition(sampled.stopped_by)[0]
     if asked.messages:
         said = chat.parse(text, with_tools=asked.options.tools.mode != "none")

@@ -200,6 +200,8 @@ class EngineConfig(Config, frozen=True, kw_only=True):
 
     def unused_options(self) -> Mapping[str, str]:
         """Return the options of the other kinds of engine."""
+        # Named, so that a run says which options nothing will read, instead of training under
+        # settings that its author believes in.
         torch_only = ("max_batch", "max_wait_s", "cuda_graphs", "kept_conversations")
         others = {"vllm", "server"} - {self.kind} | set(torch_only if self.kind != "torch" else ())
         return dict.fromkeys(sorted(others), f"engine.kind is '{self.kind}'")

@@ -95,6 +95,8 @@ class Reply:
         """Tokens of the conversation whose keys and values are in its slot, computed with the
         current weights."""
 
+        # All of them at once and by the token's index: with a generator that is drawn from step by
+        # step, the noise of a token would depend on what ran beside it.
         self._uniforms = np.random.Generator(np.random.Philox(sampling.seed)).random(max_tokens)
 
     @property
@@ -125,6 +127,7 @@ class Reply:
     ) -> None:
         """Add one token, sampled with the weights of `version`."""
         self.conversation.append(token)
+        # Without images the two are one list, which would grow twice.
         if self.compared is not self.conversation:
             self.compared.append(token)
         self.log_probs.append(log_prob)
@@ -200,12 +203,15 @@ class Generator:
             joining: new replies, at most `num_free`.
             version: version of the model's current weights.
         """
+        # Keys and values of older weights would make log-probs of no version at all.
         if version != self._version:
             self._restart_reading(version)
         self._leave([reply for reply in self._running if reply.is_cancelled])
         for reply in joining:
             self._join(reply)
         self._read_prompts()
+        # Several tokens in one piece of work, so that loop and lane change hands less often; no
+        # more, because new requests and the learner wait that long.
         for _ in range(BURST):
             finished = [reply for reply in self._running if reply.is_over]
             if finished or not self._running:
@@ -243,6 +249,8 @@ class Generator:
         own = len(self._running)
         source, num_shared = self._longest_prefix(reply.compared[: len(reply.prompt)])
         kept = range(own, self._num_slots)
+        # One token less counts too: of a prompt that the slot holds to its end, the last token is
+        # read again.
         goes_on = source in kept and num_shared >= len(self._held[source]) - 1
         slot = source if goes_on else min(kept, key=lambda number: self._used_at[number])
         if not goes_on and num_shared:
@@ -294,6 +302,8 @@ class Generator:
     def _read_prompts(self) -> None:
         """Read conversations with more than their last token unread; sample their next token."""
         slots = [slot for slot, reply in enumerate(self._running) if len(reply.unread_tokens) > 1]
+        # Prompts of similar length together: a pass computes every row to the length of its
+        # longest.
         slots.sort(key=lambda slot: len(self._running[slot].unread_tokens))
         while slots:
             num_rows = len(slots)
@@ -348,6 +358,7 @@ def _under_grammars(logits: Tensor, replies: Sequence[Reply]) -> Tensor:
         if reply.guide is None:
             continue
         try:
+            # A grammar fails in one reply only, and a batch must not end with it.
             masks.append(reply.guide.allowed())
         except ValueError as error:
             reply.end_early(error)

@@ -120,6 +120,8 @@ def unfit_for_learning(model: TokenModel[Any]) -> str | None:
     None if no reason is found.
     """
     for name, module in model.network.named_modules():
+        # Looked for before training: with dropout the learner's log-probs differ from the engine's
+        # at random, which an importance ratio takes for a change of the policy.
         is_random = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0.0
         if module.training and (is_random or isinstance(module, nn.modules.batchnorm._BatchNorm)):
             return (
@@ -130,6 +132,7 @@ def unfit_for_learning(model: TokenModel[Any]) -> str | None:
     unsound = find_not_finite(tensors)
     if unsound is not None:
         return f"numbers that are not finite in {unsound}; load weights that are whole"
+    # More is allowed, as with tied weights that are listed twice; less would lose what was trained.
     held = sum(tensor.numel() for tensor in tensors.values())
     needed = sum(parameter.numel() for parameter in model.network.parameters())
     if held < needed:

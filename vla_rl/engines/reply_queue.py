@@ -48,6 +48,7 @@ class ReplyQueue:
         version: Callable[[], int],
     ) -> None:
         self._model, self._lane, self._version = model, lane, version
+        # Sums in a batch are rounded by its size, and a batch is whoever came in time.
         max_batch = 1 if config.is_deterministic else config.max_batch
         self._generator = Generator(
             model, max_batch, 0 if config.is_deterministic else config.kept_conversations
@@ -102,6 +103,8 @@ class ReplyQueue:
         try:
             await waiter.answer
         finally:
+            # The generator owns the reply while it runs, on another thread: it is told, and lets go
+            # before the next token.
             reply.is_cancelled = not waiter.answer.done() or waiter.answer.cancelled()
             if waiter in self._queue:
                 self._queue.remove(waiter)
@@ -131,6 +134,12 @@ class ReplyQueue:
             image_prompt=asked.image_prompt,
         )
 
+    # who waits                 for              woken by
+    # `sample`, before a place  `_room`          a request that joins the batch, or is cancelled before
+    # `sample`, in the queue    its `answer`     the end of its reply; a failed pass; the queue's end
+    # `_run`                    `_arrived`       the next request, while no reply runs
+    # `_advance`                the lane         a reply that has ended, at the latest after `BURST` tokens
+
     async def _run(self) -> None:
         while True:
             await self._arrived.wait()
@@ -157,6 +166,8 @@ class ReplyQueue:
         try:
             finished = await self._lane.run(self._step, joining, work="generate")
         except asyncio.CancelledError as error:
+            # A cancellation has two meanings here: this task is to end, or the lane was closed
+            # under it and dropped the work.
             if is_being_cancelled():
                 raise
             lost = RuntimeError(
@@ -185,6 +196,7 @@ class ReplyQueue:
 
     async def _fail_running(self, error: Exception) -> None:
         """Fail all running replies with `error`, and discard the generator's state."""
+        # What a failed pass has left in the memory of keys and values is unknown.
         self._fail(list(self._running.values()), error)
         self._running.clear()
         await self._lane.run(self._generator.discard_replies, work="generate")

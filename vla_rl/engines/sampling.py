@@ -83,6 +83,8 @@ def choose(
     All inputs are on the logits' device.
     """
     log_probs = tempered_log_probs(logits, temperatures)
+    # In float64: near 1 a sum in float32 no longer grows by a token of probability 1e-8, which
+    # could then never be sampled.
     cumulative = log_probs.double().exp().cumsum(dim=-1)
     total = cumulative[..., -1:]
     # rounding may lift the noise to the total, which no token's sum exceeds; take the last possible
@@ -205,6 +207,8 @@ class Vocabulary:
                 "the tokenizer names no eos_token, expected one: a reply under a "
                 "grammar could not end."
             )
+        # A copy, because padding and truncation are settings of the tokenizer itself, which the
+        # policy goes on using.
         backend = copy(self._tokenizer.backend_tokenizer)
         backend.no_padding()
         backend.no_truncation()
@@ -234,6 +238,7 @@ class Guide:
 
         Raises: ValueError if the grammar has grown too complex.
         """
+        # The tokenizer may have more tokens than the network's output has places.
         words = np.frombuffer(self._matcher.compute_bitmask(), np.int32)[: self._num_words]
         self._require_no_error()
         return torch.from_numpy(words.copy())
@@ -282,6 +287,8 @@ class StopWatch:
 
         Of several, return the one that begins first.
         """
+        # Bytes and not letters, because a stop text may begin or end inside of a token, and a
+        # letter may be spread over two.
         text = self._tail + self._vocabulary.text([token])
         self._tail = text[-self._longest + 1 :] if self._longest > 1 else b""
         return first_stop(text, self._stop)

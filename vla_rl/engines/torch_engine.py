@@ -62,6 +62,8 @@ class _Decisions(DynamicBatcher[_Request, ActionChunk]):
         )
         tokens, log_probs, version = await self._lane.run(self._act, batch, samplings, work="act")
         actions = self._model.decode(tokens)
+        # A decoder of somebody's own that drops a row would hand each later episode the actions of
+        # another.
         if actions.ndim != 3 or len(actions) != len(requests):
             raise PolicyError(
                 f"{type(self._model).__name__}.decode gave {list(actions.shape)} for "
@@ -75,6 +77,7 @@ class _Decisions(DynamicBatcher[_Request, ActionChunk]):
     def _act(self, batch: Any, samplings: Sequence[Sampling]) -> tuple[np.ndarray, np.ndarray, int]:
         with torch.inference_mode():
             tokens, log_probs = self._model.sample(batch, samplings)
+            # One copy for both, and the host waits for the device once for a batch.
             tokens, log_probs = to_host(tokens, log_probs.float())
         return tokens.numpy(), log_probs.numpy(), self._version()
 
@@ -141,6 +144,8 @@ class TorchEngine:
 
         Call it on the device lane, so that no batch sees two versions.
         """
+        # The engine may act with the learner's own network: then the optimizer's step was the
+        # publication, and only the version changes.
         if network is not self._network:
             with torch.no_grad():
                 for own, new in zip(self._network.parameters(), network.parameters(), strict=True):

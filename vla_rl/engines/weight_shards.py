@@ -57,6 +57,8 @@ def find_trained_offsets(
         offsets: byte of each of these tensors in the memory.
     """
     trained = {name: each for name, each in network.named_parameters() if each.requires_grad}
+    # By address and not by name: engines know tensors by the names of their checkpoint format, and
+    # a view of a parameter under another name is the parameter.
     named = {_address(each): name for name, each in trained.items()}
     storages = {each.untyped_storage().data_ptr() for each in trained.values()}
     places: dict[str, list[int]] = {}
@@ -223,6 +225,7 @@ class ShardDigest:
 
     def add_piece(self, piece: ShardPiece) -> None:
         """Add the next piece."""
+        # The places too: right bytes at a wrong place would otherwise pass.
         self._digest.update(msgspec.msgpack.encode((piece.places, piece.next_at)))
         self._digest.update(piece.data.data)
         self.num_bytes += len(piece.data)

@@ -132,6 +132,7 @@ def fork_from_first_process(status_fd: int) -> None:
         return
     give_up_privileges()
     prctl(PR_SET_DUMPABLE, 0)  # the call may not trace this process, which has no filter
+    # The first process of a namespace gets every orphan in it as its child.
     while (ended := os.wait())[0] != pid:
         pass
     os.write(status_fd, _STATUS.pack(ended[1]))
@@ -311,6 +312,8 @@ def _require_readable(paths: Sequence[str]) -> None:
 
     Raises: OSError if not.
     """
+    # A call as a user of its own could not even start where the interpreter lies in a home folder
+    # that is closed to others.
     for path in paths:
         try:
             os.close(os.open(path, os.O_RDONLY))

@@ -196,6 +196,7 @@ def get_children(pid: int) -> list[int]:
     """Return the children of a process, with zombies; empty if it is gone."""
     found: list[int] = []
     with contextlib.suppress(OSError):
+        # Of every thread: the kernel lists a child below the thread that forked it.
         for task in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):
                 found += map(

@@ -252,6 +252,7 @@ class Unframer:
         """Return the messages that are complete now."""
         self._held += data
         whole = []
+        # A stream has no messages: one read may bring half of one or three.
         while len(self._held) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._held)
             end = _LENGTH.size + length

@@ -126,6 +126,12 @@ class CallRunner:
         self._wanted = usable_means(is_root=os.geteuid() == 0, without=without)
         self._means: frozenset[Means] = frozenset()
 
+    # waits for                 woken by
+    # requests of the owner     the socket, whose end stops everything
+    # output of a call          its pipes
+    # the end of a call         its pidfd
+    # a limit that is passed    the clock, every `CHECK_EVERY_S` while a call runs
+
     def run(self) -> None:
         """Test the means of isolation, and serve until the other end is closed.
 
@@ -202,6 +208,8 @@ class CallRunner:
 
     def _kill_strays(self, known: set[int]) -> None:
         """Kill and reap children that are not calls: processes that a call left behind."""
+        # Orphans below a call become children of this process, a subreaper, also after a new
+        # session or a double fork.
         while strays := [pid for pid in get_children(os.getpid()) if pid not in known]:
             for pid in strays:
                 with contextlib.suppress(ProcessLookupError):

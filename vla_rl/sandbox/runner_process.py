@@ -196,6 +196,8 @@ class CallRunnerProcess:
                     async with asyncio.timeout(_STOP_GRACE_S):
                         await self._gone.wait()
             if not self._gone.is_set():
+                # In a thread: processes that go on forking take several rounds to kill, for up to
+                # 10 s.
                 await asyncio.to_thread(kill_tree, self._process.pid)
                 await self._gone.wait()
         finally:

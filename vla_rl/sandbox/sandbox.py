@@ -244,6 +244,7 @@ class Sandbox:
 
     async def _get_runner(self) -> CallRunnerProcess:
         """Return the call runner, or start another. Raises: RuntimeError if the sandbox is not open."""
+        # Two first calls at once would start two call runners, of which one would be forgotten.
         async with self._starting:
             if self._observer is None:
                 raise RuntimeError("the sandbox is not open; use `async with`.")
@@ -261,6 +262,8 @@ class Sandbox:
 
     def _describe(self, ready: Ready) -> None:
         """Log what calls are not prevented from, unless an earlier call runner has logged it."""
+        # One line for all call runners of a sandbox, and another one only if the next finds other
+        # means.
         missing = {
             **dict.fromkeys(self._config.without, "left out by configuration"),
             **ready.refused,

@@ -77,7 +77,11 @@ class Relay:
                 "a chat completion"
             )
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        # At most one waits: where an environment calls the model twice at once, the second call
+        # follows when the first is answered, so that the turns of an episode have an order.
         await self.asked.put(ModelCall(tuple(prompt), self._role, tuple(tools), options, answer))
+        # What is trained on is recorded outside, by the agent that samples the reply; this endpoint
+        # only carries messages.
         nothing = np.zeros(0, np.int64)
         return Completion(
             message=await answer,
@@ -205,6 +209,7 @@ class VerifiersEpisode:
         """Return the outcome of the rollout, or None if it calls the model again."""
         assert self._rollout is not None
         self._pending = None
+        # Whichever comes first: a rollout that ends or fails never calls again.
         asking = asyncio.get_running_loop().create_task(
             self._relay.asked.get(), name="call of a verifiers rollout"
         )
@@ -227,6 +232,7 @@ class VerifiersEpisode:
         """Find the conversation that the call continues, and return its new messages and tools."""
         assert self._pending is not None
         asked = self._pending.messages
+        # The longest one, because a conversation may be the beginning of another.
         best = max(
             (
                 name

@@ -50,6 +50,8 @@ class VerifiersWorker(Actor):
         Raises: ConfigError, with the cause, if verifiers or the environment cannot be loaded.
         """
         try:
+            # At the start and not at the first row, so that a package that is missing is one error
+            # and not the loss of every episode.
             environment = find_environment(self._env_id, self._arguments, self._max_rows)
             await environment.open_environment()
         except ConfigError:
@@ -166,6 +168,8 @@ class VerifiersPool:
             self._num_rows = await self._worker.num_rows()
             self._roles = await self._worker.roles()
         except BaseException:
+            # The endpoint is open by then, and `async with` does not close what could not be
+            # entered.
             await self.__aexit__(None, None, None)
             raise
         return self
@@ -213,6 +217,8 @@ class VerifiersPool:
         try:
             relay = Relay()
             policy: Any = {role: relay.for_role(role) for role in self._roles} or relay
+            # An endpoint of the pool's own: its requests are answered by the agent that steps the
+            # episode, and not by an engine.
             with self._endpoint.session(policy, api_key=key) as session:
 
                 async def run_rollout() -> Any:

@@ -102,6 +102,8 @@ class ClassicEnvironment:
         from openai import AsyncOpenAI
         from verifiers.clients import OpenAIChatCompletionsClient
 
+        # No retry and no limit of time: a reply takes as long as its engine needs, and a second
+        # request would be a second turn.
         async with AsyncOpenAI(
             base_url=base_url, api_key=api_key, max_retries=0, timeout=None
         ) as client:
@@ -150,6 +152,8 @@ class TasksetEnvironment02:
         self._serving = asyncio.create_task(
             self._serve(is_ready), name="tools of a verifiers environment"
         )
+        # Serving lasts until the environment is closed, so its task is not awaited; an error ends
+        # it before it is ready.
         ready = asyncio.create_task(is_ready.wait(), name="start of a verifiers environment")
         await asyncio.wait({self._serving, ready}, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
@@ -220,6 +224,8 @@ class TasksetEnvironment03(TasksetEnvironment02):
         fields = _add_id(self._arguments, self._env_id)
         config = vf.resolve_env_config(fields)
         agents = {name: agent for name, agent in config if isinstance(agent, vf.AgentConfig)}
+        # Roles whose model the environment pins are its own, such as a judge. The others request
+        # the model of their name, by which the endpoint finds their policy.
         if len(agents) > 1:
             self.roles = tuple(name for name, agent in agents.items() if agent.model is None)
             named = {name: {**fields.get(name, {}), "model": name} for name in self.roles}
@@ -259,6 +265,8 @@ def _make_result(traces: list[Any], errors: list[Any]) -> RolloutResult:
             "the environment failed: "
             + "; ".join(f"{each.type}: {each.message}" for each in errors)[:2000]
         )
+    # Agents that are not trained are graded too. Without any other one all count, as where there is
+    # one agent.
     taught = [
         trace for trace in traces if getattr(getattr(trace, "agent", None), "trainable", True)
     ] or traces
@@ -332,6 +340,8 @@ def _import_package(name: str) -> ModuleType:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
+        # The package is there, and something that it imports is not: to install it would help
+        # nobody.
         if error.name != name:
             raise ConfigError(
                 f"the package verifiers cannot be imported: {describe_causes(error)}"
@@ -347,6 +357,7 @@ def _find_v1(verifiers: ModuleType) -> Any:
     try:
         v1 = import_module("verifiers.v1")
     except ModuleNotFoundError as error:
+        # A v1 that cannot be imported is no older verifiers, which has none.
         if error.name != "verifiers.v1":
             raise ConfigError(
                 f"verifiers {verifiers.__version__} cannot be imported completely: {describe_causes(error)}"

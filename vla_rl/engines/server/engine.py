@@ -63,6 +63,8 @@ class ServerChatEngine(ChatEngineBase):
         super().__init__(served.chat, lane, config, served.layout.context_size)
         self._folders = WeightFolders(served, servers.weights_folder)
         self._pool = ServerPool(servers, self._folders.probe_prompt, weight_version)
+        # An empty module, because the learner compares an engine's network with its own to see
+        # whether it must publish.
         self._network, self._no_network = served.network, nn.Module()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened_at = self._update_s = 0.0
@@ -169,6 +171,8 @@ class ServerChatEngine(ChatEngineBase):
 
         async def ask(server: ModelServer) -> list[Answer] | None:
             updates = pool.num_updates
+            # An interrupted reply goes on from its tokens so far, at whichever server: each keeps
+            # the version that it was sampled with.
             done = [token for part in parts for token in part.tokens.tolist()]
             left = max_tokens - len(done)
             part = await server.sample_reply([*prompt, *done], sampling, left, rules)

@@ -82,6 +82,8 @@ class WeightFolders:
             if self._parent is not None:
                 Path(self._parent).mkdir(parents=True, exist_ok=True)
             if self._parent is None:
+                # Only in the temporary folder: a folder that was named may be shared with other
+                # machines, whose locks are not seen from here.
                 remove_abandoned_folders(_PREFIX)
             self._owned = OwnedFolder(_PREFIX, self._parent)
         except OSError as error:
@@ -101,6 +103,8 @@ class WeightFolders:
 
     def write_version(self, network: nn.Module, version: int) -> ServerWeights:
         """Write one version, on the device lane. Raises: CheckpointError."""
+        # The same tokens that each server is asked to continue once it has loaded: a server that
+        # kept the old weights, or half of the new ones, answers with other log-probs.
         prompt = torch.tensor([self.probe_prompt])
         with torch.inference_mode():
             logits = network(prompt.to(next(network.parameters()).device)).logits[0, -1].float()
@@ -166,6 +170,8 @@ class ServerPool(EnginePool[ModelServer]):
             kind = _KINDS[self._config.api]
             self._servers = [kind(url, self._config, session) for url in self._config.urls]
             try:
+                # All of them before the first loads anything: a wrong address is an error of the
+                # start, and not a server that is lost later.
                 await gather_all(server.check_interface() for server in self._servers)
                 await gather_all(self._join(server) for server in self._servers)
             except ServerLost as error:
@@ -226,6 +232,8 @@ class ServerPool(EnginePool[ModelServer]):
                 servers = self.ready()
                 if self._config.update_mode == "interrupt":
                     await self._each(servers, lambda server: server.pause_requests())
+                # A reply during which the weights change would hold tokens of both versions, and
+                # the answer does not say which.
                 await self._until_idle(servers)
                 self.weight_version = version
                 await self._each(servers, self._load)
@@ -281,6 +289,7 @@ class ServerPool(EnginePool[ModelServer]):
         await server.load_weights(self.current.folder, self.weight_version)
         if self._config.update_mode == "interrupt":
             await server.resume_requests()
+        # Several, because one token alone may be as likely under other weights.
         seeds = [msgspec.structs.replace(PROBE, seed=seed) for seed in range(NUM_PROBES)]
         answers = await asyncio.gather(
             *(server.sample_reply(self._probe_prompt, each, 1, ReplyRules()) for each in seeds)
@@ -310,6 +319,8 @@ class ServerPool(EnginePool[ModelServer]):
             if server.is_ready:
                 await server.check_health()
                 return
+            # The whole interface and not its health alone: what answers at this address may be
+            # another server by now.
             await server.check_interface()
             async with self._turn:
                 await self._join(server)

@@ -105,6 +105,8 @@ class ModelServer(ABC):
         error = ServerLost(self.url, cause)
         if self.is_ready:
             logger.warning("%s; its requests go to other servers", error)
+        # Lost at the first sign: its requests go on at another server at once, and if it was only
+        # slow, the next check brings it back.
         self.is_ready, self.loss = False, error
         return error
 
@@ -125,6 +127,8 @@ class ModelServer(ABC):
                     method, self.url + path, data=data, headers=headers
                 ) as response,
             ):
+                # Read up to a limit: what answers there may be no model server, and an endless page
+                # would fill the memory of the run.
                 content = await response.content.read(MAX_REPLY_BYTES + 1)
                 while len(content) <= MAX_REPLY_BYTES and not response.content.at_eof():
                     content += await response.content.read(MAX_REPLY_BYTES + 1 - len(content))
@@ -140,11 +144,15 @@ class ModelServer(ABC):
         text = content[:500].decode(errors="replace")
         if response.status >= 500:
             raise self.mark_lost(f"{path}: status {response.status}: {text}")
+        # A key that is missing is an error of the configuration, which no other server and no retry
+        # repairs.
         if response.status in (401, 403):
             raise ConfigError(
                 f"{self.url} refused our key (status {response.status}); expected the name of an "
                 "environment variable with its key in engine.server.key_variable"
             )
+        # vLLM's server has the routes for weights only in its development mode, so a route that is
+        # missing is named with that remedy.
         if response.status == 404:
             raise ConfigError(self._missing(path))
         if response.status >= 400:
@@ -214,6 +222,8 @@ class VllmServer(ModelServer):
         """Load weights, and forget the keys and values of the old ones."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await self._post(RELOAD, body, dict[str, Any], self._config.update_timeout_s)
+        # Keys and values that it kept are of the old weights, and would be reused for prompts that
+        # begin alike.
         await self._send("POST", "/reset_prefix_cache", {}, self._config.update_timeout_s)
         self.weight_version = version
 
@@ -233,11 +243,14 @@ class VllmServer(ModelServer):
             "temperature": 0.0 if sampling.greedy else sampling.temperature,
             "seed": sampling.seed,
             "max_tokens": max_tokens,
+            # The tokens that end a reply are the policy's own, which may differ from the
+            # checkpoint's: they are in `stop_token_ids`.
             "ignore_eos": True,
             "stop_token_ids": list(rules.stop_tokens),
             "stop": list(rules.stop),
             "logprobs": rules.num_alternatives,
             "return_token_ids": True,
+            # Texts of tokens are ambiguous: the learner needs the ids that were sampled.
             "return_tokens_as_token_ids": True,
             # without it the server would add its model's own sampling settings, such as top_k
             "top_p": 1.0,

@@ -92,8 +92,11 @@ class VllmEngine:
         if build == "cpu":
             require_head_kernels(self._layout)
         self._version = ServedVersion(weight_version)
+        # The learner looks whether an engine acts with its own network; these never do.
         self._no_network = nn.Module()
         mode = config.vllm.update_mode or ("keep" if self._layout.num_tokens is None else "drain")
+        # A learner on a GPU beside a CPU build of vLLM: the engines could not open memory of the
+        # GPU.
         is_on_host = build == "cpu" and config.vllm.weights_through == "auto"
         self._publication = Publication(
             config.vllm, mode, "host" if is_on_host else config.vllm.weights_through
@@ -115,6 +118,9 @@ class VllmEngine:
         self._opened_at = loop.time()
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(engine_folder())
+            # Without weights: the engines start with random ones and get the learner's through
+            # memory before their first answer, so that each start is one way for weights and not
+            # two.
             write_folder(folder, self._layout)
             stack.callback(self._publication.free_memory)
             if self._publication.current is None:
@@ -124,6 +130,8 @@ class VllmEngine:
                 )
             self._loop, self._pool.is_open = loop, True
             self._publication.awake.set()
+            # One after the other: each start sets variables of this whole process, and reads
+            # gigabytes.
             for place in self._gpus:
                 slot = EngineSlot(
                     partial(self._new_replica, folder, place),
@@ -159,6 +167,7 @@ class VllmEngine:
         try:
             await leave_group(self._tasks, kind, error, traceback)
         finally:
+            # Else an engine would be closed while it still reads the memory that is freed next.
             async with self._publication.turn:  # a started update has to finish first
                 await self._resources.aclose()
                 self._slots.clear()
@@ -298,6 +307,7 @@ class VllmEngine:
             self._publication.awake.set()
         self._pool.wake_callers()
         if errors:
+            # After all were tried: one engine that cannot wake must not keep the others asleep.
             raise errors[0]
 
     def stats(self) -> BatchStats:

@@ -32,6 +32,8 @@ class VllmActionEngine(VllmEngine):
         super().__init__(served, lane, config, weight_version, gpus)
         assert served.layout.num_tokens is not None
         self._actions, self._num_tokens = served, served.layout.num_tokens
+        # With it, an agent that hands over a token of another policy is named with its episode,
+        # before the learner fails on it.
         self.token_ids: range | None = getattr(served, "token_ids", None)
         """Ids of the tokens that the policy chooses from; None if it does not name them."""
 
@@ -69,6 +71,8 @@ class VllmChatEngine(VllmEngine, ChatEngineBase):
 
     async def _sample(self, asked: Question, sampling: Sampling, max_tokens: int) -> Sampled:
         if asked.grammar is not None:
+            # At the first grammar and not at the start: most runs need none of vLLM's libraries for
+            # them.
             require_grammars()
         rules = ReplyRules(
             stop_tokens=tuple(sorted(self._chat.stop_tokens)),

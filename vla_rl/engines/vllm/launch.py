@@ -147,6 +147,7 @@ def engine_folder() -> Iterator[Path]:
 
     Raises: ConfigError if its path is too long for sockets.
     """
+    # A killed process cannot remove its folder, and its engines are killed with it.
     remove_abandoned_folders(_PREFIX)
     folder = OwnedFolder(_PREFIX)
     try:

@@ -55,6 +55,8 @@ class EngineProcess:
 
     def watch_exit(self, pid: int, on_end: Callable[[], object]) -> None:
         """Call `on_end` at once when it ends: the kernel makes its descriptor readable then."""
+        # A descriptor and not the number: the number may belong to another process by the time of a
+        # kill.
         self.pid, self._pidfd = pid, os.pidfd_open(pid)
 
         def ended() -> None:
@@ -121,6 +123,8 @@ class EngineThread:
         """
         done = asyncio.wrap_future(self._executor.submit(self._run, work))
         cancelled: asyncio.CancelledError | None = None
+        # vLLM waits for its process without a limit of ours, in a thread that cannot be
+        # interrupted; it raises as soon as that process is gone.
         while not done.done():
             try:
                 await asyncio.wait([done], timeout=None if cancelled is None else KILL_AGAIN_S)
@@ -141,6 +145,7 @@ class EngineThread:
         if self._thread_id is None:
             return []
         try:
+            # vLLM tells the process ids only once its engine is ready.
             children = Path(f"/proc/self/task/{self._thread_id}/children").read_text(
                 encoding="utf-8"
             )
@@ -229,6 +234,7 @@ class EngineWatch:
 
         None: to its end alone. See `asyncio.timeout`.
         """
+        # The looks may be a quarter of a second old, and the block is to have its whole time.
         self._time.pass_time(asyncio.get_running_loop().time())
         async with asyncio.timeout(None) as timeout:
             self._deadlines[timeout] = math.inf if limit_s is None else self._time.total_s + limit_s
@@ -246,6 +252,8 @@ class EngineWatch:
         state = ProcessState.RUNNING if stopped is None else ProcessState.STOPPED
         verdict = self._heartbeat.observe(now, 0, state)
         self._time.pass_time(now)
+        # Timers of the loop would count the time in which Ctrl-Z or a suspended machine held this
+        # process, and expire together when it goes on.
         for timeout, deadline in list(self._deadlines.items()):
             if self._time.total_s >= deadline:
                 _expire(timeout)
@@ -303,6 +311,8 @@ class EngineLifecycle:
         A frozen process is killed, so that it cannot answer later.
         """
         if not self.died.is_set():
+            # The first cause is kept: closing an engine, or the error of a caller, comes after what
+            # ended it.
             self.cause = cause
             self.died.set()
             self._watch.end_watch()  # vLLM raises in waiting calls too, but only after its clean-up

@@ -61,6 +61,8 @@ class ServedVersion:
         if not self.applies_in_background:
             await applying
             return
+        # The learner computes its next update meanwhile, and the scheduler counts with this
+        # version.
         self.pending = version
         self._applying = tasks.create_task(applying, name=f"weights {version} to the engines")
 
@@ -112,6 +114,7 @@ class Publication:
         self._stage: Stage | None = None
         self.turn = asyncio.Lock()
         self.awake = asyncio.Event()
+        # Set unless `sleep` was called: a build for CPUs never sleeps.
         self.awake.set()
         self.current: StagedWeights | None = None
         self.times: list[UpdateTimes] = []
@@ -122,6 +125,8 @@ class Publication:
         Raises: CheckpointError, and then nothing was written; ConfigError if the configured memory
         is not available.
         """
+        # Made with the first version, whose tensors say how large the memory is and on which
+        # device.
         if self._stage is None:
             self._stage = Stage(tensors, self._route)
         return self._stage.write_version(tensors, version, self.current)
@@ -133,6 +138,12 @@ class Publication:
         if self._stage is None:
             self._stage = Stage(tensors, self._route)
         return self._stage.write_shared(network, tensors, version, self.current)
+
+    # who waits            for                      woken by
+    # `_accepted`          every engine             its answer or death; `update_timeout_s`
+    # `pause`, in `drain`  running requests         their ends; `drain_timeout_s`, after which the engine is killed
+    # `_wait_for_last`     `wait_until_idle`        the loop: the version before has been applied
+    # an engine's start    `turn`                   the end of an update
 
     async def publish(
         self, staged: StagedWeights, replicas: Sequence[Replica], began: float
@@ -204,6 +215,7 @@ class Publication:
             *(replica.stage(staged, verify=verify) for replica in replicas), return_exceptions=True
         )
         assert self._stage is not None
+        # In a thread: a CRC of gigabytes takes seconds, in which the loop has requests to answer.
         expected = await asyncio.to_thread(self._stage.checksum) if verify else 0
         accepted = []
         for replica, outcome in zip(replicas, outcomes, strict=True):
@@ -286,6 +298,8 @@ class WeightPublisher:
 
     def apply_weights(self, network: nn.Module, version: int) -> None:
         """Apply weights and their version in all engines or in none: see `VllmEngine.apply_weights`."""
+        # There are two buffers. The one to be written may hold the version that engines are still
+        # mapping.
         self._wait_for_last()
         began = time.perf_counter()
         self._apply(self.write_version(network, version), began)
@@ -313,6 +327,8 @@ class WeightPublisher:
             self._version.mark_applied(staged.version)
             return
         begun = self._version.start_applying(staged.version, self._publish(staged, began), tasks)
+        # The lane waits, because an update is published only once the engines have its weights;
+        # where the learner goes ahead, `start_applying` returns at once.
         asyncio.run_coroutine_threadsafe(begun, loop).result()
 
     def _wait_for_last(self) -> None:

@@ -86,6 +86,8 @@ class Replica:
         self.name, self._layout, self._config = name, served.layout, config
         self._sample = served.sample_request()
         self._folder, self._gpus = folder, gpus
+        # The learner's own: an engine in another one would sample from a distribution whose
+        # log-probs the learner does not compute.
         self._dtype = str(next(served.network.parameters()).dtype).removeprefix("torch.")
         self.num_running = self.num_answers = 0
         self.weight_version = -1
@@ -126,6 +128,8 @@ class Replica:
             async with self._lifecycle.limit(self._config.startup_s):
                 with waiting(f"engine {self.name!r}", on="its process to start"):
                     await self._lifecycle.start_processes(self._build)
+                # Asked of the workers, since vLLM's client does not tell the ids of what it has
+                # started.
                 (pid,) = set(await self._call("process_id"))
                 self._lifecycle.watch_process(pid)
         except TimeoutError as error:
@@ -143,6 +147,8 @@ class Replica:
         Raises: ActorDied for any error.
         """
         try:
+            # By the way of every update, so that a new engine cannot have weights that an update
+            # would refuse.
             await self.stage(staged, verify=False)
             await self.apply(staged)
             await self.check_health()
@@ -163,6 +169,8 @@ class Replica:
         Raises: ActorDied; EngineFault if it cannot answer this request; ValueError for input that
         vLLM does not accept.
         """
+        # Unique in this process: vLLM keeps images by this name, and would show a request those of
+        # another one.
         name = f"{self.name}-{next(_names)}"
         prompt = engine_input(request, self._layout.features, name)
         parameters = engine_parameters(self._layout, sampling, max_tokens, rules)
@@ -174,6 +182,8 @@ class Replica:
             async with self._lifecycle.limit(None) as cancelled:
                 async for output in ask(prompt, parameters, name):
                     last = output
+        # vLLM raises this in every caller at once, without a cause; how the process ended is read
+        # from the kernel.
         except adapter.EngineDeadError as error:
             raise self._lifecycle.mark_ended() from error
         except adapter.EngineGenerateError as error:
@@ -255,6 +265,8 @@ class Replica:
 
         Raises: ActorDied; EngineFault.
         """
+        # In the layout of the kernels: a worker's packed weights are what acts, and a checksum of
+        # what was sent would not show that packing failed.
         parts = await self._await(self._client.compute_weight_checksums())
         text = "\n".join(
             f"{name} {value}" for part in parts for name, value in sorted(part.items())
@@ -266,6 +278,7 @@ class Replica:
 
         Raises: ActorDied for any error.
         """
+        # Before it sleeps: no request may be on its way to an engine without weights.
         self._has_joined, self.is_asleep = False, True
         try:
             await self._await(self._client.sleep(level=2))
@@ -319,6 +332,8 @@ class Replica:
 
     async def _drain(self) -> None:
         """Wait for running requests to be answered, which may take long."""
+        # A limit of its own, because a long reply may rightly take minutes where an engine that
+        # takes weights is stuck after two.
         limit_s = self._config.drain_timeout_s
         what = (
             f"running requests did not end within drain_timeout_s = {limit_s:g} s; raise it, "

@@ -210,13 +210,19 @@ def engine_parameters(
             "greedy=True instead."
         )
     if layout.runner == "pooling":
+        # The pooler samples inside of the engine: the logits of a chunk's 56 places would be 14,000
+        # numbers a decision on their way back.
         return adapter.PoolingParams(task=POOLING_TASK, extra_kwargs=msgspec.to_builtins(sampling))
     sampling.require_no_mean()
     return adapter.SamplingParams(
+        # vLLM takes 0 for greedy and then reports log-probs without a temperature; a processor of
+        # ours divides the logits first, so that greedy log-probs are those of the learner.
         temperature=0.0 if sampling.greedy else sampling.temperature,
         extra_args={GREEDY_TEMPERATURE: sampling.temperature} if sampling.greedy else None,
         seed=sampling.seed,
         max_tokens=max_tokens,
+        # What ends a reply is in the rules, and a chunk has a fixed number of tokens whichever
+        # come.
         ignore_eos=True,
         stop_token_ids=list(rules.stop_tokens),
         stop=list(rules.stop),
@@ -236,6 +242,7 @@ def pooled_answer(output: Any, layout: EngineLayout) -> Answer:
     assert layout.allowed_tokens is not None
     if data is None:
         return _aborted()
+    # Exact in float32: an index of the action tokens is below 2**24, and so is a number of updates.
     index, log_probs, versions = data.float().numpy()
     tokens = np.asarray(layout.allowed_tokens, np.int64)[index.astype(np.int64)]
     return Answer(tokens, log_probs.copy(), versions.astype(np.int64), "length")
@@ -248,6 +255,8 @@ def generated_answer(output: Any) -> Answer:
     rows = completion.logprobs or ()
     log_probs = [row[token].logprob for row, token in zip(rows, tokens.tolist(), strict=True)]
     versions = np.zeros(len(tokens), np.int64)
+    # With `keep` the weights change within a reply, and each token is learnt from as one of the
+    # version that sampled it.
     for span in completion.weight_versions or ():
         versions[span.start : span.end] = int(span.version)
     stop = completion.stop_reason

@@ -83,6 +83,7 @@ class HostBuffer:
         # bytes only
         self._memory = HostMemory(f"/proc/{os.getpid()}/fd/{descriptor}", num_bytes)
         self._release = weakref.finalize(self, os.close, descriptor)
+        # Mapped once and kept: engines map the same pages, and no byte is copied on its way.
         self.whole = torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
 
     def shared(self) -> HostMemory:
@@ -156,6 +157,7 @@ def _open_on_host(memory: HostMemory) -> Tensor:
         ) from error
     try:
         size = os.fstat(descriptor).st_size
+        # A read past the end of the file would end the engine with SIGBUS.
         if size < memory.num_bytes:
             raise CheckpointError(
                 f"the staged weights have {size} bytes, expected {memory.num_bytes}"
@@ -288,6 +290,7 @@ class Stage:
         current: StagedWeights | None,
     ) -> StagedWeights:
         """Copy a version, but for the tensors at some offsets."""
+        # Before the first byte: a version that was half written could no longer be refused.
         self._require_fit(tensors)
         # an engine that starts at this moment may still be reading `current`
         self._last = 1 if self._written[0] is current else 0

@@ -49,6 +49,8 @@ class GreedyTemperature(LogitsProcessor):
         if batch_update is None:
             return
         rows = self._temperatures
+        # In this order, as vLLM requires of every processor: a row that was freed may be given away
+        # in the same step.
         for row in batch_update.removed:
             rows.pop(row, None)
         for row, params, *_ in batch_update.added:
@@ -105,6 +107,7 @@ class ModelParts:
         self.plain = {
             name: each for name, each in model.named_parameters() if id(each) not in packed
         }
+        # By identity: layers that share a weight have one parameter under two names.
         owners: dict[int, list[Any]] = {}
         for module in model.modules():
             weight = module._parameters.get("weight")
@@ -137,6 +140,8 @@ class StagedTransfer(WeightTransferEngine):  # type: ignore[misc]
 
         Raises: CheckpointError.
         """
+        # Refused while it still generates: with other shapes the engine could neither load nor go
+        # back.
         if self.layout is not None and staged.places != self.layout:
             raise CheckpointError(
                 "the staged weights differ in names, shapes or dtypes from the weights that this "
@@ -174,6 +179,7 @@ class StagedTransfer(WeightTransferEngine):  # type: ignore[misc]
         """
         info = self.parse_update_info(update_info)
         self.receive_weights(info)
+        # vLLM's own method asks for an accelerator, which fails in a build for CPUs.
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 

@@ -34,6 +34,8 @@ def become_engine_process() -> None:
     parent = os.environ.get(PARENT)
     if parent is None or not _was_started_by_vllm(sys.orig_argv):
         return
+    # vLLM's engine does not notice the end of its client: after a kill -9 it ran on for ever, with
+    # the GPU's memory.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(parent):  # the parent died before this process asked the kernel
         os._exit(1)
