@@ -10,18 +10,14 @@ In memory they have one representation.
 Frames stay on disk, in their encoding, until one is read.
 """
 
-from vla_rl.datasets.episode import RecordedEpisode, compute_statistics
-from vla_rl.datasets.hdf5 import read_hdf5
-from vla_rl.datasets.lerobot import LeRobotWriter, read_lerobot
-from vla_rl.datasets.opening import DatasetOptions, open_dataset, read_recording
-
-__all__ = [
-    "DatasetOptions",
-    "LeRobotWriter",
-    "RecordedEpisode",
-    "compute_statistics",
-    "open_dataset",
-    "read_hdf5",
-    "read_lerobot",
-    "read_recording",
-]
+from vla_rl.datasets.episode import (
+    RecordedEpisode as RecordedEpisode,
+    compute_statistics as compute_statistics,
+)
+from vla_rl.datasets.hdf5 import read_hdf5 as read_hdf5
+from vla_rl.datasets.lerobot import LeRobotWriter as LeRobotWriter, read_lerobot as read_lerobot
+from vla_rl.datasets.opening import (
+    DatasetOptions as DatasetOptions,
+    open_dataset as open_dataset,
+    read_recording as read_recording,
+)

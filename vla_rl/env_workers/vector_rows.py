@@ -320,6 +320,13 @@ class EnvRows:
         )
         return dict(zip(rows, infos, strict=True))
 
+    # who waits                for                       woken by
+    # the caller's thread      its coroutine's result    the loop's thread (`LoopThread.run`)
+    # `step`, whole groups     the answers, in order     each process; its death or its timeout also answers
+    # `step`, single rows      all rows of a group       the last of them
+    # `start`                  a place among those that  a process that is up, or failed to come up
+    #                          start
+
     async def step(self, actions: list[Any], *, resets_at_end: bool) -> list[Answer]:
         """Run one control step in each row.
 

@@ -30,7 +30,7 @@ class ExpertSuggestions(gymnasium.Wrapper[Observation, np.ndarray, Observation, 
     It is `expert_action`: float32 [D].
     """
 
-    def __init__(self, env: ImageEnv) -> None:
+    def __init__(self, env: ImageEnv[Any]) -> None:
         super().__init__(env)
         assert isinstance(env.observation_space, spaces.Dict)
         self.observation_space = spaces.Dict(
@@ -181,7 +181,7 @@ class CorrelatedNoise:
 
 
 def record_demonstration(
-    env: ImageEnv, init_state_id: int, noise: float = 0.0, seed: int = 0
+    env: ImageEnv[Any], init_state_id: int, noise: float = 0.0, seed: int = 0
 ) -> Demonstration:
     """Run the expert for one episode of `env` from an initial state; `seed` fixes the noise."""
     observation, info = env.reset(options={"init_state_id": init_state_id})

@@ -7,8 +7,8 @@ ends, what a saved state holds, which images are drawn.
 
 import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final, Protocol
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 import gymnasium
 import numpy as np
@@ -52,8 +52,27 @@ class Expert(Protocol):
         ...
 
 
-class ImageEnv(gymnasium.Env[Observation, np.ndarray]):
-    """Runs episodes of one task; a subclass has the simulation and the cameras.
+class SimulatedScene(Protocol):
+    """The simulation of one task, which an environment runs."""
+
+    def run_control_step(self, action: np.ndarray) -> bool:
+        """Run one control step with float64 [D]; return whether the task is solved after it."""
+        ...
+
+    def get_state(self) -> dict[str, Any]:
+        """Return all state that a later step depends on, as plain values."""
+        ...
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from a state that `get_state` returned."""
+        ...
+
+
+SceneT = TypeVar("SceneT", bound=SimulatedScene)
+
+
+class ImageEnv(gymnasium.Env[Observation, np.ndarray], Generic[SceneT]):
+    """Runs episodes of one task; a subclass has the scene and the cameras.
 
     Args:
         task: the task.
@@ -66,6 +85,9 @@ class ImageEnv(gymnasium.Env[Observation, np.ndarray]):
 
     task: Task
     """The task."""
+
+    _scene: SceneT | None
+    """The simulation; None once the environment is closed."""
 
     recorded_in_states: ClassVar[tuple[str, ...]] = ()
     """Entries of the info that a state depends on besides its task."""
@@ -103,6 +125,16 @@ class ImageEnv(gymnasium.Env[Observation, np.ndarray]):
         self._images: tuple[np.ndarray, ...] = ()
         self._images_are_new = False
 
+    @property
+    def scene(self) -> SceneT:
+        """The simulated scene with its hidden state, for scripted experts and probes.
+
+        Policies must not use it.
+        """
+        if self._scene is None:
+            raise RuntimeError("this environment is closed; make a new one.")
+        return self._scene
+
     @abstractmethod
     def make_expert(self) -> Expert:
         """Return the scripted expert of the task, which reads this environment's simulation."""
@@ -112,24 +144,12 @@ class ImageEnv(gymnasium.Env[Observation, np.ndarray]):
         """Put the simulation to a start. Raises: `RuntimeError` if the environment is closed."""
 
     @abstractmethod
-    def _advance(self, action: np.ndarray) -> bool:
-        """Run one control step with float64 [D]; return whether the task is solved after it."""
-
-    @abstractmethod
     def _draw_now(self, names: tuple[str, ...]) -> tuple[np.ndarray, ...]:
         """Return the current images with these keys."""
 
     @abstractmethod
     def _vector(self) -> np.ndarray:
         """Return the `state` of the observation, float32 [D]."""
-
-    @abstractmethod
-    def _simulation_state(self) -> dict[str, Any]:
-        """Return all state of the simulation, as plain values."""
-
-    @abstractmethod
-    def _restore_simulation(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that `_simulation_state` returned."""
 
     @abstractmethod
     def _settings(self) -> Info:
@@ -156,7 +176,7 @@ class ImageEnv(gymnasium.Env[Observation, np.ndarray]):
             raise RuntimeError(f"step was called, but {state}; call reset first.")
         shape = self.action_space.shape
         assert shape is not None
-        is_success = self._advance(_check_action(action, shape))
+        is_success = self.scene.run_control_step(_check_action(action, shape))
         self._num_steps += 1
         self._is_success = is_success
         # A task that is solved at its last step is terminated: learners bootstrap from the value of
@@ -193,7 +213,7 @@ class ImageEnv(gymnasium.Env[Observation, np.ndarray]):
         return {
             "task": self.task.key,
             **{name: info[name] for name in self.recorded_in_states},
-            "scene": self._simulation_state(),
+            "scene": self.scene.get_state(),
             "init_state_id": self._init_state_id,
             "num_steps": self._num_steps,
             "is_success": self._is_success,
@@ -231,7 +251,7 @@ class ImageEnv(gymnasium.Env[Observation, np.ndarray]):
                     f"{own[name]!r}; make this environment with the same value."
                 )
         self._check_images(state["images"])
-        self._restore_simulation(state["scene"])
+        self.scene.set_state(dict(state["scene"]))
         self._init_state_id, self._num_steps = state["init_state_id"], state["num_steps"]
         self._is_success, self._is_over = state["is_success"], state["is_over"]
         self._images = tuple(np.array(image, np.uint8) for image in state["images"])

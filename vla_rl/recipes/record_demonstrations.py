@@ -219,7 +219,7 @@ def record_task(config: RecordConfig, task_id: int) -> int:
     return num_run
 
 
-def _make_env(config: RecordConfig, task_id: int, scene_seed: int) -> ImageEnv:
+def _make_env(config: RecordConfig, task_id: int, scene_seed: int) -> ImageEnv[Any]:
     kwargs = {"wrist_image": config.wrist_image, **config.scene.kwargs}
     if config.suite in METAWORLD_SUITES:
         return MetaWorldEnv(config.suite, task_id, **kwargs)
@@ -234,7 +234,7 @@ def _env_spec(config: RecordConfig, task_id: int) -> EnvSpec:
 
 
 def _record_episode(
-    config: RecordConfig, env: ImageEnv, task_id: int, number: int
+    config: RecordConfig, env: ImageEnv[Any], task_id: int, number: int
 ) -> Demonstration:
     """Run the episode of this number; the number determines its start and its noise."""
     starts = config.init_state_ids or tuple(range(config.num_init_states))

@@ -16,58 +16,37 @@ counts            conservation, losses, filters, metrics
 scheduler         `EpisodeScheduler`: runs, repeats, filters, hands over and accounts for every episode
 """
 
-from vla_rl.rollout.agents import copy_arrays, copy_chunk, embodied_agent, stop_reason
-from vla_rl.rollout.chat_agent import ChatLimits, chat_agent
-from vla_rl.rollout.counts import Attempts, EpisodeLedger, LedgerState
-from vla_rl.rollout.engines import ActionEngine, BatchStats, ChatEngine, DynamicBatcher
-from vla_rl.rollout.episode_records import GroupState, SchedulerState
+from vla_rl.rollout.agents import (
+    copy_arrays as copy_arrays,
+    copy_chunk as copy_chunk,
+    embodied_agent as embodied_agent,
+    stop_reason as stop_reason,
+)
+from vla_rl.rollout.chat_agent import ChatLimits as ChatLimits, chat_agent as chat_agent
+from vla_rl.rollout.counts import Attempts as Attempts, EpisodeLedger as EpisodeLedger
+from vla_rl.rollout.engines import (
+    ActionEngine as ActionEngine,
+    BatchStats as BatchStats,
+    DynamicBatcher as DynamicBatcher,
+)
+from vla_rl.rollout.episode_records import SchedulerState as SchedulerState
 from vla_rl.rollout.episode_runner import (
-    EpisodeLost,
-    EpisodeRunner,
-    LocalEpisodeRunner,
-    run_episode,
+    EpisodeLost as EpisodeLost,
+    EpisodeRunner as EpisodeRunner,
+    LocalEpisodeRunner as LocalEpisodeRunner,
+    run_episode as run_episode,
 )
-from vla_rl.rollout.groups import GroupPlan, GroupSource, SourceState, TaskStart
+from vla_rl.rollout.groups import (
+    GroupSource as GroupSource,
+    SourceState as SourceState,
+    TaskStart as TaskStart,
+)
 from vla_rl.rollout.policies import (
-    AnyEngine,
-    DecisionCounter,
-    DecisionCounts,
-    EngineTeam,
-    EpisodePolicy,
+    AnyEngine as AnyEngine,
+    DecisionCounter as DecisionCounter,
+    DecisionCounts as DecisionCounts,
+    EngineTeam as EngineTeam,
+    EpisodePolicy as EpisodePolicy,
 )
-from vla_rl.rollout.scheduler import EpisodeScheduler
-from vla_rl.rollout.staleness import SchedulerConfig, StalenessPolicy
-
-__all__ = [
-    "ActionEngine",
-    "AnyEngine",
-    "Attempts",
-    "BatchStats",
-    "ChatEngine",
-    "ChatLimits",
-    "DecisionCounter",
-    "DecisionCounts",
-    "DynamicBatcher",
-    "EngineTeam",
-    "EpisodeLedger",
-    "EpisodeLost",
-    "EpisodePolicy",
-    "EpisodeRunner",
-    "EpisodeScheduler",
-    "GroupPlan",
-    "GroupSource",
-    "GroupState",
-    "LedgerState",
-    "LocalEpisodeRunner",
-    "SchedulerConfig",
-    "SchedulerState",
-    "SourceState",
-    "StalenessPolicy",
-    "TaskStart",
-    "chat_agent",
-    "copy_arrays",
-    "copy_chunk",
-    "embodied_agent",
-    "run_episode",
-    "stop_reason",
-]
+from vla_rl.rollout.scheduler import EpisodeScheduler as EpisodeScheduler
+from vla_rl.rollout.staleness import SchedulerConfig as SchedulerConfig

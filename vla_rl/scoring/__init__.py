@@ -11,12 +11,8 @@ module:name    `def name(reply: str, row: dict) -> float`, in any importable mod
 """
 
 from vla_rl.scoring.scorers import (
-    SCORER_NAMES,
-    Score,
-    Scorer,
-    check_answer,
-    final_answer,
-    make_scorer,
+    Score as Score,
+    check_answer as check_answer,
+    final_answer as final_answer,
+    make_scorer as make_scorer,
 )
-
-__all__ = ["SCORER_NAMES", "Score", "Scorer", "check_answer", "final_answer", "make_scorer"]

@@ -267,7 +267,7 @@ class Arm(gymnasium.Env[dict[str, Any], np.ndarray]):
 
 
 def suggesting() -> ExpertSuggestions:
-    return ExpertSuggestions(cast(ImageEnv, Arm()))
+    return ExpertSuggestions(cast(ImageEnv[Any], Arm()))
 
 
 def test_every_observation_has_the_experts_next_action() -> None:

@@ -3,8 +3,9 @@
 Only pyarrow is needed, not the lerobot package.
 """
 
-from vla_rl.datasets.lerobot.layout import INFO_FILE
-from vla_rl.datasets.lerobot.reading import read_lerobot
-from vla_rl.datasets.lerobot.writing import LeRobotWriter, check_can_add
-
-__all__ = ["INFO_FILE", "LeRobotWriter", "check_can_add", "read_lerobot"]
+from vla_rl.datasets.lerobot.layout import INFO_FILE as INFO_FILE
+from vla_rl.datasets.lerobot.reading import read_lerobot as read_lerobot
+from vla_rl.datasets.lerobot.writing import (
+    LeRobotWriter as LeRobotWriter,
+    check_can_add as check_can_add,
+)

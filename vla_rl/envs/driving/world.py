@@ -266,7 +266,7 @@ class World:
         speeds: [66, N], of the same.
 
     Example:
-        World(kind="junction", light=0.9, roads=Roads(command="left", ...), traffic=..., speeds=...)
+        World(kind="four_way", light=0.9, roads=Roads(command="left", ...), traffic=..., speeds=...)
     """
 
     kind: str

@@ -9,7 +9,10 @@ The tasks, initial states, goals and physics are those of hf-libero and robosuit
 are drawn by MuJoCo itself, and only if they are used.
 """
 
-from vla_rl.envs.libero.env import LiberoEnv
-from vla_rl.envs.libero.tasks import SUITES, Task, find_task, list_tasks
-
-__all__ = ["SUITES", "LiberoEnv", "Task", "find_task", "list_tasks"]
+from vla_rl.envs.libero.env import LiberoEnv as LiberoEnv
+from vla_rl.envs.libero.tasks import (
+    SUITES as SUITES,
+    Task as Task,
+    find_task as find_task,
+    list_tasks as list_tasks,
+)

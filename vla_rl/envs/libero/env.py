@@ -12,7 +12,6 @@ episode looks the same in every process.
 
 import os
 import types
-from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -60,7 +59,7 @@ _STATE_BOUND = np.array([3.0] * 3 + [6.3] * 3 + [0.1] * 2, np.float32)
 _INSTRUCTION_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _-.,'"
 
 
-class LiberoEnv(ImageEnv):
+class LiberoEnv(ImageEnv[Scene]):
     """A Panda arm on one LIBERO task, 20 control steps a second.
 
     Observation:
@@ -218,16 +217,6 @@ class LiberoEnv(ImageEnv):
                 self.scene.model, cameras, self._image_size, self._quality, LIBERO_STYLE
             )
 
-    @property
-    def scene(self) -> Scene:
-        """The simulated scene with its hidden state, for scripted experts and probes.
-
-        Policies must not use it.
-        """
-        if self._scene is None:
-            raise RuntimeError("this environment is closed; make a new one.")
-        return self._scene
-
     def make_expert(self) -> Expert:
         """Return the scripted expert of the task."""
         # here, because simulators of a policy's own episodes need none of the experts' programs
@@ -259,9 +248,6 @@ class LiberoEnv(ImageEnv):
         for _ in range(self._num_settle_steps):
             scene.run_control_step(np.array(IDLE_ACTION))
 
-    def _advance(self, action: np.ndarray) -> bool:
-        return self.scene.run_control_step(action)
-
     def _draw_now(self, names: tuple[str, ...]) -> tuple[np.ndarray, ...]:
         self.open_graphics()
         assert self._cameras is not None
@@ -281,12 +267,6 @@ class LiberoEnv(ImageEnv):
 
     def _vector(self) -> np.ndarray:
         return self.scene.reading.proprio
-
-    def _simulation_state(self) -> dict[str, Any]:
-        return self.scene.get_state()
-
-    def _restore_simulation(self, state: Mapping[str, Any]) -> None:
-        self.scene.set_state(dict(state))
 
     def _settings(self) -> Info:
         return {"scene_seed": self._scene_key.scene_seed, **self._recorded}

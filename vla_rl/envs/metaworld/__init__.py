@@ -9,7 +9,9 @@ The physics, success criteria and scripted experts are those of the package meta
 are drawn by MuJoCo itself, and only if they are used.
 """
 
-from vla_rl.envs.metaworld.env import MetaWorldEnv
-from vla_rl.envs.metaworld.tasks import SUITES, Task, find_task, list_tasks
-
-__all__ = ["SUITES", "MetaWorldEnv", "Task", "find_task", "list_tasks"]
+from vla_rl.envs.metaworld.env import MetaWorldEnv as MetaWorldEnv
+from vla_rl.envs.metaworld.tasks import (
+    SUITES as SUITES,
+    find_task as find_task,
+    list_tasks as list_tasks,
+)

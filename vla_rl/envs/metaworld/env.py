@@ -37,7 +37,7 @@ _STATE_HIGH: Final = np.array([0.525, 1.025, 0.7, 1.0], np.float32)
 _INSTRUCTION_CHARACTERS: Final = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 ,-"
 
 
-class MetaWorldEnv(ImageEnv):
+class MetaWorldEnv(ImageEnv[Scene]):
     """A Sawyer arm on one Meta-World task, 80 control steps a second.
 
     Observation:
@@ -134,16 +134,6 @@ class MetaWorldEnv(ImageEnv):
                 model, cameras, self._image_size, self._quality, METAWORLD_STYLE
             )
 
-    @property
-    def scene(self) -> Scene:
-        """The simulated scene with its hidden state, for scripted experts.
-
-        Policies must not use it.
-        """
-        if self._scene is None:
-            raise RuntimeError("this environment is closed; make a new one.")
-        return self._scene
-
     def make_expert(self) -> Expert:
         """Return Meta-World's scripted policy of the task."""
         return MetaWorldExpert(self.scene)
@@ -159,9 +149,6 @@ class MetaWorldEnv(ImageEnv):
     def _begin(self, init_state_id: int) -> None:
         self.scene.start_episode(init_state_id)
 
-    def _advance(self, action: np.ndarray) -> bool:
-        return self.scene.run_control_step(action)
-
     def _draw_now(self, names: tuple[str, ...]) -> tuple[np.ndarray, ...]:
         self.open_graphics()
         assert self._cameras is not None
@@ -169,12 +156,6 @@ class MetaWorldEnv(ImageEnv):
 
     def _vector(self) -> np.ndarray:
         return self.scene.observation[:4].astype(np.float32)
-
-    def _simulation_state(self) -> dict[str, Any]:
-        return self.scene.get_state()
-
-    def _restore_simulation(self, state: Mapping[str, Any]) -> None:
-        self.scene.set_state(state)
 
     def _settings(self) -> Info:
         return {"quality": self._quality, "dense_reward": self.scene.dense_reward}

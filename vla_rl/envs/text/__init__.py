@@ -10,19 +10,19 @@
 A task is imported when its first episode starts.
 """
 
-from vla_rl.envs.text.episode import TextEnvPool, TextEpisode, TextPoolConfig
+from vla_rl.envs.text.episode import TextEnvPool as TextEnvPool, TextPoolConfig as TextPoolConfig
 from vla_rl.envs.text.task import (
-    Ask,
-    Done,
-    TextLimits,
-    TextTask,
-    is_text_task,
-    make_text_task,
-    register_text_task,
-    text_task_ids,
+    Ask as Ask,
+    Done as Done,
+    TextLimits as TextLimits,
+    TextTask as TextTask,
+    is_text_task as is_text_task,
+    make_text_task as make_text_task,
+    register_text_task as register_text_task,
+    text_task_ids as text_task_ids,
 )
-from vla_rl.envs.text.tools import ToolAnswer, Toolbox
-from vla_rl.sandbox import CallResult, ProcessLimits, Sandbox, SandboxConfig
+from vla_rl.envs.text.tools import Toolbox as Toolbox
+from vla_rl.sandbox import Sandbox as Sandbox
 
 _TASKS = "vla_rl.envs.text"
 register_text_task("text/arithmetic", f"{_TASKS}.arithmetic:ArithmeticTask")
@@ -30,23 +30,3 @@ register_text_task("text/arithmetic_pair", f"{_TASKS}.arithmetic:ArithmeticPairT
 register_text_task("text/question", f"{_TASKS}.questions:QuestionTask")
 register_text_task("text/square", f"{_TASKS}.questions:SquareTask")
 register_text_task("text/search", f"{_TASKS}.questions:SearchTask")
-
-__all__ = [
-    "Ask",
-    "CallResult",
-    "Done",
-    "ProcessLimits",
-    "Sandbox",
-    "SandboxConfig",
-    "TextEnvPool",
-    "TextEpisode",
-    "TextLimits",
-    "TextPoolConfig",
-    "TextTask",
-    "ToolAnswer",
-    "Toolbox",
-    "is_text_task",
-    "make_text_task",
-    "register_text_task",
-    "text_task_ids",
-]

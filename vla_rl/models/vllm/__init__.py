@@ -5,6 +5,4 @@ plugin     registration that vLLM calls in every engine process
 networks   the networks in the engine process; stock language models are vLLM's own
 """
 
-from vla_rl.models.vllm.serve import serve
-
-__all__ = ["serve"]
+from vla_rl.models.vllm.serve import serve as serve

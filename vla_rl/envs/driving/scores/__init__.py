@@ -7,43 +7,23 @@ Units are metres, seconds and radians; x is forward, y left, angles counter-cloc
 left-handed frame and degrees are converted where CARLA is read.
 """
 
-from vla_rl.envs.driving.scores.comfort import extended_comfort
+from vla_rl.envs.driving.scores.comfort import extended_comfort as extended_comfort
 from vla_rl.envs.driving.scores.pdm import (
-    MULTIPLIERS,
-    WEIGHTS,
-    PdmScores,
-    Version,
-    benchmark_score,
-    human_sub_scores,
-    score_poses,
-    score_states,
-    score_waypoints,
-    second_stage_weights,
-    two_stage_score,
-    with_extended_comfort,
-    with_human_filter,
+    PdmScores as PdmScores,
+    Version as Version,
+    benchmark_score as benchmark_score,
+    human_sub_scores as human_sub_scores,
+    score_poses as score_poses,
+    score_waypoints as score_waypoints,
+    second_stage_weights as second_stage_weights,
+    two_stage_score as two_stage_score,
+    with_extended_comfort as with_extended_comfort,
+    with_human_filter as with_human_filter,
 )
-from vla_rl.envs.driving.scores.scene import PACIFICA, Map, RedLights, Scene, Tracks, Vehicle
-
-__all__ = [
-    "MULTIPLIERS",
-    "PACIFICA",
-    "WEIGHTS",
-    "Map",
-    "PdmScores",
-    "RedLights",
-    "Scene",
-    "Tracks",
-    "Vehicle",
-    "Version",
-    "benchmark_score",
-    "extended_comfort",
-    "human_sub_scores",
-    "score_poses",
-    "score_states",
-    "score_waypoints",
-    "second_stage_weights",
-    "two_stage_score",
-    "with_extended_comfort",
-    "with_human_filter",
-]
+from vla_rl.envs.driving.scores.scene import (
+    PACIFICA as PACIFICA,
+    Map as Map,
+    RedLights as RedLights,
+    Scene as Scene,
+    Tracks as Tracks,
+)

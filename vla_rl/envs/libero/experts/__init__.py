@@ -10,7 +10,4 @@ motions.
 processes.
 """
 
-from vla_rl.envs.experts import ExpertPolicy, ExpertSuggestions
-from vla_rl.envs.libero.experts.expert import Expert
-
-__all__ = ["Expert", "ExpertPolicy", "ExpertSuggestions"]
+from vla_rl.envs.libero.experts.expert import Expert as Expert
