@@ -145,7 +145,7 @@ from vla_rl.sandbox.protocol import ProgramCall
 
 call = running.RunningCall(ProgramCall(0, "print(5)", "", ProcessLimits()), Path(sys.argv[1]), frozenset())
 select.select([call.pidfd], [], [])
-call.check(call.deadline + 1.0)
+call.enforce_limits(call.deadline + 1.0)
 ended = call.reap()
 print(ended.fault, ended.stdout)
 """

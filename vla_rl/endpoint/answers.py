@@ -56,9 +56,9 @@ def write_chat_completion(answer: Answer, *, has_log_probs: bool) -> dict[str, A
         for index, reply in enumerate(answer.replies)
     ]
     return {
-        **_write_chat_head(answer, "chat.completion"),
+        **write_head(answer, "chatcmpl", "chat.completion"),
         "choices": choices,
-        "usage": _write_chat_usage(answer),
+        "usage": write_usage(answer, len(answer.replies)),
     }
 
 
@@ -69,7 +69,7 @@ def stream_chat_completion(
 
     They are role, text, tool calls and end of each choice, then usage if requested.
     """
-    head = _write_chat_head(answer, "chat.completion.chunk")
+    head = write_head(answer, "chatcmpl", "chat.completion.chunk")
     if wants_usage:
         head["usage"] = None
 
@@ -88,7 +88,9 @@ def stream_chat_completion(
             yield chunk(index, {"tool_calls": [{"index": number, **call}]})
         yield chunk(index, {}, _write_finish_reason(reply))
     if wants_usage:
-        yield make_data_event({**head, "choices": [], "usage": _write_chat_usage(answer)})
+        yield make_data_event(
+            {**head, "choices": [], "usage": write_usage(answer, len(answer.replies))}
+        )
     yield b"data: [DONE]\n\n"
 
 
@@ -129,21 +131,21 @@ def _write_finish_reason(reply: Completion) -> str:
     return "tool_calls" if reply.message.tool_calls else "stop"
 
 
-def _write_chat_head(answer: Answer, kind: str) -> dict[str, Any]:
+def write_head(answer: Answer, prefix: str, kind: str) -> dict[str, Any]:
+    """Return the fields that every answer of the older APIs begins with."""
     return {
-        "id": f"chatcmpl-{answer.number}",
+        "id": f"{prefix}-{answer.number}",
         "object": kind,
         "created": answer.created,
         "model": answer.model,
     }
 
 
-def _write_chat_usage(answer: Answer) -> dict[str, int]:
-    """Return the usage; the prompt counts once for all its replies."""
-    num_input_tokens, num_output_tokens = (
-        len(answer.replies[0].prompt_tokens),
-        sum(len(reply.tokens) for reply in answer.replies),
-    )
+def write_usage(answer: Answer, num_choices: int) -> dict[str, int]:
+    """Return the numbers of tokens; a prompt counts once for all its `num_choices` replies."""
+    prompts = answer.replies[::num_choices]
+    num_input_tokens = sum(len(reply.prompt_tokens) for reply in prompts)
+    num_output_tokens = sum(len(reply.tokens) for reply in answer.replies)
     return {
         "prompt_tokens": num_input_tokens,
         "completion_tokens": num_output_tokens,

@@ -1,6 +1,6 @@
 """The base of all APIs: it reads their requests.
 
-    body ─► Api.read_request ─► ApiRequest ─► .asked ─► (the policy generates) ─► .write_body or .stream_events
+    body ─► `ReadRequest` of its path ─► ApiRequest ─► .asked ─► (the policy generates) ─► .write_body or .stream_events
 
 Fields of a JSON request are decoded one by one, so that an error names the field. A null counts as a
 missing field. Fields that are not read are skipped without decoding. A long list is decoded item by item,
@@ -13,9 +13,9 @@ stop texts) differently; they are interpreted here.
 import functools
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import UnionType
-from typing import Any, Final, Protocol, TypeVar, Union, get_args, get_origin
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -39,7 +39,11 @@ from vla_rl.util.values import excerpt
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to the policy, from any API."""
+    """A request to the policy, from any API.
+
+    Example:
+        Asked(prompts=((Message(role="user", content="2 + 2?"),),), model="gpt-5", max_tokens=64)
+    """
 
     prompts: tuple[Prompt, ...]
     """Prompts of the request: one for a conversation; text completions may have several."""
@@ -105,17 +109,8 @@ class Memory(Protocol):
         ...
 
 
-class Api(Protocol):
-    """One API of the endpoint."""
-
-    @property
-    def path(self) -> str:
-        """Path that clients post requests to."""
-        ...
-
-    def read_request(self, body: bytes, memory: Memory) -> ApiRequest:
-        """Read a request, in any thread. Raises: RequestError if it is invalid or not supported."""
-        ...
+ReadRequest: TypeAlias = Callable[[bytes, Memory], ApiRequest]
+"""Reads a request of one API, in any thread. Raises: RequestError if it is invalid or not supported."""
 
 
 def encode_body(body: dict[str, Any]) -> bytes:

@@ -16,6 +16,8 @@ from vla_rl.endpoint.answers import (
     get_reported_tokens,
     stream_chat_completion,
     write_chat_completion,
+    write_head,
+    write_usage,
 )
 from vla_rl.endpoint.api import (
     MAX_ALTERNATIVES,
@@ -159,14 +161,9 @@ class ChatRequest:
         )
 
 
-class ChatApi:
-    """Chat completions."""
-
-    path = "/v1/chat/completions"
-
-    def read_request(self, body: bytes, memory: Memory) -> ChatRequest:
-        """Read a request. Raises: RequestError."""
-        return ChatRequest(*read_fields(body, ChatFields))
+def read_chat_request(body: bytes, memory: Memory) -> ChatRequest:
+    """Read a request for chat completions. See `ReadRequest`."""
+    return ChatRequest(*read_fields(body, ChatFields))
 
 
 def _reject_unsupported(fields: ChatFields) -> None:
@@ -272,16 +269,17 @@ class CompletionRequest:
     def write_body(self, answer: Answer) -> dict[str, Any]:
         """Return a `text_completion`."""
         choices = [self._choice(index, reply) for index, reply in enumerate(answer.replies)]
-        return {**_write_head(answer), "choices": choices, "usage": self._usage(answer)}
+        usage = write_usage(answer, self.asked.num_choices)
+        return {**write_head(answer, "cmpl", "text_completion"), "choices": choices, "usage": usage}
 
     def stream_events(self, answer: Answer) -> Iterator[bytes]:
         """Yield the same, one event for each choice."""
+        head = write_head(answer, "cmpl", "text_completion")
         for index, reply in enumerate(answer.replies):
-            yield make_data_event({**_write_head(answer), "choices": [self._choice(index, reply)]})
+            yield make_data_event({**head, "choices": [self._choice(index, reply)]})
         if self._wants_usage:
-            yield make_data_event(
-                {**_write_head(answer), "choices": [], "usage": self._usage(answer)}
-            )
+            usage = write_usage(answer, self.asked.num_choices)
+            yield make_data_event({**head, "choices": [], "usage": usage})
         yield b"data: [DONE]\n\n"
 
     def _choice(self, index: int, reply: Completion) -> dict[str, Any]:
@@ -292,25 +290,10 @@ class CompletionRequest:
             "logprobs": _write_log_probs(reply) if self._has_log_probs else None,
         }
 
-    def _usage(self, answer: Answer) -> dict[str, int]:
-        prompts = answer.replies[:: self.asked.num_choices]
-        num_input_tokens = sum(len(reply.prompt_tokens) for reply in prompts)
-        num_output_tokens = sum(len(reply.tokens) for reply in answer.replies)
-        return {
-            "prompt_tokens": num_input_tokens,
-            "completion_tokens": num_output_tokens,
-            "total_tokens": num_input_tokens + num_output_tokens,
-        }
 
-
-class CompletionApi:
-    """Text completions."""
-
-    path = "/v1/completions"
-
-    def read_request(self, body: bytes, memory: Memory) -> CompletionRequest:
-        """Read a request. Raises: RequestError."""
-        return CompletionRequest(*read_fields(body, CompletionFields))
+def read_completion_request(body: bytes, memory: Memory) -> CompletionRequest:
+    """Read a request for text completions. See `ReadRequest`."""
+    return CompletionRequest(*read_fields(body, CompletionFields))
 
 
 def _read_prompts(given: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
@@ -348,13 +331,4 @@ def _write_log_probs(reply: Completion) -> dict[str, Any]:
             for token, _ in pairs
         ],
         "text_offset": list(itertools.accumulate(map(len, texts[:-1]), initial=0)) if texts else [],
-    }
-
-
-def _write_head(answer: Answer) -> dict[str, Any]:
-    return {
-        "id": f"cmpl-{answer.number}",
-        "object": "text_completion",
-        "created": answer.created,
-        "model": answer.model,
     }

@@ -37,7 +37,12 @@ _OUTPUT_BYTES = 1 << 20
 
 
 class ExternalTask(msgspec.Struct, frozen=True, kw_only=True):
-    """The task that an external agent gets for one episode."""
+    """The task that an external agent gets for one episode.
+
+    Example:
+        ExternalTask(base_url="http://127.0.0.1:40121/v1", api_key="vla-3fX...",
+                     messages=(Message(role="user", content="2 + 2?"),))
+    """
 
     base_url: str
     api_key: str

@@ -160,14 +160,9 @@ class MessagesRequest:
         yield make_named_event({"type": "message_stop"})
 
 
-class MessagesApi:
-    """Anthropic's messages."""
-
-    path = "/v1/messages"
-
-    def read_request(self, body: bytes, memory: Memory) -> MessagesRequest:
-        """Read a request. Raises: RequestError."""
-        return MessagesRequest(*read_fields(body, MessagesFields))
+def read_anthropic_request(body: bytes, memory: Memory) -> MessagesRequest:
+    """Read a request for a message. See `ReadRequest`."""
+    return MessagesRequest(*read_fields(body, MessagesFields))
 
 
 def _read_message(name: str, message: _Message) -> list[Message]:

@@ -243,14 +243,9 @@ class ResponseRequest:
         return body
 
 
-class ResponseApi:
-    """Responses."""
-
-    path = "/v1/responses"
-
-    def read_request(self, body: bytes, memory: Memory) -> ResponseRequest:
-        """Read a request. Raises: RequestError."""
-        return ResponseRequest(*read_fields(body, ResponseFields), memory)
+def read_response_request(body: bytes, memory: Memory) -> ResponseRequest:
+    """Read a request for a response. See `ReadRequest`."""
+    return ResponseRequest(*read_fields(body, ResponseFields), memory)
 
 
 def _reject_unsupported(fields: ResponseFields) -> None:

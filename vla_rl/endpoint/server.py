@@ -22,8 +22,8 @@ from typing import Annotated, Any, Final, Self
 import msgspec
 from aiohttp import web
 
-from vla_rl.endpoint.api import Answer, Api, encode_body
-from vla_rl.endpoint.completions import ChatApi, CompletionApi
+from vla_rl.endpoint.api import Answer, ReadRequest, encode_body
+from vla_rl.endpoint.completions import read_chat_request, read_completion_request
 from vla_rl.endpoint.http import (
     Connection,
     ConnectionListener,
@@ -34,8 +34,8 @@ from vla_rl.endpoint.http import (
     openai_error,
     read_body,
 )
-from vla_rl.endpoint.messages import MessagesApi
-from vla_rl.endpoint.responses import ResponseApi
+from vla_rl.endpoint.messages import read_anthropic_request
+from vla_rl.endpoint.responses import read_response_request
 from vla_rl.endpoint.session import Session, generate_replies, new_key
 from vla_rl.types import Config, LanguagePolicies, PositiveFloat, PositiveInt
 from vla_rl.util.tasks import leave_group
@@ -91,7 +91,14 @@ def _is_local(host: str) -> bool:
         return False
 
 
-APIS: Final[tuple[Api, ...]] = (ChatApi(), ResponseApi(), CompletionApi(), MessagesApi())
+ANTHROPIC_PATH: Final = "/v1/messages"
+
+APIS: Final[dict[str, ReadRequest]] = {
+    "/v1/chat/completions": read_chat_request,
+    "/v1/responses": read_response_request,
+    "/v1/completions": read_completion_request,
+    ANTHROPIC_PATH: read_anthropic_request,
+}
 
 
 logger = logging.getLogger(__name__)
@@ -123,8 +130,8 @@ class Endpoint:
 
     async def __aenter__(self) -> Self:
         app = web.Application(middlewares=[self._in_json])
-        for api in APIS:
-            app.router.add_post(api.path, partial(self._generate, api))
+        for path, read in APIS.items():
+            app.router.add_post(path, partial(self._generate, read))
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{model:.+}", self._model)
         # A client that goes away cancels its handler, and with it the generation: nothing is
@@ -225,7 +232,9 @@ class Endpoint:
             raise _unknown_model(name, names)
         return self._answer(encode_body(_model(name)), 200)
 
-    async def _generate(self, api: Api, request: web.Request) -> web.StreamResponse:
+    async def _generate(
+        self, read_request: ReadRequest, request: web.Request
+    ) -> web.StreamResponse:
         session = self._find_session(request)
         task = asyncio.current_task()
         assert task is not None
@@ -236,7 +245,7 @@ class Endpoint:
             request, self._config.max_request_kb * 1024, self._config.body_timeout_s
         )
         try:
-            read = await decode_body(body, lambda data: api.read_request(data, session))
+            read = await decode_body(body, lambda data: read_request(data, session))
         except RecursionError as error:
             raise RequestError("the body is nested too deeply", code="invalid_json") from error
         try:
@@ -303,7 +312,7 @@ class Endpoint:
         except Exception as found:
             logger.exception("the endpoint could not answer %s %s", request.method, request.path)
             error = RequestError(f"the endpoint failed: {type(found).__name__}", status=500)
-        is_anthropics = request.path.startswith(MessagesApi.path)
+        is_anthropics = request.path.startswith(ANTHROPIC_PATH)
         body = (anthropic_error if is_anthropics else openai_error)(error)
         response = self._answer(encode_body(body), error.status)
         # Without reading the rest of a rejected body, the next request on this connection cannot be
@@ -348,7 +357,7 @@ class Endpoint:
             response.force_close()
 
 
-_PATHS: Final = ", ".join([*(api.path for api in APIS), "/v1/models"])
+_PATHS: Final = ", ".join([*APIS, "/v1/models"])
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -32,7 +32,11 @@ def new_key() -> str:
 
 
 class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer of the policy as sampled: token ids, log-probs and weight versions."""
+    """One answer of the policy as sampled: token ids, log-probs and weight versions.
+
+    Example:
+        RecordedCall(agent="policy", completion=Completion(message=..., tokens=np.array([1337, 2]), ...))
+    """
 
     agent: str
     completion: Completion

@@ -119,6 +119,10 @@ class Sampled:
         stopped_by: the stop text that ended it, if one did.
         alternatives: ids and log-probs of the likeliest tokens at each place, if the question asked
             for them.
+
+    Example:
+        Sampled(tokens=np.array([1337, 2]), log_probs=np.array([-0.31, -0.02], np.float32),
+                versions=np.array([7, 7]), finish_reason="stop")
     """
 
     tokens: np.ndarray
@@ -140,6 +144,10 @@ class Question:
         options: options of the reply.
         images: images of the conversation, in their order.
         image_prompt: prompt and images as the model reads them; None without images.
+
+    Example:
+        Question(tokens=np.array([1, 318, 42]), messages=(Message(role="user", content="2 + 2?"),),
+                 grammar=None, options=ReplyOptions(stop=("Observation:",)))
     """
 
     tokens: np.ndarray

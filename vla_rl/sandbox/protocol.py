@@ -143,7 +143,11 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 class Start(msgspec.Struct, frozen=True):
-    """The only argument of the started process, as JSON."""
+    """The only argument of the started process, as JSON.
+
+    Example:
+        Start(connection=9, folder="/tmp/vla_rl_sandbox.k3j2", folder_lock=7, owner_pid=4711, without=())
+    """
 
     connection: int
     """Descriptor of the socket to the sandbox."""
@@ -158,7 +162,11 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class FunctionCall(msgspec.Struct, frozen=True, tag=True):
-    """Call `module:function`."""
+    """Call `module:function`.
+
+    Example:
+        FunctionCall(id=3, path="my_tools:add", arguments={"left": 1, "right": 2}, limits=ProcessLimits())
+    """
 
     id: int
     path: str
@@ -169,7 +177,11 @@ class FunctionCall(msgspec.Struct, frozen=True, tag=True):
 
 
 class ProgramCall(msgspec.Struct, frozen=True, tag=True):
-    """Run Python source in a new interpreter, with a standard input."""
+    """Run Python source in a new interpreter, with a standard input.
+
+    Example:
+        ProgramCall(id=4, source="print(input())", stdin="4", limits=ProcessLimits(network=False))
+    """
 
     id: int
     source: str
@@ -193,7 +205,12 @@ Request: TypeAlias = FunctionCall | ProgramCall | Import | Cancel
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The call runner accepts calls."""
+    """The call runner accepts calls.
+
+    Example:
+        Ready(pid=4713, open_to_calls=["write wherever this user can"],
+              refused={"mounts": "Operation not permitted", "landlock": "Function not implemented"})
+    """
 
     pid: int
     open_to_calls: list[str]
@@ -210,7 +227,12 @@ class Imported(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The end of a call."""
+    """The end of a call.
+
+    Example:
+        Ended(id=3, fault=None, words="", returned=b"...", stdout=b"", stderr=b"", is_offline=False,
+              duration_s=0.013)
+    """
 
     id: int
     fault: Fault | None
@@ -230,7 +252,12 @@ Answer: TypeAlias = Ready | Imported | Ended
 
 
 class Returned(msgspec.Struct, frozen=True, array_like=True):
-    """The value or the error of a function."""
+    """The value or the error of a function.
+
+    Example:
+        Returned(value=3)
+        Returned(error="ZeroDivisionError: division by zero")
+    """
 
     value: Any = None
     error: str | None = None

@@ -170,7 +170,7 @@ class CallRunner:
     def _check_calls(self) -> None:
         now = time.monotonic()
         for call in list(self._calls.values()):
-            call.check(now)
+            call.enforce_limits(now)
 
     def _select_timeout(self) -> float | None:
         return CHECK_EVERY_S if self._calls else None
@@ -193,7 +193,9 @@ class CallRunner:
         if key.fd == call.pidfd:
             self._end(call)
         elif (
-            key.fd in call.pipes and self._calls.get(call.call.id) is call and not call.read(key.fd)
+            key.fd in call.pipes
+            and self._calls.get(call.call.id) is call
+            and not call.read_output(key.fd)
         ):
             self._selector.unregister(key.fd)
 

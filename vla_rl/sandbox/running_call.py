@@ -75,7 +75,7 @@ class RunningCall:
         os.close(runner)
         return pid
 
-    def read(self, fd: int) -> bool:
+    def read_output(self, fd: int) -> bool:
         """Read the content of a pipe; return False at its end.
 
         A call that printed too much is killed.
@@ -90,7 +90,7 @@ class RunningCall:
             self._check_amount(fd, most)
         return bool(data)
 
-    def check(self, now: float) -> None:
+    def enforce_limits(self, now: float) -> None:
         """Kill the call if its time is over, or if it has too many processes or holds too much.
 
         A call that has ended is not killed: it may have ended in time while this process was busy
@@ -184,7 +184,7 @@ class RunningCall:
     def _read_rest(self, fd: int) -> bool:
         """Read the rest of a pipe after the end; all processes that hold it are dead or dying."""
         before = len(self._kept[self.pipes[fd]])
-        return self.read(fd) and len(self._kept[self.pipes[fd]]) > before
+        return self.read_output(fd) and len(self._kept[self.pipes[fd]]) > before
 
     def _describe_timeout(self) -> str:
         return f"it took longer than {self.call.limits.timeout_s:g} s and was stopped"

@@ -14,7 +14,7 @@ def read_versions() -> None:
     for line in sys.stdin:
         staged = msgspec.msgpack.decode(bytes.fromhex(line.strip()), type=StagedWeights)
         mapped = MappedWeights(staged)
-        for name, tensor in mapped.tensors():
+        for name, tensor in mapped.named_tensors():
             own.setdefault(name, torch.empty_like(tensor)).copy_(tensor)
         if torch.cuda.is_available():
             torch.cuda.synchronize()

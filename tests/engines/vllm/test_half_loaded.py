@@ -53,7 +53,7 @@ async def start(publication: Publication) -> AsyncIterator[Start]:
 
 def content(staged: StagedWeights | None) -> float:
     assert staged is not None
-    return float(dict(MappedWeights(staged).tensors())["weight"][0])
+    return float(dict(MappedWeights(staged).named_tensors())["weight"][0])
 
 
 @pytest.mark.parametrize("step", ["pause", "apply_weights", "version 2", "resume"])
@@ -173,7 +173,7 @@ async def test_an_update_that_is_cancelled_while_it_is_applied_leaves_no_engine_
     publication: Publication, start: Start
 ) -> None:
     class Stuck(FakeReplica):
-        async def apply(self, staged: StagedWeights) -> None:
+        async def apply_version(self, staged: StagedWeights) -> None:
             applying.set()
             await asyncio.Event().wait()
 

@@ -28,7 +28,7 @@ class Way:
 
     def newest(self) -> Tensor:
         assert self.publication.current is not None
-        return dict(MappedWeights(self.publication.current).tensors())["weight"].clone()
+        return dict(MappedWeights(self.publication.current).named_tensors())["weight"].clone()
 
 
 def tensors(network: nn.Module) -> dict[str, Tensor]:

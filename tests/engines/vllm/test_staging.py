@@ -26,7 +26,7 @@ def tensors(seed: int) -> dict[str, Tensor]:
 
 
 def read(staged: object) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in MappedWeights(staged).tensors()}  # type: ignore[arg-type]
+    return {name: tensor.clone() for name, tensor in MappedWeights(staged).named_tensors()}  # type: ignore[arg-type]
 
 
 def test_what_is_written_is_what_is_read() -> None:
@@ -46,7 +46,7 @@ def test_one_version_can_be_read_while_the_next_is_written() -> None:
     mapped = MappedWeights(current)
     for refused in (2, 3):  # written and not published: an engine that starts still reads version 1
         stage.write_version(tensors(refused), refused, current)
-        assert torch.equal(dict(mapped.tensors())["a"], tensors(1)["a"])
+        assert torch.equal(dict(mapped.named_tensors())["a"], tensors(1)["a"])
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ from vla_rl.engines.vllm.staging import MappedWeights, StagedWeights
 for line in iter(sys.stdin.buffer.readline, b""):
     staged = msgspec.msgpack.decode(bytes.fromhex(line.decode().strip()), type=StagedWeights)
     mapped = MappedWeights(staged)
-    print(mapped.checksum(), {tensor.device.type for _, tensor in mapped.tensors()}, flush=True)
+    print(mapped.checksum(), {tensor.device.type for _, tensor in mapped.named_tensors()}, flush=True)
 print("vllm" in sys.modules)
 """
 

@@ -52,7 +52,7 @@ class RemoteEngine:
         """Read what acts."""
         mapped = MappedWeights(self.current)
         assert mapped.checksum() == self._stage.checksum()
-        return {name: tensor.clone() for name, tensor in mapped.tensors()}
+        return {name: tensor.clone() for name, tensor in mapped.named_tensors()}
 
     def close(self) -> None:
         """Free the memory."""

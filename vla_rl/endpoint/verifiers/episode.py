@@ -31,7 +31,11 @@ from vla_rl.types import (
 
 
 class ModelCall(msgspec.Struct, frozen=True):
-    """A model call that waits for its answer."""
+    """A model call that waits for its answer.
+
+    Example:
+        ModelCall((Message(role="user", content="2 + 2?"),), "policy", (), ANY_REPLY, answer)
+    """
 
     messages: tuple[Message, ...]
     role: str

@@ -23,7 +23,12 @@ from vla_rl.errors import ConfigError, EnvError
 
 
 class RolloutResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of one rollout of a verifiers environment."""
+    """The outcome of one rollout of a verifiers environment.
+
+    Example:
+        RolloutResult(reward=1.0, is_truncated=False, stop_condition="max_turns_reached",
+                      metrics={"num_turns": 2.0})
+    """
 
     reward: float
     """Reward of the episode; if several roles are trained, the mean of theirs."""

@@ -50,7 +50,11 @@ MAX_PROBE_GAP: Final = 0.2
 
 
 class ServerWeights(NamedTuple):
-    """One version of the weights, for servers."""
+    """One version of the weights, for servers.
+
+    Example:
+        ServerWeights(folder=Path("/shared/weights/vla_rl-weights-x1/version-7-8"), probe=log_probs)
+    """
 
     folder: Path
     """A checkpoint that loads by itself."""

@@ -53,15 +53,11 @@ class EngineSlot:
         self.failure: ActorDied | None = None
         self.num_restarts = 0
 
-    async def start_engine(self) -> None:
-        """Start the first replica. Raises: ActorDied with the reason if it does not start."""
-        await self._start()
-
-    # who waits        for                      woken by
-    # `_watch`         `replica.died`           its process ends, is found stopped, or misses a deadline;
-    #                                           `health_every_s` without an answer: one token is asked for
-    # `_start`         `publication.awake`      `VllmEngine.wake`
-    # `_start`, `_probe` `publication.turn`     the end of an update, of a sleep, of another engine's start
+    # who waits                 for                     woken by
+    # `_watch`                  `replica.died`          its process ends, is found stopped, or misses a deadline;
+    #                                                   `health_every_s` without an answer: it is asked for a token
+    # `start_engine`            `publication.awake`     `VllmEngine.wake`
+    # `start_engine`, `_probe`  `publication.turn`      the end of an update, of a sleep, of another engine's start
 
     async def keep_running(self) -> None:
         """Watch the engine until cancelled, or until it has died too often without an answer."""
@@ -90,7 +86,7 @@ class EngineSlot:
         while failures <= self._config.max_restarts:
             self.num_restarts += 1
             try:
-                await self._start()
+                await self.start_engine()
             except ActorDied as error:
                 failures, last = failures + 1, error
                 _log.warning("%s", error)
@@ -102,8 +98,11 @@ class EngineSlot:
         self._changed()
         return failures
 
-    async def _start(self) -> None:
-        """Start an engine once engines may be awake; put it to sleep if they are meanwhile."""
+    async def start_engine(self) -> None:
+        """Start an engine once engines may be awake; put it to sleep if they are meanwhile.
+
+        Raises: ActorDied with the reason if it does not start.
+        """
         await self._publication.awake.wait()
         replica = self._make()
         try:

@@ -150,7 +150,7 @@ class Replica:
             # By the way of every update, so that a new engine cannot have weights that an update
             # would refuse.
             await self.stage(staged, verify=False)
-            await self.apply(staged)
+            await self.apply_version(staged)
             await self.check_health()
         except (EngineFault, CheckpointError) as error:
             raise self.mark_dead(f"could not become ready: {error}", frozen=True) from error
@@ -245,7 +245,7 @@ class Replica:
             await self._await(self._client.reset_prefix_cache(reset_running_requests=True))
             await self._await(self._client.reset_encoder_cache())
 
-    async def apply(self, staged: StagedWeights) -> None:
+    async def apply_version(self, staged: StagedWeights) -> None:
         """Load staged weights.
 
         No request may be running, and no cache of older weights may be left.

@@ -32,6 +32,10 @@ class EngineRequest:
             are uint8.
         feature_start: position of the first placeholder.
         num_features: number of adjacent placeholders; 0 without features.
+
+    Example:
+        EngineRequest([1, 0, 0, 318, 42], {"images": frames}, feature_start=1, num_features=2)
+        EngineRequest([1, 318, 42])
     """
 
     token_ids: list[int]
@@ -55,6 +59,12 @@ class EngineLayout:
         reuses_prefixes: whether keys and values are reused for prompts that begin alike.
         features: vLLM's name for the kind of features, such as `image`; None for prompts of text
             only.
+
+    Example:
+        OpenVLA-OFT, whose 56 tokens come from one pass:
+
+        EngineLayout(config={"model_type": "vla_rl", ...}, runner="pooling", context_size=826, num_tokens=56,
+                     allowed_tokens=range(31_744, 32_000), features="image")
     """
 
     config: Mapping[str, Any]
@@ -128,7 +138,11 @@ POOLING_TASK = "token_classify"
 
 
 class ReplyRules(msgspec.Struct, frozen=True):
-    """Rules of a reply: what ends it, which tokens are allowed, and what is reported with it."""
+    """Rules of a reply: what ends it, which tokens are allowed, and what is reported with it.
+
+    Example:
+        ReplyRules(stop_tokens=(2,), stop=("Observation:",), num_alternatives=5)
+    """
 
     stop_tokens: tuple[int, ...] = ()
     """Tokens that end the reply."""
@@ -148,7 +162,12 @@ NO_RULES = ReplyRules()
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The tokens sampled for one request."""
+    """The tokens sampled for one request.
+
+    Example:
+        Answer(tokens=np.array([1337, 2]), log_probs=np.array([-0.31, -0.02], np.float32),
+               versions=np.array([7, 8]), finish_reason="stop")
+    """
 
     tokens: np.ndarray
     """Sampled tokens, int64 [T]."""

@@ -223,7 +223,12 @@ class TensorOffset(msgspec.Struct, frozen=True):
 
 
 class StagedWeights(msgspec.Struct, frozen=True):
-    """One version of the weights, as described to engine processes."""
+    """One version of the weights, as described to engine processes.
+
+    Example:
+        StagedWeights(HostMemory("/proc/4711/fd/23", 17_825_792), version=7,
+                      places=(TensorOffset("lm_head.weight", "float32", (32_064, 64), 0), ...))
+    """
 
     memory: WeightMemory
     version: int
@@ -361,7 +366,7 @@ class MappedWeights:
         self._whole = open_memory(staged.memory)
         self.version, self._offsets = staged.version, staged.places
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and tensor; the tensors are views and must not be written to."""
         return view_tensors(self._whole, self._offsets)
 

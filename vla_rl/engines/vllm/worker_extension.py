@@ -152,7 +152,7 @@ class StagedTransfer(WeightTransferEngine):  # type: ignore[misc]
         places = self.parts.plain
         plain: list[tuple[nn.Parameter, Tensor]] = []
         packed: list[tuple[str, Tensor]] = []
-        for name, tensor in mapped.tensors():
+        for name, tensor in mapped.named_tensors():
             place = places.get(name)
             if place is not None and place.shape == tensor.shape:
                 plain.append((place, tensor))
