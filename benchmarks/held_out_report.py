@@ -90,7 +90,7 @@ def coverage(means: Sequence[Mean]) -> float:
     return float(np.mean([each.low <= TRUTH <= each.high for each in means]))
 
 
-def described(means: Sequence[Mean]) -> str:
+def describe(means: Sequence[Mean]) -> str:
     """Return the error of means and the coverage of their intervals."""
     return f"{bias_points(means):+.2f} points, intervals hold in {coverage(means):.3f}"
 
@@ -162,8 +162,8 @@ def main() -> int:
         for num in EVALUATIONS
     }
     rows: dict[str, object] = {
-        case: f"report {described([each.report for each in found])}; "
-        f"chose {described([each.chose for each in found])}"
+        case: f"report {describe([each.report for each in found])}; "
+        f"chose {describe([each.chose for each in found])}"
         for case, found in reports.items()
     }
     print_table(f"A policy that solves {100 * TRUTH:.0f} %", rows)

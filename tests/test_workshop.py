@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from scripts import check_prose
 from vla_rl.util.installing import REQUIREMENTS, pins
 
 ROOT = Path(__file__).parent.parent
@@ -127,3 +128,55 @@ def test_pre_commit_runs_what_make_check_runs() -> None:
     lines = [line for (recipe,) in recipes for line in recipe.splitlines()]
     programs = {line.split("/")[1].split()[0] for line in lines}
     assert {hook["entry"].split("/")[2].split()[0] for hook in hooks} == programs
+
+
+def _check_names(path: Path, text: str) -> list[str]:
+    path.write_text(text)
+    return [line.split(": ", 1)[1] for line in check_prose.check_names(path)]
+
+
+def test_names_of_other_words_than_the_fields_are_refused(tmp_path: Path) -> None:
+    found = _check_names(
+        tmp_path / "picture_cache.py",
+        """
+class HeldOutJudge:
+    seats: int = 0
+
+    def playAll(self, lessons):
+        self._is_here = player = None
+
+def test_a_run_goes_on_here(): ...
+def test_players_meet(): ...
+""",
+    )
+    assert [re.findall(r"'(\w+)' says '(\w+)'", line)[0] for line in found] == [
+        ("picture_cache", "picture"),
+        ("HeldOutJudge", "Judge"),
+        ("seats", "seats"),
+        ("lessons", "lessons"),
+        ("playAll", "play"),
+        ("_is_here", "here"),
+        ("player", "player"),
+        ("test_players_meet", "players"),
+    ]
+
+
+def test_names_that_mean_what_they_say_pass_and_each_is_still_needed(tmp_path: Path) -> None:
+    needed = "".join(f"{name} = 1\n" for name in check_prose.STANDS_FOR_ITSELF)
+    assert _check_names(tmp_path / "made.py", f"{needed}image = display = replaced = 1\n") == []
+    sources = subprocess.run(
+        [
+            "git",
+            "grep",
+            "-ohwE",
+            "|".join(check_prose.STANDS_FOR_ITSELF),
+            "--",
+            "*.py",
+            ":!scripts/check_prose.py",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert set(sources.split()) == set(check_prose.STANDS_FOR_ITSELF)

@@ -243,6 +243,6 @@ def _running_location() -> str:
     return f"{file.as_posix()}:{frame.f_code.co_name}"
 
 
-def described(crossings: Sequence[Crossing]) -> str:
+def describe(crossings: Sequence[Crossing]) -> str:
     """Return crossings as text, one to a line."""
     return "\n".join(f"{each.kind} in {each.location} ({each.operation})" for each in crossings)

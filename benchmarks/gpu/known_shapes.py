@@ -23,7 +23,7 @@ class KnownShapes:
         """Return what an operation gives, made from memory if it is known."""
         if not _makes_new_tensors(func):
             return func(*args, **kwargs)
-        key = (func, _described(args), _described(tuple(kwargs.items())))
+        key = (func, _describe(args), _describe(tuple(kwargs.items())))
         if key not in self._results:
             result = func(*args, **kwargs)
             self._results[key] = _kept(result)
@@ -66,10 +66,10 @@ def _makes_new_tensors(func: Any) -> bool:
     return all(part.alias_info is None for part in (*schema.arguments, *schema.returns))
 
 
-def _described(value: Any) -> Any:
+def _describe(value: Any) -> Any:
     if isinstance(value, Tensor):
         return (value.shape, value.stride(), value.dtype, value.device.type)
     if isinstance(value, tuple | list):
-        return tuple(_described(part) for part in value)
+        return tuple(_describe(part) for part in value)
     # 1, 1.0 and True are equal, and give results of different types
     return (type(value), value)

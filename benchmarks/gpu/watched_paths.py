@@ -11,7 +11,7 @@ from torch import nn
 from benchmarks.gpu.allowed_waits import ALLOWED
 from benchmarks.gpu.crossings import (
     Crossings,
-    described,
+    describe,
     fused_optimizers_on_meta,
     unwatched,
     watching,
@@ -74,4 +74,4 @@ def _load_unwatched(config: VJepa2Config) -> nn.Module:
 
 def not_allowed(crossings: Crossings) -> str:
     """Describe the crossings whose places are not allowed."""
-    return described([each for each in crossings.found if each.location not in ALLOWED])
+    return describe([each for each in crossings.found if each.location not in ALLOWED])

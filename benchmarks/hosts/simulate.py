@@ -153,10 +153,12 @@ def main() -> None:
     apart = {num_gpus: simulate(num_gpus, num_learning_gpus(num_gpus)) for num_gpus in (8, 64)}
     synchronous = {num_gpus: simulate(num_gpus, max_staleness=0) for num_gpus in (8, 64)}
     print_table("Assumed: 7B OpenVLA-OFT on LIBERO, H100, hosts of 8 GPUs", assumptions())
-    rows = {f"together, an update ahead, {gpus} GPUs": _spelt(each) for gpus, each in found.items()}
-    rows |= {f"apart, an update ahead, {gpus} GPUs": _spelt(each) for gpus, each in apart.items()}
+    rows = {
+        f"together, an update ahead, {gpus} GPUs": _format(each) for gpus, each in found.items()
+    }
+    rows |= {f"apart, an update ahead, {gpus} GPUs": _format(each) for gpus, each in apart.items()}
     rows |= {
-        f"together, synchronous, {gpus} GPUs": _spelt(each) for gpus, each in synchronous.items()
+        f"together, synchronous, {gpus} GPUs": _format(each) for gpus, each in synchronous.items()
     }
     print_table("Efficiency against pure arithmetic", rows)
     figures = {f"efficiency_{num_gpus}": each.efficiency for num_gpus, each in found.items()}
@@ -185,7 +187,7 @@ def assumptions() -> Mapping[str, str]:
     }
 
 
-def _spelt(found: Simulated) -> str:
+def _format(found: Simulated) -> str:
     return (
         f"{found.efficiency:.3f}; an update takes {found.update_s:.1f} s, in which the control process "
         f"computes {found.control_s:.2f} s ({found.control_s / found.update_s:.1%} of a core), "

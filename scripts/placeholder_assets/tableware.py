@@ -39,7 +39,7 @@ def tableware() -> tuple[Item, ...]:
         _modelled("white_yellow_mug", 0.060, _mug(0.0345, 0.0760, "#f7f7f4", "#f0c02f", "#f0c02f")),
         _modelled("moka_pot", 0.131, _moka_pot()),
         _modelled("wine_bottle", 0.051, _wine_bottle()),
-        _modelled("black_book", 0.060, _bound_book()),
+        _modelled("black_book", 0.060, _make_book()),
     )
 
 
@@ -257,7 +257,7 @@ def _wine_bottle() -> Geoms:
     )
 
 
-def _bound_book() -> Geoms:
+def _make_book() -> Geoms:
     """A hardback of 28 by 105 by 130 mm, standing on its lower edge, its spine towards -y."""
     x, y, z = 0.0280, 0.1050, 0.1300
     return (

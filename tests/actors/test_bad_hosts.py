@@ -219,7 +219,7 @@ async def test_an_actor_that_does_not_end_when_it_is_killed_holds_up_nothing(
 
 
 @pytest.fixture
-def far() -> Iterator[NamespaceHost]:
+def second_host() -> Iterator[NamespaceHost]:
     """Another host than the one that this test runs on."""
     with contextlib.ExitStack() as opened:
         try:
@@ -232,14 +232,20 @@ def far() -> Iterator[NamespaceHost]:
 
 @pytest.fixture
 def placement(
-    far: NamespaceHost, tmp_path: Path, program_environment: dict[str, str]
+    second_host: NamespaceHost, tmp_path: Path, program_environment: dict[str, str]
 ) -> RemoteHost:
     keys = tmp_path / "keys"
     make_keys(keys)
-    command = [sys.executable, "-m", "vla_rl.actors.host", "--bind", f"tcp://{far.address}:0"]
+    command = [
+        sys.executable,
+        "-m",
+        "vla_rl.actors.host",
+        "--bind",
+        f"tcp://{second_host.address}:0",
+    ]
     command += ["--keys", str(keys / "server.key"), "--allow", str(keys / "client.pub")]
     command += ["--lost-after", "3"]
-    server = far.popen(command, stdout=subprocess.PIPE, text=True, env=program_environment)
+    server = second_host.popen(command, stdout=subprocess.PIPE, text=True, env=program_environment)
     assert server.stdout is not None
     with server.stdout as words:
         address = words.readline().split()[-1]
@@ -253,24 +259,24 @@ def placement(
 
 @pytest.mark.needs_root
 async def test_a_pulled_cable_fails_the_calls_here_and_ends_the_actor_there(
-    far: NamespaceHost, placement: RemoteHost
+    second_host: NamespaceHost, placement: RemoteHost
 ) -> None:
     async with asyncio.timeout(100), Runtime(stop_grace_s=0.5) as runtime:
         counter = await runtime.spawn(Counter, name="far away", placement=placement)
         pixels = np.ones(3_000_000, np.uint8)
         assert np.array_equal(await counter.echo_array(pixels), pixels)
-        assert min(far.carried_bytes()) > pixels.nbytes
+        assert min(second_host.carried_bytes()) > pixels.nbytes
         actor = os.pidfd_open(await counter.pid())
         pending = asyncio.ensure_future(counter.wait_for_gate("nobody opens it"))
         await counter.cancelled()
-        far.pull_cable()
+        second_host.pull_cable()
         with pytest.raises(
             ActorDied, match=r"far away.*connection to tcp://10\.77\.0\.2:.* is lost"
         ):
             await pending
         assert await asyncio.to_thread(select.select, [actor], [], [], 60)
         os.close(actor)
-        far.plug_in_cable()
+        second_host.plug_in_cable()
         again = await runtime.spawn(Counter, placement=placement)
         assert await again.add(1) == 1
 

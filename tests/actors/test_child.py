@@ -94,7 +94,7 @@ async def test_the_rest_is_read_without_waiting_for_who_still_holds_the_pipe(
 
 
 MakePython = Callable[..., str]
-BESIDE = {"numpy": ("numpy.libs",), "zmq": ("pyzmq.libs",), "vla_rl": ()}
+SIBLINGS = {"numpy": ("numpy.libs",), "zmq": ("pyzmq.libs",), "vla_rl": ()}
 """Folders that a package brings beside its own."""
 
 
@@ -127,7 +127,7 @@ def make_python(tmp_path_factory: pytest.TempPathFactory) -> MakePython:
             home = (
                 Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
             )
-            for found in (home, *(home.parent / name for name in BESIDE.get(package, ()))):
+            for found in (home, *(home.parent / name for name in SIBLINGS.get(package, ()))):
                 if found.exists():
                     (site_packages / found.name).symlink_to(found)
         return str(folder / "bin" / "python")

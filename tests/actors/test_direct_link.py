@@ -123,7 +123,7 @@ async def test_a_consumer_of_large_items_that_does_not_read_pauses_the_stream(
 ) -> None:
     streamer = await runtime.spawn(Streamer, placement=there(host, keys))
     num_bytes = MOST_BYTES // 4
-    stream = streamer.pictures(12, num_bytes)
+    stream = streamer.images(12, num_bytes)
     assert (await anext(stream)).size == num_bytes
     previous = -1
     while (made := await streamer.made()) != previous:

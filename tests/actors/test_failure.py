@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 from processes import all_end, children_of, named_memory_of, those_left
-from sample_actors import Counter, CrashLoop, DiesAtBirth, Unspeakable
+from sample_actors import Counter, CrashLoop, DiesAtStart, Unspeakable
 
 from vla_rl.actors import ChildProcess, InLoop, Placement, RestartPolicy, Runtime
 from vla_rl.actors.calls.handles import get_client
@@ -61,7 +61,7 @@ async def test_what_a_child_writes_to_stderr_is_passed_on_under_its_name(
 async def test_a_process_that_dies_before_it_is_ready_raises_in_spawn() -> None:
     async with asyncio.timeout(30), Runtime() as runtime:
         with pytest.raises(ActorDied, match="exit code 7") as raised:
-            await runtime.spawn(DiesAtBirth, placement=ChildProcess())
+            await runtime.spawn(DiesAtStart, placement=ChildProcess())
         assert raised.value.stderr_tail == ("out of simulators",)
 
 
@@ -198,7 +198,7 @@ async def test_a_stop_that_was_cancelled_is_finished_with_the_runtime() -> None:
 async def test_a_call_that_runs_beside_others_is_told_that_its_actor_was_stopped() -> None:
     async with asyncio.timeout(30), Runtime() as runtime:
         counter = await runtime.spawn(Counter, placement=ChildProcess())
-        running = asyncio.create_task(counter.wait_beside_others("a"))
+        running = asyncio.create_task(counter.wait_concurrently("a"))
         await counter.cancelled()  # its answer says that the call before it has arrived
         await runtime.stop(counter)
         with pytest.raises(ActorDied, match="stopped while this call was running"):

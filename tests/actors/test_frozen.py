@@ -33,7 +33,7 @@ from vla_rl.actors.processes import channels
 from vla_rl.actors.processes.liveness import ProcessReader, ProcessState
 from vla_rl.errors import ActorDied, ActorFrozen
 
-PROGRAM = Path(__file__).parent / "support" / "standing_program.py"
+PROGRAM = Path(__file__).parent / "support" / "waiting_program.py"
 FORKED = ChildProcess(fork_from=ForkServer(), frozen_after_s=1.0)
 
 
@@ -47,11 +47,11 @@ async def test_stopped_processes_fail_calls_that_have_no_deadline_however_they_w
     runtime: Runtime, program_environment: dict[str, str]
 ) -> None:
     env = {"PYTHONPATH": program_environment["PYTHONPATH"]}
-    elsewhere = ChildProcess(python=sys.executable, env=env, frozen_after_s=1.0)
+    other_placement = ChildProcess(python=sys.executable, env=env, frozen_after_s=1.0)
     placements = {
         "fresh": ChildProcess(frozen_after_s=1.0),
         "forked": FORKED,
-        "elsewhere": elsewhere,
+        "elsewhere": other_placement,
     }
     calls = {}
     for name, placement in placements.items():

@@ -59,13 +59,13 @@ def bounded(pipe: Pipe) -> BoundedSocket:
 
 
 async def test_senders_wait_in_order_until_the_reader_has_taken_some() -> None:
-    here, there = pipes()
-    sender, _ = bounded(here), bounded(there)
+    near, other = pipes()
+    sender, _ = bounded(near), bounded(other)
     while sender.has_room:
         sender.send(LARGE)
     assert (
         MOST_BYTES
-        <= sum(map(count_array_bytes, there.queue))
+        <= sum(map(count_array_bytes, other.queue))
         < MOST_BYTES + count_array_bytes(LARGE)
     )
     sent: list[str] = []
@@ -83,16 +83,16 @@ async def test_senders_wait_in_order_until_the_reader_has_taken_some() -> None:
         given_up.cancel()
         for number in range(1, 3):
             assert len(sent) == number - 1
-            there.deliver()
-            here.deliver()  # the acknowledgement
+            other.deliver()
+            near.deliver()  # the acknowledgement
             while len(sent) < number:  # noqa: ASYNC110
                 await asyncio.sleep(0)
     assert sent == ["first", "second"]
 
 
 async def test_the_end_of_a_connection_releases_those_that_wait() -> None:
-    here, _ = pipes()
-    sender = bounded(here)
+    near, _ = pipes()
+    sender = bounded(near)
     while sender.has_room:
         sender.send(LARGE)
     waiting = asyncio.create_task(sender.until_room())
@@ -103,47 +103,47 @@ async def test_the_end_of_a_connection_releases_those_that_wait() -> None:
 
 
 async def test_messages_without_arrays_are_not_counted() -> None:
-    here, there = pipes()
-    sender, _ = bounded(here), bounded(there)
+    near, other = pipes()
+    sender, _ = bounded(near), bounded(other)
     for _ in range(1000):
         sender.send([bytes(200_000)])
     assert sender.has_room
-    while there.queue:
-        there.deliver()
-    assert here.queue == []
+    while other.queue:
+        other.deliver()
+    assert near.queue == []
 
 
 async def test_an_actor_begins_no_call_while_its_results_wait_for_the_caller() -> None:
-    here, there = pipes()
-    outgoing, _ = bounded(here), bounded(there)
+    near, other = pipes()
+    outgoing, _ = bounded(near), bounded(other)
     counter, codec, lag = Counter(), Codec(), LoopLag()
     table = get_method_table(Counter)
     server = ActorServer(counter, table, codec, 0, outgoing.send, 64, lag, outgoing, at_once=True)
     outgoing.on_message = server.on_message
     serving = asyncio.create_task(server.serve())
-    while not there.queue:  # noqa: ASYNC110
+    while not other.queue:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    there.deliver()  # READY
+    other.deliver()  # READY
     echo = table.by_name["echo_array"].index
     for call in range(1, 21):
         pixels = np.zeros(ACKNOWLEDGED_BYTES, np.uint8)
         message = codec.encode(Kind.CALL, echo, 0, call, (pixels,), "echo")
-        asyncio.get_running_loop().call_soon(here.on_message, message)
+        asyncio.get_running_loop().call_soon(near.on_message, message)
         await asyncio.sleep(0)
-    while sum(map(count_array_bytes, there.queue)) < MOST_BYTES:  # noqa: ASYNC110
+    while sum(map(count_array_bytes, other.queue)) < MOST_BYTES:  # noqa: ASYNC110
         await asyncio.sleep(0)
     for _ in range(100):
         await asyncio.sleep(0)
-    assert sum(map(count_array_bytes, there.queue)) < MOST_BYTES + 2 * ACKNOWLEDGED_BYTES
+    assert sum(map(count_array_bytes, other.queue)) < MOST_BYTES + 2 * ACKNOWLEDGED_BYTES
     num_answers = 0
     while num_answers < 20:
-        if there.queue:
-            num_answers += count_array_bytes(there.queue[0]) > 0
-            there.deliver()
-        while here.queue:
-            here.deliver()
+        if other.queue:
+            num_answers += count_array_bytes(other.queue[0]) > 0
+            other.deliver()
+        while near.queue:
+            near.deliver()
         await asyncio.sleep(0)
-    here.on_message(codec.encode(Kind.STOP, 0, 0, 0, None, "stop"))
+    near.on_message(codec.encode(Kind.STOP, 0, 0, 0, None, "stop"))
     async with asyncio.timeout(10):
         await serving
     lag.stop_sampling()
@@ -169,12 +169,12 @@ PIECE = np.zeros(2 << 20, np.uint8)
 
 async def close_both_ends() -> None:
     """Send to a peer, close its socket from another thread, and our link at about the same time."""
-    here, there, ours, theirs = zmq.Context(), zmq.Context(), make_link_keys(), make_link_keys()
-    peer, codec = there.socket(zmq.PAIR), Codec()
+    near, other, ours, theirs = zmq.Context(), zmq.Context(), make_link_keys(), make_link_keys()
+    peer, codec = other.socket(zmq.PAIR), Codec()
     peer.curve_server = True
     peer.curve_secretkey = theirs.secret.encode()
     address = f"tcp://127.0.0.1:{peer.bind_to_random_port('tcp://127.0.0.1')}"
-    link = DirectLink(here, address, theirs.public, ours, lambda frames: None, lambda: None)
+    link = DirectLink(near, address, theirs.public, ours, lambda frames: None, lambda: None)
     for _ in range(6):
         link.send(codec.encode(Kind.RESULT, 0, 0, 0, {"first": PIECE, "then": PIECE}, "piece"))
     await asyncio.to_thread(peer.recv)
@@ -183,8 +183,8 @@ async def close_both_ends() -> None:
     await asyncio.sleep(0.01 * random.random())
     link.close()
     await asyncio.to_thread(closing.join)
-    await asyncio.to_thread(there.term)
-    await asyncio.to_thread(here.term)
+    await asyncio.to_thread(other.term)
+    await asyncio.to_thread(near.term)
 
 
 async def close_often() -> None:

@@ -204,7 +204,7 @@ class Site:
     def __init__(self, server: HostServer, keys: Path, environment: dict[str, str]) -> None:
         self.server, self._keys, self._environment = server, keys, environment
 
-    def placed(
+    def make_placement(
         self, owner: str = "run 1", name: str = "counter", within_s: float = 60
     ) -> RemoteHost:
         return RemoteHost(
@@ -259,7 +259,7 @@ async def until_gone(pid: int) -> None:
 
 async def test_the_next_client_takes_over_the_actor_with_its_state(site: Site) -> None:
     async with site.killed_client() as pid, Runtime() as runtime:
-        counter = await runtime.spawn(Counter, placement=site.placed())
+        counter = await runtime.spawn(Counter, placement=site.make_placement())
         assert runtime.info(counter).pid == pid
         # the mailbox is free again: the call that waited was cancelled with its client
         assert await counter.cancelled() == ["nobody opens it"]
@@ -282,7 +282,7 @@ async def test_another_owner_finds_nothing_and_ends_what_waits(site: Site) -> No
     async with site.killed_client() as pid, Runtime() as runtime:
         while not site.server.num_waiting_processes:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        counter = await runtime.spawn(Counter, placement=site.placed(owner="run 2"))
+        counter = await runtime.spawn(Counter, placement=site.make_placement(owner="run 2"))
         assert runtime.info(counter).pid != pid
         assert await counter.add(1) == 1
         await until_gone(pid)
@@ -298,9 +298,9 @@ async def test_a_host_that_ends_takes_along_what_waits_there(site: Site) -> None
 
 async def test_the_newest_client_of_an_owner_wins(site: Site) -> None:
     async with Runtime("first") as first, Runtime("second") as second:
-        before = await first.spawn(Counter, placement=site.placed())
+        before = await first.spawn(Counter, placement=site.make_placement())
         await before.add(5)
-        after = await second.spawn(Counter, placement=site.placed())
+        after = await second.spawn(Counter, placement=site.make_placement())
         assert await after.add(1) == 6
         with pytest.raises(ActorDied, match="another process of run 1 took it over"):
             await before.add(1)
@@ -309,7 +309,7 @@ async def test_the_newest_client_of_an_owner_wins(site: Site) -> None:
 async def test_a_process_with_another_actor_is_not_taken_over(site: Site) -> None:
     async with site.killed_client(), Runtime() as runtime:
         with pytest.raises(TypeError, match=r"holds sample_actors:Counter, expected .*CrashLoop"):
-            await runtime.spawn(CrashLoop, placement=site.placed())
+            await runtime.spawn(CrashLoop, placement=site.make_placement())
 
 
 async def test_a_process_that_dies_while_it_waits_is_started_anew(site: Site) -> None:
@@ -319,7 +319,7 @@ async def test_a_process_that_dies_while_it_waits_is_started_anew(site: Site) ->
         os.kill(pid, signal.SIGKILL)
         while site.server.num_waiting_processes:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        counter = await runtime.spawn(Counter, placement=site.placed())
+        counter = await runtime.spawn(Counter, placement=site.make_placement())
         assert await counter.add(1) == 1
 
 

@@ -31,13 +31,13 @@ class Peer:
     def __init__(self) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         address = f"ipc://@vla_rl-test-loop-{id(self)}"
-        self.here, self.there = (self.context.socket(zmq.PAIR) for _ in range(2))
-        self.here.bind(address)
-        self.there.connect(address)
-        self.there.setsockopt(zmq.RCVTIMEO, 20_000)
+        self.local, self.remote = (self.context.socket(zmq.PAIR) for _ in range(2))
+        self.local.bind(address)
+        self.remote.connect(address)
+        self.remote.setsockopt(zmq.RCVTIMEO, 20_000)
 
     def close(self) -> None:
-        self.there.close(linger=0)
+        self.remote.close(linger=0)
         self.context.term()
 
 
@@ -52,12 +52,12 @@ def run_with_peer(body: object, ask: object) -> list[bytes]:
         assert isinstance(loop, ActorLoop)
         done = asyncio.Event()
 
-        def talk() -> None:
+        def send_all() -> None:
             answers.extend(ask(peer))  # type: ignore[operator]
             loop.call_soon_threadsafe(done.set)
 
         own = body(loop, peer)  # type: ignore[operator]
-        thread = threading.Thread(target=talk)
+        thread = threading.Thread(target=send_all)
         thread.start()
         async with asyncio.timeout(20):
             await done.wait()
@@ -71,7 +71,7 @@ def run_with_peer(body: object, ask: object) -> list[bytes]:
 
 
 def echo(loop: ActorLoop, peer: Peer) -> object:
-    own = loop.open_socket(peer.here, lambda frames: own.send([bytes(frames[0])]))
+    own = loop.open_socket(peer.local, lambda frames: own.send([bytes(frames[0])]))
     return own
 
 
@@ -84,10 +84,10 @@ def test_a_thread_wakes_the_loop_out_of_its_wait() -> None:
 
 def test_an_answer_leaves_at_once_and_those_to_a_batch_together() -> None:
     def ask(peer: Peer) -> list[bytes]:
-        peer.there.send(message(1))
-        first = peer.there.recv()
-        peer.there.send(join_messages([message(2), message(3), message(4)]))
-        return [first, peer.there.recv()]
+        peer.remote.send(message(1))
+        first = peer.remote.recv()
+        peer.remote.send(join_messages([message(2), message(3), message(4)]))
+        return [first, peer.remote.recv()]
 
     assert run_with_peer(echo, ask) == [
         message(1),
@@ -106,8 +106,8 @@ def test_a_timer_is_run_while_messages_keep_coming() -> None:
         number = 0
         while not ticks:
             number += 1
-            peer.there.send(message(number))
-            peer.there.recv()
+            peer.remote.send(message(number))
+            peer.remote.recv()
         return []
 
     run_with_peer(body, ask)
@@ -119,14 +119,14 @@ def test_what_a_message_schedules_is_run_before_the_next_wait() -> None:
         def later(frames: Frames) -> None:
             loop.call_soon(own.send, [bytes(frames[0])])
 
-        own = loop.open_socket(peer.here, later)
+        own = loop.open_socket(peer.local, later)
         return own
 
     def ask(peer: Peer) -> list[bytes]:
         answers = []
         for number in range(3):
-            peer.there.send(message(number))
-            answers.append(peer.there.recv())
+            peer.remote.send(message(number))
+            answers.append(peer.remote.recv())
         return answers
 
     assert run_with_peer(body, ask) == [message(number) for number in range(3)]
@@ -134,21 +134,21 @@ def test_what_a_message_schedules_is_run_before_the_next_wait() -> None:
 
 def test_descriptors_are_read_beside_the_messages() -> None:
     left, right = sockets.socketpair()
-    heard = []
+    received = []
 
     def body(loop: ActorLoop, peer: Peer) -> object:
-        loop.add_reader(left, lambda: heard.append(left.recv(10)))
+        loop.add_reader(left, lambda: received.append(left.recv(10)))
         return echo(loop, peer)
 
     def ask(peer: Peer) -> list[bytes]:
         right.send(b"news")
-        while not heard:
-            peer.there.send(message(1))
-            peer.there.recv()
+        while not received:
+            peer.remote.send(message(1))
+            peer.remote.recv()
         return []
 
     run_with_peer(body, ask)
-    assert heard == [b"news"]
+    assert received == [b"news"]
     left.close()
     right.close()
 

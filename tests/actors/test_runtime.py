@@ -118,30 +118,30 @@ async def test_a_runtime_forgets_actors_that_ended_and_their_handles_do_not() ->
 
 
 async def test_a_deadline_of_an_endpoint_replaces_that_of_its_actor() -> None:
-    class Patient(Actor):
+    class Slow(Actor):
         @actor_method(deadline_s=30.0)
         async def reset(self) -> str:
             await asyncio.sleep(0.5)
             return "ready"
 
     async with asyncio.timeout(20), Runtime() as runtime:
-        patient = await runtime.spawn(Patient, deadline_s=0.1)
-        assert await patient.reset() == "ready"
+        slow = await runtime.spawn(Slow, deadline_s=0.1)
+        assert await slow.reset() == "ready"
 
 
 async def test_a_deadline_given_with_the_actor_replaces_that_of_its_endpoint() -> None:
-    class Patient(Actor):
+    class Slow(Actor):
         @actor_method(deadline_s=0.1)
         async def reset(self) -> str:
             await asyncio.sleep(0.5)
             return "ready"
 
     async with asyncio.timeout(20), Runtime() as runtime:
-        patient = await runtime.spawn(Patient, deadlines_s={"reset": 30.0})
-        assert await patient.reset() == "ready"
+        slow = await runtime.spawn(Slow, deadlines_s={"reset": 30.0})
+        assert await slow.reset() == "ready"
         for wrong in ({"restart": 1.0}, {"reset": 0.0}):
             with pytest.raises(ValueError, match=r"expected more than 0 s, for one of \['reset'\]"):
-                await runtime.spawn(Patient, deadlines_s=wrong)
+                await runtime.spawn(Slow, deadlines_s=wrong)
 
 
 async def test_only_endpoints_can_be_fanned_out() -> None:
@@ -326,13 +326,13 @@ async def test_an_actor_of_this_loop_has_no_process_and_each_incarnation_a_chann
 async def test_actors_of_one_host_share_a_connection_until_its_settings_differ(
     launchers: Launchers, nowhere: RemoteHost
 ) -> None:
-    patient = RemoteHost(
+    slow = RemoteHost(
         address=nowhere.address,
         server_public_key=nowhere.server_public_key,
         client_keys=nowhere.client_keys,
         lost_after_s=30.0,
     )
-    channels = [launched(launchers, host)[0] for host in (nowhere, nowhere, patient)]
+    channels = [launched(launchers, host)[0] for host in (nowhere, nowhere, slow)]
     # a connection numbers its actors
     assert [channel.actor_id for channel in channels] == [1, 2, 1]
 

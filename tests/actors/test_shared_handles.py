@@ -27,22 +27,22 @@ from vla_rl.errors import ActorDied
 
 
 @pytest.fixture
-async def places(tmp_path: Path) -> AsyncIterator[dict[str, Placement]]:
+async def placements(tmp_path: Path) -> AsyncIterator[dict[str, Placement]]:
     make_keys(tmp_path)
     server, client = read_keys(tmp_path / "server.key"), read_keys(tmp_path / "client.key")
     opened = HostServer("tcp://127.0.0.1:0", server, [client.public], lost_after_s=30.0)
     async with asyncio.timeout(100), opened as host:
-        far = RemoteHost(
+        remote = RemoteHost(
             address=host.address,
             server_public_key=server.public,
             client_keys=client,
             lost_after_s=30.0,
         )
-        yield {"loop": InLoop(), "child": ChildProcess(), "host": far}
+        yield {"loop": InLoop(), "child": ChildProcess(), "host": remote}
 
 
 @pytest.fixture
-async def runtime(places: dict[str, Placement]) -> AsyncIterator[Runtime]:
+async def runtime(placements: dict[str, Placement]) -> AsyncIterator[Runtime]:
     async with Runtime(name="owner", stop_grace_s=2.0) as opened:
         yield opened
 
@@ -72,11 +72,11 @@ async def until_threads(pid: int, num: int) -> None:
     [("loop", "loop"), ("loop", "child"), ("child", "loop"), ("host", "child"), ("host", "host")],
 )
 async def test_a_handle_calls_its_actor_from_wherever_it_is(
-    runtime: Runtime, places: dict[str, Placement], actor_at: str, holder_at: str
+    runtime: Runtime, placements: dict[str, Placement], actor_at: str, holder_at: str
 ) -> None:
-    counter = await runtime.spawn(Counter, 5, placement=places[actor_at])
-    streamer = await runtime.spawn(Streamer, placement=places[actor_at])
-    holder = await runtime.spawn(Holder, placement=places[holder_at])
+    counter = await runtime.spawn(Counter, 5, placement=placements[actor_at])
+    streamer = await runtime.spawn(Streamer, placement=placements[actor_at])
+    holder = await runtime.spawn(Holder, placement=placements[holder_at])
     assert await holder.class_name(await runtime.share(counter)) == "CounterHandle"
     assert await holder.add_through(await runtime.share(counter), 2) == 7
     both = {name: await runtime.share(counter) for name in ("a", "b")}
@@ -107,7 +107,7 @@ async def test_a_holder_may_use_its_handle_beside_its_other_calls_and_gets_error
     shared = await runtime.share(counter)
     with pytest.raises(ValueError, match="as it is"):
         await shared.raise_value_error("as it is")
-    waiting = asyncio.create_task(shared.wait_beside_others("cancelled"))
+    waiting = asyncio.create_task(shared.wait_concurrently("cancelled"))
     await asyncio.sleep(0)
     assert await shared.total() == 0
     waiting.cancel()
@@ -225,9 +225,9 @@ async def test_a_handle_that_is_not_used_is_void_after_a_minute(
 
 @pytest.mark.parametrize(("at", "reached_at"), [("child", ""), ("host", "127.0.0.1")])
 async def test_a_handle_that_an_actor_returns_can_be_sent_on(
-    runtime: Runtime, places: dict[str, Placement], at: str, reached_at: str
+    runtime: Runtime, placements: dict[str, Placement], at: str, reached_at: str
 ) -> None:
-    nest = await runtime.spawn(Nest, placement=places[at])
+    nest = await runtime.spawn(Nest, placement=placements[at])
     holder = await runtime.spawn(Holder, placement=ChildProcess())
     shared = await nest.shared()
     # on its way here it got the address at which this process reaches that host

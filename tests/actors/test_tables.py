@@ -23,7 +23,7 @@ REMOVALS = {
     ],
     "actors/calls/running_calls.py": ["del self._calls[call]"],
     "actors/remote/host_connection.py": ["del self._preparations[number]"],
-    "cluster/ray_hosts.py": ["del self._placed[placed.host.name]", "self._placed.popitem()"],
+    "cluster/ray_hosts.py": ["del self._reserved[reserved.host.name]", "self._reserved.popitem()"],
     # as above
     "actors/calls/client.py": ["self.unanswered.clear()"],
     # compared with the request first; where sending fails, its process is told; where the server ends,
@@ -62,7 +62,7 @@ NO_TABLES = {
     "actors/processes/child.py": ["self._spawn_messages.clear()"] * 3,
     "actors/calls/client.py": ["pending.items.popleft()"],
     "actors/wire/codec.py": ["self._slots_taken.clear()"] * 3 + ["self._known_slots.clear()"],
-    "util/processes.py": ["del variables[name]", "_borrowed.remove(borrowed)"],
+    "util/processes.py": ["del variables[name]", "_overlays.remove(overlay)"],
     "actors/calls/handles.py": ["done.pop()"],
     "actors/wire/sockets.py": ["self._news.clear()", "frames.clear()"],
     "actors/calls/pending.py": [

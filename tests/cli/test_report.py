@@ -55,7 +55,7 @@ def test_before_and_after_are_compared_by_task_and_in_all() -> None:
     assert rows[2].after.startswith("3 of 4: 75 %")
 
 
-def test_where_judging_was_stopped_the_episodes_of_both_are_compared_and_the_rest_is_counted(
+def test_where_evaluation_was_stopped_the_episodes_of_both_are_compared_and_the_rest_is_counted(
     run: RunDirectory,
 ) -> None:
     before = [

@@ -97,9 +97,9 @@ async def test_a_change_from_before_the_block_is_not_reported_again() -> None:
         Joined(host=c),
         Left(host=c, cause="gone"),
     )
-    async with OpenHosts(owner) as lent:
-        assert lent.hosts() == (a, b)
-        seen = [(type(change).__name__, change.host.name) async for change in lent.changes()]
+    async with OpenHosts(owner) as opened:
+        assert opened.hosts() == (a, b)
+        seen = [(type(change).__name__, change.host.name) async for change in opened.changes()]
     assert seen == [("Left", "a"), ("Joined", "c"), ("Left", "c")]
 
 

@@ -144,7 +144,7 @@ def test_a_cpu_that_learns_has_no_gpu_to_check() -> None:
     require_memory(Needs(learning_bytes=99 * GIB), [HOST], [GpuRole("a", None, True, True)], {})
 
 
-def host(name: str, num_gpus: int, *, is_here: bool = False, gib: int = 80) -> Host:
+def host(name: str, num_gpus: int, *, is_local: bool = False, gib: int = 80) -> Host:
     gpus = tuple(Gpu(name="H100", memory_bytes=gib * GIB, device=str(k)) for k in range(num_gpus))
     placement = RemoteHost(
         address="tcp://10.0.0.2:7070",
@@ -155,16 +155,16 @@ def host(name: str, num_gpus: int, *, is_here: bool = False, gib: int = 80) -> H
     return Host(
         name=name,
         resources=HostResources(num_cores=16, memory_bytes=64 * GIB, gpus=gpus),
-        placement=None if is_here else placement,
+        placement=None if is_local else placement,
     )
 
 
-HERE = host("this host", 8, is_here=True)
+LOCAL = host("this host", 8, is_local=True)
 
 
 def test_this_host_learns_and_every_gpu_of_the_others_acts() -> None:
     shape = RunShape(num_envs=16, num_ranks=6)
-    layout = plan_run_layout([HERE, host("gpu2", 4), host("cpu3", 0)], shape)
+    layout = plan_run_layout([LOCAL, host("gpu2", 4), host("cpu3", 0)], shape)
     assert format_layout(layout).splitlines() == [
         "layout apart: 6 learner ranks, 5 engines, 32 simulators on 3 hosts",
         "  host       GPUs  learn      act          simulators",
@@ -176,7 +176,7 @@ def test_this_host_learns_and_every_gpu_of_the_others_acts() -> None:
 
 def test_the_first_gpu_here_acts_too_if_this_host_runs_episodes() -> None:
     shape = RunShape(num_envs=16, num_ranks=2, local_rollout=True)
-    layout = plan_run_layout([HERE, host("gpu2", 1)], shape)
+    layout = plan_run_layout([LOCAL, host("gpu2", 1)], shape)
     assert format_layout(layout).splitlines() == [
         "layout both: 2 learner ranks, 2 engines, 32 simulators on 2 hosts",
         "  host       GPUs  learn   act       simulators",
@@ -187,19 +187,21 @@ def test_the_first_gpu_here_acts_too_if_this_host_runs_episodes() -> None:
 
 
 def test_a_run_on_cpus_has_one_engine_on_each_host() -> None:
-    layout = plan_run_layout([HERE, host("gpu2", 4)], RunShape(num_envs=4, uses_gpus=False))
-    assert [(place.host, place.gpus) for place in layout.engines] == [("gpu2", ())]
-    assert [place.gpu for place in layout.ranks] == [None]
+    layout = plan_run_layout([LOCAL, host("gpu2", 4)], RunShape(num_envs=4, uses_gpus=False))
+    assert [(rank_device.host, rank_device.gpus) for rank_device in layout.engines] == [
+        ("gpu2", ())
+    ]
+    assert [rank_device.gpu for rank_device in layout.ranks] == [None]
 
 
 def test_the_engines_of_a_host_share_its_environments() -> None:
-    seats = assign_engines(host("gpu2", 3), RunShape(num_envs=8))
-    assert [(seat.host.name, seat.num_envs) for seat in seats] == [
+    engines = assign_engines(host("gpu2", 3), RunShape(num_envs=8))
+    assert [(engine.host.name, engine.num_envs) for engine in engines] == [
         ("gpu2:0", 3),
         ("gpu2:1", 3),
         ("gpu2:2", 2),
     ]
-    placement = seats[1].host.placement
+    placement = engines[1].host.placement
     assert placement is not None
     assert placement.env == {"A": "1", "CUDA_VISIBLE_DEVICES": "1"}
 
@@ -214,18 +216,18 @@ def test_a_host_with_one_engine_keeps_its_name() -> None:
 
 def test_more_gpus_than_environments_are_refused_with_the_inequality() -> None:
     with pytest.raises(ConfigError, match=r"num_envs=2 < 4 engines on host 'gpu2'.*gpus = \"0-1\""):
-        plan_run_layout([HERE, host("gpu2", 4)], RunShape(num_envs=2))
+        plan_run_layout([LOCAL, host("gpu2", 4)], RunShape(num_envs=2))
 
 
 def test_every_engine_of_a_host_gets_environments_of_every_kind() -> None:
     shape = RunShape(num_envs=12, kinds={"simulators": 5, "text": 7})
-    seats = assign_engines(host("gpu2", 3), shape)
-    assert [seat.kinds for seat in seats] == [
+    engines = assign_engines(host("gpu2", 3), shape)
+    assert [engine.kinds for engine in engines] == [
         {"simulators": 2, "text": 2},
         {"simulators": 2, "text": 2},
         {"simulators": 1, "text": 3},
     ]
-    assert [seat.num_envs for seat in seats] == [4, 4, 4]
+    assert [engine.num_envs for engine in engines] == [4, 4, 4]
     (alone,) = assign_engines(host("gpu2", 1), shape)
     assert alone.kinds == shape.kinds
 
@@ -235,7 +237,7 @@ def test_an_engine_without_environments_of_a_kind_is_refused_with_the_inequality
     with pytest.raises(
         ConfigError, match=r"simulators\.num_envs=2 < 3 engines on host 'gpu2'.*gpus = \"0-1\""
     ):
-        plan_run_layout([HERE, host("gpu2", 3)], shape)
+        plan_run_layout([LOCAL, host("gpu2", 3)], shape)
 
 
 def test_a_gpu_or_a_host_that_is_too_small_is_refused_with_the_inequality() -> None:
@@ -243,14 +245,14 @@ def test_a_gpu_or_a_host_that_is_too_small_is_refused_with_the_inequality() -> N
     with pytest.raises(
         ConfigError, match=r"host 'gpu2' has 12\.0 GiB, expected >= 14\.0 for an eng"
     ):
-        plan_run_layout([HERE, small], RunShape(num_envs=4), Needs(acting_bytes=14 * GIB))
+        plan_run_layout([LOCAL, small], RunShape(num_envs=4), Needs(acting_bytes=14 * GIB))
     with pytest.raises(ConfigError, match=r"'gpu2' has 64\.0 GiB of memory, expected >= 80\.0: 40"):
-        plan_run_layout([HERE, small], RunShape(num_envs=40), Needs(simulator_bytes=2 * GIB))
+        plan_run_layout([LOCAL, small], RunShape(num_envs=40), Needs(simulator_bytes=2 * GIB))
 
 
 def test_named_gpus_learn_and_the_others_act() -> None:
     shape = RunShape(num_envs=16, num_ranks=6, learners=("here:0-1", "gpu2:0-1", "gpu3"))
-    layout = plan_run_layout([HERE, host("gpu2", 4), host("gpu3", 2)], shape)
+    layout = plan_run_layout([LOCAL, host("gpu2", 4), host("gpu3", 2)], shape)
     assert format_layout(layout).splitlines() == [
         "layout apart: 6 learner ranks, 2 engines, 16 simulators on 3 hosts",
         "  host       GPUs  learn      act          simulators",
@@ -259,16 +261,16 @@ def test_named_gpus_learn_and_the_others_act() -> None:
         "             2-3   -          engines 0-1",
         "  gpu3       0-1   ranks 4-5  -            -",
     ]
-    seats = assign_engines(host("gpu2", 4), shape)
-    assert [seat.host.placement.env["CUDA_VISIBLE_DEVICES"] for seat in seats] == ["2", "3"]  # type: ignore[union-attr]
+    engines = assign_engines(host("gpu2", 4), shape)
+    assert [engine.host.placement.env["CUDA_VISIBLE_DEVICES"] for engine in engines] == ["2", "3"]  # type: ignore[union-attr]
     lost = replace(shape, num_ranks=5, lost=(("here", 0),))
-    ranks = plan_run_layout([HERE, host("gpu2", 4), host("gpu3", 2)], lost).ranks
+    ranks = plan_run_layout([LOCAL, host("gpu2", 4), host("gpu3", 2)], lost).ranks
     assert [(rank.host, rank.gpu) for rank in ranks][:2] == [("this host", 1), ("gpu2", 0)]
 
 
 def test_ranks_on_cpus_are_dealt_evenly_and_tensor_groups_stay_together() -> None:
     shape = RunShape(num_envs=4, num_ranks=6, learners=("here", "a"), uses_gpus=False, group_size=2)
-    layout = plan_run_layout([HERE, host("a", 0), host("b", 0)], shape)
+    layout = plan_run_layout([LOCAL, host("a", 0), host("b", 0)], shape)
     assert [rank.host for rank in layout.ranks] == ["this host"] * 4 + ["a"] * 2
     assert format_layout(layout).splitlines()[2:] == [
         "  this host  CPU   ranks 0-3  -         -",
@@ -291,13 +293,13 @@ def test_ranks_on_cpus_are_dealt_evenly_and_tensor_groups_stay_together() -> Non
 def test_learners_that_cannot_be_placed_are_refused(learners: tuple[str, ...], told: str) -> None:
     shape = RunShape(num_envs=8, num_ranks=4, learners=learners, group_size=2)
     with pytest.raises(ConfigError, match=told):
-        plan_run_layout([HERE, host("gpu2", 4), host("cpu3", 0)], shape)
+        plan_run_layout([LOCAL, host("gpu2", 4), host("cpu3", 0)], shape)
 
 
 def test_learners_that_leave_nothing_to_act_are_refused() -> None:
     shape = RunShape(num_envs=8, num_ranks=4, learners=("gpu2",))
     with pytest.raises(ConfigError, match="leaves no GPU and no CPU of another host to act"):
-        plan_run_layout([HERE, host("gpu2", 4)], shape)
+        plan_run_layout([LOCAL, host("gpu2", 4)], shape)
 
 
 def host_with_gpus(name: str, gpus: int) -> Host:
@@ -310,14 +312,16 @@ def host_with_gpus(name: str, gpus: int) -> Host:
 HOSTS = (host_with_gpus("desk", 2), host_with_gpus("node1", 4), host_with_gpus("node2", 4))
 
 
-def places(*learners: str, ranks: int, hosts: tuple[Host, ...] = HOSTS, **others) -> list[tuple]:
+def rank_devices(
+    *learners: str, ranks: int, hosts: tuple[Host, ...] = HOSTS, **others
+) -> list[tuple]:
     found = assign_ranks(learners, hosts, ranks, **others)
-    assert [place.rank for place in found] == list(range(len(found)))
-    return [(place.host, place.gpu) for place in found]
+    assert [rank_device.rank for rank_device in found] == list(range(len(found)))
+    return [(rank_device.host, rank_device.gpu) for rank_device in found]
 
 
 def test_ranks_are_on_the_gpus_that_are_named_in_that_order() -> None:
-    assert places("node2:3,0", "here", ranks=4) == [
+    assert rank_devices("node2:3,0", "here", ranks=4) == [
         ("node2", 3),
         ("node2", 0),
         ("desk", 0),
@@ -326,7 +330,7 @@ def test_ranks_are_on_the_gpus_that_are_named_in_that_order() -> None:
 
 
 def test_a_gpu_that_was_lost_has_no_rank() -> None:
-    assert places("node1", ranks=3, lost={("node1", 1)}) == [
+    assert rank_devices("node1", ranks=3, lost={("node1", 1)}) == [
         ("node1", 0),
         ("node1", 2),
         ("node1", 3),
@@ -337,13 +341,13 @@ def test_more_ranks_than_gpus_are_refused_with_both_numbers() -> None:
     with pytest.raises(
         ConfigError, match=r"learner.ranks is 5, but cluster.learners 'node1' names 4 GPUs"
     ):
-        places("node1", ranks=5)
+        rank_devices("node1", ranks=5)
 
 
 def test_ranks_that_share_layers_are_on_one_host() -> None:
-    assert len(places("here", "node1", ranks=6, group_size=2)) == 6
+    assert len(rank_devices("here", "node1", ranks=6, group_size=2)) == 6
     with pytest.raises(ConfigError, match="ranks 0 to 3 would be on 'desk' and 'node1'"):
-        places("here", "node1", ranks=4, group_size=4)
+        rank_devices("here", "node1", ranks=4, group_size=4)
 
 
 @pytest.mark.parametrize(
@@ -358,18 +362,18 @@ def test_a_host_or_gpu_that_is_not_there_is_refused(
     learners: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        places(*learners, ranks=1)
+        rank_devices(*learners, ranks=1)
 
 
 def test_without_gpus_ranks_are_dealt_to_the_hosts_in_whole_groups() -> None:
     hosts = (host_with_gpus("desk", 0), host_with_gpus("a", 0), host_with_gpus("b", 0))
-    assert places("a", "b", ranks=3, hosts=hosts) == [("a", None), ("a", None), ("b", None)]
-    assert places("a", "b", ranks=4, hosts=hosts, group_size=4) == [("a", None)] * 4
+    assert rank_devices("a", "b", ranks=3, hosts=hosts) == [("a", None), ("a", None), ("b", None)]
+    assert rank_devices("a", "b", ranks=4, hosts=hosts, group_size=4) == [("a", None)] * 4
 
 
 def test_hosts_with_and_without_gpus_do_not_learn_together() -> None:
     with pytest.raises(ConfigError, match="names 'bare', which has no GPU, beside hosts that have"):
-        places("node1", "bare", ranks=2, hosts=(*HOSTS, host_with_gpus("bare", 0)))
+        rank_devices("node1", "bare", ranks=2, hosts=(*HOSTS, host_with_gpus("bare", 0)))
 
 
 def test_a_host_learns_with_the_gpus_that_are_named_or_with_all() -> None:

@@ -51,8 +51,8 @@ async def test_a_host_that_leaves_and_comes_back_is_reported(site: Site) -> None
         server = await servers.enter_async_context(AsyncExitStack())
         await server.enter_async_context(site.server())
         async with hosts:
-            here, far = hosts.hosts()
-            assert (here.placement, far.name, far.resources.num_cores) == (None, "far", 3)
+            local, remote = hosts.hosts()
+            assert (local.placement, remote.name, remote.resources.num_cores) == (None, "far", 3)
             changes = hosts.changes()
             await server.aclose()
             left = await anext(changes)
@@ -61,7 +61,7 @@ async def test_a_host_that_leaves_and_comes_back_is_reported(site: Site) -> None
             await servers.enter_async_context(site.server())
             joined = await anext(changes)
             assert isinstance(joined, Joined)
-            assert joined.host == hosts.hosts()[1] == far
+            assert joined.host == hosts.hosts()[1] == remote
         assert [change async for change in changes] == []
 
 
@@ -115,8 +115,8 @@ async def test_a_host_with_another_version_is_refused_by_name(
 
 
 def test_every_version_that_differs_is_named() -> None:
-    here = make_own_report()
-    require_same_versions("a", here, here)
-    there = replace(here, versions={"vla_rl": "0.0.1", "torch": "none"})
+    local = make_own_report()
+    require_same_versions("a", local, local)
+    there = replace(local, versions={"vla_rl": "0.0.1", "torch": "none"})
     with pytest.raises(ConfigError, match=r"'a' has vla_rl 0\.0\.1 .*torch none .*python None"):
-        require_same_versions("a", there, here)
+        require_same_versions("a", there, local)

@@ -63,8 +63,8 @@ def config(cluster: Any, **others: Any) -> RayConfig:
 async def test_an_actor_runs_on_each_of_two_nodes_and_nothing_stays(cluster: Any) -> None:
     async with asyncio.timeout(200):
         async with RayHosts(config(cluster)) as hosts, Runtime() as runtime:
-            here, *others = hosts.hosts()
-            assert here.placement is None
+            local, *others = hosts.hosts()
+            assert local.placement is None
             assert len({host.name for host in others}) == 2
             servers = set()
             for host in others:

@@ -216,7 +216,7 @@ async def test_one_call_runs_at_a_time(counter: Counter) -> None:
 
 async def test_a_concurrent_endpoint_runs_beside_a_call_that_waits(counter: Counter) -> None:
     first = asyncio.create_task(counter.wait_for_gate("first"))
-    second = asyncio.create_task(counter.wait_beside_others("second"))
+    second = asyncio.create_task(counter.wait_concurrently("second"))
     await asyncio.sleep(0)
     await counter.open_gate()
     assert await asyncio.gather(first, second) == ["first", "second"]
@@ -502,7 +502,7 @@ async def test_a_consumer_that_does_not_read_pauses_the_stream(
     runtime: Runtime, placement: Placement
 ) -> None:
     streamer = await runtime.spawn(Streamer, placement=placement)
-    stream = streamer.count_beside_others(10_000)
+    stream = streamer.count_concurrently(10_000)
     assert await anext(stream) == 0
     previous = -1
     while (made := await streamer.made()) != previous:

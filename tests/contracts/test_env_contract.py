@@ -40,7 +40,7 @@ class Case:
 
 
 TOY = Case("vla_rl/toy_reach-v0", {"render_mode": "rgb_array"})
-SOUND_FAULTY = Case("vla_rl/faulty-v0", {"fault": "raise", "times": 0, "render_mode": "rgb_array"})
+FAULTLESS = Case("vla_rl/faulty-v0", {"fault": "raise", "times": 0, "render_mode": "rgb_array"})
 LIBERO = Case(
     "vla_rl/libero_goal-v0",
     {"task_id": 3, "image_size": 64, "quality": "fast", "num_settle_steps": 1},
@@ -58,7 +58,7 @@ CONTROL = Case("vla_rl/control-v0", {"env_id": "Pendulum-v1"})
 NEEDING_MORE = {"vla_rl/navsim-v0", "vla_rl/bench2drive-v0"}
 """Environments that need files or a server from outside; their own tests hold them."""
 
-CASES = [TOY, SOUND_FAULTY, *DRIVING, LIBERO, METAWORLD]
+CASES = [TOY, FAULTLESS, *DRIVING, LIBERO, METAWORLD]
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case.env_id, scope="module")
@@ -365,7 +365,7 @@ def test_every_registered_environment_is_held_to_the_contract() -> None:
         *NEEDING_MORE,
         CONTROL.env_id,
         TOY.env_id,
-        SOUND_FAULTY.env_id,
+        FAULTLESS.env_id,
         *(case.env_id for case in DRIVING),
         "vla_rl/libero-v0",
         "vla_rl/metaworld-v0",

@@ -201,16 +201,16 @@ def test_a_stage_that_fails_ends_itself_alone_and_keeps_what_it_found(tmp_path: 
 
 
 def test_no_stage_is_begun_without_the_time_that_it_needs(tmp_path: Path) -> None:
-    begun: list[str] = []
+    started_stages: list[str] = []
 
     def slow(stage: Stage, folder: Path, is_tiny: bool, limit_s: float) -> str:
-        begun.append(stage.name)
+        started_stages.append(stage.name)
         assert limit_s <= 36.0
         return finishing(stage, folder, is_tiny, limit_s)
 
     run_campaign(tmp_path, 0.6, is_tiny=False, launch=slow)
-    assert begun == [stage.name for stage in STAGES if stage.least_s < 36.0]
-    assert "decisions" not in begun
+    assert started_stages == [stage.name for stage in STAGES if stage.least_s < 36.0]
+    assert "decisions" not in started_stages
 
 
 def test_a_folder_of_another_size_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.allowed_waits import ALLOWED
-from benchmarks.gpu.crossings import META, Crossings, NotForGpusError, described
+from benchmarks.gpu.crossings import META, Crossings, NotForGpusError, describe
 from benchmarks.gpu.meta_paths import PATHS, crossings_of
 from benchmarks.gpu.syncs import decision_waits, update_waits
 from benchmarks.gpu.tiny_policies import FAMILIES
@@ -111,7 +111,7 @@ def test_a_number_that_is_asked_for_is_noted(ask: object) -> None:
     crossings = Crossings()
     with crossings.watched():
         ask()  # type: ignore[operator]
-    assert [each.kind for each in crossings.found] == ["wait"], described(crossings.found)
+    assert [each.kind for each in crossings.found] == ["wait"], describe(crossings.found)
 
 
 @pytest.mark.parametrize(

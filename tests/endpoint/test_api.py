@@ -44,24 +44,24 @@ def read(body: Any) -> tuple[Request, tuple[str, ...]]:
 
 
 def test_a_null_counts_as_a_missing_field() -> None:
-    found, unread = read({"model": "m", "n": None, "messages": None, "user": None})
+    found, unused = read({"model": "m", "n": None, "messages": None, "user": None})
     assert found == Request(model="m")
-    assert unread == ()
+    assert unused == ()
     with pytest.raises(RequestError, match="model is missing") as caught:
         read({"model": None})
     assert caught.value.param == "model"
 
 
 def test_fields_that_are_not_read_are_named_and_not_decoded() -> None:
-    _, unread = read(b'{"model": "m", "user": "me", "logit_bias": {"5": 1e999}}')
-    assert unread == ("user", "logit_bias")
+    _, unused = read(b'{"model": "m", "user": "me", "logit_bias": {"5": 1e999}}')
+    assert unused == ("user", "logit_bias")
 
 
 def test_names_of_unread_fields_fit_a_header() -> None:
     names = {"x" * 100: 1, "zei\nle": 1, "größe": 1} | {f"f{number}": 1 for number in range(50)}
-    _, unread = read({"model": "m"} | names)
-    assert unread[:3] == ("x" * 64, "zei\\nle", "gr\\xf6\\xdfe")
-    assert len(unread) == MAX_NAMED
+    _, unused = read({"model": "m"} | names)
+    assert unused[:3] == ("x" * 64, "zei\\nle", "gr\\xf6\\xdfe")
+    assert len(unused) == MAX_NAMED
 
 
 @pytest.mark.parametrize(

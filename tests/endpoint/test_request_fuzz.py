@@ -86,13 +86,13 @@ def draw_value(rng: random.Random, depth: int = 0) -> Any:
     return {rng.choice(KEYS): draw_value(rng, depth + 1) for _ in range(rng.randint(0, 4))}
 
 
-def places_in(value: Any) -> list[tuple[Any, Any]]:
+def find_items(value: Any) -> list[tuple[Any, Any]]:
     """Return every place in JSON that a value can be put at."""
     keys = list(value) if isinstance(value, dict) else list(range(len(value)))
     inner = [value[key] for key in keys if isinstance(value[key], dict | list)]
     return [
         *((value, key) for key in keys),
-        *(place for each in inner for place in places_in(each)),
+        *(item for each in inner for item in find_items(each)),
     ]
 
 
@@ -101,8 +101,8 @@ def draw_request(rng: random.Random) -> tuple[str, bytes]:
     kind, asked = APIS[path]
     body = json.loads(json.dumps(asked))
     for _ in range(rng.randint(0, 2)):
-        if places := places_in(body):
-            container, key = rng.choice(places)
+        if items := find_items(body):
+            container, key = rng.choice(items)
             container[key] = draw_value(rng)
     fields = [field.encode_name for field in msgspec.structs.fields(kind)]
     for _ in range(rng.randint(0, 3)):

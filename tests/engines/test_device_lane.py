@@ -185,6 +185,6 @@ def test_numbers_arrive_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "device", property(lambda _: META))
     found = to_host(*tensors)
     monkeypatch.undo()
-    for sent, arrived in zip(tensors, found, strict=True):
-        assert arrived.dtype == sent.dtype
-        assert torch.equal(arrived, sent)
+    for sent, received in zip(tensors, found, strict=True):
+        assert received.dtype == sent.dtype
+        assert torch.equal(received, sent)

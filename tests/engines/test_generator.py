@@ -87,19 +87,19 @@ async def test_tool_calls_of_later_replies_have_ids_of_their_own(
     monkeypatch.setattr(
         policy, "decode", lambda tokens: '<tool_call>{"name": "add"}</tool_call>' * 2
     )
-    talk, ids = list(said(0)), []
+    conversation, ids = list(said(0)), []
     async with (
         asyncio.timeout(30),
         TorchChatEngine(policy, lane, EngineConfig(max_reply=2)) as engine,
     ):
         for _ in range(2):
-            reply = await engine.generate(talk, sampling=Sampling(seed=1))
+            reply = await engine.generate(conversation, sampling=Sampling(seed=1))
             ids += [call.id for call in reply.message.tool_calls]
             answers = [
                 Message(role="tool", content="1", tool_call_id=call.id)
                 for call in reply.message.tool_calls
             ]
-            talk += [reply.message, *answers]
+            conversation += [reply.message, *answers]
     assert ids == ["call_0", "call_1", "call_2", "call_3"]
 
 

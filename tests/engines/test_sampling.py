@@ -151,7 +151,9 @@ class Asking:
         )
 
 
-async def play(engine: TorchChatEngine, number: int, rules: Sequence[ReplyOptions]) -> Trajectory:
+async def run_episode(
+    engine: TorchChatEngine, number: int, rules: Sequence[ReplyOptions]
+) -> Trajectory:
     return await chat_agent(Asking(number, rules), EpisodePolicy(engine, episode(number)))
 
 
@@ -180,25 +182,25 @@ async def test_turns_with_and_without_a_grammar_share_a_row_and_the_learner_find
 ) -> None:
     digits = ReplyOptions(format=RegexFormat(pattern="[0-9]{3}"))
     async with TorchChatEngine(policy, lane, EngineConfig(max_reply=6)) as engine:
-        played = await asyncio.gather(
-            *(play(engine, number, [A_OR_B, ANY_REPLY, digits]) for number in range(3))
+        trajectories = await asyncio.gather(
+            *(run_episode(engine, number, [A_OR_B, ANY_REPLY, digits]) for number in range(3))
         )
-    assert [step.observation.get("grammar") is None for step in played[0].steps] == [
+    assert [step.observation.get("grammar") is None for step in trajectories[0].steps] == [
         False,
         True,
         False,
     ]
-    rows = flatten_trajectories(played, [1.0, -1.0, 0.5])
+    rows = flatten_trajectories(trajectories, [1.0, -1.0, 0.5])
     grammars = [part for seen in rows.observations for part in seen.get("grammars", ())]
     assert len(grammars) == 6
     learner = Learner(
         policy, lane, LearnerConfig(optimizer=OptimizerConfig(warmup_steps=0), max_mismatch=1e-4)
     )
-    reference = await Reference(policy, lane, 8).log_probs(played)
-    for trajectory, log_probs in zip(played, reference, strict=True):
+    reference = await Reference(policy, lane, 8).log_probs(trajectories)
+    for trajectory, log_probs in zip(trajectories, reference, strict=True):
         for step, found in zip(trajectory.steps, log_probs, strict=True):
             np.testing.assert_allclose(found, step.chunk.log_probs, atol=1e-4)
-    report = await learner.update(played, [1.0, -1.0, 0.5])
+    report = await learner.update(trajectories, [1.0, -1.0, 0.5])
     assert report.metrics["update/log_prob_gap_max"] < 1e-4
     assert np.isfinite(report.metrics["update/entropy"])
 
@@ -207,20 +209,20 @@ async def test_a_trajectory_that_lost_its_grammar_is_not_learned_from(
     policy: CausalLanguageModel, lane: DeviceLane
 ) -> None:
     async with TorchChatEngine(policy, lane, EngineConfig()) as engine:
-        played = await play(engine, 0, [A_OR_B])
-    (step,) = played.steps
+        trajectories = await run_episode(engine, 0, [A_OR_B])
+    (step,) = trajectories.steps
     lost = msgspec.structs.replace(
         step, observation={"prompt_tokens": step.observation["prompt_tokens"]}
     )
     learner = Learner(policy, lane, LearnerConfig(optimizer=OptimizerConfig(warmup_steps=0)))
     with pytest.raises(PolicyMismatchError, match="the learner's log-probs differ by"):
-        await learner.update([msgspec.structs.replace(played, steps=(lost,))], [1.0])
+        await learner.update([msgspec.structs.replace(trajectories, steps=(lost,))], [1.0])
     other = policy.vocabulary.text(step.chunk.tokens[:-1].tolist()).decode() + "!"
     wrong = msgspec.structs.replace(
         step, observation={**step.observation, "grammar": f'start: "{other}"'}
     )
     with pytest.raises(ValueError, match="a reply left its grammar"):
-        await learner.update([msgspec.structs.replace(played, steps=(wrong,))], [1.0])
+        await learner.update([msgspec.structs.replace(trajectories, steps=(wrong,))], [1.0])
 
 
 async def test_a_policy_learns_what_pays_among_the_allowed_replies(
@@ -231,12 +233,12 @@ async def test_a_policy_learns_what_pays_among_the_allowed_replies(
         learner = Learner(policy, lane, config, publish_to=[engine])
         shares = []
         for update in range(8):
-            played = await asyncio.gather(
-                *(play(engine, 32 * update + number, [A_OR_B]) for number in range(32))
+            trajectories = await asyncio.gather(
+                *(run_episode(engine, 32 * update + number, [A_OR_B]) for number in range(32))
             )
-            rewards = np.array([trajectory.undiscounted_return for trajectory in played])
+            rewards = np.array([trajectory.undiscounted_return for trajectory in trajectories])
             shares.append(rewards.mean())
-            await learner.update(played, list(rewards - 0.5))
+            await learner.update(trajectories, list(rewards - 0.5))
     assert shares[0] < 0.8
     assert shares[-1] > 0.9
 
@@ -275,11 +277,11 @@ async def test_a_reply_whose_grammar_fails_on_the_way_ends_with_its_tokens_which
 
     monkeypatch.setattr(Guide, "advance", too_complex)
     async with TorchChatEngine(policy, lane, EngineConfig(max_reply=40)) as engine:
-        played = await play(engine, 0, [options])
-    (step,) = played.steps
+        trajectories = await run_episode(engine, 0, [options])
+    (step,) = trajectories.steps
     assert len(step.chunk.tokens) == 3
     learner = Learner(policy, lane, LearnerConfig(optimizer=OptimizerConfig(warmup_steps=0)))
-    await learner.update([played], [1.0])  # finds the recorded log-probs
+    await learner.update([trajectories], [1.0])  # finds the recorded log-probs
 
 
 def test_a_grammar_stays_compiled_and_replies_do_not_share_their_place_in_it(

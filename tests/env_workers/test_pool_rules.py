@@ -230,7 +230,7 @@ def test_all_requests_can_be_sent_away() -> None:
     assert table.num_waiting == 0
 
 
-class Worn:
+class UsedProcess:
     """A process as far as the limits look at it."""
 
     name = "worn"
@@ -248,8 +248,8 @@ class Worn:
         return self._mb
 
 
-def worn_process(**state: Any) -> SimulatorProcess:
-    return cast(SimulatorProcess, Worn(**state))
+def used_process(**state: Any) -> SimulatorProcess:
+    return cast(SimulatorProcess, UsedProcess(**state))
 
 
 @pytest.mark.parametrize(
@@ -266,19 +266,19 @@ def test_a_process_at_a_limit_is_replaced_and_the_cause_is_named(
     state: dict[str, Any], cause: str | None
 ) -> None:
     limits = Replacements(SimulatorConfig(recycle_after_episodes=10, rss_limit_mb=100))
-    assert limits.find_cause(worn_process(**state)) == cause
+    assert limits.find_cause(used_process(**state)) == cause
 
 
 def test_without_limits_a_living_process_is_never_replaced() -> None:
     limits = Replacements(SimulatorConfig(recycle_after_episodes=None, rss_limit_mb=None))
-    assert limits.find_cause(worn_process(episodes=10**6, mb=1e6)) is None
+    assert limits.find_cause(used_process(episodes=10**6, mb=1e6)) is None
 
 
 def test_replacements_are_counted_by_cause_and_only_deaths_use_the_budget() -> None:
     limits = Replacements(SimulatorConfig(max_restarts=1, restart_window_s=10.0))
     death = ActorDied("worn", 7, "it ended")
-    limits.mark_expired(worn_process(), "rss_limit_mb")
-    limits.mark_expired(worn_process(), "rss_limit_mb")
+    limits.mark_expired(used_process(), "rss_limit_mb")
+    limits.mark_expired(used_process(), "rss_limit_mb")
     assert [limits.record_death("died", death, now) for now in (0.0, 1.0)] == [True, False]
     assert limits.counts == {
         "died": 2,

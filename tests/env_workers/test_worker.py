@@ -60,8 +60,8 @@ async def test_an_environment_that_breaks_in_any_call_is_closed_at_once(
     for later in CALLS.values():
         with pytest.raises(EnvError, match="no environment is open here"):
             await later(worker, 0)
-    for sound in CALLS.values():
-        await sound(worker, 1)
+    for faultless in CALLS.values():
+        await faultless(worker, 1)
     assert closed == ["it"]
 
 

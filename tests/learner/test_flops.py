@@ -50,7 +50,7 @@ def test_a_transformers_passes_are_counted_as_by_hand() -> None:
 
 
 async def test_the_meter_counts_each_shape_once_and_adds_it_every_time() -> None:
-    meter = LaneFlopCounter()
+    counted = LaneFlopCounter()
     layer = nn.Linear(4, 8, bias=False)
     seen = []
 
@@ -59,21 +59,21 @@ async def test_the_meter_counts_each_shape_once_and_adds_it_every_time() -> None
         return layer(rows)
 
     async with DeviceLane(1) as lane:
-        lane.add_observer(meter)
+        lane.add_observer(counted)
         for rows in (2, 3, 2):
             assert (await lane.run(act, torch.zeros(rows, 4), work="act")).shape == (rows, 8)
         await lane.run(act, torch.zeros(2, 4), work="generate")
-        lane.remove_observer(meter)
+        lane.remove_observer(counted)
         await lane.run(act, torch.zeros(2, 4), work="act")
     assert seen == [True, True, False, False, False]
-    assert meter.flops() == {"act": 2 * 4 * 8 * (2 + 3 + 2)}
+    assert counted.flops() == {"act": 2 * 4 * 8 * (2 + 3 + 2)}
 
 
 def test_a_job_that_is_watched_returns_and_raises_what_it_did() -> None:
-    meter = LaneFlopCounter()
-    assert meter.wrap_job("act", partial(max, 3, 5))() == 5
+    counted = LaneFlopCounter()
+    assert counted.wrap_job("act", partial(max, 3, 5))() == 5
     with pytest.raises(ZeroDivisionError):
-        meter.wrap_job("act", partial(divmod, 1, 0))()
+        counted.wrap_job("act", partial(divmod, 1, 0))()
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ class Campaign:
         self.num_kills: Counter[str] = Counter()
         self._hosts: dict[str, RemoteHostRunner] = {}
 
-    async def life(self) -> None:
+    async def run(self) -> None:
         """One life of the control process: it ends with the last update, or is killed."""
         runner = HostEpisodeRunner(self.engine.weight_version)
         for name in ("a", "b", "c"):
@@ -108,7 +108,7 @@ def test_no_episode_is_lost_or_trained_on_twice(seed: int) -> None:
         campaign = Campaign(seed)
         async with campaign.engine.batcher:
             while campaign.checkpoint is None or campaign.checkpoint.version < UPDATES:
-                await campaign.life()
+                await campaign.run()
         return campaign
 
     campaign = run_in_simulated_time(main())

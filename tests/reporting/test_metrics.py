@@ -86,14 +86,14 @@ def test_a_run_writes_json_lines_and_tensorboard(tmp_path) -> None:
 
 
 def test_a_failing_sink_is_reported_once_tried_again_and_the_others_go_on(caplog) -> None:
-    broken, sound = ListSink(fails_at=2), ListSink()
+    broken, working = ListSink(fails_at=2), ListSink()
     with caplog.at_level(logging.WARNING):
-        log = MetricLog([broken, sound])
+        log = MetricLog([broken, working])
         for update in range(1, 5):
             log.write(update, {"train/loss": 0.0})
         (record,) = [record for record in caplog.records if record.name.startswith("vla_rl")]
         log.close()
-    assert [update for update, _ in sound.lines] == [1, 2, 3, 4]
+    assert [update for update, _ in working.lines] == [1, 2, 3, 4]
     # once for update 1, then update 2 again with each that follows and at the end
     assert broken.calls == 5
     assert "ListSink failed at update 2" in record.getMessage()

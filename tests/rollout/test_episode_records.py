@@ -10,7 +10,7 @@ from vla_rl.rollout.episode_records import EpisodeRecords, GroupState, Outstandi
 from vla_rl.types import EpisodeSpec, Group, ImageCacheRef
 
 
-def book_of(max_staleness: int = 0, num_updates: int | None = None) -> EpisodeRecords:
+def make_records(max_staleness: int = 0, num_updates: int | None = None) -> EpisodeRecords:
     """A book of groups of two, one for each update."""
     config = SchedulerConfig(groups_per_update=1, max_staleness=max_staleness)
     return EpisodeRecords(source(group_size=2), config, num_updates)
@@ -31,7 +31,7 @@ def attempts(episodes: list[EpisodeSpec | None]) -> list[tuple[int, int] | None]
 
 
 def test_a_group_is_admitted_for_an_idle_slot_and_not_beyond_the_bound_of_staleness() -> None:
-    records = book_of()
+    records = make_records()
     assert records.staleness.num_outstanding == 0
     started = [records.next_episode(0) for _ in range(3)]
     assert attempts(started) == [(0, 0), (1, 0), None]
@@ -39,7 +39,7 @@ def test_a_group_is_admitted_for_an_idle_slot_and_not_beyond_the_bound_of_stalen
 
 
 def test_an_episode_that_is_lost_or_whose_arrays_are_begins_as_the_next_attempt() -> None:
-    records = book_of()
+    records = make_records()
     first, second = records.next_episode(0), records.next_episode(0)
     assert first is not None
     assert second is not None
@@ -53,7 +53,7 @@ def test_an_episode_that_is_lost_or_whose_arrays_are_begins_as_the_next_attempt(
 def test_a_group_that_is_filtered_makes_room_for_another_and_a_trained_one_raises_the_version() -> (
     None
 ):
-    records = book_of()
+    records = make_records()
     records.remove_filtered(next_group(records))
     kept = next_group(records)
     records.handover.add_group(kept)
@@ -66,27 +66,27 @@ def test_a_group_that_is_filtered_makes_room_for_another_and_a_trained_one_raise
 
 
 def test_a_restored_book_goes_on_with_the_missing_members_and_drops_what_is_too_old() -> None:
-    records = book_of(max_staleness=1)
+    records = make_records(max_staleness=1)
     complete = next_group(records)
     records.handover.add_group(complete)
     began = records.next_episode(0)
     assert began is not None
     saved = records.state()
-    again = book_of(max_staleness=1)
+    again = make_records(max_staleness=1)
     again.restore(saved)
     again.check_conservation(num_running=0)
     assert again.handover.num_buffered == 1
     assert attempts([again.next_episode(0), again.next_episode(0)]) == [(2, 0), (3, 0)]
 
     # with one group for each update and no staleness, only one of the two can still be trained
-    synchronous = book_of(max_staleness=0)
+    synchronous = make_records(max_staleness=0)
     synchronous.restore(saved)
     assert synchronous.dropped == {"stale": 2}
     synchronous.check_conservation(num_running=0)
 
 
 def test_an_episode_that_is_nowhere_is_an_error_with_the_table() -> None:
-    records = book_of()
+    records = make_records()
     records.next_episode(0)
     with pytest.raises(ConservationError, match="2 episodes were dispatched, 1 are accounted"):
         records.check_conservation(num_running=0)

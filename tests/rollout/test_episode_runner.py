@@ -119,7 +119,7 @@ class Behind(CountingEngine):
         super().__init__()
         self.pending_version = 0
         self._calls: list[Callable[[], None]] = []
-        self._has_arrived = asyncio.Event()
+        self._has_started = asyncio.Event()
 
     def apply_in_background(self) -> None: ...
 
@@ -127,11 +127,11 @@ class Behind(CountingEngine):
         self._calls.append(call)
 
     async def wait_applied(self) -> None:
-        await self._has_arrived.wait()
+        await self._has_started.wait()
 
     def serve(self) -> None:
         self.weight_version = self.pending_version
-        self._has_arrived.set()
+        self._has_started.set()
         for call in self._calls:
             call()
 

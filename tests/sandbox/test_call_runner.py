@@ -90,7 +90,7 @@ async def test_a_call_runner_that_is_stuck_is_replaced_with_all_that_it_ran_and_
 ) -> None:
     if not looks:
         monkeypatch.setattr(liveness, "LOOK_EVERY_S", 1000.0)
-    async with asyncio.timeout(60), Sandbox(SandboxConfig(keeper_grace_s=grace_s)) as sandbox:
+    async with asyncio.timeout(60), Sandbox(SandboxConfig(runner_grace_s=grace_s)) as sandbox:
         running, processes, folder = await stuck_runner(sandbox)
         call = await sandbox.call(
             "misbehaving:add", {"left": 1, "right": 2}, ProcessLimits(timeout_s=1.5)
@@ -129,7 +129,7 @@ async def test_a_call_that_is_cancelled_while_its_stuck_call_runner_ends_leaves_
 
     monkeypatch.setattr(liveness, "LOOK_EVERY_S", 1000.0)
     monkeypatch.setattr(runner_process, "kill_tree", kill_later)
-    async with asyncio.timeout(100), Sandbox(SandboxConfig(keeper_grace_s=0.5)) as sandbox:
+    async with asyncio.timeout(100), Sandbox(SandboxConfig(runner_grace_s=0.5)) as sandbox:
         running, processes, folder = await stuck_runner(sandbox)
         call = asyncio.create_task(
             sandbox.call("misbehaving:raises", {}, ProcessLimits(timeout_s=0.5))
@@ -146,7 +146,7 @@ async def test_a_call_that_is_cancelled_while_its_stuck_call_runner_ends_leaves_
 
 
 async def test_a_call_runner_that_imports_is_not_stuck_and_goes_on_ending_calls() -> None:
-    async with asyncio.timeout(100), Sandbox(SandboxConfig(keeper_grace_s=1.0)) as sandbox:
+    async with asyncio.timeout(100), Sandbox(SandboxConfig(runner_grace_s=1.0)) as sandbox:
         await sandbox.call("misbehaving:folder")
         hung = asyncio.create_task(
             sandbox.call("misbehaving:hangs", {}, ProcessLimits(timeout_s=1.0))
@@ -169,7 +169,7 @@ async def test_a_call_runner_that_is_asked_for_an_import_in_the_last_look_is_not
     wait = asyncio.wait
     # the stop of this test is shorter than the one that is killed, also on a busy machine
     monkeypatch.setattr(runner_process, "STOPPED_AFTER_S", 60.0)
-    async with asyncio.timeout(100), Sandbox(SandboxConfig(keeper_grace_s=0.5)) as sandbox:
+    async with asyncio.timeout(100), Sandbox(SandboxConfig(runner_grace_s=0.5)) as sandbox:
         await sandbox.call("misbehaving:folder")
         runner = sandbox.runner_pid
         assert runner is not None

@@ -36,7 +36,7 @@ class Owner(NamedTuple):
     """Descriptors of the reaper, the call runner and all below."""
 
     folder: Path
-    import_begun: Path
+    import_started: Path
 
     def all_of_it_ends(self) -> bool:
         return all_end(map(os.dup, self.pidfds), WITHIN_S)
@@ -80,7 +80,7 @@ def owner(who: str, without: tuple[str, ...] = ()) -> Iterator[Owner]:
         pidfds = [os.pidfd_open(pid) for pid in (told["reaper"], told["runner"], *told["below"])]
         for fd in pidfds:
             stack.callback(kill_and_close, fd)
-        yield Owner(process, **told, pidfds=pidfds, import_begun=folder / "import_begun")
+        yield Owner(process, **told, pidfds=pidfds, import_started=folder / "import_begun")
 
 
 def until_exists(path: Path) -> None:
@@ -165,7 +165,7 @@ def test_everything_ends_with_an_owner_that_is_killed_while_its_call_runner_is_i
         assert one.process.stdin is not None
         one.process.stdin.write("import\n")
         one.process.stdin.flush()
-        until_exists(one.import_begun)
+        until_exists(one.import_started)
         kill_owner(one)
         assert one.all_of_it_ends()
         assert not one.folder.exists()

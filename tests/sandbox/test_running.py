@@ -296,12 +296,12 @@ def test_too_many_files_or_a_folder_too_deep_to_read_is_more_than_any_limit(tmp_
         (tmp_path / str(number)).touch()
     assert disk_used(tmp_path, [], 11) == 0
     assert disk_used(tmp_path, [], 10) == float("inf")
-    here = os.open(tmp_path, os.O_RDONLY)
+    folder_fd = os.open(tmp_path, os.O_RDONLY)
     for _ in range(50):
-        os.mkdir("d" * 200, dir_fd=here)
-        here, above = os.open("d" * 200, os.O_RDONLY, dir_fd=here), here
+        os.mkdir("d" * 200, dir_fd=folder_fd)
+        folder_fd, above = os.open("d" * 200, os.O_RDONLY, dir_fd=folder_fd), folder_fd
         os.close(above)
-    os.close(here)
+    os.close(folder_fd)
     assert disk_used(tmp_path, [], 1000) == float("inf")
 
 

@@ -147,7 +147,7 @@ def test_a_team_of_one_named_member_acts_for_its_own_agent_only() -> None:
     assert solver.get_prefix("solver") == "solver/"
 
 
-def test_rosters_are_equal_in_any_order() -> None:
+def test_agent_names_are_equal_in_any_order() -> None:
     assert AgentNames(["checker", "solver"]) == PAIR != ONE
     assert len({AgentNames(["checker", "solver"]), PAIR}) == 1
 

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 import pytest
 
 from vla_rl.util.processes import (
-    borrowed_environment,
     inherited_environment,
     is_ready,
     list_other_threads,
     make_memory_file,
+    overlay_environment,
     refuse_threads,
 )
 
@@ -31,7 +31,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_borrowed_variables_are_set_here_and_not_inherited() -> None:
-    with borrowed_environment({"BORROWED": "1", "LIB_OLD": "changed"}, ("LIB_",)):
+    with overlay_environment({"BORROWED": "1", "LIB_OLD": "changed"}, ("LIB_",)):
         assert os.environ["BORROWED"] == "1"
         inherited = inherited_environment()
         assert "BORROWED" not in inherited
@@ -41,7 +41,7 @@ def test_borrowed_variables_are_set_here_and_not_inherited() -> None:
 
 
 def test_what_the_library_sets_itself_goes_with_it_and_what_others_set_stays() -> None:
-    with borrowed_environment({"BORROWED": "1"}, ("LIB_",)):
+    with overlay_environment({"BORROWED": "1"}, ("LIB_",)):
         os.environ["LIB_NEW"] = "theirs"
         os.environ["MINE"] = "ours"
         assert "LIB_NEW" not in inherited_environment()
@@ -51,7 +51,7 @@ def test_what_the_library_sets_itself_goes_with_it_and_what_others_set_stays() -
 
 
 def test_variables_are_restored_if_the_block_fails() -> None:
-    with pytest.raises(ValueError, match="enough"), borrowed_environment({"BORROWED": "1"}, ()):
+    with pytest.raises(ValueError, match="enough"), overlay_environment({"BORROWED": "1"}, ()):
         raise ValueError("enough")
     assert "BORROWED" not in os.environ
 

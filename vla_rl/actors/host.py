@@ -136,7 +136,7 @@ class HostServer:
         await asyncio.wait([self._probing])
         self._observer.close()
         for client in list(self._clients):
-            self._dismiss(client)
+            self._stop_client(client)
         await asyncio.gather(*self._leaving)
         await self._waiting.close()
         self._socket.close(linger_ms=500)
@@ -221,7 +221,7 @@ class HostServer:
         )
         return client
 
-    def _dismiss(self, identity: bytes) -> None:
+    def _stop_client(self, identity: bytes) -> None:
         """End everything that a client has here."""
         client = self._clients.pop(identity)
         leaving = asyncio.create_task(client.close(), name="end of a client")
@@ -246,7 +246,7 @@ class HostServer:
                         logger.warning(
                             "a client is gone; its %d actors are killed.", client.num_actors
                         )
-                    self._dismiss(identity)
+                    self._stop_client(identity)
             self._socket.read_later()
 
     def _is_there(self, identity: bytes, ping: list[bytes]) -> bool:

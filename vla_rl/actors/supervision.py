@@ -359,7 +359,7 @@ class Launchers:
                 name, placement, self._context, on_message, on_end, self._observer, start=start
             )
 
-        def elsewhere(on_message: OnMessage, on_end: OnEnd) -> Channel:
+        def on_host(on_message: OnMessage, on_end: OnEnd) -> Channel:
             assert isinstance(placement, RemoteHost)
             return self._connection(placement).launch_process(name, placement, on_message, on_end)
 
@@ -368,7 +368,7 @@ class Launchers:
         if isinstance(placement, ChildProcess):
             return in_child
         if isinstance(placement, RemoteHost):
-            return elsewhere
+            return on_host
         raise TypeError(f"placement is {placement!r}, expected InLoop, ChildProcess or RemoteHost.")
 
     async def close_fork_servers(self) -> None:

@@ -249,12 +249,12 @@ def make_own_report() -> HostReport:
     )
 
 
-def require_same_versions(host: str, there: HostReport, here: HostReport) -> None:
+def require_same_versions(host: str, there: HostReport, local: HostReport) -> None:
     """Raise ConfigError that names each version in which a host differs from this one."""
     different = [
-        f"{name} {there.versions.get(name)} (here {here.versions[name]})"
+        f"{name} {there.versions.get(name)} (here {local.versions[name]})"
         for name in COMPARED
-        if there.versions.get(name) != here.versions[name]
+        if there.versions.get(name) != local.versions[name]
     ]
     if different:
         raise ConfigError(

@@ -60,7 +60,7 @@ class ListedHosts:
         self._known = read_host_file(path)
         self._answer_within_s, self._look_every_s = answer_within_s, look_every_s
         self._may_be_away = may_be_away
-        self._here = Host(name="this host", resources=get_own_resources())
+        self._local = Host(name="this host", resources=get_own_resources())
         self._there: dict[str, Host] = {}
         self._report = make_own_report()
         self._changes: asyncio.Queue[HostChange | None] = asyncio.Queue(MOST_CHANGES + 1)
@@ -109,7 +109,7 @@ class ListedHosts:
 
     def hosts(self) -> tuple[Host, ...]:
         """Return the hosts that are there now, this host first."""
-        return (self._here, *self._there.values())
+        return (self._local, *self._there.values())
 
     async def changes(self) -> AsyncIterator[HostChange]:
         """Yield each host that joins or leaves after the block was entered; for one reader."""

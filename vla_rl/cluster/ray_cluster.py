@@ -275,16 +275,16 @@ class RayCluster:
             ray.util.remove_placement_group(group)
             raise
 
-    def release_node(self, placed: ReservedNode) -> None:
+    def release_node(self, reserved: ReservedNode) -> None:
         """End our server on a node, and give back what was reserved."""
         ray = self._ray
         # without the group's removal Ray would reserve the same on another node, unasked
-        ray.util.remove_placement_group(placed.group)
+        ray.util.remove_placement_group(reserved.group)
         try:
-            ray.get(placed.starter.stop_server.remote(), timeout=_STOP_S)
+            ray.get(reserved.starter.stop_server.remote(), timeout=_STOP_S)
         except (ray.exceptions.RayError, TimeoutError) as error:
-            logger.info("host %s did not end in order: %s", placed.host.name, error)
-        ray.kill(placed.starter)
+            logger.info("host %s did not end in order: %s", reserved.host.name, error)
+        ray.kill(reserved.starter)
 
     def _get_node_id(self, group: Any) -> str:
         (node_id,) = self._ray.util.placement_group_table(group)["bundles_to_node_id"].values()

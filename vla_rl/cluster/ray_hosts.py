@@ -71,8 +71,8 @@ class RayHosts:
         config.require(config.address is not None, "address", "an address, 'auto' or 'local'")
         self._config, self._lost_after_s = config, lost_after_s
         self._wanted, self._may_be_away = wanted, may_be_away
-        self._here = Host(name="this host", resources=get_own_resources())
-        self._placed: dict[str, ReservedNode] = {}
+        self._local = Host(name="this host", resources=get_own_resources())
+        self._reserved: dict[str, ReservedNode] = {}
         self._runtime = Runtime("hosts of Ray")
         self._changes: asyncio.Queue[HostChange | None] = asyncio.Queue(MOST_CHANGES)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -112,7 +112,7 @@ class RayHosts:
 
     def hosts(self) -> tuple[Host, ...]:
         """Return the hosts that are there now, this process's own first."""
-        return (self._here, *(placed.host for placed in self._placed.values()))
+        return (self._local, *(reserved.host for reserved in self._reserved.values()))
 
     async def changes(self) -> AsyncIterator[HostChange]:
         """Yield each host that joins or leaves after the block was entered; for one reader.
@@ -134,33 +134,33 @@ class RayHosts:
         """Take nodes until there are enough. Raises: ConfigError of the last one that is held."""
         refusal: ConfigError | None = None
         for node in nodes:
-            if len(self._placed) == self._config.num_hosts:
+            if len(self._reserved) == self._config.num_hosts:
                 return
             try:
                 await self._take(node)
             except ConfigError as error:
                 refusal = error
-        if len(self._placed) < self._config.num_hosts and refusal is not None:
+        if len(self._reserved) < self._config.num_hosts and refusal is not None:
             if self._may_be_away:
                 logger.warning("a node of Ray does not join yet: %s", refusal)
                 return
             raise ConfigError(
-                f"{len(self._placed)} hosts of Ray, expected num_hosts={self._config.num_hosts}: "
+                f"{len(self._reserved)} hosts of Ray, expected num_hosts={self._config.num_hosts}: "
                 f"{refusal}"
             ) from refusal
 
     async def _take(self, node: RayNode) -> Host:
         """Start our server and its monitor on a node. Raises: ConfigError."""
         with waiting("the hosts of Ray", on=f"node {node.address}"):
-            placed = await run_in_thread(self._cluster.reserve_node, node)
+            reserved = await run_in_thread(self._cluster.reserve_node, node)
         try:
-            monitor = await self._monitor_on(placed.host)
+            monitor = await self._monitor_on(reserved.host)
         except BaseException:
-            await run_in_thread(self._cluster.release_node, placed)
+            await run_in_thread(self._cluster.release_node, reserved)
             raise
-        self._placed[placed.host.name] = placed
-        self._own(self._watch_host(placed, monitor), f"keeper of host {placed.host.name}")
-        return placed.host
+        self._reserved[reserved.host.name] = reserved
+        self._own(self._watch_host(reserved, monitor), f"keeper of host {reserved.host.name}")
+        return reserved.host
 
     async def _monitor_on(self, host: Host) -> HostMonitor:
         assert host.placement is not None
@@ -179,7 +179,7 @@ class RayHosts:
             ) from error
         return monitor
 
-    async def _watch_host(self, placed: ReservedNode, monitor: HostMonitor) -> None:
+    async def _watch_host(self, reserved: ReservedNode, monitor: HostMonitor) -> None:
         """Report when one host leaves, and give back what it held."""
         cause = "its monitor ended"
         try:
@@ -187,16 +187,16 @@ class RayHosts:
         except ActorDied as death:
             cause = death.cause
         try:
-            await self._changes.put(Left(host=placed.host, cause=cause))
+            await self._changes.put(Left(host=reserved.host, cause=cause))
         finally:  # also if this is cancelled while nothing reads the changes
-            del self._placed[placed.host.name]
-            await run_in_thread(self._cluster.release_node, placed)
+            del self._reserved[reserved.host.name]
+            await run_in_thread(self._cluster.release_node, reserved)
 
     async def _look(self, every_s: float) -> None:
         """Take each new node; one that is refused is looked at again the next time."""
         while True:
             await asyncio.sleep(every_s)
-            known = {placed.node.node_id for placed in self._placed.values()}
+            known = {reserved.node.node_id for reserved in self._reserved.values()}
             for node in await run_in_thread(self._cluster.list_fitting_nodes):
                 if node.node_id in known:
                     continue
@@ -237,10 +237,10 @@ class RayHosts:
             await self._runtime.__aexit__(kind, error, traceback)
         finally:
             if self._ray is not None:
-                while self._placed:
-                    _, placed = self._placed.popitem()
-                    await run_in_thread(self._cluster.release_node, placed)
-                    del placed  # Ray's handles in it must not outlive its shutdown
+                while self._reserved:
+                    _, reserved = self._reserved.popitem()
+                    await run_in_thread(self._cluster.release_node, reserved)
+                    del reserved  # Ray's handles in it must not outlive its shutdown
                 await run_in_thread(_leave_cluster, self._ray)
             self._end_changes()
 

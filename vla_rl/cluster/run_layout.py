@@ -300,12 +300,12 @@ def plan_run_layout(hosts: Sequence[Host], shape: RunShape, needs: Needs | None 
 
     Raises: ConfigError with the inequality and the host, if it cannot be placed.
     """
-    here, *others = (limit_to_used(host, shape) for host in hosts)
-    ranks = _assign_own_ranks(here, others, shape)
+    local, *others = (limit_to_used(host, shape) for host in hosts)
+    ranks = _assign_own_ranks(local, others, shape)
     engines: list[EngineDevices] = []
     if shape.local_rollout:
-        first = (0,) if here.resources.gpus else ()
-        engines.append(EngineDevices(engine=0, host=here.name, gpus=first))
+        first = (0,) if local.resources.gpus else ()
+        engines.append(EngineDevices(engine=0, host=local.name, gpus=first))
     for host in others:
         if needs is not None:
             require_memory_to_act(host, shape, needs)
@@ -322,33 +322,33 @@ def plan_run_layout(hosts: Sequence[Host], shape: RunShape, needs: Needs | None 
     acting = {engine.host for engine in engines}
     return Layout(
         mode="both" if shape.local_rollout else "apart",
-        hosts=tuple(host.name for host in (here, *others)),
+        hosts=tuple(host.name for host in (local, *others)),
         ranks=ranks,
         engines=tuple(engines),
         simulators=tuple(
             HostSimulators(host=host.name, num_simulators=shape.num_envs)
-            for host in (here, *others)
+            for host in (local, *others)
             if host.name in acting
         ),
     )
 
 
 def _assign_own_ranks(
-    here: Host, others: Sequence[Host], shape: RunShape
+    local: Host, others: Sequence[Host], shape: RunShape
 ) -> tuple[RankDevice, ...]:
     if shape.learners:
         return assign_ranks(
             shape.learners,
-            [here, *others],
+            [local, *others],
             shape.num_ranks,
             group_size=shape.group_size,
             lost=shape.lost,
         )
     return tuple(
-        RankDevice(rank=rank, host=here.name, gpu=_get_gpu(rank, here.resources))
+        RankDevice(rank=rank, host=local.name, gpu=_get_gpu(rank, local.resources))
         for rank in range(shape.num_ranks)
     )
 
 
-def _get_gpu(rank: int, here: HostResources) -> int | None:
-    return rank if rank < len(here.gpus) else None
+def _get_gpu(rank: int, local: HostResources) -> int | None:
+    return rank if rank < len(local.gpus) else None

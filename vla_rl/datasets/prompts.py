@@ -277,10 +277,10 @@ def prompt_messages(asked: Any, label: str) -> tuple[Message, ...]:
 def _parse_message(said: Any, label: str) -> Message:
     if not isinstance(said, dict) or said.get("role") is None:
         raise DataError(f"{label} is {excerpt(said)}, expected an object with role and content.")
-    unread = sorted(name for name in UNUSED_PARTS & said.keys() if said[name] not in (None, [], ""))
-    if unread:
+    unused = sorted(name for name in UNUSED_PARTS & said.keys() if said[name] not in (None, [], ""))
+    if unused:
         raise DataError(
-            f"{label} has {', '.join(map(repr, unread))}, expected text and tool calls alone; write "
+            f"{label} has {', '.join(map(repr, unused))}, expected text and tool calls alone; write "
             "what the policy should read into its content."
         )
     for name in sorted(map(str, said.keys() - KNOWN_FIELDS)):

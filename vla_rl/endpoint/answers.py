@@ -216,24 +216,24 @@ def stream_response(body: dict[str, Any]) -> Iterator[bytes]:
             {"type": f"response.{kind}", "sequence_number": next(numbers), **fields}
         )
 
-    begun = {
+    opening = {
         **body,
         "status": "in_progress",
         "output": [],
         "usage": None,
         "incomplete_details": None,
     }
-    yield event("created", response=begun)
-    yield event("in_progress", response=begun)
+    yield event("created", response=opening)
+    yield event("in_progress", response=opening)
     for index, item in enumerate(body["output"]):
-        place = {"item_id": item["id"], "output_index": index}
+        location = {"item_id": item["id"], "output_index": index}
         if item["type"] == "message":
             yield event(
                 "output_item.added",
                 output_index=index,
                 item={**item, "content": [], "status": "in_progress"},
             )
-            part = {**place, "content_index": 0}
+            part = {**location, "content_index": 0}
             (said,) = item["content"]
             yield event("content_part.added", **part, part={**said, "text": "", "logprobs": []})
             yield event("output_text.delta", **part, delta=said["text"], logprobs=said["logprobs"])
@@ -245,10 +245,10 @@ def stream_response(body: dict[str, Any]) -> Iterator[bytes]:
                 output_index=index,
                 item={**item, "arguments": "", "status": "in_progress"},
             )
-            yield event("function_call_arguments.delta", **place, delta=item["arguments"])
+            yield event("function_call_arguments.delta", **location, delta=item["arguments"])
             yield event(
                 "function_call_arguments.done",
-                **place,
+                **location,
                 name=item["name"],
                 arguments=item["arguments"],
             )

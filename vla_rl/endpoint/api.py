@@ -180,8 +180,8 @@ def _read_fields(body: bytes, request: type[T]) -> tuple[T, tuple[str, ...]]:
             values[field.name] = _decode_field(field.encode_name, bytes(raw), field.type)
         elif field.required:
             raise RequestError(f"{field.encode_name} is missing", param=field.encode_name)
-    unread = [ascii(name)[1:-1][:64] for name, raw in given.items() if bytes(raw) != b"null"]
-    return request(**values), tuple(unread[:MAX_NAMED])
+    unused = [ascii(name)[1:-1][:64] for name, raw in given.items() if bytes(raw) != b"null"]
+    return request(**values), tuple(unused[:MAX_NAMED])
 
 
 def reject_value(

@@ -141,8 +141,8 @@ class MessagesRequest:
     def stream_events(self, answer: Answer) -> Iterator[bytes]:
         """Yield the same, block by block."""
         body = self.write_body(answer)
-        begun = {**body, "content": [], "stop_reason": None, "stop_sequence": None}
-        yield make_named_event({"type": "message_start", "message": begun})
+        opening = {**body, "content": [], "stop_reason": None, "stop_sequence": None}
+        yield make_named_event({"type": "message_start", "message": opening})
         for index, block in enumerate(body["content"]):
             if block["type"] == "text":
                 empty, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
@@ -173,16 +173,16 @@ def _read_message(name: str, message: _Message) -> list[Message]:
     texts: list[str] = []
     calls: list[ToolCall] = []
     for number, block in enumerate(message.content):
-        place = f"{name}.content[{number}]"
+        location = f"{name}.content[{number}]"
         if block.type == "text":
             texts.append(block.text)
         elif block.type == "tool_use":
             calls.append(ToolCall(id=block.id, name=block.name, arguments=json.dumps(block.input)))
         elif block.type == "tool_result":
-            content = _read_text(f"{place}.content", block.content)
+            content = _read_text(f"{location}.content", block.content)
             results.append(Message(role="tool", content=content, tool_call_id=block.tool_use_id))
         elif block.type not in ("thinking", "redacted_thinking"):  # of another model: ignored
-            raise reject_value(f"{place}.type", block.type, "text, tool_use or tool_result")
+            raise reject_value(f"{location}.type", block.type, "text, tool_use or tool_result")
     if texts or calls or not results:
         results.append(Message(role=message.role, content="".join(texts), tool_calls=tuple(calls)))
     return results

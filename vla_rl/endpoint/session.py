@@ -157,13 +157,13 @@ def find_threads(calls: Sequence[RecordedCall]) -> list[list[int]]:
     for number, call in enumerate(calls):
         prompt = call.completion.prompt_tokens
         best, best_length = None, 0
-        for place, known_tokens in enumerate(thread_tokens):
+        for index, known_tokens in enumerate(thread_tokens):
             length = len(known_tokens)
             # its last token first: an agent that asks a thousand times may have as many threads
             if best_length < length <= len(prompt) and prompt[length - 1] == known_tokens[-1]:
-                is_of_agent = calls[threads[place][-1]].agent == call.agent
+                is_of_agent = calls[threads[index][-1]].agent == call.agent
                 if is_of_agent and np.array_equal(prompt[:length], known_tokens):
-                    best, best_length = place, length
+                    best, best_length = index, length
         # Also for a prompt that was asked before, as by a retry: both replies were sampled after
         # it, and neither continues the other.
         if best is None:

@@ -153,8 +153,8 @@ class ReplayedCall:
         with torch.inference_mode():
             recording = self._get_recording(compute, inputs)
             num_rows = len(inputs[0])
-            for place, rows in zip(recording.inputs, inputs, strict=True):
-                _copy_padded(place, rows)
+            for recorded, rows in zip(recording.inputs, inputs, strict=True):
+                _copy_padded(recorded, rows)
             return tuple(result[:num_rows].clone() for result in recording.replay())
 
     def _get_recording(self, compute: Compute, inputs: Tensors) -> Recording:
@@ -188,9 +188,9 @@ def _pad_rows(rows: Tensor, num_rows: int) -> Tensor:
     return filled
 
 
-def _copy_padded(place: Tensor, rows: Tensor) -> None:
+def _copy_padded(recorded: Tensor, rows: Tensor) -> None:
     """Copy rows to the start of a recording's input, and repeat the last row to its end."""
     num_rows = len(rows)
-    place[:num_rows].copy_(rows)
-    if num_rows < len(place):
-        place[num_rows:].copy_(rows[-1:].expand(len(place) - num_rows, *rows.shape[1:]))
+    recorded[:num_rows].copy_(rows)
+    if num_rows < len(recorded):
+        recorded[num_rows:].copy_(rows[-1:].expand(len(recorded) - num_rows, *rows.shape[1:]))

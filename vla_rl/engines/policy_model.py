@@ -129,9 +129,9 @@ def unfit_for_learning(model: TokenModel[Any]) -> str | None:
                 "on other rows; call network.eval(), or remove the layer"
             )
     tensors = model.checkpoint_tensors()
-    unsound = find_not_finite(tensors)
-    if unsound is not None:
-        return f"numbers that are not finite in {unsound}; load weights that are whole"
+    not_finite = find_not_finite(tensors)
+    if not_finite is not None:
+        return f"numbers that are not finite in {not_finite}; load weights that are whole"
     # More is allowed, as with tied weights that are listed twice; less would lose what was trained.
     held = sum(tensor.numel() for tensor in tensors.values())
     needed = sum(parameter.numel() for parameter in model.network.parameters())

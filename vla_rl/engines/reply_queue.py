@@ -56,7 +56,7 @@ class ReplyQueue:
         self._queue: deque[_Waiter] = deque()
         self._running: dict[int, _Waiter] = {}
         self._room = asyncio.Semaphore(MAX_QUEUE)
-        self._arrived = asyncio.Event()
+        self._has_requests = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._runner: asyncio.Task[None] | None = None
         self._opened_at = self._busy_s = 0.0
@@ -99,7 +99,7 @@ class ReplyQueue:
             raise _closed()
         waiter = _Waiter(reply, self._loop.create_future())
         self._queue.append(waiter)
-        self._arrived.set()
+        self._has_requests.set()
         try:
             await waiter.answer
         finally:
@@ -142,8 +142,8 @@ class ReplyQueue:
 
     async def _run(self) -> None:
         while True:
-            await self._arrived.wait()
-            self._arrived.clear()
+            await self._has_requests.wait()
+            self._has_requests.clear()
             while self._queue or self._running:
                 await self._advance(self._joining())
 

@@ -53,8 +53,8 @@ def choose_tokens(
     if not by_mean.any():
         return chosen, log_probs
     tempered = tempered_log_probs(logits, columns[0])
-    places = torch.arange(logits.shape[-1], device=logits.device, dtype=torch.float32)
-    middle = (tempered.exp() @ places).round().long()
+    positions = torch.arange(logits.shape[-1], device=logits.device, dtype=torch.float32)
+    middle = (tempered.exp() @ positions).round().long()
     chosen = torch.where(to_device(by_mean, logits.device)[:, None], middle, chosen)
     return chosen, tempered.gather(-1, chosen[..., None])[..., 0]
 
@@ -296,7 +296,9 @@ class StopWatch:
 
 def first_stop(text: bytes, stop: Sequence[str]) -> str | None:
     """Return the stop text that begins first in `text`, or None if there is none."""
-    places = {each: text.find(each.encode()) for each in stop}
+    positions = {each: text.find(each.encode()) for each in stop}
     return min(
-        (each for each, place in places.items() if place >= 0), key=places.__getitem__, default=None
+        (each for each, position in positions.items() if position >= 0),
+        key=positions.__getitem__,
+        default=None,
     )

@@ -61,14 +61,14 @@ def find_trained_offsets(
     # a view of a parameter under another name is the parameter.
     named = {_address(each): name for name, each in trained.items()}
     storages = {each.untyped_storage().data_ptr() for each in trained.values()}
-    places: dict[str, list[int]] = {}
+    runs: dict[str, list[int]] = {}
     for name, tensor in tensors.items():
         parameter = named.get(_address(tensor))
         if parameter is not None:
-            places.setdefault(parameter, []).append(offsets[name])
+            runs.setdefault(parameter, []).append(offsets[name])
         elif tensor.untyped_storage().data_ptr() in storages:
             return None
-    return places if places.keys() == trained.keys() else None
+    return runs if runs.keys() == trained.keys() else None
 
 
 def _address(tensor: Tensor) -> tuple[object, ...]:
@@ -101,7 +101,7 @@ class ByteRuns(msgspec.Struct, frozen=True, array_like=True):
 class ShardPiece(msgspec.Struct, frozen=True):
     """Bytes of a shard: parts of one parameter or of several."""
 
-    places: list[ByteRuns]
+    runs: list[ByteRuns]
     """Places of the parts, in the order of their bytes."""
 
     next_at: int
@@ -226,7 +226,7 @@ class ShardDigest:
     def add_piece(self, piece: ShardPiece) -> None:
         """Add the next piece."""
         # The places too: right bytes at a wrong place would otherwise pass.
-        self._digest.update(msgspec.msgpack.encode((piece.places, piece.next_at)))
+        self._digest.update(msgspec.msgpack.encode((piece.runs, piece.next_at)))
         self._digest.update(piece.data.data)
         self.num_bytes += len(piece.data)
 
@@ -237,6 +237,6 @@ class ShardDigest:
 
 
 def _piece(parts: Sequence[RowPart], next_at: int) -> ShardPiece:
-    places = [ByteRuns(at, run, distance, len(data)) for at, run, distance, data in parts]
+    runs = [ByteRuns(at, run, distance, len(data)) for at, run, distance, data in parts]
     data = parts[0][3] if len(parts) == 1 else np.concatenate([part[3] for part in parts])
-    return ShardPiece(places, next_at, data)
+    return ShardPiece(runs, next_at, data)

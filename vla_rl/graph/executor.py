@@ -145,7 +145,7 @@ class Run:
         )
         self._in_flight: deque[UpdateRun] = deque()
         self._remembered: deque[UpdateRun] = deque()
-        self._arrival: asyncio.Future[None] | None = None
+        self._has_returned: asyncio.Future[None] | None = None
         self._entered = self._closed = False
         self.cut_short: tuple[Update, ...] = ()
         """Unfinished updates that the loop did not receive; available once the run has stopped."""
@@ -216,8 +216,8 @@ class Run:
             raise StopAsyncIteration
         head = self._in_flight[0]
         if head.result is None:
-            self._arrival = asyncio.get_running_loop().create_future()
-            await self._arrival
+            self._has_returned = asyncio.get_running_loop().create_future()
+            await self._has_returned
         if head.failure is not None:
             self._add_others(head.failure)
             await self._stop()
@@ -251,8 +251,12 @@ class Run:
         self._remembered.append(update)
         while len(self._remembered) >= self._max_in_flight:
             self._remembered.popleft().forget_causes()
-        if self._in_flight[0] is update and self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
+        if (
+            self._in_flight[0] is update
+            and self._has_returned is not None
+            and not self._has_returned.done()
+        ):
+            self._has_returned.set_result(None)
 
     def _add_others(self, failure: NodeFailed) -> None:
         """Add the failures of other updates as notes to the one that is raised."""

@@ -48,7 +48,7 @@ class Resource:
         self.name, self.capacity = name, capacity
         self._free = capacity
         self._waiters: list[tuple[int, int, int, asyncio.Future[Any]]] = []
-        self._arrivals = 0
+        self._num_waits = 0
 
     @property
     def in_use(self) -> int:
@@ -75,10 +75,10 @@ class Resource:
         Return the `by` of the release that made room.
         """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._arrivals += 1
+        self._num_waits += 1
         # By update first: one that is older bounds all later ones, so its nodes go before them on
         # the device.
-        heapq.heappush(self._waiters, (priority, self._arrivals, units, future))
+        heapq.heappush(self._waiters, (priority, self._num_waits, units, future))
         try:
             return await future
         except asyncio.CancelledError:

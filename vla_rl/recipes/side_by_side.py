@@ -124,12 +124,12 @@ class SideBySideConfig(MixedTrainingConfig, frozen=True, kw_only=True):
 
     def unused_options(self) -> Mapping[str, str]:
         """Return the optimizers of policies that do not take part."""
-        unread = {}
+        unused = {}
         if self.robot != "libero":
-            unread["libero_optimizer"] = "robot is toy"
+            unused["libero_optimizer"] = "robot is toy"
         if self.driving_share == 0.0:
-            unread["driving_optimizer"] = "driving_share is 0"
-        return {**super().unused_options(), **unread}
+            unused["driving_optimizer"] = "driving_share is 0"
+        return {**super().unused_options(), **unused}
 
 
 def solved_or_scored(trajectory: Trajectory) -> Reward:

@@ -139,7 +139,7 @@ class IncomingWeights:
     def write_piece(self, piece: ShardPiece) -> None:
         """Write a piece of a shard; in any thread. Raises: CheckpointError if it does not fit."""
         end = 0
-        for at, run, distance, num_bytes in map(msgspec.structs.astuple, piece.places):
+        for at, run, distance, num_bytes in map(msgspec.structs.astuple, piece.runs):
             data, end = piece.data[end : end + num_bytes], end + num_bytes
             if not _fits(at, run, distance, num_bytes, len(self._data)) or (
                 data.dtype != np.uint8 or data.shape != (num_bytes,)

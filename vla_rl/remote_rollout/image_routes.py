@@ -101,11 +101,13 @@ class ImageCopies:
             memory = cache.memories.pop(key)
             memory.num_readers -= 1
             cache.memories[key] = memory
-        unread = {key: each for key, each in cache.memories.items() if each.num_readers == 0}
-        kept = sum(memory.num_bytes for memory in unread.values())
+        without_readers = {
+            key: each for key, each in cache.memories.items() if each.num_readers == 0
+        }
+        kept = sum(memory.num_bytes for memory in without_readers.values())
         freed = []
         # the stale ones first, then those that were not read for longest
-        for key, memory in sorted(unread.items(), key=lambda each: not each[1].is_stale):
+        for key, memory in sorted(without_readers.items(), key=lambda each: not each[1].is_stale):
             if not memory.is_stale and kept <= room:
                 break
             kept -= memory.num_bytes
@@ -144,7 +146,7 @@ class ImageRoutes:
         self._held: dict[str, int] = {}
         self._dropped: dict[str, list[int]] = {}
         self._image_copies = ImageCopies()
-        self._films: set[asyncio.Task[np.ndarray]] = set()
+        self._videos: set[asyncio.Task[np.ndarray]] = set()
 
     @property
     def has_image_caches(self) -> bool:
@@ -176,9 +178,9 @@ class ImageRoutes:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._films:
-            await asyncio.wait(self._films, timeout=FILMED_WITHIN_S)
-        for film in self._films:
+        if self._videos:
+            await asyncio.wait(self._videos, timeout=FILMED_WITHIN_S)
+        for film in self._videos:
             film.cancel()
         await self._open.__aexit__(kind, error, traceback)
 
@@ -299,7 +301,7 @@ class ImageRoutes:
             images[0].host, lambda cache: cache.film(list(images), list(captions), frames_per_s)
         )
         task = asyncio.create_task(making, name="film")
-        self._films.add(task)
+        self._videos.add(task)
         task.add_done_callback(partial(self._filmed, film))
         return film
 
@@ -330,7 +332,7 @@ class ImageRoutes:
             )
 
     def _filmed(self, film: "Future[np.ndarray]", task: "asyncio.Task[np.ndarray]") -> None:
-        self._films.discard(task)
+        self._videos.discard(task)
         error = OSError("the run ended") if task.cancelled() else task.exception()
         if error is None:
             film.set_result(task.result())

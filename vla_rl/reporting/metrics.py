@@ -222,7 +222,7 @@ class MetricLog:
             else RetryingWriter(type(lines).__name__, partial(_write_line, lines), lines.close)
         )
         self._shown = [*map(_sink_writer, sinks)]
-        self._outlets = [*([] if self._lines is None else [self._lines]), *self._shown]
+        self._writers = [*([] if self._lines is None else [self._lines]), *self._shown]
         self._newest = 0
 
     @classmethod
@@ -263,8 +263,8 @@ class MetricLog:
         known = {key: float(value) for key, value in values.items() if _KEY.fullmatch(key)}
         measured = Measured(update, time.time(), known)
         self._newest = max(self._newest, update)
-        for outlet in self._outlets:
-            outlet.put(f"update {update}", measured)
+        for writer in self._writers:
+            writer.put(f"update {update}", measured)
         for key in values:
             if key not in known:
                 raise ConfigError(
@@ -278,8 +278,8 @@ class MetricLog:
         They go to the sinks that draw curves; `metrics.jsonl` has exactly one line for each update.
         """
         measured = Measured(update, time.time(), dict(values), max(self._newest, update))
-        for outlet in self._shown:
-            outlet.put(f"held-out episodes of weights {update}", measured)
+        for writer in self._shown:
+            writer.put(f"held-out episodes of weights {update}", measured)
 
     def secured(self) -> bytes:
         """Sync the lines so far to disk. Return the lines that could not be written to the file.
@@ -316,8 +316,8 @@ class MetricLog:
 
         A sink that fails to close is reported.
         """
-        while self._outlets:
-            self._outlets.pop().close()
+        while self._writers:
+            self._writers.pop().close()
 
 
 def _sink_writer(sink: Sink) -> RetryingWriter[Measured]:

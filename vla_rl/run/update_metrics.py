@@ -90,13 +90,13 @@ class Utilization:
     """
 
     def __init__(self, lane: DeviceLane, peak_flops: float) -> None:
-        self._lane, self._peak, self._meter = lane, peak_flops, LaneFlopCounter()
-        lane.add_observer(self._meter)
+        self._lane, self._peak, self._counter = lane, peak_flops, LaneFlopCounter()
+        lane.add_observer(self._counter)
         self._before = (time.perf_counter(), dict[str, int](), lane.busy_seconds())
 
     def metrics(self) -> dict[str, float]:
         """Return the MFU since the last call: of all time, and of each kind of work while it ran."""
-        now, flops, busy = time.perf_counter(), self._meter.flops(), self._lane.busy_seconds()
+        now, flops, busy = time.perf_counter(), self._counter.flops(), self._lane.busy_seconds()
         then, flops_before, busy_before = self._before
         self._before = (now, flops, busy)
         done = {work: count - flops_before.get(work, 0) for work, count in flops.items()}

@@ -10,7 +10,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
 import msgspec
@@ -52,6 +52,8 @@ _INHERITED: Final = (
 class SandboxConfig(Config, frozen=True, kw_only=True):
     """The processes that run the tools and scorers of text environments."""
 
+    FORMER_NAMES = MappingProxyType({"keeper_grace_s": "runner_grace_s"})
+
     max_calls: PositiveInt = 16
     """Most calls that run at the same time. Further calls wait; their own time limit has not
     started then."""
@@ -60,7 +62,7 @@ class SandboxConfig(Config, frozen=True, kw_only=True):
     """Environment variables of the processes, besides PATH, HOME and the like. No others are
     inherited, so that keys and tokens in this process's environment stay private."""
 
-    keeper_grace_s: PositiveFloat = 30.0
+    runner_grace_s: PositiveFloat = 30.0
     """Most seconds after a call's own `timeout_s` in which the call runner has to report its end. A
     call runner that takes longer is stuck: it is killed with all its calls, and the next call
     starts another."""
@@ -240,7 +242,7 @@ class Sandbox:
 
     async def _ask_runner(self, number: int, message: bytes, limits: ProcessLimits) -> Ended:
         runner = await self._get_runner()
-        return await runner.answer(number, message, limits.timeout_s + self._config.keeper_grace_s)
+        return await runner.answer(number, message, limits.timeout_s + self._config.runner_grace_s)
 
     async def _get_runner(self) -> CallRunnerProcess:
         """Return the call runner, or start another. Raises: RuntimeError if the sandbox is not open."""

@@ -1,6 +1,6 @@
 """Child processes: what they get from this process, how they end with it.
 
-`borrowed_environment` changes variables that belong to the whole process. Children started
+`overlay_environment` changes variables that belong to the whole process. Children started
 meanwhile through `inherited_environment` get the earlier values; variables that other code sets
 meanwhile keep their values.
 
@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Final
 
 _lock = threading.Lock()
-_borrowed: list["_Borrowed"] = []
+_overlays: list["_Overlay"] = []
 
 
-class _Borrowed:
+class _Overlay:
     """Variables of a borrower: those that it names, and all with its library's prefixes."""
 
     def __init__(self, names: set[str], prefixes: tuple[str, ...]) -> None:
@@ -49,7 +49,7 @@ class _Borrowed:
 
 
 @contextmanager
-def borrowed_environment(values: Mapping[str, str], prefixes: tuple[str, ...]) -> Iterator[None]:
+def overlay_environment(values: Mapping[str, str], prefixes: tuple[str, ...]) -> Iterator[None]:
     """Set variables of this process while the block runs. One block at a time.
 
     Args:
@@ -57,28 +57,28 @@ def borrowed_environment(values: Mapping[str, str], prefixes: tuple[str, ...]) -
         prefixes: prefixes of variables that the block's own work may set; those are restored too.
     """
     with _lock:
-        borrowed = _Borrowed(set(values), prefixes)
-        _borrowed.append(borrowed)
+        overlay = _Overlay(set(values), prefixes)
+        _overlays.append(overlay)
         os.environ.update(values)
     try:
         yield
     finally:
         with _lock:
-            borrowed.put_back(os.environ)
-            _borrowed.remove(borrowed)
+            overlay.put_back(os.environ)
+            _overlays.remove(overlay)
 
 
 def inherited_environment() -> dict[str, str]:
     """Return this process's variables for a child, without those that are borrowed.
 
-    `borrowed_environment` borrows them.
+    `overlay_environment` borrows them.
     """
     with _lock:
         # An engine of vLLM starts for seconds in a thread; a simulator that starts meanwhile would
         # take over its variables.
         variables = dict(os.environ)
-        for borrowed in _borrowed:
-            borrowed.put_back(variables)
+        for overlay in _overlays:
+            overlay.put_back(variables)
         return variables
 
 

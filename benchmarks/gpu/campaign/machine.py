@@ -29,7 +29,7 @@ def measure(target: Target) -> Iterator[tuple[str, object]]:
         yield "memory_gib", about.total_memory / GIB
         yield "capability", f"{about.major}.{about.minor}"
         # this process has allocated nothing yet but its context
-        yield "warnings", [str(finding) for finding in gpus_in_use(Machine())]
+        yield "warnings", [str(each) for each in gpus_in_use(Machine())]
     peak = find_device_peak(device_name(target))
     yield "peak_tflops", None if peak is None else peak.flops / TERA
     yield "product_tflops", product_rate(target) / TERA

@@ -72,7 +72,7 @@ class Counter(Actor):
         return who
 
     @actor_method(concurrent=True)
-    async def wait_beside_others(self, who: str) -> str:
+    async def wait_concurrently(self, who: str) -> str:
         return await self.wait_for_gate(who)
 
     @actor_method(concurrent=True)
@@ -170,7 +170,7 @@ class Streamer(Actor):
             self._closed += 1
 
     @actor_method(concurrent=True)
-    async def count_beside_others(self, n: int) -> AsyncIterator[int]:
+    async def count_concurrently(self, n: int) -> AsyncIterator[int]:
         async for number in self.count(n):
             yield number
 
@@ -199,7 +199,7 @@ class Streamer(Actor):
             yield np.full(shape, number, dtype=np.uint8)
 
     @actor_method(concurrent=True)
-    async def pictures(self, n: int, num_bytes: int) -> AsyncIterator[np.ndarray]:
+    async def images(self, n: int, num_bytes: int) -> AsyncIterator[np.ndarray]:
         async for number in self.count(n):
             yield np.full(num_bytes, number, np.uint8)
 
@@ -224,7 +224,7 @@ class FailsToStart(Actor):
         raise RuntimeError("the simulator is not plugged in")
 
 
-class DiesAtBirth(Actor):
+class DiesAtStart(Actor):
     def __init__(self) -> None:
         sys.stderr.write("out of simulators\n")
         sys.stderr.flush()
@@ -384,7 +384,7 @@ class Holder(Actor):
     @actor_method(concurrent=True)
     async def wait_kept(self, who: str) -> str:
         assert self._kept is not None
-        return await self._kept.wait_beside_others(who)
+        return await self._kept.wait_concurrently(who)
 
     async def send_on(self, other: "Holder") -> int:
         """Send a handle that is used here to another actor."""
@@ -398,7 +398,7 @@ class Holder(Actor):
         self._kept = None
 
     async def sum_of_arrays(self, streamer: Streamer, num: int, size: int) -> int:
-        return sum([int(each.sum()) async for each in streamer.pictures(num, size)])
+        return sum([int(each.sum()) async for each in streamer.images(num, size)])
 
     async def pairs(self, both: dict[str, Counter]) -> dict[str, int]:
         return {name: await counter.add(1) for name, counter in both.items()}

@@ -177,11 +177,11 @@ def test_episodes_that_lack_borrowed_held_out_starts_are_read_with_them(tmp_path
     assert read.episodes == (32, 64, 96, 128, 160) == right.episodes
 
 
-@pytest.mark.parametrize(("borrowed", "expected"), [(None, 2), ("another", 0)])
+@pytest.mark.parametrize(("key_value", "expected"), [(None, 2), ("another", 0)])
 def test_only_held_out_episodes_that_a_run_ran_itself_are_no_training_episodes(
-    tmp_path: Path, borrowed: str | None, expected: int
+    tmp_path: Path, key_value: str | None, expected: int
 ) -> None:
-    config = {"held_out": {"first_results_of": borrowed}}
+    config = {"held_out": {"first_results_of": key_value}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     records = [
         evaluated(start=start, weights=weights) for start, weights in ((0, 0), (1, 0), (0, 1))

@@ -110,7 +110,7 @@ async def test_agents_with_roles_have_their_names_and_earn_the_rewards_of_their_
     relay = Relay()
     solver, checker = relay.for_role("solver"), relay.for_role("checker")
 
-    async def plays() -> RolloutResult:
+    async def run_rollout() -> RolloutResult:
         await solver.generate([user("a")])
         await checker.generate([user("a")])
         await solver.generate([user("a"), said("b"), user("c")])
@@ -123,7 +123,7 @@ async def test_agents_with_roles_have_their_names_and_earn_the_rewards_of_their_
             rewards={"solver": 1.0, "checker": -1.0},
         )
 
-    env = VerifiersEpisode(episode(0), relay, plays, success_at=1.0)
+    env = VerifiersEpisode(episode(0), relay, run_rollout, success_at=1.0)
     agents = [(await env.reset()).agent]
     for reply in ("b", "x", "d"):
         agents.append((await env.step(said(reply))).agent)
@@ -141,12 +141,12 @@ async def test_rules_for_a_reply_reach_the_policy() -> None:
     relay = Relay()
     rules = [ReplyOptions(stop=("\n",)), ReplyOptions(format=JsonFormat())]
 
-    async def plays() -> RolloutResult:
+    async def run_rollout() -> RolloutResult:
         for rule in rules:
             await relay.generate([user("a")], options=rule)
         return RolloutResult(reward=1.0, is_truncated=False, stop_condition="done", metrics={})
 
-    env = VerifiersEpisode(episode(0), relay, plays, success_at=1.0)
+    env = VerifiersEpisode(episode(0), relay, run_rollout, success_at=1.0)
     assert (await env.reset()).options == rules[0]
     assert (await env.step(said("b"))).options == rules[1]
     await env.cancel_rollout()

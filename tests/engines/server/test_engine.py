@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from model_servers import Server, SglangStandIn, VllmStandIn, same_weights, serving
-from small_policies import moved, oft_policy, speaking_policy
+from model_servers import FakeSglang, FakeVllm, Server, same_weights, serving
+from small_policies import completing_policy, moved, oft_policy
 
 from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.engines.server import ModelServerConfig, ServerChatEngine
@@ -29,7 +29,7 @@ from vla_rl.types import Completion, Message, RegexFormat, ReplyOptions, Samplin
 
 ASKED = (Message(role="user", content="what is 3 plus 4"),)
 MAX_REPLY = 12
-KINDS = {"vllm": VllmStandIn, "sglang": SglangStandIn}
+KINDS = {"vllm": FakeVllm, "sglang": FakeSglang}
 
 
 class House:
@@ -56,7 +56,7 @@ async def opened(
 ) -> House:
     for server in servers:
         await stack.enter_async_context(serving(server))
-    settings.setdefault("api", "vllm" if isinstance(servers[0], VllmStandIn) else "sglang")
+    settings.setdefault("api", "vllm" if isinstance(servers[0], FakeVllm) else "sglang")
     settings.setdefault("health_every_s", 3600.0)
     config = ModelServerConfig(urls=tuple(server.url for server in servers), **settings)
     lane = await stack.enter_async_context(DeviceLane(1))
@@ -80,7 +80,7 @@ def gap(policy: CausalLanguageModel, completion: Completion, begin: int, end: in
 async def test_a_reply_has_the_learners_log_probs_and_the_version_of_its_weights(
     api: str, stack: AsyncExitStack
 ) -> None:
-    policy, other = speaking_policy(0), speaking_policy(7)
+    policy, other = completing_policy(0), completing_policy(7)
     house = await opened(stack, KINDS[api](other), policy=policy)
     assert same_weights(house.servers[0].policy, policy)
     for version, current in ((0, policy), (1, moved(policy, 1))):
@@ -99,7 +99,7 @@ async def test_a_reply_has_the_learners_log_probs_and_the_version_of_its_weights
 
 @pytest.mark.parametrize("api", KINDS)
 async def test_the_likeliest_tokens_are_reported(api: str, stack: AsyncExitStack) -> None:
-    policy = speaking_policy()
+    policy = completing_policy()
     house = await opened(stack, KINDS[api](policy), policy=policy)
     completion = await house.engine.generate(
         ASKED, sampling=Sampling(greedy=True), options=ReplyOptions(top_log_probs=2)
@@ -111,8 +111,8 @@ async def test_the_likeliest_tokens_are_reported(api: str, stack: AsyncExitStack
 
 
 async def test_requests_go_to_the_least_loaded_server(stack: AsyncExitStack) -> None:
-    policy = speaking_policy()
-    house = await opened(stack, VllmStandIn(policy), VllmStandIn(policy), policy=policy)
+    policy = completing_policy()
+    house = await opened(stack, FakeVllm(policy), FakeVllm(policy), policy=policy)
     await asyncio.gather(*(house.say(seed) for seed in range(8)))
     probes = 4
     assert [server.asked - probes for server in house.servers] == [4, 4]
@@ -121,7 +121,7 @@ async def test_requests_go_to_the_least_loaded_server(stack: AsyncExitStack) -> 
 async def test_a_running_reply_ends_with_the_old_weights_before_the_new_ones_are_loaded(
     stack: AsyncExitStack,
 ) -> None:
-    policy, house, gate, began = await _waiting(stack, VllmStandIn)
+    policy, house, gate, began = await _waiting(stack, FakeVllm)
     newer = moved(policy, 1)
     running = asyncio.create_task(house.say(temperature=0.8))
     await began.wait()
@@ -139,7 +139,7 @@ async def test_a_running_reply_ends_with_the_old_weights_before_the_new_ones_are
 async def test_an_interrupted_reply_goes_on_with_new_weights_and_each_token_names_its_own(
     stack: AsyncExitStack,
 ) -> None:
-    policy, house, gate, began = await _waiting(stack, SglangStandIn, update_mode="interrupt")
+    policy, house, gate, began = await _waiting(stack, FakeSglang, update_mode="interrupt")
     newer = moved(policy, 1)
     running = asyncio.create_task(house.say(seed=5, temperature=0.8))
     await began.wait()
@@ -166,7 +166,7 @@ async def _waiting(
     stack: AsyncExitStack, kind: type[Server], **settings: Any
 ) -> tuple[CausalLanguageModel, House, asyncio.Event, asyncio.Event]:
     """An engine whose server waits for `gate` after its first token."""
-    policy, gate, began = speaking_policy(), asyncio.Event(), asyncio.Event()
+    policy, gate, began = completing_policy(), asyncio.Event(), asyncio.Event()
 
     async def between_tokens() -> None:
         began.set()
@@ -181,7 +181,7 @@ async def _waiting(
 async def test_a_lost_servers_request_goes_elsewhere_and_it_comes_back_with_the_newest_weights(
     api: str, stack: AsyncExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
-    policy = speaking_policy()
+    policy = completing_policy()
     house = await opened(
         stack, KINDS[api](policy), KINDS[api](policy), policy=policy, health_every_s=0.05
     )
@@ -203,10 +203,8 @@ async def test_a_lost_servers_request_goes_elsewhere_and_it_comes_back_with_the_
 async def test_a_reply_that_no_server_can_give_is_an_error_with_the_last_cause(
     stack: AsyncExitStack,
 ) -> None:
-    policy = speaking_policy()
-    house = await opened(
-        stack, VllmStandIn(policy), policy=policy, request_timeout_s=0.3, attempts=2
-    )
+    policy = completing_policy()
+    house = await opened(stack, FakeVllm(policy), policy=policy, request_timeout_s=0.3, attempts=2)
     house.servers[0].is_broken = True
     with pytest.raises(ActorDied, match=r"/v1/completions: status 500: .*out of memory"):
         await house.say()
@@ -214,7 +212,7 @@ async def test_a_reply_that_no_server_can_give_is_an_error_with_the_last_cause(
 
 @pytest.mark.parametrize("api", KINDS)
 async def test_weights_that_no_server_takes_are_an_error(api: str, stack: AsyncExitStack) -> None:
-    policy = speaking_policy()
+    policy = completing_policy()
     house = await opened(stack, KINDS[api](policy), policy=policy)
     house.servers[0].refuses_weights = True
     with pytest.raises(CheckpointError, match=r"no model server took .* 1: .*no such tensor"):
@@ -225,20 +223,20 @@ async def test_weights_that_no_server_takes_are_an_error(api: str, stack: AsyncE
 async def test_a_server_that_says_it_loaded_weights_and_did_not_is_found_out(
     api: str, stack: AsyncExitStack
 ) -> None:
-    policy = speaking_policy()
+    policy = completing_policy()
     house = await opened(stack, KINDS[api](policy), policy=policy)
     house.servers[0].load = lambda _folder: None  # type: ignore[method-assign]
     with pytest.raises(CheckpointError, match=r"loaded weights 1, but its log-probs differ"):
-        await house.publish(speaking_policy(5), 1)
+        await house.publish(completing_policy(5), 1)
 
 
 async def test_a_server_whose_log_probs_ignore_the_temperature_is_found_out(
     stack: AsyncExitStack,
 ) -> None:
-    policy = speaking_policy()
+    policy = completing_policy()
     with torch.no_grad():  # as sure of its tokens as a trained policy
         policy.network.lm_head.weight.mul_(6)
-    server = VllmStandIn(policy)
+    server = FakeVllm(policy)
     server.reports_at = 1.0
     with pytest.raises(ConfigError, match="--logprobs-mode processed_logprobs"):
         await opened(stack, server, policy=policy)
@@ -247,10 +245,10 @@ async def test_a_server_whose_log_probs_ignore_the_temperature_is_found_out(
 async def test_only_the_newest_weights_are_kept_and_nothing_is_left_in_the_end(
     tmp_path: Path,
 ) -> None:
-    policy = speaking_policy()
+    policy = completing_policy()
     async with AsyncExitStack() as stack:
         house = await opened(
-            stack, VllmStandIn(policy), policy=policy, weights_folder=str(tmp_path / "weights")
+            stack, FakeVllm(policy), policy=policy, weights_folder=str(tmp_path / "weights")
         )
         for version in (1, 2):
             await house.publish(moved(policy, version), version)
@@ -262,16 +260,16 @@ async def test_only_the_newest_weights_are_kept_and_nothing_is_left_in_the_end(
 async def test_a_request_that_a_server_does_not_accept_is_the_callers_error(
     stack: AsyncExitStack,
 ) -> None:
-    policy = speaking_policy()
-    house = await opened(stack, VllmStandIn(policy), policy=policy)
+    policy = completing_policy()
+    house = await opened(stack, FakeVllm(policy), policy=policy)
     with pytest.raises(ValueError, match=r"refused a request \(400\): .*prompt is too long"):
         await house.engine.generate(np.full(220, 5))
     assert (await house.say()).weight_versions[0] == 0
 
 
 async def test_sglangs_grammars_are_not_ours_and_refused(stack: AsyncExitStack) -> None:
-    policy = speaking_policy()
-    house = await opened(stack, SglangStandIn(policy), policy=policy)
+    policy = completing_policy()
+    house = await opened(stack, FakeSglang(policy), policy=policy)
     with pytest.raises(ValueError, match=r"not supported with engine\.server\.api 'sglang'"):
         await house.engine.generate(
             ASKED, options=ReplyOptions(format=RegexFormat(pattern="[0-9]"))
@@ -279,28 +277,28 @@ async def test_sglangs_grammars_are_not_ours_and_refused(stack: AsyncExitStack) 
 
 
 async def test_a_server_of_the_other_kind_is_named_at_the_start(stack: AsyncExitStack) -> None:
-    policy = speaking_policy()
+    policy = completing_policy()
     with pytest.raises(ConfigError, match=r"has no /get_model_info; .* interface 'sglang'"):
-        await opened(stack, VllmStandIn(policy), policy=policy, api="sglang")
+        await opened(stack, FakeVllm(policy), policy=policy, api="sglang")
 
 
 async def test_a_vllm_server_that_cannot_load_weights_is_told_how_to_start(
     stack: AsyncExitStack,
 ) -> None:
-    server = VllmStandIn(speaking_policy())
+    server = FakeVllm(completing_policy())
     server.has_dev_routes = False
     with pytest.raises(ConfigError, match="VLLM_SERVER_DEV_MODE=1"):
-        await opened(stack, server, policy=speaking_policy())
+        await opened(stack, server, policy=completing_policy())
 
 
 async def test_a_server_that_does_not_run_is_named_at_the_start(stack: AsyncExitStack) -> None:
-    server = VllmStandIn(speaking_policy())
+    server = FakeVllm(completing_policy())
     async with serving(server):
         url = server.url
     lane = await stack.enter_async_context(DeviceLane(1))
     config = EngineConfig(kind="server", server=ModelServerConfig(urls=(url,)))
     with pytest.raises(ConfigError, match=rf"{url} is lost: /v1/models.*; start it before the run"):
-        await stack.enter_async_context(ServerChatEngine(serve(speaking_policy()), lane, config))
+        await stack.enter_async_context(ServerChatEngine(serve(completing_policy()), lane, config))
 
 
 async def test_settings_that_cannot_work_are_refused(
@@ -316,7 +314,7 @@ async def test_settings_that_cannot_work_are_refused(
     with pytest.raises(ConfigError, match=r"serves language policies; .* action chunks"):
         ServerChatEngine(serve(policy), lane, good)
     with pytest.raises(ConfigError, match=r"urls .* expected at least one address"):
-        ServerChatEngine(serve(speaking_policy()), lane, changed())
+        ServerChatEngine(serve(completing_policy()), lane, changed())
     for fields, wanted in (
         ({"urls": ("10.0.0.7:8000",)}, "addresses such as http"),
         ({"urls": ("http://a", "http://a")}, "different addresses"),
@@ -327,13 +325,13 @@ async def test_settings_that_cannot_work_are_refused(
     monkeypatch.delenv("SERVERS_KEY", raising=False)
     keyed = changed(urls=("http://127.0.0.1:9",), key_variable="SERVERS_KEY")
     with pytest.raises(ConfigError, match=r"environment variable SERVERS_KEY .* is not set"):
-        await stack.enter_async_context(ServerChatEngine(serve(speaking_policy()), lane, keyed))
+        await stack.enter_async_context(ServerChatEngine(serve(completing_policy()), lane, keyed))
 
 
 async def test_the_servers_key_comes_from_the_environment(
     stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy, server = speaking_policy(), VllmStandIn(speaking_policy())
+    policy, server = completing_policy(), FakeVllm(completing_policy())
     server.key = "secret"
     monkeypatch.setenv("SERVERS_KEY", "another")
     with pytest.raises(ConfigError, match=r"refused our key \(status 401\)"):
@@ -346,8 +344,8 @@ async def test_the_servers_key_comes_from_the_environment(
 async def test_the_form_of_a_reply_reaches_a_vllm_server_as_a_grammar(
     stack: AsyncExitStack,
 ) -> None:
-    policy = speaking_policy()
-    house = await opened(stack, VllmStandIn(policy), policy=policy)
+    policy = completing_policy()
+    house = await opened(stack, FakeVllm(policy), policy=policy)
     completion = await house.engine.generate(
         ASKED, options=ReplyOptions(format=RegexFormat(pattern="[0-9]"))
     )
@@ -357,14 +355,14 @@ async def test_the_form_of_a_reply_reaches_a_vllm_server_as_a_grammar(
 
 
 async def test_a_server_that_does_not_answer_in_time_is_lost(stack: AsyncExitStack) -> None:
-    _, house, _, _ = await _waiting(stack, VllmStandIn, request_timeout_s=0.3, attempts=1)
+    _, house, _, _ = await _waiting(stack, FakeVllm, request_timeout_s=0.3, attempts=1)
     with pytest.raises(ActorDied, match=r"/v1/completions was not answered within 0\.3 s"):
         await house.say()
 
 
 async def test_a_run_learns_from_the_replies_of_a_server(tmp_path: Path) -> None:
     policy = CausalLanguageModel.load(ARITHMETIC_BASE)
-    async with serving(SglangStandIn(CausalLanguageModel.load(ARITHMETIC_BASE))) as server:
+    async with serving(FakeSglang(CausalLanguageModel.load(ARITHMETIC_BASE))) as server:
         plain = GrpoTextConfig(
             run=RunConfig(name="remote", root=str(tmp_path), updates=2, device="cpu"),
             group_size=4,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import torch
-from small_policies import moved, speaking_policy
+from small_policies import completing_policy, moved
 
 from vla_rl.engines import DeviceLane, EngineConfig, TorchChatEngine
 from vla_rl.engines.vllm import VllmChatEngine
@@ -50,7 +50,7 @@ MAX_REPLY = 24
 ASKED = (Message(role="user", content="what is 3 plus 4"),)
 
 
-class Speaking:
+class Completing:
     """An open engine, and the policy whose weights it has now."""
 
     def __init__(self, engine: Any, lane: DeviceLane, policy: CausalLanguageModel) -> None:
@@ -84,8 +84,8 @@ def gap(
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["torch", "vllm"])
-async def speaking(request: pytest.FixtureRequest) -> AsyncIterator[Speaking]:
-    policy = speaking_policy()
+async def completing(request: pytest.FixtureRequest) -> AsyncIterator[Completing]:
+    policy = completing_policy()
     config = EngineConfig(max_reply=MAX_REPLY)
     async with DeviceLane(1) as lane:
         make: Any = (
@@ -94,14 +94,14 @@ async def speaking(request: pytest.FixtureRequest) -> AsyncIterator[Speaking]:
             else (lambda: VllmChatEngine(serve(policy), lane, config))
         )
         async with make() as engine:
-            yield Speaking(engine, lane, policy)
+            yield Completing(engine, lane, policy)
 
 
 async def test_a_reply_is_a_message_with_its_tokens_log_probs_and_versions(
-    speaking: Speaking,
+    completing: Completing,
 ) -> None:
-    completion = await speaking.say(seed=1)
-    policy, length = speaking.policy, len(completion.tokens)
+    completion = await completing.say(seed=1)
+    policy, length = completing.policy, len(completion.tokens)
     assert 1 <= length <= MAX_REPLY
     assert completion.tokens.dtype == np.int64
     assert (completion.log_probs.shape, completion.log_probs.dtype) == ((length,), np.float32)
@@ -115,44 +115,46 @@ async def test_a_reply_is_a_message_with_its_tokens_log_probs_and_versions(
 
 @pytest.mark.parametrize("temperature", [0.8, 1.0, 1.5])
 async def test_log_probs_are_those_of_the_learner_after_temperature(
-    speaking: Speaking, temperature: float
+    completing: Completing, temperature: float
 ) -> None:
     completions = await asyncio.gather(
-        *(speaking.say(seed=seed, temperature=temperature) for seed in range(4))
+        *(completing.say(seed=seed, temperature=temperature) for seed in range(4))
     )
-    assert max(speaking.gap(completion, temperature) for completion in completions) < TOLERANCE
-    greedy = await speaking.say(greedy=True, temperature=temperature)
-    assert speaking.gap(greedy, temperature) < TOLERANCE
+    assert max(completing.gap(completion, temperature) for completion in completions) < TOLERANCE
+    greedy = await completing.say(greedy=True, temperature=temperature)
+    assert completing.gap(greedy, temperature) < TOLERANCE
 
 
-async def test_the_same_seed_gives_the_same_reply(speaking: Speaking) -> None:
-    first, second, other = [await speaking.say(seed=seed) for seed in (4, 4, 5)]
+async def test_the_same_seed_gives_the_same_reply(completing: Completing) -> None:
+    first, second, other = [await completing.say(seed=seed) for seed in (4, 4, 5)]
     np.testing.assert_array_equal(first.tokens, second.tokens)
     assert first.tokens.tolist() != other.tokens.tolist()
 
 
-async def test_a_conversation_goes_on_from_what_was_said(speaking: Speaking) -> None:
-    first = await speaking.say(seed=2)
+async def test_a_conversation_goes_on_from_what_was_said(completing: Completing) -> None:
+    first = await completing.say(seed=2)
     longer = (*ASKED, first.message, Message(role="user", content="and 5"))
-    second = await speaking.say(longer, seed=3)
-    np.testing.assert_array_equal(second.prompt_tokens, speaking.policy.render(longer))
-    assert speaking.gap(second) < TOLERANCE
+    second = await completing.say(longer, seed=3)
+    np.testing.assert_array_equal(second.prompt_tokens, completing.policy.render(longer))
+    assert completing.gap(second) < TOLERANCE
 
 
-async def test_tools_are_part_of_the_prompt(speaking: Speaking) -> None:
+async def test_tools_are_part_of_the_prompt(completing: Completing) -> None:
     tool = ToolSpec(name="add", description="adds", parameters={"type": "object"})
-    completion = await speaking.engine.generate(
+    completion = await completing.engine.generate(
         ASKED, tools=(tool,), sampling=Sampling(), max_tokens=2
     )
-    np.testing.assert_array_equal(completion.prompt_tokens, speaking.policy.render(ASKED, (tool,)))
+    np.testing.assert_array_equal(
+        completion.prompt_tokens, completing.policy.render(ASKED, (tool,))
+    )
     assert len(completion.tokens) <= 2
 
 
-async def test_a_prompt_without_room_for_a_reply_is_refused(speaking: Speaking) -> None:
+async def test_a_prompt_without_room_for_a_reply_is_refused(completing: Completing) -> None:
     with pytest.raises(ContextOverflow, match="the context 256"):
-        await speaking.say((Message(role="user", content="1 " * 300),))
+        await completing.say((Message(role="user", content="1 " * 300),))
     with pytest.raises(ValueError, match="max_tokens is 0"):
-        await speaking.engine.generate(ASKED, max_tokens=0)
+        await completing.engine.generate(ASKED, max_tokens=0)
 
 
 SUM = JsonFormat(
@@ -181,9 +183,9 @@ ADD = ToolSpec(
 )
 
 
-async def ask(speaking: Speaking, options: ReplyOptions, **asked: Any) -> Completion:
+async def ask(completing: Completing, options: ReplyOptions, **asked: Any) -> Completion:
     sampling = Sampling(seed=asked.pop("seed", 1), temperature=asked.pop("temperature", 1.0))
-    completion: Completion = await speaking.engine.generate(
+    completion: Completion = await completing.engine.generate(
         ASKED, sampling=sampling, options=options, **asked
     )
     return completion
@@ -191,11 +193,11 @@ async def ask(speaking: Speaking, options: ReplyOptions, **asked: Any) -> Comple
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 async def test_a_reply_under_a_schema_satisfies_it_with_the_log_probs_that_the_learner_finds(
-    speaking: Speaking, temperature: float
+    completing: Completing, temperature: float
 ) -> None:
     replies = await asyncio.gather(
         *(
-            ask(speaking, ReplyOptions(format=SUM), seed=seed, temperature=temperature)
+            ask(completing, ReplyOptions(format=SUM), seed=seed, temperature=temperature)
             for seed in range(6)
         )
     )
@@ -208,10 +210,10 @@ async def test_a_reply_under_a_schema_satisfies_it_with_the_log_probs_that_the_l
         assert said["sum"] in range(10)
     for reply in replies:
         assert reply.grammar is not None
-        assert speaking.gap(reply, temperature) < TOLERANCE
+        assert completing.gap(reply, temperature) < TOLERANCE
         # without its grammar the learner would find another distribution
         free = msgspec.structs.replace(reply, grammar=None)
-        assert speaking.gap(free, temperature) > 0.1
+        assert completing.gap(free, temperature) > 0.1
 
 
 @pytest.mark.parametrize(
@@ -223,23 +225,23 @@ async def test_a_reply_under_a_schema_satisfies_it_with_the_log_probs_that_the_l
     ],
 )
 async def test_a_reply_has_the_form_that_was_asked_for(
-    speaking: Speaking, form: ReplyFormat, pattern: str
+    completing: Completing, form: ReplyFormat, pattern: str
 ) -> None:
     for seed in range(4):
-        reply = await ask(speaking, ReplyOptions(format=form), seed=seed)
+        reply = await ask(completing, ReplyOptions(format=form), seed=seed)
         assert reply.finish_reason == "length" or re.fullmatch(pattern, reply.message.content)
-        assert speaking.gap(reply) < TOLERANCE
+        assert completing.gap(reply) < TOLERANCE
 
 
 async def test_a_tool_that_has_to_be_called_is_called_once_with_arguments_of_its_schema(
-    speaking: Speaking,
+    completing: Completing,
 ) -> None:
     rule = ToolRule(mode="required", names=("add",), max_calls=1)
     for seed in range(4):
         reply = await ask(
-            speaking, ReplyOptions(tools=rule), seed=seed, tools=(ADD,), max_tokens=MAX_REPLY
+            completing, ReplyOptions(tools=rule), seed=seed, tools=(ADD,), max_tokens=MAX_REPLY
         )
-        assert speaking.gap(reply) < TOLERANCE
+        assert completing.gap(reply) < TOLERANCE
         if reply.finish_reason == "stop":
             (call,) = reply.message.tool_calls
             assert call.name == "add"
@@ -249,75 +251,75 @@ async def test_a_tool_that_has_to_be_called_is_called_once_with_arguments_of_its
 
 
 async def test_a_schema_that_no_grammar_can_express_is_refused_and_others_are_not_disturbed(
-    speaking: Speaking,
+    completing: Completing,
 ) -> None:
-    other = asyncio.create_task(speaking.say(seed=1))
+    other = asyncio.create_task(completing.say(seed=1))
     with pytest.raises(ValueError, match=r"Unimplemented keys: \[\"not\"\]"):
-        await ask(speaking, ReplyOptions(format=JsonFormat(schema={"not": {}})))
-    assert speaking.gap(await other) < TOLERANCE
+        await ask(completing, ReplyOptions(format=JsonFormat(schema={"not": {}})))
+    assert completing.gap(await other) < TOLERANCE
 
 
-async def test_a_stop_text_ends_a_reply_and_its_tokens_are_kept(speaking: Speaking) -> None:
-    free = await speaking.say(seed=3)
-    text = speaking.policy.decode(free.tokens)
+async def test_a_stop_text_ends_a_reply_and_its_tokens_are_kept(completing: Completing) -> None:
+    free = await completing.say(seed=3)
+    text = completing.policy.decode(free.tokens)
     stop = re.findall("[a-zA-Z]{2}", text)[1]  # random weights say little that is text
-    cut = await ask(speaking, ReplyOptions(stop=("never said", stop)), seed=3)
+    cut = await ask(completing, ReplyOptions(stop=("never said", stop)), seed=3)
     assert (cut.finish_reason, cut.stopped_by) == ("stop", stop)
     assert cut.message.content == text[: text.index(stop)].strip()
     assert cut.tokens.tolist() == free.tokens[: len(cut.tokens)].tolist()  # sampling is not touched
-    assert stop in speaking.policy.decode(cut.tokens)
-    assert stop not in speaking.policy.decode(cut.tokens[:-1])
-    assert speaking.gap(cut) < TOLERANCE
+    assert stop in completing.policy.decode(cut.tokens)
+    assert stop not in completing.policy.decode(cut.tokens[:-1])
+    assert completing.gap(cut) < TOLERANCE
     with pytest.raises(ValueError, match="a stop text is empty"):
-        await ask(speaking, ReplyOptions(stop=("",)))
+        await ask(completing, ReplyOptions(stop=("",)))
 
 
 async def test_the_likeliest_tokens_are_reported_beside_those_that_were_sampled(
-    speaking: Speaking,
+    completing: Completing,
 ) -> None:
-    reply = await ask(speaking, ReplyOptions(top_log_probs=3), seed=3)
+    reply = await ask(completing, ReplyOptions(top_log_probs=3), seed=3)
     assert reply.report is not None
     assert len(reply.report) == len(reply.tokens)
     said = b"".join(token.text for token in reply.report[:-1])
-    assert speaking.policy.decode(reply.tokens[:-1]) == said.decode(errors="replace")
+    assert completing.policy.decode(reply.tokens[:-1]) == said.decode(errors="replace")
     for token, log_prob in zip(reply.report, reply.log_probs.tolist(), strict=True):
         found = [number for _, number in token.alternatives]
         assert len(found) == 3
         assert found == sorted(found, reverse=True)
         assert log_prob <= found[0] + TOLERANCE
-    plain = await ask(speaking, ReplyOptions(top_log_probs=0), seed=3)
+    plain = await ask(completing, ReplyOptions(top_log_probs=0), seed=3)
     assert plain.report is not None
     assert [token.text for token in plain.report] == [token.text for token in reply.report]
     assert not any(token.alternatives for token in plain.report)
-    assert (await speaking.say(seed=3)).report is None
+    assert (await completing.say(seed=3)).report is None
 
 
-async def test_text_and_tokens_are_continued_as_they_are(speaking: Speaking) -> None:
-    text = await speaking.engine.generate("what is 3", sampling=Sampling(seed=1))
-    tokens = await speaking.engine.generate(
-        speaking.policy.tokenize("what is 3"), sampling=Sampling(seed=1)
+async def test_text_and_tokens_are_continued_as_they_are(completing: Completing) -> None:
+    text = await completing.engine.generate("what is 3", sampling=Sampling(seed=1))
+    tokens = await completing.engine.generate(
+        completing.policy.tokenize("what is 3"), sampling=Sampling(seed=1)
     )
     assert (
         text.prompt_tokens.tolist()
         == tokens.prompt_tokens.tolist()
-        == speaking.policy.tokenize("what is 3").tolist()
+        == completing.policy.tokenize("what is 3").tolist()
     )
     assert text.tokens.tolist() == tokens.tokens.tolist()
     # neither parsed nor stripped
-    assert text.message.content == speaking.policy.decode(text.tokens)
-    assert speaking.gap(text) < TOLERANCE
+    assert text.message.content == completing.policy.decode(text.tokens)
+    assert completing.gap(text) < TOLERANCE
 
 
-async def test_a_cancelled_reply_is_given_up(speaking: Speaking) -> None:
-    saying = asyncio.create_task(speaking.say(seed=1))
+async def test_a_cancelled_reply_is_given_up(completing: Completing) -> None:
+    saying = asyncio.create_task(completing.say(seed=1))
     await asyncio.sleep(0)
     saying.cancel()
     with pytest.raises(asyncio.CancelledError):
         await saying
-    assert speaking.gap(await speaking.say(seed=1)) < TOLERANCE
+    assert completing.gap(await completing.say(seed=1)) < TOLERANCE
 
 
-async def test_an_engine_that_speaks_does_not_act(speaking: Speaking) -> None:
+async def test_an_engine_that_speaks_does_not_act(completing: Completing) -> None:
     episode = EpisodeSpec(
         episode_id=0,
         group_id=0,
@@ -328,41 +330,41 @@ async def test_an_engine_that_speaks_does_not_act(speaking: Speaking) -> None:
         policy_seed=0,
     )
     with pytest.raises(TypeError, match="use `generate`"):
-        await EpisodePolicy(speaking.engine, episode).act({})
+        await EpisodePolicy(completing.engine, episode).act({})
 
 
 async def test_replies_that_run_go_on_with_new_weights_and_every_token_names_its_own(
-    speaking: Speaking,
+    completing: Completing,
 ) -> None:
     """What a token was sampled from is the network of its version, over a conversation read by that
     network alone.
     """
-    by_version = {5: moved(speaking.first, 1), 6: moved(speaking.first, 2)}
+    by_version = {5: moved(completing.first, 1), 6: moved(completing.first, 2)}
     replies: list[Completion] = []
     another, is_over = asyncio.Condition(), asyncio.Event()
 
     def have_enough(version: int) -> bool:
         return sum(version in reply.weight_versions for reply in replies) >= 8
 
-    async def talk(number: int) -> None:
+    async def converse(number: int) -> None:
         while not is_over.is_set():
             options = (
                 ReplyOptions(format=RegexFormat(pattern="[a-z ]{40}")) if number % 2 else ANY_REPLY
             )
-            reply = await ask(speaking, options, seed=len(replies) * 8 + number)
+            reply = await ask(completing, options, seed=len(replies) * 8 + number)
             async with another:
                 replies.append(reply)
                 another.notify()
 
     async with asyncio.TaskGroup() as tasks:
         for number in range(6):
-            tasks.create_task(talk(number))
+            tasks.create_task(converse(number))
         for version, policy in by_version.items():
-            await speaking.publish(policy, version)
+            await completing.publish(policy, version)
             async with another:
                 await another.wait_for(partial(have_enough, version))
         is_over.set()
-    networks = {0: speaking.first, **by_version}
+    networks = {0: completing.first, **by_version}
     assert {int(version) for reply in replies for version in reply.weight_versions} >= {5, 6}
     for reply in replies:
         assert (np.diff(reply.weight_versions) >= 0).all()

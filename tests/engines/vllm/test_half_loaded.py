@@ -129,11 +129,11 @@ class Starting(FakeReplica):
 
     def _build(self) -> None:
         self.llm.start()
-        self._loop.call_soon_threadsafe(self.has_begun.set)
+        self._loop.call_soon_threadsafe(self.has_started.set)
         raise RuntimeError(f"engine core initialization failed: {self.llm.process.wait()}")
 
     def begin(self, publication: Publication) -> "asyncio.Task[None]":
-        self._loop, self.has_begun = asyncio.get_running_loop(), asyncio.Event()
+        self._loop, self.has_started = asyncio.get_running_loop(), asyncio.Event()
         return asyncio.create_task(
             EngineSlot(lambda: self, publication, CONFIG, lambda: None).start_engine()
         )
@@ -147,7 +147,7 @@ async def test_an_engine_that_is_stopped_or_too_slow_while_it_starts_is_killed(
 ) -> None:
     replica = Starting("engine", VllmConfig(startup_s=startup_s))
     starting = replica.begin(publication)
-    await replica.has_begun.wait()
+    await replica.has_started.wait()
     if startup_s > 1.0:
         replica.llm.process.send_signal(signal.SIGSTOP)
     async with asyncio.timeout(40):
@@ -161,7 +161,7 @@ async def test_cancelling_the_start_of_an_engine_ends_its_process_instead_of_wai
 ) -> None:
     replica = Starting("engine", CONFIG)
     starting = replica.begin(publication)
-    await replica.has_begun.wait()
+    await replica.has_started.wait()
     starting.cancel()
     async with asyncio.timeout(40):
         await asyncio.wait([starting])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_policies import TEXTS, oft_policy, speaking_policy
+from small_policies import TEXTS, completing_policy, oft_policy
 
 from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.engines.vllm import VllmChatEngine, VllmConfig
@@ -101,7 +101,7 @@ def test_an_engine_that_needs_more_gpus_than_there_are_is_refused_with_the_inequ
 
 
 def test_only_layers_that_can_be_shared_are_shared() -> None:
-    speaker = serve(speaking_policy()).layout  # of two heads
+    speaker = serve(completing_policy()).layout  # of two heads
     require_shareable(speaker, 2)
     with pytest.raises(ConfigError, match="does not divide the policy's num_attention_heads = 2"):
         require_shareable(speaker, 3)
@@ -122,7 +122,7 @@ async def test_two_workers_that_share_layers_reply_as_one_does_also_after_an_upd
     prompt, sampling = [Message(role="user", content=TEXTS[0])], Sampling(greedy=True)
     found: list[list[torch.Tensor]] = []
     for size in (1, 2):
-        policy = speaking_policy()
+        policy = completing_policy()
         replies = []
         async with (
             DeviceLane(1) as lane,

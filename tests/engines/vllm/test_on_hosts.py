@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 from host_cluster import loopback_hosts
-from small_policies import moved, speaking_policy
+from small_policies import completing_policy, moved
 from toy_runs import small_run
 
 from vla_rl.actors import InLoop, Runtime
@@ -57,7 +57,7 @@ async def test_a_host_starts_engine_processes_and_gives_them_every_version(
             learner=LearnerConfig(optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0)),
             cluster=ClusterConfig(hosts=str(listed)),
         )
-        outcome = await train(config, STARTS, speaking_policy())
+        outcome = await train(config, STARTS, completing_policy())
     lines = read_metrics(outcome.run.metrics)
     assert [line["update"] for line in lines] == [1, 2, 3]
     assert lines[-1]["hosts/far1/episodes"] >= 3 * 2 * 4
@@ -79,7 +79,7 @@ def robot_run(root: Path, **changes: object) -> SrpoToyConfig:
     return msgspec.structs.replace(config, run=run, engine=engine, embedding=EMBEDDING, **changes)
 
 
-def with_pictures(trajectory: Trajectory) -> Trajectory:
+def with_images(trajectory: Trajectory) -> Trajectory:
     """The same episode with the images that are in an image cache, and without an embedding."""
     seen = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
     *before, final = read_observations(seen)
@@ -114,15 +114,15 @@ async def test_a_host_embeds_what_it_hands_over_beside_its_engine_process(tmp_pa
             await host.put_file(*piece)
         status = await host.open(msgspec.structs.replace(recipe, embedding=EMBEDDING))
         routes = await stack.enter_async_context(ImageRoutes(1 << 24))
-        far = RolloutHostRunner(
+        remote = RolloutHostRunner(
             host, status, route=await routes.connect_host("far", host, "127.0.0.1")
         )
-        found = await far.materialise(await far.run_episode(episode))
+        found = await remote.materialise(await remote.run_episode(episode))
         assert found.cached_images is not None
         assert observed_bytes(found) == 0
         assert found.embedding is not None
-        (here,) = await encoder.embed([with_pictures(found)])
-    assert np.array_equal(found.embedding, here)
+        (local,) = await encoder.embed([with_images(found)])
+    assert np.array_equal(found.embedding, local)
 
 
 @pytest.mark.proof

@@ -43,8 +43,8 @@ class Replica:
 
 
 def router(*replicas: Replica, layout: EngineLayout = CHUNKS, attempts: int = 3) -> ReplicaPool:
-    places: Any = [SimpleNamespace(replica=replica, failure=None) for replica in replicas]
-    made = ReplicaPool(places, layout, attempts)
+    slots: Any = [SimpleNamespace(replica=replica, failure=None) for replica in replicas]
+    made = ReplicaPool(slots, layout, attempts)
     made.is_open = True
     return made
 
@@ -110,8 +110,8 @@ async def test_a_caller_without_an_engine_waits_for_one_and_is_told_if_none_will
     asked.wake_callers()
     assert (await waiting).versions.tolist() == [7]
     replica.is_ready = False
-    places: Any = asked._slots
-    places[0].failure = ActorDied("vllm-0", 1, "not started again")
+    slots: Any = asked._slots
+    slots[0].failure = ActorDied("vllm-0", 1, "not started again")
     with pytest.raises(ActorDied, match="not started again"):
         await ask(asked)
     asked.is_open = False

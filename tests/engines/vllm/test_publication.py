@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from fake_llm import FakeReplica
-from small_policies import speaking_policy
+from small_policies import completing_policy
 from torch import Tensor, nn
 
 from vla_rl.engines import DeviceLane, EngineConfig
@@ -90,10 +90,10 @@ async def test_a_version_that_no_engine_takes_is_raised_on_the_lane_and_the_last
 
 def test_weights_that_others_write_are_served_once_they_are_adopted(way: Way) -> None:
     network = filled(1.0)
-    places = way.publisher.stage_shared(network, 1)
-    assert places is not None
-    (begin,) = places.begins["weight"]
-    memory = torch.from_file(places.path, shared=True, size=4, dtype=torch.float32)
+    offsets = way.publisher.stage_shared(network, 1)
+    assert offsets is not None
+    (begin,) = offsets.begins["weight"]
+    memory = torch.from_file(offsets.path, shared=True, size=4, dtype=torch.float32)
     assert begin == 0
     memory.fill_(7.0)
     assert way.publication.current is None
@@ -111,8 +111,8 @@ def test_a_version_that_was_not_shared_is_refused(way: Way) -> None:
 
 
 async def test_the_learner_waits_for_a_version_unless_it_goes_ahead() -> None:
-    version, may_apply, heard = ServedVersion(0), asyncio.Event(), list[int]()
-    version.on_weights_applied(lambda: heard.append(version.now))
+    version, may_apply, versions = ServedVersion(0), asyncio.Event(), list[int]()
+    version.on_weights_applied(lambda: versions.append(version.now))
 
     async def apply(number: int) -> None:
         await may_apply.wait()
@@ -131,7 +131,7 @@ async def test_the_learner_waits_for_a_version_unless_it_goes_ahead() -> None:
         may_apply.set()
         await version.wait_until_idle()
         assert (version.now, version.pending) == (2, 2)
-    assert heard == [1, 2]
+    assert versions == [1, 2]
 
 
 @pytest.mark.needs_vllm
@@ -148,7 +148,7 @@ async def test_an_update_begins_while_an_engine_still_drains(
         return replicas[0]
 
     monkeypatch.setattr(VllmChatEngine, "_new_replica", new_replica)
-    policy = speaking_policy()
+    policy = completing_policy()
     async with asyncio.timeout(50), DeviceLane(1) as lane:
         engine = VllmChatEngine(serve(policy), lane, config)
         engine.apply_in_background()
@@ -190,7 +190,7 @@ async def test_an_error_after_the_learner_went_ahead_ends_the_engines_block(
     monkeypatch.setattr(
         VllmChatEngine, "_new_replica", lambda *_: FakeReplica("engine", config.vllm)
     )
-    policy = speaking_policy()
+    policy = completing_policy()
 
     async def publish_broken() -> None:
         async with DeviceLane(1) as lane, VllmChatEngine(serve(policy), lane, config) as engine:

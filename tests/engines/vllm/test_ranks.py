@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from small_policies import speaking_policy
+from small_policies import completing_policy
 
 from benchmarks import conversations
 from benchmarks.shared_updates import settings
@@ -23,7 +23,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
 async def test_engines_hold_the_bytes_of_the_ranks(tensor_parallel: int) -> None:
-    policy = speaking_policy()
+    policy = completing_policy()
     config = settings(ranks=2, tensor_parallel=tensor_parallel)
     trajectories = [conversations.chat(policy, 0), conversations.broken(policy, 1)]
     async with (

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from small_policies import observe, oft_policy, speaking_policy, token_policy
+from small_policies import completing_policy, observe, oft_policy, token_policy
 
 from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.engines.vllm import VllmActionEngine, VllmChatEngine, VllmConfig
@@ -60,7 +60,7 @@ def test_the_wire_has_every_weight_once_and_adapters_merged() -> None:
 
 
 def test_a_language_model_is_served_as_its_own_folder_says() -> None:
-    served = serve(speaking_policy(), max_context=100)
+    served = serve(completing_policy(), max_context=100)
     assert served.layout.config["architectures"] == ["LlamaForCausalLM"]
     assert (served.layout.context_size, served.layout.num_tokens) == (100, None)
     assert "tokenizer.json" in served.layout.files

@@ -76,7 +76,7 @@ def test_weights_that_do_not_fit_are_refused_before_a_byte_is_written(
 def test_what_engines_are_told_travels_as_plain_bytes() -> None:
     staged = Stage(tensors(1)).write_version(tensors(1), version=3)
     gpu = GpuMemory("GPU-1", 64, b"handle", 64, 0, b"counter", 0, b"event", True)
-    for told in (staged, StagedWeights(gpu, 3, staged.places)):
+    for told in (staged, StagedWeights(gpu, 3, staged.offsets)):
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=StagedWeights) == told
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 REPOSITORY = FOLDER.parents[2]
 CARLA_SIDE = REPOSITORY / "vla_rl" / "envs" / "bench2drive" / "carla_side"
-LEADERBOARD = FOLDER / "stand_in_leaderboard.py"
+LEADERBOARD = FOLDER / "fake_leaderboard.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
 SIZE = 16
 

@@ -281,7 +281,7 @@ def write_junctions(folder: Path, *routes: tuple[str, str, float]) -> tuple[Path
     words = ["--routes", str(xml), "--maps", str(folder / "maps"), "--out", str(out)]
     script = str(CARLA_SIDE / "vla_rl_first_junctions.py")
     done = subprocess.run(
-        [sys.executable, str(FOLDER / "stand_in_planner.py"), script, *words],
+        [sys.executable, str(FOLDER / "fake_planner.py"), script, *words],
         env=ENVIRONMENT,
         capture_output=True,
         text=True,

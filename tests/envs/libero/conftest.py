@@ -25,7 +25,7 @@ EXPERT_EPISODE = SUPPORT / "expert_episode.npy"
 last action succeeds."""
 
 INIT_STATE_ID = 3
-NEXT_TRIAL = 1
+NEXT_FIXTURES = 1
 """Initial state of the trial that comes after the one with images, in the same environment."""
 
 
@@ -67,7 +67,7 @@ def runs(assets: str, actions: Path) -> list[dict[str, Any]]:
             "task_id": 7,
             "actions": str(dozen),
             "has_images": True,
-            "next_trial": NEXT_TRIAL,
+            "next_trial": NEXT_FIXTURES,
         },
     ]
 

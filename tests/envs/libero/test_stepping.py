@@ -17,7 +17,7 @@ from vla_rl.envs.libero import LiberoEnv, find_task
 from vla_rl.envs.libero.scene import Scene
 from vla_rl.envs.libero.task_files import read_init_states
 
-INIT_STATE_ID, NEXT_TRIAL = 3, 1
+INIT_STATE_ID, NEXT_FIXTURES = 3, 1
 IDLE = np.array([0, 0, 0, 0, 0, 0, -1.0])
 EXPERT_EPISODE = Path(__file__).parent / "support" / "expert_episode.npy"
 FAST_ERROR = 5e-3
@@ -84,7 +84,7 @@ def test_trial_k_of_a_published_evaluation_has_the_fixtures_of_robosuites_kth_re
     published_env: LiberoEnv, goal_env: LiberoEnv, actions: Path, theirs: Any
 ) -> None:
     for _ in range(2):  # whatever ran before
-        published_env.reset(options={"init_state_id": NEXT_TRIAL})
+        published_env.reset(options={"init_state_id": NEXT_FIXTURES})
         for row in np.load(actions)[:12]:
             published_env.step(row)
         np.testing.assert_array_equal(

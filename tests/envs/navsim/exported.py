@@ -47,7 +47,7 @@ def export(
     (splits / "scene_filter" / "drawn.yaml").write_text(FILTER)
     return subprocess.run(
         [
-            *(sys.executable, str(FOLDER / "stand_in_navsim.py"), str(root), str(EXPORTER)),
+            *(sys.executable, str(FOLDER / "fake_navsim.py"), str(root), str(EXPORTER)),
             *("--split", "drawn", "--cache", str(root / "cache"), "--logs", str(root)),
             *("--sensors", str(root / "sensors"), "--synthetic-sensors", str(root / "sensors")),
             *("--out", str(root / "scenes")),

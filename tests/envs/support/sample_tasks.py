@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sample_tools import broken, crashes, forks, hangs, loud, patient, weather, words
+from sample_tools import broken, crashes, forks, hangs, loud, slow, weather, words
 
 from vla_rl.envs.text import Ask, Done, TextLimits, TextTask
 from vla_rl.types import EnvSpec, EpisodeSpec, Message, ToolCall
@@ -29,7 +29,7 @@ class EchoTask(TextTask):
         return Ask(f"you said {text}", reward=0.25)
 
     def tools(self, agent: str) -> Sequence[Callable[..., Any]]:
-        return (weather, patient, broken, hangs, loud, forks, crashes, words)
+        return (weather, slow, broken, hangs, loud, forks, crashes, words)
 
 
 class MisbehavingTask(TextTask):

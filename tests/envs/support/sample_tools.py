@@ -33,7 +33,7 @@ async def weather(city: str, days: int = 1, unit: Literal["C", "F"] = "C") -> di
     return {"city": city, "degrees": [20] * days, "unit": unit}
 
 
-async def patient() -> str:
+async def slow() -> str:
     """Waits for ever."""
     await asyncio.Event().wait()
     return ""

@@ -19,7 +19,7 @@ from vla_rl.envs.text import Sandbox, TextLimits, Toolbox
 
 TOOLS = (
     sample_tools.weather,
-    sample_tools.patient,
+    sample_tools.slow,
     sample_tools.broken,
     sample_tools.hangs,
     sample_tools.loud,
@@ -102,7 +102,7 @@ async def test_whatever_is_wrong_is_in_the_answer(
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("patient", "error: 'patient' took longer than 2 s and was stopped"),
+        ("slow", "error: 'slow' took longer than 2 s and was stopped"),
         ("hangs", "error: it took longer than 2 s and was stopped"),
     ],
 )
@@ -212,7 +212,7 @@ async def test_a_process_that_raises_with_half_a_surrogate_pair_tells_its_words(
 
 @SHARED
 async def test_cancelling_a_call_is_no_fault_of_the_tool(toolbox: Toolbox) -> None:
-    task = asyncio.create_task(toolbox.aexecute("patient", "{}"))
+    task = asyncio.create_task(toolbox.aexecute("slow", "{}"))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

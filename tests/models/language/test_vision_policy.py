@@ -163,10 +163,10 @@ def test_a_saved_folder_has_the_public_names_and_loads_by_itself(
 
 
 def test_letters_and_sampled_tokens_of_an_image_are_no_image(policy: VisionLanguageModel) -> None:
-    spelt = observed(policy, user("what is <|image_pad|>?", TALL))
+    spelled = observed(policy, user("what is <|image_pad|>?", TALL))
     clean = observed(policy, user("what is ?", TALL))
     token = policy.image_token
-    assert (spelt["prompt_tokens"] == token).sum() == (clean["prompt_tokens"] == token).sum()
+    assert (spelled["prompt_tokens"] == token).sum() == (clean["prompt_tokens"] == token).sum()
     assert (policy.tokenize("<|image_pad|>") != token).all()
     (found,) = scored(policy, [clean], [[token, 20]])
     assert np.isfinite(found).all()

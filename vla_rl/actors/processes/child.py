@@ -67,7 +67,7 @@ class HostPipe:
 
     def __init__(self, socket: zmq.Socket[bytes], on_lost: Callable[[], None]) -> None:
         self._on_lost, self._codec = on_lost, Codec()
-        self._adoptions: asyncio.Queue[NextClient] = asyncio.Queue(1)
+        self._next_clients: asyncio.Queue[NextClient] = asyncio.Queue(1)
         self._socket = LoopSocket(socket, self._on_message)
 
     def send(self, frames: Frames) -> None:
@@ -76,7 +76,7 @@ class HostPipe:
 
     async def wait_for_client(self) -> NextClient:
         """Wait for the next client."""
-        return await self._adoptions.get()
+        return await self._next_clients.get()
 
     def close(self, linger_ms: int) -> None:
         """Close the pipe; messages not sent after `linger_ms` are dropped."""
@@ -85,12 +85,12 @@ class HostPipe:
     def _on_message(self, frames: Frames) -> None:
         try:
             kind, _, _, _ = unpack_envelope(frames[0])
-            if kind == Kind.LOST and self._adoptions.empty():
+            if kind == Kind.LOST and self._next_clients.empty():
                 self._on_lost()
             elif kind == Kind.LOST:  # that of a client which this process has not met yet
-                self._adoptions.get_nowait()
+                self._next_clients.get_nowait()
             elif kind == Kind.NEXT_CLIENT:
-                self._adoptions.put_nowait(
+                self._next_clients.put_nowait(
                     self._codec.decode(self._codec.get_decoder(NextClient), frames)
                 )
         except (MalformedMessage, msgspec.ValidationError):

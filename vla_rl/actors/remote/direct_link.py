@@ -187,9 +187,9 @@ class ListeningSocket:
 
 def explain_open_ports() -> str:
     """Return why `refuse_connections` has no effect on this machine; empty if it has."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
-            _drop_all_packets(trial)
+            _drop_all_packets(probe)
         except OSError as error:
             return error.strerror or str(error)
     return ""

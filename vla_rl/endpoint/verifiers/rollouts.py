@@ -272,22 +272,22 @@ def _make_result(traces: list[Any], errors: list[Any]) -> RolloutResult:
         )
     # Agents that are not trained are graded too. Without any other one all count, as where there is
     # one agent.
-    taught = [
+    trained = [
         trace for trace in traces if getattr(getattr(trace, "agent", None), "trainable", True)
     ] or traces
     earned: dict[str, list[float]] = {}
-    for trace in taught:
+    for trace in trained:
         earned.setdefault(getattr(getattr(trace, "agent", None), "name", None) or "", []).append(
             float(trace.reward)
         )
     return RolloutResult(
-        reward=sum(float(trace.reward) for trace in taught) / len(taught),
+        reward=sum(float(trace.reward) for trace in trained) / len(trained),
         rewards={name: sum(rewards) / len(rewards) for name, rewards in earned.items() if name},
-        is_truncated=any(trace.is_truncated for trace in taught),
-        stop_condition=taught[-1].stop_condition or "",
+        is_truncated=any(trace.is_truncated for trace in trained),
+        stop_condition=trained[-1].stop_condition or "",
         metrics={
             name: number
-            for trace in taught
+            for trace in trained
             for name, number in select_numbers(trace.metrics).items()
         },
     )

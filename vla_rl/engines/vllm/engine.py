@@ -132,9 +132,9 @@ class VllmEngine:
             self._publication.awake.set()
             # One after the other: each start sets variables of this whole process, and reads
             # gigabytes.
-            for place in self._gpus:
+            for gpus in self._gpus:
                 slot = EngineSlot(
-                    partial(self._new_replica, folder, place),
+                    partial(self._new_replica, folder, gpus),
                     self._publication,
                     self._config.vllm,
                     self._pool.wake_callers,

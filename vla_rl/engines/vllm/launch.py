@@ -20,7 +20,7 @@ from vla_rl.engines.vllm.preload.sitecustomize import PARENT
 from vla_rl.engines.vllm.served import EngineLayout
 from vla_rl.errors import ConfigError
 from vla_rl.util.ownership import OwnedFolder, remove_abandoned_folders
-from vla_rl.util.processes import borrowed_environment
+from vla_rl.util.processes import overlay_environment
 
 TRANSFER_BACKEND: Final = "vla_rl"
 """vLLM's name for the transfer of weights through shared memory of ours."""
@@ -262,4 +262,4 @@ def engine_environment(
         }
         if gpus:
             values["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    return borrowed_environment(values, _SET_BY_VLLM)
+    return overlay_environment(values, _SET_BY_VLLM)

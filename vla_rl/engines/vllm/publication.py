@@ -313,8 +313,8 @@ class WeightPublisher:
         self._wait_for_last()
         self._shared_began = time.perf_counter()
         found = self._publication.write_shared(network, self._tensors(network), version)
-        self._shared, places = found or (None, None)
-        return places
+        self._shared, offsets = found or (None, None)
+        return offsets
 
     def apply_shared(self, version: int) -> None:
         """Apply the version that `stage_shared` opened. Raises: CheckpointError if it is another one."""
@@ -330,10 +330,10 @@ class WeightPublisher:
             self._publication.current = staged
             self._version.mark_applied(staged.version)
             return
-        begun = self._version.start_applying(staged.version, self._publish(staged, began), tasks)
+        applying = self._version.start_applying(staged.version, self._publish(staged, began), tasks)
         # The lane waits, because an update is published only once the engines have its weights;
         # where the learner goes ahead, `start_applying` returns at once.
-        asyncio.run_coroutine_threadsafe(begun, loop).result()
+        asyncio.run_coroutine_threadsafe(applying, loop).result()
 
     def _wait_for_last(self) -> None:
         """Wait on the device lane until the memory of the version before the last may be written."""

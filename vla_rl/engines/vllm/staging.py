@@ -187,7 +187,7 @@ def _open_on_gpu(memory: GpuMemory) -> Tensor:
             f"({', '.join(found) or 'none'});"
             " set weights_through to 'host', or make that GPU visible to it"
         )
-    place = (found[memory.gpu], memory.handle, memory.storage_bytes, memory.storage_offset)
+    location = (found[memory.gpu], memory.handle, memory.storage_bytes, memory.storage_offset)
     counted = (memory.counter, memory.counter_offset, memory.event, memory.has_event)
     try:
         whole: Tensor = rebuild_cuda_tensor(  # type: ignore[no-untyped-call]
@@ -197,7 +197,7 @@ def _open_on_gpu(memory: GpuMemory) -> Tensor:
             0,
             torch.storage.TypedStorage,
             torch.uint8,
-            *place,
+            *location,
             False,
             *counted,
         )
@@ -232,7 +232,7 @@ class StagedWeights(msgspec.Struct, frozen=True):
 
     memory: WeightMemory
     version: int
-    places: tuple[TensorOffset, ...]
+    offsets: tuple[TensorOffset, ...]
 
 
 class Stage:
@@ -247,12 +247,12 @@ class Stage:
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], route: WeightRoute = "auto") -> None:
-        offset, places = 0, []
+        offset, offsets = 0, []
         for name, tensor in tensors.items():
             dtype = str(tensor.dtype).removeprefix("torch.")
-            places.append(TensorOffset(name, dtype, tuple(tensor.shape), offset))
+            offsets.append(TensorOffset(name, dtype, tuple(tensor.shape), offset))
             offset += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
-        self._offsets = tuple(places)
+        self._offsets = tuple(offsets)
         make = _choose_buffer(tensors, route)
         self._buffers = [make(max(offset, 1)) for _ in range(2)]
         self._written: list[StagedWeights | None] = [None, None]
@@ -278,7 +278,7 @@ class Stage:
 
         Return also where they write them; None if they cannot. Raises: CheckpointError.
         """
-        offsets = {place.name: place.offset for place in self._offsets}
+        offsets = {location.name: location.offset for location in self._offsets}
         begins = find_trained_offsets(network, tensors, offsets)
         if begins is None or not isinstance(self._buffers[0], HostBuffer):
             return None
@@ -302,9 +302,9 @@ class Stage:
         buffer = self._buffers[self._last]
         views = dict(view_tensors(buffer.whole, self._offsets))
         with torch.no_grad():
-            for place in self._offsets:
-                if place.offset not in left_out:
-                    views[place.name].copy_(tensors[place.name])
+            for location in self._offsets:
+                if location.offset not in left_out:
+                    views[location.name].copy_(tensors[location.name])
         staged = self._written[self._last] = StagedWeights(buffer.shared(), version, self._offsets)
         return staged
 
@@ -318,7 +318,7 @@ class Stage:
             buffer.close()
 
     def _require_fit(self, tensors: Mapping[str, Tensor]) -> None:
-        expected = {place.name: place for place in self._offsets}
+        expected = {location.name: location for location in self._offsets}
         missing, unknown = (
             sorted(expected.keys() - tensors.keys()),
             sorted(tensors.keys() - expected.keys()),
@@ -364,7 +364,7 @@ class MappedWeights:
 
     def __init__(self, staged: StagedWeights) -> None:
         self._whole = open_memory(staged.memory)
-        self.version, self._offsets = staged.version, staged.places
+        self.version, self._offsets = staged.version, staged.offsets
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and tensor; the tensors are views and must not be written to."""
@@ -380,12 +380,12 @@ def compute_checksum(whole: Tensor) -> int:
     return zlib.crc32(whole.cpu().numpy().data)
 
 
-def view_tensors(whole: Tensor, places: tuple[TensorOffset, ...]) -> Iterator[tuple[str, Tensor]]:
+def view_tensors(whole: Tensor, offsets: tuple[TensorOffset, ...]) -> Iterator[tuple[str, Tensor]]:
     """Yield name and view of each tensor in a buffer, uint8 [N]."""
-    for place in places:
-        dtype = torch_dtype(place.dtype)
-        num_bytes = int(np.prod(place.shape, dtype=np.int64)) * dtype.itemsize
+    for location in offsets:
+        dtype = torch_dtype(location.dtype)
+        num_bytes = int(np.prod(location.shape, dtype=np.int64)) * dtype.itemsize
         yield (
-            place.name,
-            whole[place.offset : place.offset + num_bytes].view(dtype).view(place.shape),
+            location.name,
+            whole[location.offset : location.offset + num_bytes].view(dtype).view(location.shape),
         )

@@ -142,20 +142,20 @@ class StagedTransfer(WeightTransferEngine):  # type: ignore[misc]
         """
         # Refused while it still generates: with other shapes the engine could neither load nor go
         # back.
-        if self.layout is not None and staged.places != self.layout:
+        if self.layout is not None and staged.offsets != self.layout:
             raise CheckpointError(
                 "the staged weights differ in names, shapes or dtypes from the weights that this "
                 "engine started with"
             )
         mapped = MappedWeights(staged)
-        self.layout, self.staged = staged.places, mapped
-        places = self.parts.plain
+        self.layout, self.staged = staged.offsets, mapped
+        offsets = self.parts.plain
         plain: list[tuple[nn.Parameter, Tensor]] = []
         packed: list[tuple[str, Tensor]] = []
         for name, tensor in mapped.named_tensors():
-            place = places.get(name)
-            if place is not None and place.shape == tensor.shape:
-                plain.append((place, tensor))
+            destination = offsets.get(name)
+            if destination is not None and destination.shape == tensor.shape:
+                plain.append((destination, tensor))
             else:
                 packed.append((name, tensor))
         self._plain, self._packed = plain, packed
@@ -189,8 +189,8 @@ class StagedTransfer(WeightTransferEngine):  # type: ignore[misc]
             found = "none" if self.staged is None else f"version {self.staged.version}"
             raise CheckpointError(f"{found} is staged, expected version {update_info.version}")
         with torch.no_grad():
-            for place, tensor in self._plain:
-                place.copy_(tensor)
+            for destination, tensor in self._plain:
+                destination.copy_(tensor)
         self.model.load_weights(self._packed)
 
     def finish_weight_update(self) -> None:

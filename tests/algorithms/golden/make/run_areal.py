@@ -5,9 +5,9 @@ M2PO, the critic, GAE.
 from types import SimpleNamespace
 from typing import Any
 
-from stand_ins import stand_in
+from fakes import fake_packages
 
-stand_in(
+fake_packages(
     *(
         "aiofiles",
         "apscheduler",

@@ -5,9 +5,9 @@ MaxRL advantages.
 import asyncio
 from types import SimpleNamespace
 
-from stand_ins import stand_in
+from fakes import fake_packages
 
-stand_in("verifiers", "renderers")
+fake_packages("verifiers", "renderers")
 
 import torch  # noqa: E402
 from prime_rl.configs.trainer import DefaultLossConfig, IPOLossConfig  # noqa: E402

@@ -104,7 +104,7 @@ class Server:
         raise NotImplementedError
 
 
-class VllmStandIn(Server):
+class FakeVllm(Server):
     """`vllm serve` with VLLM_SERVER_DEV_MODE=1."""
 
     has_dev_routes = True
@@ -152,7 +152,7 @@ class VllmStandIn(Server):
         return web.json_response({"id": "cmpl-1", "choices": [choice], "usage": {}})
 
 
-class SglangStandIn(Server):
+class FakeSglang(Server):
     """SGLang's server, by its documented native interface."""
 
     def add_routes(self, app: web.Application) -> None:

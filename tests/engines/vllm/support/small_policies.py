@@ -38,7 +38,7 @@ def token_policy(seed: int = 0, **changes: Any) -> OpenVla:
     return OpenVla.create(msgspec.structs.replace(OpenVlaConfig(**shared), **changes), seed=seed)
 
 
-def speaking_policy(seed: int = 0) -> CausalLanguageModel:
+def completing_policy(seed: int = 0) -> CausalLanguageModel:
     """A Llama of two small blocks."""
     return _speaker(seed).copy()
 

@@ -199,11 +199,11 @@ def test_extended_comfort_adds_to_the_weights() -> None:
 def test_the_human_filter_forgives_what_the_human_failed() -> None:
     scene = straight_road(8.0, one_object(25.0, 0.0))
     scores = score_waypoints(scene, steady(8.0), "epdms_v2")
-    forgiven = with_human_filter(
+    filtered = with_human_filter(
         scores, {"no_at_fault_collisions": 0.0, "time_to_collision_within_bound": 0.0}
     )
     assert scores.total[0] == 0.0
-    assert forgiven.total[0] == pytest.approx(1.0)
+    assert filtered.total[0] == pytest.approx(1.0)
 
 
 def test_second_stage_scenes_count_by_their_distance_and_uniformly_if_far() -> None:

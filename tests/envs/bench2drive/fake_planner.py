@@ -1,6 +1,6 @@
 """A stand-in for the names of CARLA that `vla_rl_first_junctions.py` uses: a street along x.
 
-    python stand_in_planner.py .../vla_rl_first_junctions.py --routes ... --maps ... --out ...
+    python fake_planner.py .../vla_rl_first_junctions.py --routes ... --maps ... --out ...
 
 The map's file holds two numbers: where the street's only junction begins and ends, in metres.
 """

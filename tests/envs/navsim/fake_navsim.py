@@ -1,6 +1,6 @@
 """A stand-in for the few names of navsim that `export_scenes.py` uses, over scenes of ours.
 
-    python stand_in_navsim.py ROOT exporter arguments...
+    python fake_navsim.py ROOT exporter arguments...
 
 ROOT holds `cache/<token>.npz`, our scenes, and `frames.json`, what the logs say of them. Names and
 attributes are those of navsim 0a380a9 and nuplan-devkit e924167.

@@ -9,7 +9,7 @@ import types
 from collections.abc import Sequence
 
 
-def stand_in(*packages: str) -> None:
+def fake_packages(*packages: str) -> None:
     """Let `import package` succeed for each of these, and for anything inside of it, if it is not
     installed.
     """

@@ -1,6 +1,6 @@
 """A stand-in for CARLA and its leaderboard: one agent drives one route of a toy world at 20 Hz.
 
-    python stand_in_leaderboard.py --routes-subset 7 --agent .../vla_rl_agent.py --agent-config
+    python fake_leaderboard.py --routes-subset 7 --agent .../vla_rl_agent.py --agent-config
         config.json --checkpoint results.json [--ticks 200] [--size 8]
 
 Loads and calls the agent in the order of leaderboard_evaluator.py at Bench2Drive 7ec25d1: the plan,

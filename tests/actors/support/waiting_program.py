@@ -1,4 +1,4 @@
-"""A program with actors whose processes a test stops: `standing_program.py [DEADLINE_S]`, and a
+"""A program with actors whose processes a test stops: `waiting_program.py [DEADLINE_S]`, and a
 line on stdin for each round of calls: how long each call is to take (s).
 
 Prints the pids of all its processes once. For each round it prints a line when it has made the

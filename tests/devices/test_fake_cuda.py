@@ -42,12 +42,12 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The calls of CUDA that were made, in order; each takes the real one's arguments."""
     noted: list[str] = []
 
-    def take(name: str, stand_in: Callable[..., Any]) -> None:
+    def take(name: str, fake: Callable[..., Any]) -> None:
         real = inspect.signature(getattr(torch.cuda, name))
 
         def checked(*args: Any, **kwargs: Any) -> Any:
             real.bind(*args, **kwargs)
-            return stand_in(*args, **kwargs)
+            return fake(*args, **kwargs)
 
         monkeypatch.setattr(torch.cuda, name, checked)
 
@@ -107,17 +107,17 @@ def test_a_call_that_waits_while_it_is_recorded_is_refused(noted: list[str]) -> 
 
 
 @pytest.mark.parametrize(
-    ("real", "stand_in", "method"),
+    ("real", "fake", "method"),
     [
         (torch.cuda.Stream, Stream, "wait_stream"),
         (torch.cuda.CUDAGraph, Graph, "replay"),
     ],
 )
 def test_methods_of_stand_ins_take_what_the_real_ones_take(
-    real: type, stand_in: type, method: str
+    real: type, fake: type, method: str
 ) -> None:
     taken, expected = (
-        list(inspect.signature(getattr(kind, method)).parameters) for kind in (stand_in, real)
+        list(inspect.signature(getattr(kind, method)).parameters) for kind in (fake, real)
     )
     assert taken == expected
 
