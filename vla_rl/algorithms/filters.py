@@ -5,15 +5,15 @@ which no group is ever kept (`max_filtered_in_a_row`). A masked trajectory stays
 still counts in the baseline.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from vla_rl.errors import ConfigError
-from vla_rl.types import FINITE, Config, PositiveInt
+from vla_rl.types import FINITE, Config, PositiveInt, ReadIf
 
 
 def within_accuracy(success_rate: float, lowest: float, highest: float) -> bool:
@@ -76,6 +76,8 @@ def require_satisfiable(
 class OverlongConfig(Config, frozen=True, kw_only=True):
     """DAPO's soft penalty on long episodes."""
 
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (ReadIf(("buffer", "factor"), "max_length"),)
+
     max_length: PositiveInt | None = None
     """Length, in tokens, from which the full penalty applies; none turns the penalty off."""
 
@@ -88,12 +90,6 @@ class OverlongConfig(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         fits = self.max_length is None or self.buffer <= self.max_length
         self.require(fits, "buffer", f"at most max_length = {self.max_length}")
-
-    def unused_options(self) -> Mapping[str, str]:
-        """Return the options of the penalty, if it is turned off."""
-        if self.max_length is not None:
-            return {}
-        return dict.fromkeys(("buffer", "factor"), "overlong.max_length is none")
 
 
 def overlong_penalty(lengths: NDArray[np.number], config: OverlongConfig) -> NDArray[np.float32]:

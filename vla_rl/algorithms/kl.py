@@ -11,16 +11,16 @@ The penalty in the reward is computed in NumPy, by the reward node, with the KL 
     token by token:  r_t -= coef * KL_t      before advantages are computed, so that it also counts for earlier tokens
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import MappingProxyType
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from vla_rl.algorithms.tensors import Tensor, full_precision
-from vla_rl.types import FINITE, Config, PositiveFloat, PositiveInt
+from vla_rl.types import FINITE, Config, PositiveFloat, PositiveInt, ReadIf
 
 MAX_LOG_RATIO: Final = 20.0
 MAX_K3: Final = 10.0
@@ -106,6 +106,8 @@ could not recover from 0."""
 class KlRewardConfig(Config, frozen=True, kw_only=True):
     """Weight of the penalty: fixed, or adapted towards a target."""
 
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (ReadIf(("average", "horizon"), "target"),)
+
     coef: Annotated[float, msgspec.Meta(ge=0, le=FINITE)] = 0.0
     """Weight of the penalty; the initial weight if `target` is set. 0 turns the penalty off."""
 
@@ -124,12 +126,6 @@ class KlRewardConfig(Config, frozen=True, kw_only=True):
         self.require(
             self.target is None or self.coef > 0.0, "coef", "above 0 if a target adapts it"
         )
-
-    def unused_options(self) -> Mapping[str, str]:
-        """Return the options of an adaptive weight, if the weight is fixed."""
-        if self.target is not None:
-            return {}
-        return dict.fromkeys(("average", "horizon"), "kl_in_reward.target is none")
 
 
 def penalised_rewards(

@@ -5,10 +5,11 @@ user sets one of two options that depend on each other, the default of the other
 are set and do not fit, that is refused.
 
 An option that nothing reads under the other values is left out of the help and refused if it is set:
-each configuration names its own in `Config.unused_options`, and pipelines name what they read in `READS`.
+each configuration has a table of its own, `Config.READ_IF`, and pipelines name what they read in `READS`.
 Options that users of other trainers look for, and that do not exist, are refused by name.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -208,7 +209,10 @@ def unused_options(config: Config) -> dict[str, str]:
     for name in config.__struct_fields__:
         table = getattr(config, name)
         if isinstance(table, Config) and name not in found:
-            found |= {f"{name}.{path}": why for path, why in unused_options(table).items()}
+            for path, why in unused_options(table).items():
+                # a reason that begins with an option of the table, as `ReadIf` gives it
+                is_option = re.split(r"[ .]", why)[0] in table.__struct_fields__
+                found[f"{name}.{path}"] = f"{name}.{why}" if is_option else why
     return found
 
 

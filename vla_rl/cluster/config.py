@@ -2,17 +2,26 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 
 from vla_rl.actors.placement import HIGHEST_PORT
 from vla_rl.cluster.layout import parse_gpu_range
-from vla_rl.types import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from vla_rl.types import (
+    Config,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ReadIf,
+)
 
 
 class RayConfig(Config, frozen=True, kw_only=True):
     """Settings for the hosts of a Ray cluster: which cluster, and how much of it."""
+
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (ReadIf((), "address"),)
 
     FORMER_NAMES = MappingProxyType({"place_within_s": "reserve_within_s"})
 
@@ -46,11 +55,6 @@ class RayConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         self.require(self.address != "", "address", "an address, 'auto', 'local' or none")
-
-    def unused_options(self) -> Mapping[str, str]:
-        """Return the options that only matter with an address."""
-        others = [name for name in self.__struct_fields__ if name != "address"]
-        return {} if self.address is not None else dict.fromkeys(others, "address is none")
 
 
 class ClusterConfig(Config, frozen=True, kw_only=True):

@@ -1,13 +1,19 @@
 """Configuration of engines of every kind. Importing it imports neither torch nor vLLM."""
 
-from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
 
-from vla_rl.types import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from vla_rl.types import (
+    Config,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ReadIf,
+)
 
 UpdateMode: TypeAlias = Literal["drain", "keep", "restart"]
 """Handling of running requests when new weights arrive."""
@@ -159,6 +165,16 @@ class ModelServerConfig(Config, frozen=True, kw_only=True):
 class EngineConfig(Config, frozen=True, kw_only=True):
     """Settings of the engine that makes the decisions, and of its batches."""
 
+    # Named, so that a run says which options nothing will read, instead of training under settings
+    # that its author believes in.
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (
+        ReadIf(("vllm",), "kind", ("vllm",)),
+        ReadIf(("server",), "kind", ("server",)),
+        ReadIf(
+            ("max_batch", "max_wait_s", "cuda_graphs", "kept_conversations"), "kind", ("torch",)
+        ),
+    )
+
     FORMER_NAMES = MappingProxyType({"remote": "server"})
     FORMER_VALUES = MappingProxyType({"kind": {"remote": "server"}})
 
@@ -197,11 +213,3 @@ class EngineConfig(Config, frozen=True, kw_only=True):
     """Language policies only: number of idle conversations whose keys and values are kept between
     their turns, so that the beginning they share with a new prompt is not computed again. 0 keeps
     none."""
-
-    def unused_options(self) -> Mapping[str, str]:
-        """Return the options of the other kinds of engine."""
-        # Named, so that a run says which options nothing will read, instead of training under
-        # settings that its author believes in.
-        torch_only = ("max_batch", "max_wait_s", "cuda_graphs", "kept_conversations")
-        others = {"vllm", "server"} - {self.kind} | set(torch_only if self.kind != "torch" else ())
-        return dict.fromkeys(sorted(others), f"engine.kind is '{self.kind}'")

@@ -1,7 +1,7 @@
 """The configuration of an evaluation on any benchmark: its episodes, its conditions, its memory."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Protocol
 
@@ -27,7 +27,7 @@ from vla_rl.evaluation.suites import (
 )
 from vla_rl.models.loading import CheckpointConfig, compute_digest
 from vla_rl.reporting import MemoryItem, available_bytes, memory_table
-from vla_rl.types import EnvSpec, EpisodeSpec, PositiveFloat, PositiveInt, Sampling
+from vla_rl.types import EnvSpec, EpisodeSpec, PositiveFloat, PositiveInt, ReadIf, Sampling
 
 MIB = 2**20
 
@@ -190,6 +190,8 @@ def print_plan(
 class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
     """The checkpoint, the episodes and the conditions of an evaluation on any benchmark."""
 
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (ReadIf(("videos_per_task",), "videos"),)
+
     benchmark: ClassVar[Benchmark]
     """The benchmark whose suites are evaluated."""
 
@@ -252,10 +254,6 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
                 f"suites of {describe_suites(self.benchmark, suite)}",
             )
         planned_episodes(self)
-
-    def unused_options(self) -> Mapping[str, str]:
-        """Return the options of videos, if there are none."""
-        return {} if self.videos != "none" else {"videos_per_task": "videos is 'none'"}
 
     @property
     def scene(self) -> Scene:

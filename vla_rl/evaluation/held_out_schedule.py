@@ -17,21 +17,25 @@ many starts, more with few.
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from statistics import NormalDist
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.records import Measure, episode_key
 from vla_rl.evaluation.suites import parse_numbers
-from vla_rl.types import Config, EpisodeSpec, PositiveInt
+from vla_rl.types import Config, EpisodeSpec, PositiveInt, ReadIf
 
 
 class HeldOutSchedule(Config, frozen=True, kw_only=True):
     """Held-out episodes during a run, in a process of their own beside training."""
+
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (
+        ReadIf(("simulators", "niceness", "stop_after"), "every"),
+    )
 
     every: PositiveInt | None = None
     """Updates between two evaluations beside training, from a checkpoint that is saved for them, on
@@ -54,14 +58,6 @@ class HeldOutSchedule(Config, frozen=True, kw_only=True):
     """Stop the run, in order, when the trend of the last evaluations on the starts that choose, this
     many and one, is certainly below 2 points an evaluation. With few starts, more evaluations are
     needed, which one line says. None: never."""
-
-    def unused_options(self) -> Mapping[str, str]:
-        """Return the options of evaluations during the run, if there are none."""
-        if self.every is not None:
-            return {}
-        choosing = (name for name in self.__struct_fields__ if name.startswith("choose_"))
-        others = ("simulators", "niceness", "stop_after", *choosing)
-        return dict.fromkeys(others, "held_out.every is none")
 
 
 def choosing_numbers(

@@ -3,14 +3,21 @@
 Importing them does not import torch.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Literal, NamedTuple, Self, TypeAlias
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
 from vla_rl.algorithms.losses import PolicyLossConfig, ValueLossConfig
-from vla_rl.types import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share
+from vla_rl.types import (
+    Config,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ReadIf,
+    Share,
+)
 
 
 class MicroBatchSize(NamedTuple):
@@ -27,6 +34,8 @@ Beta: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
 class OptimizerConfig(Config, frozen=True, kw_only=True):
     """AdamW settings: learning-rate schedule, gradient clipping, and the limit on skipped steps."""
+
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (ReadIf(("final_lr_share",), "decay_steps"),)
 
     lr: PositiveFloat = 1e-4
     """Learning rate after the warm-up. Each of the first Adam steps changes every parameter by
@@ -70,13 +79,13 @@ class OptimizerConfig(Config, frozen=True, kw_only=True):
             return self
         return replace(self, decay_steps=num_steps if num_steps > self.warmup_steps else None)
 
-    def unused_options(self) -> Mapping[str, str]:
-        """Return the options of the decay, if there is none."""
-        return {} if self.decay_steps is not None else {"final_lr_share": "decay_steps is none"}
-
 
 class LearnerConfig(Config, frozen=True, kw_only=True):
     """Settings of a policy update from trajectories and their advantages."""
+
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (
+        ReadIf(("trajectory_length",), "aggregation", ("seq_mean_token_sum_norm",)),
+    )
 
     optimizer: OptimizerConfig = OptimizerConfig()
 
@@ -155,12 +164,6 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
         needed = "a number" if by_length else "none: only seq_mean_token_sum_norm divides by it"
         fits = by_length == (self.trajectory_length is not None)
         self.require(fits, "trajectory_length", needed)
-
-    def unused_options(self) -> Mapping[str, str]:
-        """Return the options of other aggregations."""
-        if self.aggregation == "seq_mean_token_sum_norm":
-            return {}
-        return {"trajectory_length": f"learner.aggregation is {self.aggregation!r}"}
 
     @property
     def micro_batch_size(self) -> MicroBatchSize:

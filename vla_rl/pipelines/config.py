@@ -205,7 +205,8 @@ class TrainingConfig(LearningConfig, frozen=True, kw_only=True):
 
     def unused_options(self) -> Mapping[str, str]:
         """Return the options of language policies."""
-        return dict.fromkeys(OF_LANGUAGE_POLICIES, "it is for language policies only")
+        others = dict.fromkeys(OF_LANGUAGE_POLICIES, "it is for language policies only")
+        return {**super().unused_options(), **others}
 
     @property
     def num_envs(self) -> int:
@@ -233,7 +234,8 @@ class TextTrainingConfig(LearningConfig, frozen=True, kw_only=True):
     def unused_options(self) -> Mapping[str, str]:
         """Return the options of simulators and of policies that act in them."""
         of_robots = ("engine.cuda_graphs", "run.chaos_every_s", "run.record_to")
-        return dict.fromkeys(of_robots, "it is for runs with simulators only")
+        others = dict.fromkeys(of_robots, "it is for runs with simulators only")
+        return {**super().unused_options(), **others}
 
     @property
     def num_envs(self) -> int:
@@ -248,8 +250,8 @@ class MixedTrainingConfig(TrainingConfig, frozen=True, kw_only=True):
     chat: ChatLimits = ChatLimits()
 
     def unused_options(self) -> Mapping[str, str]:
-        """Return no option, because policies of both kinds learn."""
-        return {}
+        """Return no options of one kind of policy, because both learn."""
+        return LearningConfig.unused_options(self)
 
     @property
     def num_envs(self) -> int:

@@ -8,7 +8,7 @@ and held-out scenes, training.
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from vla_rl.algorithms import AdvantageConfig
 from vla_rl.cli.command_line import Command, TrainingLaunch
@@ -45,6 +45,7 @@ from vla_rl.types import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ReadIf,
     Sampling,
     derive_seed,
 )
@@ -108,6 +109,11 @@ class HeldOutScenesConfig(HeldOutSchedule, frozen=True, kw_only=True):
     beside training every few updates if wanted.
     """
 
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (
+        ReadIf((), "scenes"),
+        ReadIf(("choose_scenes",), "every"),
+    )
+
     scenes: NonNegativeInt = 500
     """Number of scenes that are reported, from number 0 on. 0: no held-out scenes."""
 
@@ -130,13 +136,6 @@ class HeldOutScenesConfig(HeldOutSchedule, frozen=True, kw_only=True):
     def sampling(self, temperature: float) -> Sampling:
         """Return how held-out scenes are driven by a policy that trains at `temperature`."""
         return Sampling(greedy=True, by_mean=self.by_mean, temperature=temperature)
-
-    def unused_options(self) -> Mapping[str, str]:
-        """Return all other options if there are no scenes, else those of the schedule."""
-        if self.scenes > 0:
-            return super().unused_options()
-        others = [name for name in self.__struct_fields__ if name != "scenes"]
-        return dict.fromkeys(others, "held_out.scenes is 0")
 
 
 class SceneTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):

@@ -15,9 +15,8 @@ policy.
 """
 
 import sys
-from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import vla_rl
 from vla_rl.cli.command_line import Command, TrainingLaunch
@@ -27,7 +26,7 @@ from vla_rl.models import language
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.grpo_text import GrpoTextConfig, launch_text
 from vla_rl.rollout import ChatLimits
-from vla_rl.types import Config, EnvSpec, PositiveInt
+from vla_rl.types import Config, EnvSpec, PositiveInt, ReadIf
 
 if TYPE_CHECKING:
     from vla_rl.team.members import Team
@@ -39,6 +38,10 @@ AGENTS = ("solver", "checker")
 
 class AgentsConfig(Config, frozen=True, kw_only=True):
     """The weights that the agents of an environment act with, and when those learn."""
+
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (
+        ReadIf(("updates_per_turn",), "turns", ("alternating",)),
+    )
 
     weights: Literal["shared", "own"] = "shared"
     """shared: one policy acts for all agents and learns from all of them; own: a policy for
@@ -55,12 +58,6 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
         is_possible = self.weights == "own" or self.turns == "joint"
         self.require(
             is_possible, "turns", "'joint' if one policy acts for all agents; set weights to 'own'"
-        )
-
-    def unused_options(self) -> Mapping[str, str]:
-        """Return the options of turns, if all policies learn in every update."""
-        return (
-            {} if self.turns == "alternating" else {"updates_per_turn": "agents.turns is 'joint'"}
         )
 
 

@@ -11,10 +11,10 @@ field, has an empty question, or does not fit the policy's context.
 import asyncio
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vla_rl.algorithms.losses import PolicyLossConfig
 from vla_rl.cli.command_line import Command, TrainingLaunch
@@ -30,7 +30,15 @@ from vla_rl.models import language
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
 from vla_rl.scoring import check_answer
-from vla_rl.types import EnvSpec, Message, NonNegativeInt, PositiveInt, Sampling, derive_seed
+from vla_rl.types import (
+    EnvSpec,
+    Message,
+    NonNegativeInt,
+    PositiveInt,
+    ReadIf,
+    Sampling,
+    derive_seed,
+)
 from vla_rl.util.values import excerpt
 
 if TYPE_CHECKING:
@@ -42,6 +50,8 @@ ENV_ID = "text/question"
 
 class GrpoPromptsConfig(TextTrainingConfig, frozen=True, kw_only=True):
     """Reinforcement learning of a language policy on the rows of a file."""
+
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (ReadIf(("num_tries",), "num_validation"),)
 
     run: RunConfig = RunConfig(name="grpo_prompts", updates=100, checkpoint_every=20)
     group_size: PositiveInt = 8
@@ -83,11 +93,6 @@ class GrpoPromptsConfig(TextTrainingConfig, frozen=True, kw_only=True):
 
     num_tries: PositiveInt = 4
     """Episodes of each held-out row."""
-
-    def unused_options(self) -> Mapping[str, str]:
-        """Return also the options of validation, if there is none."""
-        of_validation = {} if self.num_validation else {"num_tries": "num_validation is 0"}
-        return {**super().unused_options(), **of_validation}
 
     @property
     def max_reply(self) -> int:

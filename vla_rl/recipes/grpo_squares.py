@@ -8,10 +8,10 @@ Qwen2.5-VL class, whose vision tower is trained too unless it is frozen.
 
 import asyncio
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -28,7 +28,15 @@ from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models import language
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
-from vla_rl.types import EnvSpec, Message, NonNegativeInt, PositiveInt, Sampling, derive_seed
+from vla_rl.types import (
+    EnvSpec,
+    Message,
+    NonNegativeInt,
+    PositiveInt,
+    ReadIf,
+    Sampling,
+    derive_seed,
+)
 
 if TYPE_CHECKING:
     from vla_rl.models.language import VisionLanguageModel
@@ -39,6 +47,8 @@ ENV_ID = "text/square"
 
 class GrpoSquaresConfig(TextTrainingConfig, frozen=True, kw_only=True):
     """Reinforcement learning of a vision-language policy on questions about images."""
+
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (ReadIf(("num_tries",), "num_validation"),)
 
     run: RunConfig = RunConfig(name="grpo_squares", updates=40, checkpoint_every=20)
     group_size: PositiveInt = 8
@@ -74,11 +84,6 @@ class GrpoSquaresConfig(TextTrainingConfig, frozen=True, kw_only=True):
 
     num_tries: PositiveInt = 4
     """Episodes of each validation image."""
-
-    def unused_options(self) -> Mapping[str, str]:
-        """Return also the options of validation, if there is none."""
-        of_validation = {} if self.num_validation else {"num_tries": "num_validation is 0"}
-        return {**super().unused_options(), **of_validation}
 
     @property
     def env(self) -> EnvSpec:

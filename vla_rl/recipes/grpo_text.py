@@ -7,10 +7,10 @@ the calculator and half knows when; a correct answer that was calculated earns 1
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import vla_rl
 from vla_rl.algorithms.losses import PolicyLossConfig
@@ -26,7 +26,7 @@ from vla_rl.learner import CriticConfig, LearnerConfig, OptimizerConfig
 from vla_rl.models import language
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
-from vla_rl.types import EnvSpec, NonNegativeInt, PositiveInt, Sampling, derive_seed
+from vla_rl.types import EnvSpec, NonNegativeInt, PositiveInt, ReadIf, Sampling, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.team.members import Trainable
@@ -42,6 +42,8 @@ ARITHMETIC_BASE: Final = Path(vla_rl.__file__).parent / "assets" / "arithmetic_b
 
 class GrpoTextConfig(TextTrainingConfig, frozen=True, kw_only=True):
     """Reinforcement learning of a small language policy on sums with a calculator."""
+
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (ReadIf(("num_tries",), "num_validation"),)
 
     run: RunConfig = RunConfig(name="grpo_text", updates=40, checkpoint_every=20)
     group_size: PositiveInt = 8
@@ -79,11 +81,6 @@ class GrpoTextConfig(TextTrainingConfig, frozen=True, kw_only=True):
 
     num_tries: PositiveInt = 4
     """Episodes of each validation sum."""
-
-    def unused_options(self) -> Mapping[str, str]:
-        """Return also the options of validation, if there is none."""
-        of_validation = {} if self.num_validation else {"num_tries": "num_validation is 0"}
-        return {**super().unused_options(), **of_validation}
 
     @property
     def env(self) -> EnvSpec:

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
 import msgspec
 import tyro
@@ -44,7 +44,7 @@ from vla_rl.models.loading import (
 )
 from vla_rl.models.prismatic.config import NewPart
 from vla_rl.run.supervised import intermediate_folder, train_supervised
-from vla_rl.types import PositiveInt, derive_seed
+from vla_rl.types import PositiveInt, ReadIf, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.learner import Demonstration
@@ -57,6 +57,11 @@ _DEFAULT_FORMAT: Final = CheckpointFormat()
 
 class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Supervised learning of a policy."""
+
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (
+        ReadIf(("lora_alpha", "lora_targets"), "lora_rank"),
+        ReadIf(("augmentation",), "augment"),
+    )
 
     demonstrations: str = "demos"
     """Folder of the data set: a LeRobotDataset, LIBERO's .hdf5 files, or .npz files of
@@ -145,18 +150,15 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
                 )
 
     def unused_options(self) -> Mapping[str, str]:
-        """Return the options of a start from a checkpoint, of adapters and of augmentation, if
-        there are none, and those of language policies.
-        """
+        """Return also the options of a start from a checkpoint, if there is none, and those of
+        language policies."""
         found = {"imitation.micro_batch_tokens": "it is for language policies only"}
         if self.checkpoint is None:
             of_checkpoints = (*CheckpointFormat.__struct_fields__, "new_parts")
             found |= dict.fromkeys(of_checkpoints, "there is no checkpoint to start from (--from)")
         else:
             found["tiny_head"] = "the policy comes from a checkpoint (--from)"
-        if self.lora_rank is None:
-            found |= dict.fromkeys(("lora_alpha", "lora_targets"), "lora_rank is none")
-        return found if self.augment else found | {"augmentation": "augment is off"}
+        return {**super().unused_options(), **found}
 
 
 def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) -> "VlaPolicy":

@@ -12,9 +12,9 @@ base policy; with `--driving-share 0.3` there is also a driver, by moves without
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 
@@ -46,6 +46,7 @@ from vla_rl.types import (
     AgentNames,
     NonNegativeFloat,
     PositiveInt,
+    ReadIf,
     Trajectory,
     key_by_member,
 )
@@ -61,6 +62,11 @@ REWARD: Final = "vla_rl.recipes.side_by_side:solved_or_scored"
 
 class SideBySideConfig(MixedTrainingConfig, frozen=True, kw_only=True):
     """Reinforcement learning of a robot, a language agent and a driver, in one run."""
+
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (
+        ReadIf(("libero_optimizer",), "robot", ("libero",)),
+        ReadIf(("driving_optimizer",), "driving_share"),
+    )
 
     run: RunConfig = RunConfig(name="side_by_side", updates=24, checkpoint_every=12)
     group_size: PositiveInt = 8
@@ -121,15 +127,6 @@ class SideBySideConfig(MixedTrainingConfig, frozen=True, kw_only=True):
             "driving_share",
             "less than what robot_share leaves, so that all kinds are run",
         )
-
-    def unused_options(self) -> Mapping[str, str]:
-        """Return the optimizers of policies that do not take part."""
-        unused = {}
-        if self.robot != "libero":
-            unused["libero_optimizer"] = "robot is toy"
-        if self.driving_share == 0.0:
-            unused["driving_optimizer"] = "driving_share is 0"
-        return {**super().unused_options(), **unused}
 
 
 def solved_or_scored(trajectory: Trajectory) -> Reward:

@@ -8,9 +8,9 @@ random weights, and its success rate rises within minutes.
 
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
@@ -28,7 +28,15 @@ from vla_rl.models import openvla_oft
 from vla_rl.models.openvla_oft import tiny
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart
-from vla_rl.types import EnvSpec, EpisodeSpec, PositiveFloat, PositiveInt, Sampling, derive_seed
+from vla_rl.types import (
+    EnvSpec,
+    EpisodeSpec,
+    PositiveFloat,
+    PositiveInt,
+    ReadIf,
+    Sampling,
+    derive_seed,
+)
 
 if TYPE_CHECKING:
     from vla_rl.models.openvla_oft import OpenVlaOft
@@ -50,6 +58,11 @@ class HeldOutReaches(HeldOutSchedule, frozen=True, kw_only=True):
     updates if wanted, from starts that are never trained on.
     """
 
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (
+        ReadIf((), "init_states"),
+        ReadIf(("choose_init_states",), "every"),
+    )
+
     init_states: str | None = None
     """Numbers of the starts of each colour that are reported, such as 20-29. None: no held-out
     episodes."""
@@ -57,15 +70,6 @@ class HeldOutReaches(HeldOutSchedule, frozen=True, kw_only=True):
     choose_init_states: str | None = None
     """Numbers of the starts of each colour that choose the best checkpoint, with `every`. None: as
     many as are reported, the next ones that are not trained on."""
-
-    def unused_options(self) -> Mapping[str, str]:
-        """Return all other options if there are no held-out episodes, else those of the
-        schedule.
-        """
-        if self.init_states is not None:
-            return super().unused_options()
-        others = [name for name in self.__struct_fields__ if name != "init_states"]
-        return dict.fromkeys(others, "held_out.init_states is none")
 
 
 class SrpoToyConfig(EmbodiedConfig, frozen=True, kw_only=True):

@@ -45,7 +45,15 @@ from vla_rl.models.loading import (
 )
 from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.rollout import TaskStart
-from vla_rl.types import EnvSpec, EpisodeSpec, PositiveFloat, PositiveInt, Sampling, derive_seed
+from vla_rl.types import (
+    EnvSpec,
+    EpisodeSpec,
+    PositiveFloat,
+    PositiveInt,
+    ReadIf,
+    Sampling,
+    derive_seed,
+)
 
 if TYPE_CHECKING:
     from vla_rl.models.loading import VlaPolicy
@@ -60,6 +68,11 @@ class HeldOutStarts(HeldOutSchedule, frozen=True, kw_only=True):
     updates if wanted, from starts that are never trained on.
     """
 
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (
+        ReadIf((), "init_states"),
+        ReadIf(("choose_init_states",), "every"),
+    )
+
     init_states: str | None = "40-49,1000-1009"
     """Starts of each task that are reported: its fixed ones, such as 40-49, or drawn ones, such as
     1000-1009. None: no held-out episodes."""
@@ -71,18 +84,11 @@ class HeldOutStarts(HeldOutSchedule, frozen=True, kw_only=True):
     step_limit: StepLimit | None = None
     """None: each suite's published limit."""
 
-    def unused_options(self) -> Mapping[str, str]:
-        """Return all other options if there are no held-out episodes, else those of the
-        schedule.
-        """
-        if self.init_states is not None:
-            return super().unused_options()
-        others = [name for name in self.__struct_fields__ if name != "init_states"]
-        return dict.fromkeys(others, "held_out.init_states is none")
-
 
 class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """Reinforcement learning on tasks of a benchmark's suites."""
+
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (ReadIf(("lora_alpha", "lora_targets"), "lora_rank"),)
 
     benchmark: ClassVar[Benchmark]
     """The benchmark of the tasks."""
@@ -157,11 +163,6 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
             )
         held_out_episodes(self)
         choosing_episodes(self)
-
-    def unused_options(self) -> Mapping[str, str]:
-        """Return also the options of adapters, if there are no new ones."""
-        of_adapters = ("lora_alpha", "lora_targets") if self.lora_rank is None else ()
-        return {**super().unused_options(), **dict.fromkeys(of_adapters, "lora_rank is none")}
 
     @property
     def chosen_tasks(self) -> tuple[SuiteTask, ...]:

@@ -9,9 +9,8 @@ successes are counted too.
 
 import itertools
 import sys
-from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import gymnasium
 import msgspec
@@ -29,7 +28,15 @@ from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.learner import CriticConfig, LearnerConfig, OptimizerConfig
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart
-from vla_rl.types import EnvSpec, EpisodeSpec, NonNegativeInt, PositiveInt, Sampling, derive_seed
+from vla_rl.types import (
+    EnvSpec,
+    EpisodeSpec,
+    NonNegativeInt,
+    PositiveInt,
+    ReadIf,
+    Sampling,
+    derive_seed,
+)
 
 if TYPE_CHECKING:
     from vla_rl.models.mlp import MlpPolicy
@@ -44,20 +51,16 @@ class HeldOutSeeds(HeldOutSchedule, frozen=True, kw_only=True):
     updates if wanted, from seeds that are never trained on. Success has to be known.
     """
 
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (
+        ReadIf((), "starts"),
+        ReadIf(("choose_starts",), "every"),
+    )
+
     starts: NonNegativeInt = 0
     """Number of different seeds that are reported. 0: no held-out episodes."""
 
     choose_starts: PositiveInt | None = None
     """Number of other seeds that choose the best checkpoint, with `every`. None: as many."""
-
-    def unused_options(self) -> Mapping[str, str]:
-        """Return all other options if there are no held-out episodes, else those of the
-        schedule.
-        """
-        if self.starts > 0:
-            return super().unused_options()
-        others = [name for name in self.__struct_fields__ if name != "starts"]
-        return dict.fromkeys(others, "held_out.starts is 0")
 
 
 class TrainToyConfig(EmbodiedConfig, frozen=True, kw_only=True):

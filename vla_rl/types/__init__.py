@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         NonNegativeInt as NonNegativeInt,
         PositiveFloat as PositiveFloat,
         PositiveInt as PositiveInt,
+        ReadIf as ReadIf,
         Share as Share,
     )
     from vla_rl.types.episode import (

@@ -15,6 +15,7 @@ from typing import (
     ClassVar,
     Final,
     Literal,
+    NamedTuple,
     TypeAlias,
     Union,
     get_args,
@@ -76,6 +77,26 @@ def _describe_misfit(
     return f"{cls.__name__} lacks {', '.join(map(repr, missing))}" if missing else None
 
 
+class ReadIf(NamedTuple):
+    """Options that are read only beside certain values of another one of their table.
+
+    Example:
+        ReadIf(("buffer", "factor"), "max_length")             read if max_length is on
+        ReadIf(("vjepa2",), "encoder", ("vjepa2",))            read with one of these values
+    """
+
+    options: tuple[str, ...]
+    """Empty: all others of the table."""
+
+    decides: str
+    values: tuple[Any, ...] = ()
+    """Empty: any value but none, 0, false and "none"."""
+
+    def accepts(self, value: Any) -> bool:
+        """Return whether the options are read beside this value."""
+        return value in self.values if self.values else bool(value) and value != "none"
+
+
 class Config(
     msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
@@ -98,6 +119,9 @@ class Config(
     FORMER_VALUES: ClassVar[Mapping[str, Mapping[Any, Any]]] = MappingProxyType({})
     """Values that fields have in files of earlier versions, by field, each with its value of today."""
 
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = ()
+    """Rows on options that nothing reads beside some values; those of base classes count as well."""
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         own_check = cls.__dict__.get("__post_init__")
@@ -119,9 +143,21 @@ class Config(
 
         Options are named by dotted path; the name of a table stands for all of its options.
 
-        The command line leaves them out of the help and refuses to set them.
+        The command line leaves them out of the help and refuses to set them. The rows of `READ_IF`
+        are the rule; a class overrides this for what depends on more than one value.
         """
-        return {}
+        rows = [row for kind in type(self).__mro__ for row in vars(kind).get("READ_IF", ())]
+        found: dict[str, str] = {}
+        for row in rows:
+            value: Any = getattr(self, row.decides)
+            if not row.accepts(value):
+                others = set(self.__struct_fields__) - {row.decides}
+                shown = {"None": "none", "False": "off"}.get(repr(value), repr(value))
+                found = (
+                    dict.fromkeys(row.options or sorted(others), f"{row.decides} is {shown}")
+                    | found
+                )
+        return found
 
     def require(self, condition: bool, field: str, expected: str) -> None:
         """Raise `ConfigError` unless `condition` holds.

@@ -17,12 +17,14 @@ import msgspec
 from vla_rl.algorithms.losses.declaration import DeclaredLoss
 from vla_rl.algorithms.losses.policy import LOSSES
 from vla_rl.errors import ConfigError
-from vla_rl.types import FINITE, Config, PositiveFloat, Share
+from vla_rl.types import FINITE, Config, PositiveFloat, ReadIf, Share
 from vla_rl.util.imports import check_choice, is_function_path
 
 
 class KlLossConfig(Config, frozen=True, kw_only=True):
     """Penalty on the distance from the reference policy, added to the policy loss."""
+
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (ReadIf(("estimator",), "coef"),)
 
     coef: Annotated[float, msgspec.Meta(ge=0, le=FINITE)] = 0.0
     """Weight of the penalty; 0 turns it off, and the reference policy is not computed."""
@@ -37,10 +39,6 @@ class KlLossConfig(Config, frozen=True, kw_only=True):
             self.estimator,
             "KlLossConfig.estimator",
         )
-
-    def unused_options(self) -> Mapping[str, str]:
-        """Return the options of the penalty, if it is turned off."""
-        return {} if self.coef > 0.0 else {"estimator": "learner.loss.kl.coef is 0"}
 
 
 class ValueLossConfig(Config, frozen=True, kw_only=True):
@@ -61,6 +59,11 @@ class CorrectionConfig(Config, frozen=True, kw_only=True):
     kappa = exp(proximal_log_prob - behavior_log_prob), the trainer's view of the acting weights
     against the engine's.
     """
+
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (
+        ReadIf(("truncate_at",), "truncate"),
+        ReadIf(("mask_low", "mask_high"), "mask"),
+    )
 
     truncate: Literal["none", "token", "sequence"] = "none"
     """Weigh losses by min(kappa, truncate_at); kappa is taken for each token, or as the product
@@ -83,15 +86,6 @@ class CorrectionConfig(Config, frozen=True, kw_only=True):
     veto_below: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     """Drop every sequence that has a token with a kappa below this; 0 turns it off.
     Others use 1e-4."""
-
-    def unused_options(self) -> Mapping[str, str]:
-        """Return the options of a truncation or mask that is turned off."""
-        off = {} if self.truncate != "none" else {"truncate_at": "truncate is 'none'"}
-        return off | (
-            {}
-            if self.mask != "none"
-            else dict.fromkeys(("mask_low", "mask_high"), "mask is 'none'")
-        )
 
     @property
     def bounds(self) -> tuple[float, float]:

@@ -1,11 +1,10 @@
 """Settings of SRPO's rewards: the rule, its clusters, the encoder of trajectories."""
 
-from collections.abc import Mapping
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 
-from vla_rl.types import FINITE, Config, NonNegativeInt, PositiveInt, Share
+from vla_rl.types import FINITE, Config, NonNegativeInt, PositiveInt, ReadIf, Share
 from vla_rl.util.imports import check_choice
 
 RULES: Final = ("aligned", "paper", "released")
@@ -15,6 +14,15 @@ REFERENCES: Final = ("group", "task")
 
 class SrpoConfig(Config, frozen=True, kw_only=True):
     """Settings of the rewards that distances to the references become."""
+
+    # options that the chosen rule does not read are reported: a sweep over them would show a
+    # difference that is noise
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (
+        ReadIf(("alpha",), "rule", ("paper", "aligned")),
+        ReadIf(("clusters", "radius_scale"), "rule", ("paper",)),
+        ReadIf(("radius_scale",), "clusters", ("k_distance",)),
+        ReadIf(("carry_over",), "references", ("task",)),
+    )
 
     rule: str = "aligned"
     """Reward rule of failures. `aligned`: the share of the nearest success that the failure
@@ -47,19 +55,6 @@ class SrpoConfig(Config, frozen=True, kw_only=True):
         check_choice(RULES, self.rule, "SrpoConfig.rule")
         check_choice(REFERENCES, self.references, "SrpoConfig.references")
         check_choice(CLUSTERINGS, self.clusters, "SrpoConfig.clusters")
-
-    def unused_options(self) -> Mapping[str, str]:
-        """Return the options of other rules and references."""
-        # options that the chosen rule does not read are reported: a sweep over them would show a
-        # difference that is noise
-        of_rule = {"aligned": ("clusters", "radius_scale"), "paper": ()}
-        others = of_rule.get(self.rule, ("alpha", "clusters", "radius_scale"))
-        found = dict.fromkeys(others, f"srpo.rule is {self.rule!r}")
-        if self.rule == "paper" and self.clusters != "k_distance":
-            found["radius_scale"] = f"srpo.clusters is {self.clusters!r}"
-        if self.references == "group":
-            found["carry_over"] = "srpo.references is 'group'"
-        return found
 
 
 ENCODERS: Final = ("pixels", "policy", "state", "vjepa2")
@@ -127,6 +122,14 @@ class VJepa2Config(Config, frozen=True, kw_only=True):
 class EmbeddingConfig(Config, frozen=True, kw_only=True):
     """Settings of the observations that are embedded, and of their encoder."""
 
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (
+        ReadIf(("num_frames",), "encoder", ("pixels", "state", "policy")),
+        ReadIf(("image_size",), "encoder", ("pixels",)),
+        ReadIf(("image_key",), "encoder", ("pixels", "vjepa2")),
+        ReadIf(("state_key",), "encoder", ("state",)),
+        ReadIf(("vjepa2",), "encoder", ("vjepa2",)),
+    )
+
     encoder: str = "pixels"
     """Encoder of the trajectories. `pixels`: the image, averaged down to `image_size`. `state`: the
     state vector, unchanged. `policy`: the policy's own vision tower, as it was at the start of the
@@ -155,14 +158,3 @@ class EmbeddingConfig(Config, frozen=True, kw_only=True):
         self.require(
             has_folder, "encoder", "embedding.vjepa2.folder to name a V-JEPA 2 checkpoint as well"
         )
-
-    def unused_options(self) -> Mapping[str, str]:
-        """Return the options of other encoders."""
-        reads = {
-            "pixels": ("num_frames", "image_size", "image_key"),
-            "state": ("num_frames", "state_key"),
-            "policy": ("num_frames",),
-            "vjepa2": ("image_key", "vjepa2"),
-        }[self.encoder]
-        others = [name for name in self.__struct_fields__ if name not in ("encoder", *reads)]
-        return dict.fromkeys(others, f"embedding.encoder is {self.encoder!r}")
