@@ -7,9 +7,8 @@ If several agents share the environment, each replies by its own policy and has 
 conversation.
 """
 
-import asyncio
-from collections.abc import Awaitable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -45,6 +44,7 @@ from vla_rl.types import (
     key_by_member,
     make_conversation_observation,
 )
+from vla_rl.util.tasks import TookTooLong, limit_time
 
 
 def make_reply_step(reply: Completion, agent: str, reward: float) -> Step:
@@ -71,9 +71,6 @@ def make_reply_step(reply: Completion, agent: str, reward: float) -> Step:
     return Step(
         observation=observation, chunk=chunk, rewards=np.array([reward], np.float32), agent=agent
     )
-
-
-T = TypeVar("T")
 
 
 class ChatLimits(Config, frozen=True, kw_only=True):
@@ -179,8 +176,8 @@ class _Conversation:
     async def _begin(self) -> str:
         limit = self._limits.reset_timeout_s
         try:
-            start = await _limited(limit, self._env.reset())
-        except _TookTooLong as error:
+            start = await limit_time(limit, self._env.reset())
+        except TookTooLong as error:
             raise EnvError(
                 f"the environment of {self._env.episode.task} did not reset within "
                 f"reset_timeout_s={limit}; look at what its reset waits for, or raise the limit"
@@ -211,7 +208,7 @@ class _Conversation:
             options=self._options,
         )
         try:
-            reply = await _limited(self._limits.reply_timeout_s, generation)
+            reply = await limit_time(self._limits.reply_timeout_s, generation)
         except ContextOverflow:
             if not self._steps:
                 raise
@@ -222,7 +219,7 @@ class _Conversation:
             if not self._steps or not error.is_reply_at_fault:
                 raise
             return StopReason.REPLY_REJECTED
-        except _TookTooLong as error:
+        except TookTooLong as error:
             if not self._steps:
                 raise TimeoutError(
                     "the first reply did not come within "
@@ -242,8 +239,8 @@ class _Conversation:
     async def _answer(self, message: Message) -> TextOutcome | None:
         """Return the environment's answer to a reply; None if it took too long."""
         try:
-            return await _limited(self._limits.step_timeout_s, self._env.step(message))
-        except _TookTooLong:
+            return await limit_time(self._limits.step_timeout_s, self._env.step(message))
+        except TookTooLong:
             return None
 
     def _record(self, agent: str, reply: Completion, reward: float) -> None:
@@ -296,22 +293,3 @@ class _Conversation:
                 f"it is the turn of agent {agent!r}, but there are policies for "
                 f"{sorted(self._policies)}; expected one for each agent that the environment names"
             ) from None
-
-
-class _TookTooLong(Exception):
-    """A stage's own deadline passed.
-
-    A TimeoutError raised by what it called is a different error.
-    """
-
-
-async def _limited(seconds: float | None, work: Awaitable[T]) -> T:
-    """Return the result of `work`; cancel it after `seconds`."""
-    deadline = asyncio.timeout(seconds)
-    try:
-        async with deadline:
-            return await work
-    except TimeoutError as error:
-        if deadline.expired():
-            raise _TookTooLong from error
-        raise

@@ -84,6 +84,26 @@ async def await_unless(work: Coroutine[Any, Any, T], *ends: asyncio.Event) -> T 
         await asyncio.gather(task, *ended, return_exceptions=True)
 
 
+class TookTooLong(Exception):
+    """What `limit_time` waited for took too long."""
+
+
+async def limit_time(seconds: float | None, work: Awaitable[T]) -> T:
+    """Return the result of `work`; cancel it after so many seconds.
+
+    Raises: TookTooLong then; a TimeoutError of `work` itself, such as of a request that it makes, is
+    another error.
+    """
+    deadline = asyncio.timeout(seconds)
+    try:
+        async with deadline:
+            return await work
+    except TimeoutError as error:
+        if deadline.expired():
+            raise TookTooLong from error
+        raise
+
+
 def is_being_cancelled() -> bool:
     """Return whether the running task was asked to end.
 

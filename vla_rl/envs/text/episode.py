@@ -41,6 +41,7 @@ from vla_rl.types import (
 )
 from vla_rl.util.foreign_data import repair_texts, repair_unicode, require_text
 from vla_rl.util.stalls import waiting
+from vla_rl.util.tasks import TookTooLong, limit_time
 from vla_rl.util.values import excerpt
 
 T = TypeVar("T")
@@ -246,17 +247,11 @@ class TextEpisode:
             self._rewards[agent] += float(earned)
 
     async def _stage(self, stage: str, work: Awaitable[T], timeout_s: float) -> T:
-        deadline = asyncio.timeout(timeout_s)
         try:
-            async with deadline:
-                return await work
+            return await limit_time(timeout_s, work)
         except VlaRlError:
             raise
-        except TimeoutError as error:
-            # A TimeoutError of the task's own, such as of a request that it makes, is its fault,
-            # not that of a stage that froze.
-            if not deadline.expired():
-                raise EnvError(f"{self._name}.{stage} raised TimeoutError: {error}") from error
+        except TookTooLong as error:
             # Reported as a frozen simulator is: the scheduler runs the episode again, and one that
             # is lost repeatedly ends the run.
             cause = f"{stage} took longer than {stage}_timeout_s={timeout_s:g}"

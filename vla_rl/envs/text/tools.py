@@ -32,6 +32,7 @@ from vla_rl.envs.text.task import TextLimits
 from vla_rl.sandbox import Fault, ProcessLimits, Sandbox, function_path
 from vla_rl.types import Message, ToolCall, ToolSpec
 from vla_rl.util.foreign_data import repair_unicode
+from vla_rl.util.tasks import TookTooLong, is_being_cancelled, limit_time
 from vla_rl.util.values import excerpt
 
 MAX_NAME_CHARACTERS: Final = 100
@@ -142,13 +143,10 @@ class Toolbox:
         ), answer
 
     async def _in_loop(self, tool: Tool, given: msgspec.Struct) -> ToolAnswer:
-        deadline = asyncio.timeout(self._limits.tool_timeout_s)
         try:
-            async with deadline:
-                return ToolAnswer(text=as_text(await tool.function(**_fields(given))))
-        except TimeoutError as error:
-            if not deadline.expired():
-                return _describe_error(error)
+            work = tool.function(**_fields(given))
+            return ToolAnswer(text=as_text(await limit_time(self._limits.tool_timeout_s, work)))
+        except TookTooLong:
             text = (
                 f"error: {tool.spec.name!r} took longer than {self._limits.tool_timeout_s:g} s "
                 "and was stopped"
@@ -157,8 +155,7 @@ class Toolbox:
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if is_being_cancelled():
                 raise
             # The tool's own await was cancelled, and not this episode, which goes on.
             return _describe_error(error)
