@@ -22,11 +22,9 @@ from vla_rl.engines.device_lane import to_device
 from vla_rl.engines.policy_model import PolicyModel
 from vla_rl.engines.sampling import choose_tokens, tempered_log_probs
 from vla_rl.errors import CheckpointError
-from vla_rl.models.small_files import companion_files
-from vla_rl.models.tensor_reading import SINGLE_FILE
+from vla_rl.models.small_files import companion_files, save_folder
 from vla_rl.models.weight_files import read_weights
 from vla_rl.types import Config, Observation, PositiveInt, Sampling
-from vla_rl.util.atomic_files import writing_folder
 
 
 class MlpConfig(Config, frozen=True, kw_only=True):
@@ -88,8 +86,6 @@ class MlpConfig(Config, frozen=True, kw_only=True):
 
 
 CONFIG_FILE: Final = "config.json"
-MARGIN_BYTES: Final = 1 << 20
-
 HEAD_GAIN: Final = 0.01
 """Gain of the last layer's initial weights: a new policy acts nearly uniformly."""
 
@@ -181,12 +177,7 @@ class MlpPolicy(PolicyModel[Tensor]):
 
         Raises: CheckpointError.
         """
-        tensors = self.checkpoint_tensors()
-        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        with writing_folder(folder, num_bytes + MARGIN_BYTES) as writer:
-            writer.write_tensors(SINGLE_FILE, tensors)
-            for name, data in self.checkpoint_files().items():
-                writer.write_bytes(name, data)
+        save_folder(folder, self.checkpoint_tensors(), self.checkpoint_files())
 
     def copy(self) -> "MlpPolicy":
         """Return the same policy with its own copy of the weights."""

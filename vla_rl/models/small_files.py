@@ -16,13 +16,16 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from vla_rl.errors import CheckpointError
-from vla_rl.models.tensor_reading import OTHER_WEIGHTS, list_some
+from vla_rl.models.tensor_reading import OTHER_WEIGHTS, SINGLE_FILE, list_some
 from vla_rl.models.weight_files import ADAPTER_CONFIG
-from vla_rl.util.atomic_files import MANIFEST
+from vla_rl.util.atomic_files import MANIFEST, writing_folder
 from vla_rl.util.values import compare_sources, excerpt
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 COMPANION_BYTES: Final = 64 << 20
 """Size of the largest file that is carried; the largest public tokenizer.json has 33 MB."""
@@ -71,6 +74,18 @@ def companion_files(folder: Path, without: frozenset[str] = frozenset()) -> dict
             folder,
         )
     return found
+
+
+def save_folder(folder: Path, tensors: Mapping[str, "Tensor"], files: Mapping[str, bytes]) -> None:
+    """Write a new folder of one file of weights and the small files, whole or not at all.
+
+    Raises: CheckpointError.
+    """
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values()) + sum(map(len, files.values()))
+    with writing_folder(folder, num_bytes) as writer:
+        writer.write_tensors(SINGLE_FILE, tensors)
+        for name, data in files.items():
+            writer.write_bytes(name, data)
 
 
 def _list_carried(folder: Path) -> list[Path] | None:

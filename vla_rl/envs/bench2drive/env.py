@@ -29,18 +29,14 @@ from vla_rl.envs.bench2drive.sensing import (
 )
 from vla_rl.envs.driving.closed_loop import DECISION_STEPS
 from vla_rl.envs.driving.observing import (
-    INSTRUCTION_LETTERS,
-    ROUTE_POINTS,
-    STATE_SIZE,
     check_route_points,
+    make_observation_space,
 )
 from vla_rl.envs.driving.plan_actions import NUM_WAYPOINTS, PlanAction, check_action, decode_plan
-from vla_rl.envs.driving.roads import COMMANDS
 from vla_rl.envs.driving.scores.bench2drive import RouteRecord
 from vla_rl.envs.driving.scores.leaderboard_files import parse_record
 from vla_rl.envs.driving.scores.motion import Control, WaypointFollower
 from vla_rl.envs.driving.world import choose_scene
-from vla_rl.envs.gymnasium_adapters import Words
 from vla_rl.types import Info, Observation
 
 
@@ -177,7 +173,10 @@ class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
         self._action = check_action(action)
         self._timeouts = (timeout_s, start_s)
         self._route_points = check_route_points(route_points)
-        self.observation_space = _make_observation_space(self._cameras, image_size, route_points)
+        # CARLA's towns are kilometres wide, and a route may lead through all of one
+        self.observation_space = make_observation_space(
+            map(get_camera_key, self._cameras), image_size, route_points, reach_m=1e5
+        )
         self.action_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
         self._route: ServedRoute | None = None
         self._rows: list[np.ndarray] = []
@@ -245,14 +244,3 @@ def _make_score(record: RouteRecord) -> dict[str, float]:
     score = {"driving_score": record.driving_score, "completion": record.completion}
     counts = {kind: float(count) for kind, count in record.infractions.items() if count}
     return {"total": record.driving_score / 100.0, **score, **counts}
-
-
-def _make_observation_space(cameras: tuple[str, ...], size: int, route_points: int) -> spaces.Dict:
-    parts: dict[str, spaces.Space[Any]] = {
-        get_camera_key(name): spaces.Box(0, 255, (size, size, 3), np.uint8) for name in cameras
-    }
-    parts["state"] = spaces.Box(-1e5, 1e5, (STATE_SIZE + 2 * route_points,), np.float32)
-    parts["command"] = spaces.Box(0.0, 1.0, (len(COMMANDS),), np.float32)
-    parts["route"] = spaces.Box(-1e5, 1e5, (ROUTE_POINTS, 2), np.float32)
-    parts["instruction"] = Words(max_length=64, charset=INSTRUCTION_LETTERS)
-    return spaces.Dict(parts)

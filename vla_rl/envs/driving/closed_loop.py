@@ -13,7 +13,7 @@ from vla_rl.envs.driving.observing import (
     check_cameras,
     check_crop,
     check_route_points,
-    get_box_centre,
+    get_camera_key,
     make_observation_space,
 )
 from vla_rl.envs.driving.plan_actions import NUM_WAYPOINTS, PlanAction, decode_plan
@@ -26,7 +26,14 @@ from vla_rl.envs.driving.scores.geometry import (
     directions,
     project_to_polyline,
 )
-from vla_rl.envs.driving.scores.motion import CONTROL_S, Car, Control, WaypointFollower, drive_car
+from vla_rl.envs.driving.scores.motion import (
+    CONTROL_S,
+    Car,
+    Control,
+    WaypointFollower,
+    drive_car,
+    get_box_centre,
+)
 from vla_rl.envs.driving.scores.scene import AX, HEADING, PACIFICA, STEER, VX, YAW_RATE, X, Y
 from vla_rl.envs.driving.world import CONE, WALKER, Split, choose_scene, draw_world
 from vla_rl.types import Info, Observation
@@ -118,7 +125,9 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         self._cameras, self._crop = check_cameras(tuple(cameras)), check_crop(crop)
         self._route_points = check_route_points(route_points)
         self._step_limit = step_limit or STEP_LIMITS[action]
-        self.observation_space = make_observation_space(self._cameras, image_size, route_points)
+        self.observation_space = make_observation_space(
+            map(get_camera_key, self._cameras), image_size, route_points
+        )
         shape = (NUM_WAYPOINTS, 3) if action == "waypoints" else (3,)
         self.action_space = spaces.Box(-1.0, 1.0, shape, np.float32)
         self._is_over = True

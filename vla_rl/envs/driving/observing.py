@@ -4,7 +4,8 @@ The ground is painted once for each scene and warped into each image; road users
 are painted from far to near. All colours are RGB.
 """
 
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
 
 import cv2
 import numpy as np
@@ -12,8 +13,7 @@ from gymnasium import spaces
 
 from vla_rl.envs.driving.roads import COMMANDS, Roads
 from vla_rl.envs.driving.scores.geometry import Floats
-from vla_rl.envs.driving.scores.motion import Car
-from vla_rl.envs.driving.scores.scene import PACIFICA
+from vla_rl.envs.driving.scores.motion import Car, get_box_centre
 from vla_rl.envs.driving.world import CAR, CONE, CYCLIST, WALKER, World
 from vla_rl.envs.gymnasium_adapters import Words
 from vla_rl.types import Observation
@@ -307,15 +307,18 @@ def get_camera_key(camera: str) -> str:
 
 
 def make_observation_space(
-    cameras: tuple[str, ...], size: int, route_points: int = 0
+    image_keys: Iterable[str], size: int, route_points: int | None = 0, reach_m: float = 1e3
 ) -> spaces.Dict:
-    """Return the space of the observations, with this number of route points in the state."""
-    parts: dict[str, spaces.Space[object]] = {
-        get_camera_key(name): spaces.Box(0, 255, (size, size, 3), np.uint8) for name in cameras
-    }
-    parts["state"] = spaces.Box(-1e3, 1e3, (STATE_SIZE + 2 * route_points,), np.float32)
+    """Return the space of the observations, with this number of route points in the state.
+
+    None: there is no route.
+    """
+    image, num_values = spaces.Box(0, 255, (size, size, 3), np.uint8), 2 * (route_points or 0)
+    parts: dict[str, spaces.Space[Any]] = dict.fromkeys(image_keys, image)
+    parts["state"] = spaces.Box(-reach_m, reach_m, (STATE_SIZE + num_values,), np.float32)
     parts["command"] = spaces.Box(0.0, 1.0, (len(COMMANDS),), np.float32)
-    parts["route"] = spaces.Box(-1e3, 1e3, (ROUTE_POINTS, 2), np.float32)
+    if route_points is not None:
+        parts["route"] = spaces.Box(-reach_m, reach_m, (ROUTE_POINTS, 2), np.float32)
     parts["instruction"] = Words(max_length=64, charset=INSTRUCTION_LETTERS)
     return spaces.Dict(parts)
 
@@ -390,11 +393,3 @@ class Observer:
         x = cos * points[:, 0] + sin * points[:, 1]
         y = cos * points[:, 1] - sin * points[:, 0]
         return np.stack([x, y], -1).astype(np.float32)
-
-
-def get_box_centre(car: Car) -> Floats:
-    """Return the centre of the car's box and its heading: [3]."""
-    ahead = PACIFICA.rear_axle_to_centre
-    return np.array(
-        [car.x + ahead * np.cos(car.heading), car.y + ahead * np.sin(car.heading), car.heading]
-    )

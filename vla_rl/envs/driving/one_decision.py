@@ -19,6 +19,7 @@ from vla_rl.envs.driving.observing import (
     check_cameras,
     check_crop,
     check_route_points,
+    get_camera_key,
     make_observation_space,
 )
 from vla_rl.envs.driving.plan_actions import (
@@ -260,7 +261,7 @@ class OpenLoopDrivingEnv(OneDecisionEnv["_DrawnScene"]):
         self._crop, self._route_points = check_crop(crop), check_route_points(route_points)
         super().__init__(
             NUM_SCENES,
-            make_observation_space(self._cameras, image_size, route_points),
+            make_observation_space(map(get_camera_key, self._cameras), image_size, route_points),
             version,
             reward,
             success_score,

@@ -6,15 +6,13 @@ from typing import Any, Final, NamedTuple
 
 import cv2
 import numpy as np
-from gymnasium import spaces
 
 from vla_rl.envs.driving.observing import (
     FRONT,
-    INSTRUCTION_LETTERS,
     INSTRUCTIONS,
-    STATE_SIZE,
     check_cameras,
     get_camera_key,
+    make_observation_space,
 )
 from vla_rl.envs.driving.one_decision import KEPT_SCENES, OneDecisionEnv
 from vla_rl.envs.driving.plan_actions import NUM_WAYPOINTS, PlanAction
@@ -22,13 +20,11 @@ from vla_rl.envs.driving.roads import COMMANDS
 from vla_rl.envs.driving.scores import Scene, Version
 from vla_rl.envs.driving.scores.geometry import Floats
 from vla_rl.envs.driving.scores.navsim import (
-    NUM_COMMANDS,
     RecordedScene,
     list_recorded,
     read_recorded,
 )
 from vla_rl.envs.driving.scores.scene import AX, AY, STEER, VX, VY, YAW_RATE
-from vla_rl.envs.gymnasium_adapters import Words
 from vla_rl.types import Observation
 
 _EGO: Final = [VX, VY, AX, AY, YAW_RATE, STEER]
@@ -83,7 +79,9 @@ class NavsimEnv(OneDecisionEnv[PreparedRecording]):
             )
         self._files = list_recorded(Path(folder))
         self._cameras, self._size = check_cameras(tuple(cameras)), image_size
-        space = _make_observation_space(self._cameras, image_size)
+        space = make_observation_space(
+            map(get_camera_key, self._cameras), image_size, route_points=None
+        )
         super().__init__(
             len(self._files), space, version, reward, success_score, step_limit, action, also
         )
@@ -127,13 +125,3 @@ def _read_image(recorded: RecordedScene, camera: str, size: int) -> np.ndarray:
     # averages over areas: recorded images are many times larger, and single samples of them alias
     resized = cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA)
     return np.ascontiguousarray(resized[..., ::-1])
-
-
-def _make_observation_space(cameras: tuple[str, ...], size: int) -> spaces.Dict:
-    parts: dict[str, spaces.Space[Any]] = {
-        get_camera_key(name): spaces.Box(0, 255, (size, size, 3), np.uint8) for name in cameras
-    }
-    parts["state"] = spaces.Box(-1e3, 1e3, (STATE_SIZE,), np.float32)
-    parts["command"] = spaces.Box(0.0, 1.0, (NUM_COMMANDS,), np.float32)
-    parts["instruction"] = Words(max_length=64, charset=INSTRUCTION_LETTERS)
-    return spaces.Dict(parts)

@@ -22,8 +22,6 @@ from vla_rl.models.tensor_reading import HUB_ID, download, holds_weights
 from vla_rl.models.weight_files import ADAPTER_CONFIG, check_weights
 from vla_rl.util.arrays import require_finite
 
-TENSOR_FILE: Final = "model.safetensors"
-
 WITH_IMAGES: Final = frozenset({"qwen2_5_vl"})
 """Model types whose images are read (`vision.py`)."""
 

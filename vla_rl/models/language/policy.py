@@ -41,10 +41,8 @@ from vla_rl.models.language.rows import (
     read_rows,
     score_tokens,
 )
+from vla_rl.models.small_files import save_folder
 from vla_rl.types import Message, Observation, ReplyOptions, ToolSpec, make_conversation_observation
-from vla_rl.util.atomic_files import writing_folder
-
-MARGIN_BYTES = 1 << 20
 
 TENSOR_PLANS = frozenset({"llama", "qwen2", "qwen3"})
 """Kinds of networks whose layers tensor parallelism cuts."""
@@ -88,12 +86,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
 
         Raises: CheckpointError.
         """
-        tensors = self.checkpoint_tensors()
-        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        with writing_folder(folder, num_bytes + MARGIN_BYTES) as writer:
-            writer.write_tensors(checkpoint.TENSOR_FILE, tensors)
-            for name, data in self.checkpoint_files().items():
-                writer.write_bytes(name, data)
+        save_folder(folder, self.checkpoint_tensors(), self.checkpoint_files())
 
     def copy(self) -> "CausalLanguageModel":
         """Return the same policy with its own copy of the weights."""

@@ -305,3 +305,11 @@ class WaypointFollower:
             return 0.0
         angle = math.atan(2.0 * _WHEEL_BASE * left / squared)
         return min(max(angle / WHEEL, -1.0), 1.0)
+
+
+def get_box_centre(car: Car) -> Floats:
+    """Return the centre of the car's box and its heading: [3]."""
+    ahead = PACIFICA.rear_axle_to_centre
+    return np.array(
+        [car.x + ahead * np.cos(car.heading), car.y + ahead * np.sin(car.heading), car.heading]
+    )
