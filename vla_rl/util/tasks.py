@@ -85,11 +85,11 @@ async def await_unless(work: Coroutine[Any, Any, T], *ends: asyncio.Event) -> T 
 
 
 class TookTooLong(Exception):
-    """What `limit_time` waited for took too long."""
+    """The work that `limit_time` awaited took too long."""
 
 
 async def limit_time(seconds: float | None, work: Awaitable[T]) -> T:
-    """Return the result of `work`; cancel it after so many seconds.
+    """Return the result of `work`; cancel it after `seconds`.
 
     Raises: TookTooLong then; a TimeoutError of `work` itself, such as of a request that it makes, is
     another error.
