@@ -1,5 +1,8 @@
 """Sums and metrics of an update, and graphs that no backward pass goes through."""
 
+import inspect
+import subprocess
+import sys
 import weakref
 from dataclasses import fields
 from typing import Any
@@ -13,8 +16,11 @@ from benchmarks.gpu.tiny_policies import demonstrated, observation, policy_on_ho
 from vla_rl.algorithms.losses import Diagnostics
 from vla_rl.engines import DeviceLane
 from vla_rl.learner import ImitationConfig, Learner, LearnerConfig
-from vla_rl.learner.backend import MicroBatchSums, on_host
+from vla_rl.learner.backend import LocalPolicyRank, MicroBatchSums, on_host
+from vla_rl.learner.critic_backend import LocalCriticRank
+from vla_rl.learner.distributed.rank import LearnerRank
 from vla_rl.learner.imitation import Demonstration, Imitator
+from vla_rl.learner.imitation_backend import LocalImitationRank
 from vla_rl.learner.learner import mean_gap, staleness_metrics, update_metrics
 from vla_rl.learner.optimizer import StepReport
 from vla_rl.models.language.rows import score_tokens
@@ -174,3 +180,43 @@ def test_the_graph_of_entropies_would_keep_all_logits() -> None:
     kept, gone = most_bytes(8192, is_kept=True), most_bytes(8192, is_kept=False)
     assert kept > 2 * logits
     assert gone < 0.5 * logits
+
+
+ALONE = """
+import asyncio, inspect, sys
+from benchmarks.gpu.tiny_policies import policy_on_host, trajectories
+from vla_rl.engines import DeviceLane
+from vla_rl.learner import *
+from vla_rl.learner import CriticConfig, ImitationConfig, LearnerConfig
+
+async def main():
+    policy, played = policy_on_host("mlp").copy(), trajectories("mlp")
+    async with DeviceLane(1) as lane:
+        critic, reference = Critic(policy, lane, CriticConfig(), 0), Reference(policy, lane, 2)
+        Imitator(policy, lane, ImitationConfig())
+        await critic.values(played)
+        await reference.log_probs(played)
+        await Learner(policy, lane, LearnerConfig(max_mismatch=9.0)).update(played, [1.0, 0.5, -1.0])
+
+asyncio.run(main())
+loaded = [name for name in sys.modules if name.startswith("vla_rl.learner")]
+print([name for name in loaded if "distributed" in name or "estimates" in name])
+print([name for name in loaded if "torch.distributed" in inspect.getsource(sys.modules[name])])
+"""
+"""A process alone makes an update of everything; it prints what it loaded of ranks."""
+
+
+def test_a_process_alone_is_a_rank_without_a_group() -> None:
+    # torch's own AdamW imports parts of torch.distributed, so that sources are looked at, too
+    command = [sys.executable, "-c", ALONE]
+    found = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)
+    assert found.stdout.splitlines() == ["[]", "[]"]
+
+
+def test_ranks_of_a_group_have_the_methods_of_the_rank_of_a_process_alone() -> None:
+    for kind in (LocalPolicyRank, LocalCriticRank, LocalImitationRank):
+        for name, method in inspect.getmembers(kind, inspect.iscoroutinefunction):
+            if name != "compute_pass" and not name.startswith("_"):
+                assert inspect.signature(method) == inspect.signature(getattr(LearnerRank, name)), (
+                    name
+                )

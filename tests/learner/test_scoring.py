@@ -1,6 +1,7 @@
 """Log-probs besides those of the update: proximal ones, those of a reference, and what losses make of them."""
 
 import asyncio
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -13,7 +14,8 @@ from vla_rl.algorithms import CorrectionConfig, KlLossConfig, PolicyLossConfig
 from vla_rl.engines import DeviceLane
 from vla_rl.learner import Learner, LearnerConfig, OptimizerConfig, Reference
 from vla_rl.learner.decisions import flatten_trajectories
-from vla_rl.learner.scoring import Proximal, Scorer
+from vla_rl.learner.ranks import OneRank
+from vla_rl.learner.scoring import Proximal, ScoringRank, score_decisions
 from vla_rl.models.mlp import MlpPolicy
 
 ADVANTAGES = (1.0, -0.5, 0.25)
@@ -24,7 +26,8 @@ def parameters(policy: MlpPolicy) -> Tensor:
 
 
 def proximal_of(policy: MlpPolicy, lane: DeviceLane, settings: LearnerConfig) -> Proximal:
-    return Proximal(Scorer(policy, lane, settings.micro_batch_size).log_probs, settings)
+    ranks = OneRank(ScoringRank(policy, lane), lane)
+    return Proximal(partial(score_decisions, ranks, size=settings.micro_batch_size), settings)
 
 
 def config(loss: PolicyLossConfig, **changes: object) -> LearnerConfig:

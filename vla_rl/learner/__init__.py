@@ -6,6 +6,7 @@ imitation      `Imitator`: cross-entropy on demonstrations (SFT); `imitation_bac
 team           several policies that learn in one run, together or in turns
 rows           decisions as rows of tokens; decisions: those rows as padded tensors
 plan           rows of each optimizer step and of each rank
+ranks          who computes the passes: a process alone is one rank without a group
 scoring        log-probs besides those of the update; `Reference`, the frozen policy of a KL term
 finiteness     NaN and infinity, refused where they enter
 optimizer      AdamW with masters, clipping and skipped steps

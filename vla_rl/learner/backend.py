@@ -1,14 +1,14 @@
 """The backend of a learner: it computes with the weights that are trained.
 
-`PolicyPasses` runs the forward and backward pass of one micro-batch; a process of one or of many ranks
-uses the same code. `LocalBackend` runs them on this process's device lane, `distributed.ShardedBackend`
-in learner ranks.
+`PolicyPasses` runs the forward and backward pass of one micro-batch, `Backend` deals the micro-batches of
+an optimizer step to ranks: one on this process's device lane (`LocalBackend`), or several
+(`distributed.ShardedBackend`).
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -30,7 +30,9 @@ from vla_rl.learner.decisions import Decisions
 from vla_rl.learner.finiteness import first_nonfinite
 from vla_rl.learner.optimizer import PolicyOptimizer, StepReport
 from vla_rl.learner.plan import StepPlan
-from vla_rl.learner.scoring import Scorer, move_choices
+from vla_rl.learner.ranks import OneRank, Pass, Ranks, compute_passes
+from vla_rl.learner.scoring import LogProbs, ScoringRank, move_choices, score_decisions
+from vla_rl.types import Observation
 
 
 @dataclass(frozen=True)
@@ -176,45 +178,6 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
-LogProbs = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""`TokenModel.log_probs`, or a module that calls it."""
-
-
-class Backend(Protocol):
-    """Everything that a learner needs done with the weights that it trains."""
-
-    @property
-    def weight_version(self) -> int:
-        """Number of updates applied."""
-        ...
-
-    async def log_probs(self, decisions: Decisions) -> Tensor:
-        """Score every token under the current weights: float32 [N, T] on the CPU."""
-        ...
-
-    async def forward_backward(
-        self, minibatch: Decisions, plan: StepPlan, compare: int | None
-    ) -> list[MicroBatchSums]:
-        """Compute the gradient of a mini-batch; return the sums of `plan.indices`, on the host."""
-        ...
-
-    async def optim_step(self, publish: bool) -> StepReport:
-        """Take one optimizer step; with `publish`, raise the version and publish the weights."""
-        ...
-
-    async def publish_unchanged(self) -> None:
-        """Publish the same weights as a new version."""
-        ...
-
-    async def snapshot(self) -> TrainingState:
-        """Return all state that the next update depends on, as it is now."""
-        ...
-
-    async def restore(self, state: TrainingState) -> None:
-        """Continue from a snapshot, and publish it."""
-        ...
-
-
 class PolicyPasses:
     """Passes of one micro-batch through a policy, on the device lane.
 
@@ -291,8 +254,96 @@ class PolicyPasses:
         )
 
 
-class LocalBackend:
-    """The passes of a learner in this process, one after another on the device lane.
+class Backend:
+    """Everything that a learner needs done with the weights that it trains, over its ranks.
+
+    Args:
+        ranks: who computes.
+        config: sizes of the micro-batches.
+    """
+
+    def __init__(self, ranks: Ranks, config: LearnerConfig) -> None:
+        self._ranks, self._size = ranks, config.micro_batch_size
+
+    @property
+    def weight_version(self) -> int:
+        """Number of updates applied."""
+        raise NotImplementedError
+
+    async def log_probs(self, decisions: Decisions) -> Tensor:
+        """Score every token under the current weights: float32 [N, T] on the CPU."""
+        return await score_decisions(self._ranks, decisions, self._size)
+
+    async def forward_backward(
+        self, minibatch: Decisions, plan: StepPlan, compare: int | None
+    ) -> list[MicroBatchSums]:
+        """Compute the gradient of a mini-batch; return the sums of `plan.indices`, on the host.
+
+        Args:
+            minibatch: its rows.
+            plan: rows of each rank.
+            compare: version whose log-probs these weights should reproduce; None for none.
+        """
+
+        def call(
+            rank: LocalPolicyRank, observations: tuple[Observation, ...], part: Pass
+        ) -> Awaitable[MicroBatchSums]:
+            rows = replace(minibatch, observations=observations).rows(part.index)
+            if part.is_idle:  # a masked row adds exact zeros to every gradient
+                rows = replace(rows, mask=torch.zeros_like(rows.mask))
+            counts = plan.denominators.rows(part.index)
+            return rank.forward_backward(rows, counts, compare, part.is_last)
+
+        # first, because an update that was cancelled half-way left the gradients of its micro-batches
+        return await compute_passes(
+            self._ranks,
+            plan.ranks,
+            minibatch.num_input_tokens,
+            minibatch.observations,
+            call,
+            begin=lambda rank: rank.gather_weights(True),
+            least=1,
+        )
+
+    async def optim_step(self, publish: bool) -> StepReport:
+        """Take one optimizer step; with `publish`, raise the version and publish the weights."""
+        raise NotImplementedError
+
+    async def publish_unchanged(self) -> None:
+        """Publish the same weights as a new version."""
+        raise NotImplementedError
+
+    async def snapshot(self) -> TrainingState:
+        """Return all state that the next update depends on, as it is now."""
+        raise NotImplementedError
+
+    async def restore(self, state: TrainingState) -> None:
+        """Continue from a snapshot, and publish it."""
+        raise NotImplementedError
+
+
+class LocalPolicyRank(ScoringRank):
+    """A rank with the whole policy, its gradients and its optimizer."""
+
+    def __init__(self, training: Training, lane: DeviceLane, config: LearnerConfig) -> None:
+        super().__init__(training.model, lane, "proximal")
+        self._training, self._passes = training, PolicyPasses(training.model, config)
+
+    async def gather_weights(self, clear: bool) -> None:
+        """Drop gradients with `clear`; the weights are whole."""
+        if clear:
+            await self._lane.run(self._training.optimizer.zero_grad, work="update")
+
+    async def forward_backward(
+        self, rows: Decisions, counts: Denominators, compare: int | None, is_last: bool
+    ) -> MicroBatchSums:
+        """Add the gradient of a micro-batch."""
+        backward = partial(self._passes.backward, rows=rows, counts=counts, compare=compare)
+        return await self.compute_pass(self._model.prepare, rows.observations, backward, "update")
+
+
+class LocalBackend(Backend):
+    """`Backend` of a learner in this process: one rank without a group.
 
     Args: those of `Learner`.
     """
@@ -305,10 +356,9 @@ class LocalBackend:
         publish_to: Sequence[WeightSink],
         weight_version: int,
     ) -> None:
-        self._model, self._lane = model, lane
+        self._lane = lane
         self._training = Training(model, config.optimizer, publish_to, weight_version)
-        self._passes = PolicyPasses(model, config)
-        self._scorer = Scorer(model, lane, config.micro_batch_size, work="proximal")
+        super().__init__(OneRank(LocalPolicyRank(self._training, lane, config), lane), config)
         self._grad_norm: float | None = None
 
     @property
@@ -316,25 +366,11 @@ class LocalBackend:
         """Number of updates applied."""
         return self._training.weight_version
 
-    async def log_probs(self, decisions: Decisions) -> Tensor:
-        """Score every token under the current weights."""
-        return await self._scorer.log_probs(decisions)
-
     async def forward_backward(
         self, minibatch: Decisions, plan: StepPlan, compare: int | None
     ) -> list[MicroBatchSums]:
-        """Compute the gradient of a mini-batch."""
-        # first, because an update that was cancelled half-way left the gradients of its micro-batches
-        await self._lane.run(self._training.optimizer.zero_grad, work="update")
-        parts = [(minibatch.rows(index), plan.denominators.rows(index)) for index in plan.indices]
-        sums: list[MicroBatchSums] = []
-        async with aclosing(self._lane.prepare_ahead(self._prepare, parts)) as prepared:
-            async for (rows, counts), batch in prepared:
-                sums.append(
-                    await self._lane.run(
-                        self._passes.backward, batch, rows, counts, compare, work="update"
-                    )
-                )
+        """Compute the gradient of a mini-batch, and read its sums from the device in one copy."""
+        sums = await super().forward_backward(minibatch, plan, compare)
         return await self._lane.run(self._read, sums, work="update")
 
     async def optim_step(self, publish: bool) -> StepReport:
@@ -353,9 +389,6 @@ class LocalBackend:
     async def restore(self, state: TrainingState) -> None:
         """Continue from a snapshot, and publish it."""
         await self._lane.run(self._training.restore, state, work="checkpoint")
-
-    def _prepare(self, part: tuple[Decisions, Denominators]) -> Any:
-        return self._model.prepare(part[0].observations)
 
     def _read(self, sums: list[MicroBatchSums]) -> list[MicroBatchSums]:
         """Copy the sums to the host, and with them the norm that the step needs there."""

@@ -4,11 +4,11 @@
 `LocalCriticBackend` runs it on this process's device lane, `distributed.ShardedCriticBackend` in ranks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial, reduce
 from operator import add
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,7 @@ from vla_rl.engines.policy_model import TokenModel
 from vla_rl.learner.checkpoint.state import StagedTensors
 from vla_rl.learner.config import CriticConfig
 from vla_rl.learner.optimizer import PolicyOptimizer, StepReport
-from vla_rl.learner.plan import micro_batches
-from vla_rl.learner.scoring import compute_in_parts
+from vla_rl.learner.ranks import LocalRank, OneRank, Pass, Ranks, compute_passes
 from vla_rl.types import Observation, derive_seed
 
 NETWORK, OPTIMIZER, NUM_UPDATES = "network/", "optimizer/", "num_updates"
@@ -45,37 +44,6 @@ class ValueSums(NamedTuple):
 
     loss: Tensor
     num_clipped: Tensor
-
-
-class CriticBackend(Protocol):
-    """Everything that a critic needs done with the network that it trains."""
-
-    async def values(self, observations: Sequence[Observation]) -> Tensor:
-        """Compute values, float32 [N] on the CPU, in units of `value_scale`."""
-        ...
-
-    async def forward_backward(self, rows: ValueRows) -> list[ValueSums]:
-        """Compute the gradient of the mean loss of a mini-batch."""
-        ...
-
-    async def optim_step(self) -> StepReport:
-        """Take one optimizer step."""
-        ...
-
-    async def summed(self, sums: Sequence[ValueSums]) -> tuple[float, float]:
-        """Return the sum of the losses and the number of clipped values."""
-        ...
-
-    async def snapshot(self, num_updates: int) -> Mapping[str, Tensor] | StagedTensors:
-        """Return all state that the next update depends on, as it is now."""
-        ...
-
-    async def restore(self, tensors: Mapping[str, Tensor], file: Path | None, prefix: str) -> None:
-        """Continue from a snapshot.
-
-        `file` holds the same tensors, with `prefix` before their names, if they were read from one.
-        """
-        ...
 
 
 class ValueHead(nn.Module):
@@ -172,8 +140,113 @@ class ValuePasses:
         return ValueSums(loss.detach(), diagnostics.num_clipped)
 
 
-class LocalCriticBackend:
-    """The passes of a critic in this process, one after another on the device lane.
+class LocalCriticRank(LocalRank):
+    """A rank with the whole critic."""
+
+    def __init__(
+        self, module: ValueModule, passes: ValuePasses, optimizer: PolicyOptimizer, lane: DeviceLane
+    ) -> None:
+        super().__init__(lane)
+        self._prepare, self._passes, self._optimizer = module.trunk.prepare, passes, optimizer
+
+    async def gather_critic(self, clear: bool) -> None:
+        """Drop gradients with `clear`; the weights are whole."""
+        if clear:
+            await self._lane.run(self._optimizer.zero_grad, work="critic")
+
+    async def critic_values(self, observations: tuple[Observation, ...]) -> Tensor:
+        """Compute values of some observations, on the device."""
+        compute = self._passes.compute_values
+        return await self.compute_pass(self._prepare, observations, compute, "values")
+
+    async def fit(
+        self, rows: ValueRows, num_rows: int, is_masked: bool, is_last: bool
+    ) -> ValueSums:
+        """Add the gradient of a micro-batch."""
+        backward = partial(self._passes.backward, rows=rows, num_rows=num_rows, is_masked=is_masked)
+        return await self.compute_pass(self._prepare, rows.observations, backward, "critic")
+
+    async def scatter_critic(self) -> None:
+        """Do nothing: the weights stay whole."""
+
+
+class CriticBackend:
+    """Everything that a critic needs done with the network that it trains, over its ranks.
+
+    Args:
+        ranks: who computes.
+        config: sizes of the micro-batches.
+    """
+
+    def __init__(self, ranks: Ranks, config: CriticConfig) -> None:
+        self._ranks, self._size = ranks, config.micro_batch_size
+
+    async def values(self, observations: Sequence[Observation]) -> Tensor:
+        """Compute values, float32 [N] on the CPU, in units of `value_scale`."""
+        lengths = count_input_tokens(observations)
+        dealt = self._ranks.deal_rows(lengths, self._size)
+
+        def call(
+            rank: LocalCriticRank, local: tuple[Observation, ...], part: Pass
+        ) -> Awaitable[Tensor]:
+            return rank.critic_values(tuple(local[row] for row in part.index.tolist()))
+
+        found = await compute_passes(
+            self._ranks,
+            dealt,
+            lengths,
+            observations,
+            call,
+            begin=lambda rank: rank.gather_critic(False),
+            end=lambda rank: rank.scatter_critic(),
+        )
+        results = await self._ranks.read_tensors(found, "values")
+        values = torch.zeros(len(observations))
+        values[torch.cat([index for of_rank in dealt for index in of_rank])] = torch.cat(results)
+        return values
+
+    async def forward_backward(self, rows: ValueRows) -> list[ValueSums]:
+        """Compute the gradient of the mean loss of a mini-batch, in micro-batches."""
+        lengths = count_input_tokens(rows.observations)
+
+        def call(
+            rank: LocalCriticRank, local: tuple[Observation, ...], part: Pass
+        ) -> Awaitable[ValueSums]:
+            chosen = rows._replace(observations=local).rows(part.index)
+            return rank.fit(chosen, len(rows.target), part.is_idle, part.is_last)
+
+        return await compute_passes(
+            self._ranks,
+            self._ranks.deal_rows(lengths, self._size),
+            lengths,
+            rows.observations,
+            call,
+            begin=lambda rank: rank.gather_critic(True),
+            least=1,
+        )
+
+    async def optim_step(self) -> StepReport:
+        """Take one optimizer step."""
+        raise NotImplementedError
+
+    async def summed(self, sums: Sequence[ValueSums]) -> tuple[float, float]:
+        """Return the sum of the losses and the number of clipped values."""
+        raise NotImplementedError
+
+    async def snapshot(self, num_updates: int) -> Mapping[str, Tensor] | StagedTensors:
+        """Return all state that the next update depends on, as it is now."""
+        raise NotImplementedError
+
+    async def restore(self, tensors: Mapping[str, Tensor], file: Path | None, prefix: str) -> None:
+        """Continue from a snapshot.
+
+        `file` holds the same tensors, with `prefix` before their names, if they were read from one.
+        """
+        raise NotImplementedError
+
+
+class LocalCriticBackend(CriticBackend):
+    """`CriticBackend` in this process: one rank without a group.
 
     Args: those of `Critic`.
     """
@@ -181,35 +254,13 @@ class LocalCriticBackend:
     def __init__(
         self, model: TokenModel[Any], lane: DeviceLane, config: CriticConfig, seed: int
     ) -> None:
-        self._lane, self._size = lane, config.micro_batch_size
+        self._lane = lane
         self.module = ValueModule(model, config, seed)
         """Trunk and head."""
-        self._passes = ValuePasses(self.module, config)
         self._optimizer = PolicyOptimizer(self.module.network, config.optimizer)
-
-    async def values(self, observations: Sequence[Observation]) -> Tensor:
-        """Compute values, float32 [N] on the CPU."""
-        indices = micro_batches(count_input_tokens(observations), self._size)
-        parts = [[observations[row] for row in index.tolist()] for index in indices]
-        found = await compute_in_parts(
-            self._lane, self.module.trunk.prepare, self._compute_values, parts, "values"
-        )
-        parts_on_host = await self._lane.run(to_host, *found, work="values")
-        values = torch.zeros(len(observations))
-        values[torch.cat(indices)] = torch.cat(parts_on_host)
-        return values
-
-    async def forward_backward(self, rows: ValueRows) -> list[ValueSums]:
-        """Compute the gradient of the mean loss of a mini-batch, in micro-batches."""
-        await self._lane.run(self._optimizer.zero_grad, work="critic")
-        parts = [
-            rows.rows(index) for index in micro_batches(count_input_tokens(rows[0]), self._size)
-        ]
-
-        def backward(batch: Any, part: ValueRows) -> ValueSums:
-            return self._passes.backward(batch, part, len(rows.target))
-
-        return await compute_in_parts(self._lane, self._prepare, backward, parts, "critic")
+        passes = ValuePasses(self.module, config)
+        rank = LocalCriticRank(self.module, passes, self._optimizer, lane)
+        super().__init__(OneRank(rank, lane), config)
 
     async def optim_step(self) -> StepReport:
         """Take one optimizer step."""
@@ -226,12 +277,6 @@ class LocalCriticBackend:
     async def restore(self, tensors: Mapping[str, Tensor], file: Path | None, prefix: str) -> None:
         """Continue from a snapshot."""
         await self._lane.run(self._load, tensors, work="checkpoint")
-
-    def _prepare(self, rows: ValueRows) -> Any:
-        return self.module.trunk.prepare(rows.observations)
-
-    def _compute_values(self, batch: Any, _: Sequence[Observation]) -> Tensor:
-        return self._passes.compute_values(batch)
 
     def _copied(self, num_updates: int) -> dict[str, Tensor]:
         state = self.module.network.state_dict()

@@ -1,7 +1,7 @@
 """Checks of the numbers that other components give to a learner, made once where they enter.
 
     engine, reference ─► log-probs ─► flatten_trajectories ─┐
-    trainer, reference ─► log-probs ─► Scorer ──────────────┼─► a loss
+    trainer, reference ─► log-probs ─► score_decisions ─────┼─► a loss
     critic ─► values ─► Critic.values, .update ─────────────┘
 
 A NaN or an infinity would not stop a run later: the losses' clamps, clips and masks turn it into a

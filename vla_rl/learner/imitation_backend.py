@@ -4,8 +4,7 @@
 `distributed.ShardedImitationBackend` in learner ranks.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -19,11 +18,9 @@ from vla_rl.learner.backend import Training, WeightSink
 from vla_rl.learner.checkpoint.state import TrainingState
 from vla_rl.learner.config import ImitationConfig
 from vla_rl.learner.optimizer import StepReport
-from vla_rl.learner.plan import micro_batches
-from vla_rl.learner.scoring import move_choices
-from vla_rl.types import Observation
-
-LogProbs = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]
+from vla_rl.learner.ranks import LocalRank, OneRank, Pass, Ranks, compute_passes
+from vla_rl.learner.scoring import LogProbs, move_choices
+from vla_rl.types import Observation, derive_seed
 
 
 @runtime_checkable
@@ -96,42 +93,6 @@ class SftRows(NamedTuple):
         )
 
 
-class ImitationBackend(Protocol):
-    """Everything that an imitator needs done with the weights that it trains."""
-
-    @property
-    def weight_version(self) -> int:
-        """Number of updates applied."""
-        ...
-
-    async def forward_backward(self, rows: SftRows) -> list[Tensor]:
-        """Compute the gradient of the mean over all tokens to learn.
-
-        Return each micro-batch's part of the loss.
-        """
-        ...
-
-    async def optim_step(self) -> StepReport:
-        """Take one optimizer step, and raise the version."""
-        ...
-
-    async def sum_losses(self, losses: Sequence[Tensor]) -> float:
-        """Return the sum of the losses."""
-        ...
-
-    async def fetch_weights(self) -> None:
-        """Bring the weights of the model in this process up to date."""
-        ...
-
-    async def snapshot(self) -> TrainingState:
-        """Return all state that the next update depends on, as it is now."""
-        ...
-
-    async def restore(self, state: TrainingState) -> None:
-        """Continue from a snapshot."""
-        ...
-
-
 def run_sft_backward(
     model: TokenModel[Any], log_probs: LogProbs, batch: Any, rows: SftRows, num_tokens: int
 ) -> Tensor:
@@ -152,8 +113,106 @@ def run_sft_backward(
     return loss.detach()
 
 
-class LocalImitationBackend:
-    """The passes of an imitator in this process, one after another on the device lane.
+class LocalImitationRank(LocalRank):
+    """A rank with the whole policy, its gradients and its optimizer."""
+
+    def __init__(
+        self,
+        training: Training,
+        lane: DeviceLane,
+        log_probs: LogProbs,
+        prepare: Callable[[Sequence[Observation]], Any],
+    ) -> None:
+        super().__init__(lane)
+        self._training, self._log_probs, self._prepare = training, log_probs, prepare
+
+    async def gather_weights(self, clear: bool) -> None:
+        """Drop gradients with `clear`; the weights are whole."""
+        if clear:
+            await self._lane.run(self._training.optimizer.zero_grad, work="update")
+
+    async def imitate(self, rows: SftRows, seed: int, num_tokens: int, is_last: bool) -> Tensor:
+        """Add the gradient of a micro-batch; return its part of the loss, on the device.
+
+        Noise is drawn from torch's own state, and not from the seed.
+        """
+        model, log_probs = self._training.model, self._log_probs
+
+        def backward(batch: Any) -> Tensor:
+            return run_sft_backward(model, log_probs, batch, rows, num_tokens)
+
+        return await self.compute_pass(self._prepare, rows.observations, backward, "update")
+
+
+class ImitationBackend:
+    """Everything that an imitator needs done with the weights that it trains, over its ranks.
+
+    Args:
+        ranks: who computes.
+        config: sizes of the micro-batches.
+        seed: seed of what ranks of a group draw.
+    """
+
+    def __init__(self, ranks: Ranks, config: ImitationConfig, seed: int = 0) -> None:
+        self._ranks, self._size, self._seed = ranks, config.micro_batch_size, seed
+
+    @property
+    def weight_version(self) -> int:
+        """Number of updates applied."""
+        raise NotImplementedError
+
+    async def forward_backward(self, rows: SftRows) -> list[Tensor]:
+        """Compute the gradient of the mean over all tokens to learn.
+
+        Return each micro-batch's part of the loss.
+        """
+        # counted over all micro-batches before the first: the mean must not depend on how rows are
+        # cut
+        num_tokens, lengths = int(rows.mask.sum()), rows.num_input_tokens
+
+        def call(
+            rank: LocalImitationRank, observations: tuple[Observation, ...], part: Pass
+        ) -> Awaitable[Tensor]:
+            chosen = rows._replace(observations=observations).rows(part.index)
+            if part.is_idle:  # a masked row adds exact zeros to every gradient
+                chosen = chosen._replace(mask=torch.zeros_like(chosen.mask))
+            # the word is part of the seed: another one would draw other noise for the same run
+            seed = derive_seed(self._seed, "lesson", self.weight_version, int(part.index[0]))
+            return rank.imitate(chosen, seed, num_tokens, part.is_last)
+
+        return await compute_passes(
+            self._ranks,
+            self._ranks.deal_rows(lengths, self._size),
+            lengths,
+            rows.observations,
+            call,
+            begin=lambda rank: rank.gather_weights(True),
+            least=1,
+        )
+
+    async def optim_step(self) -> StepReport:
+        """Take one optimizer step, and raise the version."""
+        raise NotImplementedError
+
+    async def sum_losses(self, losses: Sequence[Tensor]) -> float:
+        """Return the sum of the losses."""
+        raise NotImplementedError
+
+    async def fetch_weights(self) -> None:
+        """Bring the weights of the model in this process up to date."""
+        raise NotImplementedError
+
+    async def snapshot(self) -> TrainingState:
+        """Return all state that the next update depends on, as it is now."""
+        raise NotImplementedError
+
+    async def restore(self, state: TrainingState) -> None:
+        """Continue from a snapshot."""
+        raise NotImplementedError
+
+
+class LocalImitationBackend(ImitationBackend):
+    """`ImitationBackend` in this process: one rank without a group.
 
     Args: those of `Imitator`.
     """
@@ -167,28 +226,16 @@ class LocalImitationBackend:
         weight_version: int,
         prepare: Callable[[Sequence[Observation]], Any],
     ) -> None:
-        self._model, self._lane, self._config, self._prepare = model, lane, config, prepare
+        self._lane = lane
         self._training = Training(model, config.optimizer, publish_to, weight_version)
-        self._log_probs = make_sft_log_probs(model, config.label_width)
+        log_probs = make_sft_log_probs(model, config.label_width)
+        rank = LocalImitationRank(self._training, lane, log_probs, prepare)
+        super().__init__(OneRank(rank, lane), config)
 
     @property
     def weight_version(self) -> int:
         """Number of updates applied."""
         return self._training.weight_version
-
-    async def forward_backward(self, rows: SftRows) -> list[Tensor]:
-        """Compute the gradient, in micro-batches."""
-        await self._lane.run(self._training.optimizer.zero_grad, work="update")
-        indices = micro_batches(rows.num_input_tokens, self._config.micro_batch_size)
-        parts = [rows.rows(index) for index in indices]
-        # counted over all micro-batches before the first: the mean must not depend on how rows are
-        # cut
-        num_tokens, losses = int(rows.mask.sum()), []
-        async with aclosing(self._lane.prepare_ahead(self._prepared, parts)) as prepared:
-            async for part, batch in prepared:
-                arguments = (self._model, self._log_probs, batch, part, num_tokens)
-                losses.append(await self._lane.run(run_sft_backward, *arguments, work="update"))
-        return losses
 
     async def optim_step(self) -> StepReport:
         """Take one optimizer step, and publish."""
@@ -208,9 +255,6 @@ class LocalImitationBackend:
     async def restore(self, state: TrainingState) -> None:
         """Continue from a snapshot, and publish it."""
         await self._lane.run(self._training.restore, state, work="checkpoint")
-
-    def _prepared(self, part: SftRows) -> Any:
-        return self._prepare(part.observations)
 
 
 def _total(losses: Sequence[Tensor]) -> float:

@@ -146,6 +146,31 @@ class PolicyLearner:
         }
         return UpdateReport(self.weight_version, metrics)
 
+    async def forward_backward(
+        self, minibatch: Decisions, plan: StepPlan, compare: int | None
+    ) -> list[MicroBatchSums]:
+        """Compute the gradient of a mini-batch: the first half of an optimizer step.
+
+        Args:
+            minibatch: its rows.
+            plan: rows of each rank.
+            compare: version whose log-probs these weights should reproduce; None for none.
+
+        Raises: as `update`, about the model's outputs.
+        """
+        found = await self._backend.forward_backward(minibatch, plan, compare)
+        # once per mini-batch: asking after each micro-batch would make the host wait for the device
+        nonfinite = [part.first_nonfinite for part in found]
+        require_finite_outputs(minibatch, plan.indices, nonfinite, self._name)
+        if compare is not None:
+            # before the first step, so that a disagreement leaves the weights as they were
+            self._require_agreement(found)
+        return found
+
+    async def optim_step(self, *, publish: bool) -> StepReport:
+        """Take one optimizer step; with `publish`, raise the version and publish the weights."""
+        return await self._backend.optim_step(publish)
+
     def count_flops(self, peak_flops: float) -> None:
         """Measure MFU, if this learner has processes of its own; the run measures its own process.
 
@@ -183,18 +208,8 @@ class PolicyLearner:
         reports: list[StepReport] = []
         for number, (minibatch, plan) in enumerate(steps, start=1):
             minibatch = await self._proximal.before_step(minibatch, is_first=number == 1)
-            compare = version if number == 1 else None
-            found = await self._backend.forward_backward(minibatch, plan, compare)
-            # once per mini-batch: asking after each micro-batch would make the host wait for the
-            # device
-            nonfinite = [part.first_nonfinite for part in found]
-            require_finite_outputs(minibatch, plan.indices, nonfinite, self._name)
-            sums += found
-            if number == 1:
-                # before the first step, so that a disagreement leaves the weights as they were
-                self._require_agreement(sums)
-            is_last = number == len(steps)
-            reports.append(await self._backend.optim_step(is_last))
+            sums += await self.forward_backward(minibatch, plan, version if number == 1 else None)
+            reports.append(await self.optim_step(publish=number == len(steps)))
         if not steps:
             # a new version all the same: scheduler and engines count updates, not changes
             await self._backend.publish_unchanged()

@@ -1,6 +1,6 @@
 """Log-probs of recorded decisions, without gradient: the forward passes besides those of the update.
 
-`Scorer` computes them with the learner's weights, `Reference` with frozen ones. `Proximal` adds what some
+`score_decisions` computes them, `Reference` with frozen weights. `Proximal` adds what some
 losses need from the whole update or mini-batch:
 
     proximal log-probs    with the learner's own weights before the update: for decoupled losses,
@@ -15,9 +15,9 @@ A loss that needs none of these (the clipped surrogate) costs no forward pass he
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -30,16 +30,16 @@ from vla_rl.algorithms.losses import (
     sequence_drift,
     sequence_log_ratio,
 )
-from vla_rl.engines.device_lane import DeviceLane, to_device, to_host
+from vla_rl.engines.device_lane import DeviceLane, to_device
 from vla_rl.engines.policy_model import LanguageModel, TokenModel
 from vla_rl.learner.config import LearnerConfig, MicroBatchSize
 from vla_rl.learner.decisions import Decisions, flatten_trajectories
 from vla_rl.learner.finiteness import require_log_probs
-from vla_rl.learner.plan import micro_batches
-from vla_rl.types import Trajectory
+from vla_rl.learner.ranks import LocalRank, OneRank, Pass, Ranks, compute_passes
+from vla_rl.types import Observation, Trajectory
 
-RowsT = TypeVar("RowsT")
-ResultT = TypeVar("ResultT")
+LogProbs: TypeAlias = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""`TokenModel.log_probs`, or a module that calls it."""
 
 REFERENCES: Final = "the reference's"
 """Owner of a reference's log-probs, in errors."""
@@ -60,60 +60,91 @@ def move_choices(model: TokenModel[Any], *columns: Tensor) -> tuple[Tensor, ...]
     return tuple(to_device(column, device) for column in columns)
 
 
-class Scorer:
-    """Computes the log-probs that a policy model gives to recorded choices.
+def score_batch(model: TokenModel[Any], log_probs: LogProbs, batch: Any, rows: Decisions) -> Tensor:
+    """Compute the log-probs of prepared rows without a gradient, float32 [M, T] on the device.
+
+    `log_probs` is the model's own method, or a module that calls it.
+    """
+    with torch.no_grad():
+        found, _ = log_probs(batch, *move_choices(model, rows.tokens, rows.temperature))
+    return found.float()
+
+
+class ScoringRank(LocalRank):
+    """A rank that scores with a whole policy model.
 
     Args:
         model: the model, used with its current weights.
         lane: runs the model, one micro-batch at a time.
-        size: limits of the micro-batches.
         work: kind of work under which the lane counts the time.
-        whose: name of the model in errors.
     """
 
-    def __init__(
-        self,
-        model: TokenModel[Any],
-        lane: DeviceLane,
-        size: MicroBatchSize,
-        work: str = "log_probs",
-        whose: str = "the learner's",
-    ) -> None:
-        self._model, self._lane, self._size, self._work, self._whose = (
-            model,
-            lane,
-            size,
-            work,
-            whose,
-        )
+    def __init__(self, model: TokenModel[Any], lane: DeviceLane, work: str = "log_probs") -> None:
+        super().__init__(lane)
+        self._model, self._work = model, work
 
-    async def log_probs(self, decisions: Decisions) -> Tensor:
-        """Score every token: float32 [N, T] on the CPU, 0 in the padding, at the temperatures of
-        the decisions.
+    async def gather_weights(self, clear: bool) -> None:
+        """Do nothing: the weights are whole."""
 
-        Raises: ValueError, naming episode and decision, for a number that cannot be a log-prob.
-        """
-        indices = micro_batches(decisions.num_input_tokens, self._size)
-        parts = [decisions.rows(index) for index in indices]
-        found = await compute_in_parts(self._lane, self._prepare, self._score, parts, self._work)
-        results = await self._lane.run(to_host, *found, work=self._work)
-        scores = torch.zeros(decisions.mask.shape)
-        for index, result in zip(indices, results, strict=True):
-            scores[index, : result.shape[1]] = result
-        # the trainer may forbid a token that the engine allowed: its log-prob of -inf would become
-        # a weight near 0 without a word
-        require_log_probs(decisions, scores, self._whose, DISAGREES)
-        return scores
+    async def scatter_weights(self) -> None:
+        """Do nothing: the weights stay whole."""
 
-    def _prepare(self, rows: Decisions) -> Any:
-        return self._model.prepare(rows.observations)
+    async def score(self, rows: Decisions, of_reference: bool) -> Tensor:
+        """Compute the log-probs of all tokens of some rows, on the device."""
 
-    def _score(self, batch: Any, rows: Decisions) -> Tensor:
-        with torch.no_grad():
-            log_probs, _ = self._model.log_probs(
-                batch, *move_choices(self._model, rows.tokens, rows.temperature)
-            )
-        return log_probs.float()
+        def compute(batch: Any) -> Tensor:
+            return score_batch(self._model, self._model.log_probs, batch, rows)
+
+        return await self.compute_pass(self._model.prepare, rows.observations, compute, self._work)
+
+
+async def score_decisions(
+    ranks: Ranks,
+    decisions: Decisions,
+    size: MicroBatchSize,
+    *,
+    of_reference: bool = False,
+    work: str = "proximal",
+) -> Tensor:
+    """Score every token: float32 [N, T] on the CPU, 0 in the padding, at the temperatures of the
+    decisions.
+
+    Args:
+        ranks: who computes.
+        decisions: the rows.
+        size: limits of the micro-batches.
+        of_reference: whether with the frozen weights, which are never gathered.
+        work: kind of work under which a lane counts the copy of the results.
+
+    Raises: ValueError, naming episode and decision, for a number that cannot be a log-prob.
+    """
+    dealt = ranks.deal_rows(decisions.num_input_tokens, size)
+
+    def call(
+        rank: ScoringRank, observations: tuple[Observation, ...], part: Pass
+    ) -> Awaitable[Tensor]:
+        rows = replace(decisions, observations=observations).rows(part.index)
+        return rank.score(rows, of_reference)
+
+    found = await compute_passes(
+        ranks,
+        dealt,
+        decisions.num_input_tokens,
+        decisions.observations,
+        call,
+        begin=None if of_reference else lambda rank: rank.gather_weights(False),
+        end=None if of_reference else lambda rank: rank.scatter_weights(),
+    )
+    results = await ranks.read_tensors(found, work)
+    scores = torch.zeros(decisions.mask.shape)
+    indices = (index for of_rank in dealt for index in of_rank)
+    for index, result in zip(indices, results, strict=True):
+        scores[index, : result.shape[1]] = result
+    # the trainer may forbid a token that the engine allowed: its log-prob of -inf would become
+    # a weight near 0 without a word
+    whose = REFERENCES if of_reference else "the learner's"
+    require_log_probs(decisions, scores, whose, DISAGREES)
+    return scores
 
 
 class PolicyReference:
@@ -150,24 +181,11 @@ class Reference(PolicyReference):
         # earlier training
         frozen = model.copy()
         frozen.network.requires_grad_(False)
+        ranks = OneRank(ScoringRank(frozen, lane, "reference"), lane)
         size = MicroBatchSize(micro_batch, micro_batch_tokens)
-        super().__init__(Scorer(frozen, lane, size, "reference", REFERENCES).log_probs)
-
-
-async def compute_in_parts(
-    lane: DeviceLane,
-    prepare: Callable[[RowsT], Any],
-    compute: Callable[[Any, RowsT], ResultT],
-    parts: Sequence[RowsT],
-    work: str,
-) -> list[ResultT]:
-    """Compute `compute(prepare(rows), rows)` for every part: prepared one ahead on the host,
-    computed on the device lane."""
-    results: list[ResultT] = []
-    async with aclosing(lane.prepare_ahead(prepare, parts)) as prepared:
-        async for rows, batch in prepared:
-            results.append(await lane.run(compute, batch, rows, work=work))
-    return results
+        super().__init__(
+            partial(score_decisions, ranks, size=size, of_reference=True, work="reference")
+        )
 
 
 class Proximal:

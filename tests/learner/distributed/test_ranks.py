@@ -4,6 +4,7 @@ import asyncio
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,11 @@ import torch
 from vla_rl.actors import Runtime
 from vla_rl.actors.wire.codec import Codec
 from vla_rl.actors.wire.envelope import Kind
+from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.errors import ConfigError
 from vla_rl.graph import Slice
 from vla_rl.learner import LearnerConfig
 from vla_rl.learner.distributed.group import FOLDER_PREFIX, RankGroup
-from vla_rl.learner.distributed.messages import IN_FLIGHT, idle_row, in_order
 from vla_rl.learner.distributed.rank_hosts import RankAssignments, save_policy
 from vla_rl.learner.distributed.rank_times import (
     RankTimes,
@@ -23,6 +24,7 @@ from vla_rl.learner.distributed.rank_times import (
     rank_metrics,
     rank_slices,
 )
+from vla_rl.learner.ranks import IN_FLIGHT, LocalRank, OneRank, Pass, compute_passes, in_order
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 
 
@@ -122,8 +124,32 @@ async def test_the_first_error_is_raised() -> None:
         await in_order(call, range(3))
 
 
-def test_a_rank_without_a_row_passes_the_shortest() -> None:
-    assert idle_row(torch.tensor([7, 3, 5])).tolist() == [1]
+class Pair(OneRank):
+    """Two ranks, of which the second has no row, and whose passes are collectives."""
+
+    makes_idle_passes = True
+
+    async def compute(self, work: Any, dealt: Any) -> Any:
+        return [await work(number, parts) for number, parts in enumerate(dealt)]
+
+
+async def test_a_rank_without_a_row_passes_the_shortest() -> None:
+    passes: list[tuple[int, list[int], bool, bool]] = []
+
+    async def call(rank: int, observations: Any, part: Pass) -> int:
+        passes.append((rank, part.index.tolist(), part.is_idle, part.is_last))
+        return rank
+
+    async with DeviceLane() as lane:
+        ranks, lengths = Pair(LocalRank(lane), lane), torch.tensor([7, 3, 5])
+        dealt = [[torch.tensor([0, 1]), torch.tensor([2])], []]
+        assert await compute_passes(ranks, dealt, lengths, [{}] * 3, call, begin=None) == [0, 0]
+    assert passes == [
+        (0, [0, 1], False, False),
+        (0, [2], False, True),
+        (1, [1], True, False),
+        (1, [1], True, True),
+    ]
 
 
 def test_compiled_blocks_are_refused(tmp_path: Path) -> None:

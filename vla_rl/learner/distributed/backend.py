@@ -9,12 +9,10 @@ checkpoint ◄── tensors that the ranks have copied, and write in place
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -22,7 +20,7 @@ from vla_rl.actors import Runtime
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import CheckpointError, RankFailed
-from vla_rl.learner.backend import MicroBatchSums, WeightSink
+from vla_rl.learner.backend import Backend, MicroBatchSums, WeightSink
 from vla_rl.learner.checkpoint.state import (
     StagedTensors,
     TrainingState,
@@ -33,23 +31,21 @@ from vla_rl.learner.config import LearnerConfig
 from vla_rl.learner.decisions import Decisions
 from vla_rl.learner.distributed.group import RankGroup
 from vla_rl.learner.distributed.host_rank import FilePiece
-from vla_rl.learner.distributed.messages import idle_row, in_order
 from vla_rl.learner.distributed.publication import RankPublication
 from vla_rl.learner.distributed.rank import LearnerRank
 from vla_rl.learner.distributed.rank_times import RankTimes
 from vla_rl.learner.distributed.state import Entry, count_bytes, create_file, write_runs
-from vla_rl.learner.finiteness import require_log_probs
 from vla_rl.learner.optimizer import StepReport
-from vla_rl.learner.plan import StepPlan, plan_passes
-from vla_rl.learner.scoring import DISAGREES, REFERENCES
+from vla_rl.learner.plan import StepPlan
+from vla_rl.learner.scoring import score_decisions
 from vla_rl.util.atomic_files import writing_folder
 from vla_rl.util.tasks import await_end
 
 T = TypeVar("T")
 
 
-class ShardedBackend:
-    """`Passes` over the ranks of a sharded learner. Open it with `async with`.
+class ShardedBackend(Backend):
+    """`Backend` over the ranks of a sharded learner. Open it with `async with`.
 
     Args:
         model: the policy. It is saved for the ranks when they start, and its weights are replaced
@@ -74,10 +70,11 @@ class ShardedBackend:
         member: str = "",
         lost_gpus: Collection[int] = (),
     ) -> None:
-        self._model, self._lane, self._config = model, lane, config
+        self._model, self._lane = model, lane
         self._weight_version = weight_version
         self.group = RankGroup(runtime, config, member, lost_gpus)
         """The processes."""
+        super().__init__(self.group, config)
         self._publication = RankPublication(model, self.group, lane, publish_to)
         self._num_snapshots = 0
 
@@ -111,13 +108,9 @@ class ShardedBackend:
         """Handles of the ranks."""
         return tuple(self.group.ranks)
 
-    async def log_probs(self, decisions: Decisions) -> Tensor:
-        """Score every token under the current weights."""
-        return await self._to_its_end(self._log_probs(decisions))
-
     async def reference_log_probs(self, decisions: Decisions) -> Tensor:
         """Score every token under the weights that the ranks began with."""
-        return await self._to_its_end(self._log_probs(decisions, of_reference=True))
+        return await score_decisions(self.group, decisions, self._size, of_reference=True)
 
     async def times(self) -> list[RankTimes]:
         """Return what each rank did since the last call."""
@@ -132,11 +125,9 @@ class ShardedBackend:
     async def forward_backward(
         self, minibatch: Decisions, plan: StepPlan, compare: int | None
     ) -> list[MicroBatchSums]:
-        """Compute the gradient of a mini-batch.
-
-        A cancellation is raised after it, so that no rank waits in a collective that others left.
-        """
-        return await self._to_its_end(self._forward_backward(minibatch, plan, compare))
+        """Compute the gradient of a mini-batch; return the sums in float64, to be added up."""
+        sums = await super().forward_backward(minibatch, plan, compare)
+        return [each.in_float64() for each in sums]
 
     async def optim_step(self, publish: bool) -> StepReport:
         """Take one optimizer step on every rank."""
@@ -159,66 +150,6 @@ class ShardedBackend:
     async def restore(self, state: TrainingState) -> None:
         """Continue from a snapshot, and publish it. Each rank reads its own part of the files."""
         await self._to_its_end(self._restore(state))
-
-    async def _log_probs(self, decisions: Decisions, of_reference: bool = False) -> Tensor:
-        config = self._config
-        dealt = plan_passes(decisions.num_input_tokens, config.micro_batch_size, config.row_groups)
-        # a reference is gathered block by block in each pass, as sharded weights are, or not at all
-        num_passes = max(len(parts) for parts in dealt) if config.shard == "weights" else 0
-        scores = torch.zeros(decisions.mask.shape)
-        idle = idle_row(decisions.num_input_tokens)
-
-        async def score(rank: LearnerRank, parts: Sequence[Tensor]) -> None:
-            if not of_reference:
-                await rank.gather_weights(False)
-            padded = [*parts, *[idle] * (num_passes - len(parts))]
-            async with self.group.with_local_images(
-                rank, decisions.observations, padded
-            ) as observations:
-                rows = replace(decisions, observations=observations)
-                found = await in_order(
-                    lambda index: rank.score(rows.rows(index), of_reference), padded
-                )
-            for index, result in zip(parts, found, strict=False):
-                scores[index, : result.shape[1]] = result
-            if not of_reference:
-                await rank.scatter_weights()
-
-        await self.group.together(score(*pair) for pair in self.group.dealt(dealt))
-        require_log_probs(
-            decisions, scores, REFERENCES if of_reference else "the learner's", DISAGREES
-        )
-        return scores
-
-    async def _forward_backward(
-        self, minibatch: Decisions, plan: StepPlan, compare: int | None
-    ) -> list[MicroBatchSums]:
-        # with gathered weights only the last pass is a collective, so ranks may have different
-        # numbers of passes; with sharded weights each pass is one
-        least = plan.num_passes if self._config.shard == "weights" else 1
-        idle = idle_row(minibatch.num_input_tokens)
-
-        async def compute(rank: LearnerRank, parts: Sequence[Tensor]) -> list[MicroBatchSums]:
-            num_passes = max(len(parts), least)
-
-            def call(number: int) -> Awaitable[MicroBatchSums]:
-                is_idle = number >= len(parts)
-                index = idle if is_idle else parts[number]
-                rows = local.rows(index)
-                if is_idle:  # a masked row adds exact zeros to every gradient
-                    rows = replace(rows, mask=torch.zeros_like(rows.mask))
-                counts, is_last = plan.denominators.rows(index), number == num_passes - 1
-                return rank.forward_backward(rows, counts, compare, is_last)
-
-            images = minibatch.observations
-            async with self.group.with_local_images(rank, images, [*parts, idle]) as observations:
-                local = replace(minibatch, observations=observations)
-                await rank.gather_weights(True)
-                found = await in_order(call, range(num_passes))
-            return [each.in_float64() for each in found[: len(parts)]]
-
-        sums = await self.group.together(compute(*pair) for pair in self.group.dealt(plan.ranks))
-        return [each for of_rank in self.group.counted(sums) for each in of_rank]
 
     async def _optim_step(self, publish: bool) -> StepReport:
         reports = await self.group.together(rank.optim_step() for rank in self.group.ranks)

@@ -6,7 +6,7 @@ rank's own error, such as a ValueError about a row.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vla_rl.actors import Runtime
 from vla_rl.errors import ActorDied, RankFailed, RankNotStarted, RemoteError
-from vla_rl.learner.config import CriticConfig, LearnerConfig
+from vla_rl.learner.config import CriticConfig, LearnerConfig, MicroBatchSize
 from vla_rl.learner.distributed.messages import ImageCopier, with_local_images
 from vla_rl.learner.distributed.rank import LearnerRank
 from vla_rl.learner.distributed.rank_hosts import (
@@ -30,9 +30,12 @@ from vla_rl.learner.distributed.rank_hosts import (
 )
 from vla_rl.learner.imitation_backend import Preparation
 from vla_rl.learner.optimizer import DivergedError
+from vla_rl.learner.plan import plan_passes
 from vla_rl.types import Observation
 from vla_rl.util.ownership import OwnedFolder, remove_abandoned_folders
+from vla_rl.util.tasks import await_end
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 FOLDER_PREFIX: Final = "vla_rl-ranks-"
@@ -136,10 +139,33 @@ class RankGroup:
         self._require_not_started("counts")
         self._counts_flops = True
 
-    def dealt(self, parts: Sequence[T]) -> Iterator[tuple[LearnerRank, T]]:
-        """Yield each rank with its part; the ranks of a tensor group have the same one."""
+    @property
+    def makes_idle_passes(self) -> bool:
+        """Whether each pass is a collective of all ranks, as with sharded weights."""
+        # with gathered weights only the last pass is one
+        return self._config.shard == "weights"
+
+    def deal_rows(self, lengths: Tensor, size: MicroBatchSize) -> Sequence[Sequence[Tensor]]:
+        """Return the micro-batches of each rank; the ranks of a tensor group count as one."""
+        return plan_passes(lengths, size, self._config.row_groups)
+
+    async def compute(
+        self, work: Callable[[LearnerRank, S], Coroutine[Any, Any, T]], dealt: Sequence[S]
+    ) -> Sequence[T]:
+        """Let each rank work on its part; return the results by part.
+
+        A cancellation is raised at its end, so that no rank waits in a collective that others left.
+        """
         size = self._config.tensor_parallel
-        return ((rank, parts[number // size]) for number, rank in enumerate(self.ranks))
+        # the ranks of a tensor group have the same part, and the same results
+        found = self.together(
+            work(rank, dealt[number // size]) for number, rank in enumerate(self.ranks)
+        )
+        return (await await_end(asyncio.ensure_future(found)))[::size]
+
+    async def read_tensors(self, tensors: Sequence[Tensor], work: str) -> list[Tensor]:
+        """Return results of passes, which came to this host."""
+        return list(tensors)
 
     def with_local_images(
         self, rank: LearnerRank, observations: Sequence[Observation], indices: Iterable[Tensor]
@@ -149,10 +175,6 @@ class RankGroup:
         return with_local_images(
             self.image_copier, self.assignments.by_rank[number].host, observations, indices
         )
-
-    def counted(self, found: Sequence[T]) -> Sequence[T]:
-        """Return the results of all ranks, once for each tensor group."""
-        return found[:: self._config.tensor_parallel]
 
     async def start(self, model: Any) -> None:
         """Start the ranks, each with its part of a policy.

@@ -1,7 +1,6 @@
 """Supervised learning over several ranks: demonstrations are dealt to them as rows are."""
 
-import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,15 +13,10 @@ from vla_rl.engines.policy_model import LanguageModel, PolicyModel
 from vla_rl.learner.checkpoint.state import TrainingState
 from vla_rl.learner.config import ImitationConfig, LearnerConfig
 from vla_rl.learner.distributed.backend import ShardedBackend
-from vla_rl.learner.distributed.messages import idle_row, in_order, name_cached_arrays
-from vla_rl.learner.distributed.rank import LearnerRank
 from vla_rl.learner.estimates.rank_memory import require_layout
 from vla_rl.learner.imitation import PolicyImitator
-from vla_rl.learner.imitation_backend import Preparation, SftRows
+from vla_rl.learner.imitation_backend import ImitationBackend, Preparation
 from vla_rl.learner.optimizer import StepReport
-from vla_rl.learner.plan import plan_passes
-from vla_rl.types import derive_seed
-from vla_rl.util.tasks import await_end
 
 
 class ShardedImitator(PolicyImitator):
@@ -85,78 +79,43 @@ class ShardedImitator(PolicyImitator):
         return self._ranks
 
 
-class ShardedImitationBackend:
+class ShardedImitationBackend(ImitationBackend):
     """`ImitationBackend` over ranks.
 
     Args:
         ranks: the ranks.
-        config: micro-batches, and what each rank holds.
+        config: micro-batches.
         seed: seed of what ranks draw.
     """
 
     def __init__(self, ranks: ShardedBackend, config: ImitationConfig, seed: int) -> None:
-        self._ranks, self._config, self._seed = ranks, config, seed
+        super().__init__(ranks.group, config, seed)
+        self._sharded = ranks
 
     @property
     def weight_version(self) -> int:
         """Number of updates applied."""
-        return self._ranks.weight_version
-
-    async def forward_backward(self, rows: SftRows) -> list[Tensor]:
-        """Compute the gradient on all ranks."""
-        return await await_end(asyncio.ensure_future(self._forward_backward(rows)))
+        return self._sharded.weight_version
 
     async def optim_step(self) -> StepReport:
         """Take one optimizer step on every rank."""
-        report = await self._ranks.optim_step(publish=False)
+        report = await self._sharded.optim_step(publish=False)
         # nothing acts with the weights while they are trained, so that they stay with the ranks
-        await self._ranks.publish_unchanged()
+        await self._sharded.publish_unchanged()
         return report
 
     async def sum_losses(self, losses: Sequence[Tensor]) -> float:
-        """Return the sum of the losses."""
-        return float(torch.stack(list(losses)).sum())
+        """Return the sum of the losses, in float64, in which those of several ranks are added up."""
+        return float(torch.stack(list(losses)).double().sum())
 
     async def fetch_weights(self) -> None:
         """Replace the model's weights by those of the ranks."""
-        await self._ranks.fetch_weights()
+        await self._sharded.fetch_weights()
 
     async def snapshot(self) -> TrainingState:
         """Copy the state on every rank; its files are written from there."""
-        return await self._ranks.snapshot()
+        return await self._sharded.snapshot()
 
     async def restore(self, state: TrainingState) -> None:
         """Continue from a snapshot."""
-        await self._ranks.restore(state)
-
-    async def _forward_backward(self, rows: SftRows) -> list[Tensor]:
-        dealt = plan_passes(
-            rows.num_input_tokens, self._config.micro_batch_size, self._config.ranks
-        )
-        # with sharded weights each pass is a collective of all ranks
-        least = max(map(len, dealt)) if self._config.shard == "weights" else 1
-        num_tokens, idle = int(rows.mask.sum()), idle_row(rows.num_input_tokens)
-
-        async def train(rank: LearnerRank, parts: Sequence[Tensor]) -> list[Tensor]:
-            await rank.gather_weights(True)
-            num_passes = max(len(parts), least)
-
-            def call(number: int) -> Awaitable[Tensor]:
-                is_idle = number >= len(parts)
-                index = idle if is_idle else parts[number]
-                part = rows.rows(index)
-                if is_idle:  # a masked row adds exact zeros to every gradient
-                    part = part._replace(mask=torch.zeros_like(part.mask))
-                # the word is part of the seed: another one would draw other noise for the same run
-                seed = derive_seed(self._seed, "lesson", self.weight_version, int(index[0]))
-                observations = tuple(name_cached_arrays(each) for each in part.observations)
-                part = part._replace(observations=observations)
-                return rank.imitate(part, seed, num_tokens, number == num_passes - 1)
-
-            found = await in_order(call, range(num_passes))
-            # in float64, in which those of several ranks are added up
-            return [loss.double() for loss in found]
-
-        group = self._ranks.group
-        losses = await group.together(train(*pair) for pair in zip(group.ranks, dealt, strict=True))
-        return [loss for of_rank in losses for loss in of_rank]
+        await self._sharded.restore(state)

@@ -4,14 +4,13 @@ Its critic's rows are dealt to the same ranks that train the policy.
 """
 
 import asyncio
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -21,20 +20,17 @@ from vla_rl.engines.policy_model import TokenModel
 from vla_rl.learner.backend import WeightSink
 from vla_rl.learner.config import CriticConfig, LearnerConfig
 from vla_rl.learner.critic import PolicyCritic
-from vla_rl.learner.critic_backend import ValueRows, ValueSums, count_input_tokens, summed_values
+from vla_rl.learner.critic_backend import CriticBackend, ValueSums, summed_values
 from vla_rl.learner.distributed.backend import RankTensors, ShardedBackend
 from vla_rl.learner.distributed.group import RankGroup
-from vla_rl.learner.distributed.messages import idle_row, in_order
-from vla_rl.learner.distributed.rank import LearnerRank
 from vla_rl.learner.distributed.rank_hosts import RankAssignments
 from vla_rl.learner.distributed.rank_times import describe_ranks, rank_metrics, rank_slices
 from vla_rl.learner.estimates.rank_memory import require_layout
 from vla_rl.learner.learner import PolicyLearner, UpdateReport
 from vla_rl.learner.optimizer import StepReport
-from vla_rl.learner.plan import plan_passes
 from vla_rl.learner.rows import Advantage
 from vla_rl.learner.scoring import PolicyReference
-from vla_rl.types import Observation, Trajectory
+from vla_rl.types import Trajectory
 from vla_rl.util.tasks import await_end
 
 
@@ -157,7 +153,7 @@ class ShardedLearner(PolicyLearner):
         self._critic_config = config
         self._require_layout(has_reference=self._has_reference, critic=config)
         self._ranks.group.add_critic(config, seed)
-        passes = ShardedCriticBackend(self._ranks.group, self._config, config)
+        passes = ShardedCriticBackend(self._ranks.group, config)
         return PolicyCritic(passes, config, seed)
 
     def reference(self) -> PolicyReference:
@@ -176,26 +172,17 @@ class ShardedLearner(PolicyLearner):
         return self._ranks
 
 
-class ShardedCriticBackend:
+class ShardedCriticBackend(CriticBackend):
     """`CriticBackend` over the ranks of a sharded learner.
 
     Args:
         group: the ranks, with `add_critic` called before they start.
-        learner: number of ranks, and what each holds.
         config: sizes of the critic's micro-batches.
     """
 
-    def __init__(self, group: RankGroup, learner: LearnerConfig, config: CriticConfig) -> None:
-        self._group, self._learner, self._size = group, learner, config.micro_batch_size
-        self._num_snapshots = 0
-
-    async def values(self, observations: Sequence[Observation]) -> Tensor:
-        """Compute values, float32 [N] on the CPU."""
-        return await await_end(asyncio.ensure_future(self._values(observations)))
-
-    async def forward_backward(self, rows: ValueRows) -> list[ValueSums]:
-        """Compute the gradient of the mean loss of a mini-batch."""
-        return await await_end(asyncio.ensure_future(self._forward_backward(rows)))
+    def __init__(self, group: RankGroup, config: CriticConfig) -> None:
+        super().__init__(group, config)
+        self._group, self._num_snapshots = group, 0
 
     async def optim_step(self) -> StepReport:
         """Take one optimizer step on every rank."""
@@ -205,7 +192,8 @@ class ShardedCriticBackend:
 
     async def summed(self, sums: Sequence[ValueSums]) -> tuple[float, float]:
         """Return the sum of the losses and the number of clipped values."""
-        return summed_values(sums)
+        # in float64, in which those of several ranks are added up
+        return summed_values([each._replace(loss=each.loss.double()) for each in sums])
 
     async def snapshot(self, num_updates: int) -> RankTensors:
         """Copy the state on every rank; its file is written from there."""
@@ -231,59 +219,3 @@ class ShardedCriticBackend:
             restore=lambda rank, paths: rank.restore_critic(paths[0], prefix),
         )
         await await_end(asyncio.ensure_future(reading))
-
-    async def _values(self, observations: Sequence[Observation]) -> Tensor:
-        lengths = count_input_tokens(observations)
-        dealt, num_passes = self._dealt(lengths)
-        values, idle = torch.zeros(len(observations)), idle_row(lengths)
-
-        async def score(rank: LearnerRank, parts: Sequence[Tensor]) -> None:
-            await rank.gather_critic(False)
-            padded = [*parts, *[idle] * (num_passes - len(parts))]
-
-            def call(index: Tensor) -> Awaitable[Tensor]:
-                return rank.critic_values(tuple(local[row] for row in index.tolist()))
-
-            async with self._group.with_local_images(rank, observations, padded) as local:
-                found = await in_order(call, padded)
-            for index, result in zip(parts, found, strict=False):
-                values[index] = result
-            await rank.scatter_critic()
-
-        await self._group.together(score(*pair) for pair in self._group.dealt(dealt))
-        return values
-
-    async def _forward_backward(self, rows: ValueRows) -> list[ValueSums]:
-        lengths = count_input_tokens(rows.observations)
-        dealt, least = self._dealt(lengths)
-        num_rows, idle = len(rows.target), idle_row(lengths)
-
-        async def fit(rank: LearnerRank, parts: Sequence[Tensor]) -> list[ValueSums]:
-            await rank.gather_critic(True)
-            num_passes = max(len(parts), least, 1)
-
-            def call(number: int) -> Awaitable[ValueSums]:
-                is_masked = number >= len(parts)
-                part = local.rows(idle if is_masked else parts[number])
-                return rank.fit(part, num_rows, is_masked, number == num_passes - 1)
-
-            images, needed = rows.observations, [*parts, idle]
-            async with self._group.with_local_images(rank, images, needed) as observations:
-                local = rows._replace(observations=observations)
-                found = await in_order(call, range(num_passes))
-            return found[: len(parts)]
-
-        sums = await self._group.together(fit(*pair) for pair in self._group.dealt(dealt))
-        # in float64, in which those of several ranks are added up
-        return [
-            ValueSums(each.loss.double(), each.num_clipped)
-            for of_rank in self._group.counted(sums)
-            for each in of_rank
-        ]
-
-    def _dealt(self, lengths: Tensor) -> tuple[tuple[tuple[Tensor, ...], ...], int]:
-        """Return the micro-batches of each rank, and the least number that each has to compute."""
-        dealt = plan_passes(lengths, self._size, self._learner.row_groups)
-        # with weights in shards each pass is a collective of all ranks
-        is_padded = self._learner.shard == "weights"
-        return dealt, max(map(len, dealt)) if is_padded else 0

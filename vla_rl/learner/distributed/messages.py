@@ -4,11 +4,10 @@ Rows, divisors and sums are sent as they are, tensors included. Images lie on th
 Those of rows that a rank of another host will read are copied to that host first (`with_local_images`).
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -76,32 +75,6 @@ def _read_array(value: Any) -> Any:
         return value.read_array()
     # what arrives is read-only, which torch warns about, and its shared memory is needed
     return value.copy() if isinstance(value, np.ndarray) else value
-
-
-S = TypeVar("S")
-T = TypeVar("T")
-
-IN_FLIGHT: Final = 2
-"""Micro-batches that a rank has at a time: one is computed, the next is prepared."""
-
-
-async def in_order(call: Callable[[S], Awaitable[T]], inputs: Iterable[S]) -> list[T]:
-    """Make a call for each input, in order and a few at a time."""
-    # two: with one, a rank would wait for its next rows; with all of them, their images would fill
-    # the memory of its host
-    free = asyncio.Semaphore(IN_FLIGHT)
-
-    async def one(value: S) -> T:
-        async with free:
-            return await call(value)
-
-    return await asyncio.gather(*(one(value) for value in inputs))
-
-
-def idle_row(num_input_tokens: Tensor) -> Tensor:
-    """Return the shortest row, for passes of ranks that have no row of their own."""
-    # the cheapest one: it is computed for nothing but its part in a collective
-    return num_input_tokens.argmin()[None]
 
 
 @dataclass(frozen=True)

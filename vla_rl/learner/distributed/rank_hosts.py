@@ -22,12 +22,12 @@ from vla_rl.learner.distributed.host_rank import (
     require_same_code,
     split_ranges,
 )
-from vla_rl.learner.distributed.messages import in_order
 from vla_rl.learner.distributed.rank import LearnerRank
 from vla_rl.learner.distributed.rank_parts import PolicySource
 from vla_rl.learner.distributed.rendezvous import RENDEZVOUS_TIMEOUT_S, Network, Rendezvous
 from vla_rl.learner.distributed.state import read_header
 from vla_rl.learner.estimates.rank_memory import choose_gpus
+from vla_rl.learner.ranks import in_order
 
 
 @dataclass(frozen=True)

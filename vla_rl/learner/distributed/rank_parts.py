@@ -43,7 +43,7 @@ from vla_rl.learner.distributed.state import Part, copy_part
 from vla_rl.learner.imitation_backend import Preparation, SftRows, run_sft_backward
 from vla_rl.learner.optimizer import StepReport
 from vla_rl.learner.plan import TensorPlan, get_tensor_plan
-from vla_rl.learner.scoring import move_choices
+from vla_rl.learner.scoring import score_batch
 from vla_rl.types import Observation
 from vla_rl.util.arrays import torch_dtype
 
@@ -164,12 +164,7 @@ class RankParts:
         if of_reference:
             assert self._reference is not None, "these ranks have no reference"
             module = self._reference
-        with torch.no_grad():
-            log_probs, _ = module.log_probs(
-                batch, *move_choices(self._model, rows.tokens, rows.temperature)
-            )
-        scores: Tensor = log_probs.float().cpu()
-        return scores
+        return score_batch(self._model, module.log_probs, batch, rows).cpu()
 
     def gather_critic(self, clear: bool) -> None:
         """Gather the weights that the critic's passes need."""
