@@ -138,30 +138,39 @@ class EnginePool(ABC, Generic[E]):
 
         Waits until one is ready.
         """
+        # nearly every request finds an engine at once, and needs no timer
+        if (found := self._find_engine()) is not None:
+            return found
         limit = asyncio.timeout(None)
         try:
             async with limit:
-                while True:
-                    if not self.is_open:
-                        raise RuntimeError(
-                            "the engine is not open; ask inside its `async with` block"
-                        )
-                    if not self.is_paused:
-                        if ready := self.ready():
-                            return self._assign(ready)
-                        if failure := self.find_failure(has_waited=False):
-                            raise failure
-                        # An update may take longer than a lost server is waited for: its time is not
-                        # counted before the first look after it.
-                        if self._wait_limit_s is not None and limit.when() is None:
-                            now = asyncio.get_running_loop().time()
-                            limit.reschedule(now + self._wait_limit_s)
+                while (found := self._find_engine()) is None:
+                    # An update may take longer than a lost server is waited for: its time is not
+                    # counted before the first look after it.
+                    if (
+                        self._wait_limit_s is not None
+                        and limit.when() is None
+                        and not self.is_paused
+                    ):
+                        limit.reschedule(asyncio.get_running_loop().time() + self._wait_limit_s)
                     self._changed.clear()
                     await self._changed.wait()
+                return found
         except TimeoutError as error:
             failure = self.find_failure(has_waited=True)
             assert failure is not None
             raise failure from error
+
+    def _find_engine(self) -> E | None:
+        if not self.is_open:
+            raise RuntimeError("the engine is not open; ask inside its `async with` block")
+        if self.is_paused:
+            return None
+        if ready := self.ready():
+            return self._assign(ready)
+        if (failure := self.find_failure(has_waited=False)) is not None:
+            raise failure
+        return None
 
     def _assign(self, ready: Sequence[E]) -> E:
         # an episode is one task, so its turns come from one task: no name of a conversation is
