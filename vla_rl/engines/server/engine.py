@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-import numpy as np
 from torch import nn
 
 from vla_rl.engines.chat_interface import ChatEngineBase, Question, Sampled
@@ -19,7 +18,13 @@ from vla_rl.engines.config import EngineConfig
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.server.pool import ServerPool, WeightFolders
 from vla_rl.engines.server.servers import ModelServer, ServerLost
-from vla_rl.engines.vllm.served import Answer, ReplyRules, ServedLanguage
+from vla_rl.engines.vllm.served import (
+    Answer,
+    ReplyRules,
+    ServedLanguage,
+    join_answers,
+    make_reply_rules,
+)
 from vla_rl.errors import ConfigError
 from vla_rl.rollout import BatchStats
 from vla_rl.types import Sampling
@@ -145,22 +150,9 @@ class ServerChatEngine(ChatEngineBase):
         self._update_s = time.perf_counter() - began
 
     async def _sample(self, asked: Question, sampling: Sampling, max_tokens: int) -> Sampled:
-        rules = ReplyRules(
-            stop_tokens=tuple(sorted(self._chat.stop_tokens)),
-            stop=asked.options.stop,
-            grammar=asked.grammar,
-            num_alternatives=asked.options.top_log_probs or 0,
-        )
-        parts = await self._ask(asked.tokens.tolist(), sampling, max_tokens, rules)
-        return Sampled(
-            tokens=np.concatenate([part.tokens for part in parts]),
-            log_probs=np.concatenate([part.log_probs for part in parts]),
-            versions=np.concatenate([part.versions for part in parts]),
-            finish_reason="stop" if parts[-1].finish_reason == "stop" else "length",
-            stopped_by=parts[-1].stopped_by,
-            alternatives=[
-                row[: rules.num_alternatives] for part in parts for row in part.alternatives
-            ],
+        rules = make_reply_rules(asked, self._chat.stop_tokens)
+        return join_answers(
+            await self._ask(asked.tokens.tolist(), sampling, max_tokens, rules), rules
         )
 
     async def _ask(

@@ -11,9 +11,10 @@ from vla_rl.engines.vllm.engine import VllmEngine
 from vla_rl.engines.vllm.served import (
     NO_RULES,
     EngineRequest,
-    ReplyRules,
     ServedActions,
     ServedLanguage,
+    join_answers,
+    make_reply_rules,
 )
 from vla_rl.types import ActionChunk, Observation, Sampling
 
@@ -74,23 +75,11 @@ class VllmChatEngine(VllmEngine, ChatEngineBase):
             # At the first grammar and not at the start: most runs need none of vLLM's libraries for
             # them.
             require_grammars()
-        rules = ReplyRules(
-            stop_tokens=tuple(sorted(self._chat.stop_tokens)),
-            stop=asked.options.stop,
-            grammar=asked.grammar,
-            num_alternatives=asked.options.top_log_probs or 0,
-        )
+        rules = make_reply_rules(asked, self._chat.stop_tokens)
         answer = await self._pool.answer_request(
             EngineRequest(asked.tokens.tolist()), sampling, max_tokens, rules
         )
-        return Sampled(
-            tokens=answer.tokens,
-            log_probs=answer.log_probs,
-            versions=answer.versions,
-            finish_reason="stop" if answer.finish_reason == "stop" else "length",
-            stopped_by=answer.stopped_by,
-            alternatives=[row[: rules.num_alternatives] for row in answer.alternatives],
-        )
+        return join_answers([answer], rules)
 
 
 def make_vllm_engine(

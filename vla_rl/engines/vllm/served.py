@@ -9,7 +9,7 @@ of `ServedActions` or `ServedLanguage`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from torch import Tensor, nn
 
-from vla_rl.engines.chat_interface import ChatInterface
+from vla_rl.engines.chat_interface import ChatInterface, Question, Sampled
 from vla_rl.engines.vllm import adapter
 from vla_rl.types import Observation, Sampling
 
@@ -297,3 +297,26 @@ def _alternatives(row: dict[int, Any]) -> tuple[tuple[int, float], ...]:
 
 def _aborted() -> Answer:
     return Answer(np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(0, np.int64), "abort")
+
+
+def make_reply_rules(asked: Question, stop_tokens: Iterable[int]) -> ReplyRules:
+    """Return the rules of the reply to a question."""
+    return ReplyRules(
+        stop_tokens=tuple(sorted(stop_tokens)),
+        stop=asked.options.stop,
+        grammar=asked.grammar,
+        num_alternatives=asked.options.top_log_probs or 0,
+    )
+
+
+def join_answers(parts: Sequence[Answer], rules: ReplyRules) -> Sampled:
+    """Return a reply whose parts were sampled one after the other."""
+    return Sampled(
+        tokens=np.concatenate([part.tokens for part in parts]),
+        log_probs=np.concatenate([part.log_probs for part in parts]),
+        versions=np.concatenate([part.versions for part in parts]),
+        finish_reason="stop" if parts[-1].finish_reason == "stop" else "length",
+        stopped_by=parts[-1].stopped_by,
+        # an engine reports the sampled token too where it is none of the likeliest
+        alternatives=[row[: rules.num_alternatives] for part in parts for row in part.alternatives],
+    )
