@@ -71,11 +71,11 @@ def compared(
             "run has not ended, or had no held-out episodes (--held-out.init-states)"
         )
     first, last = versions[min(versions)], versions[max(versions)]
-    both = {record.key for record in first} & {record.key for record in last}
+    both = {record.episode_key for record in first} & {record.episode_key for record in last}
     return (
         max(versions),
-        [record for record in first if record.key in both],
-        [record for record in last if record.key in both],
+        [record for record in first if record.episode_key in both],
+        [record for record in last if record.episode_key in both],
     )
 
 
@@ -135,7 +135,8 @@ def outcomes_by_task(records: Sequence[EpisodeRecord]) -> dict[str, str]:
     """Return each task's outcomes in the order of its starts, 1 for solved."""
     return {
         task: "".join(
-            str(int(record.is_success)) for record in sorted(found, key=lambda each: each.key)
+            str(int(record.is_success))
+            for record in sorted(found, key=lambda each: each.episode_key)
         )
         for task, found in group_by_task(records).items()
     }

@@ -31,10 +31,10 @@ async def started(
     runtime: Runtime, config: SimulatorConfig, env: EnvSpec, index: int
 ) -> SimulatorProcess:
     """Start one process and build its environment."""
-    process = await SimulatorProcess.start(
+    process = await SimulatorProcess.start_process(
         runtime, f"{config.start}-{index}", config, index, (env,)
     )
-    await process.envs[0].open(env)
+    await process.envs[0].build_env(env)
     return process
 
 

@@ -92,7 +92,9 @@ def test_the_functions_about_data_sets_look_copy_and_record(
     for number, snippet in enumerate(re.findall(r"```python\n(.*?)```", text, re.DOTALL), start=1):
         exec(compile(snippet, f"data.md snippet {number}", "exec"), page)
 
-    LeRobotWriter(tmp_path / "one").add(made_episode("a", 5)).add(made_episode("b", 2))
+    LeRobotWriter(tmp_path / "one").add_episode(made_episode("a", 5)).add_episode(
+        made_episode("b", 2)
+    )
     page["look_at"](tmp_path / "one")
     assert (
         "a push the plate 5 True\nb push the plate 2 True\n(12, 12, 3) [" in capsys.readouterr().out

@@ -111,7 +111,7 @@ async def estimate_values(lane: DeviceLane, *, family: str, trunk: Any) -> None:
     episodes = trajectories(family)
     estimates = await critic.values(episodes)
     returns = [np.ones(len(each.steps), np.float32) for each in episodes]
-    await critic.update(episodes, estimates, returns)
+    await critic.fit_values(episodes, estimates, returns)
 
 
 async def imitate(lane: DeviceLane, *, family: str) -> None:
@@ -122,7 +122,7 @@ async def imitate(lane: DeviceLane, *, family: str) -> None:
         Demonstration(observation=observation(family, each), actions=shown, num_valid=len(shown))
         for each in range(3)
     ]
-    await imitator.update(examples)
+    await imitator.train_step(examples)
     if family != "language":
         await imitator.evaluate(examples)
 

@@ -185,7 +185,7 @@ class Loopback:
         self.codec = Codec()
         self.on_message: Callable[[Frames], None] = lambda frames: None
 
-    def send(self, frames: Frames) -> None:
+    def send_message(self, frames: Frames) -> None:
         """Drop it."""
 
     async def until_room(self) -> None:
@@ -194,7 +194,7 @@ class Loopback:
     def poll(self) -> None:
         """Nothing comes."""
 
-    def kill(self) -> None:
+    def kill_incarnation(self) -> None:
         """Nothing to kill."""
 
     async def until_gone(self) -> None:

@@ -162,7 +162,7 @@ async def test_a_kernel_that_refuses_filters_is_named_once_and_actors_run(
                 "this kernel refuses filters on sockets to this user (Operation not permitted)"
             )
         with open_link("127.0.0.1", socket.address, client, received.append, lambda: None) as link:
-            link.send(Codec().encode(Kind.CALL, 0, 0, 1, "in", "test"))
+            link.send_frames(Codec().encode(Kind.CALL, 0, 0, 1, "in", "test"))
             async with asyncio.timeout(30):
                 while not received:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
@@ -175,7 +175,7 @@ async def test_a_kernel_that_refuses_filters_is_named_once_and_actors_run(
                 received.append,
                 (lost := asyncio.Event()).set,
             )
-            other.send(Codec().encode(Kind.CALL, 0, 0, 1, "out", "test"))
+            other.send_frames(Codec().encode(Kind.CALL, 0, 0, 1, "out", "test"))
             async with asyncio.timeout(30):
                 await lost.wait()  # refused: the port is open, and the key is unknown
             other.close()
@@ -266,7 +266,7 @@ async def test_what_a_process_sent_last_is_read_after_its_connection_has_ended()
     while not link.is_lost:  # this loop reads nothing meanwhile
         link.read_events()
         time.sleep(0.05)  # noqa: ASYNC251
-    link.poll()
+    link.deliver_received()
     assert received == [b"last words"]
     link.close()
     context.destroy(linger=0)

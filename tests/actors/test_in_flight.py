@@ -71,7 +71,7 @@ async def test_senders_wait_in_order_until_the_reader_has_taken_some() -> None:
     sent: list[str] = []
 
     async def send(name: str) -> None:
-        await sender.until_room()
+        await sender.wait_for_room()
         sender.send(LARGE)
         sent.append(name)
 
@@ -95,7 +95,7 @@ async def test_the_end_of_a_connection_releases_those_that_wait() -> None:
     sender = bounded(near)
     while sender.has_room:
         sender.send(LARGE)
-    waiting = asyncio.create_task(sender.until_room())
+    waiting = asyncio.create_task(sender.wait_for_room())
     await asyncio.sleep(0)
     sender.close()
     async with asyncio.timeout(10):
@@ -176,7 +176,9 @@ async def close_both_ends() -> None:
     address = f"tcp://127.0.0.1:{peer.bind_to_random_port('tcp://127.0.0.1')}"
     link = DirectLink(near, address, theirs.public, ours, lambda frames: None, lambda: None)
     for _ in range(6):
-        link.send(codec.encode(Kind.RESULT, 0, 0, 0, {"first": PIECE, "then": PIECE}, "piece"))
+        link.send_frames(
+            codec.encode(Kind.RESULT, 0, 0, 0, {"first": PIECE, "then": PIECE}, "piece")
+        )
     await asyncio.to_thread(peer.recv)
     closing = threading.Thread(target=lambda: peer.close(linger=0))
     closing.start()

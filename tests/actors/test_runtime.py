@@ -315,11 +315,11 @@ async def test_an_actor_of_this_loop_has_no_process_and_each_incarnation_a_chann
 ) -> None:
     (first, death), (second, other) = (launched(launchers, InLoop()) for _ in range(2))
     assert first.pid == second.pid == 0
-    first.kill()
+    first.kill_incarnation()
     async with asyncio.timeout(10):
         assert (await death).cause == "killed"
         assert not other.done()
-        second.kill()
+        second.kill_incarnation()
         await other
 
 

@@ -94,7 +94,7 @@ WAITS = {
         "asyncio.shield(self._connected)": "connect_within_s",
         "self._answered(answer, process.most_preparation_s, connect_within_s)": "both arguments",
         "asyncio.wait([answer], timeout=left_s)": "its argument",
-        "self._link.until_room()": "the end of the link",
+        "self._link.wait_for_room()": "the end of the link",
         "asyncio.shield(self._gone)": "_OTHER_END_WITHIN_S after `kill`",
     },
 }

@@ -62,7 +62,7 @@ def with_a_recording_of_another_robot(root: Path) -> SrpoToyConfig:
     episode = RecordedEpisode(
         name="a", instruction="go", actions=actions, vectors={"state": actions}, frames={}
     )
-    LeRobotWriter(root / "data", fps=50, robot_type="cart").add(episode)
+    LeRobotWriter(root / "data", fps=50, robot_type="cart").add_episode(episode)
     (root / "data/data/chunk-000/file-001.parquet.part").write_bytes(b"left by a kill")
     return changed(small_run(root / "runs"), record_to=str(root / "data"))
 

@@ -128,7 +128,7 @@ def test_the_page_shows_a_start_that_failed_before_and_was_solved_after(run: Run
     write_records(run.path / SUCCESSES.file, records)
     (run.path / "strips").mkdir()
     for record in records:
-        path = contact_sheet_path(run, record.weights, record.key)
+        path = contact_sheet_path(run, record.weights, record.episode_key)
         imageio.imwrite(path, np.zeros((8, 8, 3), np.uint8))
     page = write_report(run).read_text()
     assert page.count("data:image/jpeg;base64,") == 2
@@ -149,7 +149,7 @@ def test_the_curve_has_a_point_for_each_weights_that_ran_all_starts_and_none_for
     # the first episode to end; the others still run
     records.append(held_out_record(8, 1, 40, True))
     write_records(run.path / SUCCESSES.file, records)
-    keys = [record.key for record in records if record.weights == 0]
+    keys = [record.episode_key for record in records if record.weights == 0]
     points = curve_points(records, keys, "success_rate")
     # what chose differs from what is reported, and the report comes first
     chose = [points[1], msgspec.structs.replace(points[0], weights=6)]
@@ -175,7 +175,7 @@ def test_the_best_weights_stand_beside_the_first_and_the_last(run: RunDirectory)
         for start in range(4)
     ]
     write_records(run.path / SUCCESSES.file, records)
-    points = curve_points(records, [record.key for record in records[:4]], "success_rate")
+    points = curve_points(records, [record.episode_key for record in records[:4]], "success_rate")
     write_curve(run, make_curve("success_rate", [points[1]], points))
     page = write_report(run).read_text()
     assert "<th>best checkpoint, weights 2</th>" in page

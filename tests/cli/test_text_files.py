@@ -53,7 +53,7 @@ def dataset(folder: Path) -> None:
     episode = RecordedEpisode(
         name="a", instruction="go", actions=actions, vectors={"state": actions}, frames={}
     )
-    LeRobotWriter(folder).add(episode)
+    LeRobotWriter(folder).add_episode(episode)
 
 
 def old_dataset(folder: Path) -> None:

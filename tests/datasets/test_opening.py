@@ -206,7 +206,7 @@ def test_a_recording_that_lacks_something_is_refused(
 
 
 def test_each_layout_is_known_by_what_is_in_the_folder(tmp_path: Path) -> None:
-    LeRobotWriter(tmp_path / "mine").add(made_episode("a"))
+    LeRobotWriter(tmp_path / "mine").add_episode(made_episode("a"))
     assert [episode.name for episode in open_dataset(tmp_path / "mine")] == ["a"]
     assert len(open_dataset(published(tmp_path / "theirs"))) == 2
     with pytest.raises(DataError, match=r"neither meta/info.json nor .hdf5 nor .npz files"):
@@ -307,7 +307,7 @@ def test_a_last_number_that_is_hardly_ever_a_command_is_said_to_be_taken_for_one
 ) -> None:
     episode = made_episode("a", 40)
     episode.actions[:, -1] = np.linspace(-0.5, 0.5, 40)
-    LeRobotWriter(tmp_path / "joints").add(episode)
+    LeRobotWriter(tmp_path / "joints").add_episode(episode)
     open_dataset(tmp_path / "joints", DatasetOptions(gripper=gripper))
     said = [
         record.getMessage()

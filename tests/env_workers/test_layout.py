@@ -33,7 +33,9 @@ NESTED = spaces.Tuple(
 def read_back(layout: ObservationLayout, observation: Any) -> Any:
     block, others = BlockPacker(layout).pack(observation)
     array: Any = block
-    return layout.read(array.array, others)  # a plain block: this process has no shared memory
+    return layout.unpack_observation(
+        array.array, others
+    )  # a plain block: this process has no shared memory
 
 
 @pytest.mark.parametrize(
@@ -59,8 +61,8 @@ def spell_out(value: Any) -> Any:
 def test_large_arrays_are_views_of_the_block_and_small_ones_are_copies() -> None:
     layout = ObservationLayout(CAMERAS)
     block = np.zeros(layout.num_bytes, np.uint8)
-    observation = layout.read(block, ["text"])
-    layout.write(
+    observation = layout.unpack_observation(block, ["text"])
+    layout.pack_observation(
         {
             "image": np.ones((40, 40, 3), np.uint8),
             "state": np.ones(8, np.float32),

@@ -232,7 +232,7 @@ ARM = ActionGate(spaces.Box(-1.0, 1.0, (3,), np.float32), "arm-v0")
 
 def test_what_can_be_cast_is_cast() -> None:
     for action in ([0, 1, -1], np.zeros(3, np.float64), (0.5, 0.5, 0.5)):
-        assert ARM.check(action).dtype == np.float32
+        assert ARM.check_action(action).dtype == np.float32
     assert ARM.check_chunk(np.zeros((4, 3))).shape == (4, 3)
 
 
@@ -252,7 +252,7 @@ def test_what_can_be_cast_is_cast() -> None:
 )
 def test_a_wrong_action_says_what_it_is_and_what_was_expected(action: Any, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        ARM.check(action)
+        ARM.check_action(action)
 
 
 @pytest.mark.parametrize("shape", [(3,), (0, 3), (8, 4), (2, 2, 3)])
@@ -270,16 +270,16 @@ def test_a_wrong_number_in_a_chunk_is_found() -> None:
 
 def test_discrete_actions_are_whole_numbers_in_range() -> None:
     gate = ActionGate(spaces.Discrete(3), "keys-v0")
-    assert gate.check(np.int64(2)) == 2
+    assert gate.check_action(np.int64(2)) == 2
     for action in (3, -1, 1.0, [1]):
         with pytest.raises(ValueError, match="action for keys-v0 is"):
-            gate.check(action)
+            gate.check_action(action)
     with pytest.raises(ValueError, match="action chunks need a Box space"):
         gate.check_chunk(np.zeros((2, 1)))
 
 
 def test_any_other_space_is_asked_itself() -> None:
     gate = ActionGate(spaces.MultiDiscrete([2, 3]), "pad-v0")
-    assert gate.check([1, 2]).tolist() == [1, 2]
+    assert gate.check_action([1, 2]).tolist() == [1, 2]
     with pytest.raises(ValueError, match="expected a value of MultiDiscrete"):
-        gate.check([1, 3])
+        gate.check_action([1, 3])

@@ -278,9 +278,11 @@ async def test_all_environments_of_a_process_are_closed_with_it(
     )
     files = [tmp_path / f"closed-{number}" for number in range(2)]
     async with asyncio.timeout(60), Runtime(name="test", stop_grace_s=30.0) as runtime:
-        process = await SimulatorProcess.start(runtime, "two", SimulatorConfig(), num_envs=2)
+        process = await SimulatorProcess.start_process(
+            runtime, "two", SimulatorConfig(), num_envs=2
+        )
         for simulator, file in zip(process.envs, files, strict=True):
-            await simulator.open(
+            await simulator.build_env(
                 EnvSpec(id="tells_its_end:test/tells_its_end-v0", kwargs={"file": str(file)})
             )
         await process.stop()

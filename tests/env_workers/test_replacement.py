@@ -214,7 +214,7 @@ async def test_without_room_for_two_the_old_simulator_goes_before_the_new_one_co
 async def test_a_worn_out_simulator_that_dies_before_its_successor_is_up_costs_one_attempt(
     runtime: Runtime, episode: Episode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, may_succeed = SimulatorProcess.start, asyncio.Event()
+    start, may_succeed = SimulatorProcess.start_process, asyncio.Event()
 
     async def start_when_it_may(
         runtime: Runtime, name: str, *args: Any, **kwargs: Any
@@ -223,7 +223,7 @@ async def test_a_worn_out_simulator_that_dies_before_its_successor_is_up_costs_o
             await may_succeed.wait()
         return await start(runtime, name, *args, **kwargs)
 
-    monkeypatch.setattr(SimulatorProcess, "start", start_when_it_may)
+    monkeypatch.setattr(SimulatorProcess, "start_process", start_when_it_may)
     monkeypatch.setattr("vla_rl.env_workers.pool.available_mb", lambda: math.inf)
     config = SimulatorConfig(num_envs=1, recycle_after_episodes=1)
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:

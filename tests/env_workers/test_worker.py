@@ -43,7 +43,7 @@ def spec(at: str = "", name: str = "it") -> EnvSpec:
 async def opened(*specs: EnvSpec) -> EnvWorker:
     worker = EnvWorker(len(specs))
     for number, each in enumerate(specs):
-        await worker.open(number, each)
+        await worker.build_env(number, each)
     return worker
 
 
@@ -70,9 +70,9 @@ async def test_a_broken_environment_is_built_anew_by_the_next_open(closed: list[
     await worker.reset(0, 0, None, 0)
     with pytest.raises(EnvError, match="it broke in step"):
         await CALLS["step"](worker, 0)
-    await worker.open(0, spec(name="next"))
+    await worker.build_env(0, spec(name="next"))
     await CALLS["reset"](worker, 0)
-    await worker.open(0, spec(name="next"))  # intact, so not built again
+    await worker.build_env(0, spec(name="next"))  # intact, so not built again
     assert (await worker.get_state(0), closed) == (0, ["it"])
 
 
@@ -93,13 +93,13 @@ async def test_a_method_that_raises_leaves_the_environment_open(closed: list[str
     worker = await opened(spec("count"))
     await worker.reset(0, 0, None, 0)
     with pytest.raises(RuntimeError, match="it broke in count"):
-        await worker.call(0, "count", [], {})
+        await worker.call_method(0, "count", [], {})
     with pytest.raises(AttributeError):
-        await worker.call(0, "no_such_method", [], {})
+        await worker.call_method(0, "no_such_method", [], {})
     await CALLS["step"](worker, 0)
-    assert unmark(await worker.call(0, "get_state", [], {})) == 1
-    await worker.set_attr(0, "render_mode", mark("human", "render_mode"))
-    assert unmark(await worker.call(0, "render_mode", [], {})) == "human"
+    assert unmark(await worker.call_method(0, "get_state", [], {})) == 1
+    await worker.set_attribute(0, "render_mode", mark("human", "render_mode"))
+    assert unmark(await worker.call_method(0, "render_mode", [], {})) == "human"
     assert closed == []
 
 
@@ -119,9 +119,9 @@ async def test_the_same_environment_is_not_built_twice_and_another_replaces_it(
     worker = await opened(spec())
     await worker.reset(0, 0, None, 0)
     await CALLS["step"](worker, 0)
-    await worker.open(0, spec())
+    await worker.build_env(0, spec())
     assert (await worker.get_state(0), closed) == (1, [])
-    await worker.open(0, spec(name="other"))
+    await worker.build_env(0, spec(name="other"))
     assert closed == ["it"]
     await worker.close_env(0)
     await worker.close_env(0)

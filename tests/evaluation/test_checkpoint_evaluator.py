@@ -113,7 +113,7 @@ def first_finished(num: int, num_envs: int, steps_per_update: int) -> tuple[floa
 
 
 def by_key(record: EpisodeRecord) -> Any:
-    return record.key
+    return record.episode_key
 
 
 async def test_moving_weights_and_short_successes_do_not_raise_the_result_of_a_checkpoint(
@@ -145,7 +145,7 @@ async def test_moving_weights_and_short_successes_do_not_raise_the_result_of_a_c
             lambda: episodes[len(records) :],
             done,
         )
-    assert sorted(record.key for record in records) == sorted(map(episode_key, episodes))
+    assert sorted(record.episode_key for record in records) == sorted(map(episode_key, episodes))
     assert {record.weights for record in records} == {3}
     assert sum(record.value for record in records) / len(records) == 0.5
     offline = await evaluate_offline(tmp_path / "version-3", episodes, 3)

@@ -95,13 +95,13 @@ def test_tasks_are_in_order_of_their_number_and_weights_of_their_version() -> No
 async def test_records_are_on_disk_as_they_come_and_a_torn_line_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     with RecordFile(path) as file:
-        await file.add(evaluated(start=0))
-        await file.add(evaluated(start=1, is_success=False))
+        await file.append_record(evaluated(start=0))
+        await file.append_record(evaluated(start=1, is_success=False))
         assert len(path.read_bytes().splitlines()) == 2
     path.write_bytes(path.read_bytes() + b'{"task": "libero_go')  # killed while it wrote
     with RecordFile(path) as file:
         assert file.records == [evaluated(start=0), evaluated(start=1, is_success=False)]
-        await file.add(evaluated(start=2))
+        await file.append_record(evaluated(start=2))
     assert len(read_records(path)) == 3
 
 
@@ -110,10 +110,10 @@ async def test_records_that_find_no_room_are_kept_and_written_when_there_is_some
 ) -> None:
     path, disk = tmp_path / "episodes.jsonl", SmallDisk(monkeypatch)
     with RecordFile(path) as file:
-        await file.add(evaluated(start=0))
+        await file.append_record(evaluated(start=0))
         disk.room = 50  # of a line of 150 bytes
-        await file.add(evaluated(start=1))
-        await file.add(evaluated(start=2))
+        await file.append_record(evaluated(start=1))
+        await file.append_record(evaluated(start=2))
         assert len(path.read_bytes().splitlines()) == 1
         assert (len(file.records), file.num_waiting) == (3, 2)
         disk.room = None
@@ -124,15 +124,15 @@ async def test_records_that_find_no_room_are_kept_and_written_when_there_is_some
 
 async def test_an_episode_may_have_to_stand_in_a_file_once(tmp_path: Path) -> None:
     with RecordFile(tmp_path / "episodes.jsonl", each_once=True) as file:
-        await file.add(evaluated())
+        await file.append_record(evaluated())
         with pytest.raises(ConfigError, match="twice, expected every episode once"):
-            await file.add(evaluated(is_success=False))
-        await file.add(evaluated(weights=2))
+            await file.append_record(evaluated(is_success=False))
+        await file.append_record(evaluated(weights=2))
 
 
 async def test_what_is_missing_is_by_weights(tmp_path: Path) -> None:
     file = RecordFile(tmp_path / "held_out.jsonl")
-    await file.add(evaluated(start=0, weights=4))
+    await file.append_record(evaluated(start=0, weights=4))
     episodes = [episode(0), episode(1)]
     assert file.list_missing(episodes, weights=4) == [episodes[1]]
     assert file.list_missing(episodes, weights=5) == episodes
@@ -187,7 +187,7 @@ async def test_lines_of_24320b8d_are_read_and_new_ones_go_below_them(
     path = tmp_path / "records.jsonl"
     path.write_text(f"{line}\n")
     with RecordFile(path) as file:
-        await file.add(evaluated(start=50))
+        await file.append_record(evaluated(start=50))
     assert read_records(path) == [record, evaluated(start=50)]
     assert path.read_text().startswith(line)
 

@@ -58,9 +58,11 @@ def test_a_libero_scene_makes_environments_by_the_id_of_a_suite_or_of_all_suites
         "physics": "fast",
         "quality": "exact",
     }
-    assert SCENE.env("libero_goal", 2) == EnvSpec(id="vla_rl/libero_goal-v0", kwargs=kwargs)
+    assert SCENE.make_env_spec("libero_goal", 2) == EnvSpec(
+        id="vla_rl/libero_goal-v0", kwargs=kwargs
+    )
     published = msgspec.structs.replace(SCENE, scenes="published")
-    assert published.env("libero_goal_swap", 2, scene_seed=0) == EnvSpec(
+    assert published.make_env_spec("libero_goal_swap", 2, scene_seed=0) == EnvSpec(
         id="vla_rl/libero-v0",
         kwargs={"suite": "libero_goal_swap", **kwargs, "scene_seed": 0, "scenes": "published"},
     )
@@ -68,7 +70,7 @@ def test_a_libero_scene_makes_environments_by_the_id_of_a_suite_or_of_all_suites
 
 def test_a_metaworld_scene_makes_environments_by_the_id_of_the_suite() -> None:
     scene = MetaworldScene(image_size=84, step_limit=200, quality="fast")
-    assert scene.env("metaworld_mt10", 3) == EnvSpec(
+    assert scene.make_env_spec("metaworld_mt10", 3) == EnvSpec(
         id="vla_rl/metaworld_mt10-v0",
         kwargs={"task_id": 3, "image_size": 84, "step_limit": 200, "quality": "fast"},
     )

@@ -316,7 +316,7 @@ async def test_other_processes_have_lanes_of_their_own_beside_the_nodes(
     path = tmp_path / "trace.json"
     with TraceWriter(path, graph) as writer:
         for update in await run_all(graph, 2, clock=clock):
-            writer.write(update, slices={"rank 0": (Slice("step", 1.0, 1.5),), "rank 1": ()})
+            writer.write_update(update, slices={"rank 0": (Slice("step", 1.0, 1.5),), "rank 1": ()})
     events = [event for event in json.loads(path.read_text()) if event["pid"] == 2]
     named = [event["args"]["name"] for event in events if event["ph"] == "M"]
     assert named == ["other processes", "rank 0", "rank 1"]
@@ -331,7 +331,7 @@ async def test_what_was_written_before_a_crash_opens(
     writer = TraceWriter(path, graph)
     async with asyncio.timeout(20), Executor(graph, clock=clock).run(2) as updates:
         async for update in updates:
-            writer.write(update)
+            writer.write_update(update)
             cut_off = path.read_text()  # what is on disk if the process ends here
             events = json.loads(cut_off + "]")
             assert {e["args"]["update"] for e in events if e["ph"] == "X"} == set(
@@ -341,7 +341,7 @@ async def test_what_was_written_before_a_crash_opens(
     writer.close()
     assert json.loads(path.read_text()) == events
     with pytest.raises(ValueError, match="is closed"):
-        writer.write(update)
+        writer.write_update(update)
 
 
 async def test_a_full_disk_costs_the_trace_nothing_that_comes_later(
@@ -350,14 +350,14 @@ async def test_a_full_disk_costs_the_trace_nothing_that_comes_later(
     path, disk = tmp_path / "trace.json", SmallDisk(monkeypatch)
     writer = TraceWriter(path, graph)
     first, second, third = await run_all(graph, 3, clock=clock)
-    writer.write(first)
+    writer.write_update(first)
     disk.room = 500  # half of the next update
     with pytest.raises(OSError, match="No space left"):
-        writer.write(second)
+        writer.write_update(second)
     assert json.loads(path.read_text() + "]")  # what is there is whole
     disk.room = None
     for update in (second, third):
-        writer.write(update)
+        writer.write_update(update)
     writer.close()
     events = json.loads(path.read_text())
     assert [e["id"] for e in events if e["ph"] == "b"] == [0, 1, 2]

@@ -153,7 +153,7 @@ async def test_imitation_keeps_no_graph_of_entropies() -> None:
         for number in range(3)
     ]
     async with DeviceLane(num_threads=1) as lane:
-        await Imitator(watched_policy(graphs), lane, ImitationConfig(micro_batch=2)).update(
+        await Imitator(watched_policy(graphs), lane, ImitationConfig(micro_batch=2)).train_step(
             examples
         )
     assert graphs

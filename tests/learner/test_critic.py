@@ -47,7 +47,7 @@ async def test_a_critic_learns_a_value_function_that_is_known(lane: DeviceLane, 
         for update in range(100):
             trajectories = [walk(policy, 10 * update + seed, 8) for seed in range(4)]
             estimated = await critic.values(trajectories)
-            metrics = await critic.update(
+            metrics = await critic.fit_values(
                 trajectories, estimated, [truth(trajectory) for trajectory in trajectories]
             )
             explained.append(metrics["critic/explained_variance"])
@@ -106,7 +106,7 @@ async def test_a_critic_does_not_depend_on_its_micro_batches(lane: DeviceLane) -
                 msgspec.structs.replace(CONFIG, micro_batch=micro_batch, epochs=3),
                 seed=0,
             )
-            await critic.update(trajectories, await critic.values(trajectories), returns)
+            await critic.fit_values(trajectories, await critic.values(trajectories), returns)
             results.append((await critic.values(trajectories))[1].values)
     for other in results[1:]:
         np.testing.assert_allclose(other, results[0], rtol=1e-4)
@@ -126,7 +126,7 @@ async def test_metrics_tell_values_in_units_of_reward_and_how_much_the_steps_wer
     with torch.no_grad():
         critic.head.out.bias.fill_(2.0)  # V = 20 everywhere
     async with asyncio.timeout(60):
-        metrics = await critic.update(trajectories, await critic.values(trajectories), returns)
+        metrics = await critic.fit_values(trajectories, await critic.values(trajectories), returns)
     assert metrics["critic/value_mean"] == pytest.approx(20.0)
     assert metrics["critic/return_mean"] == pytest.approx(40.0)
     assert (
@@ -141,11 +141,11 @@ async def test_a_critic_learns_from_an_update_once(lane: DeviceLane) -> None:
     critic = Critic(policy, lane, CONFIG, seed=0)
     async with asyncio.timeout(60):
         estimated = await critic.values(trajectories)
-        assert await critic.update(trajectories, estimated, returns, number=4)
+        assert await critic.fit_values(trajectories, estimated, returns, number=4)
         once = await critic.snapshot()
-        assert await critic.update(trajectories, estimated, returns, number=4) == {}
+        assert await critic.fit_values(trajectories, estimated, returns, number=4) == {}
         again = await critic.snapshot()
-        assert await critic.update(trajectories, estimated, returns, number=5)
+        assert await critic.fit_values(trajectories, estimated, returns, number=5)
     assert once.keys() == again.keys()
     assert all(torch.equal(once[name], again[name]) for name in once)
     assert not all(
@@ -160,7 +160,7 @@ async def test_a_restored_critic_goes_on_as_if_nothing_had_happened(lane: Device
     config = msgspec.structs.replace(CONFIG, minibatch_trajectories=2)
 
     async def update(critic: Critic) -> None:
-        await critic.update(trajectories, await critic.values(trajectories), returns)
+        await critic.fit_values(trajectories, await critic.values(trajectories), returns)
 
     async with asyncio.timeout(60):
         critic, other = Critic(policy, lane, config, seed=0), Critic(policy, lane, config, seed=0)
@@ -185,7 +185,7 @@ async def test_returns_that_do_not_fit_are_refused(
     async with asyncio.timeout(30):
         estimated = await critic.values(trajectories)
         with pytest.raises(ValueError, match="returns"):
-            await critic.update(
+            await critic.fit_values(
                 trajectories, estimated, returns if len(returns) == 1 else returns[:1] * 2
             )
 

@@ -152,7 +152,7 @@ async def test_a_critic_values_every_turn_and_what_was_cut_off(
     returns = [np.array([0.5, 1.0], np.float32), np.array([0.0], np.float32)]
     for _ in range(30):
         estimated = await critic.values(trajectories)
-        await critic.update(trajectories, estimated, returns)
+        await critic.fit_values(trajectories, estimated, returns)
     estimated = await critic.values(trajectories)
     assert [len(each.values) for each in estimated] == [2, 1]
     assert estimated[0].bootstrap == 0.0
@@ -195,7 +195,7 @@ def test_every_input_of_a_loss_is_a_column() -> None:
 
 def test_tokens_without_numbers_get_the_fill_value_of_every_column() -> None:
     row = Row({}, sequence=0, temperature=1.0)
-    row.add(np.array([7, 8]))
+    row.add_tokens(np.array([7, 8]))
     assert {name: row.parts[name][0].tolist() for name in RECORDED} == {
         name: [7, 8] if name == "tokens" else [column.fill] * 2 for name, column in RECORDED.items()
     }

@@ -281,7 +281,7 @@ async def test_a_critic_learns_from_finite_numbers_only(
     async with asyncio.timeout(30):
         estimated = TrajectoryValues(np.array(values, np.float32), bootstrap)
         with pytest.raises(ValueError, match=complaint):
-            await critic.update([trajectory], [estimated], [np.array(returns, np.float32)])
+            await critic.fit_values([trajectory], [estimated], [np.array(returns, np.float32)])
 
 
 TWO = trajectory([[1.0], [2.0]], number=7)

@@ -100,7 +100,7 @@ async def test_demonstrations_of_which_no_token_trains_are_refused_before_the_we
             ValueError,
             match=r"none of the 8 demonstrated tokens is marked in Demonstration\.trained_tokens",
         ):
-            await imitator.update([demonstration, demonstration])
+            await imitator.train_step([demonstration, demonstration])
     assert imitator.weight_version == 0
 
 
@@ -152,7 +152,7 @@ async def test_demonstrations_train_what_was_demonstrated_and_nothing_after_the_
     async with asyncio.timeout(110):
         imitator = Imitator(policy, lane, config)
         losses = [
-            (await imitator.update(demonstrations(seed, 8))).metrics["imitation/loss"]
+            (await imitator.train_step(demonstrations(seed, 8))).metrics["imitation/loss"]
             for seed in range(30)
         ]
         figures = await imitator.evaluate(demonstrations(1000, 16))
@@ -170,7 +170,7 @@ async def test_the_imitation_gradient_does_not_depend_on_the_micro_batches(
     async with asyncio.timeout(60):
         for micro_batch in (100, 2):  # 5 rows, of which the last is alone
             imitator = Imitator(policy.copy(), lane, ImitationConfig(micro_batch=micro_batch))
-            await imitator.update(demonstrations(0, 5))
+            await imitator.train_step(demonstrations(0, 5))
             state = await imitator.snapshot()
             moments.append(
                 torch.cat(
@@ -187,4 +187,4 @@ async def test_demonstrations_without_a_valid_step_are_refused(
     nothing = [msgspec.structs.replace(each, num_valid=0) for each in demonstrations(0, 2)]
     async with asyncio.timeout(30):
         with pytest.raises(ValueError, match="no demonstrated control step is valid"):
-            await Imitator(policy, lane, ImitationConfig()).update(nothing)
+            await Imitator(policy, lane, ImitationConfig()).train_step(nothing)

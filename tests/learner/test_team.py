@@ -174,7 +174,7 @@ async def test_each_reference_and_critic_is_asked_about_its_own_agent() -> None:
         }
         team = CriticTeam(critics)
         returns = [np.array([1.0, -1.0, 1.0]), np.array([-1.0])]
-        await team.update(trajectories, await team.values(trajectories), returns)
+        await team.fit_values(trajectories, await team.values(trajectories), returns)
         values = await team.values(trajectories)
         solver = await critics["solver"].values(
             [part.trajectory for part in split_by_agent(trajectories, "solver")]
@@ -192,7 +192,7 @@ async def test_each_reference_and_critic_is_asked_about_its_own_agent() -> None:
         assert values[0].bootstrap == solver[0].bootstrap != 0.0
         assert values[1].bootstrap == 0.0
         saved = await team.snapshot()
-        await team.update(trajectories, values, returns)
+        await team.fit_values(trajectories, values, returns)
         await team.restore(saved)
         assert [each.values.tolist() for each in await team.values(trajectories)] == [
             each.values.tolist() for each in values

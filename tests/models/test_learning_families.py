@@ -168,7 +168,7 @@ async def test_a_critic_learns_on_what_it_sees(
         trajectory = await run_policy(policy, lane, make_observation, 0)
         critic = Critic(policy, lane, config, seed=0)
         (before,) = await critic.values([trajectory])
-        await critic.update([trajectory], [before], [np.array([1.0, 1.0, 1.0], np.float32)])
+        await critic.fit_values([trajectory], [before], [np.array([1.0, 1.0, 1.0], np.float32)])
         (after,) = await critic.values([trajectory])
     assert np.abs(before.values).max() < 1e-6
     assert after.values.min() > 0.0

@@ -76,7 +76,7 @@ def test_an_l1_head_regresses_the_chunk_that_openvla_oft_does(
     batch = policy.prepare(observations(size))
     # one byte of an image that is off by one moves hidden states by up to 2e-3
     atol = 1e-5 if size == 224 else 5e-3
-    require_close(policy.network.read(batch), stacked(arrays, f"{name}_hidden"), atol)
+    require_close(policy.network.compute_trunk(batch), stacked(arrays, f"{name}_hidden"), atol)
     numbers, _ = policy.sample(batch, GREEDY)
     require_close(
         policy.decode(numbers.numpy()),
@@ -128,7 +128,7 @@ def test_action_tokens_have_the_logits_of_openvla_oft(folders: dict[str, Path]) 
     arrays = golden("openvla_oft")
     policy = uncropped(OpenVlaOft.load(folders["plain"]))
     batch = policy.prepare(observations(224))
-    require_close(policy.network.read(batch), stacked(arrays, "tokens_hidden"))
+    require_close(policy.network.compute_trunk(batch), stacked(arrays, "tokens_hidden"))
     require_close(policy.network(batch)[:, ::7], stacked(arrays, "tokens_256_logits"))
     tokens, log_probs = policy.sample(batch, GREEDY)
     np.testing.assert_array_equal(tokens, stacked(arrays, "tokens_256_ids"))

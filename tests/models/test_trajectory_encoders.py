@@ -388,16 +388,16 @@ def test_a_tower_that_is_damaged_or_not_finite_is_refused(
     policy: OpenVlaOft, lane: DeviceLane, tmp_path: Path
 ) -> None:
     encoder = PolicyTowerEncoder(THREE, policy, lane)
-    encoder.save(tmp_path / "tower")
-    encoder.load(tmp_path / "tower")
+    encoder.save_tower(tmp_path / "tower")
+    encoder.load_tower(tmp_path / "tower")
     tensors = load_file(tmp_path / "tower")
     next(iter(tensors.values())).view(-1)[0] = float("nan")
     save_file(tensors, tmp_path / "nan")
     with pytest.raises(CheckpointError, match="not finite"):
-        encoder.load(tmp_path / "nan")
+        encoder.load_tower(tmp_path / "nan")
     (tmp_path / "cut").write_bytes((tmp_path / "tower").read_bytes()[:100])
     with pytest.raises(CheckpointError, match="not a whole safetensors file"):
-        encoder.load(tmp_path / "cut")
+        encoder.load_tower(tmp_path / "cut")
 
 
 def test_a_policy_without_eyes_is_refused(policy: OpenVlaOft, lane: DeviceLane) -> None:

@@ -88,7 +88,7 @@ async def test_a_result_that_was_cut_off_by_a_kill_is_overwritten_by_the_next_on
     path.write_bytes(whole + whole[:30])
     await HeldOutEvaluator([])(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=1))  # type: ignore[arg-type]
     assert len(read_records(path)) == 1
-    await RecordFile(path).add(evaluated(start=40))
+    await RecordFile(path).append_record(evaluated(start=40))
     assert path.read_bytes() == whole + whole
 
 
@@ -98,9 +98,9 @@ def test_a_run_is_not_evaluated_with_other_assets_than_it_was(tmp_path: Path) ->
     record_conditions(
         held_out.conditions_path(run), HeldOutEvaluator(episodes, assets="stand-ins").conditions
     )
-    HeldOutEvaluator(episodes, assets="stand-ins").check(run)
+    HeldOutEvaluator(episodes, assets="stand-ins").check_records(run)
     with pytest.raises(ConfigError, match=r"assets is 'LIBERO' now, but .* says 'stand-ins'"):
-        HeldOutEvaluator(episodes, assets="LIBERO").check(run)
+        HeldOutEvaluator(episodes, assets="LIBERO").check_records(run)
 
 
 async def evaluate_again(run: RunDirectory, **changed: Any) -> None:
@@ -110,7 +110,7 @@ async def evaluate_again(run: RunDirectory, **changed: Any) -> None:
         held_out=HeldOutConfig(**{"init_states": "48-49", "step_limit": 16, **changed}),
     )
     evaluator = HeldOutEvaluator(held_out_episodes(config))
-    evaluator.check(run)
+    evaluator.check_records(run)
     with (run.path / SUCCESSES.file).open("ab") as file:
         file.write(as_lines(evaluated(start=state, weights=1) for state in (48, 49)))
     await evaluator(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=1))  # type: ignore[arg-type]

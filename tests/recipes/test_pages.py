@@ -246,7 +246,7 @@ async def test_the_family_is_trained_by_demonstrations(
         vectors={"state": np.zeros((6, 2), np.float32)},
         frames={"image": frames.__getitem__},
     )
-    LeRobotWriter(tmp_path / "demos").add(episode)
+    LeRobotWriter(tmp_path / "demos").add_episode(episode)
     async with asyncio.timeout(60):
         first = await page["imitate"](policy, tmp_path / "demos", 1)
         last = await page["imitate"](policy, tmp_path / "demos", 30)
@@ -313,7 +313,7 @@ async def test_chunks_of_another_length_give_no_signal(
     async with asyncio.timeout(30):
         for shown in ([short], [whole, short]):
             with pytest.raises(ValueError, match=r"is a chunk \[3, 2\], expected \[4, 2\]"):
-                await Imitator(policy, lane, ImitationConfig()).update(shown)
+                await Imitator(policy, lane, ImitationConfig()).train_step(shown)
 
 
 SHOWN = {"updates", "group_size", "groups_per_update", "lr", "clip_low", "clip_high"}

@@ -67,7 +67,9 @@ def save_npz(path: Path, episode: RecordedEpisode) -> None:
 def written(layout: str, folder: Path) -> Path:
     """A small data set of one of the layouts."""
     if layout == "lerobot":
-        LeRobotWriter(folder).add(made_episode("a", 6)).add(made_episode("b", 4, seed=1))
+        LeRobotWriter(folder).add_episode(made_episode("a", 6)).add_episode(
+            made_episode("b", 4, seed=1)
+        )
     elif layout == "npz":
         save_npz(folder / "libero_goal/5/0000.npz", made_episode("a", 6))
         save_npz(folder / "libero_goal/5/0001.npz", made_episode("b", 4, seed=1))
@@ -130,7 +132,7 @@ async def test_each_head_learns_what_it_was_shown(
 ) -> None:
     episode = made_episode("a", 4)
     episode.actions[:] = [0.5, -0.5, 0.25, 0.0, 0.0, 0.0, -1.0]
-    LeRobotWriter(tmp_path / "demos").add(episode)
+    LeRobotWriter(tmp_path / "demos").add_episode(episode)
     updates = {"tokens": 70, "l1": 20, "diffusion": 1}[head]
     folder = await sft(tmp_path, tiny_head=head, updates=updates, augment=True)
     l1 = float(capsys.readouterr().out.split("imitation/l1 ")[1].split()[0])
@@ -205,7 +207,7 @@ async def test_openvla_learns_token_by_token_whole_or_by_adapters(
 ) -> None:
     episode = made_episode("a", 4)
     episode.actions[:] = [0.5, -0.5, 0.25, 0.0, 0.0, 0.0, -1.0]
-    LeRobotWriter(tmp_path / "demos").add(episode)
+    LeRobotWriter(tmp_path / "demos").add_episode(episode)
     folder = await sft(
         tmp_path, checkpoint=str(public), policy_family="openvla", statistics="data", norm_key="mine",
         lora_rank=lora_rank, updates=40,
@@ -418,8 +420,12 @@ def test_an_adapter_is_part_of_the_checkpoint_that_a_recipe_loads(
         change = policy.checkpoint_tensors()[f"{layer}.weight"] - before
         # 4 / 2 of ones [32, 2] times ones [2, 192]
         torch.testing.assert_close(change, torch.full_like(change, 4.0))
-        assert count_weight_bytes(said.open(checkpoint)) > count_weight_bytes(plain.open(str(base)))
-        assert compute_digest(said.open(checkpoint)) != compute_digest(plain.open(str(base)))
+        assert count_weight_bytes(said.open_checkpoint(checkpoint)) > count_weight_bytes(
+            plain.open_checkpoint(str(base))
+        )
+        assert compute_digest(said.open_checkpoint(checkpoint)) != compute_digest(
+            plain.open_checkpoint(str(base))
+        )
     kept = load_policy(str(base), msgspec.structs.replace(asked, adapter_use="train"), "cpu")
     assert kept.config.lora is not None
     assert kept.config.lora.targets == (layer,)
@@ -519,7 +525,7 @@ async def test_statistics_of_the_data_scale_the_actions_and_are_saved_beside_the
     assert fresh.action_bounds.gripper == "openvla"
     assert fresh.proprio is not None
     assert fresh.proprio.high == pytest.approx(wanted["proprio"]["q99"])
-    LeRobotWriter(tmp_path / "other").add(made_episode("c", 9, seed=8))
+    LeRobotWriter(tmp_path / "other").add_episode(made_episode("c", 9, seed=8))
     changed = {
         "checkpoint": str(first),
         "demonstrations": str(tmp_path / "other"),

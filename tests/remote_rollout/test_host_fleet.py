@@ -297,7 +297,7 @@ async def test_a_host_is_brought_up_again_until_it_has_died_too_often() -> None:
     site = Site()
     await site.restarter.begin()
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-        keeping = tasks.create_task(site.restarter.run())
+        keeping = tasks.create_task(site.restarter.supervise())
         for _ in range(1 + RESTARTS.max_restarts):
             await site.is_up.wait()
             site.is_up.clear()
@@ -311,7 +311,7 @@ async def test_a_host_whose_process_dies_at_the_start_is_tried_again() -> None:
     site = Site(DEATH, TimeoutError())
     await site.restarter.begin()
     async with asyncio.timeout(20):
-        keeping = asyncio.create_task(site.restarter.run())
+        keeping = asyncio.create_task(site.restarter.supervise())
         await site.is_up.wait()
         keeping.cancel()
         await asyncio.wait([keeping])
@@ -326,7 +326,7 @@ async def test_a_mistake_ends_the_start_of_a_run_and_later_only_leaves_the_host_
     with pytest.raises(ConfigError, match="no such simulator"):
         await site.restarter.begin()
     async with asyncio.timeout(20):
-        await site.restarter.run()
+        await site.restarter.supervise()
     assert "host far is left alone until it joins again" in caplog.text
     assert (site.actors, site.num_gone, site.killed) == ([], 1, [])
 
@@ -334,7 +334,7 @@ async def test_a_mistake_ends_the_start_of_a_run_and_later_only_leaves_the_host_
 async def test_a_host_that_leaves_loses_its_process() -> None:
     site = Site()
     await site.restarter.begin()
-    keeping = asyncio.create_task(site.restarter.run())
+    keeping = asyncio.create_task(site.restarter.supervise())
     await asyncio.sleep(0)
     keeping.cancel()
     await asyncio.wait([keeping])

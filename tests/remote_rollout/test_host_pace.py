@@ -24,7 +24,7 @@ def test_a_host_without_a_free_slot_gets_nothing() -> None:
     assert pace.find_freest(ANY_KIND) == ("large", members["large"])
     assert pace.find_freest(ANY_KIND, excluded="large") == ("small", members["small"])
     for member in members.values():
-        member.kinds[ANY_KIND].num_running = member.num_slots(ANY_KIND)
+        member.kinds[ANY_KIND].num_running = member.count_slots(ANY_KIND)
     assert pace.find_freest(ANY_KIND) is None
 
 

@@ -315,7 +315,7 @@ def image(episode: int, number: int = 0, host: str = "home") -> ArrayRef:
 def copied(image_copies: ImageCopies, key: int, *originals: ArrayRef) -> dict[ArrayRef, ArrayRef]:
     """Add a memory in the image cache of `beside` that has copies of these."""
     copies = {each: image(key, number, "beside") for number, each in enumerate(originals)}
-    image_copies.add("beside", key, copies)
+    image_copies.add_memory("beside", key, copies)
     return copies
 
 

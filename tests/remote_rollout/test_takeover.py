@@ -259,7 +259,7 @@ def test_a_process_that_cannot_go_on_is_left_with_the_reason(
 
 def test_before_the_first_checkpoint_hosts_start_anew(site: Site) -> None:
     rollout = site.rollout(DeviceLane(1))
-    starter, digest = starter_of(rollout), rollout._recipe.digest
+    starter, digest = starter_of(rollout), rollout._recipe.recipe_digest
     assert "no weights have been saved" in starter.misfit("far", digest)
     rollout.weights.sinks[SOLE_MEMBER].apply_weights(model_of(rollout).network, 1)
     assert starter.misfit("far", digest) == ""

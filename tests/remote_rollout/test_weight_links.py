@@ -162,7 +162,7 @@ async def given(keys: KeyPair, socket: SocketAddress, pieces: Sequence[ShardPiec
         return next(left, None)
 
     at = ShardSocket(address=f"tcp://127.0.0.1:{socket.port}", public_key=socket.public_key)
-    await ShardSender(keys, at, next_piece).send()
+    await ShardSender(keys, at, next_piece).send_pieces()
 
 
 async def taken(

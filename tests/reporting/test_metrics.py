@@ -37,7 +37,7 @@ class ListSink:
         self.closed = False
         self._fails_at, self._fails_to_close = fails_at, fails_to_close
 
-    def write(self, update: int, wall_time_s: float, values: Mapping[str, float]) -> None:
+    def write_metrics(self, update: int, wall_time_s: float, values: Mapping[str, float]) -> None:
         self.calls += 1
         if self._fails_at is not None and update >= self._fails_at:
             raise OSError(28, "No space left on device")
@@ -67,7 +67,7 @@ def tensorboard_scalars(run: RunDirectory) -> dict[tuple[int, str], float]:
 
 def test_a_run_writes_json_lines_and_tensorboard(tmp_path) -> None:
     run = RunDirectory.create(tmp_path, "srpo", ExampleConfig())
-    with MetricLog.open(run) as log:
+    with MetricLog.open_log(run) as log:
         log.write(1, {"train/loss": 0.5, "rollout/success_rate": np.float32(0.25)})
         log.write(2, {"train/loss": 0.25, "rollout/success_rate": 1})
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
@@ -122,7 +122,7 @@ def test_a_key_without_a_namespace_is_refused_and_the_update_has_its_line(key) -
 )
 def test_agents_nodes_and_tasks_may_be_called_as_one_likes(key, tmp_path) -> None:
     run = RunDirectory.create(tmp_path, "names", Config())
-    with MetricLog.open(run) as log:
+    with MetricLog.open_log(run) as log:
         log.write(1, {key: 0.5})
     assert read_metrics(run.metrics)[0][key] == 0.5
 
@@ -132,7 +132,7 @@ def test_lines_survive_a_process_that_dies_at_once(tmp_path) -> None:
     program = (
         "import os, sys, pathlib; from vla_rl.reporting import JsonlSink;"
         "sink = JsonlSink(pathlib.Path(sys.argv[1]));"
-        "[sink.write(u, 0.0, {'train/loss': u}) for u in (1, 2, 3)];"
+        "[sink.write_metrics(u, 0.0, {'train/loss': u}) for u in (1, 2, 3)];"
         "os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", program, str(path)], timeout=60, check=False)
@@ -144,7 +144,7 @@ def test_half_a_line_is_left_out_and_the_next_run_begins_a_new_one(tmp_path) -> 
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"update":1,"train/loss":1.0}\n{"update":2,"tra')
     sink = JsonlSink(path)
-    sink.write(2, 0.0, {"train/loss": 2.0})
+    sink.write_metrics(2, 0.0, {"train/loss": 2.0})
     sink.close()
     assert [(line["update"], line["train/loss"]) for line in read_metrics(path)] == [
         (1, 1.0),
@@ -156,14 +156,14 @@ def test_an_update_done_again_after_a_resume_counts_once_and_last(tmp_path) -> N
     path = tmp_path / "metrics.jsonl"
     sink = JsonlSink(path)
     for update, loss in ((1, 1.0), (2, 2.0), (3, 3.0), (2, 20.0)):
-        sink.write(update, 0.0, {"train/loss": loss})
+        sink.write_metrics(update, 0.0, {"train/loss": loss})
     sink.close()
     assert [line["train/loss"] for line in read_metrics(path)] == [1.0, 20.0, 3.0]
 
 
 def test_a_value_that_is_not_finite_is_null_in_the_file(tmp_path) -> None:
     sink = JsonlSink(tmp_path / "metrics.jsonl")
-    sink.write(1, 0.0, {"train/loss": float("nan"), "train/grad_norm": float("inf")})
+    sink.write_metrics(1, 0.0, {"train/loss": float("nan"), "train/grad_norm": float("inf")})
     sink.close()
     (line,) = read_metrics(tmp_path / "metrics.jsonl")
     assert (line["train/loss"], line["train/grad_norm"]) == (None, None)
@@ -174,7 +174,7 @@ def test_a_full_disk_delays_lines_and_leaves_each_update_exactly_one(
     room, tmp_path, monkeypatch, caplog
 ) -> None:
     run, disk = RunDirectory.create(tmp_path, "full", Config()), SmallDisk(monkeypatch)
-    with caplog.at_level(logging.WARNING), MetricLog.open(run) as log:
+    with caplog.at_level(logging.WARNING), MetricLog.open_log(run) as log:
         for update in range(1, 9):
             disk.room = room if update == 3 else None if update == 7 else disk.room
             log.write(update, {"train/loss": update / 2})
@@ -198,7 +198,7 @@ def test_lines_that_found_no_place_are_given_to_the_checkpoint_and_written_after
         RunDirectory.create(tmp_path, "full", Config()),
         SmallDisk(monkeypatch, of="metrics.jsonl"),
     )
-    log = MetricLog.open(run)
+    log = MetricLog.open_log(run)
     log.write(1, {"train/loss": 1.0})
     assert log.secured() == b""
     disk.room = 0
@@ -207,7 +207,7 @@ def test_lines_that_found_no_place_are_given_to_the_checkpoint_and_written_after
     kept = log.secured()
     assert [json.loads(line)["update"] for line in kept.splitlines()] == [2, 3]
     disk.room = None  # the process is killed, and the run resumed from a checkpoint of update 3
-    with MetricLog.open(run, resumed_at=3) as resumed:
+    with MetricLog.open_log(run, resumed_at=3) as resumed:
         resumed.add_missing(kept, run.metrics)
         resumed.add_missing(kept, run.metrics)
     assert [(line["update"], line["train/loss"]) for line in read_metrics(run.metrics)] == [
@@ -220,13 +220,13 @@ def test_lines_that_found_no_place_are_given_to_the_checkpoint_and_written_after
 
 def test_a_resumed_run_sets_the_lines_aside_that_it_makes_anew(tmp_path) -> None:
     run = RunDirectory.create(tmp_path, "back", Config())
-    with MetricLog.open(run) as log:
+    with MetricLog.open_log(run) as log:
         for update in range(1, 6):
             log.write(update, {"train/loss": 0.0})
     with run.metrics.open("ab") as file:
         file.write(b'{"update":6,"tra')  # killed here
     for _ in range(2):
-        with MetricLog.open(run, resumed_at=3) as log:
+        with MetricLog.open_log(run, resumed_at=3) as log:
             log.write(4, {"train/loss": 4.0})
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     assert [(line["update"], line["train/loss"]) for line in lines] == [
@@ -276,7 +276,7 @@ def test_a_damaged_line_is_left_out_and_counted(damaged, tmp_path, caplog) -> No
 def test_tensorboard_comes_without_torch_and_tensorflow(tmp_path) -> None:
     program = (
         "import sys, pathlib; from vla_rl.reporting import TensorBoardSink;"
-        "sink = TensorBoardSink(pathlib.Path(sys.argv[1])); sink.write(1, 0.0, {'train/loss': "
+        "sink = TensorBoardSink(pathlib.Path(sys.argv[1])); sink.write_metrics(1, 0.0, {'train/loss': "
         "1.0}); sink.close();"
         "print(sorted({'torch', 'tensorflow'} & set(sys.modules)))"
     )

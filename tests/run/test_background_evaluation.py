@@ -234,7 +234,7 @@ async def test_the_starts_that_choose_a_checkpoint_do_not_report_it(
     assert world.noted_report == [(0, 0.25), (8, 0.75), (4, 0.5)]
     for format, episodes in ((SUCCESSES, REPORT), (choosing_format(SUCCESSES), CHOOSE)):
         records = read_records(run.path / format.file)
-        assert {record.key for record in records} == set(map(episode_key, episodes))
+        assert {record.episode_key for record in records} == set(map(episode_key, episodes))
     stored = json.loads((run.path / "held_out_curve.json").read_text())
     assert stored["best"]["weights"] == 4
     assert (stored["best"]["report"][:2], stored["best"]["chose"][:2]) == ([4, 0.5], [4, 1.0])
@@ -354,7 +354,7 @@ async def test_a_resumed_run_finishes_what_ran_and_what_waited_and_runs_no_start
     assert world.noted == [(0, 1.0), (4, 0.5)]
     assert sorted(world.evaluations.reported) == [0, 4]
     for file, episodes in ((path, CHOOSE), (run.path / SUCCESSES.file, REPORT)):
-        assert sorted((each.weights, each.key) for each in read_records(file)) == sorted(
+        assert sorted((each.weights, each.episode_key) for each in read_records(file)) == sorted(
             (version, episode_key(episode)) for version in (0, 4) for episode in episodes
         )
 

@@ -71,7 +71,7 @@ async def test_the_results_beside_training_are_those_of_an_offline_evaluation_to
     for version in versions:
         found = [record for record in records if record.weights == version]
         assert sorted(found, key=repr) == sorted(expected[version], key=repr)
-        assert len({record.key for record in expected[version]}) == 4
+        assert len({record.episode_key for record in expected[version]}) == 4
 
 
 def test_the_run_shows_the_curve_wherever_it_shows_others(run: RunDirectory) -> None:
@@ -125,7 +125,7 @@ def test_after_a_kill_the_resume_finishes_the_evaluation_and_runs_no_start_twice
     records = records_in(run)
     assert records[: len(before)] == before
     assert Counter(record.weights for record in records) == {0: 50, 2: 50}
-    assert max(Counter((record.weights, record.key) for record in records).values()) == 1
+    assert max(Counter((record.weights, record.episode_key) for record in records).values()) == 1
     curve = json.loads((run.path / "held_out_curve.json").read_text())
     assert [point["weights"] for point in curve["chose"]] == [0, 2]
     assert curve["best"]["report"][0] == curve["best"]["chose"][0] == 50

@@ -193,7 +193,7 @@ class Supervisor:
         channel = self._channel
         if channel is not None:
             if not self._ready.done():
-                channel.kill()
+                channel.kill_incarnation()
             try:
                 async with asyncio.timeout(grace_s):
                     await channel.until_gone()
@@ -219,7 +219,7 @@ class Supervisor:
     async def _kill(self, channel: Channel) -> None:
         """End an incarnation; give up the wait for its end after some time, with one line."""
         number, pid = self._incarnation, channel.pid
-        channel.kill()
+        channel.kill_incarnation()
         try:
             async with asyncio.timeout(GONE_WITHIN_S):
                 await channel.until_gone()
@@ -268,8 +268,8 @@ class Supervisor:
         except TypeError as error:
             self._ready.set_exception(error)
             return
-        channel.send(request)
-        channel.send(args)
+        channel.send_message(request)
+        channel.send_message(args)
 
     def _on_end(self, number: int, death: ActorExit) -> None:
         if number != self._incarnation:

@@ -334,7 +334,7 @@ async def rehearse_training(
         found = await checkpoint_to_resume(run, resume_from, verify_resumable)
         first_update = 0 if found is None else found[1]
         if evaluator is not None:
-            evaluator.check(run)
+            evaluator.check_records(run)
     acting = agent or default_agent(config)
     TrainingRun(config, starts, model, agent=acting, evaluator=evaluator, first_update=first_update)
     simulators = config.simulators if isinstance(config, TrainingConfig) else SimulatorConfig()

@@ -84,13 +84,13 @@ class ResultRecorder:
         """
         record = make_record(trajectory)
         async with self._turn:
-            await self._file.add(record)
+            await self._file.append_record(record)
             try:
                 await run_in_thread(
                     _write_wanted_video, self._config, trajectory, record, self._videos
                 )
             except (OSError, ValueError) as error:
-                self._failures.failed(str(record.key), error)
+                self._failures.failed(str(record.episode_key), error)
             else:
                 self._failures.worked()
 
@@ -216,7 +216,7 @@ async def _show_plan(
     if folder is not None:
         with _open_records(folder) as file:
             num_done = len(episodes) - len(file.list_missing(episodes))
-    weights = count_weight_bytes(config.open(config.checkpoint_folder))
+    weights = count_weight_bytes(config.open_checkpoint(config.checkpoint_folder))
     print_plan(config, episodes, num_done, config.num_envs, weights, console)
     await _rehearse(config, episodes, folder)
     console.print("everything that the evaluation would read was found")

@@ -175,8 +175,8 @@ def _best_results(
     versions = group_by_weights(held_out)
     if best not in versions or best == max(versions):
         return []
-    keys = {result.key for result in last}
-    chosen = [each for each in versions[best] if each.key in keys]
+    keys = {result.episode_key for result in last}
+    chosen = [each for each in versions[best] if each.episode_key in keys]
     return chosen if len(chosen) == len(last) else []
 
 
@@ -188,9 +188,9 @@ def _first_and_last(
     if len(versions) < 2:
         return [], []
     first, *_, last = versions.values()
-    of_both = {result.key for result in first} & {result.key for result in last}
-    return [each for each in first if each.key in of_both], [
-        each for each in last if each.key in of_both
+    of_both = {result.episode_key for result in first} & {result.episode_key for result in last}
+    return [each for each in first if each.episode_key in of_both], [
+        each for each in last if each.episode_key in of_both
     ]
 
 
@@ -293,12 +293,12 @@ def _sheet_pairs(run: RunDirectory, held_out: list[EpisodeRecord]) -> list[Sheet
     if len(versions) < 2:
         return []
     first, last = min(versions), max(versions)
-    solved = {result.key for result in versions[last] if result.is_success}
+    solved = {result.episode_key for result in versions[last] if result.is_success}
     pairs = []
     for result in versions[first]:
-        if result.is_success or result.key not in solved:
+        if result.is_success or result.episode_key not in solved:
             continue
-        images = [contact_sheet_path(run, version, result.key) for version in (first, last)]
+        images = [contact_sheet_path(run, version, result.episode_key) for version in (first, last)]
         if all(image.exists() for image in images):
             start = f"initial state {result.start}, scene seed {result.seed}"
             title = f"{result.instruction} ({result.task}, {start})"

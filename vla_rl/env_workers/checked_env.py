@@ -285,11 +285,11 @@ class CheckedEnv:
         except (Exception, SystemExit) as error:
             raise self._fault("render raised", error) from error
 
-    def call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    def call_method(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
         """See `call_method`."""
         return call_method(self._env, name, args, kwargs)
 
-    def set_attr(self, name: str, value: Any) -> None:
+    def set_attribute(self, name: str, value: Any) -> None:
         """Set an attribute of the environment, or of the wrapper that has it."""
         self._env.set_wrapper_attr(name, value)
 

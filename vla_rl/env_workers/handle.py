@@ -61,7 +61,7 @@ class EnvHandle:
         """Run one control step; return observation, reward, terminated, truncated, info."""
         if self._refusal is not None:
             self._require_open()
-        packed_action = self._gate.pack(self._gate.check(action))
+        packed_action = self._gate.pack(self._gate.check_action(action))
         # not `with self._remote`: a step takes 100 us there and back, and two calls more are 1 %
         try:
             packed, reward, terminated, truncated, info = await self._remote.worker.step(
@@ -134,7 +134,7 @@ class EnvHandle:
     def _read(self, packed: Packed) -> Any:
         block, others = packed
         assert block is not None, "an environment used by a handle does not write into a batch"
-        return self._layout.read(block, others)
+        return self._layout.unpack_observation(block, others)
 
     def _require_open(self) -> None:
         if self._refusal is not None:
@@ -197,11 +197,11 @@ async def open_env(
     spec = EnvSpec(id=env) if isinstance(env, str) else env
     # The spec is given to the fork server, so that the second handle of a program finds the scenes
     # prepared.
-    process = await SimulatorProcess.start(
+    process = await SimulatorProcess.start_process(
         runtime, name or f"env {spec.id}", config or SimulatorConfig(), specs=(spec,)
     )
     try:
         remote = process.envs[0]
-        yield EnvHandle(remote, spec, await remote.open(spec))
+        yield EnvHandle(remote, spec, await remote.build_env(spec))
     finally:
         await process.stop()

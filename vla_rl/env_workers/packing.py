@@ -75,7 +75,7 @@ class ObservationLayout:
         """Return the size in bytes of a block with `num_rows` observations."""
         return self._index_rows(num_rows).itemsize
 
-    def write(self, observation: Any, targets: list[np.ndarray]) -> Others:
+    def pack_observation(self, observation: Any, targets: list[np.ndarray]) -> Others:
         """Copy the arrays of a checked observation to `targets`; return the other values."""
         if self._keys is not None:
             for key, target in zip(self._keys, targets, strict=True):
@@ -88,7 +88,7 @@ class ObservationLayout:
             target[...] = array
         return others
 
-    def read(self, block: np.ndarray, others: Others) -> Any:
+    def unpack_observation(self, block: np.ndarray, others: Others) -> Any:
         """Return the observation.
 
         Its large arrays are views of the block; the small ones are read-only copies.
@@ -222,7 +222,7 @@ class BlockPacker:
             if isinstance(block, SharedBlock):
                 self._known.append((block, arrays))
         # arrives as an array
-        return cast(np.ndarray, block), self._layout.write(observation, arrays)
+        return cast(np.ndarray, block), self._layout.pack_observation(observation, arrays)
 
 
 class RowPacker:
@@ -253,7 +253,7 @@ class RowPacker:
 
     def pack(self, observation: Any, batch: int = 0) -> Packed:
         """Implement `Packer.pack`."""
-        return None, self._layout.write(observation, self._rows[batch])
+        return None, self._layout.pack_observation(observation, self._rows[batch])
 
 
 # 7 numbers take 2.5 us as Python floats and 7.6 us by NumPy's comparisons, 32 about as long both ways
@@ -278,7 +278,7 @@ class ActionGate:
         if self._box is not None and len(self._shape) == 1 and self._shape[0] <= _SHORT_VECTOR:
             self._bounds = self._box.low.tolist(), self._box.high.tolist()
 
-    def check(self, action: Any) -> Any:
+    def check_action(self, action: Any) -> Any:
         """Check an action of one control step. Raises: ValueError describing the mistake."""
         if self._box is not None:
             if (

@@ -167,7 +167,7 @@ class SimulatorPool:
             pooled, remote = await self._acquire(episode)
             try:
                 if remote.process.is_alive():
-                    return pooled, LeasedEnv(remote, episode, await remote.open(episode.env))
+                    return pooled, LeasedEnv(remote, episode, await remote.build_env(episode.env))
             except ActorDied:
                 # the process records its death; the episode has not begun, so another process can
                 # run it
@@ -276,7 +276,7 @@ class SimulatorPool:
             name = owner.next_name(self._name)
             try:
                 async with self._starting:
-                    process = await SimulatorProcess.start(
+                    process = await SimulatorProcess.start_process(
                         self._runtime,
                         name,
                         self._config,

@@ -90,7 +90,7 @@ class PooledProcess:
                 if held is not None:
                     # the next lease reports the fault
                     with contextlib.suppress(EnvError, ActorDied):
-                        await remote.open(held)
+                        await remote.build_env(held)
         except BaseException:
             await process.stop()
             raise

@@ -86,7 +86,7 @@ wait for room in its mailbox."""
 class SimulatorProcess:
     """A child process with one `EnvWorker`.
 
-    Made by `start`; its owner has to await `stop` in the end.
+    Made by `start_process`; its owner has to await `stop` in the end.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class SimulatorProcess:
         self._env_id: str | None = None
 
     @classmethod
-    async def start(
+    async def start_process(
         cls,
         runtime: Runtime,
         name: str,
@@ -145,7 +145,7 @@ class SimulatorProcess:
                 name=name,
                 placement=config.get_placement(index, specs),
                 deadline_s=config.step_timeout_s,
-                deadlines_s=dict.fromkeys(("open", "reset"), config.reset_timeout_s),
+                deadlines_s=dict.fromkeys(("build_env", "reset"), config.reset_timeout_s),
                 limits=timeouts.by_endpoint,
                 start_timeout_s=config.start_timeout_s,
                 mailbox=_MAILBOX_PER_ENV * num_envs,
@@ -159,7 +159,7 @@ class SimulatorProcess:
     async def prepare(runtime: Runtime, config: SimulatorConfig, specs: Sequence[EnvSpec]) -> None:
         """Check the interpreter, and start the process that the others are forked from.
 
-        Raises: see `start`.
+        Raises: see `start_process`.
         """
         # A wrong interpreter would show only as a child that exits at once, once for each attempt
         # within max_restarts.
@@ -270,7 +270,7 @@ class RemoteEnv:
         """The environment that is built and intact here."""
         return self._held if self.process.death is None else None
 
-    async def open(self, spec: EnvSpec) -> EnvDescription:
+    async def build_env(self, spec: EnvSpec) -> EnvDescription:
         """Build the environment, unless it is already open; return its description."""
         if self._description is None or self.held != spec:
             self._held = None
@@ -278,7 +278,7 @@ class RemoteEnv:
             # which environment is there.
             self.process.record_opening(spec)
             with self as worker:
-                self._description = await worker.open(self.index, spec)
+                self._description = await worker.build_env(self.index, spec)
             self._held = spec
         return self._description
 

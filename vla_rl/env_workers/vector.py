@@ -42,7 +42,7 @@ class LoopThread:
         self._thread.start()
         self._loop, self.runtime = self._ready.result()
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def run_coroutine(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run the coroutine in the thread's loop and wait for its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
@@ -140,8 +140,8 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         self.num_envs, self.copy, self.autoreset_mode = num_envs, copy, autoreset_mode
         self._thread = LoopThread(f"vector env {env.id}")
         try:
-            self._rows = self._thread.run(
-                EnvRows.start(self._thread.runtime, env, num_envs, config)
+            self._rows = self._thread.run_coroutine(
+                EnvRows.start_processes(self._thread.runtime, env, num_envs, config)
             )
         except BaseException:
             self._thread.close()
@@ -249,7 +249,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         if rows is not None and len(rows) == self.num_envs:
             return rows
         return [
-            None if resets and must_reset else gate.pack(gate.check(action))
+            None if resets and must_reset else gate.pack(gate.check_action(action))
             for must_reset, action in zip(
                 self._must_reset, iterate(self.action_space, actions), strict=True
             )
@@ -287,11 +287,11 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
 
     def call_rows(self, rows: Sequence[int], name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method of some environments; see `call`."""
-        return self._run(self._rows.call(rows, name, args, kwargs))
+        return self._run(self._rows.call_methods(rows, name, args, kwargs))
 
     def set_attr_rows(self, rows: Sequence[int], name: str, values: Sequence[Any]) -> None:
         """Set an attribute of some environments, one value for each."""
-        self._run(self._rows.set_attr(rows, name, values))
+        self._run(self._rows.set_attribute(rows, name, values))
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close all environments and end their processes."""
@@ -320,7 +320,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
             raise gymnasium.error.ClosedEnvironmentError(
                 "this vector environment is closed; make another one."
             )
-        return self._thread.run(coroutine)
+        return self._thread.run_coroutine(coroutine)
 
     def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
         if seed is None or isinstance(seed, int | np.integer):

@@ -189,15 +189,17 @@ class RowGroup:
         with self._env(row) as worker:
             return await worker.render(row - self.first)
 
-    async def call(self, row: int, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    async def call_method(
+        self, row: int, name: str, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
         """Return the result of a method of one of the rows, or an attribute."""
         with self._env(row) as worker:
-            return unmark(await worker.call(row - self.first, name, list(args), kwargs))
+            return unmark(await worker.call_method(row - self.first, name, list(args), kwargs))
 
-    async def set_attr(self, row: int, name: str, value: Any) -> None:
+    async def set_attribute(self, row: int, name: str, value: Any) -> None:
         """Set an attribute of one of the rows."""
         with self._env(row) as worker:
-            await worker.set_attr(row - self.first, name, mark(value, name))
+            await worker.set_attribute(row - self.first, name, mark(value, name))
 
     def begin_steps(self, actions: list[Any]) -> Awaitable[list[PackedStep]]:
         """Send one control step for all rows in one message; `end_steps` awaits the answer."""
@@ -273,7 +275,7 @@ class EnvRows:
         self._group_of = [group for group in self._groups for _ in group.process.envs]
 
     @classmethod
-    async def start(
+    async def start_processes(
         cls, runtime: Runtime, env: EnvSpec, num_envs: int, config: SimulatorConfig
     ) -> "EnvRows":
         """Start all processes with all environments built."""
@@ -283,7 +285,7 @@ class EnvRows:
 
         async def start(index: int, num_in_it: int) -> tuple[SimulatorProcess, EnvDescription]:
             async with starting:
-                process = await SimulatorProcess.start(
+                process = await SimulatorProcess.start_process(
                     runtime,
                     f"{env.id}-{index}",
                     config,
@@ -292,7 +294,7 @@ class EnvRows:
                     num_envs=num_in_it,
                     leniency=leniency,
                 )
-                descriptions = await gather_all(each.open(env) for each in process.envs)
+                descriptions = await gather_all(each.build_env(env) for each in process.envs)
                 return process, descriptions[0]
 
         started = await gather_all(start(*each) for each in enumerate(sizes))
@@ -367,16 +369,20 @@ class EnvRows:
         """Return what `render` of these rows returns."""
         return await gather_all(self._group_of[row].render(row) for row in rows)
 
-    async def call(
+    async def call_methods(
         self, rows: Sequence[int], name: str, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> list[Any]:
         """Return the results of a method of these rows, or an attribute."""
-        return await gather_all(self._group_of[row].call(row, name, args, kwargs) for row in rows)
+        return await gather_all(
+            self._group_of[row].call_method(row, name, args, kwargs) for row in rows
+        )
 
-    async def set_attr(self, rows: Sequence[int], name: str, values: Sequence[Any]) -> None:
+    async def set_attribute(self, rows: Sequence[int], name: str, values: Sequence[Any]) -> None:
         """Set an attribute of these rows, one value for each."""
         pairs = zip(rows, values, strict=True)
-        await gather_all(self._group_of[row].set_attr(row, name, value) for row, value in pairs)
+        await gather_all(
+            self._group_of[row].set_attribute(row, name, value) for row, value in pairs
+        )
 
     async def _answers_in_order(self, calls: list[Any]) -> list[Answer]:
         """Await all calls without a task each; return the answers in order.

@@ -74,7 +74,7 @@ class EnvSlot:
             # the first fault is the cause and is raised; this one would hide it
             print(f"closing a broken environment: {second}", file=sys.stderr)
 
-    def open(self, spec: EnvSpec) -> EnvDescription:
+    def build_env(self, spec: EnvSpec) -> EnvDescription:
         """Build the environment, unless it is already open."""
         if self._env is None or self._env.spec != spec:
             self.close()
@@ -127,9 +127,9 @@ class EnvWorker(Actor):
         if faults:
             raise faults[0]
 
-    async def open(self, env: int, spec: EnvSpec) -> EnvDescription:
+    async def build_env(self, env: int, spec: EnvSpec) -> EnvDescription:
         """Build an environment, unless it is already open."""
-        return self._slots[env].open(spec)
+        return self._slots[env].build_env(spec)
 
     async def write_rows(self, env: int, path: str, index: int, num_rows: int) -> None:
         """Write observations into row `index` of a shared batch from now on."""
@@ -188,13 +188,15 @@ class EnvWorker(Actor):
         with self._slots[env] as opened:
             return opened.render()
 
-    async def call(self, env: int, name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    async def call_method(
+        self, env: int, name: str, args: list[Any], kwargs: dict[str, Any]
+    ) -> list[Any]:
         """Call a method as `call_method`; its errors are the caller's, so the environment stays open."""
-        return self._slots[env].env.call(name, args, kwargs)
+        return self._slots[env].env.call_method(name, args, kwargs)
 
-    async def set_attr(self, env: int, name: str, value: list[Any]) -> None:
+    async def set_attribute(self, env: int, name: str, value: list[Any]) -> None:
         """Set an attribute to what `mark` was given."""
-        self._slots[env].env.set_attr(name, unmark(value))
+        self._slots[env].env.set_attribute(name, unmark(value))
 
     async def get_state(self, env: int) -> Any:
         """Return the environment's state as plain values."""

@@ -267,7 +267,7 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
 
     def envs_of(self, task: SuiteTask) -> Sequence[EnvSpec]:
         """Return the environments in which each start of a task is run."""
-        return [self.scene.env(task.suite, task.task_id)]
+        return [self.scene.make_env_spec(task.suite, task.task_id)]
 
     def found(self) -> dict[str, str]:
         """Return conditions that are found on this machine. Raises: ConfigError."""
@@ -308,7 +308,7 @@ def evaluation_conditions(config: EvalConfig) -> dict[str, Any]:
     }
     return {
         "checkpoint": config.checkpoint_folder,
-        "checkpoint_digest": compute_digest(config.open(config.checkpoint_folder)),
+        "checkpoint_digest": compute_digest(config.open_checkpoint(config.checkpoint_folder)),
         **config.found(),
         **{name: getattr(config, name) for name in sorted(names)},
         "image_size": config.scene.image_size,

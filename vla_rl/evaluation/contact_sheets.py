@@ -36,7 +36,7 @@ async def write_contact_sheet(
     run: RunDirectory, weight_version: int, trajectory: Trajectory
 ) -> None:
     """Write `NUM_MOMENTS` frames of the fixed camera, from first to last, into one JPEG."""
-    path = contact_sheet_path(run, weight_version, make_record(trajectory).key)
+    path = contact_sheet_path(run, weight_version, make_record(trajectory).episode_key)
     await asyncio.to_thread(_write_frames, path, trajectory)
 
 

@@ -134,7 +134,7 @@ class HeldOutEvaluator:
         """Number of episodes whose contact sheet could not be written; their records are kept."""
         return self._sheet_failures.num_failed
 
-    def check(self, run: RunDirectory) -> None:
+    def check_records(self, run: RunDirectory) -> None:
         """Check that the records in `run` are of these conditions and, if scored, of these starts.
 
         Raises: ConfigError if they are not.
@@ -228,7 +228,9 @@ class HeldOutEvaluator:
             progress.advance(bar, len(self.episodes) - len(missing))
 
             async def done(trajectory: Trajectory) -> None:
-                await file.add(make_record(trajectory, self.format.measure, weights=weights))
+                await file.append_record(
+                    make_record(trajectory, self.format.measure, weights=weights)
+                )
                 await self._write_contact_sheet(run, weights, trajectory)
                 progress.advance(bar)
                 note_progress(self.what)

@@ -32,7 +32,7 @@ in memory anyway."""
 
 
 class RecordFile:
-    """The records of a file, and more that are added to it; one is on disk when `add` returns.
+    """The records of a file, and more that are added to it; one is on disk when `append_record` returns.
 
     A last line that a kill cut off is dropped. A record that finds no room on a full disk waits in
     memory, and is written with the next one.
@@ -87,7 +87,7 @@ class RecordFile:
         done = {record_key(each, self.measure) for each in self.records if each.weights == weights}
         return [each for each in episodes if episode_key(each, self.measure) not in done]
 
-    async def add(self, record: EpisodeRecord) -> None:
+    async def append_record(self, record: EpisodeRecord) -> None:
         """Append a record."""
         self._append(record)
         async with self._turn:  # the writer is for one thread at a time
@@ -99,10 +99,10 @@ class RecordFile:
 
     def _append(self, record: EpisodeRecord) -> None:
         if self._seen is not None:
-            identity = record.weights, record.key
+            identity = record.weights, record.episode_key
             if identity in self._seen:
                 raise ConfigError(
-                    f"{self.path} holds {record.key} twice, expected every episode once"
+                    f"{self.path} holds {record.episode_key} twice, expected every episode once"
                 )
             self._seen.add(identity)
         self.records.append(record)

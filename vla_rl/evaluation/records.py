@@ -103,7 +103,7 @@ class EpisodeRecord(
         return int(self.parts["steps"])
 
     @property
-    def key(self) -> Key:
+    def episode_key(self) -> Key:
         """Identity of the episode among those of one weight version."""
         return self.task, self.start, self.seed, self.member
 
@@ -180,7 +180,7 @@ def episode_key(episode: EpisodeSpec, measure: Measure = "success_rate") -> Key:
 def record_key(record: EpisodeRecord, measure: Measure) -> Key:
     """Return the key of a record as `episode_key` does."""
     # scores are told apart by their start alone: those of 24320b8d name no task
-    return ("", record.start, 0, 0) if measure == "score" else record.key
+    return ("", record.start, 0, 0) if measure == "score" else record.episode_key
 
 
 def _scene_seed(env: EnvSpec) -> int:

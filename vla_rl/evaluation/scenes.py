@@ -106,7 +106,7 @@ class Scene(Config, frozen=True, kw_only=True):
         """Arguments of the environment, besides its task."""
         raise NotImplementedError
 
-    def env(self, suite: str, task_id: int) -> EnvSpec:
+    def make_env_spec(self, suite: str, task_id: int) -> EnvSpec:
         """Return the specification of one task's environment."""
         return EnvSpec(id=f"vla_rl/{suite}-v0", kwargs={"task_id": task_id, **self.kwargs})
 
@@ -193,7 +193,7 @@ class LiberoScene(Scene, frozen=True, kw_only=True):
             **scenes,
         }
 
-    def env(self, suite: str, task_id: int, scene_seed: int | None = None) -> EnvSpec:
+    def make_env_spec(self, suite: str, task_id: int, scene_seed: int | None = None) -> EnvSpec:
         """Return the specification of one task's environment; scene seed None is the default, 0.
 
         LIBERO's own suites have ids; those of other packages share `vla_rl/libero-v0`.

@@ -279,7 +279,7 @@ class Run:
             )
             self._in_flight.append(update)
             self._next += 1
-            update.start(previous)
+            update.start_nodes(previous)
 
     async def _stop(self) -> None:
         """Cancel the updates in flight, newest first, and wait for the end of all tasks."""

@@ -165,7 +165,7 @@ class NodeRun:
         self.activity.wake(cause, waited)
         return self.waits == 0 and self.status is NodeStatus.PENDING
 
-    def start(self, on_end: "Callable[[NodeRun], None]") -> None:
+    def start_task(self, on_end: "Callable[[NodeRun], None]") -> None:
         """Start the task; `on_end` is called when it has ended, whatever the reason."""
         self.status = NodeStatus.READY
         kind = self.planned.kind

@@ -59,7 +59,7 @@ class TraceWriter:
         )
         self._is_closed = False
 
-    def write(
+    def write_update(
         self,
         update: Update,
         facts: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
@@ -185,5 +185,5 @@ def write_trace(path: str | os.PathLike[str], graph: TaskGraph, updates: Iterabl
     """Write finished updates into a trace file; return its path."""
     with TraceWriter(path, graph) as writer:
         for update in updates:
-            writer.write(update)
+            writer.write_update(update)
     return writer.path

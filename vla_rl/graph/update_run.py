@@ -79,7 +79,7 @@ class UpdateRun:
         """Tasks that run now."""
         return [node.task for node in self.nodes if node.task is not None]
 
-    def start(self, previous: "UpdateRun | None") -> None:
+    def start_nodes(self, previous: "UpdateRun | None") -> None:
         """Start the nodes without dependencies; the others follow automatically."""
         self._started = self._clock()
         # a node keeps its order over updates: two runs of one node at once would share what its
@@ -92,14 +92,14 @@ class UpdateRun:
                 node.waits += 1
         for node in self.nodes:
             if node.waits == 0:
-                node.start(self._node_ended)
+                node.start_task(self._node_ended)
 
     def release(self, position: int, cause: Interval | None, waited: Waited) -> None:
         """Count one dependency of a node as finished."""
         node = self.nodes[position]
         # An update that is being stopped starts nothing: its owner waits for the tasks that it has.
         if node.release(cause, waited) and not self._stopping:
-            node.start(self._node_ended)
+            node.start_task(self._node_ended)
 
     def stop(self) -> None:
         """Cancel all tasks, last nodes first; the owner then waits for `tasks`."""

@@ -75,7 +75,7 @@ class PolicyCritic:
         require_values(trajectories, found)
         return found
 
-    async def update(
+    async def fit_values(
         self,
         trajectories: Sequence[Trajectory],
         values: Sequence[TrajectoryValues],

@@ -73,7 +73,7 @@ class PolicyImitator:
         """Number of updates applied."""
         return self._backend.weight_version
 
-    async def update(self, demonstrations: Sequence[Demonstration]) -> UpdateReport:
+    async def train_step(self, demonstrations: Sequence[Demonstration]) -> UpdateReport:
         """Take one optimizer step. Raises: ValueError if no control step is valid, no token is to
         be learnt, or shapes differ."""
         rows = await self._lane.prepare(self._make_rows, demonstrations)

@@ -131,7 +131,7 @@ class PolicyLearner:
                 for index in plan_minibatches(decisions.sequence, self._config, version)
             ]
             steps = [(rows, plan_step(rows, self._config)) for rows in minibatches]
-            steps = [(rows, plan) for rows, plan in steps if plan.num_rows]
+            steps = [(rows, plan) for rows, plan in steps if plan.num_planned_rows]
             sums, reports = await self._run_steps(steps, version)
         # over tokens and not decisions: an engine may change its weights in the middle of a reply
         staleness = (version - decisions.weight_version).expand_as(decisions.mask)[decisions.mask]
@@ -141,7 +141,7 @@ class PolicyLearner:
         metrics |= {
             "update/decisions": float(decisions.num_decisions),
             "update/rows": float(len(decisions)),
-            "update/computed_rows": float(sum(plan.num_rows for _, plan in steps)),
+            "update/computed_rows": float(sum(plan.num_planned_rows for _, plan in steps)),
             "update/seconds": seconds,
         }
         return UpdateReport(self.weight_version, metrics)

@@ -95,7 +95,7 @@ class StepPlan:
         return [index for rank in self.ranks for index in rank]
 
     @property
-    def num_rows(self) -> int:
+    def num_planned_rows(self) -> int:
         """Number of rows in all micro-batches."""
         return sum(len(index) for index in self.indices)
 

@@ -234,7 +234,7 @@ class Row:
         """Number of tokens, prompt and reply, that a forward pass reads for the row."""
         return len(self.observation.get("prompt_tokens", ())) + self.num_tokens
 
-    def add(self, tokens: np.ndarray, **others: np.ndarray | int) -> None:
+    def add_tokens(self, tokens: np.ndarray, **others: np.ndarray | int) -> None:
         """Add tokens with numbers of the other columns.
 
         A column that is not given gets its fill value.
@@ -248,7 +248,7 @@ class Row:
         """Add the tokens of a decision; `others` are columns that the decision does not record."""
         chunk = step.chunk
         versions = chunk.weight_version if chunk.weight_versions is None else chunk.weight_versions
-        self.add(
+        self.add_tokens(
             chunk.tokens,
             behavior_log_prob=chunk.log_probs,
             mask=step.executed_tokens,
@@ -296,7 +296,7 @@ def make_rows(
             row = Row(step.observation, sequence, temperature)
             rows.append(row)
         else:
-            row.add(between)
+            row.add_tokens(between)
         others = {"advantage": by_decision[number]}
         if reference is not None:
             others["reference_log_prob"] = reference[number]

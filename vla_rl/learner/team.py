@@ -186,7 +186,7 @@ class CriticTeam:
                 bootstraps[part.row] = found.bootstrap
         return [TrajectoryValues(*pair) for pair in zip(values, bootstraps, strict=True)]
 
-    async def update(
+    async def fit_values(
         self,
         trajectories: Sequence[Trajectory],
         values: Sequence[TrajectoryValues],
@@ -204,7 +204,7 @@ class CriticTeam:
             if not parts:
                 continue
             own = [(values[part.row], list(part.decisions)) for part in parts]
-            report = await critic.update(
+            report = await critic.fit_values(
                 [part.trajectory for part in parts],
                 [TrajectoryValues(each.values[numbers], each.bootstrap) for each, numbers in own],
                 [returns[part.row][list(part.decisions)] for part in parts],

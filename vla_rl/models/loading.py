@@ -58,7 +58,7 @@ class CheckpointConfig(CheckpointFormat, frozen=True, kw_only=True):
     device: Device = "auto"
     """Device of the policy; auto takes the first GPU, or the CPU if there is none."""
 
-    def open(self, checkpoint: "Path | str | PublicFolder") -> "PublicFolder":
+    def open_checkpoint(self, checkpoint: "Path | str | PublicFolder") -> "PublicFolder":
         """Read the checkpoint with its adapter, without the weights. Raises: CheckpointError."""
         from vla_rl.models.prismatic.folder import open_folder
 

@@ -73,12 +73,12 @@ class PolicyTowerEncoder:
                 rows.append(np.concatenate(vectors))
         return stack_embeddings(trajectories, rows)
 
-    def save(self, file: Path) -> None:
+    def save_tower(self, file: Path) -> None:
         """Write the copy of the tower, as safetensors, on the device lane."""
         tower = {name: each.contiguous() for name, each in self._tower.state_dict().items()}
         save_file(tower, file)
 
-    def load(self, file: Path) -> None:
+    def load_tower(self, file: Path) -> None:
         """Compute with the tower that another process has saved.
 
         Raises: CheckpointError if it is not of this policy.

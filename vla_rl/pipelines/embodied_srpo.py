@@ -137,7 +137,7 @@ async def reward_by_progress(
         episode_ids=[trajectory.episode.episode_id for trajectory in trajectories],
         carried=carried,
     )
-    bank.add(update, vectors, is_success, compared)
+    bank.add_successes(update, vectors, is_success, compared)
     failures = rewards[~is_success]
     metrics = {
         "reward/mean": float(rewards.mean()),

@@ -107,7 +107,7 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
         """Return the environment of a task with each of the scene seeds."""
         scene = self.scene
         return [
-            scene.env(task.suite, task.task_id, scene_seed)
+            scene.make_env_spec(task.suite, task.task_id, scene_seed)
             for scene_seed in parse_numbers(self.scene_seeds, 1 << 31, "scene_seeds")
         ]
 

@@ -232,7 +232,7 @@ async def _record_trace(config: ParityConfig, policy: "VlaPolicy", way: Way, sid
 
     options = _WayOptions(config.image_size, way.quality, config.assets, way.physics)
     scene = LiberoScene.from_options(options, config.checkpoint, config.step_limit, way.scenes)
-    env = scene.env(config.suite, config.task_id, config.scene_seed)
+    env = scene.make_env_spec(config.suite, config.task_id, config.scene_seed)
     task = f"{config.suite}/{config.task_id}"
     greedy = Sampling(greedy=True)
     episode = libero_episode(env, 0, task, config.init_state_id, sampling=greedy, seed=0)

@@ -229,8 +229,8 @@ def _make_env(config: RecordConfig, task_id: int, scene_seed: int) -> ImageEnv[A
 def _env_spec(config: RecordConfig, task_id: int) -> EnvSpec:
     scene = config.scene
     if isinstance(scene, LiberoScene):
-        return scene.env(config.suite, task_id, config.scene_seeds[0])
-    return scene.env(config.suite, task_id)
+        return scene.make_env_spec(config.suite, task_id, config.scene_seeds[0])
+    return scene.make_env_spec(config.suite, task_id)
 
 
 def _record_episode(

@@ -211,7 +211,7 @@ async def main(command: Command[Launch, SftDrivingConfig]) -> int:
             return order.choices(demonstrations, k=config.batch)
 
         async def learn(number: int, chosen: "list[Demonstration]") -> None:
-            losses.append((await imitator.update(chosen)).metrics["imitation/loss"])
+            losses.append((await imitator.train_step(chosen)).metrics["imitation/loss"])
             if number % 200 == 0:
                 print(f"update {number}: loss {np.mean(losses[-200:]):.3f}", flush=True)
 

@@ -170,7 +170,7 @@ def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) ->
         policy = tiny_policy(config.tiny_head, found, seed=derive_seed(config.seed, "policy"))
         policy.network.to(choose_device(config.device))
     else:
-        folder = config.open(config.checkpoint)
+        folder = config.open_checkpoint(config.checkpoint)
         if found is not None:
             key = config.norm_key or Path(config.demonstrations).name
             folder, config = (
@@ -292,7 +292,7 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
             return await asyncio.to_thread(samples.demonstrations, chosen)
 
         async def learn(number: int, demonstrations: "list[Demonstration]") -> None:
-            losses.append((await imitator.update(demonstrations)).metrics["imitation/loss"])
+            losses.append((await imitator.train_step(demonstrations)).metrics["imitation/loss"])
             if number % 500 == 0:
                 print(f"update {number}: loss {sum(losses[-500:]) / 500:.3f}")
 

@@ -137,7 +137,7 @@ async def train_policy(config: SftTextConfig, policy: "CausalLanguageModel") -> 
             return await asyncio.to_thread(_make_batch, policy, chats)
 
         async def learn(number: int, sft_batch: "list[Demonstration]") -> None:
-            loss = (await imitator.update(sft_batch)).metrics["imitation/loss"]
+            loss = (await imitator.train_step(sft_batch)).metrics["imitation/loss"]
             if number % config.print_every == 0 or number == config.updates:
                 print(f"update {number}: loss {loss:.3f}", flush=True)
 

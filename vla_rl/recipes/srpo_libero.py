@@ -112,7 +112,7 @@ class SrpoLiberoConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
         """Return the environment of a task with each of the held-out scene seeds."""
         scene = self.held_out_scene
         return [
-            scene.env(task.suite, task.task_id, scene_seed)
+            scene.make_env_spec(task.suite, task.task_id, scene_seed)
             for scene_seed in parse_numbers(
                 self.held_out.scene_seeds, 1 << 31, "held_out.scene_seeds"
             )

@@ -191,7 +191,7 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
     def held_out_envs(self, task: SuiteTask) -> Sequence[EnvSpec]:
         """Return the environments in which each held-out start of a task is run."""
-        return [self.held_out_scene.env(task.suite, task.task_id)]
+        return [self.held_out_scene.make_env_spec(task.suite, task.task_id)]
 
 
 def held_out_episodes(config: SuiteTrainingConfig) -> list[EpisodeSpec]:
@@ -264,7 +264,7 @@ def training_starts(config: SuiteTrainingConfig) -> list[TaskStart]:
     """Return every task from every initial state that is trained on."""
     starts = []
     for task in config.chosen_tasks:
-        env = config.scene.env(task.suite, task.task_id)
+        env = config.scene.make_env_spec(task.suite, task.task_id)
         starts += [
             TaskStart(env=env, task=task.key, options={"init_state_id": state})
             for state in range(config.train_init_states)

@@ -285,7 +285,7 @@ async def _rehearse(config: WatchConfig) -> None:
 
 
 def _episode(config: WatchConfig, task_id: int, number: int) -> EpisodeSpec:
-    env = config.scene.env(config.suite, task_id, scene_seed=0)
+    env = config.scene.make_env_spec(config.suite, task_id, scene_seed=0)
     state = config.init_states[number % len(config.init_states)]
     sampling = Sampling(greedy=config.is_greedy)
     seed = derive_seed(config.seed, number)

@@ -253,7 +253,7 @@ class ChainBroadcast:
             memory = await source.actor.share_weights(member)
         except ActorDied:
             return False
-        digest = await self._weight_source.digest()
+        digest = await self._weight_source.fetch_digest()
         assert digest is not None, "a host that has all bytes has computed their digest"
         try:
             await self._hosts[hop.host].actor.open_weights(self._heading, memory, digest)

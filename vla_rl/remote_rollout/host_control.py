@@ -101,7 +101,7 @@ class HostStarter:
         self._shares, self._policies, self._owner = shares, policies, owner
         self._episode_refs, self._has_weights = episode_refs, has_weights
 
-    async def start(self, host: Host) -> StartedHost:
+    async def start_host(self, host: Host) -> StartedHost:
         """Start the actor on a host. Raises: ActorDied, TimeoutError; what `open` raises."""
         actor = await self._spawned(host)
         try:
@@ -127,7 +127,7 @@ class HostStarter:
         """
         if not recipe:
             return "its process was lost before it was ready, or has failed since"
-        if recipe != self._recipe_for(name).digest:
+        if recipe != self._recipe_for(name).recipe_digest:
             return "its process has other settings, or a policy with other frozen weights"
         if not self._has_weights():
             return "no weights have been saved or published yet that its process could get"
@@ -195,14 +195,14 @@ class HostRestarter:
     async def begin(self) -> None:
         """Bring it up at the start of the run.
 
-        If its process or the connection dies, `run` tries again. Raises: any other error.
+        If its process or the connection dies, `supervise` tries again. Raises: any other error.
         """
         try:
             self._actor = await self._bring_up(self.host)
         except (ActorDied, TimeoutError) as death:
             logger.warning("host %s is tried again: %s", self.host.name, death)
 
-    async def run(self) -> None:
+    async def supervise(self) -> None:
         """Keep it running episodes until cancelled, because it left, or until it fails too often."""
         deaths = Intensity(RESTARTS)
         try:
@@ -286,7 +286,7 @@ class RolloutHostRunner:
     ) -> Trajectory:
         """Run `episode` there. Raises: ActorDied if the host is gone; else as `run_episode`."""
         dropped, self._dropped = self._dropped, []
-        finished = await self._host.run_episode(episode, timeout_s, dropped, self._evaluates)
+        finished = await self._host.run_episode_once(episode, timeout_s, dropped, self._evaluates)
         self._counts = finished.counts
         if finished.loss is not None:
             raise EpisodeLost(episode, finished.loss.kind, finished.loss.what)

@@ -284,7 +284,7 @@ class HostFleet:
 
     def _run_restarter(self, restarter: HostRestarter) -> None:
         name = restarter.host.name
-        task = self._tasks.create_task(restarter.run(), name=f"keep host {name} running")
+        task = self._tasks.create_task(restarter.supervise(), name=f"keep host {name} running")
         self._restarting[name] = task
 
     async def _bring_up(self, host: Host) -> RolloutHost:
@@ -292,7 +292,7 @@ class HostFleet:
         with waiting("the run", on=f"host {host.name!r} to start"):
             started: StartedHost | None = None
             try:
-                started = await self._starter.start(host)
+                started = await self._starter.start_host(host)
                 await self._join(host, started)
             except BaseException as error:
                 error.add_note(f"while host {host.name!r} was brought up")

@@ -75,7 +75,7 @@ class HostLoad:
         """Number of episodes that have a slot there."""
         return sum(kind.num_running for kind in self.kinds.values())
 
-    def num_slots(self, kind: str) -> int:
+    def count_slots(self, kind: str) -> int:
         """Return the number of slots for episodes of a kind."""
         return self._slots[kind] if self._slots else self.runner.num_slots
 
@@ -126,7 +126,7 @@ class HostPace:
 
     def slots(self, member: HostLoad, kind: str) -> int:
         """Return a host's slots for a kind: in proportion to its speed, if it is slow."""
-        num_slots, there = member.num_slots(kind), member.kinds[kind]
+        num_slots, there = member.count_slots(kind), member.kinds[kind]
         if there.decision_s is None or not self.is_slow(member, kind):
             return num_slots
         # one stays, so that a host that recovers is noticed

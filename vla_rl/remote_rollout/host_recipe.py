@@ -164,7 +164,7 @@ class HostRecipe(msgspec.Struct, frozen=True, kw_only=True):
     configuration."""
 
     @property
-    def digest(self) -> str:
+    def recipe_digest(self) -> str:
         """Digest of everything but the version: equal for a run and its resume."""
         same = msgspec.json.encode(msgspec.structs.replace(self, weight_version=0))
         return hashlib.blake2b(same, digest_size=16).hexdigest()
@@ -368,7 +368,7 @@ TOWER_FILE: Final = "encoder.safetensors"
 def save_encoder(encoder: TrajectoryEncoder, folder: Path) -> None:
     """Write what hosts cannot make of the policy's files, on the device lane."""
     if isinstance(encoder, PolicyTowerEncoder):
-        encoder.save(folder / TOWER_FILE)
+        encoder.save_tower(folder / TOWER_FILE)
 
 
 def load_encoder(
@@ -388,5 +388,5 @@ def load_encoder(
     assert not hasattr(model, "render"), "an encoder is of a policy that sees images"
     encoder = trajectory_encoder(config, model, lane, device)
     if isinstance(encoder, PolicyTowerEncoder):
-        encoder.load(folder / TOWER_FILE)
+        encoder.load_tower(folder / TOWER_FILE)
     return encoder

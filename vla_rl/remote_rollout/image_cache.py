@@ -150,7 +150,7 @@ class ImageCache(Actor):
         self._num_bytes += num_bytes
         kept = 0
         try:
-            sent = await self._receivers[name].receive(ImageRequest(key))
+            sent = await self._receivers[name].request_images(ImageRequest(key))
             memory = await _write_memory(key, [sent.data])
             self._held[key], kept = memory, memory.num_bytes
         except ImagesMissing:
@@ -169,7 +169,7 @@ class ImageCache(Actor):
         """
         receiver = self._receivers[name]
         try:
-            sent = await asyncio.gather(*(receiver.receive(each) for each in wanted))
+            sent = await asyncio.gather(*(receiver.request_images(each) for each in wanted))
         except ImagesMissing:
             raise OSError(
                 f"the image cache on {name} has dropped the images of an episode"
@@ -223,7 +223,7 @@ class ImageCache(Actor):
 
     def _find(self, wanted: ImageRequest) -> ImageReply | None:
         memory = None if wanted.key is None else self._held.get(wanted.key)
-        return None if memory is None else ImageReply(memory.read(wanted.spans))
+        return None if memory is None else ImageReply(memory.read_spans(wanted.spans))
 
 
 async def _write_memory(key: int, rows: Sequence[np.ndarray]) -> ImageMemory:

@@ -49,7 +49,7 @@ class ImageMemory:
             self.close()
             raise
 
-    def read(self, spans: Sequence[tuple[int, int]]) -> np.ndarray:
+    def read_spans(self, spans: Sequence[tuple[int, int]]) -> np.ndarray:
         """Return spans of bytes, end to end; they count from the beginning of the memory.
 
         Raises: ValueError for a span outside of it.
@@ -147,7 +147,7 @@ class ImageSender:
                 "an image cache asked for images in a message that cannot be read: %s", error
             )
         kind = Kind.ERROR if found is None else Kind.RESULT
-        self._open.send(self._codec.encode(kind, 0, 0, 0, found, "images"))
+        self._open.send_frames(self._codec.encode(kind, 0, 0, 0, found, "images"))
 
 
 class ImageReceiver:
@@ -172,7 +172,7 @@ class ImageReceiver:
         """Wait for the connection. Raises: ConnectionError."""
         await self._ask(ImageRequest(None), LINK_WITHIN_S)
 
-    async def receive(self, wanted: ImageRequest) -> ImageReply:
+    async def request_images(self, wanted: ImageRequest) -> ImageReply:
         """Ask for observations of an episode.
 
         Raises: ConnectionError if the sender is lost; ImagesMissing if it does not have them.
@@ -190,7 +190,7 @@ class ImageReceiver:
             raise ConnectionError(self._fault)
         answer: asyncio.Future[ImageReply] = asyncio.get_running_loop().create_future()
         self._asked.append(answer)
-        self._link.send(self._codec.encode(Kind.CALL, 0, 0, 0, wanted, "images"))
+        self._link.send_frames(self._codec.encode(Kind.CALL, 0, 0, 0, wanted, "images"))
         started_s = self._clock()
         while True:
             # what came meanwhile was asked for before: the sender is slow, and not silent

@@ -82,7 +82,7 @@ class ImageCopies:
             cache.memories[key].num_readers += 1
         return keys, {each: cache.memories[key].copies[each] for each, key in found.items()}
 
-    def add(self, host: str, key: int, copies: Mapping[ArrayRef, ArrayRef]) -> None:
+    def add_memory(self, host: str, key: int, copies: Mapping[ArrayRef, ArrayRef]) -> None:
         """Add a memory that was copied, and is read until `end` is called with its key."""
         cache = self._image_caches.setdefault(host, _CacheCopies())
         cache.memories[key] = _CopyBatch(dict(copies))
@@ -259,7 +259,7 @@ class ImageRoutes:
                 of_home.setdefault(each.host, {}).setdefault(each.key, []).append(each)
         for home, by_key in of_home.items():
             key, copied = await self._copy_to_host(host, home, by_key)
-            self._image_copies.add(host, key, copied)
+            self._image_copies.add_memory(host, key, copied)
             keys.append(key)
             replaced |= copied
         return CopiedImages(host, tuple(keys), replaced)

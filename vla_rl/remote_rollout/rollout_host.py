@@ -118,7 +118,7 @@ class RolloutHost(Actor):
         await asyncio.wait((ready, self._serving), return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             self._serving.result()
-        self._recipe_digest = recipe.digest
+        self._recipe_digest = recipe.recipe_digest
         return self._status()
 
     async def found(self) -> str | None:
@@ -143,7 +143,7 @@ class RolloutHost(Actor):
         await asyncio.shield(self._serving)
 
     @actor_method(concurrent=True)
-    async def run_episode(
+    async def run_episode_once(
         self, episode: EpisodeSpec, timeout_s: float | None, dropped: list[int], evaluates: bool
     ) -> HostEpisode:
         """Run an episode once; its large arrays stay here.

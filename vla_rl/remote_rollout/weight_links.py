@@ -103,7 +103,7 @@ class WeightSender:
         self.start_sending()
 
     def _send(self, kind: Kind, value: np.ndarray | str) -> None:
-        self._open.send(self._codec.encode(kind, 0, 0, 0, value, "weights"))
+        self._open.send_frames(self._codec.encode(kind, 0, 0, 0, value, "weights"))
 
 
 class WeightReceiver:
@@ -120,7 +120,7 @@ class WeightReceiver:
         self._codec = Codec()
         self._news: asyncio.Queue[Frames | None] = asyncio.Queue()  # bounded by what is asked for
 
-    async def receive(self, host: str, socket: SocketAddress) -> ReceivedBytes:
+    async def receive_weights(self, host: str, socket: SocketAddress) -> ReceivedBytes:
         """Take all that is missing; return how far it came if the peer is lost meanwhile.
 
         Args:
@@ -184,7 +184,7 @@ class WeightReceiver:
     def _ask(self, link: DirectLink, start: int) -> None:
         heading = self._incoming.heading
         wanted = WantedWeights(heading.member, heading.version, start, WEIGHT_PIECE_BYTES)
-        link.send(self._codec.encode(Kind.CALL, 0, 0, 0, wanted, "wanted weights"))
+        link.send_frames(self._codec.encode(Kind.CALL, 0, 0, 0, wanted, "wanted weights"))
 
 
 _MAX_THREADS: Final = 4
@@ -299,7 +299,7 @@ class _ShardLink:
 
     def ask(self) -> None:
         """Ask for one piece more."""
-        self._open.send(self._codec.encode(Kind.CALL, 0, 0, 0, None, "wanted weights"))
+        self._open.send_frames(self._codec.encode(Kind.CALL, 0, 0, 0, None, "wanted weights"))
 
     def close(self) -> None:
         """Close socket and connection."""

@@ -219,7 +219,7 @@ class HostWeights:
             return HeldVersion(version=self._versions[member])
         if is_new and held.version == newest.heading.version:
             return held
-        digest = await newest.digest()
+        digest = await newest.fetch_digest()
         # the same number is not enough: an update that is repeated need not have the same weights
         if digest is not None and held == HeldVersion(
             version=newest.heading.version, digest=digest
@@ -233,7 +233,7 @@ class HostWeights:
             raise error
         await host.actor.apply_weights(member)
         self._stocked[member] = (*having, *_holders(planned))
-        return HeldVersion(version=newest.heading.version, digest=await newest.digest() or "")
+        return HeldVersion(version=newest.heading.version, digest=await newest.fetch_digest() or "")
 
     @asynccontextmanager
     async def _all_turns(self) -> AsyncIterator[None]:

@@ -65,7 +65,7 @@ class WeightSource(Protocol):
         """Return whether the bytes are known to be the same."""
         ...
 
-    async def digest(self) -> str | None:
+    async def fetch_digest(self) -> str | None:
         """Return the digest of all bytes; None while no process has had all of them."""
         ...
 
@@ -100,7 +100,7 @@ class LocalWeightSource:
             return False
         return await asyncio.to_thread(self._weights.equals, other._weights)
 
-    async def digest(self) -> str:
+    async def fetch_digest(self) -> str:
         """Return the digest of all bytes."""
         async with self._reading:  # they are read once
             return await asyncio.to_thread(lambda: self._weights.digest)
@@ -108,7 +108,7 @@ class LocalWeightSource:
     async def bring(self, host: WeightHost, num_bytes: int) -> None:
         """Send the rest to a host, and have all bytes compared with the digest."""
         member, actor = self.heading.member, host.actor
-        digest = asyncio.create_task(self.digest())  # beside the pieces
+        digest = asyncio.create_task(self.fetch_digest())  # beside the pieces
         on_their_way: deque[asyncio.Task[None]] = deque()
         try:
             for offset, piece in self._weights.pieces(num_bytes):
@@ -160,7 +160,7 @@ class ShardedWeightSource:
         """Return whether the bytes are known to be the same."""
         return isinstance(other, ShardedWeightSource) and self._contents == other._contents
 
-    async def digest(self) -> str | None:
+    async def fetch_digest(self) -> str | None:
         """Return the digest that the first host has computed; None before."""
         return self._digest
 

@@ -84,9 +84,9 @@ class WeightStore:
     async def receive(
         self, member: str, link_key: str, host: str, socket: SocketAddress
     ) -> ReceivedBytes:
-        """Take what is missing from a peer: see `WeightReceiver.receive`."""
+        """Take what is missing from a peer: see `WeightReceiver.receive_weights`."""
         receiver = WeightReceiver(self._keys.pop(link_key), self._rows[member], self._send_ready)
-        return await receiver.receive(host, socket)
+        return await receiver.receive_weights(host, socket)
 
     def num_received(self, member: str) -> int:
         """Return the number of bytes that have come of the version that was begun last."""

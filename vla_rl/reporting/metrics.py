@@ -36,7 +36,7 @@ class JsonlSink:
     def __init__(self, path: Path) -> None:
         self._file = AppendedFile(path, lines=True)
 
-    def write(self, update: int, wall_time_s: float, values: Mapping[str, float]) -> None:
+    def write_metrics(self, update: int, wall_time_s: float, values: Mapping[str, float]) -> None:
         """Write one line.
 
         Raises: OSError if it could not be written; the file then holds no part of it.
@@ -63,7 +63,7 @@ def metrics_line(update: int, wall_time_s: float, values: Mapping[str, float]) -
 class TensorBoardSink:
     """Scalars in a TensorBoard event file; imports neither torch nor tensorflow.
 
-    When `write` returns, the event is in the file completely or not at all, because a reader stops
+    When `write_metrics` returns, the event is in the file completely or not at all, because a reader stops
     for good at an incomplete record.
 
     Args:
@@ -89,7 +89,7 @@ class TensorBoardSink:
         path = folder / "events.out.tfevents.{:010d}.{}.{}.{}".format(*names)
         self._file = AppendedFile(path, opening=opening)
 
-    def write(self, update: int, wall_time_s: float, values: Mapping[str, float]) -> None:
+    def write_metrics(self, update: int, wall_time_s: float, values: Mapping[str, float]) -> None:
         """Write one event with all values. Raises: OSError if it could not be written."""
         summary = self._summary(
             value=[self._summary.Value(tag=k, simple_value=v) for k, v in values.items()]
@@ -102,7 +102,7 @@ class TensorBoardSink:
         self, update: int, wall_time_s: float, values: Mapping[str, float], now: int
     ) -> None:
         """Write one event at its own update, also after those of later ones."""
-        self.write(update, wall_time_s, values)
+        self.write_metrics(update, wall_time_s, values)
 
     def close(self) -> None:
         """Close the file."""
@@ -119,7 +119,7 @@ class WandbSink:
         self._run = import_wandb(project).init(project=project, name=run_name, config=dict(config))
         self._has_late_axis = False
 
-    def write(self, update: int, wall_time_s: float, values: Mapping[str, float]) -> None:
+    def write_metrics(self, update: int, wall_time_s: float, values: Mapping[str, float]) -> None:
         """Log one update."""
         self._run.log({**values, "wall_time_s": wall_time_s}, step=update)
 
@@ -173,10 +173,10 @@ _KEY = re.compile(r"[^/]+(/[^/]+)+")
 class Sink(Protocol):
     """A destination of metrics.
 
-    `write` may raise any error; after an OSError the same update is tried again later.
+    `write_metrics` may raise any error; after an OSError the same update is tried again later.
     """
 
-    def write(self, update: int, wall_time_s: float, values: Mapping[str, float]) -> None:
+    def write_metrics(self, update: int, wall_time_s: float, values: Mapping[str, float]) -> None:
         """Write the values of one update, all or none."""
         ...
 
@@ -226,7 +226,7 @@ class MetricLog:
         self._newest = 0
 
     @classmethod
-    def open(
+    def open_log(
         cls, run: RunDirectory, wandb_project: str | None = None, *, resumed_at: int | None = None
     ) -> "MetricLog":
         """Open the log of a run: `metrics.jsonl`, TensorBoard, and Weights & Biases if named.
@@ -325,12 +325,12 @@ def _sink_writer(sink: Sink) -> RetryingWriter[Measured]:
 
 
 def _write_line(lines: JsonlSink, measured: Measured) -> None:
-    lines.write(measured.update, measured.wall_time_s, measured.values)
+    lines.write_metrics(measured.update, measured.wall_time_s, measured.values)
 
 
 def _write(sink: Sink, measured: Measured) -> None:
     if measured.late_at is None:
-        sink.write(measured.update, measured.wall_time_s, measured.values)
+        sink.write_metrics(measured.update, measured.wall_time_s, measured.values)
     else:
         sink.write_late(measured.update, measured.wall_time_s, measured.values, measured.late_at)
 

@@ -126,7 +126,7 @@ async def chat_agent(
         `StopReason.REPLY_REJECTED` instead.
     """
     episode = _Conversation(env, policy, limits or ChatLimits())
-    return await episode.run_episode()
+    return await episode.hold_conversation()
 
 
 class _Conversation:
@@ -151,7 +151,7 @@ class _Conversation:
         self._info: dict[str, Any] = {}
         self._last_reply = ""
 
-    async def run_episode(self) -> Trajectory:
+    async def hold_conversation(self) -> Trajectory:
         agent = await self._begin()
         while True:
             reply = await self._reply(agent)

@@ -300,7 +300,7 @@ class BackgroundEvaluation:
             settings = msgspec.structs.replace(settings, contact_sheet=None)
 
         async def add(record: EpisodeRecord) -> None:
-            await starts.file.add(record)
+            await starts.file.append_record(record)
             note_progress("held-out episodes")
 
         await evaluate_checkpoint(

@@ -210,7 +210,7 @@ class EpisodeRecorder:
             )
             return
         try:
-            self._writer.add(episode)
+            self._writer.add_episode(episode)
         except OSError as error:
             self._failures.failed(repr(episode.name), error)
         else:

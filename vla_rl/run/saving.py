@@ -62,7 +62,7 @@ class CheckpointSaver:
         self._prepared: dict[int, PreparedCheckpoint] = {}
         self._is_overdue = False
 
-    def open(self, root: Path, unwritten: Callable[[], bytes]) -> None:
+    def open_folder(self, root: Path, unwritten: Callable[[], bytes]) -> None:
         """Prepare to save below `root`.
 
         `unwritten` returns the lines of metrics that found no room in their file; they are saved
@@ -106,7 +106,7 @@ class CheckpointSaver:
         except CheckpointError as error:
             self._postpone(error)
 
-    async def save(self, snapshot: RunSnapshot) -> Path:
+    async def save_checkpoint(self, snapshot: RunSnapshot) -> Path:
         """Save a checkpoint now. Raises: CheckpointError; older checkpoints remain."""
         await self.discard()
         return await self._commit(await self._prepare(snapshot), snapshot.learner.weight_version)
@@ -201,7 +201,7 @@ class RunRecord:
         self._run, self._config = run, config
         self._turn = asyncio.Lock()
         try:
-            self._log = MetricLog.open(
+            self._log = MetricLog.open_log(
                 run, config.run.wandb_project, resumed_at=first if is_resumed else None
             )
         except OSError as error:
@@ -214,7 +214,7 @@ class RunRecord:
             _print_missing(run, first)
         trace = TraceWriter(run.new_trace(first), graph)
         self._trace = RetryingWriter[tuple[Update, Facts, Slices]](
-            f"the trace {trace.path.name}", lambda record: trace.write(*record), trace.close
+            f"the trace {trace.path.name}", lambda record: trace.write_update(*record), trace.close
         )
         try:
             graph.draw(run.path / "graph.txt")

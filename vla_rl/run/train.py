@@ -184,7 +184,7 @@ async def _make_resumed(
     folder, checkpoint = (None, None) if found is None else found
     first_update = 0 if checkpoint is None else checkpoint.state.weight_version
     if evaluator is not None:
-        evaluator.check(run)
+        evaluator.check_records(run)
     # built before anything is written: a configuration that is refused must leave the run as it was
     training = make(first_update=first_update)
     run.record_resume(training.config)

@@ -171,7 +171,7 @@ class TrainingRun:
                     RunRecord, run, self._config, self.graph, first
                 )  # slow: it imports much, and may go on-line
                 record = await asyncio.to_thread(make, checkpoint=checkpoint, is_resumed=is_resumed)
-                parts.saver.open(run.checkpoints, record.unwritten)
+                parts.saver.open_folder(run.checkpoints, record.unwritten)
                 self._evaluation = self._make_background_evaluation(run, record)
                 try:
                     with record:
@@ -226,7 +226,7 @@ class TrainingRun:
     async def _save_early(self, record: RunRecord) -> None:
         """Save the weights and what was run since. Raises: RunDirectoryGone, after saving."""
         gone = await record.find_directory()
-        await self._parts.saver.save(await self._parts.snapshot())
+        await self._parts.saver.save_checkpoint(await self._parts.snapshot())
         if gone is not None:
             raise gone
 
@@ -250,7 +250,7 @@ class TrainingRun:
         if parts.saver.saved_version == parts.scheduler.version:
             return
         try:
-            folder = await parts.saver.save(await parts.snapshot())
+            folder = await parts.saver.save_checkpoint(await parts.snapshot())
         except Exception as failure:  # the error that ended the run has to be raised, not this one
             error.add_note(
                 f"the progress since update {parts.saver.saved_version} could not be "

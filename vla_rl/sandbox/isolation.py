@@ -93,17 +93,17 @@ def make_files_read_only(folder: Path, *, disk_mb: int) -> None:
     mounts.make_read_only()
     options = f"size={disk_mb}m,nr_inodes={MOST_FILES},mode=700"
     if SHARED_MEMORY.is_dir():
-        mounts.add("sandbox", str(SHARED_MEMORY), "tmpfs", MS_NOSUID | MS_NODEV, options)
+        mounts.mount("sandbox", str(SHARED_MEMORY), "tmpfs", MS_NOSUID | MS_NODEV, options)
         is_hidden = SHARED_MEMORY in folder.parents  # the mount hides it: TMPDIR is in /dev/shm
         inside = folder if is_hidden else SHARED_MEMORY / folder.name
         inside.mkdir(mode=0o700, parents=True)
         if not is_hidden:
-            mounts.add(str(inside), str(folder), None, MS_BIND)
+            mounts.mount(str(inside), str(folder), None, MS_BIND)
     else:
-        mounts.add("sandbox", str(folder), "tmpfs", MS_NOSUID | MS_NODEV, options)
+        mounts.mount("sandbox", str(folder), "tmpfs", MS_NOSUID | MS_NODEV, options)
     # the kernel rejects it for an ordinary user if parts of /proc are covered
     with contextlib.suppress(OSError):
-        mounts.add("proc", "/proc", "proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
+        mounts.mount("proc", "/proc", "proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
 def die_with_parent(pidfd: int) -> None:

@@ -128,7 +128,7 @@ class OwnMounts:
         )
         self._are_read_only = True
 
-    def add(
+    def mount(
         self, source: str, target: str, kind: str | None, flags: int, options: str | None = None
     ) -> None:
         """Mount a file system, or a folder at a second place. Raises: OSError."""

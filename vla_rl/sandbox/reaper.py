@@ -153,7 +153,7 @@ class CallRunner:
         finally:
             # a sandbox that was killed closes its end too, so this covers every way in which it can go
             for call in list(self._calls.values()):
-                call.kill("died", "its sandbox was closed")
+                call.kill_call("died", "its sandbox was closed")
                 call.reap()
             self._kill_strays(set())
 
@@ -183,7 +183,7 @@ class CallRunner:
                 self._selector.register(fd, selectors.EVENT_READ, call)
         elif isinstance(request, Cancel):
             if (running := self._calls.get(request.id)) is not None:
-                running.kill("died", "its caller no longer waits for it")
+                running.kill_call("died", "its caller no longer waits for it")
         else:
             import_ahead(request.module, meanwhile=self._check_calls if self._calls else None)
             self._connection.sendall(frame(Imported(request.module)))

@@ -47,7 +47,7 @@ STOPPED_AFTER_S: Final = 2.0
 
 
 class CallRunnerProcess:
-    """A call runner and its reaper from their start to their end; `start` starts them.
+    """A call runner and its reaper from their start to their end; `start_runner` starts them.
 
     The call runner ends every call by the call's own limits. If an answer takes longer, or a signal
     stops the call runner, it is stuck: it is killed with all its calls, and every caller gets an answer
@@ -85,7 +85,7 @@ class CallRunnerProcess:
             self._import(module)
 
     @classmethod
-    async def start(
+    async def start_runner(
         cls,
         environment: Mapping[str, str],
         imported: dict[str, bool],

@@ -104,9 +104,9 @@ class RunningCall:
         too_many = limits.max_processes + is_first
         below = get_descendants(self.pid, too_many)
         if now >= self.deadline:
-            self.kill("timed_out", self._describe_timeout())
+            self.kill_call("timed_out", self._describe_timeout())
         elif len(below) >= too_many:
-            self.kill(
+            self.kill_call(
                 "too_many_processes",
                 f"it started more than {limits.max_processes} processes and was stopped",
             )
@@ -117,7 +117,7 @@ class RunningCall:
     def _check_usage(self, pids: list[int]) -> None:
         limits = self.call.limits
         if holds_more_memory(pids, self._most_memory):
-            self.kill(
+            self.kill_call(
                 "too_much_memory",
                 f"it held more than {limits.memory_mb} MiB of memory in all and was stopped",
             )
@@ -126,12 +126,12 @@ class RunningCall:
             and disk_used(self._folder, pids, MOST_FILES) > limits.disk_mb * _MIB
         ):
             words = f"it wrote more than {limits.disk_mb} MiB or {MOST_FILES} files and was stopped"
-            self.kill("too_much_disk", words)
+            self.kill_call("too_much_disk", words)
 
     def _has_ended(self) -> bool:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
-    def kill(self, fault: Fault, words: str) -> None:
+    def kill_call(self, fault: Fault, words: str) -> None:
         """Kill the call with all its descendants. The first reason is kept."""
         self._fault = self._fault or (fault, words)
         with contextlib.suppress(ProcessLookupError):
@@ -176,7 +176,7 @@ class RunningCall:
     def _check_amount(self, fd: int, most: int) -> None:
         if len(self._kept[self.pipes[fd]]) >= most and self._fault is None:
             verb = "returned" if self.pipes[fd] == "returned" else "printed"
-            self.kill(
+            self.kill_call(
                 "printed_too_much",
                 f"it {verb} more than {self.call.limits.output_kb} KiB and was stopped",
             )

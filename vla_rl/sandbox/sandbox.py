@@ -253,7 +253,7 @@ class Sandbox:
             if self._runner is None or not self._runner.is_serving:
                 if self._runner is not None:
                     await self._runner.stop()
-                self._runner = await CallRunnerProcess.start(
+                self._runner = await CallRunnerProcess.start_runner(
                     self._environment(),
                     self._imported,
                     self._config.without,

@@ -210,8 +210,8 @@ def vectors(*numbers: float) -> np.ndarray:
 
 def filled(size: int = 2) -> ReferenceBank:
     bank = ReferenceBank(size)
-    bank.add(3, vectors(1, 2, 3), np.array([True, True, False]), ["a", "b", "a"])
-    bank.add(5, vectors(4, 5), np.array([True, True]), ["a", "a"])
+    bank.add_successes(3, vectors(1, 2, 3), np.array([True, True, False]), ["a", "b", "a"])
+    bank.add_successes(5, vectors(4, 5), np.array([True, True]), ["a", "a"])
     return bank
 
 
@@ -251,7 +251,7 @@ def test_the_metrics_show_how_old_the_references_are() -> None:
 
 def test_an_update_that_is_made_again_takes_the_place_of_what_it_left() -> None:
     bank = filled(size=4)
-    bank.add(5, vectors(4, 5), np.array([True, True]), ["a", "a"])
+    bank.add_successes(5, vectors(4, 5), np.array([True, True]), ["a", "a"])
     assert bank.references(["a"], NOBODY[:1])["a"].ravel().tolist() == [1.0, 4.0, 5.0]
 
 
@@ -259,7 +259,7 @@ def test_a_restored_bank_goes_on_as_the_saved_one_would_have() -> None:
     bank, copy = filled(), ReferenceBank(2)
     copy.restore(unpack(pack(bank.state()), dict[str, BankedTask]))
     for each in (bank, copy):
-        each.add(6, vectors(7), np.array([True]), ["a"])
+        each.add_successes(6, vectors(7), np.array([True]), ["a"])
     assert copy.metrics(8) == bank.metrics(8)
     assert copy.references(["a"], NOBODY[:1])["a"].ravel().tolist() == [5.0, 7.0]
 
@@ -272,7 +272,7 @@ def test_a_smaller_bank_keeps_the_newest_of_what_is_restored() -> None:
 
 def test_the_bank_owns_what_it_keeps() -> None:
     bank, mine = ReferenceBank(1), vectors(1)
-    bank.add(0, mine, np.array([True]), ["a"])
+    bank.add_successes(0, mine, np.array([True]), ["a"])
     mine[:] = 9.0
     assert bank.references(["a"], NOBODY[:1])["a"].ravel().tolist() == [1.0]
     assert all(

@@ -165,9 +165,9 @@ def test_each_row_has_the_words_of_its_own_task(
 def test_words_that_change_are_written_row_by_row(tmp_path: Path) -> None:
     change_rows(published(tmp_path / "theirs", SIX), two_tasks)
     (episode,) = read_lerobot(tmp_path / "theirs")
-    LeRobotWriter(tmp_path / "ours", fps=10).add(episode)
+    LeRobotWriter(tmp_path / "ours", fps=10).add_episode(episode)
     second = LeRobotWriter(tmp_path / "ours")
-    second.add(msgspec.structs.replace(episode, name="again"))
+    second.add_episode(msgspec.structs.replace(episode, name="again"))
     assert [again.step_instructions for again in read_lerobot(tmp_path / "ours")] == [
         episode.step_instructions
     ] * 2

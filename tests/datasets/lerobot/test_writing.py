@@ -40,7 +40,7 @@ def test_episodes_come_back_bit_for_bit(tmp_path: Path) -> None:
     ]
     writer = LeRobotWriter(tmp_path / "data")
     for episode in episodes:
-        writer.add(episode)
+        writer.add_episode(episode)
     for read, written in zip(read_lerobot(tmp_path / "data"), episodes, strict=True):
         assert_same(read, written)
 
@@ -55,7 +55,7 @@ def test_cameras_of_any_name_come_back(tmp_path: Path) -> None:
         },
         frames={**written.frames, "head": made_episode("b", 3, seed=9).frames["image"]},
     )
-    LeRobotWriter(tmp_path).add(more)
+    LeRobotWriter(tmp_path).add_episode(more)
     (read,) = read_lerobot(tmp_path)
     assert_same(read, more)
 
@@ -79,7 +79,7 @@ def narrow_episode(name: str, seed: int = 0) -> RecordedEpisode:
 
 def test_single_numbers_are_plain_columns_and_come_back_as_vectors_of_one(tmp_path: Path) -> None:
     written = narrow_episode("a")
-    LeRobotWriter(tmp_path).add(written)
+    LeRobotWriter(tmp_path).add_episode(written)
     table = pq.read_table(tmp_path / "data/chunk-000/file-000.parquet")
     features = json.loads((tmp_path / "meta/info.json").read_text())["features"]
     noted = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"]
@@ -92,7 +92,7 @@ def test_single_numbers_are_plain_columns_and_come_back_as_vectors_of_one(tmp_pa
         assert table.column(name).to_pylist() == values[:, 0].tolist()
         assert noted[name] == {"dtype": "float32", "_type": "Value"}
     assert noted["next.reward"] == {"dtype": "float32", "_type": "Value"}
-    LeRobotWriter(tmp_path).add(narrow_episode("b", seed=1))  # goes on with what is there
+    LeRobotWriter(tmp_path).add_episode(narrow_episode("b", seed=1))  # goes on with what is there
     for read, again in zip(
         read_lerobot(tmp_path), [written, narrow_episode("b", seed=1)], strict=True
     ):
@@ -106,9 +106,9 @@ def test_single_numbers_are_plain_columns_and_come_back_as_vectors_of_one(tmp_pa
 
 
 def test_the_description_says_what_is_there(tmp_path: Path) -> None:
-    LeRobotWriter(tmp_path, fps=20, robot_type="panda").add(made_episode("a", 5)).add(
-        made_episode("b", 3, seed=7)
-    )
+    LeRobotWriter(tmp_path, fps=20, robot_type="panda").add_episode(
+        made_episode("a", 5)
+    ).add_episode(made_episode("b", 3, seed=7))
     info = json.loads((tmp_path / "meta/info.json").read_text())
     assert (info["codebase_version"], info["fps"], info["robot_type"]) == ("v3.0", 20, "panda")
     assert (info["total_episodes"], info["total_frames"], info["total_tasks"]) == (2, 8, 1)
@@ -139,7 +139,7 @@ def test_statistics_of_episodes_add_up_to_those_of_the_data_set(tmp_path: Path) 
     ]
     for episode in episodes:
         # a writer of its own each: what was written before counts
-        LeRobotWriter(tmp_path).add(episode)
+        LeRobotWriter(tmp_path).add_episode(episode)
     stats = json.loads((tmp_path / "meta/stats.json").read_text())
     actions = np.concatenate([episode.actions for episode in episodes])
     assert stats["action"]["mean"] == pytest.approx(actions.mean(0).tolist(), abs=1e-6)
@@ -158,7 +158,7 @@ def test_statistics_of_episodes_add_up_to_those_of_the_data_set(tmp_path: Path) 
 def test_episodes_without_images_are_written_read_and_gone_on_with(tmp_path: Path) -> None:
     episodes = [msgspec.structs.replace(made_episode(name, 3), frames={}) for name in ("a", "b")]
     for episode in episodes:
-        LeRobotWriter(tmp_path).add(episode)
+        LeRobotWriter(tmp_path).add_episode(episode)
     for read, written in zip(read_lerobot(tmp_path), episodes, strict=True):
         assert_same(read, written)
 
@@ -166,8 +166,8 @@ def test_episodes_without_images_are_written_read_and_gone_on_with(tmp_path: Pat
 def test_another_rate_or_robot_is_refused_and_none_named_goes_on_with_what_is_there(
     tmp_path: Path,
 ) -> None:
-    LeRobotWriter(tmp_path, fps=50, robot_type="cart").add(made_episode("a"))
-    LeRobotWriter(tmp_path).add(made_episode("b"))
+    LeRobotWriter(tmp_path, fps=50, robot_type="cart").add_episode(made_episode("a"))
+    LeRobotWriter(tmp_path).add_episode(made_episode("b"))
     info = json.loads((tmp_path / "meta/info.json").read_text())
     assert (info["fps"], info["robot_type"], info["total_episodes"]) == (50, "cart", 2)
     with pytest.raises(DataError, match=r"fps is 20, .*info\.json says 50\.0, expected the same"):
@@ -179,36 +179,36 @@ def test_another_rate_or_robot_is_refused_and_none_named_goes_on_with_what_is_th
 
 
 def test_statistics_do_not_count_an_episode_that_a_killed_writer_left(tmp_path: Path) -> None:
-    LeRobotWriter(tmp_path).add(made_episode("a", 5))
+    LeRobotWriter(tmp_path).add_episode(made_episode("a", 5))
     described = (tmp_path / "meta/info.json").read_bytes()
-    LeRobotWriter(tmp_path).add(made_episode("lost", 4, seed=4))
+    LeRobotWriter(tmp_path).add_episode(made_episode("lost", 4, seed=4))
     (tmp_path / "meta/info.json").write_bytes(described)  # killed between stats.json and info.json
-    LeRobotWriter(tmp_path).add(made_episode("b", 3, seed=5))
+    LeRobotWriter(tmp_path).add_episode(made_episode("b", 3, seed=5))
     stats = json.loads((tmp_path / "meta/stats.json").read_text())
     assert stats["action"]["count"] == [8]
 
 
 def test_what_a_killed_writer_left_is_replaced_by_the_next(tmp_path: Path) -> None:
-    LeRobotWriter(tmp_path).add(made_episode("a"))
+    LeRobotWriter(tmp_path).add_episode(made_episode("a"))
     described = (tmp_path / "meta/info.json").read_bytes()
-    LeRobotWriter(tmp_path).add(made_episode("lost", seed=4))
+    LeRobotWriter(tmp_path).add_episode(made_episode("lost", seed=4))
     (tmp_path / "meta/info.json").write_bytes(described)  # killed before the episode counted
     (tmp_path / "data/chunk-000/file-002.parquet.part").write_bytes(b"half")
     writer = LeRobotWriter(tmp_path)
     assert writer.names == {"a"}
-    writer.add(made_episode("b", 4, seed=5))
+    writer.add_episode(made_episode("b", 4, seed=5))
     assert [episode.name for episode in read_lerobot(tmp_path)] == ["a", "b"]
     assert not list(tmp_path.rglob("*.part"))
 
 
 def test_an_episode_is_written_once(tmp_path: Path) -> None:
-    writer = LeRobotWriter(tmp_path).add(made_episode("a"))
+    writer = LeRobotWriter(tmp_path).add_episode(made_episode("a"))
     with pytest.raises(DataError, match="holds 'a' already"):
-        writer.add(made_episode("a", seed=9))
+        writer.add_episode(made_episode("a", seed=9))
 
 
 def test_an_episode_with_other_features_is_refused(tmp_path: Path) -> None:
-    writer = LeRobotWriter(tmp_path).add(made_episode("a"))
+    writer = LeRobotWriter(tmp_path).add_episode(made_episode("a"))
     other = made_episode("b")
     narrow = RecordedEpisode(
         name="b",
@@ -218,7 +218,7 @@ def test_an_episode_with_other_features_is_refused(tmp_path: Path) -> None:
         frames=other.frames,
     )
     with pytest.raises(DataError, match=r"b has the features .* has others or other shapes"):
-        writer.add(narrow)
+        writer.add_episode(narrow)
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
@@ -235,4 +235,4 @@ def test_images_that_change_their_size_are_refused_with_the_step(tmp_path: Path)
         DataError,
         match=r"a: the image of control step 2 is uint8 of shape \[12, 6, 3\], expected",
     ):
-        LeRobotWriter(tmp_path).add(msgspec.structs.replace(episode, frames=frames))
+        LeRobotWriter(tmp_path).add_episode(msgspec.structs.replace(episode, frames=frames))

@@ -266,7 +266,7 @@ def ours(root: Path) -> None:
     """A LeRobotDataset of our own writer."""
     writer = LeRobotWriter(root)
     for number in range(2):
-        writer.add(made_episode(f"a{number}", 3, seed=number))
+        writer.add_episode(made_episode(f"a{number}", 3, seed=number))
 
 
 def version_2(root: Path) -> None:

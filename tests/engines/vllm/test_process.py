@@ -30,12 +30,12 @@ async def test_how_a_process_ended_is_told_once_it_has(
         assert process.describe_exit() == "its process is gone"  # no process was started yet
         process.watch_exit(started.pid, ended.set)
         if is_killed:
-            process.kill()
+            process.kill_process()
         async with asyncio.timeout(60):
             await ended.wait()
         assert process.describe_exit() == told
         process.close_descriptor()
-        process.kill()  # its number may be another process's by now: nothing is done
+        process.kill_process()  # its number may be another process's by now: nothing is done
 
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]

@@ -169,5 +169,5 @@ async def test_the_next_start_of_ranks_removes_the_policy_of_a_run_that_was_kill
     (left / "policy").write_bytes(bytes(10))
     async with Runtime() as runtime:
         with pytest.raises(AttributeError):
-            await RankGroup(runtime, LearnerConfig(ranks=1)).start(object())
+            await RankGroup(runtime, LearnerConfig(ranks=1)).start_ranks(object())
     assert os.listdir(tmp_path) == []

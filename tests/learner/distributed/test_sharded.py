@@ -216,7 +216,7 @@ async def critic_gap(
         for round_number in range(2):
             value_rows = [await each.values(trajectories) for each in (first, second)]
             fitted = [
-                await each.update(trajectories, values, returns)
+                await each.fit_values(trajectories, values, returns)
                 for each, values in zip((first, second), value_rows, strict=True)
             ]
             assert fitted[1] == pytest.approx(fitted[0], rel=1e-4, abs=1e-6)

@@ -102,7 +102,7 @@ async def test_a_team_over_ranks_learns_what_it_learns_in_one_process(
                 for many, single in zip(*value_rows, strict=True):
                     assert many.values == pytest.approx(single.values, rel=1e-5, abs=1e-6)
                 for critic, values in zip(critics, value_rows, strict=True):
-                    await critic.update(trajectories, values, returns)
+                    await critic.fit_values(trajectories, values, returns)
                 reports = [await each.update(trajectories, list(ADVANTAGES)) for each in (two, one)]
                 assert weights(shared).numpy() == pytest.approx(weights(alone).numpy(), abs=1e-5)
                 lanes = {"left/rank 0", "right/rank 1", "right/rank 1, collectives"}
@@ -176,7 +176,7 @@ async def test_two_ranks_imitate_as_one_process_and_the_model_follows_when_asked
         async with opened_imitator(shared, lane, many) as two:
             assert isinstance(two, ShardedImitator)
             for count in (5, 1, 4):  # one row: a rank without any takes part
-                reports = [await each.update(batch[:count]) for each in (one, two)]
+                reports = [await each.train_step(batch[:count]) for each in (one, two)]
                 assert reports[1].metrics == pytest.approx(reports[0].metrics, rel=1e-4)
             assert two.weight_version == 3
             assert torch.equal(weights_of_policy(shared), before)
@@ -186,8 +186,8 @@ async def test_two_ranks_imitate_as_one_process_and_the_model_follows_when_asked
             )
             assert await two.evaluate(batch) == pytest.approx(await one.evaluate(batch))
             state = await two.snapshot()
-            await two.update(batch)
-            await one.update(batch)
+            await two.train_step(batch)
+            await one.train_step(batch)
             assert state.weight_version == 3
             await two.fetch_weights()
     assert weights_of_policy(shared).numpy() == pytest.approx(
@@ -211,7 +211,8 @@ async def test_conversations_are_learnt_as_in_one_process(shard: str) -> None:
         async with ShardedImitator(shared, runtime, lane, config) as three:
             for _ in range(3):
                 losses = [
-                    (await each.update(batch)).metrics["imitation/loss"] for each in (one, three)
+                    (await each.train_step(batch)).metrics["imitation/loss"]
+                    for each in (one, three)
                 ]
                 assert losses[1] == pytest.approx(losses[0], rel=1e-5)
             await three.fetch_weights()

@@ -362,7 +362,7 @@ async def test_conversations_of_different_lengths_are_learnt_together(
     )
     async with DeviceLane(1) as lane:
         imitator = Imitator(demonstrating_policy, lane, config)
-        losses = [(await imitator.update(batch)).metrics["imitation/loss"] for _ in range(25)]
+        losses = [(await imitator.train_step(batch)).metrics["imitation/loss"] for _ in range(25)]
         assert losses[-1] < 0.2 * losses[0]
         with pytest.raises(TypeError, match="evaluate it by running episodes"):
             await imitator.evaluate(batch)

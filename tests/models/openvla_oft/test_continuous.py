@@ -273,7 +273,7 @@ async def imitate(
         imitator = Imitator(policy, lane, ImitationConfig(optimizer=optimizer))
         before = await imitator.evaluate(shown[:2])
         losses = [
-            (await imitator.update(shown)).metrics["imitation/loss"] for _ in range(num_updates)
+            (await imitator.train_step(shown)).metrics["imitation/loss"] for _ in range(num_updates)
         ]
         return before, await imitator.evaluate(shown[:2]), losses
 
@@ -309,12 +309,12 @@ def test_the_instruction_modulates_the_towers_under_film(make_observation: MakeO
     )
     with torch.no_grad():
         for batch in (one, other):
-            policy.network.read(batch)
+            policy.network.compute_trunk(batch)
         assert torch.equal(seen[0], seen[1])  # scale and shift are zero at first
         for parameter in policy.network.film.parameters():
             parameter.add_(0.1)
         for batch in (one, other):
-            policy.network.read(batch)
+            policy.network.compute_trunk(batch)
     assert not torch.equal(seen[2], seen[3])
 
 

@@ -225,7 +225,7 @@ def test_log_probs_and_gradients_are_those_of_the_whole_heads_action_rows(
     tokens = torch.arange(768, 1024)[None, : policy.config.num_action_tokens]
 
     def whole() -> Tensor:
-        logits = network.language_model.lm_head(network.read(batch))[..., 768:1024]
+        logits = network.language_model.lm_head(network.compute_trunk(batch))[..., 768:1024]
         return logits.float().log_softmax(-1).gather(-1, tokens[..., None] - 768)[..., 0]
 
     trained = [each for each in network.parameters() if each.requires_grad]
@@ -274,7 +274,7 @@ async def test_an_imitator_with_a_label_width_learns_the_neighbours_too() -> Non
     async with DeviceLane(1) as lane:
         imitator = Imitator(policy, lane, config)
         for _ in range(40):
-            await imitator.update([shown])
+            await imitator.train_step([shown])
     tokens = torch.from_numpy(policy.encode(shown.actions[None]))
     with torch.no_grad():
         near, distant = (

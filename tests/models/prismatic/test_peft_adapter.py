@@ -81,7 +81,7 @@ def test_an_adapter_of_openvla_ofts_training_acts_as_its_authors_merge_it(
         assert policy.config.lora is None
         whole = uncropped(policy)
         batch = whole.prepare(observations(224))
-        require_close(whole.network.read(batch), stacked(arrays, "l1_hidden"))
+        require_close(whole.network.compute_trunk(batch), stacked(arrays, "l1_hidden"))
         numbers, _ = whole.sample(batch, GREEDY)
         require_close(
             whole.decode(numbers.numpy())[..., :6], stacked(arrays, "l1_actions")[..., :6]
@@ -99,7 +99,7 @@ def test_an_adapter_on_the_output_head_changes_the_logits(
     arrays = golden("adapter")
     policy = uncropped(OpenVlaOft.load(base, adapter=adapter, adapter_use=use))
     batch = policy.prepare(observations(224))
-    require_close(policy.network.read(batch), stacked(arrays, "tokens_hidden"), atol)
+    require_close(policy.network.compute_trunk(batch), stacked(arrays, "tokens_hidden"), atol)
     require_close(policy.network(batch)[:, ::7], stacked(arrays, "tokens_256_logits"), atol)
     require_close(policy.sample(batch, GREEDY)[1], stacked(arrays, "tokens_256_log_probs"), atol)
 
@@ -111,12 +111,14 @@ def test_an_adapter_that_is_kept_acts_as_it_does_merged_and_alone_is_trained(
     kept = ContinuousOpenVlaOft.load(trained, adapter_use="train")
     assert kept.config.lora == LoraConfig(rank=32, alpha=16, targets="all-linear")
     batch = kept.prepare(observations(224))
-    expected = merged.network.read(batch)
-    torch.testing.assert_close(kept.network.read(batch), expected, atol=1e-4, rtol=0)
-    torch.testing.assert_close(kept.merged().network.read(batch), expected, atol=1e-5, rtol=0)
+    expected = merged.network.compute_trunk(batch)
+    torch.testing.assert_close(kept.network.compute_trunk(batch), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        kept.merged().network.compute_trunk(batch), expected, atol=1e-5, rtol=0
+    )
     kept.save(tmp_path / "kept")
     again = ContinuousOpenVlaOft.load(tmp_path / "kept")
-    assert torch.equal(again.network.read(batch), kept.network.read(batch))
+    assert torch.equal(again.network.compute_trunk(batch), kept.network.compute_trunk(batch))
     for policy in (kept, again):
         learns = {
             name for name, parameter in policy.network.named_parameters() if parameter.requires_grad

@@ -199,7 +199,7 @@ class Network:
     async def log_probs(self, trajectories: Sequence[Trajectory]) -> list[list[np.ndarray]]:
         return [[np.zeros(2, np.float32) for _ in each.steps] for each in trajectories]
 
-    async def update(
+    async def fit_values(
         self, trajectories: Any, values: Any, returns: Any, *, number: int
     ) -> dict[str, float]:
         self.began.set()

@@ -131,7 +131,14 @@ class Guest:
         codec = Codec()
         self._socket = ServerSocket(key, self._on_message, on_lost=self.close)
         self._caller = Caller(
-            actor, table, codec, 0, self._socket.send, self._socket.outgoing, GUEST_CALLS, put
+            actor,
+            table,
+            codec,
+            0,
+            self._socket.send_frames,
+            self._socket.outgoing,
+            GUEST_CALLS,
+            put,
         )
         self._timer = asyncio.get_running_loop().call_later(_OPENED_WITHIN_S, self.close)
 

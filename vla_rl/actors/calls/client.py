@@ -125,7 +125,9 @@ class ProcessQuestions:
         pending = PendingCall(asyncio.get_running_loop(), question, decoder, asyncio.current_task())
         call = next(self._ids)
         self.unanswered[call] = pending
-        channel.send(channel.codec.encode(kind, 0, channel.actor_id, call, value, self._name))
+        channel.send_message(
+            channel.codec.encode(kind, 0, channel.actor_id, call, value, self._name)
+        )
         return pending.future
 
 
@@ -380,4 +382,4 @@ class ActorClient:
         channel = self._calls.channel
         assert channel is not None
         self.detach_channel(ActorExit(channel.pid, cause, frozen=True), ActorState.RESTARTING)
-        channel.kill()
+        channel.kill_incarnation()

@@ -132,7 +132,7 @@ class OutgoingCalls:
             self._mailbox.free_slot()
             raise
         self.unanswered[call] = pending
-        channel.send(frames)
+        channel.send_message(frames)
         self.deadlines.watch_call(pending, args)
         return call
 
@@ -171,7 +171,9 @@ class OutgoingCalls:
             self._send_message(self.channel, Kind.STOP, 0, 0)
 
     def _send_message(self, channel: Channel, kind: Kind, index: int, call: int) -> None:
-        channel.send(channel.codec.encode(kind, index, channel.actor_id, call, None, self._name))
+        channel.send_message(
+            channel.codec.encode(kind, index, channel.actor_id, call, None, self._name)
+        )
 
 
 logger = logging.getLogger(__name__)

@@ -200,7 +200,7 @@ class CallRunner:
                 self.send_answer(Kind.CANCELLED, call, None)
                 return
             if self._outgoing is not None:
-                await self._outgoing.until_room()
+                await self._outgoing.wait_for_room()
             args = self._codec.decode(self.decoders[method.index], work.frames)
             work.frames = ()
             function = self.functions[method.index]
@@ -246,7 +246,7 @@ class CallRunner:
                 if not work.has_credit:
                     await work.until_credit()
                 if self._outgoing is not None:
-                    await self._outgoing.until_room()
+                    await self._outgoing.wait_for_room()
                 frames = self._codec.encode(
                     Kind.ITEM, 0, self._actor_id, work.call, item, work.method.label
                 )

@@ -91,7 +91,7 @@ class Channel(Protocol):
         """Whether the incarnation is known to have ended, and `on_end` is about to be called."""
         ...
 
-    def send(self, frames: Frames) -> None:
+    def send_message(self, frames: Frames) -> None:
         """Queue one message; it is dropped if the incarnation has ended, since `on_end` follows."""
         ...
 
@@ -108,7 +108,7 @@ class Channel(Protocol):
         """Deliver what has already arrived."""
         ...
 
-    def kill(self) -> None:
+    def kill_incarnation(self) -> None:
         """End the incarnation at once; `on_end` follows."""
         ...
 
@@ -159,7 +159,7 @@ class InLoopChannel:
         """Whether its task has ended."""
         return self._task.done()
 
-    def send(self, frames: Frames) -> None:
+    def send_message(self, frames: Frames) -> None:
         """Hand over a copy of one message; it is dropped if the actor has ended."""
         if self._server is not None and not self._task.done():
             self._server.on_message([bytes(frame) for frame in frames])
@@ -170,7 +170,7 @@ class InLoopChannel:
     def poll(self) -> None:
         """Do nothing: there is no buffer between the actor and its caller."""
 
-    def kill(self) -> None:
+    def kill_incarnation(self) -> None:
         """Cancel all work of the actor."""
         self._killed = True
         if self._server is not None:
@@ -310,7 +310,7 @@ class ChildChannel:
         """Give the child to another owner, which knows it by another number."""
         self.actor_id, self.on_message, self._on_end = actor_id, on_message, on_end
 
-    def send(self, frames: Frames) -> None:
+    def send_message(self, frames: Frames) -> None:
         """Queue one message; it is dropped if the child has ended."""
         self._socket.send(frames)
 
@@ -321,7 +321,7 @@ class ChildChannel:
         """Deliver what has already arrived."""
         self._socket.drain_all()
 
-    def kill(self) -> None:
+    def kill_incarnation(self) -> None:
         """Send SIGKILL, which also ends a stopped process."""
         self._process.kill()
 
@@ -349,7 +349,7 @@ class ChildChannel:
     def _freeze(self, what: str) -> None:
         if not self.is_ending:
             self._frozen = f"{what}, so it was killed"
-            self.kill()
+            self.kill_incarnation()
 
     def _end(self, cause: str, words: tuple[str, ...]) -> None:
         """Handle the end of the process.

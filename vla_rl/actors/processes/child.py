@@ -70,7 +70,7 @@ class HostPipe:
         self._next_clients: asyncio.Queue[NextClient] = asyncio.Queue(1)
         self._socket = LoopSocket(socket, self._on_message)
 
-    def send(self, frames: Frames) -> None:
+    def send_frames(self, frames: Frames) -> None:
         """Queue one message for the server."""
         self._socket.send(frames)
 
@@ -199,7 +199,7 @@ async def _serve_clients(
             except OSError as error:
                 sys.exit(str(error))
             start = ProcessStart(os.getpid(), listening.port, listening.public_key)
-            lifecycle.send_hello(host.send, start)
+            lifecycle.send_hello(host.send_frames, start)
             if not listens.takes_over:
                 host.close(linger_ms=_LAST_MESSAGES_MS)
             lifecycle.on_described = listening.refuse_connections

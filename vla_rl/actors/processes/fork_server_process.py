@@ -170,13 +170,13 @@ class ForkServerProcess:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
             self._cancel_timer()
-            self._timer = self._loop.call_later(_STOP_WITHIN_S, self.kill)
+            self._timer = self._loop.call_later(_STOP_WITHIN_S, self.kill_server)
 
-    async def until_gone(self) -> None:
+    async def wait_until_gone(self) -> None:
         """Wait until the process is reaped."""
         await asyncio.shield(self._gone)
 
-    def kill(self) -> None:
+    def kill_server(self) -> None:
         """Send SIGKILL."""
         if not self._gone.done():
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -239,7 +239,7 @@ class ForkServerProcess:
             self._ask_next()
         elif isinstance(reply, Failed):
             self._fail(restore_error(reply.report, self.name, self.pid))
-            self.kill()
+            self.kill_server()
         elif isinstance(reply, Ended):
             forked = self._forked.pop(reply.number, None)
             if forked is not None:
@@ -251,7 +251,7 @@ class ForkServerProcess:
         """Kill a server that sends anything else than its replies; its end fails what waits."""
         self._stopped = f"its reply cannot be read: {problem}"
         self._fail(ActorDied(self.name, self.pid, self._stopped))
-        self.kill()
+        self.kill_server()
 
     def _on_answer(self, reply: Forked | Refused, fds: list[int]) -> None:
         process = self._asked
@@ -294,12 +294,12 @@ class ForkServerProcess:
             self._start_timer(min(late_s, seconds))
             return
         self._overdue = f"{self._current_work} did not end within {seconds:g} s; it was killed"
-        self.kill()
+        self.kill_server()
 
     def _on_frozen(self, what: str) -> None:
         """Kill the server, which does not run at all, even if no request is pending."""
         self._stopped = f"{what} during {self._current_work}, so it was killed"
-        self.kill()
+        self.kill_server()
 
     @property
     def _current_work(self) -> str:

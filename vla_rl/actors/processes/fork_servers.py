@@ -203,10 +203,10 @@ class ForkServers:
         for server in self._servers.values():
             server.close()
         try:
-            await asyncio.gather(*(server.until_gone() for server in self._servers.values()))
+            await asyncio.gather(*(server.wait_until_gone() for server in self._servers.values()))
         except BaseException:  # a second cancellation: no time is left
             for server in self._servers.values():
-                server.kill()
+                server.kill_server()
             raise
 
 

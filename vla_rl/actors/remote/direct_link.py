@@ -298,7 +298,7 @@ class DirectLink:
         self._monitor = LoopSocket(monitor, self._on_event, raw=True)
         socket.connect(address)
 
-    def send(self, frames: Frames) -> None:
+    def send_frames(self, frames: Frames) -> None:
         """Queue one message; it is dropped if the link is lost."""
         self._bounded.send(frames)
 
@@ -307,11 +307,11 @@ class DirectLink:
         """See `BoundedSocket`."""
         return self._bounded.has_room
 
-    async def until_room(self) -> None:
+    async def wait_for_room(self) -> None:
         """See `BoundedSocket`; also returns if the link is closed."""
-        await self._bounded.until_room()
+        await self._bounded.wait_for_room()
 
-    def poll(self) -> None:
+    def deliver_received(self) -> None:
         """Deliver what has already arrived."""
         self._socket.drain_all()
 

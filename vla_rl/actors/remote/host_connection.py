@@ -99,10 +99,10 @@ class RemoteChannel:
             return self._address
         return "" if self._link.is_up else self._link.address
 
-    def send(self, frames: Frames) -> None:
+    def send_message(self, frames: Frames) -> None:
         """Queue one message; it is dropped if the process is lost."""
         if self._link is not None:
-            self._link.send(frames)
+            self._link.send_frames(frames)
 
     @property
     def has_room(self) -> bool:
@@ -112,15 +112,15 @@ class RemoteChannel:
     async def until_room(self) -> None:
         """Wait until they do, or the process has ended."""
         if self._link is not None:
-            await self._link.until_room()
+            await self._link.wait_for_room()
 
     def poll(self) -> None:
         """Deliver what has already arrived."""
         self._host.drain_all()
         if self._link is not None:
-            self._link.poll()
+            self._link.deliver_received()
 
-    def kill(self) -> None:
+    def kill_incarnation(self) -> None:
         """Have the host kill the process.
 
         If the host never answered, there is no process to wait for. If it does not report the end,
@@ -169,7 +169,7 @@ class RemoteChannel:
             return
         self._stop_timer()
         if self._link is not None:
-            self._link.poll()  # its last answers
+            self._link.deliver_received()  # its last answers
             self._link.close()
         self._forget(self.actor_id)
         self._gone.set_result(None)
@@ -221,7 +221,7 @@ class RemoteChannel:
 
     def _kill_lost(self, cause: str) -> None:
         self._lost = cause
-        self.kill()
+        self.kill_incarnation()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -57,7 +57,7 @@ class WaitingProcesses:
         key = (takeover.owner, takeover.name)
         self._kill(key)
         process.hand_over(0, lambda frames: None, lambda death: self._forget(key, process, death))
-        process.send(self._codec.encode(Kind.LOST, 0, 0, 0, None, "lost client"))
+        process.send_message(self._codec.encode(Kind.LOST, 0, 0, 0, None, "lost client"))
         end = asyncio.get_running_loop().call_later(takeover.within_s, self._give_up, key)
         self._waiting[key] = _Waiting(takeover, process, end)
 
@@ -92,7 +92,7 @@ class WaitingProcesses:
         if found is not None:
             found.end.cancel()
             self._dying.add(found.process)
-            found.process.kill()
+            found.process.kill_incarnation()
 
     def _forget(self, key: tuple[str, str], process: ChildChannel, death: ActorExit) -> None:
         """Note the end of a process that waited."""
@@ -179,7 +179,7 @@ class HostedClient:
     def kill_process(self, actor: int) -> None:
         """Kill a process, if it still runs."""
         if actor in self._children:
-            self._children[actor].kill()
+            self._children[actor].kill_incarnation()
 
     def keep_for_next_client(self) -> int:
         """Let the processes wait that another client may take over; return their number.
@@ -210,7 +210,7 @@ class HostedClient:
         await asyncio.gather(*preparing, return_exceptions=True)
         children = list(self._children.values())
         for child in children:
-            child.kill()
+            child.kill_incarnation()
         await asyncio.gather(*(child.until_gone() for child in children))
         await self._fork_servers.close()
 
@@ -218,7 +218,9 @@ class HostedClient:
         child.hand_over(actor, self._send, functools.partial(self._on_end, actor))
         self._children[actor] = child
         next_client = NextClient(actor, client_key)
-        child.send(self._codec.encode(Kind.NEXT_CLIENT, 0, actor, 0, next_client, "adoption"))
+        child.send_message(
+            self._codec.encode(Kind.NEXT_CLIENT, 0, actor, 0, next_client, "adoption")
+        )
 
     async def _prepare(self, call: int, process: ChildProcess) -> None:
         try:

@@ -98,7 +98,7 @@ class ServerSocket:
         )
         """Address at which the peer connects."""
 
-    def send(self, frames: Frames) -> None:
+    def send_frames(self, frames: Frames) -> None:
         """Queue one message."""
         self.outgoing.send(frames)
 

@@ -67,9 +67,9 @@ class SharedChannel:
         """Address that has not answered yet; else empty."""
         return "" if self._link.is_up else self._link.address
 
-    def send(self, frames: Frames) -> None:
+    def send_message(self, frames: Frames) -> None:
         """Queue one message."""
-        self._link.send(frames)
+        self._link.send_frames(frames)
 
     @property
     def has_room(self) -> bool:
@@ -78,13 +78,13 @@ class SharedChannel:
 
     async def until_room(self) -> None:
         """Wait until they do, or the connection has ended."""
-        await self._link.until_room()
+        await self._link.wait_for_room()
 
     def poll(self) -> None:
         """Deliver what has already arrived."""
-        self._link.poll()
+        self._link.deliver_received()
 
-    def kill(self) -> None:
+    def kill_incarnation(self) -> None:
         """Close the connection: the actor is not ours, and lives on."""
         self._end("its handle was closed")
 
@@ -108,7 +108,7 @@ class SharedChannel:
         if not self._is_closed:
             self._is_closed = True
             self._timer.cancel()
-            self._link.poll()  # its last answers
+            self._link.deliver_received()  # its last answers
             self._stack.close()
             self._on_end(ActorExit(0, cause))
 
@@ -158,7 +158,7 @@ class SharedClient(ActorClient):
     def close(self) -> None:
         """Close the connection; calls raise ActorDied."""
         if self._channel is not None:
-            self._channel.kill()
+            self._channel.kill_incarnation()
         elif self.state is ActorState.STARTING:
             self.fail_waiters(ActorState.STOPPED, ActorDied(self.name, 0, "its handle was closed"))
 

@@ -344,7 +344,7 @@ class BoundedSocket:
         self._sent += count_array_bytes(frames)
         self._socket.send(frames)
 
-    async def until_room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait for room, behind those that wait already; send in the same turn of the loop."""
         if self.has_room:
             return

@@ -156,7 +156,7 @@ class ReferenceBank:
     """The newest successes of every task, at most `size` of each; the oldest is dropped first.
 
     The bank has state, so it has an owner: the reward node calls `references` and then passes the
-    update's own successes to `add`. Save it with `state`, which is plain arrays by task.
+    update's own successes to `add_successes`. Save it with `state`, which is plain arrays by task.
 
     Args:
         size: number of successes kept per task; 0 keeps none.
@@ -168,7 +168,7 @@ class ReferenceBank:
         self._size = size
         self._kept: dict[str, deque[tuple[int, NDArray[np.float32]]]] = {}
 
-    def add(
+    def add_successes(
         self,
         update: int,
         embeddings: NDArray[np.float32],

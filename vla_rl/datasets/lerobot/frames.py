@@ -158,7 +158,7 @@ class VideoFile:
         self._frames_of: dict[int, np.ndarray] = {}
         self._tables: VideoTables | None = None
 
-    def add(self, segment: Segment) -> None:
+    def add_segment(self, segment: Segment) -> None:
         """Add an episode, before `match`."""
         self._segments[segment.episode] = segment
 
@@ -261,7 +261,7 @@ class Videos:
             lambda key, episode: self._files[key].decode(episode)
         )
 
-    def add(
+    def add_segment(
         self, path: Path, feature: str, described: Feature, segment: Segment, *, is_needed: bool
     ) -> FrameReader:
         """Add an episode of a camera; return its frames.
@@ -275,7 +275,7 @@ class Videos:
         """
         key = (path, feature)
         file = self._files.setdefault(key, VideoFile(path, feature, described, self._fps))
-        file.add(segment)
+        file.add_segment(segment)
         if is_needed:
             self._needed.add(key)
         return partial(self._frame, key, segment.episode)

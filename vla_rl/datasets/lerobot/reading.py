@@ -313,7 +313,7 @@ class _Reader:
             raise DataError(f"{path} is missing, expected the frames {key!r} of episode {number}.")
         from_s = get_number(row, from_timestamp, location) if from_timestamp in row else 0.0
         segment = Segment(number, from_s, times)
-        return self._videos.add(path, feature, described, segment, is_needed=is_needed)
+        return self._videos.add_segment(path, feature, described, segment, is_needed=is_needed)
 
     def _missing(self, key: str) -> DataError:
         return DataError(

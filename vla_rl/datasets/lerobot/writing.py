@@ -221,7 +221,7 @@ class LeRobotWriter:
         """Return the names of the episodes in the data set."""
         return frozenset(self._names)
 
-    def add(self, episode: RecordedEpisode) -> Self:
+    def add_episode(self, episode: RecordedEpisode) -> Self:
         """Append one episode.
 
         Raises: DataError if its features are not those of the others, or its name is already used;

@@ -85,7 +85,7 @@ class VerifiersWorker(Actor):
         return self._environment.roles
 
     @actor_method(concurrent=True)
-    async def run_rollout(self, row: int, base_url: str, api_key: str) -> RolloutResult:
+    async def run_row(self, row: int, base_url: str, api_key: str) -> RolloutResult:
         """Run one rollout, whose model is at `base_url`.
 
         Raises: EnvError if the environment itself fails.
@@ -222,7 +222,7 @@ class VerifiersPool:
             with self._endpoint.session(policy, api_key=key) as session:
 
                 async def run_rollout() -> Any:
-                    return await worker.run_rollout(row, session.base_url, session.api_key)
+                    return await worker.run_row(row, session.base_url, session.api_key)
 
                 env = VerifiersEpisode(episode, relay, run_rollout, self._config.success_at)
                 try:

@@ -84,7 +84,7 @@ class EngineProcess:
             return f"its process ended with status {end.si_status}"
         return f"its process was killed by {signal.Signals(end.si_status).name}"
 
-    def kill(self) -> None:
+    def kill_process(self) -> None:
         """Kill it through its descriptor, because another process may have its number by now."""
         if self._pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -352,5 +352,5 @@ class EngineLifecycle:
         return [self.pid] if self.pid else self._thread.processes()
 
     def _kill(self) -> None:
-        self._process.kill()
+        self._process.kill_process()
         self._thread.kill_processes()

@@ -75,7 +75,7 @@ class ServedRoute:
             self._wire.close()
             raise
 
-    def start(self, route: str) -> Observation:
+    def start_route(self, route: str) -> Observation:
         """Start a route and return its first observation. Raises: WireError; ValueError."""
         wish = {"kind": "drive", "route": route, "cameras": self._cameras, "size": self._size}
         self._wire.send(wish)
@@ -192,7 +192,7 @@ class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
             self._server, self._cameras, self._size, *self._timeouts, self._route_points
         )
         try:
-            self._seen = route.start(self._routes[number])
+            self._seen = route.start_route(self._routes[number])
         except (WireError, ValueError):
             route.close()
             raise

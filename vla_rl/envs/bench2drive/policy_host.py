@@ -116,7 +116,7 @@ class PolicyHost:
         require_version(hello, agent.peer)
         agent.peer = f"the agent of {hello['route']}"
         view = RouteView(hello["plan"], self._cameras, self._size, self._route_points)
-        await agent.send({"kind": "welcome", "version": VERSION})
+        await agent.send_to_server({"kind": "welcome", "version": VERSION})
         logger.info("%s drives", agent.peer)
         message, body = await agent.expect("tick")
         view.note(message, None)
@@ -128,7 +128,9 @@ class PolicyHost:
             for step in range(DECISION_STEPS):
                 control: Control = follower.control(view.car)
                 # images of the last tick alone: they are nearly all of a message's bytes
-                await agent.send(make_control_message(control, look=step == DECISION_STEPS - 1))
+                await agent.send_to_server(
+                    make_control_message(control, look=step == DECISION_STEPS - 1)
+                )
                 message, body = await agent.expect("tick", "end")
                 if message["kind"] == "end":
                     return
@@ -144,7 +146,7 @@ class _Agent:
         self._reader, self._writer, self._timeout_s = reader, writer, timeout_s
         self.peer = f"the agent at {writer.get_extra_info('peername')}"
 
-    async def send(self, message: dict[str, Any]) -> None:
+    async def send_to_server(self, message: dict[str, Any]) -> None:
         """Send a message. Raises: WireError."""
         self._writer.write(packed(message))
         try:

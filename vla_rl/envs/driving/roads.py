@@ -139,7 +139,7 @@ class Roads:
     solid: list[Floats] = field(default_factory=list)
     dashed: list[Floats] = field(default_factory=list)
 
-    def add(self, ring: Floats, layer: Layer, on_route: bool = False) -> None:
+    def add_polygon(self, ring: Floats, layer: Layer, on_route: bool = False) -> None:
         """Add one polygon."""
         self.rings.append(ring)
         self.layers.append(layer)
@@ -150,10 +150,10 @@ class Roads:
     ) -> None:
         """Add a lane around a path, and the road under it."""
         ring = ring_around(path, width / 2)
-        self.add(ring, layer, on_route)
+        self.add_polygon(ring, layer, on_route)
         # roads of neighbouring lanes overlap, because a corner of the car on a border counts as off
         # the road
-        self.add(ring_around(path, width / 2 + 0.15), "roadblock")
+        self.add_polygon(ring_around(path, width / 2 + 0.15), "roadblock")
 
     def draw_edges(self, path: Floats, left_dashed: bool, right_dashed: bool) -> None:
         """Note the lines beside a lane."""
@@ -261,7 +261,7 @@ def _draw_junction(rng: Rng, turns: list[str]) -> Roads:
         for a in sorted(arms.values(), key=lambda a: np.arctan2(a[1], a[0]))
         for s in (-1, 1)
     ]
-    roads.add(np.array(corners), "intersection")
+    roads.add_polygon(np.array(corners), "intersection")
     has_signal = bool(rng.random() < 0.6)
     for origin in arms:
         for goal in arms:
@@ -269,7 +269,7 @@ def _draw_junction(rng: Rng, turns: list[str]) -> Roads:
                 continue
             ours = (origin, goal) == ("back", command)
             path = crossing(origin, goal)
-            roads.add(ring_around(path, HALF), "connector", ours)
+            roads.add_polygon(ring_around(path, HALF), "connector", ours)
             before = join_paths(lane(origin, True), path[:1])
             stop = float(len(before) - 1) if has_signal else None
             crosses = origin in ("left", "right")

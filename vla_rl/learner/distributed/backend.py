@@ -79,7 +79,7 @@ class ShardedBackend(Backend):
         self._num_snapshots = 0
 
     async def __aenter__(self) -> Self:
-        await self.group.start(self._model)
+        await self.group.start_ranks(self._model)
         return self
 
     async def __aexit__(
@@ -141,7 +141,7 @@ class ShardedBackend(Backend):
 
     async def fetch_weights(self) -> None:
         """Replace the model's weights by the ranks'; nothing is published."""
-        await self._to_its_end(self._publication.receive())
+        await self._to_its_end(self._publication.receive_weights())
 
     async def snapshot(self) -> TrainingState:
         """Copy the state on every rank; its files are written from there."""

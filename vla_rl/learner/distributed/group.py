@@ -85,7 +85,7 @@ class RankGroup:
         self._failed_rank = 0
         self._folder: OwnedFolder | None = None
         self.ranks: list[LearnerRank] = []
-        """Handles of the ranks, by number; empty before `start`."""
+        """Handles of the ranks, by number; empty before `start_ranks`."""
 
     @property
     def has_failed(self) -> bool:
@@ -115,27 +115,27 @@ class RankGroup:
         return OtherHosts(self.ranks, self.assignments)
 
     def set_assignments(self, assignments: RankAssignments) -> None:
-        """Start the ranks there, and not all on this host. Call it before `start`."""
+        """Start the ranks there, and not all on this host. Call it before `start_ranks`."""
         self._require_not_started("other hosts")
         self._assignments = assignments
 
     def add_reference(self) -> None:
-        """Let every rank also score with the first weights. Call it before `start`."""
+        """Let every rank also score with the first weights. Call it before `start_ranks`."""
         self._require_not_started("a reference")
         self._has_reference = True
 
     def add_critic(self, config: CriticConfig, seed: int) -> None:
-        """Let every rank also hold its part of a critic. Call it before `start`."""
+        """Let every rank also hold its part of a critic. Call it before `start_ranks`."""
         self._require_not_started("a critic")
         self._critic, self._critic_seed = config, seed
 
     def set_preparation(self, preparation: Preparation) -> None:
-        """Let every rank make its batches of supervised learning so. Call it before `start`."""
+        """Let every rank make its batches of supervised learning so. Call it before `start_ranks`."""
         self._require_not_started("a preparation")
         self._preparation = preparation
 
     def count_flops(self) -> None:
-        """Let every rank count the arithmetic of its passes. Call it before `start`."""
+        """Let every rank count the arithmetic of its passes. Call it before `start_ranks`."""
         self._require_not_started("counts")
         self._counts_flops = True
 
@@ -176,7 +176,7 @@ class RankGroup:
             self.image_copier, self.assignments.by_rank[number].host, observations, indices
         )
 
-    async def start(self, model: Any) -> None:
+    async def start_ranks(self, model: Any) -> None:
         """Start the ranks, each with its part of a policy.
 
         Raises: RankNotStarted if one dies or fails; else what a rank raises.

@@ -79,7 +79,7 @@ class RankPublication:
         await self._lane.run(self._apply, version, work="publish")
         await self._publish_to_hosts(version)
 
-    async def receive(self) -> None:
+    async def receive_weights(self) -> None:
         """Replace the model's weights by the ranks'. Raises: RankFailed."""
         loop = asyncio.get_running_loop()
         await self._group.together([self._lane.run(self._receive, None, loop, work="publish")])
@@ -118,7 +118,7 @@ class RankPublication:
                     self._host_sinks.remove(sink)
                     self._local_sinks.append(sink)
                 if self.is_model_old:
-                    await self.receive()
+                    await self.receive_weights()
                 await self._lane.run(
                     sink.apply_weights, self._model.network, version, work="publish"
                 )

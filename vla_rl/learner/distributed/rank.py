@@ -177,7 +177,7 @@ class LearnerRank(HostRank):
 
         Raises: WeightsNotGiven if the weights have changed, or the host cannot be reached.
         """
-        await self._shard.send(link_key, socket, state)
+        await self._shard.send_shard(link_key, socket, state)
 
     async def times(self) -> RankTimes:
         """Return what this rank did since the last call."""

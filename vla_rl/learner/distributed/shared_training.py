@@ -208,7 +208,7 @@ class RankShard:
         self._keys: dict[str, KeyPair] = {}
 
     def describe_shard(self, begins: dict[str, int], row_bytes: int) -> WeightShard:
-        """Return what this rank holds, on the device lane; `send` sends the same later."""
+        """Return what this rank holds, on the device lane; `send_shard` sends the same later."""
         self._begins, self._row_bytes = begins, row_bytes
         digest = ShardDigest()
         # read twice, for the digest and for the sending: keeping the pieces would be a second copy
@@ -228,8 +228,8 @@ class RankShard:
         self._keys[keys.public] = keys
         return keys.public
 
-    async def send(self, link_key: str, socket: ShardSocket, state: int) -> None:
-        """Send the shard. Raises: as `ShardSender.send`."""
+    async def send_shard(self, link_key: str, socket: ShardSocket, state: int) -> None:
+        """Send the shard. Raises: as `ShardSender.send_pieces`."""
         pieces = self._pieces()
 
         async def next_piece() -> ShardPiece | None:
@@ -239,7 +239,7 @@ class RankShard:
                 raise WeightsNotGiven("the ranks have newer weights by now")
             return piece
 
-        await ShardSender(self._keys.pop(link_key), socket, next_piece).send()
+        await ShardSender(self._keys.pop(link_key), socket, next_piece).send_pieces()
 
     def _pieces(self) -> Iterator[ShardPiece]:
         parts = self._training.parts(self._begins, PIECE_BYTES)
@@ -276,7 +276,7 @@ class ShardSender:
         # a question, or None at the end of the connection; bounded by the pieces on their way
         self._questions: asyncio.Queue[Frames | None] = asyncio.Queue()
 
-    async def send(self) -> None:
+    async def send_pieces(self) -> None:
         """Send all pieces, and wait until the host has closed its socket.
 
         Raises: HostNotReached; WeightsNotGiven if the connection is lost before; what `next_piece`
@@ -301,7 +301,7 @@ class ShardSender:
         began_s = time.monotonic()
         while True:
             while piece is not None and num_ahead > 0:
-                link.send(self._codec.encode(Kind.RESULT, 0, 0, 0, piece, "weights"))
+                link.send_frames(self._codec.encode(Kind.RESULT, 0, 0, 0, piece, "weights"))
                 num_ahead -= 1
                 piece = await self._next_piece()
             try:

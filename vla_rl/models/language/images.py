@@ -163,7 +163,7 @@ class ImageReader:
         parts.append((position + torch.arange(length - end)).expand(3, -1))
         return torch.cat(parts, dim=1)
 
-    def embed(self, tower: Any, images: Sequence[PreparedImages]) -> Tensor:
+    def embed_images(self, tower: Any, images: Sequence[PreparedImages]) -> Tensor:
         """Return the embeddings of all image tokens [M, D], with a gradient.
 
         Args:

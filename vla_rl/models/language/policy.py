@@ -161,7 +161,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
 
         Raises: ValueError if `prompt_tokens` is missing, empty, or has unknown tokens.
         """
-        return Prompts.read(observations, self._text_config.vocab_size)
+        return Prompts.from_observations(observations, self._text_config.vocab_size)
 
     def log_probs(
         self, batch: Prompts, tokens: Tensor, temperatures: Tensor

@@ -55,7 +55,7 @@ class Prompts:
     if no reply has any."""
 
     @classmethod
-    def read(cls, observations: Sequence[Observation], vocab_size: int) -> Self:
+    def from_observations(cls, observations: Sequence[Observation], vocab_size: int) -> Self:
         """Read the prompts of observations.
 
         Raises: ValueError if `prompt_tokens` is missing, empty, or has unknown tokens.

@@ -159,7 +159,7 @@ class VisionLanguageModel(CausalLanguageModel):
             positions[:, start : start + len(row)] = self._reader.positions(len(row), images)
             feature_positions.append(start + self._reader.token_positions(images))
         images_read = [images for images in batch.images if images is not None]
-        features = self._reader.embed(self._tower, images_read or [self._reader.blank])
+        features = self._reader.embed_images(self._tower, images_read or [self._reader.blank])
         embedded = self._embedded(lines)
         if images_read:
             embedded = insert_features(embedded, torch.cat(feature_positions), features)
@@ -200,7 +200,7 @@ class VisionLanguageModel(CausalLanguageModel):
                 num_features += len(own)
         embedded = self._embedded(tokens)
         if images_read:
-            features = self._reader.embed(self._tower, images_read)
+            features = self._reader.embed_images(self._tower, images_read)
             chosen = features[to_device(torch.cat(kept), self._device)]
             embedded = insert_features(embedded, torch.cat(feature_positions), chosen)
         return {"inputs_embeds": embedded, "position_ids": to_device(rotary, self._device)}

@@ -126,12 +126,12 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         """Return the logits over the action tokens, [B, T, num_bins], by ascending token id;
         `batch` is on this network's device.
         """
-        return self.head_logits(self.read(batch), self._action_ids)
+        return self.head_logits(self.compute_trunk(batch), self._action_ids)
 
     def regress(self, batch: PrismaticBatch) -> Tensor:
         """Return the chunk in [-1, 1] by the L1 head, [B, H, D]."""
         assert isinstance(self.action_head, L1Head)
-        actions: Tensor = self.action_head(self.read(batch))
+        actions: Tensor = self.action_head(self.compute_trunk(batch))
         return actions
 
     def predict_noise(
@@ -142,15 +142,15 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         observation_tokens: Tensor | None = None,
     ) -> Tensor:
         """Predict the noise in noisy chunks [B, H, D] at denoising steps int64 [B], by the
-        diffusion head; `observation_tokens` as in `read`.
+        diffusion head; `observation_tokens` as in `compute_trunk`.
         """
         assert isinstance(self.action_head, DiffusionHead)
         noise: Tensor = self.action_head(
-            self.read(batch, noisy.flatten(1), step, observation_tokens)
+            self.compute_trunk(batch, noisy.flatten(1), step, observation_tokens)
         )
         return noise
 
-    def read(
+    def compute_trunk(
         self,
         batch: PrismaticBatch,
         noisy: Tensor | None = None,

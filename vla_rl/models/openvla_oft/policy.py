@@ -74,7 +74,7 @@ class OftPolicy(PrismaticPolicy[OpenVlaOftConfig, OpenVlaOftNetwork]):
         """Return the trunk's output, averaged over the positions where the action is read, [B,
         feature_size].
         """
-        return batch.per_decision(self._network.read(batch).mean(dim=1))
+        return batch.per_decision(self._network.compute_trunk(batch).mean(dim=1))
 
     def checkpoint_files(self) -> Mapping[str, bytes]:
         """Return `config.json`, `tokenizer.json`, `vla_rl.json`, and the other small files of a

@@ -262,7 +262,7 @@ class PeftAdapter:
             )
         return found[0]
 
-    def tensors(self) -> "AdapterTensors":
+    def read_tensors(self) -> "AdapterTensors":
         """Read the tensors.
 
         Raises: CheckpointError if the file is damaged, or does not hold a plain adapter.

@@ -82,9 +82,9 @@ class FusedVisionBackbone(nn.Module):
         super().__init__()
         self.featurizer, self.fused_featurizer = featurizer, fused_featurizer
         self._pixels = pixels
-        self.materialise(torch.get_default_device())
+        self.materialise_buffers(torch.get_default_device())
 
-    def materialise(self, device: torch.device) -> None:
+    def materialise_buffers(self, device: torch.device) -> None:
         """Move the normalisation constants to `device`: a network built on the meta device has
         none.
         """

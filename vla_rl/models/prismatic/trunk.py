@@ -147,9 +147,9 @@ class ExactRotary(LlamaRotaryEmbedding):
     def __init__(self, config: LlamaConfig, rounds_to_bfloat16: bool) -> None:
         super().__init__(config)
         self._rounds_to_bfloat16 = rounds_to_bfloat16
-        self.materialise(self.inv_freq.device)
+        self.materialise_buffers(self.inv_freq.device)
 
-    def materialise(self, device: torch.device) -> None:
+    def materialise_buffers(self, device: torch.device) -> None:
         """Recompute the frequencies on `device`: a network built on the meta device has none."""
         with torch.device(device):
             frequencies, _ = self.compute_default_rope_parameters(self.config)
@@ -164,7 +164,7 @@ class ExactRotary(LlamaRotaryEmbedding):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.materialise(self.inv_freq.device)
+        self.materialise_buffers(self.inv_freq.device)
         return self
 
 
@@ -234,7 +234,7 @@ def materialise(network: nn.Module, device: torch.device | str) -> None:
     the meta device.
     """
     for module in network.modules():
-        compute: Any = getattr(module, "materialise", None)
+        compute: Any = getattr(module, "materialise_buffers", None)
         if compute is not None:
             compute(torch.device(device))
     left = [

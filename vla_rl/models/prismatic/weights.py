@@ -213,7 +213,7 @@ def with_adapter(
     with torch.device("meta"):
         network = build(config)
     adapter = folder.adapter
-    targets = describe_targets(network, adapter.tensors().layers)
+    targets = describe_targets(network, adapter.read_tensors().layers)
     return msgspec.structs.replace(
         config, lora=LoraConfig(rank=adapter.rank, alpha=adapter.alpha, targets=targets)
     )
@@ -279,7 +279,7 @@ def _read_adapter(
     """Return the tensors of a folder's adapter that replace others, and its layers."""
     if folder.adapter is None:
         return {}, {}
-    held = folder.adapter.tensors()
+    held = folder.adapter.read_tensors()
     return held.whole, {
         layer: adapter for layer, adapter in held.layers.items() if not layer.startswith(without)
     }

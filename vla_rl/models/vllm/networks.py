@@ -82,7 +82,7 @@ class ServedPrismatic(nn.Module, SupportsMultiModal):  # type: ignore[misc]
                 ),
                 pixels=policy.pixels,
             )
-            self.vision_backbone.materialise(vllm_config.device_config.device)
+            self.vision_backbone.materialise_buffers(vllm_config.device_config.device)
             self.projector: Projector = Projector(
                 self.vision_backbone.width, policy.llm.hidden_size
             )

@@ -198,7 +198,7 @@ class TrainCritic:
         There are none if the critic learnt from this update before a resume.
         """
         flat = [each for of_group in values for each in of_group]
-        learning = self._critic.update(all_trajectories(groups), flat, returns, number=update)
+        learning = self._critic.fit_values(all_trajectories(groups), flat, returns, number=update)
         metrics, is_cancelled = await finish_despite_cancellation(learning)
         if is_cancelled:
             raise asyncio.CancelledError

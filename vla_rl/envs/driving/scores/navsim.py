@@ -167,7 +167,7 @@ class GradedScene:
     end: Floats
 
     @property
-    def start(self) -> Floats:
+    def start_position(self) -> Floats:
         """Start of the car: [2]."""
         return self.recorded.scene.start[:2]
 
@@ -300,7 +300,9 @@ def _grade_group(
     pairs = [(by_token[one], by_token[other]) for one, other in group.second]
     second = []
     for number, frame in enumerate((now, before)):
-        weights = second_stage_weights(frame.end, np.array([pair[number].start for pair in pairs]))
+        weights = second_stage_weights(
+            frame.end, np.array([pair[number].start_position for pair in pairs])
+        )
         rows = [_make_row(pair[number], _compare_comfort(*pair)) for pair in pairs]
         second.append(
             {
