@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from tokenizers import Tokenizer
@@ -27,25 +26,21 @@ from vla_rl.engines.sampling import choose, sampling_columns, seeded_uniforms, t
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.prismatic.action_tokens import ActionTokenizer
 from vla_rl.models.prismatic.adapters import add_adapters
-from vla_rl.models.prismatic.config import LlmConfig, Normalization, OpenVlaConfig
+from vla_rl.models.prismatic.config import OpenVlaConfig
 from vla_rl.models.prismatic.conventions import (
     AS_STORED,
     CheckpointFormat,
     refuse_unused,
-    resolve_conventions,
 )
-from vla_rl.models.prismatic.folder import PublicFolder, open_folder
+from vla_rl.models.prismatic.folder import PublicFolder, open_folder, resolve_fields
 from vla_rl.models.prismatic.network import PrismaticNetwork
 from vla_rl.models.prismatic.policy import PrismaticPolicy, checkpoint_files, require_chunks
 from vla_rl.models.prismatic.processor import PrismaticBatch, read_tokenizer
 from vla_rl.models.prismatic.public_config import (
     Extension,
     require_family,
-    resolve_setting,
-    shared_config,
-    stored_conventions,
 )
-from vla_rl.models.prismatic.statistics import choose_key, get_action_bounds, get_gripper
+from vla_rl.models.prismatic.statistics import get_action_bounds, get_gripper
 from vla_rl.models.prismatic.trunk import (
     consecutive_positions,
     gather_rows,
@@ -334,26 +329,16 @@ def read_config(folder: PublicFolder, format: CheckpointFormat) -> OpenVlaConfig
             f"{folder.path} has {', '.join(other_files)} beside its weights, as OpenVLA-OFT's "
             "checkpoints do; load it with OpenVlaOft or ContinuousOpenVlaOft."
         )
-    key = choose_key(folder.statistics, format.norm_key or extension.norm_key, folder.path)
-    statistics = folder.statistics[key]
-    scale: Normalization = resolve_setting(
-        folder.path, "normalization", extension.normalization, format.normalization, "bounds_q99"
-    )
-    shared = shared_config(folder.public, extension, folder.tokenizer_file, folder.pixels)
-    llm: LlmConfig = shared.pop("llm")
-    conventions = resolve_conventions(
-        folder.path, stored_conventions(extension), format.convention, without=("has_stop_token",)
-    )
-    gripper = get_gripper(statistics, extension)
+    fields, conventions = resolve_fields(folder, format, without=("has_stop_token",))
+    statistics = folder.statistics[fields["norm_key"]]
     return OpenVlaConfig(
-        **shared,
-        llm=msgspec.structs.replace(llm, rope_inv_freq_dtype=conventions.rope_inv_freq_dtype),
-        images=conventions.images,
+        **fields,
         cameras=format.cameras or extension.cameras or ("image",),
         action_bounds=get_action_bounds(
-            statistics, scale, gripper=gripper, epsilon=conventions.epsilon
+            statistics,
+            fields["normalization"],
+            gripper=get_gripper(statistics, extension),
+            epsilon=conventions.epsilon,
         ),
-        norm_key=key,
-        normalization=scale,
         vocabulary=format.vocabulary or conventions.vocabulary,
     )

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import torch
 from tokenizers import Tokenizer
 
@@ -27,7 +26,6 @@ from vla_rl.models.openvla_oft.parts import (
 from vla_rl.models.prismatic.config import (
     AdapterUse,
     Head,
-    LlmConfig,
     NewPart,
     Normalization,
     OpenVlaOftConfig,
@@ -37,20 +35,16 @@ from vla_rl.models.prismatic.conventions import (
     CheckpointFormat,
     Family,
     refuse_unused,
-    resolve_conventions,
 )
-from vla_rl.models.prismatic.folder import PublicFolder
+from vla_rl.models.prismatic.folder import PublicFolder, resolve_fields
 from vla_rl.models.prismatic.policy import checkpoint_files
 from vla_rl.models.prismatic.public_config import (
     Extension,
     public_name,
     require_family,
     resolve_setting,
-    shared_config,
-    stored_conventions,
 )
 from vla_rl.models.prismatic.statistics import (
-    choose_key,
     get_action_bounds,
     get_constant_proprio,
     get_gripper,
@@ -87,38 +81,23 @@ def read_config(
     # Parts are found before weights are read: a missing head is reported before 15 GB are read.
     part_files = find_parts(folder.folders)
     kind = _resolve_head(folder, head, part_files, new_parts)
-    # A wrong set of statistics costs tens of points without an error, so none is guessed.
-    key = choose_key(folder.statistics, format.norm_key or extension.norm_key, folder.path)
-    scale: Normalization = resolve_setting(
-        folder.path, "normalization", extension.normalization, format.normalization, "bounds_q99"
-    )
+    fields, conventions = resolve_fields(folder, format, without=("vocabulary", "epsilon"))
+    key, scale = fields["norm_key"], fields["normalization"]
     has_proprio = folder.public.use_proprio or _has_part(
         folder.path, "proprio_projector", part_files, new_parts
     )
-    shared = shared_config(folder.public, extension, folder.tokenizer_file, folder.pixels)
-    llm: LlmConfig = shared.pop("llm")
     bounds = get_action_bounds(
         folder.statistics[key],
         scale,
         gripper=get_gripper(folder.statistics[key], extension),
         epsilon=_resolve_epsilon(extension),
     )
-    conventions = resolve_conventions(
-        folder.path,
-        stored_conventions(extension),
-        format.convention,
-        without=("vocabulary", "epsilon"),
-    )
     config = OpenVlaOftConfig(
-        **shared,
-        llm=msgspec.structs.replace(llm, rope_inv_freq_dtype=conventions.rope_inv_freq_dtype),
-        images=conventions.images,
+        **fields,
         cameras=_resolve_cameras(
             folder, format.cameras, ("image",) if kind == "tokens" else ("image", "wrist_image")
         ),
         action_bounds=bounds,
-        norm_key=key,
-        normalization=scale,
         proprio=_read_proprio(folder, key, scale) if has_proprio else None,
         chunk_size=_resolve_chunk_size(folder, bounds.action_dim, format.chunk_size),
         head=kind,

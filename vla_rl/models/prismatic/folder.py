@@ -12,7 +12,7 @@ checkpoint with other values is rejected, because it would see images that it wa
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,12 @@ import msgspec
 
 from vla_rl.errors import CheckpointError
 from vla_rl.models.prismatic.adapters import LORA_FOLDER, PeftAdapter, find_adapter
-from vla_rl.models.prismatic.config import PUBLIC_PIXELS, PixelScaling
+from vla_rl.models.prismatic.config import PUBLIC_PIXELS, Normalization, PixelScaling
+from vla_rl.models.prismatic.conventions import (
+    CheckpointFormat,
+    Conventions,
+    resolve_conventions,
+)
 from vla_rl.models.prismatic.public_config import (
     CONFIG_FILE,
     EXTENSION_FILE,
@@ -30,8 +35,11 @@ from vla_rl.models.prismatic.public_config import (
     PublicConfig,
     read_extension,
     read_public_config,
+    resolve_setting,
+    shared_config,
+    stored_conventions,
 )
-from vla_rl.models.prismatic.statistics import StatisticsSets, read_statistics
+from vla_rl.models.prismatic.statistics import StatisticsSets, choose_key, read_statistics
 from vla_rl.models.small_files import companion_files, require_same_tokens_and_images
 from vla_rl.models.tensor_reading import HUB_ID, INDEX_FILE, download, holds_weights
 from vla_rl.models.weight_files import ADAPTER_CONFIG, MAIN_WEIGHTS, refuse_extra_adapter
@@ -205,6 +213,33 @@ class PublicFolder:
         """Every file, including the adapter's."""
         owners = dict.fromkeys((*self.folders, *([self.adapter.path] if self.adapter else [])))
         return tuple(file for owner in owners for file in sorted(owner.iterdir()) if file.is_file())
+
+
+def resolve_fields(
+    folder: PublicFolder, format: CheckpointFormat, without: Collection[str]
+) -> tuple[dict[str, Any], Conventions]:
+    """Return the fields that the configurations of both families share, and the conventions.
+
+    Args:
+        folder: the checkpoint.
+        format: fills in what its files leave out.
+        without: fields of the conventions that the family does not have.
+
+    Raises: CheckpointError if it lacks the statistics, or has other settings than the requested ones.
+    """
+    extension, path = folder.extension, folder.path
+    # A wrong set of statistics costs tens of points without an error, so none is guessed.
+    key = choose_key(folder.statistics, format.norm_key or extension.norm_key, path)
+    scale: Normalization = resolve_setting(
+        path, "normalization", extension.normalization, format.normalization, "bounds_q99"
+    )
+    conventions = resolve_conventions(
+        path, stored_conventions(extension), format.convention, without=without
+    )
+    dtype = conventions.rope_inv_freq_dtype
+    fields = shared_config(folder.public, extension, folder.tokenizer_file, folder.pixels, dtype)
+    fields |= {"images": conventions.images, "norm_key": key, "normalization": scale}
+    return fields, conventions
 
 
 def open_folder(

@@ -202,7 +202,11 @@ def _require_openvla(public: PublicConfig, path: Path) -> None:
 
 
 def shared_config(
-    public: PublicConfig, extension: Extension, tokenizer_file: Path, pixels: PixelScaling
+    public: PublicConfig,
+    extension: Extension,
+    tokenizer_file: Path,
+    pixels: PixelScaling,
+    rope_inv_freq_dtype: Literal["float32", "bfloat16"],
 ) -> dict[str, Any]:
     """Return the arguments of `PrismaticConfig` that the files of a folder alone determine."""
     text = public.text_config
@@ -225,7 +229,7 @@ def shared_config(
             vocab_size=public.pad_token_id,
             pad_to_multiple_of=public.pad_to_multiple_of,
             rms_norm_eps=text.rms_norm_eps,
-            rope_inv_freq_dtype=extension.rope_inv_freq_dtype,
+            rope_inv_freq_dtype=rope_inv_freq_dtype,
         ),
         "tokenizer_file": str(tokenizer_file),
         "num_bins": public.n_action_bins,
