@@ -10,17 +10,20 @@ from contextlib import asynccontextmanager
 from typing import Self, TypeVar
 
 import cv2
+import msgspec
 import numpy as np
 import pytest
 
+from vla_rl.actors import Runtime
 from vla_rl.actors.remote.direct_link import make_link_keys
+from vla_rl.actors.remote.shared_handles import make_shared_handle
 from vla_rl.remote_rollout import image_cache
 from vla_rl.remote_rollout.image_cache import FetchedImages, ImageCache, ImageCaches
 from vla_rl.remote_rollout.image_links import (
     ImageMemory,
     ImageReply,
     ImageRequest,
-    ImageSender,
+    ImageSource,
     join_arrays,
 )
 from vla_rl.remote_rollout.image_routes import ImageCopies, ImageRoute, ImageRoutes
@@ -44,17 +47,26 @@ def given(wanted: ImageRequest) -> ImageReply | None:
     return join_arrays(EPISODES[wanted.key]) if wanted.key in EPISODES else None
 
 
+class Source:
+    """Images of a host, in this loop, over a real connection."""
+
+    def __init__(self, runtime: Runtime, actor: ImageSource) -> None:
+        self.runtime, self._actor = runtime, actor
+
+    async def shared(self) -> ImageSource:
+        return await self.runtime.share(self._actor)
+
+    async def close(self) -> None:
+        await self.runtime.kill(self._actor)
+
+
 @asynccontextmanager
-async def cache_and_sender(max_bytes: int) -> AsyncIterator[tuple[ImageCache, ImageSender]]:
-    cache = ImageCache(max_bytes)
-    key = await cache.new_link()
-    sender = ImageSender(key, given)
-    try:
-        assert await cache.connect("far", key, "127.0.0.1", sender.address) == ""
-        yield cache, sender
-    finally:
-        await cache.on_stop()
-        sender.close()
+async def cache_and_source(max_bytes: int) -> AsyncIterator[tuple[ImageCache, Source]]:
+    async with Runtime("images") as runtime:
+        source = Source(runtime, await runtime.spawn(ImageSource, given))
+        cache = await runtime.spawn(ImageCache, max_bytes)
+        assert await cache.connect_host("far", await source.shared()) == ""
+        yield cache, source
 
 
 def read(fetched: FetchedImages, key: int) -> dict[str, np.ndarray]:
@@ -62,7 +74,7 @@ def read(fetched: FetchedImages, key: int) -> dict[str, np.ndarray]:
 
 
 async def test_images_are_read_from_an_image_cache_as_they_were_in_the_episode_store() -> None:
-    async with asyncio.timeout(60), cache_and_sender(1 << 20) as (cache, _):
+    async with asyncio.timeout(60), cache_and_source(1 << 20) as (cache, _):
         found = await asyncio.gather(*(cache.fetch("far", key, NUM_BYTES, []) for key in EPISODES))
         for key, fetched in zip(EPISODES, found, strict=True):
             arrays = read(fetched, key)
@@ -74,7 +86,7 @@ async def test_images_are_read_from_an_image_cache_as_they_were_in_the_episode_s
 
 
 async def test_a_place_whose_images_were_dropped_is_not_read_as_another_episode() -> None:
-    async with asyncio.timeout(60), cache_and_sender(1 << 20) as (cache, _):
+    async with asyncio.timeout(60), cache_and_source(1 << 20) as (cache, _):
         first = await cache.fetch("far", 7, NUM_BYTES, [])
         await cache.fetch("far", 99, NUM_BYTES, [7])
         with pytest.raises(FileNotFoundError):
@@ -86,7 +98,7 @@ async def test_a_place_whose_images_were_dropped_is_not_read_as_another_episode(
 
 
 async def test_a_full_image_cache_takes_no_episode_until_one_is_dropped() -> None:
-    async with asyncio.timeout(60), cache_and_sender(NUM_BYTES + 8) as (cache, _):
+    async with asyncio.timeout(60), cache_and_source(NUM_BYTES + 8) as (cache, _):
         assert (await cache.fetch("far", 7, NUM_BYTES, [])).is_found
         refused = await cache.fetch("far", 1 << 60, NUM_BYTES, [])
         assert (refused.is_found, refused.fault) == (False, "")
@@ -94,15 +106,15 @@ async def test_a_full_image_cache_takes_no_episode_until_one_is_dropped() -> Non
 
 
 async def test_an_episode_that_the_host_does_not_have_takes_no_room() -> None:
-    async with asyncio.timeout(60), cache_and_sender(NUM_BYTES + 8) as (cache, _):
+    async with asyncio.timeout(60), cache_and_source(NUM_BYTES + 8) as (cache, _):
         missing = await cache.fetch("far", 99, NUM_BYTES, [])
         assert (missing.is_found, missing.fault) == (False, "")
         assert (await cache.fetch("far", 7, NUM_BYTES, [])).is_found
 
 
 async def test_a_host_that_is_lost_is_reported_at_once_and_not_asked_again() -> None:
-    async with asyncio.timeout(60), cache_and_sender(1 << 20) as (cache, sender):
-        sender.close()
+    async with asyncio.timeout(60), cache_and_source(1 << 20) as (cache, source):
+        await source.close()
         lost = await cache.fetch("far", 7, NUM_BYTES, [])
         assert not lost.is_found
         assert "was lost" in lost.fault
@@ -110,20 +122,17 @@ async def test_a_host_that_is_lost_is_reported_at_once_and_not_asked_again() -> 
 
 
 async def test_a_stranger_gets_no_images() -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(60), cache_and_source(1 << 20) as (_, source):
         cache = ImageCache(1 << 20)
-        sender = ImageSender(make_link_keys().public, given)
-        try:
-            key = await cache.new_link()
-            assert await cache.connect("far", key, "127.0.0.1", sender.address) != ""
-            assert not (await cache.fetch("far", 7, NUM_BYTES, [])).is_found
-        finally:
-            await cache.on_stop()
-            sender.close()
+        reference = (await source.shared()).__reference__()  # type: ignore[attr-defined]
+        stolen = msgspec.structs.replace(reference, keys=make_link_keys())
+        assert await cache.connect_host("far", make_shared_handle(ImageSource, stolen)) != ""
+        assert not (await cache.fetch("far", 7, NUM_BYTES, [])).is_found
+        await cache.on_stop()
 
 
 async def test_a_video_is_made_of_images_that_are_dropped_meanwhile(tmp_path) -> None:
-    async with asyncio.timeout(60), cache_and_sender(1 << 20) as (cache, _):
+    async with asyncio.timeout(60), cache_and_source(1 << 20) as (cache, _):
         fetched = await cache.fetch("far", 7, NUM_BYTES, [])
         arrays = fetched.arrays(7)
         images = [arrays["0/observation/image"], arrays["final/image"]]
@@ -139,11 +148,9 @@ async def test_a_video_is_made_of_images_that_are_dropped_meanwhile(tmp_path) ->
 
 
 async def test_ranks_of_another_host_copy_what_they_read_for_a_while() -> None:
-    async with asyncio.timeout(60), cache_and_sender(1 << 20) as (home, _):
+    async with asyncio.timeout(60), cache_and_source(1 << 20) as (home, source):
         other = ImageCache(0)
-        key = await other.new_link()
-        socket = await home.send_images(key)
-        assert await other.connect("home", key, "127.0.0.1", socket) == ""
+        assert await other.connect_cache("home", await source.runtime.share(home)) == ""
         read_there = []
         for episode in EPISODES:
             arrays = (await home.fetch("far", episode, NUM_BYTES, [])).arrays(episode, "home")
@@ -186,8 +193,9 @@ async def test_a_fetch_that_is_given_up_while_it_is_written_leaves_no_memory(
             is_written.set()
 
     monkeypatch.setattr(image_cache, "ImageMemory", WrittenLater)
-    async with asyncio.timeout(60), cache_and_sender(NUM_BYTES + 8) as (cache, _):
-        before = memories()
+    async with asyncio.timeout(60), cache_and_source(NUM_BYTES + 8) as (_, source):
+        cache, before = ImageCache(NUM_BYTES + 8), memories()
+        assert await cache.connect_host("far", await source.shared()) == ""
         fetching = asyncio.create_task(cache.fetch("far", 7, NUM_BYTES, []))
         await asyncio.to_thread(started.wait)
         fetching.cancel()
@@ -198,6 +206,7 @@ async def test_a_fetch_that_is_given_up_while_it_is_written_leaves_no_memory(
         assert memories() == before
         # nor does it take any room
         assert (await cache.fetch("far", 1 << 60, NUM_BYTES, [])).is_found
+        await cache.on_stop()
 
 
 class LocalImageCaches(ImageCaches):
@@ -227,7 +236,7 @@ class LocalImageCaches(ImageCaches):
 
 
 async def test_images_whose_host_dies_before_they_are_reported_make_room_for_others() -> None:
-    async with asyncio.timeout(60), cache_and_sender(NUM_BYTES + 8) as (cache, _):
+    async with asyncio.timeout(60), cache_and_source(NUM_BYTES + 8) as (cache, _):
         routes, caches = ImageRoutes(NUM_BYTES + 8), LocalImageCaches(False, home=cache)
         routes._image_caches = caches
         async with routes:
@@ -246,10 +255,9 @@ async def test_images_whose_host_dies_before_they_are_reported_make_room_for_oth
 
 
 async def test_an_image_is_copied_once_for_an_update_and_freed_after_it() -> None:
-    async with asyncio.timeout(60), cache_and_sender(1 << 20) as (home, _):
+    async with asyncio.timeout(60), cache_and_source(1 << 20) as (home, source):
         other = ImageCache(1 << 20)
-        key = await other.new_link()
-        assert await other.connect("home", key, "127.0.0.1", await home.send_images(key)) == ""
+        assert await other.connect_cache("home", await source.runtime.share(home)) == ""
         routes = ImageRoutes(1 << 20)
         routes._image_caches = LocalImageCaches(True, home=home, other=other)
         async with routes:

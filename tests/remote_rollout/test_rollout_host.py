@@ -79,9 +79,7 @@ async def require_same_after(
 ) -> None:
     """Run an episode again, whose images go to an image cache, and compare it with the whole one."""
     async with ImageRoutes(1 << 24) as routes:
-        host_runner = RolloutHostRunner(
-            host, status, route=await routes.connect_host("far", host, "127.0.0.1")
-        )
+        host_runner = RolloutHostRunner(host, status, route=await routes.connect_host("far", host))
         remote = await host_runner.materialise(await host_runner.run_episode(episode))
         assert remote.cached_images is not None
         assert remote.embedding is not None

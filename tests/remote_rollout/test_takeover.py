@@ -46,10 +46,10 @@ class OneHost(ThisHost):
         super().__init__()
         gpus = tuple(Gpu(name="none", memory_bytes=1 << 20) for _ in range(num_gpus))
         resources = HostResources(num_cores=1, memory_bytes=1 << 30, gpus=gpus)
-        self._host = Host(name="far", resources=resources, placement=placement)
+        self._remote_host = Host(name="far", resources=resources, placement=placement)
 
     def hosts(self) -> tuple[Host, ...]:
-        return (*super().hosts(), self._host)
+        return (*super().hosts(), self._remote_host)
 
     async def changes(self) -> AsyncIterator[HostChange]:
         await asyncio.get_running_loop().create_future()

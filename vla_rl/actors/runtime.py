@@ -219,11 +219,16 @@ class Runtime:
         _, launchers = self._opened()
         await launchers.prepare_placement(placement, start_timeout_s)
 
-    async def share(self, actor: A) -> A:
+    async def share(self, actor: A, host: str = "") -> A:
         """Return a handle of an actor to send to another actor, which then calls it directly.
 
         The handle is for one holder: share the actor once for each. It serves the current incarnation,
         until the holder drops it, and for a minute if it is not used.
+
+        Args:
+            actor: one of this runtime.
+            host: address at which the holder reaches the actor's machine; empty for the one at which
+                this runtime does.
 
         Raises: ActorDied if the actor is gone; TimeoutError if it does not answer; TypeError if no other
             process can import its class; OSError if its host has no free port.
@@ -237,7 +242,7 @@ class Runtime:
             target,
             table.fingerprint,
             record.client.name,
-            placement.host if isinstance(placement, RemoteHost) else "",
+            host or (placement.host if isinstance(placement, RemoteHost) else ""),
             listening.port,
             listening.public_key,
             keys,

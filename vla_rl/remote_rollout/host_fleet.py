@@ -308,7 +308,7 @@ class HostFleet:
         assert isinstance(host.placement, RemoteHost)
         address = host.placement.address.removeprefix("tcp://").rpartition(":")[0]
         weight_host = WeightHost(actor, address)
-        route = await self.images.connect_host(name, actor, address)
+        route = await self.images.connect_host(name, actor)
 
         def admit(ready: HostStatus) -> None:
             slots = self._assigned[name].kinds

@@ -16,18 +16,17 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 import msgspec
 import numpy as np
 
-from vla_rl.actors import Actor, ChildProcess, KeyPair, Runtime, actor_method
-from vla_rl.actors.remote.direct_link import make_link_keys
-from vla_rl.actors.remote.peer_sockets import SocketAddress
+from vla_rl.actors import Actor, ChildProcess, Runtime, actor_method
 from vla_rl.errors import ActorDied, RankFailed
 from vla_rl.remote_rollout.image_links import (
     ArrayLayout,
+    CanReadImages,
     ImageMemory,
     ImageReceiver,
     ImageReply,
     ImageRequest,
-    ImageSender,
     ImagesMissing,
+    ImageSource,
 )
 from vla_rl.types import ArrayRef
 from vla_rl.types.observation import KEY_BYTES
@@ -91,39 +90,28 @@ class ImageCache(Actor):
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._num_bytes = max_bytes, 0
-        self._keys: dict[str, KeyPair] = {}
         self._receivers: dict[str, ImageReceiver] = {}
-        self._senders: list[ImageSender] = []
         self._held: dict[int, ImageMemory] = {}
         self._copied: dict[int, ImageMemory] = {}
 
-    async def new_link(self) -> str:
-        """Return the public key with which this process will connect to a host."""
-        keys = make_link_keys()
-        self._keys[keys.public] = keys
-        return keys.public
-
-    async def send_images(self, cache_key: str) -> SocketAddress:
-        """Let the image cache with this key copy images. Raises: OSError if no port is free."""
-        sender = ImageSender(cache_key, self._find)
-        self._senders.append(sender)
-        return sender.address
-
     @actor_method(concurrent=True)
-    async def connect(self, name: str, link_key: str, host: str, socket: SocketAddress) -> str:
-        """Connect to a host that has images; return what is wrong, empty if nothing is.
+    async def connect_host(self, name: str, source: ImageSource) -> str:
+        """Connect to a host that makes images; return what is wrong, empty if nothing is.
 
         Args:
-            name: its name, for `fetch` and `copy_images`.
-            link_key: what `new_link` returned.
-            host: its address, without a port.
-            socket: where it sends its images.
+            name: its name, for `fetch`.
+            source: handle of what it has.
         """
-        try:
-            receiver = ImageReceiver(self._keys.pop(link_key), host, socket)
-        except ConnectionError as error:
-            return f"its socket cannot be used: {error}"
-        before, self._receivers[name] = self._receivers.pop(name, None), receiver
+        return await self._connect(name, source)
+
+    @actor_method(concurrent=True)
+    async def connect_cache(self, name: str, cache: "ImageCache") -> str:
+        """Connect to the image cache of a host, for `copy_images`: as `connect_host`."""
+        return await self._connect(name, cache)
+
+    async def _connect(self, name: str, source: CanReadImages) -> str:
+        before, receiver = self._receivers.get(name), ImageReceiver(source)
+        self._receivers[name] = receiver
         if before is not None:
             before.close()
         try:
@@ -131,6 +119,16 @@ class ImageCache(Actor):
         except ConnectionError as error:
             return str(error)
         return ""
+
+    @actor_method(concurrent=True)
+    async def read_images(self, wanted: ImageRequest) -> ImageReply | None:
+        """Return spans of the images of an episode; None if they are not here."""
+        memory = self._held.get(wanted.key)
+        return None if memory is None else ImageReply(memory.read_spans(wanted.spans))
+
+    @actor_method(concurrent=True)
+    async def greet(self) -> None:
+        """Return at once, so that a call tells whether there is a connection."""
 
     @actor_method(concurrent=True)
     async def fetch(self, name: str, key: int, num_bytes: int, dropped: list[int]) -> FetchedImages:
@@ -208,8 +206,6 @@ class ImageCache(Actor):
         """Close all connections, and free the memory."""
         for receiver in self._receivers.values():
             receiver.close()
-        for sender in self._senders:
-            sender.close()
         for memory in self._copied.values():
             memory.close()
         for key in list(self._held):
@@ -220,10 +216,6 @@ class ImageCache(Actor):
         if memory is not None:
             self._num_bytes -= memory.num_bytes
             memory.close()
-
-    def _find(self, wanted: ImageRequest) -> ImageReply | None:
-        memory = None if wanted.key is None else self._held.get(wanted.key)
-        return None if memory is None else ImageReply(memory.read_spans(wanted.spans))
 
 
 async def _write_memory(key: int, rows: Sequence[np.ndarray]) -> ImageMemory:
@@ -313,29 +305,26 @@ class ImageCaches:
         except ActorDied as death:
             raise _cache_lost(name, death) from death
 
-    async def connect(self, home: str, name: str, host: "RolloutHost", address: str) -> str:
+    async def connect(self, home: str, name: str, host: "RolloutHost") -> str:
         """Connect the image cache of a host to one that makes images; return what is wrong.
 
         Args:
             home: the image cache's host.
             name: name of the other one.
             host: the actor there.
-            address: its address, without a port.
 
         Raises: ActorDied if the host is gone; RankFailed if the image cache is.
         """
-        link_key = await self.ask(home, lambda cache: cache.new_link())
         try:
-            socket = await host.send_images(link_key)
+            source = await host.share_images()
         except OSError as error:
             return str(error)
-        return await self.ask(home, lambda cache: cache.connect(name, link_key, address, socket))
+        return await self.ask(home, lambda cache: cache.connect_host(name, source))
 
     async def _connect_two(self, name: str, home: str) -> None:
-        link_key = await self.ask(name, lambda cache: cache.new_link())
-        socket = await self.ask(home, lambda cache: cache.send_images(link_key))
         address = self._assignments[home].address
-        fault = await self.ask(name, lambda cache: cache.connect(home, link_key, address, socket))
+        shared = await self.ask(home, lambda cache: self._runtime.share(cache, address))
+        fault = await self.ask(name, lambda cache: cache.connect_cache(home, shared))
         if fault:
             where = f"host {name!r}" if name else "this host"
             raise ConnectionError(f"{where} cannot fetch images from host {home!r}: {fault}")

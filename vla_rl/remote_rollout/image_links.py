@@ -1,27 +1,23 @@
 """Images as one row of bytes: in memory that other processes open by path, and from host to host.
 
-    cache: ImageRequest(key) ──► sender: the arrays of that episode's observations, as one row of bytes ──► cache
+    cache: ImageRequest(key) ──► source: the arrays of that episode's observations, as one row of bytes ──► cache
     cache: with spans ──► another cache: those bytes of the row that it has ──► cache
+
+Each is a call of an actor whose handle the cache was sent.
 
 One row, because each array in a frame of its own takes twice the time of the bytes alone.
 """
 
 import asyncio
-import logging
 import os
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from typing import Final
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 
-from vla_rl.actors.placement import KeyPair
-from vla_rl.actors.remote.host_connection import LINK_WITHIN_S
-from vla_rl.actors.remote.peer_sockets import ServerSocket, SocketAddress, open_link
-from vla_rl.actors.wire.codec import Codec
-from vla_rl.actors.wire.envelope import Frames, Kind, MalformedMessage, unpack_envelope
+from vla_rl.actors import Actor, actor_method, close_handle
+from vla_rl.errors import ActorDied
 from vla_rl.types.observation import KEY_BYTES
 
 
@@ -70,7 +66,7 @@ class ImageMemory:
             rest = rest[os.write(self._descriptor, rest) :]
 
 
-logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 SILENT_S: Final = 30.0
 """Silence after which a sender that was asked counts as lost. Its death is noticed sooner: its
@@ -81,9 +77,9 @@ EPISODES_AHEAD: Final = 4
 
 
 class ImageRequest(msgspec.Struct, frozen=True):
-    """A request for the observations of one episode; without a key, for a sign of life."""
+    """A request for the observations of one episode."""
 
-    key: int | None
+    key: int
     spans: tuple[tuple[int, int], ...] = ()
     """First and last byte, excluded, of the parts of a row in an image cache; none for all arrays."""
 
@@ -109,130 +105,97 @@ class ImageReply(msgspec.Struct, frozen=True):
     """Their positions; empty for spans, which the image cache knows."""
 
 
-NO_IMAGES: Final = ImageReply(np.empty(0, np.uint8))
+class ImageSource(Actor):
+    """Gives image caches what its process has, each over a handle of its own.
+
+    It is in the loop of the process that makes the images, beside what it does else.
+
+    Args:
+        find: returns what is wanted; None if it is gone. `Callable[[ImageRequest], ImageReply | None]`.
+    """
+
+    def __init__(self, find: Any) -> None:
+        self._find = find
+
+    @actor_method(concurrent=True)
+    async def read_images(self, wanted: ImageRequest) -> ImageReply | None:
+        """Return observations of an episode; None if they are not here."""
+        reply: ImageReply | None = self._find(wanted)
+        return reply
+
+    @actor_method(concurrent=True)
+    async def greet(self) -> None:
+        """Return at once, so that a call tells whether there is a connection."""
 
 
 class ImagesMissing(Exception):
-    """The sender does not have the arrays of this episode."""
+    """The source does not have the arrays of this episode."""
 
 
-class ImageSender:
-    """Gives one image cache what the episode store of this host has, or another image cache.
+class CanReadImages(Protocol):
+    """An image source or an image cache: both are read in the same way."""
 
-    Args:
-        shelf_key: public key of the only image cache that may connect.
-        find: returns what is wanted, which has a key; None if it is gone.
+    async def read_images(self, wanted: ImageRequest) -> ImageReply | None:
+        """Return observations of an episode; None if they are not there."""
+        ...
 
-    Raises: OSError if no port is free.
-    """
-
-    def __init__(self, cache_key: str, find: Callable[[ImageRequest], ImageReply | None]) -> None:
-        self._find, self._codec = find, Codec()
-        self._open = ServerSocket(cache_key, self._on_message)
-        self.address = self._open.address
-        """Place at which the image cache connects."""
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._open.close()
-
-    def _on_message(self, frames: Frames) -> None:
-        found: ImageReply | None = None
-        try:
-            wanted = self._codec.decode(self._codec.get_decoder(ImageRequest), frames)
-            found = NO_IMAGES if wanted.key is None else self._find(wanted)
-        except (ValueError, OSError, msgspec.ValidationError) as error:
-            # answered all the same: answers are told apart by their order
-            logger.warning(
-                "an image cache asked for images in a message that cannot be read: %s", error
-            )
-        kind = Kind.ERROR if found is None else Kind.RESULT
-        self._open.send_frames(self._codec.encode(kind, 0, 0, 0, found, "images"))
+    async def greet(self) -> None:
+        """Return at once."""
+        ...
 
 
 class ImageReceiver:
-    """An image cache's connection to one sender. Owned by one event loop.
+    """Reads from one source, some episodes ahead. Owned by one event loop.
 
     Args:
-        keys: those whose public one the sender was given.
-        host: address of the sender's host, without a port.
-        socket: its address there.
+        source: handle that was received.
     """
 
-    def __init__(self, keys: KeyPair, host: str, socket: SocketAddress) -> None:
-        self._codec, self._stack = Codec(), ExitStack()
-        self._asked: deque[asyncio.Future[ImageReply]] = deque()
-        self._room, self._fault = asyncio.Semaphore(EPISODES_AHEAD), ""
+    def __init__(self, source: CanReadImages) -> None:
+        self._source, self._fault = source, ""
+        self._ahead = asyncio.Semaphore(EPISODES_AHEAD)
         self._clock, self._received_s = asyncio.get_running_loop().time, 0.0
-        self._link = self._stack.enter_context(
-            open_link(host, socket, keys, self._on_message, self._on_lost)
-        )
 
     async def connect(self) -> None:
         """Wait for the connection. Raises: ConnectionError."""
-        await self._ask(ImageRequest(None), LINK_WITHIN_S)
+        await self._ask(self._source.greet())
 
     async def request_images(self, wanted: ImageRequest) -> ImageReply:
-        """Ask for observations of an episode.
+        """Return observations of an episode.
 
-        Raises: ConnectionError if the sender is lost; ImagesMissing if it does not have them.
+        Raises: ConnectionError if the source is lost; ImagesMissing if it does not have them.
         """
-        async with self._room:
-            return await self._ask(wanted, SILENT_S)
+        async with self._ahead:
+            if self._fault:
+                raise ConnectionError(self._fault)
+            reply = await self._ask(self._source.read_images(wanted))
+        if reply is None:
+            raise ImagesMissing
+        return reply
 
     def close(self) -> None:
         """Close the connection; what was asked for fails."""
-        self._fail("the connection was closed")
-        self._stack.close()
+        close_handle(self._source)
 
-    async def _ask(self, wanted: ImageRequest, within_s: float) -> ImageReply:
-        if self._fault:
-            raise ConnectionError(self._fault)
-        answer: asyncio.Future[ImageReply] = asyncio.get_running_loop().create_future()
-        self._asked.append(answer)
-        self._link.send_frames(self._codec.encode(Kind.CALL, 0, 0, 0, wanted, "images"))
-        started_s = self._clock()
-        while True:
-            # what came meanwhile was asked for before: the sender is slow, and not silent
-            until_s = max(started_s, self._received_s) + within_s
-            try:
-                async with asyncio.timeout_at(until_s):
-                    # shielded: answers come in the order of the questions, also of those given up
-                    return await asyncio.shield(answer)
-            except TimeoutError:
-                if self._received_s + within_s <= until_s:
-                    self._fail(f"{self._link.address} does not answer within {within_s:g} s")
-                    raise ConnectionError(self._fault) from None
-
-    def _on_message(self, frames: Frames) -> None:
-        self._received_s = self._clock()
-        if not self._asked:
-            return
-        answer = self._asked.popleft()
-        if answer.done():
-            return
+    # waits for: an answer of the source          woken by: the answer; ActorDied, once the connection or the
+    #                                             actor has ended; the clock, after SILENT_S without any answer
+    async def _ask(self, call: Coroutine[Any, Any, T]) -> T:
+        asking, started_s = asyncio.ensure_future(call), self._clock()
         try:
-            if unpack_envelope(frames[0])[0] == Kind.ERROR:
-                _fail_future(answer, ImagesMissing())
-            else:
-                answer.set_result(self._codec.decode(self._codec.get_decoder(ImageReply), frames))
-        except (MalformedMessage, msgspec.ValidationError) as error:
-            _fail_future(answer, ConnectionError(f"{self._link.address} sends no images: {error}"))
-
-    def _on_lost(self) -> None:
-        self._fail(f"the connection to {self._link.address} was lost")
-
-    def _fail(self, fault: str) -> None:
-        self._fault = self._fault or fault
-        while self._asked:
-            answer = self._asked.popleft()
-            if not answer.done():
-                _fail_future(answer, ConnectionError(self._fault))
-
-
-def _fail_future(answer: "asyncio.Future[ImageReply]", error: Exception) -> None:
-    answer.set_exception(error)
-    answer.exception()  # one that nobody awaits any more must not be reported as forgotten
+            while not asking.done():
+                # what came meanwhile was asked for before: the source is slow, and not silent
+                left_s = max(started_s, self._received_s) + SILENT_S - self._clock()
+                if left_s <= 0:
+                    self._fault = f"the source was silent for {SILENT_S:g} s"
+                    self.close()
+                    raise ConnectionError(self._fault)
+                await asyncio.wait((asking,), timeout=left_s)
+            self._received_s = self._clock()
+            return asking.result()
+        except ActorDied as death:
+            raise ConnectionError(death.cause) from death
+        finally:
+            asking.cancel()
 
 
 def join_arrays(arrays: Mapping[str, np.ndarray]) -> ImageReply:

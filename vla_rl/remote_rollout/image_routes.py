@@ -190,19 +190,18 @@ class ImageRoutes:
             await asyncio.Event().wait()
         await self._image_caches.stay()
 
-    async def connect_host(self, name: str, host: RolloutHost, address: str) -> "ImageRoute | None":
+    async def connect_host(self, name: str, host: RolloutHost) -> "ImageRoute | None":
         """Connect the image caches to a host; None if that cannot be, with one line.
 
         Args:
             name: name of the host.
             host: the actor there.
-            address: address of its host, without a port.
 
         Raises: ActorDied if the host is gone; RankFailed if an image cache is.
         """
         homes = []
         for home in self._homes:
-            fault = await self._image_caches.connect(home, name, host, address)
+            fault = await self._image_caches.connect(home, name, host)
             if fault:
                 self.say_why(name, fault)
             else:

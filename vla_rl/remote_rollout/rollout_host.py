@@ -46,7 +46,7 @@ from vla_rl.remote_rollout.host_recipe import (
     make_agent,
     with_environments,
 )
-from vla_rl.remote_rollout.image_links import ImageReply, ImageRequest, ImageSender, join_arrays
+from vla_rl.remote_rollout.image_links import ImageReply, ImageRequest, ImageSource, join_arrays
 from vla_rl.remote_rollout.weight_links import ReceivedBytes
 from vla_rl.remote_rollout.weight_store import WeightStore
 from vla_rl.rollout import EpisodeLost, LocalEpisodeRunner, TaskStart
@@ -82,7 +82,6 @@ class RolloutHost(Actor):
         self._encoder: TrajectoryEncoder | None = None
         self._recipe_digest = ""
         self._is_new = True
-        self._senders: list[ImageSender] = []
 
     async def on_start(self) -> None:
         """Make a folder for the policies' files; remove those of processes that were killed."""
@@ -133,7 +132,6 @@ class RolloutHost(Actor):
 
     async def resume(self, keys: list[int]) -> HostStatus:
         """Go on for another client, which needs the arrays of these episodes and no others."""
-        self._stop_serving()
         return self._status(self._store.keep_only(keys))
 
     @actor_method(concurrent=True)
@@ -185,11 +183,12 @@ class RolloutHost(Actor):
             arrays = await _take_embedded(self._store, key, self._encoder)
         return without_observed(arrays) if is_cached and arrays is not None else arrays
 
-    async def send_images(self, cache_key: str) -> SocketAddress:
-        """Let the image cache with this key fetch observations. Raises: OSError if no port is free."""
-        sender = ImageSender(cache_key, self._find_images)
-        self._senders.append(sender)
-        return sender.address
+    async def share_images(self) -> ImageSource:
+        """Return a handle of the observations that are kept here, for one image cache.
+
+        Raises: OSError if no port is free.
+        """
+        return await self._runtime.share(self._image_source)
 
     async def begin_weights(self, heading: WeightHeading) -> None:
         """Make room for a version of the weights. Raises: CheckpointError if it does not fit."""
@@ -274,19 +273,14 @@ class RolloutHost(Actor):
     async def on_stop(self) -> None:
         """Close simulators and engines, and remove the policies' files if they were not read."""
         self._stop.set()
-        self._stop_serving()
         if self._serving is None:
             await asyncio.to_thread(self._folder.remove_folder)
         else:
             await asyncio.wait((self._serving,))
 
     def _find_images(self, wanted: ImageRequest) -> ImageReply | None:
-        arrays = None if wanted.key is None else self._store.get_observed(wanted.key)
+        arrays = self._store.get_observed(wanted.key)
         return None if arrays is None else join_arrays(arrays)
-
-    def _stop_serving(self) -> None:
-        while self._senders:
-            self._senders.pop().close()
 
     def _status(self, kept: tuple[int, ...] = ()) -> HostStatus:
         held = {
@@ -328,6 +322,8 @@ class RolloutHost(Actor):
         )
         starts = [TaskStart(env=env, task=env.id) for env in recipe.envs]
         async with Runtime("rollout") as runtime, self._lane as lane:
+            self._runtime = runtime
+            self._image_source = await runtime.spawn(ImageSource, self._find_images)
             gpus = _visible_gpus() if device.type == "cuda" else ()
             engines = make_engines(config, team, lane, recipe.weight_version, gpus)
             self._engines: Mapping[str, OwnedEngine] = engines.owned

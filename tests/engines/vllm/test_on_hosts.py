@@ -114,9 +114,7 @@ async def test_a_host_embeds_what_it_hands_over_beside_its_engine_process(tmp_pa
             await host.put_file(*piece)
         status = await host.open(msgspec.structs.replace(recipe, embedding=EMBEDDING))
         routes = await stack.enter_async_context(ImageRoutes(1 << 24))
-        remote = RolloutHostRunner(
-            host, status, route=await routes.connect_host("far", host, "127.0.0.1")
-        )
+        remote = RolloutHostRunner(host, status, route=await routes.connect_host("far", host))
         found = await remote.materialise(await remote.run_episode(episode))
         assert found.cached_images is not None
         assert observed_bytes(found) == 0
