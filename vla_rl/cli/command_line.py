@@ -111,6 +111,7 @@ def parse_command(
         _expand_engine_option(argument) for argument in (sys.argv[1:] if argv is None else argv)
     ]
     refuse_missing_options(arguments)
+    # read before all others, because the defaults of the others depend on these
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--config", type=found_config)
     early.add_argument("--resume", type=Path)

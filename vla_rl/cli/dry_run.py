@@ -281,6 +281,7 @@ def _ray_hosts(cluster: ClusterConfig) -> list[Host]:
     names = [*named, *(f"node {number}" for number in range(config.num_hosts))]
     gpus = tuple(Gpu(name="a GPU", memory_bytes=sys.maxsize) for _ in range(config.gpus_per_host))
     resources = HostResources(num_cores=config.cores_per_host, memory_bytes=sys.maxsize, gpus=gpus)
+    # a layout reads names and sizes; nothing connects to these hosts
     nobody = KeyPair(public="", secret="")
     placement = RemoteHost(address="tcp://", server_public_key="", client_keys=nobody)
     return [
@@ -355,6 +356,8 @@ async def open_each(envs: Sequence[EnvSpec], config: SimulatorConfig) -> None:
     print(
         f"opening {len(simulated)} environments once, to check that they can be opened", flush=True
     )
+    # one after the other, so that a dry run takes the memory of one simulator, and what fails is
+    # named
     alone = msgspec.structs.replace(config, num_envs=1)
     async with (
         Runtime("dry run") as runtime,
@@ -376,4 +379,5 @@ async def open_each(envs: Sequence[EnvSpec], config: SimulatorConfig) -> None:
 
 def distinct_envs(envs: Iterable[EnvSpec]) -> list[EnvSpec]:
     """Return each environment once, in order."""
+    # by their bytes, because the arguments of an environment may hold lists, which have no hash
     return list({msgspec.json.encode(env, order="deterministic"): env for env in envs}.values())

@@ -69,6 +69,7 @@ class ResultRecorder:
 
     def __init__(self, config: EvalConfig, file: RecordFile, videos: Path) -> None:
         self._config, self._file, self._videos = config, file, videos
+        # in turn: whether a video is wanted depends on how many of its task are there already
         self._turn = asyncio.Lock()
         self._failures = FailureReporter(f"writing videos to {videos}", "that episode has none")
 
@@ -84,6 +85,8 @@ class ResultRecorder:
         """
         record = make_record(trajectory)
         async with self._turn:
+            # the record before the video: an episode may have taken minutes, and a disk that is
+            # full for a video may have room for a line
             await self._file.append_record(record)
             try:
                 await run_in_thread(
@@ -144,6 +147,7 @@ async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
         await _show_plan(config, episodes, folder, console)
         return 0
     conditions = evaluation_conditions(config)
+    # loaded before the folder is made: a checkpoint that cannot be read leaves no empty run behind
     model = None if folder else await asyncio.to_thread(_load, config)
     run = (
         RunDirectory.resume(folder)
@@ -308,6 +312,7 @@ async def _run_episodes(
             Runtime(config.name) as runtime,
             engines.DeviceLane(config.torch_threads) as lane,
             SimulatorPool(runtime, simulators, specs=specs) as pool,
+            # a batch has room for every simulator, so that none waits for a second one
             engines.TorchActionEngine(model, lane, EngineConfig(max_batch=pool.num_envs)) as engine,
         ):
             await run_each(pool, engine, agent, missing, done)

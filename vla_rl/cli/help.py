@@ -114,6 +114,7 @@ def option_registry(
             kind: Any = hint
             if not is_shown(info.default, name):
                 kind = Annotated[hint, tyro.conf.Suppress]
+            # a file that ships lies deep in site-packages: its name says more than its path
             elif isinstance(default, str) and Path(default).is_relative_to(PACKAGE):
                 shipped = f"(default: {Path(default).name}, which ships with the package)"
                 kind = Annotated[hint, tyro.conf.arg(help_behavior_hint=shipped)]
@@ -163,6 +164,7 @@ def print_help(
         wants_all: show every option that is read, not only the common ones.
     """
     unused = unused_options(given)
+    # by identity: two tables of one configuration may be equal
     hidden = {id(table): names for table, names in _selected_tables(default, unused)}
 
     def is_read(table: Config, name: str) -> bool:
@@ -172,6 +174,8 @@ def print_help(
         return is_read(table, name) and _is_common(type(table), name, type(default))
 
     is_shown = is_read if wants_all else is_common
+    # tyro prints and exits by itself, and joins the paragraphs of a description into one line: what
+    # it prints is captured, and the description put in as it is
     shown = _Captured(sys.stdout)
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
         parse(option_registry(is_shown), _DESCRIPTION)
@@ -259,6 +263,7 @@ def field_docs(config: type) -> Mapping[str, str]:
     for kind in reversed(config.__mro__):
         if kind is Config or not (issubclass(kind, Config) or dataclasses.is_dataclass(kind)):
             continue
+        # generated classes have no source to read, so they carry the help of their fields
         found |= {**vars(kind).get("FIELD_DOCS", {}), **_join_docs(vars(kind).get("PARTS", {}))}
         tree = _class_tree(kind)
         if tree is None:
@@ -295,6 +300,7 @@ def _join_docs(parts: Mapping[str, type[Config]]) -> Mapping[str, str]:
             meanings.setdefault(field, {}).setdefault(text, []).append(name)
     return {
         field: " ".join(
+            # a list of most names would hide what the option does
             text if len(names) > 2 else f"{', '.join(names)}: {text[0].lower()}{text[1:]}"
             for text, names in by_text.items()
         )
@@ -319,6 +325,7 @@ def _class_tree(kind: type) -> ast.ClassDef | None:
             return classes[kind.__qualname__]
     except (KeyError, OSError, TypeError, SyntaxError):  # a module without a source file
         pass
+    # a class in a function, such as one of a user's notebook, is not at the top of its module
     try:
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     except (OSError, SyntaxError):  # a class without a source file

@@ -106,6 +106,7 @@ def _leave_tasks(loop: asyncio.AbstractEventLoop) -> None:
         return
     _, pending = loop.run_until_complete(asyncio.wait(tasks, timeout=END_WITHIN_S))
     for task in pending:
+        # asyncio.Runner waits for every task that it knows, without a limit
         asyncio.tasks._unregister_task(task)
         keep_for_ever(task)
     if pending:
@@ -158,6 +159,7 @@ async def launch(
         checkpoint_bytes=weights + others,  # gradients too, which are not saved: an upper bound
         shared_mib=Machine().shared_mib if shares else 0,
     )
+    # a full disk or a small /dev/shm ends a run after hours, and costs milliseconds to find now
     for result in await asyncio.to_thread(check_at_start, machine):
         print(result, file=sys.stderr, flush=True)
     resume = RunDirectory.resume(wanted.resume) if wanted.resume is not None else None

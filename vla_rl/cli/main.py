@@ -68,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     sys.argv = [f"vla-rl {name}", *others]  # `--help` shows this name too
+    # imported only now: the list of recipes must not wait for what one of them needs
     if name in COMMANDS:
         status: int = import_module(COMMANDS[name]).main()
     else:

@@ -132,6 +132,8 @@ def weight_copies(config: LearningConfig, weights: int) -> list[MemoryItem]:
         and not config.learner.steps_once_per_update
         and config.learner.ranks == 1
     ):
+        # steps of one update change the weights before they are published; an engine that
+        # shared them would act in between
         copies.append(
             MemoryItem("the engine's copy, because an update has several optimizer steps", weights)
         )
@@ -160,6 +162,7 @@ def simulator_items(config: SimulatorConfig, footprint: EpisodeFootprint) -> lis
 
 GIB: Final = 2**30
 
+# makers of GPUs count in powers of ten
 USUAL_GPUS: Final = (
     ("a GPU of 40 GB", 40 * 10**9),
     ("a GPU of 80 GB", 80 * 10**9),

@@ -11,6 +11,7 @@ Options that users of other trainers look for, and that do not exist, are refuse
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -68,44 +69,27 @@ def _conversations(options: Options) -> int:
     return int(max(1, min(options["text.num_envs"], most)))
 
 
-def _warmup(options: Options) -> int:
-    return _below_decay(options, "learner")
-
-
-def _warmup_of_critic(options: Options) -> int:
-    return _below_decay(options, "critic")
-
-
-def _below_decay(options: Options, who: str) -> int:
-    warmup, decay = (
-        options[f"{who}.optimizer.warmup_steps"],
-        options[f"{who}.optimizer.decay_steps"],
-    )
+def _warmup(who: str, options: Options) -> int:
+    """Return fewer steps than the decay has: it would begin with the warm-up's end."""
+    warmup = options[f"{who}.optimizer.warmup_steps"]
+    decay = options[f"{who}.optimizer.decay_steps"]
     return int(max(0, min(warmup, decay - 1)) if isinstance(decay, int) else warmup)
 
 
-def _decay(options: Options) -> Any:
+def _decay(who: str, options: Options) -> Any:
     """Return none instead of `run` for another policy than the shipped one: published policies are
     trained at a constant rate.
     """
-    if options["learner.optimizer.decay_steps"] != "run":
-        return _above_warmup(options, "learner")
+    warmup = options[f"{who}.optimizer.warmup_steps"]
+    decay = options[f"{who}.optimizer.decay_steps"]
+    if isinstance(decay, int) and isinstance(warmup, int):
+        return max(decay, warmup + 1)
+    if decay != "run" or "policy" not in options:
+        return decay
     # the layouts of checkpoints come with it, which most recipes do without
     from vla_rl.models.loading import is_base_policy
 
-    return "run" if is_base_policy(options["policy"]) else None
-
-
-def _decay_of_critic(options: Options) -> Any:
-    return _above_warmup(options, "critic")
-
-
-def _above_warmup(options: Options, who: str) -> Any:
-    warmup, decay = (
-        options[f"{who}.optimizer.warmup_steps"],
-        options[f"{who}.optimizer.decay_steps"],
-    )
-    return max(decay, warmup + 1) if isinstance(decay, int) and isinstance(warmup, int) else decay
+    return decay if is_base_policy(options["policy"]) else None
 
 
 def _ranks(options: Options) -> int:
@@ -124,15 +108,27 @@ FOLLOWING: Final = (
     Follows("scheduler.groups_per_update", ("scheduler.max_outstanding_groups",), _groups),
     Follows("simulators.num_envs", (*CAPACITY, "text.num_envs"), _simulators),
     Follows("text.num_envs", (*CAPACITY, "simulators.num_envs"), _conversations),
-    Follows("learner.optimizer.warmup_steps", ("learner.optimizer.decay_steps",), _warmup),
+    Follows(
+        "learner.optimizer.warmup_steps",
+        ("learner.optimizer.decay_steps",),
+        partial(_warmup, "learner"),
+    ),
     Follows(
         "learner.optimizer.decay_steps",
         ("learner.optimizer.warmup_steps", "policy"),
-        _decay,
+        partial(_decay, "learner"),
         is_number=False,
     ),
-    Follows("critic.optimizer.warmup_steps", ("critic.optimizer.decay_steps",), _warmup_of_critic),
-    Follows("critic.optimizer.decay_steps", ("critic.optimizer.warmup_steps",), _decay_of_critic),
+    Follows(
+        "critic.optimizer.warmup_steps",
+        ("critic.optimizer.decay_steps",),
+        partial(_warmup, "critic"),
+    ),
+    Follows(
+        "critic.optimizer.decay_steps",
+        ("critic.optimizer.warmup_steps",),
+        partial(_decay, "critic"),
+    ),
     Follows("learner.ranks", ("learner.tensor_parallel",), _ranks),
 )
 """Every option whose default depends on others, in the order in which they follow."""
@@ -156,6 +152,7 @@ def follow(
     for option, depends_on, value, is_number in FOLLOWING:
         if option in chosen or option not in options or not chosen & {*depends_on}:
             continue
+        # a wrong value is refused where it is parsed, with its own option; nothing follows it
         if is_number and any(not _is_number(options.get(name)) for name in depends_on):
             continue
         options[option] = changed[option] = value(options)

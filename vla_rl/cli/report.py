@@ -98,6 +98,7 @@ def write_report(run: RunDirectory) -> Path:
     validation = read_validation(validation_path(run))
     versions = _read_json(run.path / "versions.json")
     best = None if curve.has_one_set or curve.best is None else curve.best.weights
+    # strict: a name that the page lacks would leave an empty spot, which nobody notices in a report
     template = jinja2.Environment(
         loader=jinja2.PackageLoader("vla_rl.cli", "."),
         autoescape=True,
@@ -147,6 +148,7 @@ def running_minutes(rows: Rows) -> float:
     gaps = [
         (after - before, update_s) for (before, _), (after, update_s) in itertools.pairwise(times)
     ]
+    # the gap before the first update of a resume holds the pause: it counts as long as the update
     return sum(gap if update_s is None else min(gap, update_s) for gap, update_s in gaps) / 60
 
 
@@ -188,6 +190,8 @@ def _first_and_last(
     if len(versions) < 2:
         return [], []
     first, *_, last = versions.values()
+    # an evaluation that was stopped lacks episodes, and rates over different starts say nothing
+    # about the weights
     of_both = {result.episode_key for result in first} & {result.episode_key for result in last}
     return [each for each in first if each.episode_key in of_both], [
         each for each in last if each.episode_key in of_both
@@ -213,6 +217,7 @@ def score_rows(records: Sequence[EpisodeRecord], best: int | None = None) -> lis
     if len(versions) < 2:
         return []
     first, last = min(versions), max(versions)
+    # no weights have this version, so that the column stays empty
     chosen = -1 if best is None or best == last else best
     rows = []
     for name, means in part_means(records).items():
@@ -319,11 +324,13 @@ def _drive_pairs(run: RunDirectory) -> list[SheetPair]:
 
 
 def _data_url(path: Path) -> str:
+    # inside the page, so that a report can be sent as one file
     return f"data:image/jpeg;base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def _command(versions: dict[str, Any]) -> str:
     script, *arguments = versions.get("command") or [""]
+    # as a person would start it again: of `python -m`, Python records the path of the module
     module = script.partition("vla_rl/recipes/")[2].removesuffix(".py")
     return shlex.join(
         ["python", "-m", f"vla_rl.recipes.{module}", *arguments] if module else [script, *arguments]

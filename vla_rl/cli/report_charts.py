@@ -210,6 +210,7 @@ def _smooth(values: np.ndarray, window: int = 9) -> np.ndarray:
 
 
 def _axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
+    # without pyplot, which keeps every figure until it is closed and looks for a display
     figure = Figure(figsize=SIZE_INCH, layout="constrained")
     axes = figure.subplots()
     axes.set_xlabel(x_label)
@@ -221,6 +222,8 @@ def _axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
 def _svg(figure: Figure, axes: Axes) -> str:
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     text = io.StringIO()
+    # without a date, the same metrics give the same page
     figure.savefig(text, format="svg", metadata={"Date": None})
     svg = text.getvalue()
+    # the header of an XML file is not allowed inside a page
     return svg[svg.index("<svg") :]

@@ -124,6 +124,7 @@ class Config(
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        # wrapped, because a class with a check of its own would forget the types before it
         own_check = cls.__dict__.get("__post_init__")
         if own_check is None:
             return
@@ -146,6 +147,7 @@ class Config(
         The command line leaves them out of the help and refuses to set them. The rows of `READ_IF`
         are the rule; a class overrides this for what depends on more than one value.
         """
+        # a row of the class itself wins: its reason is nearer to what was set than a base's
         rows = [row for kind in type(self).__mro__ for row in vars(kind).get("READ_IF", ())]
         found: dict[str, str] = {}
         for row in rows:

@@ -75,6 +75,7 @@ def run_checks(machine: Machine) -> dict[str, Sequence[CheckResult]]:
         wait(asked.values(), timeout=max(until - time.monotonic(), 0.0))
         return {name: _check_results(future, machine) for name, future in asked.items()}
     finally:
+        # a thread that hangs in a library cannot be ended; the process is left with it
         pool.shutdown(wait=False, cancel_futures=True)
         kill_probes()
 

@@ -21,6 +21,7 @@ def draw() -> None:
     from vla_rl.envs.mujoco.loading import choose_graphics
 
     backend = choose_graphics()
+    # after the choice, because mujoco reads MUJOCO_GL when it is imported
     import mujoco
 
     model = mujoco.MjModel.from_xml_string(SCENE)

@@ -125,6 +125,7 @@ def shared_memory(machine: Machine) -> Iterable[CheckResult]:
         fd = make_memory_file("vla_rl-doctor", PROBE_BYTES)
         try:
             with mmap.mmap(fd, PROBE_BYTES) as memory:
+                # memory is only taken when it is written to, and only then is a limit met
                 memory[-1] = 1
         finally:
             os.close(fd)
@@ -157,6 +158,7 @@ def shared_memory(machine: Machine) -> Iterable[CheckResult]:
 def disk(machine: Machine) -> Iterable[CheckResult]:
     """Check that the run's folder has room for its checkpoints."""
     folder = Path(machine.root).absolute()
+    # a run makes its folder: until then the disk is that of the nearest parent
     while not folder.exists():
         folder = folder.parent
     each = machine.checkpoint_bytes or STATE_SHARE * _weight_bytes(machine.checkpoint)
@@ -261,6 +263,7 @@ def _count_in_torch(num_listed: int) -> Iterable[CheckResult]:
         )
         return
     try:
+        # counting devices alone returns 0 without the reason
         torch.cuda.init()  # type: ignore[no-untyped-call]
         num_seen = torch.cuda.device_count()
     except (RuntimeError, AssertionError) as error:

@@ -108,6 +108,7 @@ def entropy_share(policy: "VlaPolicy") -> float:
     from vla_rl.models.example_inputs import example_observation
 
     config = policy.config
+    # noise, because no data set is at hand: an untrained head is at random on any image
     seen = [example_observation(policy, seed) for seed in range(NUM_LOOKS)]
     observations = [observation for observation in seen if observation is not None]
     actions = np.zeros((NUM_LOOKS, config.chunk_size, config.action_dim), np.float32)
@@ -150,6 +151,7 @@ def _statistics(folder: "PublicFolder", machine: Machine) -> Iterable[CheckResul
     reach = [
         max(abs(a), abs(b)) for a, b, is_scaled in zip(low, high, scaled, strict=False) if is_scaled
     ]
+    # actions are scaled by this range
     if any(a >= b for a, b, is_scaled in zip(low, high, scaled, strict=False) if is_scaled):
         yield CheckResult(
             f"the statistics {key!r} have a dimension without range (q01 >= q99) in {folder.path}",
