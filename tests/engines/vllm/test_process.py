@@ -11,7 +11,8 @@ import pytest
 import pytest_asyncio
 
 from vla_rl.actors.processes.liveness import find_stopped
-from vla_rl.engines.vllm.process import EngineLifecycle, EngineProcess, EngineThread, EngineWatch
+from vla_rl.actors.processes.started_process import ProcessDescriptor
+from vla_rl.engines.vllm.process import EngineLifecycle, EngineThread, EngineWatch, describe_exit
 from vla_rl.errors import ActorDied, ActorFrozen
 
 
@@ -26,16 +27,15 @@ async def test_how_a_process_ended_is_told_once_it_has(
     code: str, is_killed: bool, told: str
 ) -> None:
     with subprocess.Popen([sys.executable, "-S", "-c", code]) as started:  # noqa: ASYNC220
-        process, ended = EngineProcess(), asyncio.Event()
-        assert process.describe_exit() == "its process is gone"  # no process was started yet
-        process.watch_exit(started.pid, ended.set)
+        ended = asyncio.Event()
+        assert describe_exit(0) == "its process is gone"  # no process was started yet
+        process = ProcessDescriptor(started.pid, ended.set)
         if is_killed:
-            process.kill_process()
+            process.send_kill()
         async with asyncio.timeout(60):
             await ended.wait()
-        assert process.describe_exit() == told
-        process.close_descriptor()
-        process.kill_process()  # its number may be another process's by now: nothing is done
+        assert describe_exit(started.pid) == told
+        process.send_kill()  # its number may be another process's by now: nothing is done
 
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]

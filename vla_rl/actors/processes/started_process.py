@@ -119,6 +119,39 @@ StartProcess = Callable[[ChildProcess, ChildSettings, int, OnExit], StartedProce
 descriptors."""
 
 
+class ProcessDescriptor:
+    """A process by its descriptor, which the kernel makes readable when it ends.
+
+    Args:
+        pid: its number.
+        on_end: called once, on the running loop, unless this is closed before.
+    """
+
+    def __init__(self, pid: int, on_end: Callable[[], object]) -> None:
+        self._on_end = on_end
+        # a number may belong to another process by the time of a kill; a descriptor never does
+        self._fd = os.pidfd_open(pid)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._fd, self._end)
+
+    def send_kill(self) -> None:
+        """Send SIGKILL, which also ends a stopped process; do nothing once it has ended."""
+        if self._fd >= 0:
+            with contextlib.suppress(ProcessLookupError):  # somebody else has reaped it
+                signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Let go of the process."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _end(self) -> None:
+        self.close()
+        self._on_end()
+
+
 class InterpreterProcess:
     """A fresh interpreter that runs one of our modules. See `StartedProcess`.
 
@@ -137,14 +170,11 @@ class InterpreterProcess:
         env: Mapping[str, str] | None = None,
     ) -> None:
         self._on_exit = on_exit
-        self._loop = asyncio.get_running_loop()
         self._process = start_interpreter(
             placement, module_and_arguments, stderr, pass_fds, stdin, env
         )
-        # a number may belong to another process by the time of a kill; a descriptor never does
-        self._pidfd = os.pidfd_open(self.pid)
+        self._descriptor = ProcessDescriptor(self.pid, self._end)
         self.has_ended = False
-        self._loop.add_reader(self._pidfd, self._end)
 
     @property
     def pid(self) -> int:
@@ -153,14 +183,11 @@ class InterpreterProcess:
 
     def kill(self) -> None:
         """Send SIGKILL, which also ends a stopped process."""
-        if not self.has_ended:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self._descriptor.send_kill()
 
     def _end(self) -> None:
         returncode = self._process.wait()
         self.has_ended = True
-        self._loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._on_exit(describe_exit_status(returncode), ())

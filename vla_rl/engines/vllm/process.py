@@ -1,16 +1,16 @@
 """The processes of one engine, from their start to their end.
 
-    its process ends ───────► EngineProcess ─┐
-    its process is stopped ─► EngineWatch ───┼► mark_dead ─► died; every waiting caller goes on
-    an answer is overdue, or an error ───────┘
+    its process ends ───────► ProcessDescriptor ─┐
+    its process is stopped ─► EngineWatch ───────┼► mark_dead ─► died; every waiting caller goes on
+    an answer is overdue, or an error ───────────┘
 
 An engine asks the kernel to kill it when its parent dies, and the kernel takes the thread that started a
 process for its parent (prctl(2), PR_SET_PDEATHSIG). So an engine needs a thread that stays alive:
 `EngineThread`. In return, the kernel's list of that thread's children shows what vLLM has started, from
 the first moment; vLLM itself reports it only once the engine is ready.
 
-This is a second owner of processes beside the actors' runtime, from which it takes how a freeze is found
-and which time counts (`actors.processes.liveness`). An actor cannot own them without losing a promise:
+This is a second owner of processes beside the actors' runtime, from which it takes how an end and a freeze
+are found and which time counts (`actors.processes`). An actor cannot own them without losing a promise:
 
 - vLLM's client around its engine, both inside of an actor: the engine is then the actor's child. If a
   signal stops it, the actor's heart beats on, and it would not be replaced within 3 s; and each engine
@@ -38,68 +38,25 @@ from vla_rl.actors.processes.liveness import (
     ProcessState,
     find_stopped,
 )
+from vla_rl.actors.processes.started_process import ProcessDescriptor
 from vla_rl.errors import ActorDied, ActorFrozen
 from vla_rl.util.tasks import run_in_thread
 
 
-class EngineProcess:
-    """One process, known from the moment it reports its id; `close_descriptor` lets go of it.
+def describe_exit(pid: int) -> str:
+    """Describe how a process ended, as far as the system still knows.
 
-    Attributes:
-        pid: process id; 0 before it is known.
+    Only the first to reap a process gets its exit status.
     """
-
-    def __init__(self) -> None:
-        self.pid = 0
-        self._pidfd: int | None = None
-
-    def watch_exit(self, pid: int, on_end: Callable[[], object]) -> None:
-        """Call `on_end` at once when it ends: the kernel makes its descriptor readable then."""
-        # A descriptor and not the number: the number may belong to another process by the time of a
-        # kill.
-        self.pid, self._pidfd = pid, os.pidfd_open(pid)
-
-        def ended() -> None:
-            self._stop_watching()
-            on_end()
-
-        asyncio.get_running_loop().add_reader(self._pidfd, ended)
-
-    def describe_exit(self) -> str:
-        """Describe how it ended, as far as the system still knows.
-
-        Only the first to reap a process gets its exit status.
-        """
-        try:
-            end = (
-                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-                if self.pid
-                else None
-            )
-        except ChildProcessError:
-            end = None
-        if end is None:
-            return "its process is gone"
-        if end.si_code == os.CLD_EXITED:
-            return f"its process ended with status {end.si_status}"
-        return f"its process was killed by {signal.Signals(end.si_status).name}"
-
-    def kill_process(self) -> None:
-        """Kill it through its descriptor, because another process may have its number by now."""
-        if self._pidfd is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-
-    def close_descriptor(self) -> None:
-        """Stop watching, and close the descriptor."""
-        if self._pidfd is not None:
-            self._stop_watching()
-            os.close(self._pidfd)
-            self._pidfd = None
-
-    def _stop_watching(self) -> None:
-        assert self._pidfd is not None
-        asyncio.get_running_loop().remove_reader(self._pidfd)
+    try:
+        end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) if pid else None
+    except ChildProcessError:
+        end = None
+    if end is None:
+        return "its process is gone"
+    if end.si_code == os.CLD_EXITED:
+        return f"its process ended with status {end.si_status}"
+    return f"its process was killed by {signal.Signals(end.si_status).name}"
 
 
 T = TypeVar("T")
@@ -274,6 +231,7 @@ class EngineLifecycle:
     Attributes:
         died: set when it is dead.
         cause: cause of its death.
+        pid: process id; 0 before the process has reported it.
     """
 
     def __init__(self, name: str) -> None:
@@ -282,12 +240,8 @@ class EngineLifecycle:
         self.cause = "not started"
         self._thread = EngineThread(name)
         self._watch = EngineWatch(self._processes, self._mark_frozen)
-        self._process = EngineProcess()
-
-    @property
-    def pid(self) -> int:
-        """Process id; 0 before the process has reported it."""
-        return self._process.pid
+        self.pid = 0
+        self._descriptor: ProcessDescriptor | None = None
 
     def start_watch(self) -> None:
         """Watch whatever `start_processes` starts."""
@@ -299,7 +253,7 @@ class EngineLifecycle:
 
     def watch_process(self, pid: int) -> None:
         """Note the id that its process has reported: from now on, its end is noticed at once."""
-        self._process.watch_exit(pid, self.mark_ended)
+        self.pid, self._descriptor = pid, ProcessDescriptor(pid, self.mark_ended)
 
     def limit(self, limit_s: float | None) -> AbstractAsyncContextManager[asyncio.Timeout]:
         """Limit a block that waits for it, as `EngineWatch.limit`: its death ends the block too."""
@@ -322,7 +276,7 @@ class EngineLifecycle:
 
     def mark_ended(self) -> ActorDied:
         """Mark it as dead because its process has ended, and return the error for callers."""
-        return self.mark_dead(self._process.describe_exit())
+        return self.mark_dead(describe_exit(self.pid))
 
     def mark_overdue(self, cause: str) -> ActorDied:
         """Return the error after a missed deadline: the engine's death if it has died.
@@ -339,7 +293,8 @@ class EngineLifecycle:
         """Kill what still runs, and free what this process holds of it. Call `mark_dead` before."""
         self._kill()
         await self._thread.stop_thread()
-        self._process.close_descriptor()
+        if self._descriptor is not None:
+            self._descriptor.close()
 
     def _mark_frozen(self, pid: int) -> None:
         self.mark_dead(f"its process {pid} was stopped by a signal such as SIGSTOP", frozen=True)
@@ -352,5 +307,6 @@ class EngineLifecycle:
         return [self.pid] if self.pid else self._thread.processes()
 
     def _kill(self) -> None:
-        self._process.kill_process()
+        if self._descriptor is not None:
+            self._descriptor.send_kill()
         self._thread.kill_processes()
