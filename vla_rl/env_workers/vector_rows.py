@@ -42,8 +42,7 @@ class SharedBatch:
     def __init__(self, layout: ObservationLayout, num_envs: int) -> None:
         self._layout, self._num_envs = layout, num_envs
         self._num_bytes = max(1, layout.batch_bytes(num_envs))
-        # One file for all batches: the simulators open it once, and a request then names its batch
-        # by a number.
+        # one file for all batches: simulators open it once, and requests name a batch by a number
         self._fd = make_memory_file("vla_rl-batch", NUM_BATCHES * self._num_bytes)
         self._memory = mmap.mmap(self._fd, 0)
         self._batches = [
@@ -98,8 +97,8 @@ class SharedBatch:
             self._free.append(self.current)
             self.current = 0
         if self._last_detached != 0:
-            # gymnasium returns the rows of all environments also if only some were reset; those of
-            # the others are in the batch that was handed out, and its owner may write into it.
+            # gymnasium returns all rows, also those that were not reset; they are in the batch that
+            # was handed out, and its owner may write into it
             np.copyto(self._batches[0], self._batches[self._last_detached])
 
     def detach(self) -> Any:
@@ -263,10 +262,8 @@ class EnvRows:
 
     def __init__(self, processes: list[SimulatorProcess], description: EnvDescription) -> None:
         self.processes, self.description = processes, description
-        self._num_rows = sum(len(process.envs) for process in processes)
-        self.batch = SharedBatch(
-            ObservationLayout(build_space(description.observation_space)), self._num_rows
-        )
+        layout = ObservationLayout(build_space(description.observation_space))
+        self.batch = SharedBatch(layout, sum(len(process.envs) for process in processes))
         firsts = accumulate(len(process.envs) for process in processes[:-1])
         self._groups = [
             RowGroup(process, first, self.batch)
@@ -302,8 +299,7 @@ class EnvRows:
         try:
             await gather_all(group.share_batch(num_envs) for group in rows._groups)
         finally:
-            # All processes have it open by now. A path that stays open would let any later process
-            # of this user read the observations.
+            # all have it open by now; an open path lets later processes of this user read it too
             rows.batch.close()
         return rows
 
@@ -326,8 +322,7 @@ class EnvRows:
     # the caller's thread      its coroutine's result    the loop's thread (`LoopThread.run`)
     # `step`, whole groups     the answers, in order     each process; its death or its timeout also answers
     # `step`, single rows      all rows of a group       the last of them
-    # `start`                  a place among those that  a process that is up, or failed to come up
-    #                          start
+    # `start_processes`        a turn to start           a process that is up, or failed to come up
 
     async def step(self, actions: list[Any], *, resets_at_end: bool) -> list[Answer]:
         """Run one control step in each row.
@@ -339,8 +334,7 @@ class EnvRows:
         """
         calls: list[Awaitable[list[PackedStep]] | None] = []
         for group in self._groups:
-            # A group with a row to reset sends a message for each row: a reset has arguments and a
-            # deadline of its own.
+            # a group with a row to reset sends a message for each row: a reset has its own deadline
             is_whole = all(action is not None for action in actions[group.rows])
             calls.append(group.begin_steps(actions[group.rows]) if is_whole else None)
         if None in calls:
