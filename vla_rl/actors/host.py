@@ -99,6 +99,7 @@ class HostServer:
         router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         set_tcp_options(router, self._lost_after_s)
         router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_WITHIN_MS)
+        # Else messages to a client that is gone vanish; the error is how `_probe_clients` learns of it.
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.curve_server = True
         router.curve_secretkey = self._keys.secret.encode()
@@ -132,6 +133,7 @@ class HostServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # First what would see clients vanish, then the clients, at last the socket that they are told by.
         self._probing.cancel()
         await asyncio.wait([self._probing])
         self._observer.close()
@@ -187,6 +189,7 @@ class HostServer:
             except MalformedMessage as error:
                 cause = f"{error} Install the same version of vla_rl on both hosts"
                 notice = ExitNotice(0, f"could not be started: {cause}", ())
+                # A client of another version must read why: its `spawn` would only see a timeout.
                 answer = self._codec.encode(Kind.EXITED, 0, actor, 0, notice, "death notice")
                 self._socket.send([identity, *answer])
                 raise
@@ -247,6 +250,7 @@ class HostServer:
                             "a client is gone; its %d actors are killed.", client.num_actors
                         )
                     self._stop_client(identity)
+            # The router was used behind the back of its reader, whose descriptor is edge-triggered.
             self._socket.read_later()
 
     def _is_there(self, identity: bytes, ping: list[bytes]) -> bool:

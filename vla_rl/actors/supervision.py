@@ -136,6 +136,9 @@ class Supervisor:
 
         Raises: ActorDied past the policy's limit.
         """
+        # waits for                       woken by
+        # `_ended`, in `supervise`        `_on_end`, `stop_actor`, `kill_actor`
+        # `_ready`, in `start_actor`      READY, ERROR of the constructor, the process's end, a timeout
         while True:
             await self._ended.wait()
             if self._stopping or self._intensity is None:
@@ -218,6 +221,8 @@ class Supervisor:
 
     async def _kill(self, channel: Channel) -> None:
         """End an incarnation; give up the wait for its end after some time, with one line."""
+        # A process that waits for a device ignores SIGKILL: without an end to this wait, one driver would
+        # hang the whole runtime.
         number, pid = self._incarnation, channel.pid
         channel.kill_incarnation()
         try:

@@ -1,6 +1,6 @@
 """The caller's end: it sends the calls of one actor, whose incarnations it outlives.
 
-    call, begin, tell, stream ─► OutgoingCalls ─► Channel ─► actor ─► Answers
+    call_method, begin_call, send_call, iterate ─► OutgoingCalls ─► Channel ─► actor ─► Answers
                                  CallDeadlines watch the calls, ActorLifecycle holds the actor's state
 
 Each call that was sent is answered, or fails as the incarnation ends: no future outlives its peer.
@@ -61,7 +61,7 @@ class ProcessQuestions:
 
     Args:
         name: the actor's name.
-        life: the actor's state; questions wait for a running incarnation.
+        lifecycle: the actor's state; questions wait for a running incarnation.
         channel: returns the channel to the current incarnation, if there is one.
         ids: numbers of calls, shared with the actor's other calls.
 
@@ -142,7 +142,7 @@ STREAM_WINDOW = 16
 class ActorClient:
     """Calls one actor.
 
-    Each call begins in `call`, `begin`, `tell` or `stream`; each message back arrives in
+    Each call begins in `call_method`, `begin_call`, `send_call` or `iterate`; each message back arrives in
     `on_message`.
 
     Args:
@@ -219,18 +219,18 @@ class ActorClient:
 
         Called on the watchdog's thread.
         """
+        # A copy in one step: the loop changes the table while this thread reads it.
         for pending in (*self._calls.unanswered.values(), *self._questions.unanswered.values()):
             if pending.task is not None and not pending.future.done():
                 yield Wait(
                     pending.task.get_name(), f"{self.name}.{pending.method_name}", pending.since
                 )
 
-    # ---- calls
-
     async def call_method(
         self, method: ActorMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Send a call and wait for its answer; a cancellation is passed on to the actor."""
+        # Binding is slow Python code of `inspect`; a call by position with every argument needs none.
         if kwargs or len(args) != method.num_plain_args:
             args = method.bind_arguments(args, kwargs)
         if not self._calls.try_take_slot():
@@ -252,6 +252,7 @@ class ActorClient:
 
         If it cannot be sent now, it is sent when awaited.
         """
+        # Bound now, not when awaited: a wrong argument is an error at the line that has it.
         bound = method.bind_arguments(args, kwargs)
         if not self._calls.try_take_slot():
             return self.call_method(method, args, kwargs)
@@ -292,6 +293,7 @@ class ActorClient:
                 yield pending.items.popleft()
                 if num_read := pending.count_read(STREAM_WINDOW // 2):
                     self._calls.grant_items(call, pending, num_read)
+        # Waits until the generator in the actor has stopped, so that the next call finds it free.
         except GeneratorExit:
             self._calls.cancel_call(call)
             await asyncio.wait([pending.future])
@@ -324,8 +326,6 @@ class ActorClient:
         Takes no slot in the mailbox: the actor answers while its calls run.
         """
         return await self._questions.ask_lag()
-
-    # ---- incarnations
 
     def attach_channel(self, channel: Channel) -> None:
         """Send calls to a new incarnation from now on.
@@ -362,6 +362,7 @@ class ActorClient:
 
     def fail_waiters(self, state: ActorState, error: ActorDied) -> None:
         """Raise `error` in calls that wait for an incarnation, and in later ones."""
+        # Only the state changes: calls that are at work still end by their answers.
         self.lifecycle.enter_state(state, error)
 
     def ask_to_stop(self) -> None:
@@ -370,8 +371,6 @@ class ActorClient:
         self.fail_waiters(
             ActorState.STOPPED, ActorDied(self.name, self.pid, "stopped by its owner")
         )
-
-    # ---- inside
 
     def _log_untold_error(self, future: asyncio.Future[Any]) -> None:
         if not future.cancelled() and (error := future.exception()) is not None:

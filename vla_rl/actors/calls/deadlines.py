@@ -14,6 +14,7 @@ from vla_rl.actors.calls.actor import MethodTable
 from vla_rl.actors.calls.pending import CallLimit, PendingCall
 from vla_rl.actors.processes.channels import Channel
 
+# An answer may lie in the socket unread, because our loop was busy: it is read before an actor is killed.
 _CONFIRM_AFTER_S = 0.005
 _CONFIRM_WITHIN_S = 1.0
 
@@ -69,6 +70,7 @@ class DeadlineWatch:
 
     def schedule_check(self, due: float) -> None:
         """Have the calls checked at `due` or earlier."""
+        # One timer for all calls: one for each would be made and cancelled with every call.
         if self.next_look <= due:
             return
         if self._timer is not None:

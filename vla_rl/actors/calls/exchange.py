@@ -1,7 +1,7 @@
 """The messages of one actor's calls, on their way out or back.
 
-    try_take_slot, or take_slot ─► send ─► the table of unanswered calls
-                            grant, cancel: later messages about a call that has no answer yet
+    try_take_slot, or take_slot ─► send_call ─► the table of unanswered calls
+                            grant_items, cancel_call: later messages about a call that has no answer yet
     each message that comes back ends a call, or adds an item to a stream
 
 Invariant: each call that was sent leaves `unanswered` by an answer or by the end of the
@@ -52,7 +52,7 @@ class OutgoingCalls:
     Args:
         name: the actor's name.
         table: its methods.
-        life: its state; calls wait for a running incarnation.
+        lifecycle: its state; calls wait for a running incarnation.
         mailbox: slots for unanswered calls.
         deadlines_s, limits: see `ActorClient`.
         freeze: called with the cause if the actor counts as frozen.
@@ -103,6 +103,10 @@ class OutgoingCalls:
 
         Raises: ActorDied if there will be none.
         """
+        # waits for                                   woken by
+        # a slot: `Mailbox.take_slot`                 the answer that frees one, in order of request
+        # an incarnation: `until_running`             READY of the next one, or the error that there is none
+        # bytes on the way: `Channel.until_room`      RECEIVED of the reader, or the end of the link
         await self._mailbox.take_slot()
         try:
             await self._lifecycle.until_running()
@@ -131,6 +135,7 @@ class OutgoingCalls:
         except TypeError:
             self._mailbox.free_slot()
             raise
+        # The table first: an actor in this loop may answer before `send_message` returns.
         self.unanswered[call] = pending
         channel.send_message(frames)
         self.deadlines.watch_call(pending, args)
@@ -150,6 +155,8 @@ class OutgoingCalls:
         The call stays unanswered until the actor has answered.
         """
         pending, channel = self.unanswered.get(call), self.channel
+        # The slot stays taken until the answer comes: a caller that cancels and calls again in a loop would
+        # otherwise have any number of calls at work in the actor.
         if pending is not None and channel is not None:
             if isinstance(pending, PendingStream):
                 pending.cancel()
@@ -158,6 +165,7 @@ class OutgoingCalls:
 
     def fail_calls(self) -> None:
         """Fail each unanswered call with the actor's death, as the incarnation has ended."""
+        # Emptied before anything fails: a caller that is woken may send its next call at once.
         calls = [*self.unanswered.values()]
         self.unanswered.clear()
         for call in calls:
@@ -248,6 +256,7 @@ class Answers:
                     del self._calls[call]
                     self._mailbox.free_slot()
                     self._deadlines.record_answer(pending)
+        # One line, however many there are: a peer that sends rubbish must not fill a disk with our log.
         except MalformedMessage as error:
             self.num_rejected += 1
             if self.num_rejected == 1:
@@ -268,6 +277,7 @@ class Answers:
             raise MalformedMessage(f"answer to call {call}, which is not pending.")
 
     def _take_item(self, channel: Channel, call: int, pending: PendingCall, frames: Frames) -> None:
+        # An item beyond the credit would let one actor fill the memory of its caller.
         if not isinstance(pending, PendingStream) or pending.num_granted == 0:
             raise MalformedMessage(f"an unexpected stream item from {pending.method_name}.")
         if pending.future.done():  # it failed: an item is missing, so later ones are dropped

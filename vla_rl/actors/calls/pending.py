@@ -28,7 +28,7 @@ class ActorLifecycle:
 
     Attributes:
         state: current state.
-        error: error that ended the last incarnation; None while one is alive.
+        exit_error: error that ended the last incarnation; None while one is alive.
     """
 
     def __init__(self, name: str) -> None:
@@ -86,6 +86,7 @@ class Mailbox:
 
     def try_take_slot(self) -> bool:
         """Take a slot if one is free and no sender waits for it; return whether it was taken."""
+        # Not past those that wait: under load a quick caller would starve them for ever.
         if self._taken < self.size and not self._waiters:
             self._taken += 1
             return True
@@ -214,6 +215,7 @@ class PendingCall:
 
     def succeed(self, value: Any) -> None:
         """Hand the answer to the caller."""
+        # Done already if the caller was cancelled, or a type error ended it before.
         if not self.future.done():
             self.future.set_result(value)
         self.wake_waiter()
@@ -278,6 +280,7 @@ class PendingStream(PendingCall):
 
         Else it waits for its consumer.
         """
+        # Counted as the actor counts: at this many bytes it pauses, and its silence is no fault.
         is_full = self._read_bytes + self._unread_bytes >= MOST_BYTES
         return (self.num_granted > 0 and not is_full) or self.is_cancelled
 
@@ -291,6 +294,7 @@ class PendingStream(PendingCall):
         self.num_granted -= 1
         self._sizes.append(num_bytes)
         self._unread_bytes += num_bytes
+        # Each item has the whole deadline: a stream of an hour is no call that hangs.
         self.since = time.monotonic()
         self.items.append(item)
         self._news.set()
@@ -324,5 +328,6 @@ class PendingStream(PendingCall):
         self._read_bytes += num_bytes
         if self.num_read < batch and self._read_bytes < ACKNOWLEDGED_BYTES:
             return 0
+        # Half a window or 8 MiB at once: a message for each item would double the messages of a stream.
         num_read, self.num_read, self._read_bytes = self.num_read, 0, 0
         return num_read

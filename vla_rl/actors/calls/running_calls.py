@@ -54,6 +54,8 @@ class EagerCall:
                 "a call that was begun has neither a coroutine nor an error."
             )
         waits_for, cancellation = self._waits_for, self.cancellation
+        # As asyncio's own task does: what it waits for is cancelled, and only if that has ended already the
+        # coroutine gets the error directly.
         if cancellation is not None and (waits_for is None or not waits_for.cancel()):
             step, value = running.throw, cancellation
         else:
@@ -178,6 +180,7 @@ class CallRunner:
         self._codec, self._actor_id, self._send = codec, actor_id, send
         self._outgoing, self._calls, self._reject = outgoing, calls, reject
         self._actor_label = type(actor).__name__
+        # Found once: a simulator is called thousands of times a second, and methods do not change.
         self.functions = [getattr(actor, entry.name) for entry in table.methods]
         self.decoders = [codec.get_decoder(entry.args_type) for entry in table.methods]
 
@@ -217,6 +220,7 @@ class CallRunner:
         except asyncio.CancelledError as error:
             if work.cancelled:
                 self.send_answer(Kind.CANCELLED, call, None)
+            # Only a cancellation of this task ends it. One that the actor's code caused is its result.
             elif (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
             else:  # the application's own, e.g. it awaited a cancelled future
@@ -252,6 +256,7 @@ class CallRunner:
                 )
                 work.count_item(count_array_bytes(frames))
                 self._send(frames)
+        # Else the generator's own `finally` runs whenever the collector finds it.
         finally:
             await items.aclose()  # type: ignore[attr-defined]
 
@@ -282,6 +287,7 @@ class ActorLoop(asyncio.SelectorEventLoop):
         See `MessageSocket` for `in_place`.
         """
         self._wait.socket = WaitingSocket(socket, on_message, in_place=in_place)
+        # Both in one poll: the loop's other descriptors must end a wait for messages.
         self._wait.watched = [(socket, _POLLIN), (self._wait.fileno(), _POLLIN)]
         return self._wait.socket
 
@@ -353,6 +359,7 @@ class _Wait(selectors.EpollSelector):
                 return []
             if ready[0][0] is watched[0][0]:
                 socket.receive()
+            # Anything scheduled belongs to asyncio's turn; a timer of it may be due before `end`.
             if ready[-1][0] is not watched[0][0] or self.num_changes != num_changes:
                 socket.end_turn()
                 return super().select(0)

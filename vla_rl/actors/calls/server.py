@@ -159,6 +159,7 @@ class ActorServer:
             if magic != MAGIC:
                 raise MalformedMessage(f"message begins with {magic:#x}, expected {MAGIC:#x}.")
             if kind == _CALL:
+                # Only while nothing waits: a call that overtook another would break the order of calls.
                 if (
                     self._is_idle
                     and index in self._short
@@ -172,6 +173,7 @@ class ActorServer:
                 self._is_idle = False
                 self._mailbox.append(None)
                 self._wake_up()
+            # Answered here, past the mailbox: one asks for it because a call does not end.
             elif kind == _LAG:
                 self._runner.send_answer(Kind.RESULT, call, self._lag.make_report())
             elif kind == _SHARE:
@@ -229,6 +231,8 @@ class ActorServer:
         error: BaseException | None = None
         self._is_idle = False
         began = time.perf_counter()
+        # The code of the actor sees the mailbox task as the current one, as it does when that task runs it:
+        # `asyncio.timeout` and task groups need one.
         _enter_task(loop, task)
         try:
             running = self._functions[index](*self._codec.decode(self._args[index], frames))
@@ -268,6 +272,9 @@ class ActorServer:
         task = asyncio.current_task()
         assert task is not None
         turn_began = time.perf_counter()
+        # waits for                      woken by
+        # work, in `_until_woken`        a message of the owner or a guest, an eager call, `abandon`
+        # the call itself, `run_call`    whatever the actor's method awaits
         while not self.is_killed:
             while not mailbox and self._eager_call is None:
                 await self._until_woken()
@@ -292,6 +299,7 @@ class ActorServer:
             await work.runner.run_call(work)
             if work.cancelled:
                 task.uncancel()
+            # Methods that never suspend would keep the loop from its sockets, where a cancellation waits.
             if mailbox and time.perf_counter() - turn_began > _LONGEST_TURN_S:
                 await asyncio.sleep(0)
                 turn_began = time.perf_counter()

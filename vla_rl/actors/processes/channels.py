@@ -162,6 +162,7 @@ class InLoopChannel:
     def send_message(self, frames: Frames) -> None:
         """Hand over a copy of one message; it is dropped if the actor has ended."""
         if self._server is not None and not self._task.done():
+            # A copy, as in every other placement: neither side may see what the other writes later.
             self._server.on_message([bytes(frame) for frame in frames])
 
     async def until_room(self) -> None:
@@ -250,8 +251,10 @@ class ChildChannel:
         address = f"ipc://@vla_rl-{os.getpid()}-{secrets.token_hex(16)}"
         socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         lift_high_water_mark(socket)
+        # An actor runs code of others; a frame of any size would be allocated before it is read.
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_WIRE_FRAME_BYTES)
         socket.setsockopt(_IPC_FILTER_UID, os.getuid())
+        # Whatever fails in between, no descriptor stays: a pool starts processes for days.
         with contextlib.ExitStack() as until_started, contextlib.ExitStack() as on_failure:
             on_failure.callback(socket.close, linger=0)
             socket.bind(address)
@@ -347,6 +350,7 @@ class ChildChannel:
         return watched
 
     def _freeze(self, what: str) -> None:
+        # It may have ended between the look and now: then its own exit code is the better cause.
         if not self.is_ending:
             self._frozen = f"{what}, so it was killed"
             self.kill_incarnation()
@@ -362,6 +366,7 @@ class ChildChannel:
         self._end_once_read(cause, words, self._loop.time() + _LAST_MESSAGES_WITHIN_S)
 
     def _end_once_read(self, cause: str, words: tuple[str, ...], until: float) -> None:
+        # Often an answer, or the reason of the end, came just before it: it would be lost with the socket.
         if self._socket.has_peer and self._loop.time() < until:
             self._loop.call_later(_LOOK_EVERY_S, self._end_once_read, cause, words, until)
         else:

@@ -9,7 +9,7 @@ that server:
 
     HELLO ──► host        whenever the process waits for a client
     LOST  ◄── host        its client is lost
-    ADOPT ◄── host        the next client has come
+    NEXT_CLIENT ◄── host  the next client has come
 """
 
 import asyncio
@@ -104,6 +104,7 @@ def main() -> None:
     """Become the actor that the parent asks for, and run until it ends."""
     leave_terminal_to_parent()
     settings, pipe_fd = _read_settings()
+    # First of all: a parent that dies while we import would otherwise leave us behind.
     die_with_parent(settings.parent_pid, pipe_fd)
     if settings.sys_path is not None:
         sys.path[:] = settings.sys_path
@@ -171,6 +172,7 @@ async def _serve_parent(settings: ChildSettings) -> int:
         parent: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         lift_high_water_mark(parent)
         parent.connect(settings.address)
+        # The hello comes before the class is imported: the parent then knows that the interpreter works.
         lifecycle = _ActorProcess(codec, settings.actor_id)
         if settings.listens is None:
             lifecycle.send_hello(parent.send_multipart, ProcessStart(os.getpid()))
@@ -281,6 +283,7 @@ class _ActorProcess:
             kind, _, _, _ = unpack_envelope(frames[0])
         except MalformedMessage:
             return
+        # Nothing is built here: this is called by the socket, and a constructor may take minutes.
         if kind == Kind.SPAWN and len(self._spawn_messages) < 2:
             self._spawn_messages.append(frames)
             if len(self._spawn_messages) == 2:
@@ -333,6 +336,7 @@ class _ActorProcess:
         if self._built is not None:
             return self._taken_over(self._built, request)
         table = get_method_table(import_actor_class(request.target))
+        # Methods travel as numbers: with another version of the class, a call would reach another method.
         if table.fingerprint != request.fingerprint:
             raise TypeError(
                 f"{request.target} has other methods here than at its caller; run "

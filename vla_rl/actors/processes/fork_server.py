@@ -155,7 +155,7 @@ def main() -> None:
 
 
 class ForkServerLoop:
-    """The server: `prepare`, then `serve`. Owns `runtime`, the socket to it."""
+    """The server: `run_preparation`, then `serve_requests`. Owns `runtime`, the socket to it."""
 
     def __init__(self, runtime: socket.socket) -> None:
         self._runtime = runtime
@@ -166,6 +166,7 @@ class ForkServerLoop:
 
         Return False if that failed, after reporting it to the runtime.
         """
+        # Children import what the runtime can, whatever it has added to its path.
         if preparation.sys_path is not None:
             sys.path[:] = preparation.sys_path
         try:

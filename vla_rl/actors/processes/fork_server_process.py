@@ -129,6 +129,7 @@ class ForkServerProcess:
         # the server's own, which it got from us
         settings = msgspec.structs.replace(settings, sys_path=None)
         request = Fork(next(self._numbers), settings, placement.env)
+        # Copies: the caller closes its own at once, and the request may wait in the queue.
         fds = [os.dup(fd) for fd in (stderr, *settings.shared_fds.values())]
         process = ForkedProcess(self._withdraw, request, fds, on_exit)
         if self.is_failed:
@@ -170,6 +171,7 @@ class ForkServerProcess:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
             self._cancel_timer()
+            # It ends by itself at the end of its socket, which lets `atexit` of libraries run.
             self._timer = self._loop.call_later(_STOP_WITHIN_S, self.kill_server)
 
     async def wait_until_gone(self) -> None:
@@ -290,6 +292,7 @@ class ForkServerProcess:
         Unless our loop stood still, and perhaps the server with it.
         """
         late_s = self._loop.time() - due
+        # After a suspended machine the timer fires at once, before the server could run again.
         if late_s >= STALL_FROM_S:
             self._start_timer(min(late_s, seconds))
             return
@@ -321,6 +324,7 @@ class ForkServerProcess:
     def _end(self) -> None:
         """Handle the end of the process: fail its requests, and leave its children running."""
         returncode = self._process.wait()
+        # The pidfd may be ready before the socket is read: the cause of the end is in there.
         if self._socket.fileno() >= 0:
             self._on_readable()  # its last replies
         expected = self._socket.fileno() < 0

@@ -247,12 +247,12 @@ class Watched:
     pid: Callable[[], int]
     """Return its process id; 0 until there is one."""
     beat: Callable[[], int]
-    """See `Heartbeat.observe`."""
+    """See `FreezeDetector.observe`."""
     owes_beat: Callable[[], bool]
     """Return whether it has to beat now; if not, it only counts as frozen if it is stopped."""
     stopped_after_s: float
     silent_after_s: float
-    """See `Heartbeat`."""
+    """See `FreezeDetector`."""
     on_frozen: Callable[[str], None]
     """Called on the loop, once, with a description of the observation; has to kill the process."""
     is_reported: bool = field(init=False, default=False)
@@ -279,6 +279,7 @@ class Watched:
         if self._eye is None or self._eye.pid != pid:
             self._eye = ProcessReader(pid)
         state = self._eye.read_state()
+        # A process that has not begun to beat may rightly sleep: only a stop says something.
         if state is ProcessState.ASLEEP and not self.owes_beat():
             state = ProcessState.RUNNING
         return self._heartbeat.observe(now, beat, state)
@@ -291,7 +292,7 @@ class Watched:
 
 
 class ProcessObserver:
-    """Observes processes from its first `watch` until `close`.
+    """Observes processes from the first `add_process` until `close`.
 
     Its methods are called on the loop.
     """
@@ -325,6 +326,7 @@ class ProcessObserver:
             self._thread.join()
 
     def _observe(self) -> None:
+        # waits for `_is_closed` at most one interval; woken by `close`
         while not self._is_closed.wait(LOOK_EVERY_S):
             # a separate function, so that this thread keeps no reference to ended processes
             self._look_at_all()

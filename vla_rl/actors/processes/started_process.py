@@ -50,6 +50,7 @@ class StderrTail:
     def close(self) -> None:
         """Read the rest, without waiting for descendants that may hold the pipe, and close it."""
         if self._open:
+            # A descendant may hold the pipe open for ever: what is there is read, its end is not awaited.
             while self._open and self._read():
                 pass
             if self._rest:
@@ -68,6 +69,7 @@ class StderrTail:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._take_line(line)
+        # A progress bar writes megabytes without a line end.
         if len(self._rest) > _LONGEST_LINE:
             self._take_line(self._rest)
             self._rest = b""
@@ -344,6 +346,7 @@ class ForkedProcess:
         """Wait for the server's report on how it ended, unless the server itself has ended."""
         self.has_ended = True
         self._loop.remove_reader(self._pidfd)
+        # Only the process that forked it may ask for its exit status, and that is the server.
         if self._server_is_lost:
             self._end_unknown()
         else:

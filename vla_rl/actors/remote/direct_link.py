@@ -75,6 +75,7 @@ class CurveAuthenticator:
                     "refused a peer at %s: its key is unknown. Later ones are only counted.",
                     frames[3],
                 )
+        # Strangers get an answer too: a REP socket may read the next question only after it.
         status = (b"200", b"OK") if is_known else (b"400", b"unknown key")
         self._socket.send([version, request_id, *status, b"", b""])
 
@@ -206,6 +207,7 @@ def _bind_first_free(settings: ListenSettings) -> socket.socket:
     first, last = settings.ports
     for port in range(first, last + 1):
         opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # A port whose last connection ended within a minute is refused otherwise, and a range is small.
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             opened.bind((settings.interface, port))

@@ -200,6 +200,7 @@ class RemoteChannel:
     def _on_link_lost(self) -> None:
         """Wait for the host's notice, which says why; end if it has come already."""
         assert self._link is not None
+        # Connection and notice end in any order; the notice has the exit code.
         if self._exit is not None:
             self.report_exit(self._exit)
             return

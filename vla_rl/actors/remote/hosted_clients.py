@@ -63,6 +63,7 @@ class WaitingProcesses:
 
     def claim_process(self, takeover: Takeover) -> ChildChannel | None:
         """Return the process that waits for this client, if any; kill those of other owners."""
+        # The GPUs of a process that waits for another run would be missing to this one.
         for key in [key for key in self._waiting if key[0] != takeover.owner]:
             self._kill(key)
         found = self._waiting.pop((takeover.owner, takeover.name), None)
@@ -149,8 +150,9 @@ class HostedClient:
             self._takeovers[actor] = request.takeover
             found = self._waiting.claim_process(request.takeover)
             if found is not None:
-                self._apply_weights(actor, found, request.client_key)
+                self._reuse_process(actor, found, request.client_key)
                 return
+        # Its caller is on another machine: arenas would only take address space.
         process = msgspec.structs.replace(request.process, shared_memory_mib=0)
         on_end = functools.partial(self._on_end, actor)
         takes_over = request.takeover is not None
@@ -186,6 +188,7 @@ class HostedClient:
 
         Call it once this client is lost.
         """
+        # Only those that asked for it: an actor whose owner is gone and that nobody looks for is a leak.
         takeovers, self._takeovers = self._takeovers, {}
         for actor, takeover in takeovers.items():
             self._waiting.add_process(takeover, self._children.pop(actor))
@@ -204,6 +207,7 @@ class HostedClient:
 
     async def close(self) -> None:
         """End everything, and wait until it has ended."""
+        # Before the processes: a preparation that ends now would start another one.
         preparing = list(self._preparing)
         for task in preparing:
             task.cancel()
@@ -214,7 +218,7 @@ class HostedClient:
         await asyncio.gather(*(child.until_gone() for child in children))
         await self._fork_servers.close()
 
-    def _apply_weights(self, actor: int, child: ChildChannel, client_key: str) -> None:
+    def _reuse_process(self, actor: int, child: ChildChannel, client_key: str) -> None:
         child.hand_over(actor, self._send, functools.partial(self._on_end, actor))
         self._children[actor] = child
         next_client = NextClient(actor, client_key)

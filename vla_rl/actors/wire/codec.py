@@ -93,6 +93,7 @@ class Codec:
             decoder = msgspec.msgpack.Decoder(
                 type_, ext_hook=self._decode_special, dec_hook=_check_class
             )
+            # msgspec compiles a decoder for its type; no call has to wait for that but the first.
             self._decoders[type_] = decoder
         return decoder
 
@@ -111,6 +112,7 @@ class Codec:
         if len(payload) > MAX_MESSAGE_BYTES:
             self._undo_encoding()
             raise TypeError(f"{label}: {_describe_excess(len(payload))}")
+        # The way of nearly every call: no frame but this one, so no list of sizes is made.
         if not self._frames_out and len(payload) < _SINGLE_FRAME_BELOW:
             if self._slots_taken:
                 self._slots_taken.clear()
@@ -150,6 +152,7 @@ class Codec:
         except Exception as error:  # of a type's own checks; no call may stay without its answer
             self._give_back(payload)
             raise MalformedMessage(f"{type(error).__name__}: {error}") from error
+        # The frames of an error would live as long as the connection.
         finally:
             self._frames_in = ()
             if self._views:
@@ -232,6 +235,7 @@ class Codec:
 
     def _decode_array(self, code: int, data: memoryview) -> np.ndarray:
         if code == _SLOT and (known := self._known_slots.get(bytes(data))) is not None:
+            # One lease for a slot in a message: an array named twice must not be given back twice.
             view = self._views.get(known.slot)
             if view is None:
                 view = self._views[known.slot] = known.lease_array()
@@ -278,6 +282,7 @@ class Codec:
             raise MalformedMessage("array in a slot, on a link without shared memory.")
         slot, offset = _SLOT_REF.unpack(data[end:])
         array = self._slots_in.find_array(slot, offset, dtype, shape, num_bytes)
+        # A peer may name any number of them; forgetting all costs one description each.
         if len(self._known_slots) == _MOST_KNOWN_SLOTS:
             self._known_slots.clear()
         self._known_slots[bytes(data)] = array
@@ -329,6 +334,7 @@ def _describe_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes
         raise ValueError(
             f"an array of {len(shape)} axes cannot be sent, expected at most {MOST_AXES}."
         )
+    # NumPy refuses such a shape although it has no bytes: the receiver could not make it.
     if _is_empty_but_long(shape):
         raise ValueError(
             f"an empty array of shape {shape} cannot be sent; expected axes of at most "
@@ -353,7 +359,7 @@ def _describe_excess(num_bytes: int) -> str:
 
 @lru_cache(maxsize=1024)
 def _parse_meta(meta: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """Read what `_array_meta` wrote: dtype, shape, size in bytes. Raises: MalformedMessage."""
+    """Read what `_describe_array` wrote: dtype, shape, size in bytes. Raises: MalformedMessage."""
     if len(meta) < _META.size:
         raise MalformedMessage("array without a description.")
     length, ndim, name_size = _META.unpack_from(meta)

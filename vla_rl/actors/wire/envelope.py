@@ -48,7 +48,7 @@ class MalformedMessage(ValueError):
 class Kind(enum.IntEnum):
     """Kind of a message; the first group goes to an actor, the second comes from one.
 
-    LOST and ADOPT go from a host to its own process: its client is lost, and the next one has come.
+    LOST and NEXT_CLIENT go from a host to its own process: its client is lost, and the next one has come.
     RECEIVED goes either way: its `call` is a number of bytes that have arrived.
     """
 
@@ -208,6 +208,7 @@ def split_messages(batch: Any) -> list[memoryview]:
     view, position = memoryview(batch), ENVELOPE_SIZE
     messages: list[memoryview] = []
     end = len(view)
+    # A batch of empty messages costs its sender one send, and us a call for each message.
     if end > _MAX_BATCH_BYTES:
         raise MalformedMessage(f"batch of {end} bytes, expected at most {_MAX_BATCH_BYTES}.")
     for _ in range(MOST_IN_BATCH):
@@ -250,6 +251,7 @@ def join_frames(frames: Frames) -> Frames:
 
     Raises: MalformedMessage if a last part is missing, or a frame is too large.
     """
+    # Nearly every message: a look at the lengths is all that parts cost the others.
     if not any(len(frame) == PART_BYTES for frame in frames):
         return frames
     joined: list[Any] = []
@@ -262,6 +264,7 @@ def join_frames(frames: Frames) -> Frames:
         joining += frame
         if len(joining) > MAX_MESSAGE_BYTES:
             raise MalformedMessage(f"a frame of more than {MAX_MESSAGE_BYTES} bytes.")
+        # Else a message of 1 GiB takes 2 GiB while it is joined.
         if isinstance(frames, list):
             frames[index] = b""
         if len(frame) != PART_BYTES:
@@ -278,6 +281,7 @@ def _split_frame(frame: Any) -> Iterator[Any]:
         yield frame
         return
     view = memoryview(frame)
+    # One beyond the end: a frame that is a multiple of the size needs an empty last part.
     for begin in range(0, len(view) + 1, PART_BYTES):
         yield view[begin : begin + PART_BYTES]
 

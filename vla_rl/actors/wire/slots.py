@@ -68,6 +68,7 @@ class SlotArray:
 
         The slot is given back when its last view is gone.
         """
+        # A view keeps the type and the shape that were parsed once for this slot.
         lease = self._array.view()
         lease._slot, lease._states = self.slot, self._states
         return lease.view(np.ndarray)
@@ -145,6 +146,7 @@ class SlotWriter:
         slot = self._take(num_bytes)
         if slot is None:
             return None
+        # The same objects again: weights of the same sizes are sent over and over.
         block = self._blocks.get(slot)
         if block is None or len(block.array) != num_bytes:
             block = self._blocks[slot] = SharedBlock(
@@ -192,6 +194,7 @@ class SlotReader:
     def __init__(self, fd: int) -> None:
         self._size = os.fstat(fd).st_size
         self._states = mmap.mmap(fd, _STATE_BYTES)
+        # A reader that writes by mistake gets an error here, and not the writer a wrong number there.
         self._memory = mmap.mmap(fd, self._size, prot=mmap.PROT_READ)
 
     def find_array(
@@ -201,6 +204,7 @@ class SlotReader:
 
         Raises: MalformedMessage if it would be outside the arena.
         """
+        # The numbers come from another process: an array outside would read, or end, our own.
         if not (
             0 <= slot < _STATE_BYTES and _STATE_BYTES <= offset <= offset + num_bytes <= self._size
         ):

@@ -150,6 +150,7 @@ class MessageSocket:
                 self._send(frames[0], _NOBLOCK)
             else:
                 self._socket.send_multipart(frames, zmq.NOBLOCK)
+        # No peer, and no limit is set: the channel reports its end, which fails the call.
         except zmq.Again:
             return
         except zmq.ZMQError as error:
@@ -168,6 +169,7 @@ class MessageSocket:
             self.on_message([head])
         elif head[1] == BATCH_KIND:
             self._deliver_batch(head)
+        # The announced number of frames, because a query of the socket costs more than two bytes.
         elif head[4] or head[5]:
             self.on_message(self._read_frames(head, num_announced_frames(head)))
         else:
@@ -187,6 +189,7 @@ class MessageSocket:
             else:
                 frames.append(self._recv(zmq.NOBLOCK))
             num_bytes += len(frames[-1])
+            # Only behind 64 MiB: reading the description of each message would cost small ones most.
             if num_bytes > expected:
                 expected = 0 if self._raw else find_most_bytes(frames)
                 if num_bytes > expected:
@@ -232,6 +235,7 @@ class LoopSocket(MessageSocket):
 
     def read_later(self) -> None:
         """Read the socket later in this turn: after our own use, and after use by other code."""
+        # Once in a turn: each message of it would otherwise schedule a read of its own.
         if not self._comes_back:
             self._comes_back = True
             self._loop.call_soon(self._end_turn)
@@ -350,6 +354,8 @@ class BoundedSocket:
             return
         self._num_waiting += 1
         try:
+            # waits for `_turn`, then `_news`; woken by RECEIVED of the reader, or by `close`.
+            # The lock keeps the order: all of them would otherwise see room at once, and send.
             async with self._turn:
                 while self._sent >= MOST_BYTES and not self._is_closed:
                     self._news.clear()
@@ -369,6 +375,7 @@ class BoundedSocket:
             self._news.set()
             return
         self._received += count_array_bytes(frames)
+        # Every 8 MiB: an acknowledgement of each message would double their number.
         if self._received >= ACKNOWLEDGED_BYTES:
             self._socket.send([ENVELOPE.pack(MAGIC, _RECEIVED, 0, 0, 0, self._received)])
             self._received = 0
