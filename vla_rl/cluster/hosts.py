@@ -39,7 +39,12 @@ class HostResources(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine of a run."""
+    """One machine of a run.
+
+    Example:
+        Host(name="gpu2", resources=HostResources(num_cores=64, memory_bytes=512 << 30, gpus=(...,) * 8),
+             placement=RemoteHost(address="tcp://10.0.0.12:7070", ...))
+    """
 
     name: str
     """Unique among the hosts of a run."""
@@ -124,6 +129,7 @@ def get_own_resources() -> HostResources:
 
     Asking for GPUs takes torch, which this room does not import.
     """
+    # What this process may use, not what the machine has: in a container the two differ.
     return HostResources(
         num_cores=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -152,6 +158,7 @@ def parse_visible_gpus(listed: str, visible: str | None) -> tuple[Gpu, ...]:
     found: list[tuple[str, str, Gpu]] = []
     for line in listed.splitlines():
         index, uuid, name, mib = (word.strip() for word in line.split(",", 3))
+        # A card in trouble has `[N/A]` here; the run does without it.
         if mib.isdecimal():
             gpu = Gpu(name=name, memory_bytes=int(mib) * _MIB, device=index)
             found.append((index, uuid, gpu))
@@ -233,6 +240,7 @@ class HostMonitor(Actor):
     @actor_method(concurrent=True)
     async def wait_until_gone(self) -> None:
         """Never return: the call fails once this process, its host or the cable is gone."""
+        # Its end is the news: whatever ends the process also ends this call, without a look at intervals.
         await asyncio.get_running_loop().create_future()
 
 

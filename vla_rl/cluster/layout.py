@@ -69,18 +69,24 @@ def _list_numbers(text: str, word: str) -> Iterator[str]:
     for part in text.split(","):
         low, dash, high = part.partition("-")
         is_range = low.isdecimal() and (high.isdecimal() if dash else True)
+        # A slip such as 0-99999999 would make a list that fills the memory.
         if not is_range or (dash and not int(low) <= int(high) < int(low) + _MOST):
             raise ConfigError(
                 f"{part!r} in {word!r} is no range, expected a number or two with a dash, the "
                 "lower one first, such as 0-5"
             )
+        # Slurm's habit: the names of machines have leading zeros, and `node8` is another machine.
         width = len(low) if low.startswith("0") else 0
         for number in range(int(low), int(high or low) + 1):
             yield f"{number:0{width}d}"
 
 
 class RankDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """The device of one learner rank."""
+    """The device of one learner rank.
+
+    Example:
+        RankDevice(rank=3, host="gpu2", gpu=1)
+    """
 
     rank: int
     host: str
@@ -89,7 +95,11 @@ class RankDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineDevices(msgspec.Struct, frozen=True, kw_only=True):
-    """The devices of one engine."""
+    """The devices of one engine.
+
+    Example:
+        EngineDevices(engine=0, host="gpu2", gpus=(4, 5))     # tensor parallel on two GPUs
+    """
 
     engine: int
     host: str
@@ -136,11 +146,13 @@ def shares(weights: Sequence[Fraction], total: int) -> list[int]:
         weights: positive numbers.
         total: at least as many as there are weights.
     """
+    # Fractions: with floats the parts would depend on rounding, and two plans of one run might differ.
     whole = sum(weights)
     parts = [total * weight // whole for weight in weights]
     by_rest = sorted(range(len(weights)), key=lambda each: (-(total * weights[each] % whole), each))
     for each in by_rest[: total - sum(parts)]:
         parts[each] += 1
+    # An engine without a simulator would hold a GPU and never be asked.
     while 0 in parts:
         parts[parts.index(max(parts))] -= 1
         parts[parts.index(0)] += 1
@@ -249,6 +261,7 @@ def _make_rows(layout: Layout, host: str) -> list[tuple[str, str, str, str, str]
         ranks.setdefault(device.gpu, []).append(device)
     engines = {gpu: device for device in layout.engines_on(host) for gpu in device.gpus or (None,)}
     simulators = str(layout.num_simulators_on(host) or "-")
+    # A line for each range with one role: a node of eight GPUs is one line, as a user thinks of it.
     gpus = sorted({*ranks, *engines}, key=lambda gpu: -1 if gpu is None else gpu)
     parts: list[list[int | None]] = []
     for gpu in gpus:

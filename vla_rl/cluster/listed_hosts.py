@@ -73,6 +73,7 @@ class ListedHosts:
         """Ask every host for its report. Raises: ConfigError naming each host that cannot be used."""
         await self._runtime.__aenter__()
         try:
+            # All at once, and all errors in one text: a user with four wrong hosts corrects them together.
             found = await asyncio.gather(
                 *(self._connect(known) for known in self._known), return_exceptions=True
             )
@@ -129,6 +130,7 @@ class ListedHosts:
         while True:
             await asyncio.sleep(self._look_every_s)
             changed = _get_change_time(self._path)
+            # An editor replaces a file by another one, so it may be gone for a moment.
             if changed in (None, last):
                 continue
             last = changed
@@ -145,6 +147,10 @@ class ListedHosts:
     async def _watch_host(self, known: KnownHost, monitor: HostMonitor | None) -> None:
         """Report each time that one host leaves and comes back, until cancelled."""
         name, last_error = known.listed.name, ""
+        # waits for                              woken by
+        # `wait_until_gone` of the monitor       the end of its process, its host or the connection
+        # `_room`, in `_note`                    the reader of `changes`
+        # `look_every_s`, then `_connect`        the clock; the host's answer
         while True:
             if monitor is not None:
                 try:
@@ -165,6 +171,7 @@ class ListedHosts:
                 await self._note(Joined(host=self._there[name]))
 
     async def _note(self, change: HostChange) -> None:
+        # Bounded, and never dropped: a reader that missed a Left would wait for a host for ever.
         await self._room.acquire()
         self._changes.put_nowait(change)
 
@@ -191,6 +198,7 @@ class ListedHosts:
                 "lines with the file"
             ) from error
         except ConfigError:
+            # Another version: its process must not stay there until this run ends.
             assert monitor is not None
             await self._runtime.kill(monitor)
             raise

@@ -64,6 +64,7 @@ class HostStarter:
             errors="replace",
         )
         assert self._server.stdout is not None
+        # Its output is read up to the line that has the port: it chooses that itself.
         words: list[str] = []
         for line in self._server.stdout:
             if line.startswith(_SERVING):
@@ -218,6 +219,7 @@ class RayCluster:
             if node.cores >= config.cores_per_host and node.gpus >= config.gpus_per_host
         ]
         for node in fitting:
+            # Two programs on one node would each see all GPUs, because our server hands them out itself.
             if config.gpus_per_host and node.gpus != config.gpus_per_host:
                 raise ConfigError(
                     f"node {node.address} has {node.gpus} GPUs, expected gpus_per_host="
@@ -260,6 +262,7 @@ class RayCluster:
         bundle: dict[str, float] = {"CPU": config.cores_per_host}
         if config.gpus_per_host:
             bundle["GPU"] = config.gpus_per_host
+        # A placement group, and not an actor with these resources: it stays if our actor there dies.
         group = ray.util.placement_group(
             [bundle], strategy="STRICT_PACK", _soft_target_node_id=node.node_id
         )
@@ -314,6 +317,7 @@ class RayCluster:
                 f"our host server did not start on node {node.address} within {within_s:g} s: "
                 f"{error}; vla_rl must be installed there as it is here"
             ) from error
+        # Ray's own list of resources has numbers alone; a layout needs the memory of each.
         gpus = [
             Gpu(name=name, memory_bytes=int(size))
             for name, size in zip(words[::2], words[1::2], strict=True)

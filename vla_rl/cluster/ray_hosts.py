@@ -119,6 +119,10 @@ class RayHosts:
 
         Raises: what ended the look for nodes or the care for a host, such as a cluster that is gone.
         """
+        # waits for                          woken by
+        # a change, here                     `_watch_host` (Left), `_look` (Joined), `_end_changes`
+        # room in `_changes`, at `put`       the reader of this iteration
+        # `wait_until_gone`                  the end of the monitor, its host or the connection
         while (change := await self._changes.get()) is not None:
             yield change
         if self._failure is not None:
@@ -128,6 +132,7 @@ class RayHosts:
         """Return the fitting nodes, those that are wanted first. Raises: ConfigError for too few."""
         cluster, nodes = self._cluster, self._cluster.list_nodes()
         fitting = cluster.list_fitting_nodes() if self._may_be_away else cluster.require_resources()
+        # Those of the last run first: they have its images, and perhaps processes that wait for it.
         return sorted(fitting, key=lambda node: name_node(node, nodes) not in self._wanted)
 
     async def _reserve_first(self, nodes: list[RayNode]) -> None:
@@ -158,6 +163,7 @@ class RayHosts:
         except BaseException:
             await run_in_thread(self._cluster.release_node, reserved)
             raise
+        # From here on somebody watches it; before that a failure gives the node back.
         self._reserved[reserved.host.name] = reserved
         self._own(self._watch_host(reserved, monitor), f"keeper of host {reserved.host.name}")
         return reserved.host
@@ -237,6 +243,7 @@ class RayHosts:
             await self._runtime.__aexit__(kind, error, traceback)
         finally:
             if self._ray is not None:
+                # Each is taken out before it is released: a second cancellation releases none twice.
                 while self._reserved:
                     _, reserved = self._reserved.popitem()
                     await run_in_thread(self._cluster.release_node, reserved)

@@ -83,6 +83,7 @@ def assign_ranks(
         _require_there(part, by_name)
     chosen = [by_name[part.host] for part in ranges]
     have_gpus = [bool(host.resources.gpus) for host in chosen]
+    # A step takes as long as its slowest rank; one on a CPU would make all others wait.
     if any(have_gpus) and not all(have_gpus):
         without = ranges[have_gpus.index(False)].host
         raise ConfigError(
@@ -122,6 +123,7 @@ def remove_hosts(learners: Sequence[str], lost: Collection[str]) -> tuple[str, .
 def _assign_to_cpus(
     hosts: Sequence[Host], num_ranks: int, group_size: int
 ) -> tuple[RankDevice, ...]:
+    # Whole groups are dealt: the ranks that share a layer exchange activations at each of them.
     num_groups = num_ranks // group_size
     used = list(hosts)[:num_groups]
     counts = shares([Fraction(1)] * len(used), num_groups)
@@ -207,6 +209,7 @@ class EngineAssignment(msgspec.Struct, frozen=True, kw_only=True):
 def limit_to_used(host: Host, shape: RunShape) -> Host:
     """Return a host with what such a run uses of it."""
     gpus = host.resources.gpus if shape.uses_gpus else ()
+    # This host's other GPUs belong to nobody in the run, so a layout must not promise them.
     if host.placement is None and not shape.learners:
         gpus = gpus[: shape.num_ranks]
     return replace(host, resources=replace(host.resources, gpus=gpus))
@@ -257,6 +260,7 @@ def _deal_environments(shape: RunShape, num_engines: int, host: str) -> list[dic
     """
     dealt: list[dict[str, int]] = [{} for _ in range(num_engines)]
     for turn, (kind, number) in enumerate((shape.kinds or {"": shape.num_envs}).items()):
+        # Refused and not dealt: a kind that one engine lacks would be run by the others alone, unnoticed.
         if number < num_engines:
             name, what = (
                 (f"{kind}.num_envs", "none of them") if kind else ("num_envs", "no environment")
@@ -319,6 +323,7 @@ def plan_run_layout(hosts: Sequence[Host], shape: RunShape, needs: Needs | None 
             f"cluster.learners {' '.join(shape.learners)!r} leaves no GPU and no CPU of another host "
             "to act; let fewer learn, or set --cluster.local-rollout"
         )
+    # Simulators stand beside an engine: images would cross the network for each action otherwise.
     acting = {engine.host for engine in engines}
     return Layout(
         mode="both" if shape.local_rollout else "apart",

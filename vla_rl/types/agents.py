@@ -93,7 +93,11 @@ if several agents share an episode."""
 
 
 class AgentPart(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of one agent in one episode."""
+    """The part of one agent in one episode.
+
+    Example:
+        The part of "solver" in the drawing above: AgentPart(row=0, decisions=(0, 1, 3), trajectory=...)
+    """
 
     row: int
     """Position of the episode among those that were given."""
@@ -132,10 +136,12 @@ def split_by_agent(trajectories: Sequence[Trajectory], agent: str) -> list[Agent
 
 
 def _select_decisions(trajectory: Trajectory, decisions: tuple[int, ...]) -> Trajectory:
+    # The same object for the one agent of most runs: copying would double the memory of a batch.
     if len(decisions) == len(trajectory.steps):
         return trajectory
     steps = tuple(trajectory.steps[number] for number in decisions)
     reason = trajectory.stop_reason
+    # A value must not bootstrap behind a decision after which this agent earned nothing more.
     if decisions[-1] != len(trajectory.steps) - 1:
         reason = StopReason.SUCCESS if trajectory.is_success else StopReason.TERMINATED
     return msgspec.structs.replace(trajectory, steps=steps, stop_reason=reason)
@@ -156,6 +162,7 @@ class AgentNames:
         self.names = tuple(names)
 
     def __eq__(self, other: object) -> bool:
+        # As sets: a resume may name the members in another order, and means the same team.
         return isinstance(other, AgentNames) and set(self.names) == set(other.names)
 
     def __hash__(self) -> int:
@@ -201,6 +208,7 @@ class AgentNames:
 
     def require_members(self, trajectories: Sequence[Trajectory]) -> None:
         """Raise ConfigError for a decision of an agent that no member acts for."""
+        # Found before an update: decisions that nobody learns from would vanish without a line.
         unknown = sorted(set(list_agents(trajectories)) - set(self.names))
         if unknown and not self.acts_for_all:
             raise ConfigError(

@@ -25,11 +25,14 @@ def derive_seed(seed: int, *path: str | int) -> int:
     >>> derive_seed(7, "episode", 3) == derive_seed(7, "episode", 3) != derive_seed(7, "episode", 4)
     True
     """
+    # Not Python's `hash`: it differs between processes, and between versions of Python.
     text = repr((operator.index(seed), *map(_as_plain_part, path))).encode()
+    # 63 bits fit a signed integer, which torch's generators and NumPy's arrays take.
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
 def _as_plain_part(part: str | int) -> str | int:
+    # A `numpy.str_` has another repr, and would give another seed for the same name.
     return str(part) if isinstance(part, str) else operator.index(part)
 
 
@@ -37,6 +40,9 @@ class WrapperSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only
     """A wrapper of an environment by name and plain values.
 
     `vla_rl.env_workers.wrapper_spec` makes it from a class.
+
+    Example:
+        WrapperSpec(path="gymnasium.wrappers:TimeLimit", kwargs={"max_episode_steps": 300})
     """
 
     path: str
@@ -50,7 +56,11 @@ class WrapperSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only
 
 
 class EnvSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
-    """An environment by name and plain values, so that a child process can build it."""
+    """An environment by name and plain values, so that a child process can build it.
+
+    Example:
+        EnvSpec(id="vla_rl/libero_goal-v0", kwargs={"task_id": 3})
+    """
 
     id: str
     """A gymnasium id, such as `vla_rl/libero_goal-v0`."""
@@ -67,7 +77,12 @@ class EnvSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=Tru
 
 
 class Sampling(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
-    """Settings for choosing an action from the policy's distribution."""
+    """Settings for choosing an action from the policy's distribution.
+
+    Example:
+        Sampling(temperature=1.6, seed=81)      # while training
+        Sampling(greedy=True)                   # while evaluating
+    """
 
     temperature: float = 1.0
     """Divisor of the logits; > 0."""
@@ -102,6 +117,12 @@ class EpisodeSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only
     """One episode to run.
 
     Two specs that differ only in `episode_id`, `member` and `policy_seed` have the same start.
+
+    Example:
+        Member 2 of group 5, which starts from initial state 7:
+
+        EpisodeSpec(episode_id=42, group_id=5, member=2, env=EnvSpec(id="vla_rl/libero_goal-v0"),
+                    task="libero_goal/3", seed=11, policy_seed=97, options={"init_state_id": 7})
     """
 
     episode_id: int

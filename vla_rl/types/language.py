@@ -56,7 +56,11 @@ ReplyFormat: TypeAlias = JsonFormat | RegexFormat | ChoiceFormat | GrammarFormat
 
 
 class ToolRule(msgspec.Struct, frozen=True, kw_only=True):
-    """The tools that a reply may or must call."""
+    """The tools that a reply may or must call.
+
+    Example:
+        ToolRule(mode="required", names=("search",), max_calls=1)
+    """
 
     mode: Literal["auto", "none", "required"] = "auto"
     """`auto`: the model decides. `none`: the reply is read as text. `required`: the reply is one or
@@ -100,7 +104,11 @@ grew too complex; or the request was aborted."""
 
 
 class ToolCall(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
-    """A tool that a model asked for."""
+    """A tool that a model asked for.
+
+    Example:
+        ToolCall(id="call_0", name="search", arguments='{"query": "height of K2"}')
+    """
 
     id: str
     """Id of the call, unique in its conversation; the tool's answer repeats it."""
@@ -113,7 +121,12 @@ class ToolCall(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=Tr
 
 
 class Message(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
-    """One message of a conversation."""
+    """One message of a conversation.
+
+    Example:
+        Message(role="user", content="What is 3 + 4?")
+        Message(role="tool", content="7", tool_call_id="call_0", name="add")
+    """
 
     role: str
     """`system`, `user`, `assistant` or `tool`."""
@@ -143,7 +156,12 @@ Prompt: TypeAlias = Sequence[Message] | str | np.ndarray
 
 
 class ToolSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
-    """The description of a tool that a model gets."""
+    """The description of a tool that a model gets.
+
+    Example:
+        ToolSpec(name="search", description="Search the notes.", parameters={
+            "type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]})
+    """
 
     name: str
     description: str
@@ -252,7 +270,13 @@ class TextStart(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=T
 
 
 class TextOutcome(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
-    """The result of a reply, and the next turn."""
+    """The result of a reply, and the next turn.
+
+    Example:
+        The reply was right, and ended the episode:
+
+        TextOutcome(messages=(), reward=1.0, terminated=True, truncated=False, info={"is_success": True})
+    """
 
     messages: tuple[Message, ...]
     """Appended to the conversation of `agent`, which begins with them if it had no turn yet."""

@@ -43,6 +43,7 @@ def make_conversation_observation(
 ) -> Observation:
     """Return a conversation as an observation."""
     seen: Observation = {"prompt_tokens": prompt_tokens}
+    # No keys without images: a text environment's observations must stay as they were recorded.
     if images:
         seen |= {f"image_{number}": image for number, image in enumerate(images)}
         seen["image_starts"] = np.array(image_starts, np.int64)
@@ -63,7 +64,11 @@ KEY_BYTES: Final = 8
 
 
 class ArrayRef(msgspec.Struct, frozen=True, array_like=True):
-    """An array in memory of another process; in an observation it stands for that array."""
+    """An array in memory of another process; in an observation it stands for that array.
+
+    Example:
+        ArrayRef("gpu2", "/proc/812/fd/9", key=31, start=8, dtype="|u1", shape=(224, 224, 3))
+    """
 
     host: str
     """Name of the host that has it; empty for the one that controls the run."""
@@ -103,6 +108,7 @@ class ArrayRef(msgspec.Struct, frozen=True, array_like=True):
                 num_read = os.preadv(descriptor, [content], self.start)
         finally:
             os.close(descriptor)
+        # The path may have been used again meanwhile: the images of another episode would look plausible.
         if key != self.key or num_read != self.num_bytes:
             raise OSError(
                 f"{self.path} has {num_read} bytes of {key} at {self.start}, expected "
@@ -112,7 +118,11 @@ class ArrayRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ImageCacheRef(msgspec.Struct, frozen=True, kw_only=True):
-    """The location of a trajectory's large observations on the host whose ranks will read them."""
+    """The location of a trajectory's large observations on the host whose ranks will read them.
+
+    Example:
+        ImageCacheRef(host="gpu2", key=31, num_bytes=4_515_840)   # 30 images of 224 x 224
+    """
 
     host: str
     """Name of the host, as in `ArrayRef`."""

@@ -95,7 +95,14 @@ class StopReason(enum.Enum):
 
 
 class ActionChunk(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
-    """H control steps of D dimensions from one policy call, and how they were sampled."""
+    """H control steps of D dimensions from one policy call, and how they were sampled.
+
+    Example:
+        Two control steps of three dimensions, with one token a number:
+
+        ActionChunk(actions=...,  # float32 [2, 3]
+                    tokens=np.array([31, 7, 255, 30, 9, 255]), log_probs=..., weight_version=12)
+    """
 
     actions: np.ndarray
     """float32 [H, D], in the units of the environment's action space."""
@@ -188,7 +195,11 @@ class Step(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
 
 
 class EpisodeRef(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
-    """The location of a trajectory's large arrays on the host where they were made."""
+    """The location of a trajectory's large arrays on the host where they were made.
+
+    Example:
+        EpisodeRef(host="gpu2", key=107, num_bytes=9_031_680)
+    """
 
     host: str
     key: int
@@ -225,6 +236,7 @@ class Trajectory(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
     @property
     def is_success_known(self) -> bool:
         """Whether the info has the key `is_success`, or the stop reason is a success."""
+        # Without this, tasks that cannot report success would count as failures in every rate.
         return self.is_success or "is_success" in self.info
 
     @property
@@ -253,6 +265,7 @@ class Trajectory(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
     @property
     def oldest_version(self) -> int:
         """Weight version of the oldest chunk; staleness is counted from it."""
+        # The oldest: one stale chunk makes the whole episode off-policy by as much.
         return min(step.chunk.weight_version for step in self.steps)
 
     @property

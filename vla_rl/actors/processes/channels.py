@@ -44,7 +44,11 @@ from vla_rl.util.stalls import LoopLag
 
 @dataclass(frozen=True, slots=True)
 class ActorExit:
-    """The end of one incarnation, as its channel observed it."""
+    """The end of one incarnation, as its channel observed it.
+
+    Example:
+        ActorExit(pid=4711, cause="exit code 3", stderr_tail=("no device",))
+    """
 
     pid: int
     cause: str

@@ -151,7 +151,11 @@ class HasReference:
 
 
 class ExitNotice(msgspec.Struct, frozen=True, array_like=True):
-    """A host reports the end of one of its actors."""
+    """A host reports the end of one of its actors.
+
+    Example:
+        ExitNotice(pid=4711, cause="SIGSEGV", stderr_tail=("EGL: no device",))
+    """
 
     pid: int
     cause: str
@@ -290,7 +294,11 @@ OnMessage = Callable[[Frames], None]
 
 
 class ListenSettings(msgspec.Struct, frozen=True):
-    """Address at which a process waits for the client that launched it from another host."""
+    """Address at which a process waits for the client that launched it from another host.
+
+    Example:
+        ListenSettings(interface="10.0.0.12", ports=(7100, 7199), client_key="...", takes_over=True)
+    """
 
     interface: str
     """Numeric address to bind to."""
