@@ -1,7 +1,8 @@
 """SRPO's page and study: examples that run as written, measures by hand, what the recorded episodes say."""
 
+import itertools
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -11,7 +12,7 @@ from small_batches import with_frames
 from benchmarks.srpo_reward.episodes import Episode, as_groups, load_episodes, save_episodes
 from benchmarks.srpo_reward.study import batch_of, figures_of, interleaved, score, scores_of
 from vla_rl.algorithms import EmbeddingConfig, ObservationEncoder
-from vla_rl.algorithms.srpo.config import CLUSTERINGS, ENCODERS, PRECISIONS, RULES, SHORT_VIDEOS
+from vla_rl.algorithms.srpo.config import Clustering, Encoder, Rule, ShortVideos
 
 PAGE = Path(__file__).parents[3] / "docs" / "srpo.md"
 BLOCKS = [block.split("```")[0] for block in PAGE.read_text().split("```python\n")[1:]]
@@ -46,7 +47,8 @@ def test_the_configurations_of_the_page_are_accepted() -> None:
 
 def test_the_page_names_everything_that_can_be_chosen() -> None:
     text = PAGE.read_text()
-    for name in (*RULES, *CLUSTERINGS, *ENCODERS, *SHORT_VIDEOS, PRECISIONS[1]):
+    choices = [get_args(each) for each in (Rule, Clustering, Encoder, ShortVideos)]
+    for name in (*itertools.chain(*choices), "float16"):
         assert f"`{name}`" in text or f'"{name}"' in text, name
 
 

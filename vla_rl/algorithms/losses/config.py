@@ -29,16 +29,9 @@ class KlLossConfig(Config, frozen=True, kw_only=True):
     coef: Annotated[float, msgspec.Meta(ge=0, le=FINITE)] = 0.0
     """Weight of the penalty; 0 turns it off, and the reference policy is not computed."""
 
-    estimator: str = "k3_plus"
+    estimator: Literal["k1", "abs", "k2", "k3", "k3_plus", "importance_weighted_k3"] = "k3_plus"
     """Estimator of the KL divergence: k1, abs, k2, k3, k3_plus (value of k3, gradient of k2), or
     importance_weighted_k3 for samples of older weights."""
-
-    def __post_init__(self) -> None:
-        check_choice(
-            ("k1", "abs", "k2", "k3", "k3_plus", "importance_weighted_k3"),
-            self.estimator,
-            "KlLossConfig.estimator",
-        )
 
 
 class ValueLossConfig(Config, frozen=True, kw_only=True):

@@ -1,15 +1,13 @@
 """Settings of SRPO's rewards: the rule, its clusters, the encoder of trajectories."""
 
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import msgspec
 
 from vla_rl.types import FINITE, Config, NonNegativeInt, PositiveInt, ReadIf, Share
-from vla_rl.util.imports import check_choice
 
-RULES: Final = ("aligned", "paper", "released")
-CLUSTERINGS: Final = ("hdbscan", "k_distance")
-REFERENCES: Final = ("group", "task")
+Rule: TypeAlias = Literal["aligned", "paper", "released"]
+Clustering: TypeAlias = Literal["hdbscan", "k_distance"]
 
 
 class SrpoConfig(Config, frozen=True, kw_only=True):
@@ -24,12 +22,12 @@ class SrpoConfig(Config, frozen=True, kw_only=True):
         ReadIf(("carry_over",), "references", ("task",)),
     )
 
-    rule: str = "aligned"
+    rule: Rule = "aligned"
     """Reward rule of failures. `aligned`: the share of the nearest success that the failure
     retraced (ours). `paper`: distances between whole trajectories, z-score, sigmoid, alpha.
     `released`: the authors' code with its fixed constants."""
 
-    references: str = "task"
+    references: Literal["group", "task"] = "task"
     """Successes that a failure is compared with. `task`: those of its task, from all groups of the
     update, as in the paper. `group`: those of its own group, for tasks whose starts show different
     places; a group without a success gets rewards of 0."""
@@ -38,28 +36,22 @@ class SrpoConfig(Config, frozen=True, kw_only=True):
     """Weight of a failure's progress for `paper` and `aligned`; 0 gives the plain
     success reward."""
 
-    clusters: str = "k_distance"
+    clusters: Clustering = "k_distance"
     """Clustering of successes into references, for `paper`. `k_distance`: DBSCAN with a radius
     computed from the data. `hdbscan`: clusters of any density; needs dozens of successes per
     task."""
 
     radius_scale: Annotated[float, msgspec.Meta(gt=0, le=FINITE)] = 1.5
-    """Radius of `k_distance`, in multiples of the median distance between neighbouring successes; >
-    0."""
+    """Radius of `k_distance`, in multiples of the median distance between neighbouring
+    successes."""
 
     carry_over: NonNegativeInt = 16
     """Number of the newest successes kept per task as references for updates in which the task is
     not solved; 0 keeps none."""
 
-    def __post_init__(self) -> None:
-        check_choice(RULES, self.rule, "SrpoConfig.rule")
-        check_choice(REFERENCES, self.references, "SrpoConfig.references")
-        check_choice(CLUSTERINGS, self.clusters, "SrpoConfig.clusters")
 
-
-ENCODERS: Final = ("pixels", "policy", "state", "vjepa2")
-PRECISIONS: Final = ("bfloat16", "float16", "float32")
-SHORT_VIDEOS: Final = ("cyclic", "stretched")
+Encoder: TypeAlias = Literal["pixels", "policy", "state", "vjepa2"]
+ShortVideos: TypeAlias = Literal["cyclic", "stretched"]
 
 
 class VJepa2Config(Config, frozen=True, kw_only=True):
@@ -85,13 +77,13 @@ class VJepa2Config(Config, frozen=True, kw_only=True):
     mean over all tokens, as in the paper; the rule `aligned` needs more, each the mean over an
     equal stretch of time."""
 
-    short_videos: str = "cyclic"
+    short_videos: ShortVideos = "cyclic"
     """Handling of videos with fewer than `num_frames` frames. `cyclic`: start over from the first
     frame, as in the released code. `stretched`: repeat frames in place, so that the order of time
     is kept."""
 
-    precision: str = "float16"
-    """Data type of weights and activations: bfloat16, float16 or float32. The mean over tokens is
+    precision: Literal["bfloat16", "float16", "float32"] = "float16"
+    """Data type of weights and activations. The mean over tokens is
     computed in float32."""
 
     videos_per_batch: PositiveInt = 1
@@ -103,8 +95,6 @@ class VJepa2Config(Config, frozen=True, kw_only=True):
     Saves GPU memory, costs time."""
 
     def __post_init__(self) -> None:
-        check_choice(PRECISIONS, self.precision, "VJepa2Config.precision")
-        check_choice(SHORT_VIDEOS, self.short_videos, "VJepa2Config.short_videos")
         divides = (self.num_frames // 2) % self.num_moments == 0
         self.require(
             divides, "num_moments", f"a divisor of {self.num_frames // 2}, the tubelets of a video"
@@ -130,7 +120,7 @@ class EmbeddingConfig(Config, frozen=True, kw_only=True):
         ReadIf(("vjepa2",), "encoder", ("vjepa2",)),
     )
 
-    encoder: str = "pixels"
+    encoder: Encoder = "pixels"
     """Encoder of the trajectories. `pixels`: the image, averaged down to `image_size`. `state`: the
     state vector, unchanged. `policy`: the policy's own vision tower, as it was at the start of the
     run. `vjepa2`: V-JEPA 2."""
@@ -153,7 +143,6 @@ class EmbeddingConfig(Config, frozen=True, kw_only=True):
     vjepa2: VJepa2Config = VJepa2Config()
 
     def __post_init__(self) -> None:
-        check_choice(ENCODERS, self.encoder, "EmbeddingConfig.encoder")
         has_folder = self.encoder != "vjepa2" or bool(self.vjepa2.folder)
         self.require(
             has_folder, "encoder", "embedding.vjepa2.folder to name a V-JEPA 2 checkpoint as well"
