@@ -191,7 +191,7 @@ def test_a_config_out_of_range_is_refused(fields, message) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"precision": "fp16"}, "did you mean 'float16'"),
+        ({"precision": "fp16"}, "expected one of 'bfloat16', 'float16', 'float32'"),
         ({"short_videos": "stretch"}, "did you mean 'stretched'"),
         (
             {"num_moments": 5, "short_videos": "stretched"},
