@@ -6,7 +6,8 @@ from torch import nn
 
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.learner import ImitationConfig, OptimizerConfig
-from vla_rl.learner.optimizer import PolicyOptimizer, training_bytes
+from vla_rl.learner.estimates.rank_memory import training_bytes
+from vla_rl.learner.optimizer import PolicyOptimizer
 
 
 def stepped(

@@ -13,9 +13,11 @@ import msgspec
 from rich.table import Table
 
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.records import EpisodeRecord, Key, Measure, record_key
+from vla_rl.evaluation.record_file import RecordFile
+from vla_rl.evaluation.records import EpisodeRecord, Key, Measure, episode_key, record_key
 from vla_rl.evaluation.tables import Mean, compute_mean, make_table
 from vla_rl.reporting import RunDirectory
+from vla_rl.types import EpisodeSpec
 from vla_rl.util.atomic_files import replace_file
 
 CURVE_FILE: Final = "held_out_curve.json"
@@ -147,6 +149,24 @@ def curve_points(
         if keys and all(key in values for key in keys):
             points.append(_point(weights, {key: values[key] for key in keys}, measure))
     return tuple(points)
+
+
+class StartSet:
+    """A set of starts, the file of its results, and its points of the curve."""
+
+    def __init__(self, name: str, episodes: Sequence[EpisodeSpec], file: RecordFile) -> None:
+        self.name, self.episodes, self.file = name, episodes, file
+
+    @property
+    def points(self) -> tuple[CurvePoint, ...]:
+        """The results of all versions that have run all episodes."""
+        measure = self.file.measure
+        keys = [episode_key(episode, measure) for episode in self.episodes]
+        return curve_points(self.file.records, keys, measure)
+
+    def missing(self, version: int) -> list[EpisodeSpec]:
+        """Return the episodes that a version has not run yet."""
+        return self.file.list_missing(self.episodes, weights=version)
 
 
 def choose(points: Iterable[CurvePoint]) -> CurvePoint | None:

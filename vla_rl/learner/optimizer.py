@@ -47,27 +47,17 @@ class DivergedError(FloatingPointError):
 
 @dataclass(frozen=True)
 class StepReport:
-    """Result of one optimizer step."""
+    """Result of one optimizer step.
+
+    Example:
+        StepReport(grad_norm=0.83, lr=1e-4, is_skipped=False)
+    """
 
     grad_norm: float
     """Gradient norm before clipping; NaN or infinite if the step was skipped."""
 
     lr: float
     is_skipped: bool
-
-
-def training_bytes(network: nn.Module) -> int:
-    """Return the memory that training needs besides the weights, in bytes: gradients, moments and
-    masters, all in float32.
-
-    Example:
-        StepReport(grad_norm=0.83, lr=1e-4, is_skipped=False)
-    """
-    kept = (
-        (parameter.numel(), 3 if parameter.dtype == torch.float32 else 4)
-        for parameter in _trained(network).values()
-    )
-    return sum(4 * numbers * num_tensors for numbers, num_tensors in kept)
 
 
 class PolicyOptimizer:

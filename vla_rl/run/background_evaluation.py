@@ -15,7 +15,8 @@ is kept until it is evaluated, so after a kill the resumed run finishes what is 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -33,14 +34,13 @@ from vla_rl.evaluation.held_out import HeldOutEvaluator
 from vla_rl.evaluation.held_out_curve import (
     Curve,
     CurvePoint,
-    curve_points,
+    StartSet,
     make_curve,
     read_curve,
     write_curve,
 )
 from vla_rl.evaluation.held_out_schedule import describe_noise, has_stopped_gaining
-from vla_rl.evaluation.record_file import RecordFile
-from vla_rl.evaluation.records import EpisodeRecord, episode_key
+from vla_rl.evaluation.records import EpisodeRecord
 from vla_rl.learner.checkpoint.folders import (
     find_checkpoint,
     list_checkpoints,
@@ -50,29 +50,10 @@ from vla_rl.learner.checkpoint.folders import (
 from vla_rl.pipelines.config import LearningConfig, TrainingConfig
 from vla_rl.reporting import RunDirectory
 from vla_rl.team.members import Team
-from vla_rl.types import EpisodeSpec
 from vla_rl.util.stalls import note_progress
 from vla_rl.util.tasks import leave_group, run_in_thread
 
 logger = logging.getLogger(__name__)
-
-
-class _StartSet:
-    """A set of starts and its results."""
-
-    def __init__(self, name: str, episodes: Sequence[EpisodeSpec], file: RecordFile) -> None:
-        self.name, self.episodes, self.file = name, episodes, file
-
-    @property
-    def points(self) -> tuple[CurvePoint, ...]:
-        """The results of all versions that have run all episodes."""
-        measure = self.file.measure
-        keys = [episode_key(episode, measure) for episode in self.episodes]
-        return curve_points(self.file.records, keys, measure)
-
-    def missing(self, version: int) -> list[EpisodeSpec]:
-        """Return the episodes that a version has not run yet."""
-        return self.file.list_missing(self.episodes, weights=version)
 
 
 class BackgroundEvaluation:
@@ -104,8 +85,8 @@ class BackgroundEvaluation:
             runtime,
         )
         self._first, self._note, self._skipped = first, note, list[int]()
-        self._choose: _StartSet | None = None
-        self._report: _StartSet | None = None  # none in a run from before there were two sets
+        self._choose: StartSet | None = None
+        self._report: StartSet | None = None  # none in a run from before there were two sets
         self._current: int | None = None
         self._waiting: int | None = None
         self._last: int | None = None  # version that was offered last, once the run ends
@@ -179,11 +160,9 @@ class BackgroundEvaluation:
 
     async def begin(self, save: Callable[[], Awaitable[None]]) -> None:
         """Offer the weights that the run begins with; `save` writes a checkpoint if there is none."""
-        root = self._run.checkpoints
-        if await asyncio.to_thread(find_checkpoint, root, 0) is None:
+        if await self._find(0) is None:
             await save()
-        is_saved = await asyncio.to_thread(find_checkpoint, root, 0) is not None
-        self.update_ended(0, is_saved)
+        self.update_ended(0, await self._find(0) is not None)
         self._offered.set()  # they are reported too
 
     def update_ended(self, version: int, is_saved: bool) -> None:
@@ -220,7 +199,7 @@ class BackgroundEvaluation:
     def _open(self, *, has_one_set: bool) -> None:
         evaluator, report = self._evaluator, self._evaluator.open_report(self._run)
         if has_one_set:
-            self._choose = _StartSet("chose", evaluator.one_set, report)
+            self._choose = StartSet("chose", evaluator.one_set, report)
             print(
                 f"{self._run.path} was begun with one set of held-out starts, which go on choosing "
                 "the best checkpoint: its results are marked as such, and no other starts report it",
@@ -228,8 +207,8 @@ class BackgroundEvaluation:
             )
         else:
             chose = evaluator.open_choosing(self._run)
-            self._report = _StartSet("report", evaluator.episodes, report)
-            self._choose = _StartSet("chose", evaluator.choose, chose)
+            self._report = StartSet("report", evaluator.episodes, report)
+            self._choose = StartSet("chose", evaluator.choose, chose)
         patience, num = evaluator.schedule.stop_after, len(self._choose.episodes)
         if patience is not None and (line := describe_noise(num, patience)) is not None:
             print(line, flush=True)
@@ -263,9 +242,7 @@ class BackgroundEvaluation:
         """Run the first weights on the starts that are reported; return whether there was any to
         run, and their checkpoint.
         """
-        if self._report is None or not self._report.missing(0):
-            return False
-        if await asyncio.to_thread(find_checkpoint, self._run.checkpoints, 0) is None:
+        if self._report is None or not self._report.missing(0) or await self._find(0) is None:
             return False
         await self._evaluate_version(0, self._report)
         return True
@@ -279,7 +256,7 @@ class BackgroundEvaluation:
         for version in (last, *(() if best is None else (best.weights,))):
             if not self._report.missing(version):
                 continue
-            if await asyncio.to_thread(find_checkpoint, self._run.checkpoints, version) is None:
+            if await self._find(version) is None:
                 print(
                     f"weights {version} are not reported, because their checkpoint is gone",
                     flush=True,
@@ -287,8 +264,8 @@ class BackgroundEvaluation:
                 continue
             await self._evaluate_version(version, self._report)
 
-    async def _evaluate_version(self, version: int, starts: _StartSet) -> None:
-        folder = await asyncio.to_thread(find_checkpoint, self._run.checkpoints, version)
+    async def _evaluate_version(self, version: int, starts: StartSet) -> None:
+        folder = await self._find(version)
         if folder is None:
             raise CheckpointError(
                 f"{self._run.checkpoints} has no checkpoint of update {version}, which its "
@@ -324,6 +301,10 @@ class BackgroundEvaluation:
         )
         if starts is self._choose:
             self._stop_if_no_gain(curve)
+
+    async def _find(self, version: int) -> Path | None:
+        """Return the folder of a version's checkpoint. Listing a network disk may take seconds."""
+        return await asyncio.to_thread(find_checkpoint, self._run.checkpoints, version)
 
     @staticmethod
     def _rank(curve: Curve, point: CurvePoint) -> str:

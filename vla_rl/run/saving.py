@@ -11,7 +11,8 @@ was removed, it is made again so that the weights can be saved, and then the run
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+import shlex
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeAlias
@@ -110,6 +111,38 @@ class CheckpointSaver:
         """Save a checkpoint now. Raises: CheckpointError; older checkpoints remain."""
         await self.discard()
         return await self._commit(await self._prepare(snapshot), snapshot.learner.weight_version)
+
+    async def save_before_raising(
+        self,
+        error: BaseException,
+        run: RunDirectory,
+        version: int,
+        take_snapshot: Callable[[], Awaitable[RunSnapshot]] | None,
+    ) -> None:
+        """Save the weights of `version` before `error` ends the run.
+
+        A note of the error names the folder, or the reason why nothing was saved. `take_snapshot` is
+        None if the weights may be half updated.
+        """
+        if take_snapshot is None:
+            newest = await asyncio.to_thread(newest_name, run.checkpoints)
+            error.add_note(
+                f"the learner itself failed, so nothing was saved; the newest checkpoint is: {newest}"
+            )
+            return
+        if self.saved_version == version:
+            return
+        try:
+            folder = await self.save_checkpoint(await take_snapshot())
+        except Exception as failure:  # the error that ended the run has to be raised, not this one
+            error.add_note(
+                f"the progress since update {self.saved_version} could not be saved: {failure}"
+            )
+        else:
+            error.add_note(
+                f"the progress until then was saved in {folder}; continue with "
+                f"--resume {shlex.quote(str(run.path))}"
+            )
 
     async def discard(self) -> None:
         """Remove checkpoints that were prepared and never committed."""

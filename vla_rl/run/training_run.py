@@ -8,7 +8,6 @@ restarted.
 """
 
 import asyncio
-import shlex
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from vla_rl.evaluation.held_out import HeldOutEvaluator
 from vla_rl.evaluation.held_out_curve import Curve, curve_tables
 from vla_rl.graph import Executor, NodeFailed, NodeType, Pipeline, TaskGraph, Update
 from vla_rl.learner import Checkpoint
-from vla_rl.learner.checkpoint.folders import BEST, newest_name
+from vla_rl.learner.checkpoint.folders import BEST
 from vla_rl.pipelines.config import LearningConfig, TrainingConfig
 from vla_rl.pipelines.registry import customise_pipeline, make_pipeline, refuse_unused_settings
 from vla_rl.reporting import LiveView, RunDirectory, Snapshot, print_summary
@@ -216,7 +215,14 @@ class TrainingRun:
         try:
             await stop.unless_asked(self._make_updates(run, record))
         except BaseException as error:
-            await self._save_before_raising(error, run)
+            is_of_learner = (
+                isinstance(error, NodeFailed)
+                and self.graph.nodes[error.node].node_type is NodeType.MODEL_TRAIN
+            )
+            is_whole = parts.learn.is_between_updates and not is_of_learner
+            await parts.saver.save_before_raising(
+                error, run, parts.scheduler.version, parts.snapshot if is_whole else None
+            )
             raise
         is_early = stop.is_asked and parts.scheduler.version < self._config.run.updates
         # if stopped early, episodes were run since the last checkpoint, or there is none yet
@@ -229,38 +235,6 @@ class TrainingRun:
         await self._parts.saver.save_checkpoint(await self._parts.snapshot())
         if gone is not None:
             raise gone
-
-    async def _save_before_raising(self, error: BaseException, run: RunDirectory) -> None:
-        """Save the weights before `error` ends the run.
-
-        A note of the error names the folder, or the reason why not.
-        """
-        parts = self._parts
-        is_of_learner = (
-            isinstance(error, NodeFailed)
-            and self.graph.nodes[error.node].node_type is NodeType.MODEL_TRAIN
-        )
-        if is_of_learner or not parts.learn.is_between_updates:
-            newest = await asyncio.to_thread(newest_name, run.checkpoints)
-            error.add_note(
-                "the learner itself failed, so nothing was saved; the newest "
-                f"checkpoint is: {newest}"
-            )
-            return
-        if parts.saver.saved_version == parts.scheduler.version:
-            return
-        try:
-            folder = await parts.saver.save_checkpoint(await parts.snapshot())
-        except Exception as failure:  # the error that ended the run has to be raised, not this one
-            error.add_note(
-                f"the progress since update {parts.saver.saved_version} could not be "
-                f"saved: {failure}"
-            )
-        else:
-            error.add_note(
-                f"the progress until then was saved in {folder}; continue with "
-                f"--resume {shlex.quote(str(run.path))}"
-            )
 
     async def _make_updates(self, run: RunDirectory, record: RunRecord) -> None:
         background = self._evaluation

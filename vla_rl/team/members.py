@@ -43,8 +43,7 @@ from vla_rl.learner import (
     ReferenceTeam,
 )
 from vla_rl.learner.backend import WeightSink
-from vla_rl.learner.estimates.rank_memory import measure_policy, rank_memory
-from vla_rl.learner.optimizer import training_bytes
+from vla_rl.learner.estimates.rank_memory import measure_policy, rank_memory, training_bytes
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import EngineTeam
 from vla_rl.rollout.engines import LaggingEngine

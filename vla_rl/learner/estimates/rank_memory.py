@@ -165,6 +165,12 @@ def rank_memory(
     )
 
 
+def training_bytes(network: nn.Module) -> int:
+    """Return the bytes that one process needs to train a network, besides its weights."""
+    size = measure_network(network)
+    return rank_memory(size, LearnerConfig()).total - size.weight_bytes
+
+
 def _trained_memory(size: PolicySize, config: LearnerConfig) -> RankMemory:
     ranks = config.ranks
     whole = _kept(size.num_trained, size.num_cut, config)
