@@ -117,8 +117,10 @@ class CheckpointEvaluator(Actor):
         from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 
         settings = self._settings
+        # a simulator without an episode would cost its start and its memory all the same
         num_envs = min(settings.simulators.num_envs, len(episodes))
         simulators = msgspec.structs.replace(settings.simulators, num_envs=num_envs)
+        # in a thread, because seconds of reading a checkpoint would count as a frozen process
         model = await asyncio.to_thread(load_policy, settings.policy_class, policy, settings.device)
         async with (
             Runtime("held-out") as runtime,
@@ -171,6 +173,8 @@ async def evaluate_checkpoint(
         try:
             await _evaluate_once(runtime, settings, run, version, policy, episodes, done)
         except ActorDied as error:
+            # an evaluator that finished an episode made progress, so it was not the checkpoint that
+            # killed it
             num_in_a_row = 1 if len(missing()) < len(episodes) else num_in_a_row + 1
             if num_in_a_row >= MOST_EXITS:
                 error.add_note(
@@ -194,11 +198,14 @@ async def _evaluate_once(
         CheckpointEvaluator,
         settings,
         name=f"evaluator of weights {version}",
+        # set before the process starts: torch reads the variable when it is imported, and never
+        # again
         placement=ChildProcess(env={"OMP_NUM_THREADS": str(settings.torch_threads)}),
         start_timeout_s=settings.simulators.start_timeout_s,
     )
     try:
         records = evaluator.evaluate(str(run.path), version, str(policy), episodes)
+        # a stream that is left early has to end its episodes before the process is killed
         async with aclosing(records):  # type: ignore[type-var]  # a stream has `aclose`
             async for record in records:
                 await done(record)
@@ -233,6 +240,7 @@ def evaluator_settings(
             measure=measure,
             contact_sheet=None if contact_sheet is None else import_path(contact_sheet),
             simulators=simulators,
+            # the type alone: the number of the GPU belongs to the learner, which may have several
             device=next(model.network.parameters()).device.type,
             torch_threads=torch_threads,
             niceness=niceness,

@@ -49,6 +49,7 @@ def episode_conditions(episodes: Sequence[EpisodeSpec]) -> dict[str, Any]:
             **({"by_mean_at": sampling.temperature} if sampling.by_mean else {}),
         }.items():
             values = found.setdefault(name, [])
+            # no set: arguments of environments may be lists, which have no hash
             if value not in values:
                 values.append(value)
     return {
@@ -71,7 +72,9 @@ def refuse_other_conditions(path: Path, conditions: Mapping[str, Any]) -> None:
             "start again in another folder, or remove the file if you know that the conditions are "
             "the same"
         ) from error
+    # through JSON, as the recorded ones went: a tuple would differ from the list that was read
     now = msgspec.json.decode(msgspec.json.encode(conditions), type=dict[str, Any])
+    # files of earlier versions stay comparable: a renamed condition is the same condition
     before = {_FORMER_NAMES.get(name, name): value for name, value in before.items()}
     before = {name: value for name, value in _OLD_CONDITIONS.items() if name in now} | before
     for name, value, recorded in differences(now, before):
@@ -153,6 +156,7 @@ def first_records(
             "run; leave the option out"
         )
     policy = _read_about(folder).get(POLICY_DIGEST)
+    # the digest and not the path: a folder may have been overwritten since, or copied elsewhere
     if policy != policy_digest:
         raise ConfigError(
             f"held_out.first_results_of is {folder}, which started from the policy with the digest "

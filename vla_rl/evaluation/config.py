@@ -78,6 +78,7 @@ def planned_episodes(starts: Starts) -> list[EpisodeSpec]:
                         )
                     )
     if len(
+        # a suite that is named twice would count each of its starts twice in the rate
         {(episode.task, episode.options["init_state_id"], str(episode.env)) for episode in episodes}
     ) < len(episodes):
         raise ConfigError(f"suites are {starts.suites}, expected each once")
@@ -174,6 +175,7 @@ def print_plan(
     )
     benchmark, scene = starts.benchmark, starts.scene
     longest = max(scene.step_limit or benchmark.step_limit_of(suite) for suite in starts.suites)
+    # both cameras, three bytes a pixel; an episode keeps all of them until its record is written
     num_image_bytes = 2 * 3 * scene.image_size**2
     items = [
         MemoryItem("Python, torch and the rest of this process", 700 * MIB),

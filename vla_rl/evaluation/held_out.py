@@ -140,6 +140,7 @@ class HeldOutEvaluator:
         Raises: ConfigError if they are not.
         """
         refuse_other_conditions(run.path / self.conditions_file, self.conditions)
+        # a rate counts whatever starts there are; scores are compared start by start
         if self.format.measure != "score":
             return
         for format, episodes in ((self.format, self.one_set), (self.choose_format, self.choose)):
@@ -158,6 +159,7 @@ class HeldOutEvaluator:
 
         Raises: OSError.
         """
+        # both files: the starts that choose were run for the later weights too
         for format in (self.format, self.choose_format):
             set_later_aside(run.path / format.file, weights)
         self._files.clear()
@@ -180,6 +182,8 @@ class HeldOutEvaluator:
         try_to_record_conditions(run.path / self.conditions_file, self.conditions, path)
         if path not in self._files:
             records = self._first_records.get(format.file)
+            # a run that is resumed has these records already; a second copy would be a duplicate
+            # key
             if records and not path.exists():
                 lines = [msgspec.json.encode(record) + b"\n" for record in records]
                 replace_file(path, b"".join(lines))
@@ -228,6 +232,8 @@ class HeldOutEvaluator:
             progress.advance(bar, len(self.episodes) - len(missing))
 
             async def done(trajectory: Trajectory) -> None:
+                # the record first: a contact sheet that fails costs an image, and must not cost a
+                # result
                 await file.append_record(
                     make_record(trajectory, self.format.measure, weights=weights)
                 )

@@ -193,6 +193,8 @@ def make_curve(
         has_one_set: whether `chose` is on the starts that are reported.
     """
     best = choose(chose)
+    # others were run by an earlier part of the run, when another version was the best: reporting
+    # them too would invite a choice by the starts that are to have none
     versions = {0, best.weights if best else 0, max((each.weights for each in report), default=0)}
     shown = tuple(each for each in report if each.weights in versions)
     found = {each.weights: each.all for each in shown}
@@ -276,6 +278,7 @@ def _point(weights: int, values: dict[Key, float], measure: Measure) -> CurvePoi
     tasks: dict[str, list[float]] = {}
     for (task, *_), value in values.items():
         tasks.setdefault(task, []).append(value)
+    # one row of a task says nothing that the row of all does not
     by_task = {task: compute_mean(found, measure) for task, found in tasks.items()}
     everything = compute_mean(list(values.values()), measure)
     return CurvePoint(weights, everything, by_task if len(tasks) > 1 else {})

@@ -193,6 +193,7 @@ def has_stopped_gaining(evaluations: Sequence[Evaluated], patience: int) -> bool
     """
     if not evaluations:
         return False
+    # the fewest starts decide, because an evaluation with few has the most noise
     window = trend_window(min(starts for _, starts in evaluations), patience)
     if len(evaluations) < window:
         return False
@@ -226,6 +227,7 @@ def describe_noise(num_starts: int, patience: int) -> str | None:
 @cache
 def _smallest_window(num_starts: int) -> int:
     window = 2
+    # the error falls with the power 3/2 of the window, so the loop ends soon even for a few starts
     while GAIN / _error(num_starts, window) < _quantile(window) + _NORMAL.inv_cdf(POWER):
         window += 1
     return window

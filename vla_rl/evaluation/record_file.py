@@ -82,6 +82,7 @@ class RecordFile:
         self, episodes: Iterable[EpisodeSpec], *, weights: int = 0
     ) -> list[EpisodeSpec]:
         """Return the episodes that a weight version has not run yet."""
+        # validations up to 24320b8d kept their means alone, without the episodes
         if weights in self.summaries:
             return []
         done = {record_key(each, self.measure) for each in self.records if each.weights == weights}
@@ -109,6 +110,7 @@ class RecordFile:
 
 
 def _append_line(path: Path, line: bytes) -> None:
+    # opened for each line: the folder may be on a disk that was full or away for a while
     with closing(AppendedFile(path, lines=True)) as file:
         file.write(line, sync=True)
 
@@ -141,6 +143,7 @@ def set_later_aside(path: Path, last: int) -> None:
     def is_kept(line: bytes) -> bool:
         try:
             fields = msgspec.json.decode(line, type=dict[str, Any])
+            # a line that names no version cannot be of a later one, and stays
             return int(fields.get("weights", fields.get("weight_version", last))) <= last
         except (ValueError, TypeError, RecursionError):
             return True
@@ -154,6 +157,7 @@ def _read_file(path: Path) -> tuple[list[EpisodeRecord], dict[int, dict[str, flo
     for number, line in enumerate(complete_lines(path).splitlines(), start=1):
         try:
             fields = msgspec.json.decode(line, type=dict[str, Any])
+            # the kind of a line is told by its fields: files of several versions go on in one
             if "metrics" in fields:
                 summary = msgspec.convert(fields, _OldValidation)
                 summaries[summary.weight_version] = summary.metrics

@@ -37,6 +37,7 @@ VALIDATION: Final = RecordFormat("validation.jsonl", "reward")
 
 def choosing_format(format: RecordFormat) -> RecordFormat:
     """Return the format of the records on the starts that choose: a file of their own."""
+    # another file and not a field: a reader of the reported results must not find the others in it
     name = Path(format.file)
     return format._replace(file=f"{name.stem}_choose{name.suffix}")
 
@@ -126,6 +127,7 @@ def make_record(
             start=episode.group_id,
             member=episode.member,
             value=reward,
+            # the reward alone does not say it: one below 1 may be a success
             parts={"success": float(trajectory.is_success)},
             answer=hashlib.blake2b(reply.encode(), digest_size=8).hexdigest(),
         )

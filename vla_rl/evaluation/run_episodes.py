@@ -87,6 +87,7 @@ async def _run_all(
     try:
         await leave_group(tasks, None, None, None)
     except ExceptionGroup as errors:
+        # one error is raised, because a caller that handles EpisodeLost would not see it in a group
         first, *others = errors.exceptions
         for other in others:
             first.add_note(f"another episode failed too: {type(other).__name__}: {other}")
@@ -102,6 +103,7 @@ async def _run_on(
 ) -> None:
     for episode in waiting:
         await done(await _run_episode(run_once, episode, attempts))
+        # a million episodes would otherwise leave a million counters behind
         attempts.forget_episode(episode.episode_id)
 
 
@@ -116,6 +118,7 @@ async def _run_episode(
         except EpisodeLost as loss:
             if not attempts.allow(loss):
                 raise
+            # the seeds stay: a lost episode is run again from the same start and ends alike
             episode = msgspec.structs.replace(episode, attempt=episode.attempt + 1)
 
 

@@ -217,6 +217,7 @@ def resolve_checkpoint(checkpoint: str, assets: str | None) -> str:
     """
     if checkpoint != SHIPPED:
         return checkpoint
+    # a policy that saw the other assets solves almost nothing, and nothing would say why
     source = assets_in_use(assets).source
     return str(PLACEHOLDER_BASE_POLICY if source == PLACEHOLDER_ASSETS else BASE_POLICY)
 
@@ -247,6 +248,7 @@ def describe_other_images(
     images_trained_on = _training_images(checkpoint)
     if images_trained_on is None:
         return None
+    # a line and no refusal: evaluating on other images is an experiment that people make
     differences = []
     is_placeholder = images_trained_on.assets == PLACEHOLDER_ASSETS
     if images_trained_on.assets and source and is_placeholder != (source == PLACEHOLDER_ASSETS):

@@ -98,6 +98,8 @@ def _resample(values: tuple[float, ...]) -> tuple[float, float]:
     draws, found = np.random.default_rng(0), np.array(values, np.float64)
     means: list[float] = []
     while len(means) < NUM_RESAMPLES:
+        # at most 8 MiB of indices at a time, so that an evaluation of thousands of episodes needs
+        # no gigabytes
         num = min(NUM_RESAMPLES - len(means), max(1, 2**20 // len(found)))  # 8 MiB at a time
         means.extend(found[draws.integers(0, len(found), (num, len(found)))].mean(axis=1))
     low, high = np.quantile(means, (0.025, 0.975))
@@ -143,6 +145,7 @@ def result_table(records: Sequence[EpisodeRecord], title: str) -> Table:
     rows = {
         task: _result_cells(of_task, of_task[0].instruction)
         for task, of_task in groups.items()
+        # LIBERO-plus has thousands of tasks, and a table of them would fill many screens
         if sizes[of_task[0].suite] <= MOST_ROWS
     }
     suites = [suite for suite, size in sizes.items() if size > 1]
@@ -297,6 +300,7 @@ def write_results(
         "versions": versions(),
         "planned_episodes": num_planned,
         "missing_episodes": num_missing,
+        # rates of a part of the episodes favour short ones, so a reader has to see it
         "is_complete": num_missing == 0,
         "summary": summarise_records(records),
         "suites": {

@@ -92,6 +92,7 @@ class RunConfig(Config, frozen=True, kw_only=True):
             return range(0)
         first, dash, last = self.profile_updates.partition("-")
         numbers = (first, last if dash else first)
+        # refused here and not when the update comes: an hour may pass until then
         is_range = all(number.isdecimal() for number in numbers)
         if not is_range or not 1 <= int(numbers[0]) <= int(numbers[1]):
             self.require(False, "profile_updates", "one number from 1 on, or two such as 3-4")
@@ -169,6 +170,8 @@ class LearningConfig(Config, frozen=True, kw_only=True):
             needs_difference=self.filter.drop_equal == "success",
         )
         self.scheduler.require_feasible(num_envs=self.num_envs, group_size=self.episodes_per_group)
+        # a loss without importance weights is exact for weights of today alone, and diverges slowly
+        # else
         once = self.learner.steps_once_per_update
         safe_policy_loss(
             self.learner.loss, self.scheduler.max_staleness, steps_once_per_update=once
@@ -205,6 +208,7 @@ class TrainingConfig(LearningConfig, frozen=True, kw_only=True):
 
     def unused_options(self) -> Mapping[str, str]:
         """Return the options of language policies."""
+        # refused and not ignored: a limit of tokens that nobody reads would look as if it held
         others = dict.fromkeys(OF_LANGUAGE_POLICIES, "it is for language policies only")
         return {**super().unused_options(), **others}
 
@@ -233,6 +237,7 @@ class TextTrainingConfig(LearningConfig, frozen=True, kw_only=True):
 
     def unused_options(self) -> Mapping[str, str]:
         """Return the options of simulators and of policies that act in them."""
+        # named one by one, so that an option of both kinds is never refused for one
         of_robots = ("engine.cuda_graphs", "run.chaos_every_s", "run.record_to")
         others = dict.fromkeys(of_robots, "it is for runs with simulators only")
         return {**super().unused_options(), **others}

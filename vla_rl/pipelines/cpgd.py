@@ -29,4 +29,5 @@ def cpgd(parts: Parts) -> Pipeline:
         "name",
         "'cpgd' in the pipeline cpgd; `with_pipeline(config, \"cpgd\")` sets it",
     )
+    # the drift is in the loss, so the graph is that of GRPO
     return grpo(parts, "cpgd", "Clipped policy gradient with policy drift")

@@ -42,4 +42,5 @@ def dapo(parts: Parts) -> Pipeline:
         writes="shaped",
         node_role=NodeRole.REWARD,
     )
+    # after the reward and not in it, so that a reward function of one's own is penalised too
     return pipeline.insert_after("reward", overlong, reroute={"rewards": "shaped"})

@@ -43,4 +43,5 @@ def with_videos(pipeline: Pipeline, parts: Parts) -> Pipeline:
 
     Return the same pipeline.
     """
+    # off the critical path: nothing reads from it, so the update does not wait for ffmpeg
     return pipeline.add_node("videos", parts.show, reads=("update", "groups"))

@@ -62,6 +62,7 @@ def embodied_srpo(parts: Parts) -> Pipeline:
             "pipeline 'embodied_srpo' got a language policy, expected one that sees "
             "images; use grpo."
         )
+    # silently replacing somebody's reward would train for hours towards another goal
     if config.reward != RewardConfig():
         raise ConfigError(
             f"reward.function is {config.reward.function!r} and reward.manager "
@@ -71,6 +72,8 @@ def embodied_srpo(parts: Parts) -> Pipeline:
     encoder = parts.trajectory_encoder(config.embedding)
     by_group = config.srpo.references == "group"
     bank = ReferenceBank(0 if by_group else config.srpo.carry_over)
+    # checkpoints hold it: without the successes of earlier updates a resumed run would reward
+    # failures otherwise than the first one
     parts.remember("references", bank, dict[str, BankedTask])
     return (
         embodied_grpo(parts, "embodied_srpo", "SRPO for vision-language-action policies")
@@ -98,6 +101,7 @@ async def embed_group(group: Group, encoder: TrajectoryEncoder) -> np.ndarray:
     Those that a host has embedded stay as they are.
     """
     members = group.trajectories
+    # hosts that run episodes embed them where their images are, which saves the images' way here
     missing = [member for member in members if member.embedding is None]
     made = iter(await encoder.embed(missing) if missing else ())
     return np.stack([next(made) if each.embedding is None else each.embedding for each in members])

@@ -231,6 +231,7 @@ def held_out_episodes(config: SceneTrainingConfig) -> list[EpisodeSpec]:
             options={"init_state_id": number},
             sampling=config.held_out.sampling(config.temperature),
             seed=0,
+            # a seed all the same: driving by the mean draws nothing, but an agent of one's own may
             policy_seed=derive_seed(config.run.seed, "held out", number),
         )
         for number in range(config.num_scenes("held_out"))
@@ -242,6 +243,7 @@ async def main(command: Command[TrainingLaunch, SceneTrainingConfig]) -> int:
     config = command.config
     episodes, starts = held_out_episodes(config), training_starts(config)
     about = {"scenes": f"train 0-{len(starts) - 1}", "score": config.version}
+    # NavSim's scenes have photographs, and no world that could be drawn from above
     contact_sheet = write_drive_sheet if starts[0].env.id == DRIVING else None
     about[POLICY_DIGEST] = await asyncio.to_thread(compute_digest_as_read, config.policy, FORMAT)
     evaluator = make_scene_evaluator(episodes, config.held_out, contact_sheet, about[POLICY_DIGEST])
@@ -260,6 +262,7 @@ def make_scene_evaluator(
     If a folder has few others, and their number is not set, half of the scenes that would be
     reported choose. Raises: ConfigError if no scene is left to choose.
     """
+    # those that choose are the later ones, so that more of them change none that is reported
     report, others = episodes[: held_out.scenes], episodes[held_out.scenes :]
     choose: Sequence[EpisodeSpec] | None = others
     if held_out.every is not None and len(others) < held_out.num_choosing:
@@ -303,6 +306,8 @@ def load_driver(
     reads another number of route points.
     """
     model = load_policy(checkpoint, format, device)
+    # a policy that reads another state would take its first numbers for something else, and drive
+    # somehow
     reads = None if isinstance(model.config, OpenVlaConfig) else model.config.proprio
     if reads is not None:
         refuse_other_route(checkpoint, len(reads.low), route_points)
@@ -317,6 +322,7 @@ def load_driver(
 
 def refuse_other_route(checkpoint: str, state_size: int, route_points: int | None) -> None:
     """Check that a policy reads this number of route points. Raises: ConfigError."""
+    # the number of points follows from the width of the state; no checkpoint names it
     read, odd = divmod(state_size - STATE_SIZE, 2)
     if odd or not 0 <= read <= ROUTE_POINTS:
         raise ConfigError(

@@ -111,6 +111,7 @@ class EvalBench2DriveConfig(CheckpointConfig, frozen=True, kw_only=True):
                 f"policy is {self.policy!r} and results are {list(self.results)}, expected one of "
                 "the two: give --policy or --results"
             )
+        # Bench2Drive has 220 routes, and tables of other sets look alike
         if self.results and self.routes is None:
             raise ConfigError(
                 "routes is None, expected Bench2Drive's file of the routes that were driven: "
@@ -150,6 +151,7 @@ async def main(command: Command[Launch, EvalBench2DriveConfig]) -> int:
     if command.launch.dry_run:
         print("everything that the command would read was found")
         return 0
+    # a route takes minutes, and CARLA's side prints on another machine: its lines are the only sign
     logging.getLogger("vla_rl.envs.bench2drive").setLevel(logging.INFO)
     async with (
         engines.DeviceLane(config.torch_threads) as lane,
@@ -169,6 +171,7 @@ async def main(command: Command[Launch, EvalBench2DriveConfig]) -> int:
             config.action,
             config.route_points,
         )
+        # serving has no end of its own: a signal is how it is meant to stop
         with StopSignal("losing the routes that are being driven") as stop:
             async with host:
                 print(f"serving {config.policy} at {config.host}:{host.port}; stop with Ctrl-C")

@@ -118,6 +118,8 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
         """
         assets = assets_in_use(self.assets)
         found = {"assets": assets.source, "assets_path": str(assets.path)}
+        # LIBERO-PRO and LIBERO-plus replace LIBERO's package: the same suite is then another
+        # benchmark
         libero = find_other_libero()
         return found if libero is None else {**found, "libero": libero}
 

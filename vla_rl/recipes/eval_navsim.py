@@ -130,6 +130,7 @@ def graded_table(
     config: EvalNavsimConfig, files: list[Path], plans: "dict[str, Floats]"
 ) -> NavsimTable:
     """Return the table of the plans. Raises: ValueError if a scene has no plan."""
+    # a table that leaves scenes out cannot be compared with any other
     missing = [file.stem for file in files if file.stem not in plans]
     if missing:
         raise ValueError(
@@ -155,6 +156,7 @@ async def _make_plans(config: EvalNavsimConfig, files: list[Path]) -> "dict[str,
     async def done(trajectory: Trajectory) -> None:
         number = trajectory.episode.options["init_state_id"]
         actions = trajectory.steps[0].chunk.actions
+        # the state begins with the speed, from which a plan's first rows are decoded
         speed = float(trajectory.steps[0].observation["state"][0])
         plans[files[number].stem] = decode_plan(actions[:8], config.action, speed, None)
 
@@ -172,6 +174,7 @@ async def _make_plans(config: EvalNavsimConfig, files: list[Path]) -> "dict[str,
 async def _rehearse(config: EvalNavsimConfig, files: list[Path]) -> int:
     """Read everything that the command would read."""
     read_two_stages(Path(config.scenes))
+    # all of them: one damaged file among thousands would end the evaluation near its end
     await asyncio.to_thread(lambda: [read_recorded(file) for file in files])
     if config.plans is not None:
         read_plans(Path(config.plans))
@@ -187,6 +190,7 @@ async def _rehearse(config: EvalNavsimConfig, files: list[Path]) -> int:
 
 def _env(config: EvalNavsimConfig) -> EnvSpec:
     kwargs = {
+        # resolved, because simulator processes may stand in another folder
         "folder": str(Path(config.scenes).resolve()),
         "version": config.version,
         "action": config.action,

@@ -63,6 +63,8 @@ class DrivingConfig(SceneTrainingConfig, frozen=True, kw_only=True):
             "crop": CROP,
             "route_points": self.route_points,
         }
+        # held-out drives report the scores of the other versions too, which training need not
+        # compute
         if split == "held_out":
             kwargs["also"] = [each for each in get_args(Version) if each != self.version]
         return EnvSpec(id=DRIVING, kwargs=kwargs)

@@ -72,6 +72,7 @@ class GrpoNavsimConfig(SceneTrainingConfig, frozen=True, kw_only=True):
     def num_scenes(self, split: str) -> int:
         """Return the number of scenes of `train` or `held_out` that are used."""
         try:
+            # counted here, so that a wrong folder is refused before the policy is loaded
             found = len(list_recorded(self._folder_of(split)))
         except ValueError as error:
             raise ConfigError(str(error)) from error

@@ -89,6 +89,7 @@ class GrpoPairConfig(GrpoTextConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # one set of weights cannot begin with two checkpoints
         is_allowed = self.checker_policy is None or self.agents.weights == "own"
         self.require(
             is_allowed,

@@ -113,6 +113,8 @@ def split_rows(config: GrpoPromptsConfig) -> tuple[list[int], list[int]]:
             f"{config.prompts} has {len(rows)} rows and num_validation={config.num_validation} of "
             "them are held out, which leaves none to train on; hold out fewer, or add rows"
         )
+    # shuffled, because files are often sorted by difficulty or source, and sorted again so that a
+    # table of rows reads as the file does
     random.Random(derive_seed(config.run.seed, "held-out rows")).shuffle(rows)
     return sorted(rows[config.num_validation :]), sorted(rows[: config.num_validation])
 
@@ -127,6 +129,8 @@ def row_starts(config: GrpoPromptsConfig, numbers: Sequence[int]) -> list[TaskSt
         "system": config.system,
     }
     env = EnvSpec(id=ENV_ID, kwargs=kwargs)
+    # made once in this process: a scorer or a file that is wrong would otherwise fail in the first
+    # episode
     make_text_task(env)
     return [
         TaskStart(env=env, task=Path(config.prompts).stem, options={"row": number})
@@ -175,6 +179,7 @@ def check_prompts(config: GrpoPromptsConfig, model: "LanguageModel[Any]") -> int
                 "least one token of a reply; leave the row out, or use a policy with a longer "
                 "context"
             )
+        # every row is rendered, as one that does not fit would end the run whenever its turn comes
         longest = max(longest, num_tokens)
     return longest
 
@@ -203,6 +208,7 @@ async def main(command: Command[TrainingLaunch, GrpoPromptsConfig]) -> int:
         what_runs=ENV_ID,
         simulator_mb=0,
         server_mb=0,
+        # tokens, log-probs and what the trainer adds to each
         chunk_bytes=16 * (longest + config.max_reply),
         num_chunks=1,
         observation_tokens=longest,

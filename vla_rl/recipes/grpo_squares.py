@@ -106,6 +106,7 @@ def split_starts(config: GrpoSquaresConfig) -> tuple[list[TaskStart], list[TaskS
 def _different_seeds(config: GrpoSquaresConfig) -> Iterator[int]:
     number, seen = 0, set[int]()
     while True:
+        # two starts of one seed would be one image, in training and held out
         seed = derive_seed(config.run.seed, "image", number) % 2**31
         if seed not in seen:
             yield seed

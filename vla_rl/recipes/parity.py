@@ -137,6 +137,7 @@ async def main(command: Command[Launch, ParityConfig]) -> int:
         if way is None:
             traces.append(await asyncio.to_thread(read_trace, Path(side)))
             continue
+        # loaded once for both sides: a checkpoint of 7 B is 15 GB, and reading it takes a minute
         if policy is None:
             policy = await asyncio.to_thread(_load_checkpoint, config)
             print(describe_policy(policy), flush=True)
@@ -183,6 +184,7 @@ def print_comparison(comparison: Comparison, sources: tuple[str, str], console: 
             result = f"equal up to {comparison.largest[name]:.1e}"
         elif name not in comparison.compared:
             continue
+        # the loops of others record some boundaries alone
         elif comparison.compared[name] == 0:
             result = "not reached"
         table.add_row(name, str(comparison.compared.get(name, "")), result)
@@ -205,6 +207,7 @@ def print_comparison(comparison: Comparison, sources: tuple[str, str], console: 
 
 def _is_trace(side: str) -> bool:
     path = Path(side)
+    # a typing mistake in a file's name must not be read as settings
     if path.suffix == ".jsonl" and not path.is_file():
         raise ConfigError(f"the trace {side} does not exist")
     return path.is_file()
@@ -214,7 +217,10 @@ def _first_decisions(trace: Trace, number: int | None) -> Trace:
     if number is None:
         return trace
     entries = tuple(
-        entry for entry in trace.entries if entry.decision < number and entry.boundary != "success"
+        # the success comes after the last decision, which a shortened trace does not have
+        entry
+        for entry in trace.entries
+        if entry.decision < number and entry.boundary != "success"
     )
     return msgspec.structs.replace(trace, entries=entries)
 

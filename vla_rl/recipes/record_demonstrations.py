@@ -196,11 +196,15 @@ def record_task(config: RecordConfig, task_id: int) -> int:
     """
     num_run = num_recorded = 0
     obstacle: str | None = None
+    # each scene seed has its share, so that no position of the fixtures is seen more often than
+    # another
     shares = np.array_split(np.arange(config.num), len(config.scene_seeds))
     for scene_seed, share in zip(config.scene_seeds, shares, strict=True):
         env = _make_env(config, task_id, scene_seed)
         try:
             while share.size and num_recorded <= share[-1]:
+                # a task that the expert does not solve must end; one that fails half of the time is
+                # still worth it
                 if num_run > 2 * config.num + 10:
                     raise RuntimeError(
                         f"only {num_recorded} of {num_run} episodes of {env.task.key} "
@@ -263,6 +267,7 @@ def main(command: Command[Launch, RecordConfig]) -> int:
         for task_id in config.task_ids:
             folder = task_folder(config, task_id)
             folder.parent.mkdir(parents=True, exist_ok=True)
+            # two commands into one folder would overwrite each other's episodes, number by number
             stack.enter_context(sole_owner(name_lock_file(folder), f"the folder {folder}"))
         write_settings(config, assets)
         _record_tasks(config)
@@ -270,6 +275,7 @@ def main(command: Command[Launch, RecordConfig]) -> int:
 
 
 def _record_tasks(config: RecordConfig) -> None:
+    # not forked: OpenGL's contexts do not survive a fork, and each worker renders
     spawned = multiprocessing.get_context("spawn")
     with (
         ProcessPoolExecutor(config.workers, mp_context=spawned) as processes,

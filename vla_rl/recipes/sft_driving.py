@@ -117,6 +117,8 @@ def driving_state(route_points: int) -> ProprioConfig:
     for number in range(1, route_points + 1):
         along = float(ROUTE_STEP * number)
         aside = along**2 / BEND
+        # a road may bend by so much at most: numbers that use their whole range are read more
+        # exactly
         low += [0.0, -aside]
         high += [along + 0.5, aside]
     return ProprioConfig(low=tuple(low), high=tuple(high))
@@ -135,6 +137,7 @@ def new_policy(
         chunk_size=NUM_WAYPOINTS,
         action_dim=3,
     )
+    # the name of the statistics says what a row means, so a recipe can refuse another `--action`
     names = [name for name, rows in ROWS_BY_STATISTICS.items() if rows == action]
     return openvla_oft.OpenVlaOft.create(replace(small, norm_key=names[0], num_bins=bins), seed)
 
@@ -158,6 +161,7 @@ def demonstrate(
         if demonstrator == "best_proposal":
             actions = env.expert_actions()
         elif demonstrator == "any_proposal":
+            # drawn by the scene's number, so that fewer scenes are the first ones of more
             drawn = random.Random(derive_seed(seed, "proposal", number)).randrange(NUM_PROPOSALS)
             actions = env.proposed_actions(drawn)
         else:
@@ -182,7 +186,13 @@ async def main(command: Command[Launch, SftDrivingConfig]) -> int:
     policy.network.to(choose_device(config.device))
     if command.launch.dry_run:
         await asyncio.to_thread(
-            demonstrate, range(1), config.demonstrator, config.action, config.route_points, 0
+            # one scene: whatever is missing, it is missing in the first
+            demonstrate,
+            range(1),
+            config.demonstrator,
+            config.action,
+            config.route_points,
+            0,
         )
         print("everything that the command would read was found")
         return 0

@@ -142,6 +142,7 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
         )
         if self.checkpoint is None:
             for name in (*CheckpointFormat.__struct_fields__, "new_parts"):
+                # refused and not ignored: a new policy would take no notice of them
                 given, default = getattr(self, name), getattr(_DEFAULT_FORMAT, name, ())
                 self.require(
                     given == default,
@@ -172,6 +173,8 @@ def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) ->
     else:
         folder = config.open_checkpoint(config.checkpoint)
         if found is not None:
+            # under a name of their own, so that the checkpoint still acts in the robots that it was
+            # made for
             key = config.norm_key or Path(config.demonstrations).name
             folder, config = (
                 with_statistics(folder, found, key),
@@ -239,10 +242,12 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     from vla_rl.run.supervised import opened_imitator
 
     config = command.config
+    # before anything is read: hours later, a folder that exists would cost the whole training
     require_new_folder(*save_folders(config).values())
     episodes = await asyncio.to_thread(read_demonstrations, config)
     images = await asyncio.to_thread(training_images, config)
     policy = await asyncio.to_thread(starting_policy, config, episodes)
+    # saved with the weights, because a policy that sees other images later fails without a word
     policy.config = msgspec.structs.replace(policy.config, training_images=images)
     if config.recompute_activations:
         policy.recompute_activations()
@@ -266,11 +271,13 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
         await asyncio.to_thread(samples.read_one_of_each_episode)
         print("everything that the command would read was found")
         return 0
+    # two streams, so that switching the augmentation on does not change which samples are drawn
     order = random.Random(derive_seed(config.seed, "samples"))
     generator = torch.Generator().manual_seed(derive_seed(config.seed, "augmentation"))
     prepare = prepared_by = None
     if config.augment:
         prepare = imitation.augmented_batches(policy, config.augmentation, generator)
+        # the same as a name and plain values, which ranks in other processes can import
         prepared_by = Preparation(
             "vla_rl.run.imitation:seeded_batches", msgspec.to_builtins(config.augmentation)
         )
@@ -297,6 +304,7 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
                 print(f"update {number}: loss {sum(losses[-500:]) / 500:.3f}")
 
         async def save(folder: Path) -> None:
+            # ranks have the newest weights, and a file is written from those of this process
             await imitator.fetch_weights()
             await lane.run(_save_merged, policy, folder, work="checkpoint")
 
@@ -304,6 +312,7 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
             config.updates, batch, learn, save, Path(config.out), save_every=config.save_every
         )
         if status == 0:
+            # some and not all: a pass over every sample would take as long as an epoch of training
             chosen = order.sample(range(len(samples)), k=min(256, len(samples)))
             seen = await imitator.evaluate(await asyncio.to_thread(samples.demonstrations, chosen))
             print(

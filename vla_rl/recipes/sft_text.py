@@ -109,6 +109,8 @@ def make_conversation(config: SftTextConfig, number: int) -> tuple[Message, ...]
 
 def new_policy(config: SftTextConfig) -> "CausalLanguageModel":
     """Create a policy with random weights and a tokenizer that is trained on such conversations."""
+    # a blank policy renders the texts that the tokenizer is made from, in the template that it will
+    # get
     blank = tiny(config.shape, (), config.seed)
     texts = [
         blank.render_text(make_conversation(config, number), TOOLS)
@@ -130,6 +132,7 @@ async def train_policy(config: SftTextConfig, policy: "CausalLanguageModel") -> 
     ):
 
         async def batch(number: int) -> "list[Demonstration]":
+            # drawn anew for each update: there are more conversations than any run can read
             first = (number - 1) * config.batch
             chats = [
                 make_conversation(config, number) for number in range(first, first + config.batch)

@@ -131,6 +131,7 @@ class SideBySideConfig(MixedTrainingConfig, frozen=True, kw_only=True):
 
 def solved_or_scored(trajectory: Trajectory) -> Reward:
     """Return the score of a drive, and 1 or 0 for a task that was or was not solved."""
+    # a drive has a score between 0 and 1; success alone would say the same of most of them
     is_drive = trajectory.episode.env.id == DRIVING
     return environment(trajectory) if is_drive else success(trajectory)
 
@@ -149,6 +150,7 @@ def mixed_agent(limits: ChatLimits) -> Agent:
 async def run_either(env: Any, policies: Any, *, limits: ChatLimits) -> Trajectory:
     """Run one episode with the policy that it needs: see `mixed_agent`."""
     is_text = is_text_task(env.episode.env)
+    # told by the environment, since the scheduler knows kinds of environments and no policies
     acting = DRIVER if env.episode.env.id == DRIVING else ROBOT
     policies = key_by_member(policies)
     is_shared = AgentNames(policies).acts_for_all
@@ -162,6 +164,7 @@ async def run_either(env: Any, policies: Any, *, limits: ChatLimits) -> Trajecto
         return with_agent(await embodied_agent_within_range(env, policies[acting]), acting)
     speakers = dict(policies)
     if LANGUAGE in policies:
+        # an environment with one agent does not name it
         speakers[DEFAULT_AGENT] = policies[LANGUAGE]
     return with_agent(await chat_agent(env, speakers, limits=limits), LANGUAGE)
 
@@ -190,6 +193,7 @@ def mix_starts(
 
     Starts repeat if there are too few.
     """
+    # at least one of each kind, so that no policy of the team is left without episodes
     num_driving = min(max(round(driving_share * num), 1), num - 2) if driving else 0
     num_robot = min(max(round(robot_share * num), 1), num - num_driving - 1)
     return [
@@ -270,6 +274,7 @@ async def main(command: Command[TrainingLaunch, SideBySideConfig]) -> int:
     kinds = [config.robot, "text", *(["driving"] if config.driving_share else [])]
     footprint = EpisodeFootprint(
         what_runs=f"one environment of {', '.join(kinds)}",
+        # the largest, because any simulator may have to run any robot's start
         simulator_mb=max(SIMULATOR_MB[kind] for kind in kinds),
         server_mb=60,
         chunk_bytes=4096,

@@ -122,6 +122,7 @@ def training_starts(config: SrpoDrivingLoopConfig) -> list[TaskStart]:
         TaskStart(
             env=layout_env(config, kind, "train"), task=kind, options={"init_state_id": number}
         )
+        # layouts in turn, so that an update of a few groups has several of them
         for number in range(config.scenes)
         for kind in config.kinds
     ]

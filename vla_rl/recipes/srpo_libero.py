@@ -92,6 +92,8 @@ class SrpoLiberoConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
     @property
     def scene(self) -> LiberoScene:
         """Conditions of the training episodes."""
+        # failures run to the limit, so half of a training's control steps would go into the second
+        # half of episodes that hardly ever succeed there
         shipped = BASE_POLICY_STEP_LIMIT if is_base_policy(self.policy) else None
         return LiberoScene.from_options(self, self.policy, self.step_limit or shipped)
 
@@ -123,6 +125,7 @@ async def main(command: Command[TrainingLaunch, SrpoLiberoConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
     facts: dict[str, str] = {"physics": config.physics}
+    # a drawing needs no assets, and a machine without LIBERO can make one
     if not command.launch.draw:
         assets = assets_in_use(config.scene.assets)
         print(f"LIBERO's assets: {assets.path} ({assets.source})", flush=True)

@@ -161,6 +161,8 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
                 "tasks",
                 f"tasks of {describe_suites(self.benchmark, task.suite)}",
             )
+        # made once to be checked: a start that is trained on must be refused before an hour of
+        # training
         held_out_episodes(self)
         choosing_episodes(self)
 
@@ -222,6 +224,7 @@ def _report_numbers(config: SuiteTrainingConfig, task: SuiteTask) -> tuple[int, 
     if wanted is None:
         return ()
     states = parse_numbers(wanted, task.num_init_states, "held_out.init_states", limit=NUM_STARTS)
+    # a result on starts that were trained on would look like progress on new ones
     if min(states) < config.train_init_states:
         raise ConfigError(
             f"held_out.init_states are {wanted!r}, but the first {config.train_init_states} are "
@@ -247,6 +250,8 @@ def _greedy_episodes(
     config: SuiteTrainingConfig, states_of: Mapping[SuiteTask, Sequence[int]]
 ) -> list[EpisodeSpec]:
     """Return a greedy episode of each task from each of its starts, in each environment."""
+    # greedy, as published success rates are; what training samples is reported as
+    # rollout/success_rate
     sampling = Sampling(greedy=True, temperature=config.temperature)
     cases = [
         (env, task, state)
@@ -280,6 +285,7 @@ def starting_policy(config: SuiteTrainingConfig) -> "VlaPolicy":
     folder = config.policy_folder
     policy = load_policy(folder, config.policy_format, config.run.device)
     require_fitting(policy, folder, config.benchmark)
+    # refused before the simulators start: their first episodes take a minute
     if getattr(policy.config, "head", "tokens") == "diffusion":
         raise ConfigError(
             f"{folder} has a diffusion head, which gives no likelihood of its actions; "
@@ -292,6 +298,7 @@ def starting_policy(config: SuiteTrainingConfig) -> "VlaPolicy":
         lora = LoraConfig(
             rank=config.lora_rank, alpha=config.lora_alpha, targets=config.lora_targets
         )
+        # a seed of the run: two runs with different seeds must not begin with the same adapters
         policy = policy.adapted(lora, seed=derive_seed(config.run.seed, "adapters"))
     if config.recompute_activations:
         policy.recompute_activations()
@@ -317,6 +324,7 @@ async def main(
     held_out = held_out_episodes(config)
     print(_describe_split(config), flush=True)
     model = await asyncio.to_thread(starting_policy, config)
+    # in a thread, because it reads gigabytes of weights
     about[POLICY_DIGEST] = await asyncio.to_thread(
         compute_digest_as_read, config.policy_folder, config.policy_format
     )
@@ -333,8 +341,10 @@ async def main(
             what_runs=" ".join(config.tasks),
             simulator_mb=config.benchmark.simulator_mb,
             server_mb=config.benchmark.server_mb,
+            # both cameras, and the state, the tokens and their log-probs
             chunk_bytes=2 * 3 * config.scene.image_size**2 + 2048,
             num_chunks=-(-_longest_episode(config) // model.config.chunk_size),
+            # a chunk is one decision, and its control steps run without another
             decision_s=model.config.chunk_size * config.benchmark.step_s,
         ),
         about,

@@ -153,6 +153,7 @@ def run_expert(env: LiberoEnv, init_state_id: int, has_frames: bool) -> WatchedE
     """
     observation, info = env.reset(options={"init_state_id": init_state_id})
     expert = Expert(env.scene)
+    # an image of each control step takes longer than its physics, so only a video pays for it
     env.render_every_step = has_frames
     frames = [observation["image"]] if has_frames else []
     is_over = False

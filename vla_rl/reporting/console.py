@@ -46,6 +46,7 @@ class LiveView:
         self._console = console if console is not None else plain_console(file=sys.stdout)
         self._has_noted = False
         self._live: Live | None = None
+        # a log file gets a line an update instead: frames of a table would fill it
         if self._console.is_terminal:
             self._live = Live(
                 get_renderable=self._render, console=self._console, refresh_per_second=refresh_hz
@@ -67,6 +68,7 @@ class LiveView:
         """
         snapshot = self._progress.snapshot()
         if self._live is None:
+            # one line stays one line in a log, so that grep and awk can read it
             self._console.print(Text(update_line(snapshot)), soft_wrap=True)
         note = None if self._has_noted else unknown_success(snapshot.tasks)
         if note is not None:
@@ -137,11 +139,13 @@ def live_table(snapshot: Snapshot, waits: Sequence[Wait], now_s: float) -> Group
     for wait in waits[:MAX_WAITS]:
         parts.append(Text(wait.describe(now_s), style="dim"))
     if len(waits) > MAX_WAITS:
+        # 512 environments may wait at once; the view has to fit a terminal
         parts.append(Text(f"and {len(waits) - MAX_WAITS} more waits", style="dim"))
     return Group(*parts)
 
 
 def _node_table(snapshot: Snapshot) -> Table:
+    # nodes of a test may take no time at all, and a bar of 0 divides by it
     longest = max(max(snapshot.node_seconds.values()), 1e-9)
     table = Table.grid(padding=(0, 2))
     for node, seconds in snapshot.node_seconds.items():
@@ -215,6 +219,7 @@ def _task_table(tasks: Mapping[str, TaskTally]) -> Table:
     for task, tally in sorted(tasks.items()):
         table.add_row(task, str(tally.num_episodes), *_outcomes(tally, tally))
     total = sum(tasks.values(), TaskTally())
+    # a task without success would count as failures in the rate of all
     with_success = sum((tally for tally in tasks.values() if tally.is_success_known), TaskTally())
     footers = ("all", str(total.num_episodes), *_outcomes(with_success, total))
     for column, footer in zip(table.columns, footers, strict=True):

@@ -79,6 +79,7 @@ def parse_gpu_memory(text: str) -> list[GpuMemory]:
     for line in text.splitlines():
         name, _, numbers = line.partition(", ")
         total, _, free = numbers.partition(", ")
+        # GPUs with unified memory say "[N/A]"
         if total.isdecimal() and free.isdecimal():
             gpus.append(GpuMemory(name, int(total) * 2**20, int(free) * 2**20))
     return gpus
@@ -98,6 +99,7 @@ def memory_table(title: str, items: Sequence[MemoryItem], available: int) -> Tab
             str(item.count),
             f"{item.total_bytes / GIB:.2f}",
         )
+    # said and not refused: the estimate is rough, and memory may become free
     verdict = "fits in" if total <= available else "DOES NOT FIT in"
     table.columns[0].footer = f"in all; {verdict} the {available / GIB:.2f} GiB available"
     table.columns[3].footer = f"{total / GIB:.2f}"
@@ -132,6 +134,7 @@ def git_commit(folder: Path) -> str | None:
         "--always",
         "--dirty",
         "--abbrev=40",
+        # without tags: the commit itself, also where a release has been tagged
         "--exclude=*",
     ]
     try:

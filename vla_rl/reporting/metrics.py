@@ -78,11 +78,15 @@ class TensorBoardSink:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         self._event, self._summary = Event, Summary
+        # the process and a number too: several runs of one process may open a file in the same
+        # second
         names = (int(time.time()), socket.gethostname(), os.getpid(), next(_EVENT_FILES))
         opening = _event_record(
             Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString()
         )
         if resumed_at is not None:
+            # TensorBoard then hides what the killed part wrote after this update, instead of
+            # drawing both
             begins = SessionLog(status=SessionLog.START)
             event = Event(wall_time=time.time(), step=resumed_at + 1, session_log=begins)
             opening += _event_record(event.SerializeToString())
@@ -95,6 +99,7 @@ class TensorBoardSink:
             value=[self._summary.Value(tag=k, simple_value=v) for k, v in values.items()]
         )
         event = self._event(wall_time=wall_time_s, step=update, summary=summary)
+        # someone may have removed the folder to see the curves of the rest alone
         self._file.path.parent.mkdir(exist_ok=True)
         self._file.write(_event_record(event.SerializeToString()))
 
@@ -238,6 +243,7 @@ class MetricLog:
         cannot be set aside.
         """
         if resumed_at is not None:
+            # before any sink opens the file, because one that is open goes on behind the old lines
             set_aside_lines(run.metrics, partial(_is_up_to_update, last=resumed_at))
         sinks: list[Sink] = [TensorBoardSink(run.tensorboard, resumed_at=resumed_at)]
         if wandb_project is not None:
@@ -289,6 +295,7 @@ class MetricLog:
         """
         assert self._file is not None
         assert self._lines is not None
+        # first, because a disk that has room again needs no copy of the lines in the checkpoint
         self._lines.flush()
         try:
             self._file.sync()
@@ -317,6 +324,8 @@ class MetricLog:
         A sink that fails to close is reported.
         """
         while self._writers:
+            # taken off the list first: closing twice, after an error in between, must not write
+            # twice
             self._writers.pop().close()
 
 
@@ -371,5 +380,6 @@ def _parsed_line(line: bytes) -> dict[str, Any] | None:
         values = msgspec.json.decode(line, type=dict[str, Any])
     except (ValueError, RecursionError):  # not a JSON object, or not UTF-8
         return None
+    # a value that was not finite is null in the file
     is_number = all(value is None or isinstance(value, int | float) for value in values.values())
     return values if is_number and type(values.get("update")) is int else None

@@ -131,6 +131,7 @@ class RunProgress:
         """Task, success and return of each of the most recent episodes."""
 
         self._finished_steps: deque[tuple[float, int]] = deque()
+        # ten updates: the speed changes while a policy gets better and its episodes shorter
         self._update_times_s: deque[float] = deque([self._started_s], maxlen=11)
         self._num_episodes = self._env_steps = 0
         self._critical_path = self._note = ""
@@ -169,10 +170,12 @@ class RunProgress:
 
     def snapshot(self) -> Snapshot:
         """Return the state of the run now. Safe to call from any thread."""
+        # outside of the lock: the lane has a lock of its own, and episodes end meanwhile
         busy = self._policy_busy_share() if self._policy_busy_share is not None else None
         with self._lock:
             now = self._clock()
             self._forget_steps(now)
+            # a run of 5 s has no 30 s to average over
             window_s = min(self._rate_window_s, now - self._started_s)
             recent_steps = sum(steps for _, steps in self._finished_steps)
             return Snapshot(
@@ -204,6 +207,7 @@ class RunProgress:
         if len(times) < 2:
             return None
         seconds_per_update = (times[-1] - times[0]) / (len(times) - 1)
+        # less what has passed of the running update, so that the display counts down
         remaining_s = (self._num_updates - self._update) * seconds_per_update - (now - times[-1])
         return max(remaining_s, 0.0)
 

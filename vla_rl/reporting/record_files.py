@@ -47,6 +47,8 @@ class FailureReporter:
         """Count the failure of `which`, such as "update 3"."""
         self.num_failed += 1
         self._num_in_a_row += 1
+        # a full disk fails at every episode: one line at its beginning and one at its end say as
+        # much
         if self._num_in_a_row == 1:
             reason = str(error) if isinstance(error, OSError) and str(error) else repr(error)
             reason = textwrap.shorten(reason, MOST_CHARACTERS)
@@ -116,6 +118,8 @@ class RetryingWriter(Generic[RecordT]):
     def flush(self) -> None:
         """Write the records that wait, until one fails."""
         while self._waiting:
+            # the oldest first and removed last: records stay in order, and none is lost if this is
+            # interrupted
             which, record = self._waiting[0]
             try:
                 self._write(record)
@@ -182,6 +186,8 @@ def set_aside_lines(path: Path, is_kept: Callable[[bytes], bool]) -> None:
         return
     aside = path.with_name(f"{path.stem}-undone{path.suffix}")
     if undone:
+        # before the file is replaced: a kill in between leaves these lines twice, and never loses
+        # one
         appended = AppendedFile(aside, lines=True)
         appended.write(b"".join(undone), sync=True)
         appended.close()

@@ -73,6 +73,7 @@ def encode_mp4(path: Path, frames: Iterator[NDArray[np.uint8]], frames_per_s: fl
     from imageio_ffmpeg import get_ffmpeg_exe  # needed only to write videos
 
     first = next(frames)
+    # ffmpeg has to know the size before its first byte; later frames are held against it
     height, width, _ = first.shape
     source = [
         "-f",
@@ -86,6 +87,8 @@ def encode_mp4(path: Path, frames: Iterator[NDArray[np.uint8]], frames_per_s: fl
         "-i",
         "-",
     ]
+    # one thread: simulators need the cores, and a video of a few hundred small frames takes no
+    # second
     target = ["-c:v", "libx264", "-pix_fmt", "yuv420p", "-threads", "1", "-f", "mp4", str(path)]
     command = [get_ffmpeg_exe(), "-loglevel", "error", "-y", *source, *target]
     # its own session: Ctrl-C stops the run, which then lets its videos finish
@@ -142,6 +145,8 @@ class VideoChoice:
             self._window, self._taken = window, set()
         chosen = []
         for trajectory in trajectories:
+            # both outcomes: a policy that fails everything, or nothing, would otherwise be shown
+            # from one side
             kind = (trajectory.episode.task, trajectory.is_success)
             if kind not in self._taken:
                 self._taken.add(kind)

@@ -97,6 +97,7 @@ def collect_waits(loop: asyncio.AbstractEventLoop, loop_thread_id: int, pid: int
     states: dict[int, str] = {}
     waits = list_waits()
     for wait in waits:
+        # 512 waits may name one engine, and each look into /proc takes a while on a busy machine
         if wait.pid and wait.pid not in states:
             states[wait.pid] = f"pid {wait.pid} is {describe_process(wait.pid)}"
     return RunWaits(
@@ -129,6 +130,7 @@ def _loop_answers(loop: asyncio.AbstractEventLoop) -> bool:
         loop.call_soon_threadsafe(answered.set)
     except RuntimeError:  # it is closed
         return False
+    # asked and not assumed: a loop that computes for seconds is what the reader looks for
     return answered.wait(LOOP_ANSWERS_WITHIN_S)
 
 
@@ -136,6 +138,7 @@ def _other_threads(loop_thread_id: int) -> tuple[ListedTask, ...]:
     frames, left_out = sys._current_frames(), (loop_thread_id, threading.get_ident())
     return tuple(
         ListedTask(name=thread.name, at=_describe_frames([frames[thread.ident]]))
+        # a thread that has just begun has no frame yet
         for thread in threading.enumerate()
         if thread.ident not in left_out and thread.ident in frames
     )

@@ -102,6 +102,7 @@ class BackgroundEvaluation:
         skipped = earlier.skipped if earlier is not None else ()
         self._skipped = [version for version in skipped if version <= self._first]
         await self._write_curve()
+        # before the group of tasks is open: an error of the disk needs no task to be cancelled
         unfinished = await asyncio.to_thread(self._unfinished)
         await self._tasks.__aenter__()
         for version in unfinished:
@@ -151,6 +152,7 @@ class BackgroundEvaluation:
         if version in (self._current, self._waiting) or not self._choose.missing(version):
             return
         if self._current is None:
+            # taken here and not by the loop, so that `kept` protects the checkpoint from now on
             self._current = version
             self._offered.set()
             return
@@ -225,11 +227,16 @@ class BackgroundEvaluation:
 
     async def _evaluate_each(self) -> None:
         assert self._choose is not None
+        # who waits                    for                          woken by
+        # this loop                    `_offered`                   `offer`, `begin`, `finish`
+        # `evaluate_checkpoint` in it  the next record, or the end  an episode that ends; a process that dies
+        # `finish`                     this loop's end              `_report_last`, an error, cancellation
         while True:
             if self._current is not None:
                 await self._evaluate_version(self._current, self._choose)
                 self._current, self._waiting = self._waiting, None
             elif await self._report_first():
+                # training may have offered a version meanwhile, and choosing comes before reporting
                 continue
             elif self._last is not None:
                 await self._report_last(self._last)
@@ -289,6 +296,7 @@ class BackgroundEvaluation:
             lambda: starts.missing(version),
             add,
         )
+        # before the line is printed: a reader of the line finds the curve that it speaks of
         await self._write_curve()
         curve = self.curve
         point = next(each for each in starts.points if each.weights == version)
@@ -342,6 +350,7 @@ class BackgroundEvaluation:
         )
 
     async def _write_curve(self) -> None:
+        # one at a time: a skipped version and a finished one may write in the same moment
         async with self._writing:
             await run_in_thread(self._write_curve_and_best, self.curve)
 

@@ -74,6 +74,7 @@ def find_hosts(config: ClusterConfig, *, may_be_away: bool) -> Hosts:
         return RayHosts(config.ray, wanted=wanted, may_be_away=may_be_away)
     from vla_rl.cluster.listed_hosts import ListedHosts
 
+    # a host that died with its ranks must not keep the others waiting for long
     answer_within_s = RESTART_ANSWER_S if may_be_away else START_ANSWER_S
     return ListedHosts(Path(config.hosts), answer_within_s=answer_within_s, may_be_away=may_be_away)
 
@@ -136,6 +137,7 @@ async def assign_ranks(
     for part in parse_learners(cluster.learners):
         if is_restart and part.host not in names:
             raise LearnerHostLost(f"the host {part.host!r}, which has ranks, is away", part.host)
+    # asked again, as the hosts' own report was made before a rank took a GPU here
     gpus = await asyncio.to_thread(list_own_gpus)
     local = replace(hosts[0], resources=replace(hosts[0].resources, gpus=gpus))
     shape = replace(run_shape(config, team), lost=tuple(lost))
@@ -158,6 +160,8 @@ def _rank_assignments(
         for host in hosts
         if any(host.name == assigned.host for assigned in devices)
     ]
+    # the interface that reaches one host is taken for all: ranks need a network that all of them
+    # share
     towards = next((address for address in remote if address), "127.0.0.1")
     return [
         _rank_assignment(assigned, by_name[assigned.host], devices, towards, interfaces)
@@ -223,6 +227,7 @@ def choose_image_route(
 ) -> None:
     """Let images go to the learner's ranks directly, if nothing in this process reads them."""
     learners = [member.learner or config.learner for member in team.members.values()]
+    # a process alone reads the images itself
     if all(learner.ranks == 1 for learner in learners):
         return
     reader = _image_reader(graph, team, hosts)
@@ -251,6 +256,7 @@ def _image_reader(graph: TaskGraph, team: Team, hosts: HostFleet) -> str:
 
 def _reads_no_images(function: Callable[..., Any] | str, hosts: HostFleet) -> bool:
     if type(function) is GroupReward:
+        # a function of one's own may read anything, unless it says that it does not
         return not function.may_read_images
     if function is embed_group:
         return hosts.embeds

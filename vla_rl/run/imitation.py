@@ -49,6 +49,8 @@ class Samples:
         for episode in self._episodes:
             _require_fitting(episode, policy)
         self._chunk_size, self._cameras = policy.config.chunk_size, policy.config.cameras
+        # searched in the logarithm of the number of episodes; a list of all samples would be as
+        # long as the data
         self._ends = np.cumsum([episode.num_steps for episode in episodes])
 
     def __len__(self) -> int:
@@ -74,6 +76,7 @@ class Samples:
         episode = self._episodes[number]
         step = index - int(self._ends[number]) + episode.num_steps
         rest = episode.actions[step : step + self._chunk_size]
+        # the rest stays zero: it has no loss, as `num_valid` says
         chunk = np.zeros((self._chunk_size, episode.actions.shape[1]), np.float32)
         chunk[: len(rest)] = rest
         return Demonstration(
@@ -141,6 +144,8 @@ def seeded_batches(
     prepare = augmented_batches(policy, config, generator)
 
     def seeded(observations: Sequence[Observation], seed: int) -> PrismaticBatch:
+        # a seed for each batch: a resumed run augments the samples that are left as the first one
+        # would have
         generator.manual_seed(seed)
         return prepare(observations)
 

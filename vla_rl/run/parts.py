@@ -135,6 +135,8 @@ class TrainingParts:
             others={} if self.hosts is None else self.hosts.weights.sinks,
             lost_gpus=restarts.lost_gpus if restarts is not None else (),
         )
+        # the share of what runs the episodes: with hosts, an engine of this one serves evaluations
+        # alone
         acting = self.hosts or self.engine
         assert acting is not None, "a run without other hosts acts here"
         self.progress = RunProgress(
@@ -202,6 +204,8 @@ class TrainingParts:
         async with AsyncExitStack() as stack:
             if self._cluster is not None:
                 await stack.enter_async_context(self._cluster)
+                # before the learners start: their ranks are processes of the hosts that have just
+                # joined
                 await self._assign_ranks(self._cluster)
             for learner in self.learner.with_processes:
                 await stack.enter_async_context(learner)
@@ -244,6 +248,7 @@ class TrainingParts:
                 await stack.enter_async_context(self.pool)
                 await stack.enter_async_context(self.engine)
             if self.hosts is not None:
+                # in a thread, because it reads the run's folder, which may lie on a slow disk
                 await asyncio.to_thread(self.hosts.belong_to, run)
                 await stack.enter_async_context(self.hosts)
                 ways = (
@@ -290,6 +295,8 @@ class TrainingParts:
 
     async def snapshot(self) -> RunSnapshot:
         """Return the complete state of the run. Nothing may train meanwhile."""
+        # one after the other and not at once: both copy from the device, and host memory holds one
+        # copy more
         critic = await self._critic.snapshot() if self._critic is not None else {}
         learner = replace(await self.learner.snapshot(), critic=critic)
         others = {name: what.state() for name, (what, _) in self._remembered.items()}
@@ -336,6 +343,7 @@ def group_filter(config: FilterConfig) -> Callable[[Group], bool] | None:
 
     The function raises EnvError if it filters by success and the environment does not report it.
     """
+    # no function at all, so that a run without filters asks no environment for its success
     if config == FilterConfig():
         return None
     needs_success = tuple(config.accuracy_bounds) != (0.0, 1.0) or config.drop_equal == "success"

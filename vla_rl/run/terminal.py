@@ -50,6 +50,7 @@ class StopSignal:
             )
             return self
         loop = asyncio.get_running_loop()
+        # nohup has decided already, and a handler would undo it
         is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         self._handled = [
             number for number in _SIGNALS if number is not signal.SIGHUP or not is_ignored
@@ -188,6 +189,7 @@ class _LastingStream:
         # a stream of a test or a notebook has no descriptor
         with contextlib.suppress(OSError, ValueError):
             descriptor = self._stream.fileno()
+            # the descriptor itself is redirected, because libraries in C write to it too
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, descriptor)
             os.close(nowhere)
@@ -231,8 +233,10 @@ def only_error(error: BaseException) -> BaseException:
     if not isinstance(error, BaseExceptionGroup):
         return error
     members = _flatten(error)
+    # the same lost engine fails hundreds of episodes at once; a person has to read it once
     if len({(type(member), str(member)) for member in members}) > 1:
         return error
+    # what was written onto the group is about the run, such as where its weights were saved
     for note in getattr(error, "__notes__", ()):
         members[0].add_note(note)
     if len(members) > 1:

@@ -243,6 +243,9 @@ class TrainingRun:
             return
         assert isinstance(self._config, TrainingConfig)
         scheduler = self._parts.scheduler
+        # who waits       for                                      woken by
+        # `unless_set`    the last update, or the end of gains     `_train`, or `has_stopped_gaining`
+        # `finish`        all evaluations                          the loop of `BackgroundEvaluation`
         async with background:
             updates = self._make_updates_and_evaluate(run, record, None)
             await unless_set(background.has_stopped_gaining, updates)
@@ -302,6 +305,11 @@ class TrainingRun:
         first = parts.scheduler.version
         executor = Executor(self.graph, max_in_flight=self._config.scheduler.max_staleness + 1)
         updates = executor.run(self._config.run.updates - first, first=first)
+        # who waits            for                               woken by
+        # `async for` below    the next update in order          the last node of an update; a node that fails
+        # `_note`              the record, then the rename       a thread that has written
+        # `profiler.before`    the device lane                   the job before it
+        # a node of an update  groups, values or a resource      the scheduler, other nodes: graph/executor.py
         with LiveView(parts.progress) as view:
             parts.progress.updates_begin()
             try:

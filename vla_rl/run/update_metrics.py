@@ -92,6 +92,7 @@ class Utilization:
     def __init__(self, lane: DeviceLane, peak_flops: float) -> None:
         self._lane, self._peak, self._counter = lane, peak_flops, LaneFlopCounter()
         lane.add_observer(self._counter)
+        # the lane may have worked before, for an evaluation of the first weights
         self._before = (time.perf_counter(), dict[str, int](), lane.busy_seconds())
 
     def metrics(self) -> dict[str, float]:
@@ -107,6 +108,7 @@ class Utilization:
         }
         for work, count in done.items():
             worked = busy.get(work, 0.0) - busy_before.get(work, 0.0)
+            # work without counted operations, such as a copy of weights, has no MFU
             if count and worked > 0.0:
                 metrics[f"device/mfu_{work}"] = count / (worked * self._peak)
         return metrics
@@ -146,6 +148,7 @@ class UpdateProfiler:
     async def before(self, update: int) -> None:
         """Begin, if `update` is the first of the updates; it may have begun to run episodes."""
         if self._running is None and update in self._updates:
+            # shapes too, as a slow operation is often a slow shape of a fast one
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available():
                 activities.append(ProfilerActivity.CUDA)
@@ -163,6 +166,7 @@ class UpdateProfiler:
         profiled, self._running = self._running, None
         if profiled is None:
             return
+        # first, so that no job of the next update gets a name in a trace that has ended
         self._lane.remove_observer(self)
         await self._lane.run(profiled.stop, work="profile")
         path = self._folder / f"profile-{self._updates.start:06d}-{self._updates.stop - 1:06d}.json"

@@ -330,7 +330,7 @@ async def test_an_agent_is_compared_with_itself_where_it_took_part() -> None:
         [-0.5, -0.25],
         [0.0],
     ]
-    assert output.metrics["advantage/groups_that_teach"] == 1.0
+    assert output.metrics["advantage/groups_with_signal"] == 1.0
 
 
 async def test_one_number_for_an_episode_is_every_agents() -> None:

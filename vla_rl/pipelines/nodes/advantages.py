@@ -45,6 +45,7 @@ class OverlongPenalty:
                 [trajectory.num_executed_tokens for trajectory in group.trajectories]
             )
             penalty = overlong_penalty(lengths, self._config)
+            # copies, because rewards of another host are read-only views into its message
             rows = [row.copy() for row in of_group]
             for row, lost in zip(rows, penalty.tolist(), strict=True):
                 row[-1] += lost
@@ -122,6 +123,7 @@ class KlPenalty:
         """Return the stored coefficients of the updates before `update`, and its own."""
         state = self._state
         known = (*state.earlier, state.coef, state.next_coef)
+        # an update that is made again finds its own coefficient, as if it had never been made
         index = min(max(len(state.earlier) + update - state.update, 0), len(known) - 1)
         return known[max(index - self._max_staleness, 0) : index], known[index]
 
@@ -150,6 +152,8 @@ def decision_kl(trajectory: Trajectory, reference: Sequence[np.ndarray]) -> np.n
         for step, row in zip(trajectory.steps, reference, strict=True)
     ]
     kl = np.array(differences)
+    # one value that is not finite would make the mean, and so the next coefficient, not finite for
+    # ever
     bad = np.flatnonzero(~np.isfinite(kl))
     if len(bad):
         raise ValueError(
@@ -189,12 +193,14 @@ class GroupAdvantage:
             made = self._estimate(batch).per_trajectory()
             for part, advantage in zip(parts, made, strict=True):
                 advantages[part.row][list(part.decisions)] = advantage
+            # counted by agent: of two agents one may learn from a group in which the other earned
+            # the same
             informative += [
                 bool(np.ptp(batch.rewards[rows]) > 0.0)
                 for rows in batch.groups("the advantage node")
             ]
         metrics = {
-            "advantage/groups_that_teach": float(np.mean(informative)),
+            "advantage/groups_with_signal": float(np.mean(informative)),
             **_spread(np.concatenate(advantages)),
         }
         return NodeOutput(advantages, metrics=metrics)
@@ -241,6 +247,7 @@ def reward_batch(
     flat = [row for of_group in rewards for row in of_group]
     return make_reward_batch(
         trajectories,
+        # the outcome with the penalties that were subtracted on the way, not the environment's
         np.array([outcome(*pair) for pair in zip(trajectories, flat, strict=True)]),
         step_rewards=flat,
         values=[each.values for each in values],
@@ -270,6 +277,7 @@ def _agent_batch(
     groups = [each.episode.group_id for each in alone]
     return make_reward_batch(
         alone,
+        # an agent is compared by what it earned itself, not by the sum of all agents
         np.array([float(np.sum(earned)) for earned in own]),
         step_rewards=own,
         greedy_rewards=np.array([greedy[group] for group in groups])

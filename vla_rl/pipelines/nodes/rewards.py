@@ -93,6 +93,7 @@ async def threads(group: Group, reward: RewardFunction) -> list[Reward]:
             "the reward manager 'threads' is for plain functions, and this reward "
             "is async; use 'each'."
         )
+    # a bound of its own: the pool of asyncio's threads serves files and engines too
     room = asyncio.Semaphore(MAX_THREADS)
 
     async def one(trajectory: Trajectory) -> Reward:
@@ -123,6 +124,8 @@ class GroupReward:
     def __init__(self, config: RewardConfig) -> None:
         self._reward = named(REWARDS, config.function, "reward")
         self._manager = named(MANAGERS, config.manager, "reward manager")
+        # images of other hosts are fetched for functions of the user alone; the built-in ones read
+        # numbers
         self.may_read_images = not (
             self._reward in REWARDS.values() and self._manager in MANAGERS.values()
         )
@@ -137,6 +140,7 @@ class GroupReward:
         if self._reward is success:
             require_known_success(group, "reward.function is 'success'")
         returned = list(await self._manager(group, self._reward))
+        # a manager of the user that forgets an episode would shift the rewards of all later ones
         if len(returned) != len(group.trajectories):
             raise ValueError(
                 f"the reward manager returned {len(returned)} rewards for "
@@ -173,6 +177,7 @@ def outcome(trajectory: Trajectory, rewards: DecisionRewards) -> float:
 
 def outcomes_by_agent(trajectory: Trajectory, rewards: DecisionRewards) -> dict[str, float]:
     """Return the total reward of each agent's decisions, by its name."""
+    # agents take turns in one episode, so each one's decisions lie between the others'
     deciders = np.array([step.agent for step in trajectory.steps])
     agents = list_agents([trajectory])
     return {agent: float(np.sum(rewards[deciders == agent])) for agent in agents}
@@ -192,6 +197,7 @@ def decision_rewards(trajectory: Trajectory, reward: Reward) -> DecisionRewards:
         )
     if values.ndim == 1:
         return values
+    # the last decision, because one number is about all that came before it
     last = {step.agent: number for number, step in enumerate(trajectory.steps)}
     spread = np.zeros(num, np.float32)
     spread[list(last.values())] = values
@@ -230,6 +236,7 @@ def rewards_by_group(
     Raises: WrongInput if their number is wrong, or if one does not fit its episode or is not
     finite.
     """
+    # a replaced node of the user may write any of the three forms that other frameworks use
     found = _as_groups([len(group.trajectories) for group in groups], rewards)
     try:
         return [
@@ -267,6 +274,7 @@ def score_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
     An environment whose reward has parts names them there; others have no such metrics.
     """
+    # only episodes that ended on their own have a score; one that was cut off has none
     scores = [trajectory.info.get("score") for trajectory in trajectories]
     found = [score for score in scores if isinstance(score, Mapping)]
     names = sorted({name for score in found for name in score})

@@ -105,6 +105,7 @@ class Learn:
             )
         references = None
         if reference_log_probs is not None:
+            # flat, in the order of the trajectories, as the learner takes them
             references = [log_probs for of_group in reference_log_probs for log_probs in of_group]
         update = self._update_of(trajectories, list(advantages), references)
         # stays True if the update raises: it may have changed half of the weights
@@ -198,6 +199,8 @@ class TrainCritic:
         There are none if the critic learnt from this update before a resume.
         """
         flat = [each for of_group in values for each in of_group]
+        # completed even if it is cancelled, for the same reason as the policy's update: weights and
+        # optimizer must be of one version when they are saved
         learning = self._critic.fit_values(all_trajectories(groups), flat, returns, number=update)
         metrics, is_cancelled = await finish_despite_cancellation(learning)
         if is_cancelled:
@@ -231,8 +234,12 @@ def select_episodes(
         advantages: one for each episode.
         mask_truncated: leave out episodes that a limit truncated unsolved.
     """
+    # a greedy episode is ReMax's baseline: its tokens were not sampled, so they have no gradient of
+    # the policy
     is_learnt = np.array([not trajectory.episode.sampling.greedy for trajectory in trajectories])
     if mask_truncated:
+        # their return is unknown and not zero, so that learning from them would punish slow
+        # successes
         is_short = np.array([is_cut_short(trajectory) for trajectory in trajectories])
         is_learnt = overlong_filter(is_learnt[:, None], is_short)[:, 0]
     kept = np.flatnonzero(is_learnt).tolist()
