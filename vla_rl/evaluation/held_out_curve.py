@@ -133,6 +133,13 @@ class Curve(msgspec.Struct, frozen=True):
         best_text = f"weights {best.weights}: {self.describe(best.chose)}"
         return f"{text}; best, by the starts that chose it: {best_text}"
 
+    def describe_rank(self, point: CurvePoint) -> str:
+        """Describe how a point compares with the best one so far, as the end of a sentence."""
+        assert self.best is not None
+        if self.best.weights == point.weights:
+            return "; the best so far"
+        return f"; the best are weights {self.best.weights} with {self.best.chose.mean:.3g}"
+
 
 def curve_points(
     records: Iterable[EpisodeRecord], keys: Sequence[Key], measure: Measure

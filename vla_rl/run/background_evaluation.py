@@ -33,7 +33,6 @@ from vla_rl.evaluation.checkpoint_evaluator import (
 from vla_rl.evaluation.held_out import HeldOutEvaluator
 from vla_rl.evaluation.held_out_curve import (
     Curve,
-    CurvePoint,
     StartSet,
     make_curve,
     read_curve,
@@ -304,7 +303,7 @@ class BackgroundEvaluation:
         await self._note(version, curve.metrics_of(point, prefix))
         print(
             f"held out, {starts.name}: weights {version}: {curve.describe(point.all)}, in "
-            f"{time.monotonic() - began:.0f} s{self._rank(curve, point) if starts is self._choose else ''}",
+            f"{time.monotonic() - began:.0f} s{curve.describe_rank(point) if starts is self._choose else ''}",
             flush=True,
         )
         if starts is self._choose:
@@ -313,14 +312,6 @@ class BackgroundEvaluation:
     async def _find(self, version: int) -> Path | None:
         """Return the folder of a version's checkpoint. Listing a network disk may take seconds."""
         return await asyncio.to_thread(find_checkpoint, self._run.checkpoints, version)
-
-    @staticmethod
-    def _rank(curve: Curve, point: CurvePoint) -> str:
-        best = curve.best
-        assert best is not None
-        if best.weights == point.weights:
-            return "; the best so far"
-        return f"; the best are weights {best.weights} with {best.chose.mean:.3g}"
 
     def _stop_if_no_gain(self, curve: Curve) -> None:
         patience = self._evaluator.schedule.stop_after
@@ -352,17 +343,18 @@ class BackgroundEvaluation:
     async def _write_curve(self) -> None:
         # one at a time: a skipped version and a finished one may write in the same moment
         async with self._writing:
-            await run_in_thread(self._write_curve_and_best, self.curve)
+            await run_in_thread(_write_curve_and_best, self._run, self.curve)
 
-    def _write_curve_and_best(self, curve: Curve) -> None:
-        """Store the curve, and link the best of the checkpoints that are still there."""
-        ranked = sorted(curve.chose, key=lambda point: (-point.all.mean, point.weights))
-        existing = (find_checkpoint(self._run.checkpoints, point.weights) for point in ranked)
-        try:
-            set_best(self._run.checkpoints, next((each for each in existing if each), None))
-            write_curve(self._run, curve)
-        except OSError as error:
-            logger.warning("the curve of held-out episodes could not be written: %s", error)
+
+def _write_curve_and_best(run: RunDirectory, curve: Curve) -> None:
+    """Store the curve, and link the best of the checkpoints that are still there."""
+    ranked = sorted(curve.chose, key=lambda point: (-point.all.mean, point.weights))
+    existing = (find_checkpoint(run.checkpoints, point.weights) for point in ranked)
+    try:
+        set_best(run.checkpoints, next((each for each in existing if each), None))
+        write_curve(run, curve)
+    except OSError as error:
+        logger.warning("the curve of held-out episodes could not be written: %s", error)
 
 
 def background_settings(
