@@ -36,7 +36,13 @@ MOST_EXITS: Final = 3
 
 
 class EvaluatorSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about an evaluation but the checkpoint and its episodes, as plain values."""
+    """Everything about an evaluation but the checkpoint and its episodes, as plain values.
+
+    Example:
+        EvaluatorSettings(policy_class="vla_rl.models.openvla_oft:OpenVlaOft", measure="success_rate",
+            contact_sheet=None, simulators=SimulatorConfig(num_envs=2), device="cpu", torch_threads=1,
+            niceness=10)
+    """
 
     policy_class: str
     """`module:Class`, with a classmethod `load(folder)`."""

@@ -65,7 +65,11 @@ _NAME: Final = re.compile(r"drive-(\w+)_scene-(\d+)_weights-(\d+)\.jpg")
 
 
 class DrivePair(NamedTuple):
-    """Contact sheets of one scene by the first weights and the last."""
+    """Contact sheets of one scene by the first weights and the last.
+
+    Example:
+        DrivePair(kind="roundabout", scene=3, before=..., after=..., versions=(0, 50))
+    """
 
     kind: str
     scene: int

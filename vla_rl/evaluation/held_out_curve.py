@@ -24,7 +24,11 @@ CURVE_FILE: Final = "held_out_curve.json"
 
 
 class CurvePoint(msgspec.Struct, frozen=True):
-    """The results of one weight version over all starts of a set."""
+    """The results of one weight version over all starts of a set.
+
+    Example:
+        CurvePoint(weights=20, all=Mean(100, 0.84, 0.756, 0.899), tasks={})
+    """
 
     weights: int
     all: Mean
@@ -33,7 +37,11 @@ class CurvePoint(msgspec.Struct, frozen=True):
 
 
 class Best(msgspec.Struct, frozen=True):
-    """The checkpoint that the starts to choose by chose."""
+    """The checkpoint that the starts to choose by chose.
+
+    Example:
+        Best(weights=20, report=Mean(100, 0.81, ...), chose=Mean(100, 0.84, 0.756, 0.899))
+    """
 
     weights: int
     report: Mean | None

@@ -23,7 +23,11 @@ Key: TypeAlias = tuple[str, int, int, int]
 
 
 class RecordFormat(NamedTuple):
-    """A file of records in the folder of a run, and their measure."""
+    """A file of records in the folder of a run, and their measure.
+
+    Example:
+        RecordFormat(file="held_out.jsonl", measure="success_rate")
+    """
 
     file: str
     measure: Measure

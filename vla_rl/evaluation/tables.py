@@ -44,7 +44,11 @@ _Z_95: Final = 1.959963984540054  # quantile of the normal distribution
 
 
 class Mean(NamedTuple):
-    """A mean over episodes, with its 95 % interval."""
+    """A mean over episodes, with its 95 % interval.
+
+    Example:
+        Mean(episodes=100, mean=0.84, low=0.756, high=0.899)
+    """
 
     episodes: int
     mean: float

@@ -24,7 +24,11 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class MemoryItem:
-    """One line of an estimate: a number of objects, and the bytes of each."""
+    """One line of an estimate: a number of objects, and the bytes of each.
+
+    Example:
+        MemoryItem("simulator processes, private memory of each", 140 * 2**20, count=8)
+    """
 
     name: str
     bytes_each: int
@@ -38,7 +42,11 @@ class MemoryItem:
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """Memory of one GPU."""
+    """Memory of one GPU.
+
+    Example:
+        GpuMemory(name="NVIDIA H100 80GB HBM3", total_bytes=85520809984, free_bytes=84825604096)
+    """
 
     name: str
     total_bytes: int

@@ -197,7 +197,11 @@ class Sink(Protocol):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """Metrics of one update."""
+    """Metrics of one update.
+
+    Example:
+        Measured(update=8, wall_time_s=1764252000.0, values={"rollout/success_rate": 0.63})
+    """
 
     update: int
     wall_time_s: float

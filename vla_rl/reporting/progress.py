@@ -15,7 +15,11 @@ from vla_rl.types import Trajectory
 
 @dataclass(frozen=True)
 class TaskTally:
-    """The number of episodes of one task, their successes and their returns."""
+    """The number of episodes of one task, their successes and their returns.
+
+    Example:
+        TaskTally(num_episodes=64, num_successes=40, total_return=40.0, is_success_known=True)
+    """
 
     num_episodes: int = 0
     num_successes: int = 0

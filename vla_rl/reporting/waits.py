@@ -45,7 +45,11 @@ LOOP_ANSWERS_WITHIN_S = 0.5
 
 
 class ListedWait(msgspec.Struct, frozen=True, kw_only=True):
-    """One task that waits."""
+    """One task that waits.
+
+    Example:
+        ListedWait(who="episode 12", on="simulator 3: reset", seconds=41.5, process="pid 4711 is running")
+    """
 
     who: str
     on: str
@@ -55,7 +59,11 @@ class ListedWait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListedTask(msgspec.Struct, frozen=True, kw_only=True):
-    """One task of the loop, and the line that it stands at."""
+    """One task of the loop, and the line that it stands at.
+
+    Example:
+        ListedTask(name="episode 12", at="Lease.step (vla_rl/env_workers/pool.py:240)")
+    """
 
     name: str
     at: str
@@ -171,7 +179,11 @@ class NoAnswer(VlaRlError):
 
 
 class RunningProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """The process that carries out a run, as its run directory names it."""
+    """The process that carries out a run, as its run directory names it.
+
+    Example:
+        RunningProcess(host="trainer", boot_id="6d0f...", pid=4711, start_ticks=81234, socket="@vla_rl/...")
+    """
 
     host: str
     boot_id: str

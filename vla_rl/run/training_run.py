@@ -47,7 +47,11 @@ Customise: TypeAlias = Callable[[Pipeline], Pipeline]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a training run."""
+    """The result of a training run.
+
+    Example:
+        Outcome(run=RunDirectory(Path("runs/srpo_toy-20250101-120000")), progress=..., was_stopped=False)
+    """
 
     run: RunDirectory
     progress: Snapshot

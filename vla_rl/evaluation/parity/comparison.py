@@ -17,7 +17,12 @@ MOST_NUMBERS: Final = 8
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """The first value at which two traces differ."""
+    """The first value at which two traces differ.
+
+    Example:
+        Difference(boundary=..., decision=3, key="image", values=("...", "..."),
+            size="41 of 150528 pixels differ", hint="turned by 180 degrees")
+    """
 
     boundary: Boundary
     decision: int

@@ -140,7 +140,11 @@ Value: TypeAlias = np.ndarray | str | bool
 
 
 class TraceEntry(msgspec.Struct, frozen=True):
-    """One value of an episode."""
+    """One value of an episode.
+
+    Example:
+        TraceEntry(decision=0, boundary="tokens", value=np.array([31872, 31744, 31850]))
+    """
 
     decision: int
     """Number of the decision that it belongs to, from 0."""

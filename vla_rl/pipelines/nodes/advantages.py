@@ -57,7 +57,11 @@ class OverlongPenalty:
 
 
 class KlCoefficient(msgspec.Struct, frozen=True):
-    """Weight of the distance in the reward, per nat."""
+    """Weight of the distance in the reward, per nat.
+
+    Example:
+        KlCoefficient(update=7, coef=0.01, next_coef=0.0105, earlier=(0.01,))
+    """
 
     update: int
     """Last update that used it; -1 before the first."""
