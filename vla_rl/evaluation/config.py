@@ -118,6 +118,7 @@ def require_goal_files(episodes: Sequence[EpisodeSpec]) -> None:
 
     Files of initial states need no check here: `planned_episodes` has read them.
     """
+    # each task once: thousands of starts share a few goal files
     for task in dict.fromkeys(map(_episode_task, episodes)):
         if not task.goal_file.is_file():
             raise ConfigError(

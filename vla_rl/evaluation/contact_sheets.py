@@ -52,6 +52,7 @@ def _write_frames(path: Path, trajectory: Trajectory) -> None:
         *(step.observation["image"] for step in trajectory.steps),
         trajectory.final_observation["image"],
     ]
+    # evenly spaced, so that sheets of episodes of any length have the same width
     chosen = np.linspace(0, len(frames) - 1, min(NUM_MOMENTS, len(frames))).round().astype(int)
     path.parent.mkdir(exist_ok=True)
     imageio.imwrite(path, np.concatenate([frames[index] for index in chosen], axis=1), quality=85)
@@ -200,6 +201,8 @@ def draw_plan(kwargs: dict[str, Any], number: int, rows: np.ndarray) -> list[np.
     reference, _ = best_proposal(world, version)
     (states,) = score_waypoints(world.scene(reference), waypoints[None], version).states
     images = []
+    # the motion that was graded, which the vehicle's controller makes of the plan, and not the plan
+    # itself
     for step in np.linspace(0, len(states) - 1, NUM_IMAGES).round().astype(int):
         car = Car(*(float(states[step, column]) for column in _EGO))
         others = world.tracks.poses[:, step]

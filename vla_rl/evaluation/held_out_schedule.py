@@ -81,6 +81,7 @@ def choosing_numbers(
     Raises: ConfigError if one is reported or trained on, or if no start is left.
     """
     if text is None:
+        # after those that are reported, where starts are drawn, and only then before them
         free = _free_numbers(max(reported) + 1, {*reported}, trained, limit or most)
         chosen = tuple(sorted(itertools.islice(free, len(reported))))
         if not chosen:

@@ -182,6 +182,7 @@ def parse_tasks(texts: Sequence[str], what: str) -> tuple[SuiteTask, ...]:
 
     Raises: ConfigError.
     """
+    # by key, as two texts may name the same task, which must not count twice
     chosen: dict[str, SuiteTask] = {}
     for text in texts:
         suite, _, numbers = text.partition("/")
@@ -266,6 +267,7 @@ def libero_episode(
         env=env,
         task=task,
         seed=0,
+        # by its identity, so that a resume or another order of tasks gives the same actions
         policy_seed=derive_seed(seed, task, init_state_id, env.kwargs.get("scene_seed", 0)),
         options={"init_state_id": init_state_id},
         sampling=sampling,

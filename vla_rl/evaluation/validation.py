@@ -47,6 +47,7 @@ class Validation(HeldOutEvaluator):
         sampling: Sampling,
         seed: int = 0,
     ) -> None:
+        # results of other problems must not stand in one curve, so their digest is a condition
         problems = hashlib.sha256(
             msgspec.json.encode([(start.env, start.seed, start.options) for start in starts])
         )
@@ -117,6 +118,7 @@ def compute_metrics(records: Sequence[EpisodeRecord]) -> dict[str, float]:
     tries: dict[tuple[str, int], list[EpisodeRecord]] = {}
     for record in sorted(records, key=lambda record: (record.start, record.member)):
         tries.setdefault((record.task, record.start), []).append(record)
+    # best@m over problems with fewer tries would be smaller for no other reason
     most = max(map(len, tries.values()))
     whole = [found for found in tries.values() if len(found) == most]
     rewards = np.array([[record.value for record in found] for found in whole])
@@ -161,6 +163,7 @@ def mean_majority_reward(rewards: NDArray[np.floating], answers: Sequence[Sequen
     _checked(rewards)
     chosen = []
     for earned, given in zip(rewards.tolist(), answers, strict=True):
+        # `most_common` keeps the order of counting, so the first of equally frequent ones counts
         most_common = Counter(given).most_common(1)[0][0]
         same = [
             reward for reward, answer in zip(earned, given, strict=True) if answer == most_common

@@ -183,6 +183,7 @@ async def _rehearse(config: EvalNavsimConfig, files: list[Path]) -> int:
         await asyncio.to_thread(
             load_driver, config.policy, config, config.device, config.action, None
         )
+        # one environment: all scenes of the folder have the same arguments
         await open_each([_env(config)], SimulatorConfig())
     print(f"{len(files)} scenes; everything that the command would read was found")
     return 0

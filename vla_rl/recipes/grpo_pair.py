@@ -108,6 +108,7 @@ def load_policies(config: GrpoPairConfig) -> "Team":
     """Load one policy for both agents, or one for each."""
     if config.agents.weights == "shared":
         return vla_rl.Team.of(language.load_language_model(config.policy))
+    # loaded twice even from one folder: each of the two then learns weights of its own
     folders = (config.policy, config.checker_policy or config.policy)
     members = {
         agent: vla_rl.Member(language.load_language_model(folder))

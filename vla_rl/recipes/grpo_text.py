@@ -98,6 +98,7 @@ def training_starts(config: GrpoTextConfig) -> list[TaskStart]:
 
     Raises: ConfigError if too few are left.
     """
+    # by their text, as two seeds may draw the same sum
     held_out = {_sum_text(config, start.seed) for start in validation_starts(config)}
     seeds: list[int] = []
     for seed in _derive_seeds(config, "train", MAX_DRAWS * config.num_starts):
@@ -116,6 +117,7 @@ def validation_starts(config: GrpoTextConfig) -> list[TaskStart]:
     """Return different sums for validation. Raises: ConfigError if there are too few."""
     seeds: dict[str, int] = {}
     for seed in _derive_seeds(config, "validation", MAX_DRAWS * config.num_validation):
+        # a sum that is validated twice would count twice
         seeds.setdefault(_sum_text(config, seed), seed)
         if len(seeds) == config.num_validation:
             break
@@ -134,6 +136,7 @@ def _derive_seeds(config: GrpoTextConfig, kind: str, num: int) -> Iterator[int]:
 
 def _sum_text(config: GrpoTextConfig, seed: int) -> str:
     """Return the text of the sum that the environment draws from a seed."""
+    # drawn as the environment draws it, since there is no other list of the sums
     return draw_problem(
         seed, num_operators=config.num_operators, num_digits=config.num_digits, operators=OPERATORS
     ).text

@@ -66,6 +66,7 @@ class SrpoDrivingConfig(DrivingConfig, frozen=True, kw_only=True):
         """Return the options of rewards that are scores, if SRPO makes its own."""
         if self.pipeline != "embodied_srpo":
             return super().unused_options()
+        # SRPO rewards successes, so no part of the score has a say in it
         return {**super().unused_options(), "reward_of": "srpo rewards successes"}
 
     def env_of(self, split: str) -> EnvSpec:

@@ -163,6 +163,7 @@ def _report_numbers(config: SrpoToyConfig) -> tuple[int, ...]:
     if wanted is None:
         return ()
     states = parse_numbers(wanted, NUM_INIT_STATES, "held_out.init_states")
+    # a list and no first number, unlike LIBERO's starts: any of the starts may be trained on
     if trained := sorted(set(states) & set(config.init_states)):
         raise ConfigError(
             f"held_out.init_states are {wanted!r}, but {trained} are trained on; expected others "

@@ -163,6 +163,7 @@ def choosing_episodes(config: TrainToyConfig) -> list[EpisodeSpec]:
 
 def _greedy_episodes(config: TrainToyConfig, first: int, num: int) -> list[EpisodeSpec]:
     """Return `num` episodes from different held-out seeds, without the `first` of them."""
+    # small environments are drawn from few seeds, so that two derived ones may be equal
     used = {start.seed for start in training_starts(config)}
     drawn = (
         derive_seed(config.run.seed, "held out", number) % 2**31 for number in itertools.count()
@@ -202,6 +203,7 @@ def new_policy(config: TrainToyConfig) -> "MlpPolicy":
     env.close()
     assert isinstance(seen, spaces.Dict)
     assert isinstance(action, spaces.Box)
+    # the wrapped environment takes numbers; how many choices it had says the inner one alone
     inner = gymnasium.make(config.env_id).action_space if spec.id == CONTROL else action
     state_shape = seen["state"].shape
     assert state_shape is not None

@@ -246,6 +246,7 @@ async def _run_policy(config: WatchConfig, console: Console) -> list[WatchedEpis
         for task_id in config.tasks
         for number in range(config.episodes)
     ]
+    # frames of every control step only for a video: rendering one takes longer than its physics
     agent = within_range(partial(embodied_agent, frames_every=None if config.video is None else 1))
     episodes: list[WatchedEpisode] = []
 
@@ -259,12 +260,14 @@ async def _run_policy(config: WatchConfig, console: Console) -> list[WatchedEpis
                 if step.frames is not None
                 for frame in step.frames
             ]
+        # the frames alone are kept; a trajectory has both cameras of every decision besides
         episodes.append(WatchedEpisode(make_record(trajectory), frames))
         console.print(episodes[-1].describe())
 
     async with AsyncExitStack() as stack:
         engine = await _open_engine(config, stack)
         runtime = await stack.enter_async_context(Runtime("watch"))
+        # each environment once: the pool prepares what it is told
         envs = list({spec.task: spec.env for spec in specs}.values())
         pool = await stack.enter_async_context(
             SimulatorPool(runtime, SimulatorConfig(), specs=envs)

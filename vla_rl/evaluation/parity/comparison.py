@@ -78,6 +78,7 @@ def compare(first: Trace, second: Trace) -> Comparison:
         {position for table in tables for position in table if position[1] in common},
         key=lambda position: (position[0], list(ordered).index(position[1]), position[2]),
     )
+    # only the first difference is reported: all that follow in an episode are its consequences
     difference = None
     for decision, name, key in keys:
         values = [table.get((decision, name, key)) for table in tables]
@@ -128,6 +129,7 @@ def _difference(
         return Difference(
             boundary, decision, key, shapes, "other shapes", find_hint(boundary.name, a, b)
         )
+    # in float64, because the difference of two bytes would wrap around
     apart = np.abs(a.astype(np.float64) - b.astype(np.float64))
     # NaN is apart from every number; only two NaN are equal
     apart = np.where(np.isnan(apart), np.where(np.isnan(a) & np.isnan(b), 0.0, np.inf), apart)
@@ -189,6 +191,7 @@ def _image_hint(first: np.ndarray, second: np.ndarray) -> str | None:
     if first.shape != second.shape:
         return None
     apart = np.abs(first.astype(np.int64) - second)
+    # not the maximum: at the edges of a few objects two codecs differ by more
     if np.quantile(apart, 0.99) < JPEG_SIZED:
         return "small differences all over the image, as between two codecs or two kernels"
     return None

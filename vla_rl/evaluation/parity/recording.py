@@ -69,6 +69,7 @@ def _actions(tokens: np.ndarray, policy: "VlaPolicy") -> Iterator[tuple[str, np.
     config = policy.config
     unit: np.ndarray = tokens
     if np.issubdtype(tokens.dtype, np.integer):
+        # continuous heads have no tokens: their numbers are in the unit range already
         tokenizer = ActionTokenizer(config.llm.vocab_size, config.num_bins, config.action_bounds)
         unit = tokenizer.to_unit(tokens)
     unit = unit.reshape(-1, config.action_dim)

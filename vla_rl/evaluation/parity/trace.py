@@ -208,6 +208,7 @@ def _parse_entries(path: Path, lines: Iterable[str]) -> Iterable[TraceEntry]:
         location = f"{path}:{number}"
         fields = _parse_object(line, location)
         unknown = set(fields) - {"decision", "boundary", "key", "value"}
+        # a misspelt field would otherwise be a value that is never compared, and so always equal
         if unknown or "value" not in fields:
             raise DataError(
                 f"{location} has the fields {sorted(fields)}, expected decision, boundary, value, and "
@@ -265,5 +266,6 @@ def _parse_value(found: Any, location: str) -> Value:
 def _decode_array(found: dict[str, Any]) -> np.ndarray:
     if found["dtype"] not in _DTYPES:
         raise ValueError(f"dtype is {found['dtype']!r}, expected one of {', '.join(_DTYPES)}")
+    # without `validate`, Python skips what is no base64 and returns other numbers
     content = base64.b64decode(found["base64"], validate=True)
     return view_as_array(content, found["dtype"], found["shape"])
