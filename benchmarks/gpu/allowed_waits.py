@@ -11,7 +11,7 @@ ALLOWED: Final = MappingProxyType(
         "sums of an optimizer step; how often is held by budgets",
         "learner/optimizer.py:step": "the gradient's norm decides about a skip; imitation and the "
         "critic read it here, the learner with its metrics",
-        "learner/imitation_backend.py:_total": "the loss of an update of imitation, once",
+        "learner/backend.py:_total": "the loss of an update of imitation, once",
         "learner/imitation.py:_greedy": "evaluation hands actions to NumPy, once a batch",
         "learner/backend.py:_copied": "weights and optimizer state for a checkpoint, between two "
         "updates",

@@ -390,7 +390,7 @@ READERS: Final = {
     "models/vjepa2.py": {"from_pretrained"},
     "learner/checkpoint/files.py": {"load_file"},
     # of a checkpoint that `learner/checkpoint/files.py` has verified and read
-    "learner/distributed/backend.py": {"load_file"},
+    "learner/distributed/weights.py": {"load_file"},
     "learner/distributed/state.py": {"safe_open"},
 }
 """Files that read weights by a library, each behind the checks of `weight_files` or

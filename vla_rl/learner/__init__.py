@@ -1,6 +1,6 @@
 """Learner: it updates weights from trajectories, values and demonstrations.
 
-learner        `Learner`: policy gradients; `backend`: what computes them in this process
+learner        `Learner`: policy gradients; `backend`: passes, and the weights of this process
 critic         `Critic`: values; `critic_backend`
 imitation      `Imitator`: cross-entropy on demonstrations (SFT); `imitation_backend`
 team           several policies that learn in one run, together or in turns

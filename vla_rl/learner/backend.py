@@ -1,12 +1,12 @@
-"""The backend of a learner: it computes with the weights that are trained.
+"""What computes with the weights that a learner trains.
 
-`PolicyPasses` runs the forward and backward pass of one micro-batch, `Backend` deals the micro-batches of
-an optimizer step to ranks: one on this process's device lane (`LocalBackend`), or several
-(`distributed.ShardedBackend`).
+`PolicyPasses` runs the forward and backward pass of one micro-batch, in a process of one or of many ranks.
+`TrainedWeights` steps, publishes and saves: here on the device lane (`LocalWeights`), or in learner ranks
+(`distributed.weights.ShardedWeights`).
 """
 
 import dataclasses
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Protocol
@@ -29,10 +29,7 @@ from vla_rl.learner.config import LearnerConfig, OptimizerConfig
 from vla_rl.learner.decisions import Decisions
 from vla_rl.learner.finiteness import first_nonfinite
 from vla_rl.learner.optimizer import PolicyOptimizer, StepReport
-from vla_rl.learner.plan import StepPlan
-from vla_rl.learner.ranks import OneRank, Pass, Ranks, compute_passes
-from vla_rl.learner.scoring import LogProbs, ScoringRank, move_choices, score_decisions
-from vla_rl.types import Observation
+from vla_rl.learner.scoring import LogProbs, ScoringRank, move_choices
 
 
 @dataclass(frozen=True)
@@ -254,72 +251,41 @@ class PolicyPasses:
         )
 
 
-class Backend:
-    """Everything that a learner needs done with the weights that it trains, over its ranks.
-
-    Args:
-        ranks: who computes.
-        config: sizes of the micro-batches.
-    """
-
-    def __init__(self, ranks: Ranks, config: LearnerConfig) -> None:
-        self._ranks, self._size = ranks, config.micro_batch_size
+class TrainedWeights(Protocol):
+    """The weights that a learner or an imitator trains: their optimizer, version and engines."""
 
     @property
     def weight_version(self) -> int:
         """Number of updates applied."""
-        raise NotImplementedError
+        ...
 
-    async def log_probs(self, decisions: Decisions) -> Tensor:
-        """Score every token under the current weights: float32 [N, T] on the CPU."""
-        return await score_decisions(self._ranks, decisions, self._size)
+    async def read_sums(self, sums: list[MicroBatchSums]) -> list[MicroBatchSums]:
+        """Return the sums of a mini-batch on the host."""
+        ...
 
-    async def forward_backward(
-        self, minibatch: Decisions, plan: StepPlan, compare: int | None
-    ) -> list[MicroBatchSums]:
-        """Compute the gradient of a mini-batch; return the sums of `plan.indices`, on the host.
-
-        Args:
-            minibatch: its rows.
-            plan: rows of each rank.
-            compare: version whose log-probs these weights should reproduce; None for none.
-        """
-
-        def call(
-            rank: LocalPolicyRank, observations: tuple[Observation, ...], part: Pass
-        ) -> Awaitable[MicroBatchSums]:
-            rows = replace(minibatch, observations=observations).rows(part.index)
-            if part.is_idle:  # a masked row adds exact zeros to every gradient
-                rows = replace(rows, mask=torch.zeros_like(rows.mask))
-            counts = plan.denominators.rows(part.index)
-            return rank.forward_backward(rows, counts, compare, part.is_last)
-
-        # first, because an update that was cancelled half-way left the gradients of its micro-batches
-        return await compute_passes(
-            self._ranks,
-            plan.ranks,
-            minibatch.num_input_tokens,
-            minibatch.observations,
-            call,
-            begin=lambda rank: rank.gather_weights(True),
-            least=1,
-        )
+    async def sum_losses(self, losses: Sequence[Tensor]) -> float:
+        """Return the sum of the losses of a mini-batch."""
+        ...
 
     async def optim_step(self, publish: bool) -> StepReport:
         """Take one optimizer step; with `publish`, raise the version and publish the weights."""
-        raise NotImplementedError
+        ...
 
     async def publish_unchanged(self) -> None:
         """Publish the same weights as a new version."""
-        raise NotImplementedError
+        ...
+
+    async def fetch_weights(self) -> None:
+        """Bring the weights of the model in this process up to date."""
+        ...
 
     async def snapshot(self) -> TrainingState:
         """Return all state that the next update depends on, as it is now."""
-        raise NotImplementedError
+        ...
 
     async def restore(self, state: TrainingState) -> None:
         """Continue from a snapshot, and publish it."""
-        raise NotImplementedError
+        ...
 
 
 class LocalPolicyRank(ScoringRank):
@@ -342,23 +308,11 @@ class LocalPolicyRank(ScoringRank):
         return await self.compute_pass(self._model.prepare, rows.observations, backward, "update")
 
 
-class LocalBackend(Backend):
-    """`Backend` of a learner in this process: one rank without a group.
+class LocalWeights:
+    """`TrainedWeights` of a process alone, on its device lane."""
 
-    Args: those of `Learner`.
-    """
-
-    def __init__(
-        self,
-        model: TokenModel[Any],
-        lane: DeviceLane,
-        config: LearnerConfig,
-        publish_to: Sequence[WeightSink],
-        weight_version: int,
-    ) -> None:
-        self._lane = lane
-        self._training = Training(model, config.optimizer, publish_to, weight_version)
-        super().__init__(OneRank(LocalPolicyRank(self._training, lane, config), lane), config)
+    def __init__(self, training: Training, lane: DeviceLane) -> None:
+        self._training, self._lane = training, lane
         self._grad_norm: float | None = None
 
     @property
@@ -366,12 +320,13 @@ class LocalBackend(Backend):
         """Number of updates applied."""
         return self._training.weight_version
 
-    async def forward_backward(
-        self, minibatch: Decisions, plan: StepPlan, compare: int | None
-    ) -> list[MicroBatchSums]:
-        """Compute the gradient of a mini-batch, and read its sums from the device in one copy."""
-        sums = await super().forward_backward(minibatch, plan, compare)
+    async def read_sums(self, sums: list[MicroBatchSums]) -> list[MicroBatchSums]:
+        """Copy the sums to the host in one copy."""
         return await self._lane.run(self._read, sums, work="update")
+
+    async def sum_losses(self, losses: Sequence[Tensor]) -> float:
+        """Read the sum of the losses from the device."""
+        return await self._lane.run(_total, losses, work="update")
 
     async def optim_step(self, publish: bool) -> StepReport:
         """Take one optimizer step."""
@@ -381,6 +336,9 @@ class LocalBackend(Backend):
     async def publish_unchanged(self) -> None:
         """Publish the same weights as a new version."""
         await self._lane.run(self._training.publish_unchanged, work="update")
+
+    async def fetch_weights(self) -> None:
+        """Do nothing: the model in this process is the one that is trained."""
 
     async def snapshot(self) -> TrainingState:
         """Copy all state that the next update depends on."""
@@ -395,3 +353,7 @@ class LocalBackend(Backend):
         found, (grad_norm,) = on_host(sums, self._training.optimizer.measure_gradient())
         self._grad_norm = float(grad_norm)
         return found
+
+
+def _total(losses: Sequence[Tensor]) -> float:
+    return float(torch.stack(list(losses)).sum())

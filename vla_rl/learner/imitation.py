@@ -3,7 +3,7 @@ checkpoint.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,12 +13,13 @@ from torch import Tensor
 
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import NO_TOKEN, LanguageModel, PolicyModel
-from vla_rl.learner.backend import WeightSink
+from vla_rl.learner.backend import LocalWeights, TrainedWeights, Training, WeightSink
 from vla_rl.learner.checkpoint.state import TrainingState
 from vla_rl.learner.config import ImitationConfig
-from vla_rl.learner.imitation_backend import ImitationBackend, LocalImitationBackend, SftRows
+from vla_rl.learner.imitation_backend import LocalImitationRank, SftRows, make_sft_log_probs
 from vla_rl.learner.learner import UpdateReport
-from vla_rl.types import Observation, Sampling
+from vla_rl.learner.ranks import OneRank, Pass, Ranks, compute_passes
+from vla_rl.types import Observation, Sampling, derive_seed
 
 
 class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,10 +47,12 @@ class PolicyImitator:
     depend on the micro-batches.
 
     Args:
-        backend: computes with the weights that are trained.
+        ranks: who computes; a process alone is one rank without a group.
+        weights: what is trained.
         model: the policy in this process.
         lane: prepares rows, and evaluates.
         config: micro-batches.
+        seed: seed of what ranks of a group draw.
 
     Example:
         The last chunk of an episode of LIBERO, which ended after three of its eight control steps:
@@ -60,27 +63,30 @@ class PolicyImitator:
 
     def __init__(
         self,
-        backend: ImitationBackend,
+        ranks: Ranks,
+        weights: TrainedWeights,
         model: PolicyModel[Any] | LanguageModel[Any],
         lane: DeviceLane,
         config: ImitationConfig,
+        seed: int = 0,
     ) -> None:
-        self._backend, self._model, self._lane, self._config = backend, model, lane, config
+        self._ranks, self._weights, self._model = ranks, weights, model
+        self._lane, self._config, self._seed = lane, config, seed
         self._turn = asyncio.Lock()
 
     @property
     def weight_version(self) -> int:
         """Number of updates applied."""
-        return self._backend.weight_version
+        return self._weights.weight_version
 
     async def train_step(self, demonstrations: Sequence[Demonstration]) -> UpdateReport:
         """Take one optimizer step. Raises: ValueError if no control step is valid, no token is to
         be learnt, or shapes differ."""
         rows = await self._lane.prepare(self._make_rows, demonstrations)
         async with self._turn:
-            losses = await self._backend.forward_backward(rows)
-            report = await self._backend.optim_step()
-            loss = await self._backend.sum_losses(losses)
+            losses = await self.forward_backward(rows)
+            report = await self._weights.optim_step(True)
+            loss = await self._weights.sum_losses(losses)
         metrics = {
             "imitation/loss": loss,
             "imitation/grad_norm": report.grad_norm,
@@ -89,10 +95,39 @@ class PolicyImitator:
         }
         return UpdateReport(self.weight_version, metrics)
 
+    async def forward_backward(self, rows: SftRows) -> list[Tensor]:
+        """Compute the gradient of the mean over all tokens to learn.
+
+        Return each micro-batch's part of the loss.
+        """
+        # counted over all micro-batches before the first: the mean must not depend on how rows are
+        # cut
+        num_tokens, lengths = int(rows.mask.sum()), rows.num_input_tokens
+
+        def call(
+            rank: LocalImitationRank, observations: tuple[Observation, ...], part: Pass
+        ) -> Awaitable[Tensor]:
+            chosen = rows._replace(observations=observations).rows(part.index)
+            if part.is_idle:  # a masked row adds exact zeros to every gradient
+                chosen = chosen._replace(mask=torch.zeros_like(chosen.mask))
+            # the word is part of the seed: another one would draw other noise for the same run
+            seed = derive_seed(self._seed, "lesson", self.weight_version, int(part.index[0]))
+            return rank.imitate(chosen, seed, num_tokens, part.is_last)
+
+        return await compute_passes(
+            self._ranks,
+            self._ranks.deal_rows(lengths, self._config.micro_batch_size),
+            lengths,
+            rows.observations,
+            call,
+            begin=lambda rank: rank.gather_weights(True),
+            least=1,
+        )
+
     async def fetch_weights(self) -> None:
         """Bring the weights of the model in this process up to date, to save or to evaluate it."""
         async with self._turn:
-            await self._backend.fetch_weights()
+            await self._weights.fetch_weights()
 
     async def evaluate(self, demonstrations: Sequence[Demonstration]) -> dict[str, float]:
         """Compare greedy actions with the demonstrated ones: mean |a - a*| in the environment's
@@ -132,12 +167,12 @@ class PolicyImitator:
     async def snapshot(self) -> TrainingState:
         """Copy all state that the next update depends on, between two updates."""
         async with self._turn:
-            return await self._backend.snapshot()
+            return await self._weights.snapshot()
 
     async def restore(self, state: TrainingState) -> None:
         """Continue from a snapshot, and publish its weights."""
         async with self._turn:
-            await self._backend.restore(state)
+            await self._weights.restore(state)
 
     def _make_rows(self, demonstrations: Sequence[Demonstration]) -> SftRows:
         tokens, mask = self._targets(demonstrations)
@@ -201,9 +236,10 @@ class Imitator(PolicyImitator):
         weight_version: int = 0,
         prepare: Callable[[Sequence[Observation]], Any] | None = None,
     ) -> None:
-        prepare = prepare or model.prepare
-        backend = LocalImitationBackend(model, lane, config, publish_to, weight_version, prepare)
-        super().__init__(backend, model, lane, config)
+        training = Training(model, config.optimizer, publish_to, weight_version)
+        log_probs = make_sft_log_probs(model, config.label_width)
+        rank = LocalImitationRank(training, lane, log_probs, prepare or model.prepare)
+        super().__init__(OneRank(rank, lane), LocalWeights(training, lane), model, lane, config)
 
 
 def _require_whole_chunks(demonstrations: Sequence[Demonstration], shape: tuple[int, ...]) -> None:

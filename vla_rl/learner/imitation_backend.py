@@ -1,10 +1,6 @@
-"""The backend of an imitator: passes of supervised learning (SFT) on a micro-batch.
+"""Passes of supervised learning (SFT) on a micro-batch, in a process of one or of many ranks."""
 
-`LocalImitationBackend` computes them on this process's device lane,
-`distributed.ShardedImitationBackend` in learner ranks.
-"""
-
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -14,13 +10,10 @@ from torch import Tensor
 from vla_rl.engines.device_lane import DeviceLane, to_device
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import ConfigError
-from vla_rl.learner.backend import Training, WeightSink
-from vla_rl.learner.checkpoint.state import TrainingState
-from vla_rl.learner.config import ImitationConfig
-from vla_rl.learner.optimizer import StepReport
-from vla_rl.learner.ranks import LocalRank, OneRank, Pass, Ranks, compute_passes
+from vla_rl.learner.backend import Training
+from vla_rl.learner.ranks import LocalRank
 from vla_rl.learner.scoring import LogProbs, move_choices
-from vla_rl.types import Observation, derive_seed
+from vla_rl.types import Observation
 
 
 @runtime_checkable
@@ -142,120 +135,3 @@ class LocalImitationRank(LocalRank):
             return run_sft_backward(model, log_probs, batch, rows, num_tokens)
 
         return await self.compute_pass(self._prepare, rows.observations, backward, "update")
-
-
-class ImitationBackend:
-    """Everything that an imitator needs done with the weights that it trains, over its ranks.
-
-    Args:
-        ranks: who computes.
-        config: sizes of the micro-batches.
-        seed: seed of what ranks of a group draw.
-    """
-
-    def __init__(self, ranks: Ranks, config: ImitationConfig, seed: int = 0) -> None:
-        self._ranks, self._size, self._seed = ranks, config.micro_batch_size, seed
-
-    @property
-    def weight_version(self) -> int:
-        """Number of updates applied."""
-        raise NotImplementedError
-
-    async def forward_backward(self, rows: SftRows) -> list[Tensor]:
-        """Compute the gradient of the mean over all tokens to learn.
-
-        Return each micro-batch's part of the loss.
-        """
-        # counted over all micro-batches before the first: the mean must not depend on how rows are
-        # cut
-        num_tokens, lengths = int(rows.mask.sum()), rows.num_input_tokens
-
-        def call(
-            rank: LocalImitationRank, observations: tuple[Observation, ...], part: Pass
-        ) -> Awaitable[Tensor]:
-            chosen = rows._replace(observations=observations).rows(part.index)
-            if part.is_idle:  # a masked row adds exact zeros to every gradient
-                chosen = chosen._replace(mask=torch.zeros_like(chosen.mask))
-            # the word is part of the seed: another one would draw other noise for the same run
-            seed = derive_seed(self._seed, "lesson", self.weight_version, int(part.index[0]))
-            return rank.imitate(chosen, seed, num_tokens, part.is_last)
-
-        return await compute_passes(
-            self._ranks,
-            self._ranks.deal_rows(lengths, self._size),
-            lengths,
-            rows.observations,
-            call,
-            begin=lambda rank: rank.gather_weights(True),
-            least=1,
-        )
-
-    async def optim_step(self) -> StepReport:
-        """Take one optimizer step, and raise the version."""
-        raise NotImplementedError
-
-    async def sum_losses(self, losses: Sequence[Tensor]) -> float:
-        """Return the sum of the losses."""
-        raise NotImplementedError
-
-    async def fetch_weights(self) -> None:
-        """Bring the weights of the model in this process up to date."""
-        raise NotImplementedError
-
-    async def snapshot(self) -> TrainingState:
-        """Return all state that the next update depends on, as it is now."""
-        raise NotImplementedError
-
-    async def restore(self, state: TrainingState) -> None:
-        """Continue from a snapshot."""
-        raise NotImplementedError
-
-
-class LocalImitationBackend(ImitationBackend):
-    """`ImitationBackend` in this process: one rank without a group.
-
-    Args: those of `Imitator`.
-    """
-
-    def __init__(
-        self,
-        model: TokenModel[Any],
-        lane: DeviceLane,
-        config: ImitationConfig,
-        publish_to: Sequence[WeightSink],
-        weight_version: int,
-        prepare: Callable[[Sequence[Observation]], Any],
-    ) -> None:
-        self._lane = lane
-        self._training = Training(model, config.optimizer, publish_to, weight_version)
-        log_probs = make_sft_log_probs(model, config.label_width)
-        rank = LocalImitationRank(self._training, lane, log_probs, prepare)
-        super().__init__(OneRank(rank, lane), config)
-
-    @property
-    def weight_version(self) -> int:
-        """Number of updates applied."""
-        return self._training.weight_version
-
-    async def optim_step(self) -> StepReport:
-        """Take one optimizer step, and publish."""
-        return await self._lane.run(self._training.optim_step, True, work="update")
-
-    async def sum_losses(self, losses: Sequence[Tensor]) -> float:
-        """Read the sum of the losses from the device."""
-        return await self._lane.run(_total, losses, work="update")
-
-    async def fetch_weights(self) -> None:
-        """Do nothing: the model in this process is the one that is trained."""
-
-    async def snapshot(self) -> TrainingState:
-        """Copy all state that the next update depends on."""
-        return await self._lane.run(self._training.snapshot, work="checkpoint")
-
-    async def restore(self, state: TrainingState) -> None:
-        """Continue from a snapshot, and publish it."""
-        await self._lane.run(self._training.restore, state, work="checkpoint")
-
-
-def _total(losses: Sequence[Tensor]) -> float:
-    return float(torch.stack(list(losses)).sum())

@@ -14,8 +14,9 @@ forward pass with the same weights; the first update checks it.
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from functools import reduce
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial, reduce
 from operator import add
 from typing import Any
 
@@ -29,9 +30,11 @@ from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.graph import Slice
 from vla_rl.learner.backend import (
-    Backend,
-    LocalBackend,
+    LocalPolicyRank,
+    LocalWeights,
     MicroBatchSums,
+    TrainedWeights,
+    Training,
     WeightSink,
 )
 from vla_rl.learner.checkpoint.state import TrainingState
@@ -40,9 +43,10 @@ from vla_rl.learner.decisions import Decisions, flatten_trajectories
 from vla_rl.learner.finiteness import require_finite_outputs
 from vla_rl.learner.optimizer import StepReport
 from vla_rl.learner.plan import StepPlan, plan_minibatches, plan_step
+from vla_rl.learner.ranks import OneRank, Pass, Ranks, compute_passes
 from vla_rl.learner.rows import Advantage
-from vla_rl.learner.scoring import Proximal
-from vla_rl.types import Trajectory
+from vla_rl.learner.scoring import Proximal, score_decisions
+from vla_rl.types import Observation, Trajectory
 
 
 class PolicyMismatchError(VlaRlError):
@@ -67,10 +71,11 @@ class UpdateReport(msgspec.Struct, frozen=True):
 class PolicyLearner:
     """Updates a policy by policy gradient; updates run one after another.
 
-    It decides what is learnt: mini-batches, denominators, skips and refusals. `backend` computes.
+    It decides what is learnt: mini-batches, denominators, skips and refusals; ranks compute.
 
     Args:
-        backend: computes with the weights that are trained.
+        ranks: who computes; a process alone is one rank without a group.
+        weights: what is trained.
         lane: prepares rows.
         config: loss and batches.
         name: name of the policy's class, for errors.
@@ -81,17 +86,25 @@ class PolicyLearner:
     """
 
     def __init__(
-        self, backend: Backend, lane: DeviceLane, config: LearnerConfig, *, name: str
+        self,
+        ranks: Ranks,
+        weights: TrainedWeights,
+        lane: DeviceLane,
+        config: LearnerConfig,
+        *,
+        name: str,
     ) -> None:
-        self._backend, self._lane, self._config, self._name = backend, lane, config, name
-        self._proximal = Proximal(backend.log_probs, config)
+        self._ranks, self._weights, self._lane = ranks, weights, lane
+        self._config, self._name = config, name
+        log_probs = partial(score_decisions, ranks, size=config.micro_batch_size)
+        self._proximal = Proximal(log_probs, config)
         self._agreed = False
         self._turn = asyncio.Lock()
 
     @property
     def weight_version(self) -> int:
         """Number of updates applied."""
-        return self._backend.weight_version
+        return self._weights.weight_version
 
     async def update(
         self,
@@ -158,7 +171,27 @@ class PolicyLearner:
 
         Raises: as `update`, about the model's outputs.
         """
-        found = await self._backend.forward_backward(minibatch, plan, compare)
+
+        def call(
+            rank: LocalPolicyRank, observations: tuple[Observation, ...], part: Pass
+        ) -> Awaitable[MicroBatchSums]:
+            rows = replace(minibatch, observations=observations).rows(part.index)
+            if part.is_idle:  # a masked row adds exact zeros to every gradient
+                rows = replace(rows, mask=torch.zeros_like(rows.mask))
+            counts = plan.denominators.rows(part.index)
+            return rank.forward_backward(rows, counts, compare, part.is_last)
+
+        # first, because an update that was cancelled half-way left the gradients of its micro-batches
+        found = await compute_passes(
+            self._ranks,
+            plan.ranks,
+            minibatch.num_input_tokens,
+            minibatch.observations,
+            call,
+            begin=lambda rank: rank.gather_weights(True),
+            least=1,
+        )
+        found = await self._weights.read_sums(found)
         # once per mini-batch: asking after each micro-batch would make the host wait for the device
         nonfinite = [part.first_nonfinite for part in found]
         require_finite_outputs(minibatch, plan.indices, nonfinite, self._name)
@@ -169,7 +202,7 @@ class PolicyLearner:
 
     async def optim_step(self, *, publish: bool) -> StepReport:
         """Take one optimizer step; with `publish`, raise the version and publish the weights."""
-        return await self._backend.optim_step(publish)
+        return await self._weights.optim_step(publish)
 
     def count_flops(self, peak_flops: float) -> None:
         """Measure MFU, if this learner has processes of its own; the run measures its own process.
@@ -184,13 +217,13 @@ class PolicyLearner:
         The optimizer does not step.
         """
         async with self._turn:
-            await self._backend.publish_unchanged()
+            await self._weights.publish_unchanged()
         return UpdateReport(self.weight_version, {"update/trained": 0.0})
 
     async def snapshot(self) -> TrainingState:
         """Copy all state that the next update depends on, between two updates."""
         async with self._turn:
-            return await self._backend.snapshot()
+            return await self._weights.snapshot()
 
     async def restore(self, state: TrainingState) -> None:
         """Continue from a snapshot, and publish it to the engines.
@@ -198,7 +231,7 @@ class PolicyLearner:
         Raises: CheckpointError if it is not of this policy.
         """
         async with self._turn:
-            await self._backend.restore(state)
+            await self._weights.restore(state)
 
     async def _run_steps(
         self, steps: Sequence[tuple[Decisions, StepPlan]], version: int
@@ -212,7 +245,7 @@ class PolicyLearner:
             reports.append(await self.optim_step(publish=number == len(steps)))
         if not steps:
             # a new version all the same: scheduler and engines count updates, not changes
-            await self._backend.publish_unchanged()
+            await self._weights.publish_unchanged()
         return sums, reports
 
     def _require_agreement(self, sums: Sequence[MicroBatchSums]) -> None:
@@ -267,8 +300,10 @@ class Learner(PolicyLearner):
                 "model: in an update of several optimizer steps, the engine would act with weights "
                 "without a version. Give the engine a copy of the model."
             )
-        backend = LocalBackend(model, lane, config, publish_to, weight_version)
-        super().__init__(backend, lane, config, name=type(model).__name__)
+        training = Training(model, config.optimizer, publish_to, weight_version)
+        ranks = OneRank(LocalPolicyRank(training, lane, config), lane)
+        weights = LocalWeights(training, lane)
+        super().__init__(ranks, weights, lane, config, name=type(model).__name__)
 
 
 def update_metrics(

@@ -231,7 +231,7 @@ class CriticTeam:
         if not staged:
             return tensors
         # imported here, because one process pays nothing for what several need
-        from vla_rl.learner.distributed.backend import JoinedTensors
+        from vla_rl.learner.distributed.weights import JoinedTensors
 
         assert not tensors, "all members of a team have the same number of ranks"
         return JoinedTensors(staged)

@@ -39,7 +39,7 @@ from vla_rl.learner import (
 )
 from vla_rl.learner.decisions import flatten_trajectories
 from vla_rl.learner.distributed import RankFailed, ShardedLearner
-from vla_rl.learner.distributed.backend import write_staged
+from vla_rl.learner.distributed.weights import write_staged
 from vla_rl.learner.estimates.rank_memory import PolicySize, rank_memory, require_gpus
 from vla_rl.models.language import VisionLanguageModel, tiny as tiny_language
 from vla_rl.models.mlp import MlpPolicy

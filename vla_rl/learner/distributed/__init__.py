@@ -4,7 +4,7 @@ Each has a part of the rows, the gradients and the optimizer's state.
 
 learner     `ShardedLearner`: the methods of `Learner`, computed by ranks; its critic
 imitation   `ShardedImitator`: supervised learning, computed by ranks
-backend     `ShardedBackend`: gives each rank its rows, takes weights and state back
+weights     `ShardedWeights`: what the ranks train; steps, publication, state
 publication   the ranks' weights to every engine, and to the model of this process
 group       `RankGroup`: starts the ranks, ends all if one fails
 rank_hosts  host and device of each rank, its start, its files on other hosts

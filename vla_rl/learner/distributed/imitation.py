@@ -1,22 +1,16 @@
 """Supervised learning over several ranks: demonstrations are dealt to them as rows are."""
 
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
-
-import torch
-from torch import Tensor
 
 from vla_rl.actors import Runtime
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import LanguageModel, PolicyModel
-from vla_rl.learner.checkpoint.state import TrainingState
 from vla_rl.learner.config import ImitationConfig, LearnerConfig
-from vla_rl.learner.distributed.backend import ShardedBackend
+from vla_rl.learner.distributed.weights import ShardedWeights
 from vla_rl.learner.estimates.rank_memory import require_layout
 from vla_rl.learner.imitation import PolicyImitator
-from vla_rl.learner.imitation_backend import ImitationBackend, Preparation
-from vla_rl.learner.optimizer import StepReport
+from vla_rl.learner.imitation_backend import Preparation
 
 
 class ShardedImitator(PolicyImitator):
@@ -56,13 +50,13 @@ class ShardedImitator(PolicyImitator):
             offload=config.offload,
         )
         require_layout(model, learner)
-        self._ranks = ShardedBackend(model, runtime, lane, learner, (), 0)
+        self._sharded = ShardedWeights(model, runtime, lane, learner, (), 0, stay_with_ranks=True)
         if prepared_by is not None:
-            self._ranks.group.set_preparation(prepared_by)
-        super().__init__(ShardedImitationBackend(self._ranks, config, seed), model, lane, config)
+            self._sharded.group.set_preparation(prepared_by)
+        super().__init__(self._sharded.group, self._sharded, model, lane, config, seed)
 
     async def __aenter__(self) -> Self:
-        await self._ranks.__aenter__()
+        await self._sharded.__aenter__()
         return self
 
     async def __aexit__(
@@ -71,51 +65,9 @@ class ShardedImitator(PolicyImitator):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._ranks.__aexit__(kind, error, traceback)
+        await self._sharded.__aexit__(kind, error, traceback)
 
     @property
-    def ranks(self) -> ShardedBackend:
+    def ranks(self) -> ShardedWeights:
         """The ranks."""
-        return self._ranks
-
-
-class ShardedImitationBackend(ImitationBackend):
-    """`ImitationBackend` over ranks.
-
-    Args:
-        ranks: the ranks.
-        config: micro-batches.
-        seed: seed of what ranks draw.
-    """
-
-    def __init__(self, ranks: ShardedBackend, config: ImitationConfig, seed: int) -> None:
-        super().__init__(ranks.group, config, seed)
-        self._sharded = ranks
-
-    @property
-    def weight_version(self) -> int:
-        """Number of updates applied."""
-        return self._sharded.weight_version
-
-    async def optim_step(self) -> StepReport:
-        """Take one optimizer step on every rank."""
-        report = await self._sharded.optim_step(publish=False)
-        # nothing acts with the weights while they are trained, so that they stay with the ranks
-        await self._sharded.publish_unchanged()
-        return report
-
-    async def sum_losses(self, losses: Sequence[Tensor]) -> float:
-        """Return the sum of the losses, in float64, in which those of several ranks are added up."""
-        return float(torch.stack(list(losses)).double().sum())
-
-    async def fetch_weights(self) -> None:
-        """Replace the model's weights by those of the ranks."""
-        await self._sharded.fetch_weights()
-
-    async def snapshot(self) -> TrainingState:
-        """Copy the state on every rank; its files are written from there."""
-        return await self._sharded.snapshot()
-
-    async def restore(self, state: TrainingState) -> None:
-        """Continue from a snapshot."""
-        await self._sharded.restore(state)
+        return self._sharded

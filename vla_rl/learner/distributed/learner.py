@@ -21,10 +21,10 @@ from vla_rl.learner.backend import WeightSink
 from vla_rl.learner.config import CriticConfig, LearnerConfig
 from vla_rl.learner.critic import PolicyCritic
 from vla_rl.learner.critic_backend import CriticBackend, ValueSums, summed_values
-from vla_rl.learner.distributed.backend import RankTensors, ShardedBackend
 from vla_rl.learner.distributed.group import RankGroup
 from vla_rl.learner.distributed.rank_hosts import RankAssignments
 from vla_rl.learner.distributed.rank_times import describe_ranks, rank_metrics, rank_slices
+from vla_rl.learner.distributed.weights import RankTensors, ShardedWeights
 from vla_rl.learner.estimates.rank_memory import require_layout
 from vla_rl.learner.learner import PolicyLearner, UpdateReport
 from vla_rl.learner.optimizer import StepReport
@@ -82,13 +82,15 @@ class ShardedLearner(PolicyLearner):
         self._critic_config: CriticConfig | None = None
         self._peak_flops: float | None = None
         self._require_layout()
-        self._ranks = ShardedBackend(
+        self._sharded = ShardedWeights(
             model, runtime, lane, config, publish_to, weight_version, member, lost_gpus
         )
-        super().__init__(self._ranks, lane, config, name=type(model).__name__)
+        super().__init__(
+            self._sharded.group, self._sharded, lane, config, name=type(model).__name__
+        )
 
     async def __aenter__(self) -> Self:
-        await self._ranks.__aenter__()
+        await self._sharded.__aenter__()
         return self
 
     async def __aexit__(
@@ -97,7 +99,7 @@ class ShardedLearner(PolicyLearner):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._ranks.__aexit__(kind, error, traceback)
+        await self._sharded.__aexit__(kind, error, traceback)
 
     def assign_ranks(self, assignments: RankAssignments) -> None:
         """Start the ranks on these hosts and GPUs. Call it before `async with`.
@@ -112,14 +114,14 @@ class ShardedLearner(PolicyLearner):
             critic=self._critic_config,
             gpus=[(name, size) for name, size in gpu_bytes if size is not None],
         )
-        self._ranks.group.set_assignments(assignments)
+        self._sharded.group.set_assignments(assignments)
 
     def count_flops(self, peak_flops: float) -> None:
         """Measure each rank's MFU, given its device's operations per second.
 
         Call it before `async with`.
         """
-        self._ranks.group.count_flops()
+        self._sharded.group.count_flops()
         self._peak_flops = peak_flops
 
     async def update(
@@ -132,9 +134,9 @@ class ShardedLearner(PolicyLearner):
 
         The metrics are of the update, the timelines of everything since the last one.
         """
-        before = await self._ranks.times()  # of the critic and the reference
+        before = await self._sharded.times()  # of the critic and the reference
         report = await super().update(trajectories, advantages, reference_log_probs)
-        times = await self._ranks.times()
+        times = await self._sharded.times()
         # of the update alone: the critic's and the reference's passes are in the timeline, but
         # would make its communication look larger
         measured = rank_metrics(times, report.metrics["update/seconds"], self._peak_flops)
@@ -152,8 +154,8 @@ class ShardedLearner(PolicyLearner):
         """
         self._critic_config = config
         self._require_layout(has_reference=self._has_reference, critic=config)
-        self._ranks.group.add_critic(config, seed)
-        passes = ShardedCriticBackend(self._ranks.group, config)
+        self._sharded.group.add_critic(config, seed)
+        passes = ShardedCriticBackend(self._sharded.group, config)
         return PolicyCritic(passes, config, seed)
 
     def reference(self) -> PolicyReference:
@@ -163,13 +165,13 @@ class ShardedLearner(PolicyLearner):
         """
         self._has_reference = True
         self._require_layout(has_reference=True, critic=self._critic_config)
-        self._ranks.group.add_reference()
-        return PolicyReference(self._ranks.reference_log_probs)
+        self._sharded.group.add_reference()
+        return PolicyReference(self._sharded.reference_log_probs)
 
     @property
-    def ranks(self) -> ShardedBackend:
+    def ranks(self) -> ShardedWeights:
         """The ranks."""
-        return self._ranks
+        return self._sharded
 
 
 class ShardedCriticBackend(CriticBackend):

@@ -1,4 +1,4 @@
-"""The backend of a learner over several ranks: one object that computes its passes.
+"""The weights that several ranks train: steps, publication, state.
 
 learner ──► plan ──► rank 0: micro-batch, micro-batch, ...  ─┐ sums      gradients meet in the
                      rank 1: micro-batch, ...               ─┘           last backward pass
@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from vla_rl.actors import Runtime
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import CheckpointError, RankFailed
-from vla_rl.learner.backend import Backend, MicroBatchSums, WeightSink
+from vla_rl.learner.backend import MicroBatchSums, WeightSink
 from vla_rl.learner.checkpoint.state import (
     StagedTensors,
     TrainingState,
@@ -36,7 +37,6 @@ from vla_rl.learner.distributed.rank import LearnerRank
 from vla_rl.learner.distributed.rank_times import RankTimes
 from vla_rl.learner.distributed.state import Entry, count_bytes, create_file, write_runs
 from vla_rl.learner.optimizer import StepReport
-from vla_rl.learner.plan import StepPlan
 from vla_rl.learner.scoring import score_decisions
 from vla_rl.util.atomic_files import writing_folder
 from vla_rl.util.tasks import await_end
@@ -44,8 +44,8 @@ from vla_rl.util.tasks import await_end
 T = TypeVar("T")
 
 
-class ShardedBackend(Backend):
-    """`Backend` over the ranks of a sharded learner. Open it with `async with`.
+class ShardedWeights:
+    """`TrainedWeights` that learner ranks share. Open it with `async with`.
 
     Args:
         model: the policy. It is saved for the ranks when they start, and its weights are replaced
@@ -57,6 +57,8 @@ class ShardedBackend(Backend):
         weight_version: number of updates already applied.
         member: name of the policy in a team of several; "" in a team of one.
         lost_gpus: numbers of the GPUs that no rank may use.
+        stay_with_ranks: whether new weights stay with the ranks until they are fetched, because nothing
+            acts with them here.
     """
 
     def __init__(
@@ -69,12 +71,14 @@ class ShardedBackend(Backend):
         weight_version: int,
         member: str = "",
         lost_gpus: Collection[int] = (),
+        *,
+        stay_with_ranks: bool = False,
     ) -> None:
-        self._model, self._lane = model, lane
+        self._model, self._lane, self._size = model, lane, config.micro_batch_size
+        self._stay_with_ranks = stay_with_ranks
         self._weight_version = weight_version
         self.group = RankGroup(runtime, config, member, lost_gpus)
         """The processes."""
-        super().__init__(self.group, config)
         self._publication = RankPublication(model, self.group, lane, publish_to)
         self._num_snapshots = 0
 
@@ -122,12 +126,13 @@ class ShardedBackend(Backend):
         offsets = self.group.clock_offsets_s
         return [each.shifted(offset) for each, offset in zip(times, offsets, strict=True)]
 
-    async def forward_backward(
-        self, minibatch: Decisions, plan: StepPlan, compare: int | None
-    ) -> list[MicroBatchSums]:
-        """Compute the gradient of a mini-batch; return the sums in float64, to be added up."""
-        sums = await super().forward_backward(minibatch, plan, compare)
+    async def read_sums(self, sums: list[MicroBatchSums]) -> list[MicroBatchSums]:
+        """Return the sums in float64, in which those of several ranks are added up."""
         return [each.in_float64() for each in sums]
+
+    async def sum_losses(self, losses: Sequence[Tensor]) -> float:
+        """Return the sum of the losses, in float64, in which those of several ranks are added up."""
+        return float(torch.stack(list(losses)).double().sum())
 
     async def optim_step(self, publish: bool) -> StepReport:
         """Take one optimizer step on every rank."""
@@ -154,7 +159,9 @@ class ShardedBackend(Backend):
     async def _optim_step(self, publish: bool) -> StepReport:
         reports = await self.group.together(rank.optim_step() for rank in self.group.ranks)
         if publish:
-            await self._published(self._publication.publish)
+            publication = self._publication
+            stays = self._stay_with_ranks
+            await self._published(publication.publish_model if stays else publication.publish)
         report: StepReport = reports[0]
         return report
 
