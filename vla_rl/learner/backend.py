@@ -1,4 +1,4 @@
-"""What computes with the weights that a learner trains.
+"""Backend of a learner: the passes that compute a gradient, the weights that it changes.
 
 `PolicyPasses` runs the forward and backward pass of one micro-batch, in a process of one or of many ranks.
 `TrainedWeights` steps, publishes and saves: here on the device lane (`LocalWeights`), or in learner ranks
