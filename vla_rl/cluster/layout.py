@@ -274,21 +274,13 @@ def _make_rows(layout: Layout, host: str) -> list[tuple[str, str, str, str, str]
         (
             host if number == 0 else "",
             format_indices(tuple(gpu for gpu in part if gpu is not None)) or "CPU",
-            _format_ranks([device for gpu in part for device in ranks.get(gpu, [])]),
-            _format_engines([engines[gpu] for gpu in part if gpu in engines]),
+            _format_numbers("rank", [device.rank for gpu in part for device in ranks.get(gpu, [])]),
+            _format_numbers("engine", [engines[gpu].engine for gpu in part if gpu in engines]),
             simulators if number == 0 else "",
         )
         for number, part in enumerate(parts)
     ]
     return rows or [(host, "-", "-", "-", simulators)]
-
-
-def _format_ranks(devices: Sequence[RankDevice]) -> str:
-    return _format_numbers("rank", [device.rank for device in devices])
-
-
-def _format_engines(devices: Sequence[EngineDevices]) -> str:
-    return _format_numbers("engine", [device.engine for device in devices])
 
 
 def _format_numbers(word: str, numbers: Sequence[int]) -> str:

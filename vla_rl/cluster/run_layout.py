@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vla_rl.cluster.host_file import LOCAL_HOST
-from vla_rl.cluster.hosts import Host, HostResources
+from vla_rl.cluster.hosts import Host
 from vla_rl.cluster.layout import (
     EngineDevices,
     GpuRange,
@@ -349,11 +349,8 @@ def _assign_own_ranks(
             group_size=shape.group_size,
             lost=shape.lost,
         )
+    num_gpus = len(local.resources.gpus)
     return tuple(
-        RankDevice(rank=rank, host=local.name, gpu=_get_gpu(rank, local.resources))
+        RankDevice(rank=rank, host=local.name, gpu=rank if rank < num_gpus else None)
         for rank in range(shape.num_ranks)
     )
-
-
-def _get_gpu(rank: int, local: HostResources) -> int | None:
-    return rank if rank < len(local.gpus) else None

@@ -129,11 +129,16 @@ def end_process(status: int) -> NoReturn:
     """
     threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing does in its children
     atexit._run_exitfuncs()
+    flush_output()
+    os._exit(status)
+
+
+def flush_output() -> None:
+    """Write out what was printed and is still buffered in this process."""
     for stream in (sys.stdout, sys.stderr):
-        # no reader, or it was closed or replaced
+        # no reader, or a hook or an actor closed or replaced it
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    os._exit(status)
 
 
 def _read_settings() -> tuple[ChildSettings, int]:

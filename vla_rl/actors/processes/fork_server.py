@@ -10,7 +10,6 @@ as JSON, with the file descriptors that belong to it. The preparation is not a m
 large: it is in the file that is the server's stdin.
 """
 
-import contextlib
 import gc
 import importlib
 import os
@@ -23,7 +22,7 @@ import sys
 import msgspec
 
 from vla_rl.actors.placement import PrepareHook
-from vla_rl.actors.processes.child import end_process, run_child
+from vla_rl.actors.processes.child import end_process, flush_output, run_child
 from vla_rl.actors.wire.envelope import ChildSettings
 from vla_rl.util.error_reports import ErrorReport, make_report
 from vla_rl.util.processes import (
@@ -179,7 +178,7 @@ class ForkServerLoop:
                 _call_hook(hook)
                 refuse_threads(hook.function)
         except Exception as error:  # raised again by `spawn`
-            _flush_output()  # the runtime kills this process when it reads the report
+            flush_output()  # the runtime kills this process when it reads the report
             self._reply(Failed(make_report(error)))
             return False
         gc.collect()
@@ -262,14 +261,6 @@ def _call_hook(hook: PrepareHook) -> None:
     if not callable(found):
         raise TypeError(f"the prepare hook {hook.function} is not a function.")
     found(**hook.kwargs)
-
-
-def _flush_output() -> None:
-    """Write out what was printed and is still buffered in this process."""
-    for stream in (sys.stdout, sys.stderr):
-        # no reader, or a hook closed or replaced it
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
 
 
 def _set_up_child(request: Fork, fds: list[int]) -> ChildSettings:

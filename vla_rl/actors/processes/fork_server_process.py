@@ -68,7 +68,7 @@ class ForkServerProcess:
     def __init__(self, name: str, placement: ChildProcess, observer: ProcessObserver) -> None:
         fork_from = placement.fork_from
         assert fork_from is not None
-        self.name, self._fork_from = name, fork_from
+        self.name = name
         self.is_failed = False
         """Whether it will fork no more."""
         self._loop = asyncio.get_running_loop()
