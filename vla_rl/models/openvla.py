@@ -76,7 +76,7 @@ class OpenVlaNetwork(PrismaticNetwork):
         return self._head_rows.start
 
     @property
-    def token_ids(self) -> range:
+    def output_token_ids(self) -> range:
         """Token ids of the logits."""
         return range(self._head_rows.start, self._head_rows.stop)
 
@@ -187,7 +187,7 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
     @property
     def token_ids(self) -> range:
         """Ids of the tokens that it samples from."""
-        return self._network.token_ids
+        return self._network.output_token_ids
 
     @staticmethod
     def build_network(config: OpenVlaConfig) -> OpenVlaNetwork:

@@ -132,7 +132,7 @@ def _check_returned(returned: Any, episode: EpisodeSpec, team: EngineTeam | None
         )
     check_trajectory(returned, describe_episode(episode))
     if team is not None:
-        check_decisions(returned, describe_episode(episode), team.token_ids)
+        check_decisions(returned, describe_episode(episode), team.get_token_ids)
     return returned
 
 

@@ -97,7 +97,7 @@ class EngineTeam:
             if isinstance(engine, LaggingEngine):
                 engine.on_weights_applied(call)
 
-    def token_ids(self, agent: str) -> "range | None":
+    def get_token_ids(self, agent: str) -> "range | None":
         """Return the ids of the tokens that an agent's policy chooses from, if its engine has them.
 
         Raises: KeyError if no policy acts for the agent.
