@@ -10,7 +10,7 @@ The head predicts in units of `value_scale`, so that head and loss work with num
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,19 @@ from vla_rl.learner.checkpoint.state import StagedTensors
 from vla_rl.learner.config import CriticConfig
 from vla_rl.learner.critic_backend import (
     NUM_UPDATES,
-    CriticBackend,
-    LocalCriticBackend,
+    CriticWeights,
+    LocalCriticRank,
+    LocalCriticWeights,
     ValueHead,
+    ValueModule,
+    ValuePasses,
     ValueRows,
     ValueSums,
+    count_input_tokens,
 )
 from vla_rl.learner.finiteness import TrajectoryValues, require_returns, require_values
-from vla_rl.learner.optimizer import StepReport
+from vla_rl.learner.optimizer import PolicyOptimizer, StepReport
+from vla_rl.learner.ranks import OneRank, Pass, Ranks, compute_passes
 from vla_rl.types import Observation, Trajectory, derive_seed
 
 __all__ = ["Critic", "PolicyCritic", "ValueHead", "is_cut_off"]
@@ -42,16 +47,19 @@ __all__ = ["Critic", "PolicyCritic", "ValueHead", "is_cut_off"]
 class PolicyCritic:
     """Estimates values in a policy's episodes, and is trained on the returns that followed.
 
-    It decides what is learnt: mini-batches and targets. `backend` computes.
+    It decides what is learnt: mini-batches and targets; ranks compute.
 
     Args:
-        backend: computes with the network that is trained.
+        ranks: who computes; a process alone is one rank without a group.
+        weights: what is trained.
         config: units, loss and batches.
         seed: seed of the order of the mini-batches.
     """
 
-    def __init__(self, backend: CriticBackend, config: CriticConfig, seed: int) -> None:
-        self._backend, self._config, self._seed = backend, config, seed
+    def __init__(
+        self, ranks: Ranks, weights: CriticWeights, config: CriticConfig, seed: int
+    ) -> None:
+        self._ranks, self._weights, self._config, self._seed = ranks, weights, config, seed
         self._loss = value_loss(config.loss)
         self._num_updates = 0
         self._turn = asyncio.Lock()
@@ -70,7 +78,7 @@ class PolicyCritic:
             if is_cut_off(trajectory):
                 observations.append(trajectory.final_observation)
         async with self._turn:
-            values = await self._backend.values(observations)
+            values = await self._compute_values(observations)
         found = _split_by_trajectory(trajectories, values.numpy() * self._config.value_scale)
         require_values(trajectories, found)
         return found
@@ -119,10 +127,10 @@ class PolicyCritic:
             if number < self._num_updates:
                 return {}
             for index in self._minibatches(sequence, number):
-                sums += await self._backend.forward_backward(rows.rows(index))
-                reports.append(await self._backend.optim_step())
+                sums += await self.forward_backward(rows.rows(index))
+                reports.append(await self._weights.optim_step())
             self._num_updates = number + 1
-            loss, num_clipped = await self._backend.summed(sums)
+            loss, num_clipped = await self._weights.summed(sums)
         # of the values that the advantages were computed with: those after the fit explain the
         # returns that they were fitted to, and always look good
         _, before = self._loss(
@@ -136,10 +144,30 @@ class PolicyCritic:
             "critic/skipped_steps": float(sum(report.is_skipped for report in reports)),
         }
 
+    async def forward_backward(self, rows: ValueRows) -> list[ValueSums]:
+        """Compute the gradient of the mean loss of a mini-batch: the first half of an optimizer step."""
+        lengths = count_input_tokens(rows.observations)
+
+        def call(
+            rank: LocalCriticRank, local: tuple[Observation, ...], part: Pass
+        ) -> Awaitable[ValueSums]:
+            chosen = rows._replace(observations=local).rows(part.index)
+            return rank.fit(chosen, len(rows.target), part.is_idle, part.is_last)
+
+        return await compute_passes(
+            self._ranks,
+            self._ranks.deal_rows(lengths, self._config.micro_batch_size),
+            lengths,
+            rows.observations,
+            call,
+            begin=lambda rank: rank.gather_critic(True),
+            least=1,
+        )
+
     async def snapshot(self) -> Mapping[str, Tensor] | StagedTensors:
         """Copy all state that the next update depends on, by name."""
         async with self._turn:
-            return await self._backend.snapshot(self._num_updates)
+            return await self._weights.snapshot(self._num_updates)
 
     async def restore(
         self,
@@ -167,7 +195,7 @@ class PolicyCritic:
         }
         async with self._turn:
             try:
-                await self._backend.restore(own, file, prefix)
+                await self._weights.restore(own, file, prefix)
                 self._num_updates = int(own[NUM_UPDATES])
             # torch reports a shape that differs as a RuntimeError, and a missing name as a
             # KeyError: one sentence says what both mean here
@@ -176,6 +204,30 @@ class PolicyCritic:
                     f"the checkpoint's critic is not this one: {error}; resume with the same "
                     "pipeline and critic settings."
                 ) from error
+
+    async def _compute_values(self, observations: Sequence[Observation]) -> Tensor:
+        """Compute values, float32 [N] on the CPU, in units of `value_scale`."""
+        lengths = count_input_tokens(observations)
+        dealt = self._ranks.deal_rows(lengths, self._config.micro_batch_size)
+
+        def call(
+            rank: LocalCriticRank, local: tuple[Observation, ...], part: Pass
+        ) -> Awaitable[Tensor]:
+            return rank.critic_values(tuple(local[row] for row in part.index.tolist()))
+
+        found = await compute_passes(
+            self._ranks,
+            dealt,
+            lengths,
+            observations,
+            call,
+            begin=lambda rank: rank.gather_critic(False),
+            end=lambda rank: rank.scatter_critic(),
+        )
+        results = await self._ranks.read_tensors(found, "values")
+        values = torch.zeros(len(observations))
+        values[torch.cat([index for of_rank in dealt for index in of_rank])] = torch.cat(results)
+        return values
 
     def _minibatches(self, sequence: Tensor, number: int) -> list[Tensor]:
         """Return the rows of each optimizer step; a trajectory is never split between two steps."""
@@ -204,9 +256,12 @@ class Critic(PolicyCritic):
     def __init__(
         self, model: TokenModel[Any], lane: DeviceLane, config: CriticConfig, seed: int
     ) -> None:
-        backend = LocalCriticBackend(model, lane, config, seed)
-        super().__init__(backend, config, seed)
-        self.head = backend.module.head
+        module = ValueModule(model, config, seed)
+        optimizer = PolicyOptimizer(module.network, config.optimizer)
+        rank = LocalCriticRank(module, ValuePasses(module, config), optimizer, lane)
+        weights = LocalCriticWeights(module, optimizer, lane)
+        super().__init__(OneRank(rank, lane), weights, config, seed)
+        self.head = module.head
         """The value head."""
 
 

@@ -1,14 +1,14 @@
 """The backend of a critic: a trunk, the value head, the gradient of the loss on a micro-batch.
 
-`ValuePasses` computes; a process of one or of many ranks uses the same code.
-`LocalCriticBackend` runs it on this process's device lane, `distributed.ShardedCriticBackend` in ranks.
+`ValuePasses` computes; a process of one or of many ranks uses the same code. `CriticWeights` steps and saves:
+here on the device lane, or in learner ranks (`distributed.learner.ShardedCriticWeights`).
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from operator import add
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from vla_rl.engines.policy_model import TokenModel
 from vla_rl.learner.checkpoint.state import StagedTensors
 from vla_rl.learner.config import CriticConfig
 from vla_rl.learner.optimizer import PolicyOptimizer, StepReport
-from vla_rl.learner.ranks import LocalRank, OneRank, Pass, Ranks, compute_passes
+from vla_rl.learner.ranks import LocalRank
 from vla_rl.types import Observation, derive_seed
 
 NETWORK, OPTIMIZER, NUM_UPDATES = "network/", "optimizer/", "num_updates"
@@ -170,97 +170,34 @@ class LocalCriticRank(LocalRank):
         """Do nothing: the weights stay whole."""
 
 
-class CriticBackend:
-    """Everything that a critic needs done with the network that it trains, over its ranks.
-
-    Args:
-        ranks: who computes.
-        config: sizes of the micro-batches.
-    """
-
-    def __init__(self, ranks: Ranks, config: CriticConfig) -> None:
-        self._ranks, self._size = ranks, config.micro_batch_size
-
-    async def values(self, observations: Sequence[Observation]) -> Tensor:
-        """Compute values, float32 [N] on the CPU, in units of `value_scale`."""
-        lengths = count_input_tokens(observations)
-        dealt = self._ranks.deal_rows(lengths, self._size)
-
-        def call(
-            rank: LocalCriticRank, local: tuple[Observation, ...], part: Pass
-        ) -> Awaitable[Tensor]:
-            return rank.critic_values(tuple(local[row] for row in part.index.tolist()))
-
-        found = await compute_passes(
-            self._ranks,
-            dealt,
-            lengths,
-            observations,
-            call,
-            begin=lambda rank: rank.gather_critic(False),
-            end=lambda rank: rank.scatter_critic(),
-        )
-        results = await self._ranks.read_tensors(found, "values")
-        values = torch.zeros(len(observations))
-        values[torch.cat([index for of_rank in dealt for index in of_rank])] = torch.cat(results)
-        return values
-
-    async def forward_backward(self, rows: ValueRows) -> list[ValueSums]:
-        """Compute the gradient of the mean loss of a mini-batch, in micro-batches."""
-        lengths = count_input_tokens(rows.observations)
-
-        def call(
-            rank: LocalCriticRank, local: tuple[Observation, ...], part: Pass
-        ) -> Awaitable[ValueSums]:
-            chosen = rows._replace(observations=local).rows(part.index)
-            return rank.fit(chosen, len(rows.target), part.is_idle, part.is_last)
-
-        return await compute_passes(
-            self._ranks,
-            self._ranks.deal_rows(lengths, self._size),
-            lengths,
-            rows.observations,
-            call,
-            begin=lambda rank: rank.gather_critic(True),
-            least=1,
-        )
+class CriticWeights(Protocol):
+    """The network that a critic trains, with its optimizer."""
 
     async def optim_step(self) -> StepReport:
         """Take one optimizer step."""
-        raise NotImplementedError
+        ...
 
     async def summed(self, sums: Sequence[ValueSums]) -> tuple[float, float]:
         """Return the sum of the losses and the number of clipped values."""
-        raise NotImplementedError
+        ...
 
     async def snapshot(self, num_updates: int) -> Mapping[str, Tensor] | StagedTensors:
         """Return all state that the next update depends on, as it is now."""
-        raise NotImplementedError
+        ...
 
     async def restore(self, tensors: Mapping[str, Tensor], file: Path | None, prefix: str) -> None:
         """Continue from a snapshot.
 
         `file` holds the same tensors, with `prefix` before their names, if they were read from one.
         """
-        raise NotImplementedError
+        ...
 
 
-class LocalCriticBackend(CriticBackend):
-    """`CriticBackend` in this process: one rank without a group.
+class LocalCriticWeights:
+    """`CriticWeights` of a process alone, on its device lane."""
 
-    Args: those of `Critic`.
-    """
-
-    def __init__(
-        self, model: TokenModel[Any], lane: DeviceLane, config: CriticConfig, seed: int
-    ) -> None:
-        self._lane = lane
-        self.module = ValueModule(model, config, seed)
-        """Trunk and head."""
-        self._optimizer = PolicyOptimizer(self.module.network, config.optimizer)
-        passes = ValuePasses(self.module, config)
-        rank = LocalCriticRank(self.module, passes, self._optimizer, lane)
-        super().__init__(OneRank(rank, lane), config)
+    def __init__(self, module: ValueModule, optimizer: PolicyOptimizer, lane: DeviceLane) -> None:
+        self._module, self._optimizer, self._lane = module, optimizer, lane
 
     async def optim_step(self) -> StepReport:
         """Take one optimizer step."""
@@ -279,7 +216,7 @@ class LocalCriticBackend(CriticBackend):
         await self._lane.run(self._load, tensors, work="checkpoint")
 
     def _copied(self, num_updates: int) -> dict[str, Tensor]:
-        state = self.module.network.state_dict()
+        state = self._module.network.state_dict()
         tensors = {f"{NETWORK}{name}": tensor for name, tensor in state.items()}
         tensors |= {
             f"{OPTIMIZER}{name}": tensor for name, tensor in self._optimizer.state_tensors().items()
@@ -290,7 +227,7 @@ class LocalCriticBackend(CriticBackend):
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
     def _load(self, tensors: Mapping[str, Tensor]) -> None:
-        self.module.network.load_state_dict(_without_prefix(NETWORK, tensors))
+        self._module.network.load_state_dict(_without_prefix(NETWORK, tensors))
         self._optimizer.load_tensors(_without_prefix(OPTIMIZER, tensors))
 
 

@@ -2,8 +2,7 @@
 
 Each has a part of the rows, the gradients and the optimizer's state.
 
-learner     `ShardedLearner`: the methods of `Learner`, computed by ranks; its critic
-imitation   `ShardedImitator`: supervised learning, computed by ranks
+learner     `ShardedLearner`, its critic, and `ShardedImitator`: `Learner`, `Critic`, `Imitator` over ranks
 weights     `ShardedWeights`: what the ranks train; steps, publication, state
 publication   the ranks' weights to every engine, and to the model of this process
 group       `RankGroup`: starts the ranks, ends all if one fails
@@ -22,7 +21,6 @@ One process needs none of this and does not import it.
 """
 
 from vla_rl.errors import RankFailed
-from vla_rl.learner.distributed.imitation import ShardedImitator
-from vla_rl.learner.distributed.learner import ShardedLearner
+from vla_rl.learner.distributed.learner import ShardedImitator, ShardedLearner
 
 __all__ = ["RankFailed", "ShardedImitator", "ShardedLearner"]

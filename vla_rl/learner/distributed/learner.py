@@ -1,6 +1,6 @@
-"""A learner whose passes are computed by several ranks.
+"""Learners whose passes are computed by several ranks.
 
-Its critic's rows are dealt to the same ranks that train the policy.
+The ranks that train a policy fit its critic too. Demonstrations are dealt to them as rows are.
 """
 
 import asyncio
@@ -16,16 +16,18 @@ from torch import Tensor
 
 from vla_rl.actors import Runtime
 from vla_rl.engines.device_lane import DeviceLane
-from vla_rl.engines.policy_model import TokenModel
+from vla_rl.engines.policy_model import LanguageModel, PolicyModel, TokenModel
 from vla_rl.learner.backend import WeightSink
-from vla_rl.learner.config import CriticConfig, LearnerConfig
+from vla_rl.learner.config import CriticConfig, ImitationConfig, LearnerConfig
 from vla_rl.learner.critic import PolicyCritic
-from vla_rl.learner.critic_backend import CriticBackend, ValueSums, summed_values
+from vla_rl.learner.critic_backend import ValueSums, summed_values
 from vla_rl.learner.distributed.group import RankGroup
 from vla_rl.learner.distributed.rank_hosts import RankAssignments
 from vla_rl.learner.distributed.rank_times import describe_ranks, rank_metrics, rank_slices
 from vla_rl.learner.distributed.weights import RankTensors, ShardedWeights
 from vla_rl.learner.estimates.rank_memory import require_layout
+from vla_rl.learner.imitation import PolicyImitator
+from vla_rl.learner.imitation_backend import Preparation
 from vla_rl.learner.learner import PolicyLearner, UpdateReport
 from vla_rl.learner.optimizer import StepReport
 from vla_rl.learner.rows import Advantage
@@ -155,8 +157,8 @@ class ShardedLearner(PolicyLearner):
         self._critic_config = config
         self._require_layout(has_reference=self._has_reference, critic=config)
         self._sharded.group.add_critic(config, seed)
-        passes = ShardedCriticBackend(self._sharded.group, config)
-        return PolicyCritic(passes, config, seed)
+        group = self._sharded.group
+        return PolicyCritic(group, ShardedCriticWeights(group), config, seed)
 
     def reference(self) -> PolicyReference:
         """Return the policy as it is when the ranks start, which they score with.
@@ -174,16 +176,14 @@ class ShardedLearner(PolicyLearner):
         return self._sharded
 
 
-class ShardedCriticBackend(CriticBackend):
-    """`CriticBackend` over the ranks of a sharded learner.
+class ShardedCriticWeights:
+    """`CriticWeights` that the ranks of a sharded learner share.
 
     Args:
         group: the ranks, with `add_critic` called before they start.
-        config: sizes of the critic's micro-batches.
     """
 
-    def __init__(self, group: RankGroup, config: CriticConfig) -> None:
-        super().__init__(group, config)
+    def __init__(self, group: RankGroup) -> None:
         self._group, self._num_snapshots = group, 0
 
     async def optim_step(self) -> StepReport:
@@ -221,3 +221,63 @@ class ShardedCriticBackend(CriticBackend):
             restore=lambda rank, paths: rank.restore_critic(paths[0], prefix),
         )
         await await_end(asyncio.ensure_future(reading))
+
+
+class ShardedImitator(PolicyImitator):
+    """A `PolicyImitator` over `config.ranks` processes; `async with` starts and ends them.
+
+    The weights of `model` follow when they are asked for (`fetch`), and not in each update.
+
+    Args:
+        model: the policy, saved for the ranks when they start.
+        runtime: starts the ranks.
+        lane: replaces the weights of `model`, and evaluates.
+        config: optimizer, micro-batches and ranks.
+        prepared_by: makes the ranks' training batches, for example with augmentation. None: the
+            model itself.
+        seed: seed of what ranks draw, such as augmentation and the noise of a diffusion head.
+
+    Raises: ConfigError if the ranks cannot share this policy on this machine.
+    """
+
+    def __init__(
+        self,
+        model: PolicyModel[Any] | LanguageModel[Any],
+        runtime: Runtime,
+        lane: DeviceLane,
+        config: ImitationConfig,
+        *,
+        prepared_by: Preparation | None = None,
+        seed: int = 0,
+    ) -> None:
+        # ranks know one configuration; the fields of policy losses are not read by supervised
+        # learning
+        learner = LearnerConfig(
+            optimizer=config.optimizer,
+            micro_batch=config.micro_batch,
+            ranks=config.ranks,
+            shard=config.shard,
+            offload=config.offload,
+        )
+        require_layout(model, learner)
+        self._sharded = ShardedWeights(model, runtime, lane, learner, (), 0, stay_with_ranks=True)
+        if prepared_by is not None:
+            self._sharded.group.set_preparation(prepared_by)
+        super().__init__(self._sharded.group, self._sharded, model, lane, config, seed)
+
+    async def __aenter__(self) -> Self:
+        await self._sharded.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._sharded.__aexit__(kind, error, traceback)
+
+    @property
+    def ranks(self) -> ShardedWeights:
+        """The ranks."""
+        return self._sharded
