@@ -68,7 +68,11 @@ def test_the_files_beside_an_answer_are_there() -> None:
             ["WITH_STOPPED_GRADIENTS"],
         ),
         ("Add an environment", "vla_rl/envs/__init__.py", ["_register("]),
-        ("Add an environment", "tests/contracts/test_env_contract.py", ["CASES", "Case"]),
+        (
+            "Add an environment",
+            "tests/contracts/test_env_contract.py",
+            ["EmbodiedEnvContract", "spec"],
+        ),
         (
             "Add a policy family",
             "vla_rl/models/loading.py",

@@ -131,11 +131,16 @@ def test_an_environment_that_is_added_as_the_steps_say_keeps_the_contract(packag
         '_register("vla_rl/slider-v0", "vla_rl.envs.slider:SliderEnv")\n_register("vla_rl/control',
     )
     contracts = package.parent / "contracts"
-    shutil.copytree(ROOT / "tests" / "contracts", contracts)
+    shutil.copytree(
+        ROOT / "tests" / "contracts", contracts, ignore=shutil.ignore_patterns("conftest.py")
+    )
     test = contracts / "test_env_contract.py"
-    change(test, "CASES = [TOY", 'SLIDER = Case("vla_rl/slider-v0")\nCASES = [SLIDER')
-    change(test, "        TOY.env_id,\n", "        TOY.env_id,\n        SLIDER.env_id,\n")
-    run_tests(package, test, "(slider and not vector and not process) or held_to_the_contract")
+    slider = (
+        'class TestSlider(EmbodiedEnvContract):\n    spec = EnvSpec(id="vla_rl/slider-v0")\n\n\n'
+    )
+    change(test, "class TestToy(", f"{slider}class TestToy(")
+    change(test, "        TOY.id,\n", '        TOY.id,\n        "vla_rl/slider-v0",\n')
+    run_tests(package, test, "(Slider and not process) or held_to_the_contract")
 
 
 @pytest.fixture(scope="module")

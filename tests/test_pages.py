@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import importlib.util
+import os
 import re
 import runpy
 import shlex
@@ -297,6 +298,27 @@ def test_the_placement_of_the_page_reads_the_keys_that_are_made(folder: Path) ->
     make_keys(folder / "keys")
     placement = module.placement(folder / "keys", "tcp://10.0.0.2:7070")
     assert placement.client_keys.public == (folder / "keys" / "client.pub").read_text().strip()
+
+
+def test_the_contracts_of_the_page_about_testing_pass_in_a_plain_pytest(tmp_path: Path) -> None:
+    pages = (DOCS / name for name in ("testing.md", "environments.md", "add_a_policy_family.md"))
+    for page in pages:
+        named = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", page.read_text(), re.DOTALL)
+        for name, code in named:
+            (tmp_path / name).write_text(code)
+    (tmp_path / "camera.py").write_text(ACTORS_SNIPPETS[0])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    for kind in ("env", "policy", "engine", "actor"):
+        assert f"test_my_{kind}.py ." in done.stdout
 
 
 def test_every_snippet_of_the_page_is_run() -> None:

@@ -31,21 +31,6 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_decision_is_a_chunk_with_its_tokens_log_probs_and_version(
-    policy: OpenVlaOft, lane: DeviceLane, make_observation: MakeObservation
-) -> None:
-    async with (
-        asyncio.timeout(30),
-        TorchActionEngine(policy, lane, EngineConfig(), weight_version=5) as engine,
-    ):
-        chunk = await engine.act(make_observation(0), Sampling(seed=1))
-    assert (chunk.actions.shape, chunk.actions.dtype) == ((2, 2), np.float32)
-    assert (chunk.tokens.shape, chunk.tokens.dtype) == ((4,), np.int64)
-    assert (chunk.log_probs.shape, chunk.log_probs.dtype) == ((4,), np.float32)
-    assert chunk.weight_version == 5
-    np.testing.assert_array_equal(policy.decode(chunk.tokens[None])[0], chunk.actions)
-
-
 async def test_whoever_waits_while_the_device_is_busy_goes_into_one_batch(
     policy: OpenVlaOft, lane: DeviceLane, make_observation: MakeObservation
 ) -> None:
@@ -62,22 +47,6 @@ async def test_whoever_waits_while_the_device_is_busy_goes_into_one_batch(
         go_on.set()
         await asyncio.gather(busy, first, *waiting)
         assert engine.stats().batch_sizes == {1: 1, 8: 1}
-
-
-async def test_a_decision_does_not_depend_on_who_waits_beside_it(
-    policy: OpenVlaOft, lane: DeviceLane, make_observation: MakeObservation
-) -> None:
-    async with (
-        asyncio.timeout(30),
-        TorchActionEngine(policy, lane, EngineConfig(max_batch=4)) as engine,
-    ):
-        together = await asyncio.gather(
-            *(engine.act(make_observation(seed), Sampling(seed=seed)) for seed in range(4))
-        )
-        for seed in range(4):
-            alone = await engine.act(make_observation(seed), Sampling(seed=seed))
-            np.testing.assert_array_equal(alone.tokens, together[seed].tokens)
-            np.testing.assert_allclose(alone.log_probs, together[seed].log_probs, atol=1e-5)
 
 
 async def test_deterministic_decisions_are_equal_to_the_last_bit(
@@ -150,14 +119,6 @@ async def test_a_wrong_observation_is_refused_and_the_engine_goes_on(
         with pytest.raises(ValueError, match=r"observation\['image'\] is NoneType"):
             await engine.act({"instruction": "go"})
         assert (await engine.act(make_observation(0))).tokens.shape == (4,)
-
-
-async def test_a_temperature_of_zero_is_refused(
-    policy: OpenVlaOft, lane: DeviceLane, make_observation: MakeObservation
-) -> None:
-    async with asyncio.timeout(30), TorchActionEngine(policy, lane, EngineConfig()) as engine:
-        with pytest.raises(ValueError, match=r"temperature is 0\.0, expected > 0; use greedy=True"):
-            await engine.act(make_observation(0), Sampling(temperature=0.0))
 
 
 class Recorded:

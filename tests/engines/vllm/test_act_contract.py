@@ -21,13 +21,15 @@ from vla_rl.engines.vllm import VllmActionEngine, VllmConfig
 from vla_rl.errors import CheckpointError
 from vla_rl.models.vllm import serve
 from vla_rl.rollout.engines import require_chat_engine
-from vla_rl.types import ActionChunk, Sampling
+from vla_rl.testing import ActionEngineContract, OpenEngine
+from vla_rl.types import ActionChunk, Observation, Sampling
 
 pytestmark = [
-    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.needs_vllm,
     pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"),
 ]
+
+in_shared_loop = pytest.mark.asyncio(loop_scope="session")
 
 TOLERANCE = 1e-5
 """Largest difference of a log-prob between an engine and the learner, natural logs, float32."""
@@ -86,49 +88,19 @@ async def acting(request: pytest.FixtureRequest, one_engine: OneEngine) -> Async
             yield Acting(engine, lane, policy)
 
 
-async def test_a_decision_is_a_chunk_with_its_tokens_log_probs_and_version(acting: Acting) -> None:
-    chunk = await acting.act(0, seed=1)
-    num_tokens = {"OpenVlaOft": 56, "OpenVla": 7}[type(acting.policy).__name__]
-    assert (chunk.actions.shape, chunk.actions.dtype) == ((num_tokens // 7, 7), np.float32)
-    assert (chunk.tokens.shape, chunk.tokens.dtype) == ((num_tokens,), np.int64)
-    assert (chunk.log_probs.shape, chunk.log_probs.dtype) == ((num_tokens,), np.float32)
-    assert chunk.weight_version == acting.engine.weight_version == BEGINNING
-    np.testing.assert_array_equal(acting.policy.decode(chunk.tokens[None])[0], chunk.actions)
+class TestEngines(ActionEngineContract):
+    """Each engine keeps the rules that one of your own has to keep."""
+
+    @pytest_asyncio.fixture(loop_scope="session")
+    async def opened(self, acting: Acting) -> OpenEngine:
+        run = asyncio.get_running_loop().run_until_complete
+        return OpenEngine(acting.engine, run, acting.policy, acting.publish)
+
+    def make_observation(self, number: int) -> Observation:
+        return observe(number)
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
-async def test_log_probs_are_those_of_the_learner_after_temperature(
-    acting: Acting, temperature: float
-) -> None:
-    for seed in range(4):
-        chunk = await acting.act(seed, temperature=temperature, seed=seed)
-        assert acting.gap(seed, chunk, temperature) < TOLERANCE
-
-
-async def test_greedy_takes_the_most_likely_tokens_and_scores_them_at_the_temperature(
-    acting: Acting,
-) -> None:
-    policy = acting.policy
-    with torch.inference_mode():
-        best, _ = policy.sample(policy.prepare([observe(2)]), [Sampling(greedy=True)])
-    for temperature in (1.0, 1.6):
-        chunk = await acting.act(2, greedy=True, temperature=temperature, seed=5)
-        np.testing.assert_array_equal(chunk.tokens, best[0].numpy())
-        assert acting.gap(2, chunk, temperature) < TOLERANCE
-
-
-async def test_the_same_seed_gives_the_same_chunk_whoever_is_asked_beside_it(
-    acting: Acting,
-) -> None:
-    alone = [await acting.act(seed, seed=seed) for seed in range(6)]
-    together = await asyncio.gather(*(acting.act(seed, seed=seed) for seed in range(6)))
-    for one, other in zip(alone, together, strict=True):
-        np.testing.assert_array_equal(one.tokens, other.tokens)
-        np.testing.assert_allclose(one.log_probs, other.log_probs, atol=TOLERANCE)
-    another = await acting.act(0, seed=123)
-    assert (another.tokens != alone[0].tokens).any()
-
-
+@in_shared_loop
 async def test_samples_follow_the_distribution(acting: Acting) -> None:
     """Mean of -log p over draws is the entropy: 24 draws of every token, compared within four
     standard errors.
@@ -148,6 +120,7 @@ async def test_samples_follow_the_distribution(acting: Acting) -> None:
     )
 
 
+@in_shared_loop
 async def test_an_observation_that_does_not_fit_fails_its_caller_and_nobody_else(
     acting: Acting,
 ) -> None:
@@ -159,56 +132,13 @@ async def test_an_observation_that_does_not_fit_fails_its_caller_and_nobody_else
     assert acting.gap(0, await acting.act(0, seed=1)) < TOLERANCE
 
 
-async def test_a_cancelled_decision_is_given_up(acting: Acting) -> None:
-    asking = asyncio.create_task(acting.act(1, seed=1))
-    await asyncio.sleep(0)
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-    assert acting.gap(1, await acting.act(1, seed=1)) < TOLERANCE
-
-
+@in_shared_loop
 async def test_an_engine_that_acts_does_not_speak(acting: Acting) -> None:
     with pytest.raises(TypeError, match="use `act`"):
         require_chat_engine(acting.engine)
 
 
-async def test_new_weights_act_from_their_publication_on(acting: Acting) -> None:
-    first = acting.first
-    for version, policy in ((7, moved(first, 1)), (8, moved(first, 2)), (9, first)):
-        await acting.publish(policy, version)
-        assert acting.engine.weight_version == version
-        for seed in range(2):
-            chunk = await acting.act(seed, seed=seed)
-            assert chunk.weight_version == version
-            assert acting.gap(seed, chunk) < TOLERANCE
-
-
-async def test_no_chunk_mixes_versions_while_weights_change_under_traffic(acting: Acting) -> None:
-    by_version = {20: moved(acting.first, 1), 21: moved(acting.first, 2), 22: acting.first}
-    answers: list[tuple[int, ActionChunk]] = []
-    is_over, answered = asyncio.Event(), asyncio.Event()
-
-    async def ask(seed: int) -> None:
-        while not is_over.is_set():
-            answers.append((seed, await acting.act(seed, seed=len(answers))))
-            answered.set()
-
-    async with asyncio.TaskGroup() as tasks:
-        for seed in range(6):
-            tasks.create_task(ask(seed))
-        for version, policy in by_version.items():
-            await acting.publish(policy, version)
-            while sum(chunk.weight_version == version for _, chunk in answers) < 6:
-                answered.clear()
-                await answered.wait()
-        is_over.set()
-    later = [(seed, chunk) for seed, chunk in answers if chunk.weight_version >= 20]
-    assert {chunk.weight_version for _, chunk in later} == {20, 21, 22}
-    for seed, chunk in later:
-        assert log_prob_gap(by_version[chunk.weight_version], observe(seed), chunk, 1.0) < TOLERANCE
-
-
+@in_shared_loop
 async def test_weights_of_another_policy_are_refused_and_nothing_is_applied(acting: Acting) -> None:
     if isinstance(acting.engine, TorchActionEngine):
         pytest.skip("shares its process and its network's shape with the learner")
@@ -229,6 +159,7 @@ async def test_weights_of_another_policy_are_refused_and_nothing_is_applied(acti
     assert acting.gap(0, chunk) < TOLERANCE
 
 
+@in_shared_loop
 async def test_checksums_tell_weights_apart(acting: Acting) -> None:
     if isinstance(acting.engine, TorchActionEngine):
         pytest.skip("has the learner's own tensors")
@@ -240,6 +171,7 @@ async def test_checksums_tell_weights_apart(acting: Acting) -> None:
     assert before == after != between
 
 
+@in_shared_loop
 async def test_pause_and_whole_time_of_an_update_are_reported_apart(acting: Acting) -> None:
     if isinstance(acting.engine, TorchActionEngine):
         pytest.skip("publishes in no time")
