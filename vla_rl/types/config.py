@@ -191,10 +191,10 @@ def explain_refusal(config: type[Config], field: str, value: Any) -> str | None:
             return None
         if near := difflib.get_close_matches(str(value), named, n=1):
             expected += f"; did you mean {near[0]!r}?"
-    elif not _fits_type(value, hint):
-        expected = _describe_type(hint)
-    elif not (expected := describe_range(ranged)) or _fits_type(value, ranged):
+    elif _fits_type(value, ranged):
         return None
+    else:
+        expected = describe_range(ranged) if _fits_type(value, hint) else _describe_type(hint)
     shown = f"a {type(value).__name__}" if isinstance(value, Config) else repr(value)
     return f"{config.__name__}.{field} is {shown}, expected {expected}"
 
