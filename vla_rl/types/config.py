@@ -68,6 +68,7 @@ def _describe_misfit(
             f"{cls.__name__} got {number} without a name, expected keywords only: "
             f"{', '.join(names)}"
         )
+    # Unknown before missing: a misspelt field is both, and the first says what to do.
     for name in given:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
@@ -189,6 +190,7 @@ def explain_refusal(config: type[Config], field: str, value: Any) -> str | None:
         named = [each for each in choices if isinstance(each, str)]
         if value in choices:
             return None
+        # Named by itself: in a list of twenty choices one wrong letter is hard to see.
         if near := difflib.get_close_matches(str(value), named, n=1):
             expected += f"; did you mean {near[0]!r}?"
     elif _fits_type(value, ranged):
@@ -209,6 +211,7 @@ def _fits_type(value: Any, hint: Any) -> bool:
         for member in (hint, *get_args(hint))
         if isinstance(member, type) and issubclass(member, Config)
     ]
+    # A dict where a table belongs is a slip of a program; files and the command line convert before.
     if configs and isinstance(value, Config | dict):  # msgspec would build a config from a dict
         return isinstance(value, tuple(configs))
     try:

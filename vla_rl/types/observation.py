@@ -79,6 +79,7 @@ class ArrayRef(msgspec.Struct, frozen=True, array_like=True):
     key: int
     """Key of the memory. A path is used again after its memory was dropped."""
 
+    # The key before the arrays: a reader that comes late finds that the memory is another one.
     start: int
     """Place of its first byte."""
 

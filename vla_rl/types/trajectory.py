@@ -51,6 +51,7 @@ class StopReason(enum.Enum):
     TERMINATED = "terminated"
     """The task ended the episode without being solved."""
 
+    # Apart from SUCCESS: the episode would have gone on, so a value bootstraps behind its end.
     SUCCESS_AT_LIMIT = "success_at_limit"
     """The environment's own limit ended the episode, and the task was solved by then."""
 
@@ -216,6 +217,7 @@ class Trajectory(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
     info: Info = {}
     """The info of the last step, plus what the agent adds."""
 
+    # The names in files of earlier versions, whose outstanding episodes a resume has to find.
     episode_ref: EpisodeRef | None = msgspec.field(default=None, name="deposit")
     """Place of its observations, tokens and actions, if it is metadata-only: then rewards, versions, infos
     and small values alone are here. None for every trajectory of an update."""
