@@ -99,11 +99,6 @@ class StepPlan:
         """Number of rows in all micro-batches."""
         return sum(len(index) for index in self.indices)
 
-    @property
-    def num_passes(self) -> int:
-        """Number of micro-batches of the rank that has most, at least one."""
-        return max(1, *(len(rank) for rank in self.ranks))
-
 
 def plan_minibatches(sequence: Tensor, config: LearnerConfig, weight_version: int) -> list[Tensor]:
     """Return the rows of each mini-batch, int64 [M], in the order of their optimizer steps.

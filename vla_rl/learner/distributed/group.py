@@ -88,11 +88,6 @@ class RankGroup:
         """Handles of the ranks, by number; empty before `start_ranks`."""
 
     @property
-    def has_failed(self) -> bool:
-        """Whether a rank has failed, and all were ended."""
-        return self._failure is not None
-
-    @property
     def folder(self) -> Path:
         """A folder on this host that ends with the group."""
         assert self._folder is not None, "the ranks are not started; use `async with`"
