@@ -39,6 +39,8 @@ OURS: Final = {
     "cluster/layout.py": "a host file's line",
     "cluster/host_file.py": "names in a host file, and an error of msgspec",
     "cli/why.py": "what a run of ours answers",
+    "cli/option_rules.py": "a reason of an option that is not read",
+    "cli/command_line.py": "the path in an error of msgspec",
     "datasets/hdf5.py": "names of files",
     "datasets/lerobot/layout.py": "paths in a data set's description",
     "datasets/lerobot/video_files.py": "what ffmpeg says of a video",
