@@ -54,7 +54,8 @@ _LOST_AFTER_S: Final = 60.0
 class Publication:
     """Publishes to one host, or to all, of those that a rollout has brought up."""
 
-    def __init__(self, rollout: HostFleet, model: SleepingPolicy) -> None:
+    def __init__(self, rollout: HostFleet, model: SleepingPolicy, tasks: asyncio.TaskGroup) -> None:
+        self._tasks = tasks
         self._network, self._version = model.network, 0
         self.num_bytes = sum(each.nbytes for each in self._network.parameters())
         self._weights: dict[int, HostWeights] = {}
@@ -78,7 +79,7 @@ class Publication:
         self._publishing.result()
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        self._publishing = asyncio.create_task(work, name=name)
+        self._publishing = self._tasks.create_task(work, name=name)
         return self._publishing
 
 
@@ -121,8 +122,8 @@ async def measure(
     )
     model = sleeping_policy(HIDDEN)
     machines = [host.namespace for host in hosts]
-    async with rollout_over(config, model) as rollout:
-        publication = Publication(rollout, model)
+    async with rollout_over(config, model) as rollout, asyncio.TaskGroup() as tasks:
+        publication = Publication(rollout, model, tasks)
         piece, number = secrets.token_bytes(PIECE_BYTES), publication.num_bytes // PIECE_BYTES
         with BareCopies(machines) as copies:
 

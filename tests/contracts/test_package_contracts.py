@@ -1,6 +1,6 @@
-"""Every policy family, with the engines that run it in this process, keeps the rules of `vla_rl.testing`.
+"""Policies, engines and actors of the package keep the rules of `vla_rl.testing`.
 
-tests/engines/vllm holds vLLM's engines to the same rules, tests/recipes/test_pages.py a family of one's own.
+tests/engines/vllm holds vLLM's engines to the same ones.
 """
 
 from collections.abc import AsyncIterator
@@ -8,8 +8,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
+from sample_actors import Counter, Streamer
 from small_policies import completing_policy, observe, oft_policy, token_policy
 
+from vla_rl.actors import ChildProcess, ForkServer
+from vla_rl.cluster.hosts import HostMonitor
 from vla_rl.engines import (
     DeviceLane,
     EngineConfig,
@@ -17,11 +20,13 @@ from vla_rl.engines import (
     TorchActionEngine,
     TorchChatEngine,
 )
+from vla_rl.env_workers.worker import EnvWorker
 from vla_rl.models.language import CausalLanguageModel
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, tiny
-from vla_rl.testing import ActionEngineContract, ChatEngineContract, PolicyContract
-from vla_rl.types import Observation
+from vla_rl.remote_rollout.image_cache import ImageCache
+from vla_rl.testing import ActionEngineContract, ActorContract, ChatEngineContract, PolicyContract
+from vla_rl.types import EnvSpec, Observation
 
 
 class TestMlp(PolicyContract):
@@ -83,3 +88,48 @@ class TestTorchChatEngine(ChatEngineContract):
 
     def open_engine(self) -> Any:
         return opened_in_this_process(TorchChatEngine, self.make_policy())
+
+
+FORKED = ChildProcess(fork_from=ForkServer(imports=("sample_actors",)))
+
+
+class TestCounter(ActorContract):
+    actor = Counter
+    arguments = (3,)
+    in_process = FORKED
+
+    async def use(self, actor: Counter) -> Any:
+        return await actor.add(2), await actor.echo_array(np.arange(3)), await actor.seen()
+
+
+class TestStreamer(ActorContract):
+    actor = Streamer
+    in_process = FORKED
+
+    async def use(self, actor: Streamer) -> Any:
+        return [number async for number in actor.count(5)], await actor.made()
+
+
+class TestHostMonitor(ActorContract):
+    actor = HostMonitor
+
+    async def use(self, actor: HostMonitor) -> Any:
+        return (await actor.report()).versions
+
+
+class TestEnvWorker(ActorContract):
+    actor = EnvWorker
+    arguments = (1,)
+
+    async def use(self, actor: EnvWorker) -> Any:
+        described = await actor.build_env(0, EnvSpec(id="vla_rl/toy_reach-v0"))
+        _, info = await actor.reset(0, 5, None, 0)
+        return described.observation_space, info
+
+
+class TestImageCache(ActorContract):
+    actor = ImageCache
+    arguments = (1 << 20,)
+
+    async def use(self, actor: ImageCache) -> Any:
+        return await actor.greet()
