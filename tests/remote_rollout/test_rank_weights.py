@@ -19,7 +19,7 @@ from host_cluster import loopback_hosts
 from own_parts import by_turns
 from small_episodes import SHAPE, mlp, walk
 from toy_runs import ranked_run
-from weight_hosts import Host, Site
+from weight_hosts import Host, Site, hosts_runtime
 
 from benchmarks import conversations
 from benchmarks.sharded_learning import episodes as family_episodes, small_oft
@@ -53,6 +53,12 @@ ADVANTAGES = [1.0, -0.5]
 async def lane() -> AsyncIterator[DeviceLane]:
     async with DeviceLane(num_threads=1) as lane:
         yield lane
+
+
+@pytest_asyncio.fixture(loop_scope="session", scope="module", autouse=True)
+async def runtime_of_hosts() -> AsyncIterator[None]:
+    async with hosts_runtime():
+        yield
 
 
 @pytest_asyncio.fixture(loop_scope="session", scope="module")

@@ -2,25 +2,30 @@
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
 from torch import nn
-from weight_hosts import Host, Site
+from weight_hosts import Host, Site, hosts_runtime
 
-from vla_rl.actors.remote import peer_sockets
+from vla_rl.actors.remote import peer_sockets, shared_handles
 from vla_rl.actors.remote.direct_link import ListenAddress
-from vla_rl.actors.remote.peer_sockets import SocketAddress
 from vla_rl.errors import ActorDied, CheckpointError, HostNotReached, WeightsNotGiven
-from vla_rl.remote_rollout import weight_links
 from vla_rl.remote_rollout.chain_broadcast import Hop, Reachability, machine_name, plan_hops
 from vla_rl.remote_rollout.flat_weights import flatten_weights
-from vla_rl.remote_rollout.weight_links import ReceivedBytes
+from vla_rl.remote_rollout.weight_links import ReceivedBytes, WeightRows
 from vla_rl.remote_rollout.weight_publication import HostWeights
 from vla_rl.remote_rollout.weight_sources import LocalWeightSource, WeightHost
 from vla_rl.types import SOLE_MEMBER, AgentNames
+
+
+@pytest.fixture(autouse=True)
+async def runtime() -> AsyncIterator[None]:
+    async with hosts_runtime():
+        yield
 
 
 async def test_every_host_has_a_version_before_any_acts_with_it() -> None:
@@ -154,24 +159,20 @@ async def test_one_copy_leaves_the_learner_and_hosts_pass_it_on() -> None:
 class Dying(Host):
     """It dies once it has some of a version, like a process that is killed."""
 
-    async def receive_weights(
-        self, member: str, link_key: str, host: str, socket: SocketAddress
-    ) -> ReceivedBytes:
-        receiving = asyncio.create_task(self.cache.receive(member, link_key, host, socket))
+    async def receive_weights(self, member: str, rows: WeightRows) -> ReceivedBytes:
+        receiving = asyncio.create_task(self.cache.receive(member, rows))
         while self.received(member) == 0:  # noqa: ASYNC110 - bytes have no event
             await asyncio.sleep(0)
         receiving.cancel()
         await asyncio.wait([receiving])
-        self.cache.close()
+        self.die()
         raise self.death()
 
 
 class Silent(Host):
     """Its cable is pulled: it passes nothing on, and no connection is closed."""
 
-    async def receive_weights(
-        self, member: str, link_key: str, host: str, socket: SocketAddress
-    ) -> ReceivedBytes:
+    async def receive_weights(self, member: str, rows: WeightRows) -> ReceivedBytes:
         await asyncio.sleep(0.2)
         raise self.death()
 
@@ -196,11 +197,9 @@ class Slow(Host):
 
     may_take: asyncio.Event
 
-    async def receive_weights(
-        self, member: str, link_key: str, host: str, socket: SocketAddress
-    ) -> ReceivedBytes:
+    async def receive_weights(self, member: str, rows: WeightRows) -> ReceivedBytes:
         await self.may_take.wait()
-        return await super().receive_weights(member, link_key, host, socket)
+        return await super().receive_weights(member, rows)
 
 
 async def test_the_learner_goes_on_before_the_slowest_host_has_its_weights() -> None:
@@ -256,12 +255,12 @@ async def test_after_the_ranks_went_on_a_host_that_has_the_weights_gives_them() 
 async def test_weights_that_a_host_cannot_get_any_more_are_skipped_by_all(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_links, "LINK_WITHIN_S", 0.2)
+    monkeypatch.setattr(shared_handles, "LINK_WITHIN_S", 0.2)
     hosts = large_hosts([])[:2]
     dead = Host("dead", [], fails_in="begin", shape=LARGE)
     site = Site(*hosts, dead, shape=LARGE)
     # what is sent there is swallowed: the second host gets all from the learner
-    site.weights.hosts["a"] = WeightHost(hosts[0], "192.0.2.1")  # type: ignore[arg-type]
+    hosts[0].reached_at = "192.0.2.1"
     site.open()
     async with asyncio.timeout(20):
         await site.weights.publish(Fleeting(flatten_weights(site.learner, 1, SOLE_MEMBER)))
@@ -286,10 +285,10 @@ class OutOfReach(Fleeting):
 async def test_the_ranks_keep_weights_that_a_host_has_to_get_another_way(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_links, "LINK_WITHIN_S", 0.2)
+    monkeypatch.setattr(shared_handles, "LINK_WITHIN_S", 0.2)
     hosts = large_hosts([])[:2]
     site = Site(*hosts, shape=LARGE)
-    site.weights.hosts["a"] = WeightHost(hosts[0], "192.0.2.1")  # type: ignore[arg-type]
+    hosts[0].reached_at = "192.0.2.1"
     site.open()
     async with asyncio.timeout(20):
         await site.publish(1)  # it is known now that the two cannot connect
@@ -314,11 +313,11 @@ async def test_an_error_after_the_weights_have_left_is_that_of_their_task() -> N
 async def test_a_host_that_cannot_reach_its_neighbour_is_served_by_the_learner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(weight_links, "LINK_WITHIN_S", 0.2)
+    monkeypatch.setattr(shared_handles, "LINK_WITHIN_S", 0.2)
     hosts = large_hosts([])[:2]
     site = Site(*hosts, shape=LARGE)
     # an address that swallows what is sent there, as a firewall does
-    site.weights.hosts["a"] = WeightHost(hosts[0], "192.0.2.1")  # type: ignore[arg-type]
+    hosts[0].reached_at = "192.0.2.1"
     site.open()
     async with asyncio.timeout(20):
         await site.publish(1)
@@ -344,7 +343,7 @@ async def test_a_host_without_a_free_port_passes_nothing_on(
         address = ListenAddress("127.0.0.1", (port, port))
         monkeypatch.setattr(peer_sockets, "get_own_address", lambda: address)
         with pytest.raises(OSError, match=r"no port from .* wider range with --ports"):
-            hosts[0].cache.start_sending(hosts[1].cache.new_link())
+            await hosts[0].share_rows()
         await site.publish(1)
     assert hosts[1].num_put == hosts[0].num_put
     assert site.have(hosts) == [True, True]

@@ -1,23 +1,36 @@
 """The hosts' side of a publication in this loop, and what a learner's side reports of it."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from vla_rl.actors import Runtime
 from vla_rl.actors.remote.peer_sockets import SocketAddress
 from vla_rl.engines.weight_shards import WeightShard
 from vla_rl.errors import ActorDied
 from vla_rl.remote_rollout.flat_weights import HeldVersion, WeightHeading
 from vla_rl.remote_rollout.host_recipe import HostStatus
-from vla_rl.remote_rollout.weight_links import ReceivedBytes
+from vla_rl.remote_rollout.weight_links import ReceivedBytes, WeightRows
 from vla_rl.remote_rollout.weight_publication import HostWeights
 from vla_rl.remote_rollout.weight_sources import WeightHost
 from vla_rl.remote_rollout.weight_store import WeightStore
 from vla_rl.types import SOLE_MEMBER, AgentNames
+
+RUNTIMES: list[Runtime] = []
+
+
+@asynccontextmanager
+async def hosts_runtime() -> AsyncIterator[None]:
+    """Owns the actors of which the hosts of a test give handles to each other."""
+    async with Runtime("hosts") as runtime:
+        RUNTIMES.append(runtime)
+        yield
+        RUNTIMES.clear()
 
 
 class Host:
@@ -36,9 +49,8 @@ class Host:
         self.network = nn.Linear(*shape) if network is None else network
         self.cache = WeightStore({SOLE_MEMBER: self.network})
         self.version, self.digest, self.num_put = 0, "", 0
-        self.new_link = called(self.cache.new_link)
-        self.send_weights = called(self.cache.start_sending)
-        self.stop_sending = called(self.cache.stop_sending)
+        self.reached_at = ""
+        self._rows: WeightRows | None = None
         self.num_received = called(self.received)
         self.share_weights = called(self.cache.memory)
         self.open_weights = called(self.cache.open)
@@ -51,11 +63,15 @@ class Host:
         self.num_put += len(piece)
         await self.cache.put(member, start, piece)
 
-    async def receive_weights(
-        self, member: str, link_key: str, host: str, socket: SocketAddress
-    ) -> ReceivedBytes:
+    async def share_rows(self) -> WeightRows:
+        (runtime,) = RUNTIMES
+        if self._rows is None:
+            self._rows = await runtime.spawn(WeightRows, self.cache)
+        return await runtime.share(self._rows, self.reached_at)
+
+    async def receive_weights(self, member: str, rows: WeightRows) -> ReceivedBytes:
         self._note("take")
-        return await self.cache.receive(member, link_key, host, socket)
+        return await self.cache.receive(member, rows)
 
     async def open_sockets(self, member: str, keys: list[str]) -> list[SocketAddress]:
         self._note("open sockets")
@@ -84,9 +100,15 @@ class Host:
 
     def _note(self, call: str) -> None:
         if call == self._fails_in:
-            self.cache.close()
+            self.die()
             raise self.death()
         self.log.append(f"{call} {self.name}")
+
+    def die(self) -> None:
+        """Close what the end of a process closes."""
+        self.cache.close()
+        if self._rows is not None:
+            self._killing = asyncio.ensure_future(RUNTIMES[0].kill(self._rows))
 
     def death(self) -> ActorDied:
         return ActorDied(self.name, 1, "SIGKILL")

@@ -9,15 +9,13 @@ Nothing acts with the version before `apply_weights` of every host.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
-from vla_rl.actors.remote.peer_sockets import SocketAddress
 from vla_rl.errors import ActorDied, CheckpointError, HostNotReached, RemoteError, WeightsNotGiven
+from vla_rl.remote_rollout.weight_links import WeightRows
 from vla_rl.remote_rollout.weight_sources import WeightHost, WeightSource
 from vla_rl.util.tasks import await_unless
 
@@ -118,17 +116,6 @@ class Reachability:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class PeerLink:
-    """An open socket of a host that sends to its peer."""
-
-    sender: WeightHost
-    key: str
-    """Public key of the peer."""
-
-    address: SocketAddress
-
-
 class ChainBroadcast:
     """Brings one version to hosts.
 
@@ -147,7 +134,8 @@ class ChainBroadcast:
     ) -> None:
         self._weight_source, self._hosts, self._unreachable = weight_source, hosts, unreachable
         self._heading = weight_source.heading
-        self._links: dict[str, PeerLink] = {}
+        self._rows: dict[str, WeightRows] = {}
+        """Handles of the rows of peers, by the host that takes them."""
         self._failed = {name: asyncio.Event() for name in hosts}
         self._staged: dict[str, asyncio.Task[None]] = {}
 
@@ -177,7 +165,7 @@ class ChainBroadcast:
             direct = [
                 self._staged[each.host]
                 for each in received
-                if each.host in self._staged and each.host not in self._links
+                if each.host in self._staged and each.host not in self._rows
             ]
             await asyncio.gather(*direct, return_exceptions=True)
             errors = [task.exception() for task in direct]
@@ -188,7 +176,6 @@ class ChainBroadcast:
             for task in self._staged.values():
                 task.cancel()
             await asyncio.gather(*self._staged.values(), return_exceptions=True)
-            await asyncio.gather(*map(self._close_link, self._links.values()))
         for host, task in self._staged.items():
             if (error := task.exception()) is not None:
                 failed[host] = error
@@ -224,8 +211,8 @@ class ChainBroadcast:
             if await self._open_memory(hop):
                 return
             await self._begin(hop)
-        elif name in self._links:
-            num_bytes = await self._receive_from_peer(hop, self._links[name])
+        elif name in self._rows:
+            num_bytes = await self._receive_from_peer(hop, self._rows[name])
             try:
                 await self._weight_source.bring(host, num_bytes)
             except CheckpointError as error:
@@ -266,31 +253,22 @@ class ChainBroadcast:
         """Let a host and its peer open a link; without one, its bytes come from the source."""
         name, source = hop.host, hop.source
         assert source is not None
-        receiver, sender = self._hosts[name].actor, self._hosts[source]
+        sender = self._hosts[source]
         if sender.gone.is_set() or self._failed[source].is_set():
             return
-        key = await receiver.new_link()
         try:
-            socket = await sender.actor.send_weights(key)
+            self._rows[name] = await sender.actor.share_rows()
         except (ActorDied, RemoteError, OSError) as error:
             logger.warning("host %s gives no weights to %s: %s", source, name, error)
-            return
-        self._links[name] = PeerLink(sender, key, socket)
 
-    async def _close_link(self, link: "PeerLink") -> None:
-        with contextlib.suppress(ActorDied):
-            await link.sender.actor.stop_sending(link.key)
-
-    async def _receive_from_peer(self, hop: Hop, link: "PeerLink") -> int:
+    async def _receive_from_peer(self, hop: Hop, rows: WeightRows) -> int:
         """Let a host take the bytes from its peer; return how many came from there."""
-        name, source, sender = hop.host, hop.source, link.sender
+        name, source = hop.host, hop.source
         assert source is not None
-        receiver = self._hosts[name].actor
+        receiver, sender = self._hosts[name].actor, self._hosts[source]
         if sender.gone.is_set() or self._failed[source].is_set():
             return 0
-        receiving = receiver.receive_weights(
-            self._heading.member, link.key, sender.address, link.address
-        )
+        receiving = receiver.receive_weights(self._heading.member, rows)
         received = await await_unless(receiving, sender.gone, self._failed[source])
         if received is None:
             return await receiver.num_received(self._heading.member)

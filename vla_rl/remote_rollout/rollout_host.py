@@ -47,7 +47,7 @@ from vla_rl.remote_rollout.host_recipe import (
     with_environments,
 )
 from vla_rl.remote_rollout.image_links import ImageReply, ImageRequest, ImageSource, join_arrays
-from vla_rl.remote_rollout.weight_links import ReceivedBytes
+from vla_rl.remote_rollout.weight_links import ReceivedBytes, WeightRows
 from vla_rl.remote_rollout.weight_store import WeightStore
 from vla_rl.rollout import EpisodeLost, LocalEpisodeRunner, TaskStart
 from vla_rl.team.devices import resolve_device
@@ -214,33 +214,17 @@ class RolloutHost(Actor):
         """
         return await self._weight_store.receive_shards(member, shards)
 
-    async def new_link(self) -> str:
-        """Return the public key with which this process will connect to a peer."""
-        return self._weight_store.new_link()
-
-    async def send_weights(self, link_key: str) -> SocketAddress:
-        """Let the peer with this key take weights. Raises: OSError if no port is free."""
-        return self._weight_store.start_sending(link_key)
-
-    async def stop_sending(self, link_key: str) -> None:
-        """Close the socket to a peer."""
-        self._weight_store.stop_sending(link_key)
+    async def share_rows(self) -> WeightRows:
+        """Return a handle of the weights here, for one peer. Raises: OSError if no port is free."""
+        return await self._runtime.share(self._weight_rows)
 
     @actor_method(concurrent=True)
-    async def receive_weights(
-        self, member: str, link_key: str, host: str, socket: SocketAddress
-    ) -> ReceivedBytes:
-        """Take what is missing from a peer.
-
-        Args:
-            member: the policy.
-            link_key: what `new_link` returned.
-            host: address of the peer's host, without a port.
-            socket: what the peer's `send_weights` returned.
+    async def receive_weights(self, member: str, rows: WeightRows) -> ReceivedBytes:
+        """Take what is missing of a policy's weights from a peer, whose `share_rows` returned `rows`.
 
         Raises: CheckpointError for bytes that do not fit.
         """
-        return await self._weight_store.receive(member, link_key, host, socket)
+        return await self._weight_store.receive(member, rows)
 
     async def num_received(self, member: str) -> int:
         """Return the number of bytes that have come of the version that was begun last."""
@@ -323,6 +307,7 @@ class RolloutHost(Actor):
         starts = [TaskStart(env=env, task=env.id) for env in recipe.envs]
         async with Runtime("rollout") as runtime, self._lane as lane:
             self._runtime = runtime
+            self._weight_rows = await runtime.spawn(WeightRows, self._weight_store)
             self._image_source = await runtime.spawn(ImageSource, self._find_images)
             gpus = _visible_gpus() if device.type == "cuda" else ()
             engines = make_engines(config, team, lane, recipe.weight_version, gpus)

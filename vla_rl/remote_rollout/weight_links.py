@@ -1,30 +1,27 @@
 """Weights on their way into a host's memory: from the host before it, or from the learner's ranks.
 
-    receiver: WantedWeights(start) ──► peer: the bytes, as soon as it has them ──► receiver
+    receiver, with a handle of its peer's rows: a stream from the first byte that is missing
     keys of the ranks ──► a socket for each ──► rank: a piece ──► its offset in the row
 
-A peer passes bytes on while they come in, and the receiver asks for a few pieces ahead, which bounds
-what is on the way. Of what ranks send, the beginning of the row is complete as far as the rank that is
-furthest behind has come: that much is passed on.
+A peer passes bytes on while they come in; the credit of the stream bounds what is on the way. Of what
+ranks send, the beginning of the row is complete as far as the rank that is furthest behind has come:
+that much is passed on.
 """
 
 import asyncio
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
-from typing import Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
 
-from vla_rl.actors.placement import KeyPair
-from vla_rl.actors.remote.direct_link import DirectLink
-from vla_rl.actors.remote.host_connection import LINK_WITHIN_S
-from vla_rl.actors.remote.peer_sockets import ServerContext, ServerSocket, SocketAddress, open_link
+from vla_rl.actors import Actor, actor_method, close_handle
+from vla_rl.actors.remote.peer_sockets import ServerContext, ServerSocket, SocketAddress
 from vla_rl.actors.wire.codec import Codec
-from vla_rl.actors.wire.envelope import Frames, Kind, MalformedMessage, unpack_envelope
+from vla_rl.actors.wire.envelope import Frames, Kind, MalformedMessage
 from vla_rl.engines.weight_shards import ShardDigest, ShardPiece, WeightShard
-from vla_rl.errors import CheckpointError, WeightsNotGiven
+from vla_rl.errors import ActorDied, CheckpointError, WeightsNotGiven
 from vla_rl.remote_rollout.flat_weights import WEIGHT_PIECE_BYTES, IncomingWeights
 from vla_rl.util.tasks import run_in_thread
 
@@ -46,145 +43,97 @@ SILENT_S: Final = 30.0
 """Silence after which a peer counts as lost. Its death is noticed sooner: its connection closes,
 or the control process misses it."""
 
-_PIECES_AHEAD: Final = 8
-"""Pieces that are asked for before one has come: enough to fill a cable whose ends are woken late, as
-on a busy machine."""
 
-_LOOK_EVERY_S: Final = 0.5
+class GivesWeights(Protocol):
+    """A store of weights, as its `WeightRows` see it."""
 
+    def get_row(self, member: str) -> IncomingWeights | None:
+        """Return the version of a policy that was begun last; None if it has none."""
+        ...
 
-class WantedWeights(msgspec.Struct, frozen=True):
-    """A request for the bytes of a version from one place on."""
-
-    member: str
-    version: int
-    start: int
-    num_bytes: int
+    async def wait_for_bytes(self) -> None:
+        """Wait until more bytes of any version have come, or a version was begun."""
+        ...
 
 
-class WeightSender:
-    """Gives one peer what this host has of a policy's weights, or gets meanwhile.
+class WeightRows(Actor):
+    """Gives peers what their host has of weights, or gets meanwhile, each over a handle of its own.
+
+    It is in the loop of the process that has them, beside what it does else.
 
     Args:
-        peer_key: public key of the only peer that may connect.
-        row_layout: returns the weights of a member; None if it has none.
+        store: a `GivesWeights`.
     """
 
-    def __init__(self, receiver_key: str, row_of: Callable[[str], IncomingWeights | None]) -> None:
-        self._row_of, self._codec = row_of, Codec()
-        self._wanted: list[WantedWeights] = []
-        self._open = ServerSocket(receiver_key, self._on_message)
-        self.address = self._open.address
-        """Address at which the peer connects."""
+    def __init__(self, store: Any) -> None:
+        self._store: GivesWeights = store
 
-    def start_sending(self) -> None:
-        """Send what is wanted and has come by now."""
-        waiting: list[WantedWeights] = []
-        for wanted in self._wanted:
-            row = self._row_of(wanted.member)
-            if row is None or row.heading.version != wanted.version:
-                self._send(Kind.ERROR, f"it has no version {wanted.version} of {wanted.member!r}")
-            elif row.num_received < min(wanted.start + wanted.num_bytes, row.heading.num_bytes):
-                waiting.append(wanted)
-            else:
-                self._send(Kind.RESULT, row.piece(wanted.start, wanted.num_bytes))
-        self._wanted = waiting
+    # waits for: the next piece of the row   woken by: each piece that comes, and a version that is begun;
+    #                                        the end of the connection cancels the call
+    @actor_method(concurrent=True)
+    async def stream_pieces(
+        self, member: str, version: int, start: int
+    ) -> AsyncIterator[np.ndarray]:
+        """Yield the bytes of a version from one place on, as soon as they are here.
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._open.close()
+        Raises: WeightsNotGiven if this is not the version that was begun last.
+        """
+        while True:
+            row = self._store.get_row(member)
+            if row is None or row.heading.version != version:
+                raise WeightsNotGiven(f"it has no version {version} of {member!r}")
+            if start == row.heading.num_bytes:
+                return
+            # whole pieces: a receiver passes each on, and small ones cost a message each
+            if row.num_received < min(start + WEIGHT_PIECE_BYTES, row.heading.num_bytes):
+                await self._store.wait_for_bytes()
+                continue
+            piece = row.piece(start, WEIGHT_PIECE_BYTES)
+            start += len(piece)
+            yield piece
 
-    def _on_message(self, frames: Frames) -> None:
-        try:
-            wanted = self._codec.decode(self._codec.get_decoder(WantedWeights), frames)
-        except (MalformedMessage, msgspec.ValidationError):
-            return
-        self._wanted.append(wanted)
-        self.start_sending()
-
-    def _send(self, kind: Kind, value: np.ndarray | str) -> None:
-        self._open.send_frames(self._codec.encode(kind, 0, 0, 0, value, "weights"))
+    @actor_method(concurrent=True)
+    async def greet(self) -> None:
+        """Return at once, so that a call tells whether there is a connection."""
 
 
-class WeightReceiver:
-    """Takes the rest of a version from a peer.
+async def receive_weights(
+    rows: WeightRows, incoming: IncomingWeights, came: Callable[[], None]
+) -> ReceivedBytes:
+    """Take the rest of a version from a peer; return how far it came if the peer is lost meanwhile.
 
     Args:
-        keys: those whose public one the peer was given.
+        rows: handle of what the peer has.
         incoming: the version; its bytes may come from elsewhere before and afterwards.
         came: called after each piece.
+
+    Raises: CheckpointError for bytes that do not fit.
     """
-
-    def __init__(self, keys: KeyPair, incoming: IncomingWeights, came: Callable[[], None]) -> None:
-        self._keys, self._incoming, self._came = keys, incoming, came
-        self._codec = Codec()
-        self._news: asyncio.Queue[Frames | None] = asyncio.Queue()  # bounded by what is asked for
-
-    async def receive_weights(self, host: str, socket: SocketAddress) -> ReceivedBytes:
-        """Take all that is missing; return how far it came if the peer is lost meanwhile.
-
-        Args:
-            host: address of the peer's host, without a port.
-            socket: its address there.
-
-        Raises: CheckpointError for bytes that do not fit.
-        """
-        put = self._news.put_nowait
-        try:
-            with open_link(host, socket, self._keys, put, lambda: put(None)) as link:
-                fault, is_unreachable = await self._receive_all(link)
-        except ConnectionError as error:
-            fault, is_unreachable = f"its socket cannot be used: {error}", True
-        return ReceivedBytes(
-            num_bytes=self._incoming.num_received, fault=fault, is_unreachable=is_unreachable
-        )
-
-    async def _receive_all(self, link: DirectLink) -> tuple[str, bool]:
-        """Return what is wrong with the peer, and whether it was never reached."""
-        incoming, total = self._incoming, self._incoming.heading.num_bytes
-        asked, received_s = self._ask_ahead(link, incoming.num_received), time.monotonic()
-        began_s = received_s
-        while incoming.num_received < total:
-            try:
-                async with asyncio.timeout(_LOOK_EVERY_S):
-                    frames = await self._news.get()
-            except TimeoutError:
-                now = time.monotonic()
-                if not link.is_up and now - began_s > LINK_WITHIN_S:
-                    return f"{link.address} does not answer within {LINK_WITHIN_S:g} s", True
-                if now - received_s > SILENT_S:
-                    return f"{link.address} was silent for {SILENT_S:g} s", False
-                continue
-            if frames is None:
-                return f"the connection to {link.address} was lost", not link.is_up
-            received_s = time.monotonic()
-            try:
-                if unpack_envelope(frames[0])[0] == Kind.ERROR:
-                    return str(self._codec.decode(self._codec.get_decoder(str), frames)), False
-                piece = self._codec.decode(self._codec.get_decoder(np.ndarray), frames)
-            except (MalformedMessage, msgspec.ValidationError) as error:
-                return f"{link.address} sent something else than weights: {error}", False
+    fault, is_unreachable, heading = "", True, incoming.heading
+    pieces = rows.stream_pieces(heading.member, heading.version, incoming.num_received)
+    try:
+        await rows.greet()
+        is_unreachable = False
+        while incoming.num_received < heading.num_bytes:
+            # a peer that waits for its own peer is silent too, and as long
+            async with asyncio.timeout(SILENT_S):
+                piece = await anext(pieces)
             incoming.put(incoming.num_received, piece)
-            asked = self._ask_ahead(link, asked)
-            self._came()
+            came()
             await incoming.read_on()
-        return "", False
-
-    def _ask_ahead(self, link: DirectLink, asked: int) -> int:
-        """Ask for what may be on the way; return the place up to which all was asked for."""
-        incoming = self._incoming
-        most = min(
-            incoming.num_received + _PIECES_AHEAD * WEIGHT_PIECE_BYTES, incoming.heading.num_bytes
-        )
-        while asked < most:
-            self._ask(link, asked)
-            asked += WEIGHT_PIECE_BYTES
-        return asked
-
-    def _ask(self, link: DirectLink, start: int) -> None:
-        heading = self._incoming.heading
-        wanted = WantedWeights(heading.member, heading.version, start, WEIGHT_PIECE_BYTES)
-        link.send_frames(self._codec.encode(Kind.CALL, 0, 0, 0, wanted, "wanted weights"))
+    except TimeoutError:
+        fault = f"it was silent for {SILENT_S:g} s"
+    except ActorDied as death:
+        fault = death.cause
+    except (WeightsNotGiven, TypeError) as error:
+        fault = str(error)
+    finally:
+        # first the connection: one that is silent would not end its stream
+        close_handle(rows)
+        await pieces.aclose()  # type: ignore[attr-defined]
+    return ReceivedBytes(
+        num_bytes=incoming.num_received, fault=fault, is_unreachable=is_unreachable
+    )
 
 
 _MAX_THREADS: Final = 4

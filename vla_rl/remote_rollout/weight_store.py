@@ -7,13 +7,12 @@ begin ─► put, put, ...                  from the control process ─┐
 serve: to a peer, while they come in and until the next version begins
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import nn
 
-from vla_rl.actors.placement import KeyPair
-from vla_rl.actors.remote.direct_link import make_link_keys
 from vla_rl.actors.remote.peer_sockets import SocketAddress
 from vla_rl.engines.vllm.staging import HostMemory
 from vla_rl.engines.weight_shards import WeightShard
@@ -21,8 +20,8 @@ from vla_rl.remote_rollout.flat_weights import IncomingWeights, OpenedWeights, W
 from vla_rl.remote_rollout.weight_links import (
     ReceivedBytes,
     ShardReceiver,
-    WeightReceiver,
-    WeightSender,
+    WeightRows,
+    receive_weights,
 )
 
 
@@ -37,9 +36,8 @@ class WeightStore:
         self._networks = networks
         self._rows: dict[str, IncomingWeights] = {}
         self._opened: dict[str, OpenedWeights] = {}
-        self._senders: dict[str, WeightSender] = {}
         self._receivers: dict[str, ShardReceiver] = {}
-        self._keys: dict[str, KeyPair] = {}
+        self._news = asyncio.Event()
 
     def begin(self, heading: WeightHeading) -> None:
         """Make room for a version. Raises: CheckpointError if it is not of this policy."""
@@ -50,19 +48,20 @@ class WeightStore:
         memory = None if before is None else before.memory
         network = self._networks[heading.member]
         self._rows[heading.member] = IncomingWeights(heading, network, memory)
+        self._note_bytes()
 
     async def put(self, member: str, start: int, piece: np.ndarray) -> None:
         """Add the next piece. Raises: CheckpointError if it is not the next one."""
         row = self._rows[member]
         row.put(start, piece)
-        self._send_ready()
+        self._note_bytes()
         await row.read_on()
 
     def open_sockets(self, member: str, keys: Sequence[str]) -> list[SocketAddress]:
         """Let ranks with these keys give their shards. Raises: OSError if no port is free."""
         self._close_sockets(member)
         receiver = self._receivers[member] = ShardReceiver(
-            keys, self._rows[member], self._send_ready
+            keys, self._rows[member], self._note_bytes
         )
         return receiver.addresses
 
@@ -75,33 +74,21 @@ class WeightStore:
             if self._receivers.get(member) is receiver:
                 self._close_sockets(member)
 
-    def new_link(self) -> str:
-        """Make keys for taking from one peer; return the public one."""
-        keys = make_link_keys()
-        self._keys[keys.public] = keys
-        return keys.public
-
-    async def receive(
-        self, member: str, link_key: str, host: str, socket: SocketAddress
-    ) -> ReceivedBytes:
-        """Take what is missing from a peer: see `WeightReceiver.receive_weights`."""
-        receiver = WeightReceiver(self._keys.pop(link_key), self._rows[member], self._send_ready)
-        return await receiver.receive_weights(host, socket)
+    async def receive(self, member: str, rows: WeightRows) -> ReceivedBytes:
+        """Take what is missing from a peer: see `receive_weights`."""
+        return await receive_weights(rows, self._rows[member], self._note_bytes)
 
     def num_received(self, member: str) -> int:
         """Return the number of bytes that have come of the version that was begun last."""
         return self._rows[member].num_received
 
-    def start_sending(self, link_key: str) -> SocketAddress:
-        """Let the peer with this key take weights. Raises: OSError if no port is free."""
-        sender = self._senders[link_key] = WeightSender(link_key, self._rows.get)
-        return sender.address
+    def get_row(self, member: str) -> IncomingWeights | None:
+        """Return the version of a policy that was begun last; None if it has none."""
+        return self._rows.get(member)
 
-    def stop_sending(self, link_key: str) -> None:
-        """Close the socket to a peer, if it is open."""
-        sender = self._senders.pop(link_key, None)
-        if sender is not None:
-            sender.close()
+    async def wait_for_bytes(self) -> None:
+        """Wait until more bytes of any version have come, or a version was begun."""
+        await self._news.wait()
 
     async def check(self, member: str, digest: str) -> None:
         """Compare what came with its digest. Raises: CheckpointError if they differ."""
@@ -123,8 +110,6 @@ class WeightStore:
 
     def close(self) -> None:
         """Close all sockets."""
-        for link_key in list(self._senders):
-            self.stop_sending(link_key)
         for member in list(self._receivers):
             self._close_sockets(member)
 
@@ -133,6 +118,7 @@ class WeightStore:
         if receiver is not None:
             receiver.close()
 
-    def _send_ready(self) -> None:
-        for sender in self._senders.values():
-            sender.start_sending()
+    def _note_bytes(self) -> None:
+        # each event wakes those that wait by now, and those that come later wait for the next one
+        self._news.set()
+        self._news = asyncio.Event()
