@@ -84,7 +84,8 @@ def _decay(who: str, options: Options) -> Any:
     decay = options[f"{who}.optimizer.decay_steps"]
     if isinstance(decay, int) and isinstance(warmup, int):
         return max(decay, warmup + 1)
-    if decay != "run" or "policy" not in options:
+    # a critic starts from random weights, whatever the policy is
+    if decay != "run" or who != "learner":
         return decay
     # the layouts of checkpoints come with it, which most recipes do without
     from vla_rl.models.loading import is_base_policy
