@@ -217,7 +217,7 @@ def resolve_checkpoint(checkpoint: str, assets: str | None) -> str:
     """
     if checkpoint != SHIPPED:
         return checkpoint
-    # a policy that saw the other assets solves almost nothing, and nothing would say why
+    # the policy that was trained on the other assets does worse on these, and nothing would say why
     source = assets_in_use(assets).source
     return str(PLACEHOLDER_BASE_POLICY if source == PLACEHOLDER_ASSETS else BASE_POLICY)
 

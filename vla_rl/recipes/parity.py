@@ -137,7 +137,7 @@ async def main(command: Command[Launch, ParityConfig]) -> int:
         if way is None:
             traces.append(await asyncio.to_thread(read_trace, Path(side)))
             continue
-        # loaded once for both sides: a checkpoint of 7 B is 15 GB, and reading it takes a minute
+        # loaded once: both sides act with the same weights
         if policy is None:
             policy = await asyncio.to_thread(_load_checkpoint, config)
             print(describe_policy(policy), flush=True)

@@ -275,7 +275,7 @@ def main(command: Command[Launch, RecordConfig]) -> int:
 
 
 def _record_tasks(config: RecordConfig) -> None:
-    # not forked: OpenGL's contexts do not survive a fork, and each worker renders
+    # not forked: each worker renders, and must not share a graphics context with this process
     spawned = multiprocessing.get_context("spawn")
     with (
         ProcessPoolExecutor(config.workers, mp_context=spawned) as processes,

@@ -285,7 +285,7 @@ def starting_policy(config: SuiteTrainingConfig) -> "VlaPolicy":
     folder = config.policy_folder
     policy = load_policy(folder, config.policy_format, config.run.device)
     require_fitting(policy, folder, config.benchmark)
-    # refused before the simulators start: their first episodes take a minute
+    # refused here, before any simulator starts
     if getattr(policy.config, "head", "tokens") == "diffusion":
         raise ConfigError(
             f"{folder} has a diffusion head, which gives no likelihood of its actions; "
