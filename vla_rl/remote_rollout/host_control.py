@@ -203,6 +203,9 @@ class HostRestarter:
     async def supervise(self) -> None:
         """Keep it running episodes until cancelled, because it left, or until it fails too often."""
         deaths = Intensity(RESTARTS)
+        # waits for                                   woken by
+        # its actor to be up, with newest weights     the actor, or TimeoutError
+        # its death (`stay` has no other end)         ActorDied, once its host or the connection is lost
         try:
             while True:
                 try:

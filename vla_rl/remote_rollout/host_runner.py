@@ -262,6 +262,7 @@ class HostEpisodeRunner:
     async def _take_slot(self, episode: EpisodeSpec, excluded: str = "") -> tuple[str, HostLoad]:
         """Wait for a slot, and take it; of the hosts that have one, where an episode ends soonest."""
         kind = self._kind_of(episode)
+        # waits for: a free slot    woken by: the end of an episode, and a host that comes or goes
         while True:
             if (freest := self._pace.find_freest(kind, excluded)) is not None:
                 freest[1].kinds[kind].num_running += 1
@@ -280,6 +281,9 @@ class HostEpisodeRunner:
         """Return when an episode has ended, or is overdue, or is on a slow host."""
         clock = asyncio.get_running_loop().time
         began = clock()
+        # waits for                             woken by
+        # the episode                           its end, or its loss with its host
+        # the time at which it is overdue       the clock, also to look whether the host has become slow
         while not (original.done() or self._pace.is_slow(member, kind)):
             overdue_s = self._pace.overdue_s(kind)
             due_s = clock() + _LOOK_EVERY_S if overdue_s is None else began + overdue_s

@@ -122,6 +122,9 @@ class HostWeights:
             self._note(newest)
             return
         heading, began = newest.heading, time.perf_counter()
+        # waits for                           woken by
+        # the last version of this policy     the end of its task, whatever it was
+        # this one to leave its source        the broadcast, or the end of its task with an error
         if (last := self._on_their_way.get(heading.member)) is not None:
             await asyncio.wait((last,))
         self._coming[heading.member] = heading.version
@@ -160,6 +163,9 @@ class HostWeights:
 
         Raises: ActorDied; CheckpointError; RankFailed.
         """
+        # waits for                                  woken by
+        # the turns of all policies                  the end of the publications that have them
+        # a version that a host or the ranks give    the clock: the ranks' next one is announced to no host
         while True:
             # a version that is published meanwhile would be missed
             async with self._all_turns():
