@@ -48,6 +48,7 @@ def run_broken(folder: Path, *options: str) -> dict[str, set[str]]:
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "PYTHONPATH": os.pathsep.join(sys.path),
             "BROKEN_CONTRACTS_FOLDER": str(folder),
+            "BROKEN_CONTRACTS_PID": "",  # set by this process's own import
         },
         capture_output=True,
         text=True,

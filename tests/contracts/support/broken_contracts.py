@@ -31,7 +31,7 @@ from vla_rl.testing import (
 from vla_rl.types import EnvSpec, Sampling
 
 HOME_PID = "BROKEN_CONTRACTS_PID"
-os.environ.setdefault(HOME_PID, str(os.getpid()))
+os.environ[HOME_PID] = os.environ.get(HOME_PID) or str(os.getpid())
 
 
 class BrokenEnv(ToyReachEnv):
@@ -143,7 +143,11 @@ class BrokenPolicy(MlpPolicy):
         return actions * 0.5 if self.fault == "decoding_halves" else actions
 
     def copy(self) -> Any:
-        return self if self.fault == "a_copy_is_itself" else super().copy()
+        if self.fault == "a_copy_is_itself":
+            return self
+        copied = BrokenPolicy(self.config, super().copy().network)
+        copied.fault = self.fault
+        return copied
 
     def load_checkpoint_tensors(self, tensors: Any) -> None:
         if self.fault in ("nothing_is_loaded", "nothing_is_refused"):
