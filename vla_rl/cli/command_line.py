@@ -390,12 +390,8 @@ def refuse_unknown_keys(data: Any, config_type: Any, where: str) -> None:
 
 
 def _nested_config(hint: Any) -> type[Config] | None:
-    candidates = (
-        typing.get_args(hint)
-        if typing.get_origin(hint) in (typing.Union, types.UnionType)
-        else (hint,)
-    )
-    for candidate in candidates:
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    for candidate in typing.get_args(hint) if is_union else (hint,):
         if isinstance(candidate, type) and issubclass(candidate, Config):
             return candidate
     return None

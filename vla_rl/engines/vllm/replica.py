@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import itertools
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -187,7 +187,7 @@ class Replica:
         except adapter.EngineDeadError as error:
             raise self._lifecycle.mark_ended() from error
         except adapter.EngineGenerateError as error:
-            raise self._fault(error.__cause__ or error) from error
+            raise _make_fault(self, error.__cause__ or error) from error
         except TimeoutError as error:
             if cancelled is None or not cancelled.expired():
                 raise
@@ -267,11 +267,7 @@ class Replica:
         """
         # In the layout of the kernels: a worker's packed weights are what acts, and a checksum of
         # what was sent would not show that packing failed.
-        parts = await self._await(self._client.compute_weight_checksums())
-        text = "\n".join(
-            f"{name} {value}" for part in parts for name, value in sorted(part.items())
-        )
-        return hashlib.sha256(text.encode()).hexdigest()
+        return _digest_parts(await self._await(self._client.compute_weight_checksums()))
 
     async def sleep(self) -> None:
         """Free the memory of weights and caches; it takes no requests until `wake`.
@@ -335,13 +331,9 @@ class Replica:
         # A limit of its own, because a long reply may rightly take minutes where an engine that
         # takes weights is stuck after two.
         limit_s = self._config.drain_timeout_s
-        what = (
-            f"running requests did not end within drain_timeout_s = {limit_s:g} s; raise it, "
-            "or use 'keep'"
-        )
-        await self._await(
-            self._client.pause_generation(mode="wait", clear_cache=True), limit_s, what
-        )
+        what = f"running requests did not end within drain_timeout_s = {limit_s:g} s"
+        drained = self._client.pause_generation(mode="wait", clear_cache=True)
+        await self._await(drained, limit_s, f"{what}; raise it, or use 'keep'")
 
     async def _await(
         self, call: Awaitable[T], limit_s: float | None = None, too_late: str = ""
@@ -363,7 +355,16 @@ class Replica:
                 too_late or f"did not answer for {limit_s} s"
             ) from error
         except Exception as error:  # vLLM turns any error of the process into a plain Exception
-            raise self._fault(error) from error
+            raise _make_fault(self, error) from error
 
-    def _fault(self, error: BaseException) -> EngineFault:
-        return EngineFault(f"engine {self.name!r} (pid {self.pid}) answered with an error: {error}")
+
+def _make_fault(replica: Replica, error: BaseException) -> EngineFault:
+    return EngineFault(
+        f"engine {replica.name!r} (pid {replica.pid}) answered with an error: {error}"
+    )
+
+
+def _digest_parts(parts: Iterable[Mapping[str, object]]) -> str:
+    """Return one digest of the checksums that the parts of an engine report by tensor."""
+    text = "\n".join(f"{name} {value}" for part in parts for name, value in sorted(part.items()))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -269,7 +269,7 @@ class RankGroup:
     async def _fail(self, errors: Sequence[BaseException | None]) -> NoReturn:
         """End all ranks, and raise the first failure; later ones only follow from it."""
         if self._failure is None:
-            self._failure = self._explained(errors)
+            self._failed_rank, self._failure = _find_cause(errors, self._names, self._describe_rank)
             killing = (self._runtime.kill(rank) for rank in self.ranks)
             await asyncio.gather(*killing, return_exceptions=True)
         raise self._failure
@@ -334,29 +334,34 @@ class RankGroup:
         if self.ranks:
             raise RuntimeError(f"the ranks run already; ask for {what} before they start")
 
-    def _explained(self, errors: Sequence[BaseException | None]) -> BaseException:
-        """Return the error to raise; `errors` are those of the ranks, by number."""
-        found = {rank: error for rank, error in enumerate(errors) if error is not None}
-        # a process that is gone explains everything else: the others lost their connection to it
-        died = [error for error in found.values() if isinstance(error, ActorDied)]
-        if died:
-            self._failed_rank = self._names.index(died[0].name)
-            who = f"{self._describe_rank(self._failed_rank)} (pid {died[0].pid})"
-            return _failed(f"{who} is gone: {died[0].cause}", died[0])
-        # gloo tells the others `Connection closed by peer`: an error of another kind is the cause
-        own = [rank for rank, error in found.items() if not _is_of_connection(error)]
-        self._failed_rank = rank = (own or list(found))[0]
-        first = found[rank]
-        if isinstance(first, RemoteError) and first.type_name == DivergedError.__name__:
-            return DivergedError(first.message)
-        if not isinstance(first, RuntimeError | OSError | MemoryError | RemoteError):
-            return first  # a fault of what it was given, which a new start would raise again
-        text = str(first) if isinstance(first, RemoteError) else f"{type(first).__name__}: {first}"
-        return _failed(f"{self._describe_rank(rank)} failed: {text}", first)
-
     def _describe_rank(self, rank: int) -> str:
         assignment = self._assignments.by_rank[rank] if self._assignments is not None else None
         return f"rank {rank} {self._of_all}{assignment.location if assignment is not None else ''}"
+
+
+def _find_cause(
+    errors: Sequence[BaseException | None],
+    names: Sequence[str],
+    describe_rank: Callable[[int], str],
+) -> tuple[int, BaseException]:
+    """Return the rank that failed first and the error to raise; `errors` are the ranks', by number."""
+    found = {rank: error for rank, error in enumerate(errors) if error is not None}
+    # a process that is gone explains everything else: the others lost their connection to it
+    died = [error for error in found.values() if isinstance(error, ActorDied)]
+    if died:
+        rank = names.index(died[0].name)
+        who = f"{describe_rank(rank)} (pid {died[0].pid})"
+        return rank, _failed(f"{who} is gone: {died[0].cause}", died[0])
+    # gloo tells the others `Connection closed by peer`: an error of another kind is the cause
+    own = [rank for rank, error in found.items() if not _is_of_connection(error)]
+    rank = (own or list(found))[0]
+    first = found[rank]
+    if isinstance(first, RemoteError) and first.type_name == DivergedError.__name__:
+        return rank, DivergedError(first.message)
+    if not isinstance(first, RuntimeError | OSError | MemoryError | RemoteError):
+        return rank, first  # a fault of what it was given, which a new start would raise again
+    text = str(first) if isinstance(first, RemoteError) else f"{type(first).__name__}: {first}"
+    return rank, _failed(f"{describe_rank(rank)} failed: {text}", first)
 
 
 def _has_ended(task: asyncio.Future[Any]) -> bool:
