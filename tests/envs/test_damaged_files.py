@@ -111,7 +111,7 @@ def _write_recorded(path: Path) -> None:
         is_synthetic=np.array(False),
         command=np.array([0.0, 1.0, 0.0, 0.0]),
         cameras=np.array(["cam_f0"]),
-        images=np.array(["a.jpg"]),
+        pictures=np.array(["a.jpg"]),
     )
 
 

@@ -4,7 +4,7 @@
     print(make_navsim_table(graded, "epdms_v2", read_two_stages(folder)).text)
 
 A recorded scene is a scene file with its token, its position in a log, and what the car's cameras saw:
-token, log_name, time_s, is_synthetic, command [4], cameras [C] and images [C], the cameras' files
+token, log_name, time_s, is_synthetic, command [4], cameras [C] and pictures [C], the cameras' files
 relative to the scene's folder. `export_scenes.py` of `vla-rl export navsim DIR` writes such folders
 from a navsim install.
 
