@@ -163,6 +163,7 @@ ONE_CALL = """
   {%- if message.tool_calls is defined and message.tool_calls|length != 1 %}
     {{- raise_exception("one tool call a message") }}
   {%- endif %}
+  {{- (message.tool_calls or []) | tojson }}
 {%- endfor %}"""
 """Rejects what Llama 3's template rejects."""
 
@@ -366,3 +367,44 @@ async def test_conversations_of_different_lengths_are_learnt_together(
         assert losses[-1] < 0.2 * losses[0]
         with pytest.raises(TypeError, match="evaluate it by running episodes"):
             await imitator.evaluate(batch)
+
+
+WITHOUT_TOOLS = """{% for message in messages %}<|im_start|>{{ message['role'] }}
+{{ message['content'] }}<|im_end|>
+{% endfor %}"""
+
+
+def test_a_template_without_tools_has_them_written_out(
+    policy: CausalLanguageModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SmolLM2's template drops tools and calls: the model would see neither."""
+    plain = ChatFormat(policy._tokenizer, policy.stop_tokens, WITHOUT_TOOLS)
+    conversation = [
+        Message(role="system", content="Be brief."),
+        Message(role="user", content="1 + 2?"),
+        Message(
+            role="assistant",
+            tool_calls=(ToolCall(id="0", name="add", arguments='{"a": 1, "b": 2}'),),
+        ),
+        Message(role="tool", content="3", tool_call_id="0"),
+    ]
+    text = plain.render_text(conversation, [ADD], add_generation_prompt=False)
+    assert text.startswith("<|im_start|>system\nBe brief.\n\nYou may call these tools:\n<tools>\n{")
+    assert '"description": "Add two numbers."' in text
+    called = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+    assert f"<|im_start|>assistant\n{called}<|im_end|>" in text
+    assert parse_reply(called).tool_calls[0].name == "add"
+    assert caplog.text.count("the chat template leaves out") == 2
+    without = plain.render_text(conversation[:2], [], add_generation_prompt=False)
+    assert (
+        without == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n1 + 2?<|im_end|>\n"
+    )
+
+
+def test_a_template_with_tools_writes_them_itself(
+    policy: CausalLanguageModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = policy.render_text([Message(role="user", content="1 + 2?")], [ADD])
+    assert "You may call" not in text
+    assert '"add"' in text
+    assert "leaves out" not in caplog.text

@@ -8,7 +8,9 @@ text. A call that cannot be parsed is left in the text, and `Message.call_errors
 Nothing is raised, because the model has to learn from it.
 """
 
+import functools
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -24,6 +26,14 @@ from vla_rl.util.values import excerpt
 OPEN_CALL: Final = "<tool_call>"
 CLOSE_CALL: Final = "</tool_call>"
 
+TOOLS_TEXT: Final = (
+    "You may call these tools:\n<tools>\n{tools}\n</tools>\n"
+    f'A call is {OPEN_CALL}{{{{"name": ..., "arguments": {{{{...}}}}}}}}{CLOSE_CALL}'
+)
+"""Description of tools for a template that has none."""
+
+_ANY_TOOL: Final = ToolSpec(name="any", description="", parameters={})
+
 MAX_NESTING: Final = 100
 """Most objects and lists inside each other in a call's arguments; templates and tools walk them by
 recursion."""
@@ -31,6 +41,8 @@ recursion."""
 MOST_ROLES: Final = 8
 MOST_WORDS: Final = 400
 """Messages and characters of a rejection that its error repeats."""
+
+_log = logging.getLogger(__name__)
 
 _EXPECTED: Final = 'expected {"name": ..., "arguments": {...}}'
 
@@ -123,6 +135,12 @@ class ChatFormat:
     def _rendered(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, add_generation_prompt: bool
     ) -> str:
+        # A template that leaves them out does so in silence: the model would not know of the tools,
+        # nor see later what it had called.
+        if any(message.tool_calls for message in messages) and not self._shows_calls:
+            messages = [_write_out_calls(message) for message in messages]
+        if tools and not self._shows_tools:
+            messages = _describe_tools(messages, tools)
         text: str = self._tokenizer.apply_chat_template(
             [self._given(message) for message in messages],
             chat_template=self._choose_template(tools),
@@ -131,6 +149,43 @@ class ChatFormat:
             tokenize=False,
         )
         return repair_unicode(text)
+
+    @functools.cached_property
+    def _shows_tools(self) -> bool:
+        """Whether the template writes the tools into a prompt."""
+        asked = {"role": "user", "content": "?"}
+        return self._shows("tools", [asked], [asked], tools=[_tool_for_template(_ANY_TOOL)])
+
+    @functools.cached_property
+    def _shows_calls(self) -> bool:
+        """Whether the template writes the calls of earlier replies into a prompt."""
+        asked = {"role": "user", "content": "?"}
+        function = {"name": _ANY_TOOL.name, "arguments": {"a": 1}}
+        call = {"id": "0", "type": "function", "function": function}
+        reply = {"role": "assistant", "content": "."}
+        return self._shows("calls", [asked, {**reply, "tool_calls": [call]}], [asked, reply])
+
+    def _shows(
+        self, what: str, given: list[Any], without: list[Any], tools: list[Any] | None = None
+    ) -> bool:
+        """Whether the template makes different texts of a conversation with and without something."""
+        render = functools.partial(
+            self._tokenizer.apply_chat_template,
+            chat_template=self._choose_template([_ANY_TOOL]),
+            tokenize=False,
+        )
+        try:
+            is_shown = bool(render(given, tools=tools) != render(without))
+        except Exception:  # a template is a program, and not ours; rendering reports what it raises
+            return True
+        if not is_shown:
+            _log.warning(
+                "the chat template leaves out %s; they are written as text, in the form %s...%s",
+                what,
+                OPEN_CALL,
+                CLOSE_CALL,
+            )
+        return is_shown
 
     def _choose_template(self, tools: Sequence[ToolSpec]) -> str | None:
         """Return the template of a conversation; None for the tokenizer's own choice.
@@ -278,6 +333,29 @@ def _for_template(message: Message) -> dict[str, Any]:
     if message.name is not None:
         given["name"] = message.name
     return given
+
+
+def _describe_tools(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[Message]:
+    """Return a conversation whose first message describes the tools."""
+    listed = "\n".join(json.dumps(_tool_for_template(tool)["function"]) for tool in tools)
+    described = TOOLS_TEXT.format(tools=listed)
+    # Whoever says it: templates without tools often refuse a system message too.
+    content = "\n\n".join([*(message.content for message in messages[:1]), described])
+    return [
+        *(msgspec.structs.replace(message, content=content) for message in messages[:1]),
+        *messages[1:],
+    ]
+
+
+def _write_out_calls(message: Message) -> Message:
+    """Return a message with its calls as text, in the form that `parse_reply` reads."""
+    texts = [message.content] * bool(message.content) + list(map(_write_call, message.tool_calls))
+    return msgspec.structs.replace(message, content="\n".join(texts), tool_calls=())
+
+
+def _write_call(call: ToolCall) -> str:
+    arguments = _object_or_text(call.arguments)
+    return f"{OPEN_CALL}{json.dumps({'name': call.name, 'arguments': arguments})}{CLOSE_CALL}"
 
 
 def _object_or_text(arguments: str) -> Any:
