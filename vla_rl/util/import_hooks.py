@@ -9,7 +9,7 @@ They change how three things are imported, for every importer; nothing is import
     gymnasium         since release 1.0 it loads no entry points: an id is known once a package is
                       imported. With the hook, `import vla_rl` is enough for `gymnasium.make("vla_rl/<id>")`,
                       in either order of the imports
-    pyarrow, h5py     a module that an extra of vla_rl brings, if it is missing, fails with the command that
+    pyarrow, gguf     a module that an extra of vla_rl brings, if it is missing, fails with the command that
                       installs it. This finder stands below all others: it is asked only about what
                       nothing else finds
 """
@@ -105,6 +105,7 @@ def declare_torchvision_operators() -> None:
 EXTRAS: Final = {
     "data": ("pyarrow", "h5py"),
     "text": ("aiohttp", "math_verify", "bm25s"),
+    "gguf": ("gguf",),
 }
 """Extras of the package that `vla-rl install` knows, with the modules that they bring."""
 

@@ -199,6 +199,7 @@ PREFIXES: Final = (
     "vla_rl-rank-files-",
     "vla_rl-ranks-",
     "vla_rl-ray-host-",
+    "vla_rl-smollm2-",
     "vla_rl-weights-",
     "vla_rl_sandbox.",
     "vla_rl_vllm_",

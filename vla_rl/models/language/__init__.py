@@ -6,6 +6,7 @@ chat_format     messages to prompts, replies to messages and tool calls
 rows            rows of tokens through a network: prompts, slots of generation, scores of a learner
 grammars        what a reply may be, in sampling and training
 demonstrations  conversations to imitate
+gguf            llama.cpp's files as folders; the model that `vla-rl install smollm2` installs
 tiny            a small model and tokenizer made here
 
 The configuration imports fast; torch and transformers are imported when a policy is first used.
@@ -14,6 +15,7 @@ The configuration imports fast; torch and transformers are imported when a polic
 from typing import TYPE_CHECKING
 
 from vla_rl.models.language.chat_format import ChatFormat as ChatFormat, parse_reply as parse_reply
+from vla_rl.models.language.gguf import SMOLLM2 as SMOLLM2
 from vla_rl.models.language.tiny import TinyConfig as TinyConfig, tiny as tiny
 from vla_rl.util.imports import lazy_names
 

@@ -17,9 +17,10 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from vla_rl.errors import CheckpointError
+from vla_rl.models.language import gguf
 from vla_rl.models.small_files import companion_files, require_agreement
-from vla_rl.models.tensor_reading import HUB_ID, download, holds_weights
-from vla_rl.models.weight_files import ADAPTER_CONFIG, check_weights
+from vla_rl.models.tensor_reading import HUB_ID, SINGLE_FILE, download, holds_weights
+from vla_rl.models.weight_files import ADAPTER_CONFIG, check_weights, require_loaded
 from vla_rl.util.arrays import require_finite
 
 WITH_IMAGES: Final = frozenset({"qwen2_5_vl"})
@@ -94,11 +95,7 @@ def read(
         raise CheckpointError(
             f"{source} is not a causal language model that transformers can load: {error}"
         ) from error
-    # transformers fills missing tensors with random numbers and only logs that, which would train
-    # a broken policy.
-    unfit = {key: sorted(names) for key, names in report.items() if names and key != "error_msgs"}
-    if unfit:
-        raise CheckpointError(f"the tensors of {source} do not match its config.json: {unfit}")
+    require_loaded(report, source)
     require_finite(distinct_tensors(network), folder)
     return network, tokenizer, files
 
@@ -217,12 +214,32 @@ def load_tensors(network: Any, tensors: Mapping[str, Tensor]) -> None:
 
 
 def local_folder(source: str | Path) -> Path:
-    """Return the folder itself, or the local copy of the hub's files of this id."""
+    """Return the folder of a policy: itself, that of an installed model or of a GGUF file, or the
+    local copy of the hub's files of this id.
+
+    Raises: CheckpointError if there is nothing of this name, or two things are.
+    """
     folder = Path(source)
+    if source == gguf.SMOLLM2:
+        if folder.exists():
+            raise CheckpointError(
+                f"{source} is the model that `vla-rl install {source}` installs, and there is "
+                f"{folder.absolute()} too; write ./{source} for the latter, or rename it."
+            )
+        return gguf.installed_folder()
     if folder.is_dir():
+        files = sorted(folder.glob(f"*{gguf.SUFFIX}"))
+        if files and not holds_weights(folder):
+            raise CheckpointError(
+                f"{folder} holds GGUF files instead of {SINGLE_FILE}; name one of them: "
+                f"{', '.join(map(str, files))}"
+            )
         return folder
+    if folder.suffix == gguf.SUFFIX:
+        return gguf.open_gguf(folder)
     if isinstance(source, Path) or source.startswith(".") or HUB_ID.fullmatch(source) is None:
         raise CheckpointError(
-            f"{source} is not a folder; expected one, or a hub id such as Qwen/Qwen3-0.6B."
+            f"{source} is not a folder; expected one, a GGUF file, {gguf.SMOLLM2}, or a hub id such "
+            "as Qwen/Qwen3-0.6B."
         )
     return download(source, without=("*.pt",))
