@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 from durations import assert_grows_in_proportion
 
-from vla_rl.envs.text import arithmetic
+from vla_rl.envs.text import arithmetic, sums
 from vla_rl.scoring import scorers
 from vla_rl.util import arrays
 
@@ -31,6 +31,10 @@ FOREIGN: Final[dict[str, tuple[tuple[str, Callable[[str], Any]], ...]]] = {
     "envs/text/arithmetic.py": (
         (arithmetic._OPERATION.pattern, arithmetic._OPERATION.fullmatch),
         (arithmetic._NUMBER.pattern, arithmetic._NUMBER.fullmatch),
+    ),
+    "envs/text/sums.py": (
+        (sums._NUMBER.pattern, sums._NUMBER.findall),
+        (sums._SUM.pattern, sums._SUM.search),
     ),
 }
 """Modules that read text of models, tools, pages and clients: each pattern, and how it is used."""

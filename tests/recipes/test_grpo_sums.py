@@ -1,0 +1,139 @@
+"""Two-digit sums: what counts as an answer, what is held out, and a run of two updates."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_tasks import ask_tool, say, spec_of
+
+from vla_rl.cli.command_line import TrainingLaunch, parse_command
+from vla_rl.envs.text import TextEnvPool
+from vla_rl.envs.text.arithmetic import calculate
+from vla_rl.envs.text.sums import read_answer
+from vla_rl.errors import EnvError
+from vla_rl.models.language import TinyConfig, tiny
+from vla_rl.recipes.grpo_sums import ENV_ID, GrpoSumsConfig, main, split_sums
+from vla_rl.reporting import read_metrics
+from vla_rl.types import Message
+
+SHAPE = TinyConfig(
+    hidden_size=32,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=64,
+    vocab_size=300,
+    context_size=256,
+)
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("81", "81"),
+        (" The answer is 81. ", "81"),
+        ("58 + 23 = 81", "81"),
+        ("58+23=81", "81"),
+        ("58 + 23 = -81", "-81"),
+        ("", None),
+        ("eighty-one", None),
+        ("80 81 82", None),  # a reply that lists numbers cannot win
+        ("58 + 23 = 80 or 81", None),
+        ("58 + 23 = 81, 58 + 23 = 81", None),
+        ("58 + 24 = 81", None),  # another sum is repeated
+        ("158 + 23 = 81", None),
+        ("81.0", None),
+    ],
+)
+def test_one_number_is_an_answer_beside_the_sum_itself(reply: str, answer: str | None) -> None:
+    assert read_answer(reply, "58 + 23") == answer
+
+
+async def run_episode(*replies: Message, problem: str = "58 - 23", **kwargs: Any) -> Any:
+    """Return the environment's last answer to a conversation."""
+    async with TextEnvPool() as pool:
+        episode = spec_of(ENV_ID, options={"problem": problem}, **kwargs)
+        async with pool.lease(episode) as env:
+            answer: Any = await env.reset()
+            for reply in replies:
+                answer = await env.step(reply)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("scorer", "reply", "reward", "is_success"),
+    [
+        ("exact", "58 - 23 = 35", 1.0, True),
+        ("exact", "58 - 23 = 36", 0.0, False),
+        ("exact", "34 35 36", 0.0, False),
+        ("form", "58 - 23 = 36", 1.0, False),
+        ("form", "58 - 23 = 35", 1.0, True),
+        ("form", "34 35 36", 0.0, False),
+    ],
+)
+async def test_the_right_number_earns_or_with_form_any_that_stands_alone(
+    scorer: str, reply: str, reward: float, is_success: bool
+) -> None:
+    done = await run_episode(say(reply), scorer=scorer)
+    assert done.terminated
+    assert (done.reward, done.info["is_success"]) == (reward, is_success)
+
+
+async def test_the_question_follows_an_example_of_the_form() -> None:
+    start = await run_episode()
+    assert [message.content for message in start.messages] == [
+        "Add or subtract.", "20 + 15 =", "20 + 15 = 35", "58 - 23 =",
+    ]  # fmt: skip
+    assert not start.tools
+
+
+async def test_with_the_calculator_only_what_was_calculated_counts() -> None:
+    start = await run_episode(calculator=True)
+    assert [tool.name for tool in start.tools] == ["calc"]
+    assert start.messages[2].tool_calls[0].arguments == '{"e": "20 + 15"}'
+    guessed = await run_episode(say("35"), calculator=True)
+    assert (guessed.reward, guessed.info["is_right"]) == (0.0, True)
+    called = ask_tool(("calc", '{"e": "58 - 23"}'))
+    assert (await run_episode(called, calculator=True)).messages[0].content == "35"
+    assert (await run_episode(called, say("35"), calculator=True)).reward == 1.0
+    assert (await run_episode(called, say("36"), calculator=True)).reward == 0.0
+
+
+async def test_what_is_no_sum_is_refused() -> None:
+    with pytest.raises(EnvError, match=r"problem='58 -', expected a sum such as '58 - 23'"):
+        await run_episode(problem="58 -")
+
+
+def test_no_pair_of_numbers_is_both_trained_on_and_held_out() -> None:
+    trained, held_out = split_sums(200)
+    pairs = [
+        {frozenset(problem.split()) - {"+", "-"} for problem in each}
+        for each in (trained, held_out)
+    ]
+    assert len(held_out) == len(pairs[1]) == 200
+    assert len(pairs[0]) == 90 * 91 // 2 - 200
+    assert not pairs[0] & pairs[1]
+    values = [calculate(problem) for problem in trained + held_out]
+    assert all(value is not None and 0 <= value <= 198 for value in values)
+    assert sum("+" in problem for problem in held_out) > 80  # both signs are asked
+    assert split_sums(200)[1] == held_out
+
+
+def list_runs(root: Path) -> list[Path]:
+    return list(root.glob("grpo_sums-*"))
+
+
+async def test_one_command_trains_and_asks_the_held_out_sums(tmp_path: Path) -> None:
+    tiny(SHAPE, ["Add or subtract. 20 + 15 = 35"], seed=0).save(tmp_path / "policy")
+    arguments = (
+        f"--run.updates 2 --run.device cpu --run.root {tmp_path} --policy {tmp_path / 'policy'} "
+        "--group-size 4 --scheduler.groups-per-update 2 --text.num-envs 8 --num-validation 3 "
+        "--scorer form --engine.max-context 256"
+    )
+    assert await main(parse_command(TrainingLaunch, GrpoSumsConfig, "", arguments.split())) == 0
+    (run,) = list_runs(tmp_path)
+    assert [int(line["update"]) for line in read_metrics(run / "metrics.jsonl")] == [1, 2]
+    asked = [json.loads(line) for line in (run / "validation.jsonl").read_text().splitlines()]
+    assert sorted((each["weights"], each["start"]) for each in asked) == [
+        (weights, start) for weights in (0, 2) for start in range(3)
+    ]

