@@ -388,6 +388,8 @@ READERS: Final = {
     "models/tensor_reading.py": {"safe_open", "load", "snapshot_download"},
     "models/language/checkpoint.py": {"from_pretrained"},
     "models/vjepa2.py": {"from_pretrained"},
+    # into a folder that `language/checkpoint.py` reads
+    "models/language/gguf.py": {"from_pretrained"},
     "learner/checkpoint/files.py": {"load_file"},
     # of a checkpoint that `learner/checkpoint/files.py` has verified and read
     "learner/distributed/weights.py": {"load_file"},

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,13 +15,13 @@ import pytest
 import torch
 import transformers
 from gguf import GGMLQuantizationType as Quantization, GGUFWriter, quantize
+from safetensors.torch import load_file, save_file
 
 from vla_rl.errors import CheckpointError
 from vla_rl.models import language
 from vla_rl.models.language import TinyConfig, gguf
 from vla_rl.models.language.tiny import write_tiny
 from vla_rl.types import Message
-from vla_rl.util import atomic_files
 
 TEXTS = ("What is 12+7?", "  hello   world\n\n 42", "don't stop at 1,024 or 3.5")
 SIZE = TinyConfig(
@@ -225,6 +226,16 @@ def test_a_file_with_damaged_bytes_is_read_or_is_one_error(original: Path, tmp_p
             language.load_language_model(str(file))
 
 
+def test_weights_that_are_not_finite_are_refused(original: Path, tmp_path: Path) -> None:
+    shutil.copytree(original, tmp_path / "nan")
+    tensors = load_file(tmp_path / "nan" / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, tmp_path / "nan" / "model.safetensors", {"format": "pt"})
+    write_gguf(tmp_path / "nan", tmp_path / "small.gguf")
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight .* not finite"):
+        language.load_language_model(str(tmp_path / "small.gguf"))
+
+
 def test_what_transformers_does_not_read_is_named(original: Path, tmp_path: Path) -> None:
     write_gguf(original, tmp_path / "small.gguf", architecture="grok")
     with pytest.raises(CheckpointError, match=r"architecture grok"):
@@ -260,8 +271,8 @@ def test_without_room_on_the_disk_nothing_is_left(
     original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     write_gguf(original, tmp_path / "small.gguf")
-    usage = atomic_files.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(atomic_files.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(CheckpointError, match=r"bytes are needed and 1,000 are free"):
         language.load_language_model(str(tmp_path / "small.gguf"))
     assert not list(cache.iterdir())
