@@ -119,6 +119,14 @@ def test_no_pair_of_numbers_is_both_trained_on_and_held_out() -> None:
     assert split_sums(200)[1] == held_out
 
 
+def test_a_reply_has_room_for_a_call_of_the_calculator() -> None:
+    config = parse_command(TrainingLaunch, GrpoSumsConfig, "", ["--calculator"]).config
+    tokens_of_a_call = (
+        31  # of SmolLM2: <tool_call>{"name": "calc", "arguments": {"e": "58 - 23"}}</tool_call>
+    )
+    assert min(config.chat.max_reply or 0, config.engine.max_reply) > tokens_of_a_call
+
+
 def list_runs(root: Path) -> list[Path]:
     return list(root.glob("grpo_sums-*"))
 

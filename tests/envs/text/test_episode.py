@@ -379,6 +379,7 @@ def test_every_environment_of_the_table_is_registered_and_takes_what_it_says() -
         "text/question",
         "text/search",
         "text/square",
+        "text/sum",
     ]
     for name, arguments in rows:
         known = inspect.signature(find_text_task(name)).parameters
