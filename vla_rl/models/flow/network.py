@@ -1,0 +1,192 @@
+"""Seams between flow policies' networks, their processors, and the policy that samples and scores.
+
+    observations ─► FlowProcessor.prepare ─► FlowInputs ─► FlowNetwork.embed_prefix ─► Prefix   once a decision
+    Prefix, noised chunk, time ─► FlowNetwork.velocity ─► velocity                             K times a decision
+    Prefix ─► FlowNetwork.features ─► a critic's value head
+
+Time runs from 1 (noise) to 0 (actions): x_t = t * noise + (1 - t) * actions, and the network predicts
+the velocity noise - actions (Lipman et al. 2023, arXiv:2210.02747; Black et al. 2024, arXiv:2410.24164).
+Axes: B observations, N decisions, C cameras, L prefix tokens, H rows of a chunk, D numbers of the
+robot's action, P >= D numbers of a padded action.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_rl.engines.device_lane import to_device
+from vla_rl.types import Observation
+
+
+@dataclass(frozen=True)
+class FlowInputs:
+    """B observations, ready for a network, for N decisions.
+
+    Attributes:
+        images: float32 [B, C, 3, S, S] in [-1, 1].
+        image_mask: bool [B, C]; False where a camera is missing.
+        tokens: int64 [B, T]; ids of the prompt, padded to the right.
+        token_mask: bool [B, T]; False for padding.
+        state: float32 [B, P], normalised and padded with zeros.
+        rows: int64 [N], the observation of each decision, if some share one; None if each has its
+            own.
+        state_before: float32 [N, H, P], the state of the chain before a stored decision's
+            stochastic step; None while acting.
+        step: int64 [N], the index of that step, 0 for the step that starts from noise.
+        noise: float32 [N, M, H, P], the M draws of noise that imitation uses; None: drawn.
+        time: float32 [N, M], the times of those draws.
+    """
+
+    images: Tensor
+    image_mask: Tensor
+    tokens: Tensor
+    token_mask: Tensor
+    state: Tensor
+    rows: Tensor | None = None
+    state_before: Tensor | None = None
+    step: Tensor | None = None
+    noise: Tensor | None = None
+    time: Tensor | None = None
+
+    @property
+    def num_decisions(self) -> int:
+        """Number of decisions, N."""
+        return len(self.state if self.rows is None else self.rows)
+
+    def to(self, device: torch.device) -> Self:
+        """Return the same inputs on a device."""
+        named = ((field.name, getattr(self, field.name)) for field in fields(self))
+        moved = {name: to_device(tensor, device) for name, tensor in named if tensor is not None}
+        return replace(self, **moved)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The part of a network's work that depends on B observations alone; every step of a chain attends
+    to it.
+
+    Attributes:
+        keys: for each layer, [B, heads, L, head size], after the rotary embedding.
+        values: for each layer, [B, heads, L, head size].
+        mask: bool [B, L]; False for padding and for tokens of missing cameras.
+        positions: int64 [B, L]; they count unmasked tokens only, so the chunk's tokens go on from
+            the number of unmasked ones in each row.
+        output: [B, L, width], after the last norm.
+        state: float32 [B, P], for networks whose state token belongs to the chunk.
+    """
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    mask: Tensor
+    positions: Tensor
+    output: Tensor
+    state: Tensor
+
+    def rows(self, index: Tensor) -> "Prefix":
+        """Return the rows at `index`, int64 [N]; a row can be repeated."""
+        return Prefix(
+            tuple(layer[index] for layer in self.keys),
+            tuple(layer[index] for layer in self.values),
+            self.mask[index],
+            self.positions[index],
+            self.output[index],
+            self.state[index],
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all tensors, in bytes."""
+        rest = (self.mask, self.positions, self.output, self.state)
+        tensors = (*self.keys, *self.values, *rest)
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+class FlowNetwork(Protocol):
+    """A network that predicts velocities; an implementation is an `nn.Module` too.
+
+    A row's result depends on its own inputs alone: not on the other rows, nor on padding.
+    """
+
+    @property
+    def horizon(self) -> int:
+        """Rows of a chunk, H."""
+        ...
+
+    @property
+    def action_dim(self) -> int:
+        """Width of a padded action, P."""
+        ...
+
+    @property
+    def feature_size(self) -> int:
+        """Width of `features`."""
+        ...
+
+    def embed_prefix(self, inputs: FlowInputs) -> Prefix:
+        """Compute what depends on the B observations alone: images, prompt, state."""
+        ...
+
+    def velocity(self, prefix: Prefix, x: Tensor, time: Tensor) -> Tensor:
+        """Predict noise - actions, float32 [N, H, P].
+
+        Args:
+            prefix: N rows.
+            x: float32 [N, H, P], noised chunks.
+            time: float32 [N] in [0, 1].
+        """
+        ...
+
+    def features(self, prefix: Prefix) -> Tensor:
+        """Compute features of the observations alone, [B, feature_size], for a critic."""
+        ...
+
+
+class FlowProcessor(Protocol):
+    """Conversions between a robot and a network; immutable, so any thread may use one."""
+
+    @property
+    def action_dim(self) -> int:
+        """Numbers of the robot's action, D."""
+        ...
+
+    def prepare(self, observations: Sequence[Observation], device: torch.device) -> FlowInputs:
+        """Prepare one row for each observation: `images` to `state`, nothing of a decision.
+
+        Raises: ValueError naming the key of an observation that does not suit the policy.
+        """
+        ...
+
+    def identify(self, observation: Observation) -> tuple[object, ...]:
+        """Return a value that is equal for two observations only if `prepare` treats them alike."""
+        ...
+
+    def normalise_actions(self, actions: np.ndarray) -> np.ndarray:
+        """Convert actions [B, H, D] in the environment's units to the network's, float32."""
+        ...
+
+    def restore_actions(self, numbers: np.ndarray) -> np.ndarray:
+        """Invert `normalise_actions`: from float32 [B, H, D] to the environment's units."""
+        ...
+
+
+class FlowLayout(Protocol):
+    """A folder's file format: names of tensors, and the small files beside them."""
+
+    def write_tensors(self, network: torch.nn.Module) -> dict[str, Tensor]:
+        """Return every parameter under its name in the folder; views, not copies."""
+        ...
+
+    def read_tensors(self, network: torch.nn.Module, tensors: Mapping[str, Tensor]) -> None:
+        """Copy tensors with the folder's names into a network.
+
+        Raises: CheckpointError listing missing, unknown and misshapen names.
+        """
+        ...
+
+    def list_files(self) -> Mapping[str, bytes]:
+        """Return the small files of the folder by name: configuration, statistics, processors."""
+        ...
