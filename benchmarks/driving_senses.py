@@ -62,7 +62,7 @@ def main() -> int:
     for number, own in enumerate(seen):
         other = seen[(number + NEXT) % len(seen)]
         cases = [own, with_other_image(own, other), with_other_motion(own, other)]
-        tokens, _ = policy.sample(policy.prepare(cases), [sampling] * len(cases))
+        tokens = policy.sample(policy.prepare(cases), [sampling] * len(cases)).tokens
         plans = policy.decode(tokens.numpy())
         for values, plan in zip(scores.values(), plans, strict=True):
             values.append(score_of(env, number, plan))

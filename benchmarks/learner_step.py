@@ -49,9 +49,10 @@ def make_trajectories(policy: OpenVlaOft | OpenVla, num: int, mean_steps: int) -
         for _ in range(num_chunks):
             seen = make_observation(policy.config, int(rng.integers(1 << 30)))
             with torch.inference_mode():
-                tokens, log_probs = policy.sample(
+                sampled = policy.sample(
                     policy.prepare([seen]), [Sampling(seed=int(rng.integers(1 << 30)))]
                 )
+                tokens, log_probs = sampled.tokens, sampled.log_probs
             chunk = ActionChunk(
                 actions=policy.decode(tokens.cpu().numpy())[0],
                 tokens=tokens[0].cpu().numpy(),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from benchmarks.hosts.measured import ACTED_PER_S
 from benchmarks.hosts.sleepers import ACTION_DIM, CHUNK_SIZE, STATE_SIZE
+from vla_rl.engines import SampledTokens
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.rollout import embodied_agent
 from vla_rl.types import ActionChunk, Env, Observation, Policy, Sampling, Trajectory
@@ -27,7 +28,7 @@ class SleepingPolicy(MlpPolicy):
     Actions are drawn from hundreds of values, so that the lengths of episodes differ.
     """
 
-    def sample(self, batch: Tensor, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
+    def sample(self, batch: Tensor, samplings: Sequence[Sampling]) -> SampledTokens:
         """Sleep, then sample."""
         time.sleep(len(samplings) * HOSTS_PER_GPU / ACTED_PER_S)
         return super().sample(batch, samplings)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
+from drawing_policy import make_drawing_policy
 from sample_actors import Counter, Streamer
 from small_policies import completing_policy, observe, oft_policy, token_policy
 
@@ -39,6 +40,16 @@ class TestMlp(PolicyContract):
     def make_observations(self) -> list[Observation]:
         rng = np.random.default_rng(0)
         return [{"state": rng.normal(size=3).astype(np.float32)} for _ in range(6)]
+
+
+class TestAPolicyThatDrawsMoreThanTokens(PolicyContract):
+    greedy_has_noise = True
+
+    def make_policy(self) -> PolicyModel[Any]:
+        return make_drawing_policy()
+
+    def make_observations(self) -> list[Observation]:
+        return [{"state": np.array([number, -1.0], np.float32)} for number in range(5)]
 
 
 class OfImages(PolicyContract):

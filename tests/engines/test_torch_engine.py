@@ -92,7 +92,9 @@ async def test_a_batch_sees_one_version_and_its_weights(
     expected = {}
     for version, other in enumerate(others):
         with torch.inference_mode():
-            expected[version] = other.sample(other.prepare([observation]), [sampling])[1][0].numpy()
+            expected[version] = (
+                other.sample(other.prepare([observation]), [sampling]).log_probs[0].numpy()
+            )
     config = EngineConfig(is_deterministic=True)
     seen = set[int]()
     async with asyncio.timeout(60), TorchActionEngine(policy, lane, config) as engine:

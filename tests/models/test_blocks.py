@@ -47,7 +47,8 @@ def adapted(config: OpenVlaOftConfig, targets: LoraTargets = "hidden") -> OpenVl
 def act(policy: Any, observations: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
     samplings = [Sampling(seed=seed, greedy=seed == 1) for seed in range(len(observations))]
     with torch.inference_mode():
-        tokens, log_probs = policy.sample(policy.prepare(observations), samplings)
+        sampled = policy.sample(policy.prepare(observations), samplings)
+        tokens, log_probs = sampled.tokens, sampled.log_probs
     return tokens.clone(), log_probs.clone()
 
 
@@ -261,7 +262,7 @@ def gradients(policy: Policy, observation: dict[str, Any]) -> tuple[dict[str, Te
     """The gradients of some log-probs by name, and the bytes that were kept for them."""
     batch = policy.prepare([observation] * 4)
     with torch.no_grad():
-        tokens, _ = policy.sample(batch, [Sampling(seed=seed) for seed in range(4)])
+        tokens = policy.sample(batch, [Sampling(seed=seed) for seed in range(4)]).tokens
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:

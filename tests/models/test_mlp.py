@@ -31,9 +31,8 @@ def policy() -> MlpPolicy:
 
 def test_what_was_sampled_has_the_log_probs_that_were_reported(policy: MlpPolicy) -> None:
     batch = policy.prepare([observe(seed) for seed in range(4)])
-    tokens, log_probs = policy.sample(
-        batch, [Sampling(temperature=1.7, seed=seed) for seed in range(4)]
-    )
+    sampled = policy.sample(batch, [Sampling(temperature=1.7, seed=seed) for seed in range(4)])
+    tokens, log_probs = sampled.tokens, sampled.log_probs
     found, entropy = policy.log_probs(batch, tokens, torch.full((4,), 1.7))
     assert tokens.shape == log_probs.shape == (4, 4)
     torch.testing.assert_close(found, log_probs)

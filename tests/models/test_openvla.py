@@ -43,7 +43,8 @@ def test_greedy_tokens_and_their_log_probs_are_what_the_libraries_alone_give(
     observations = [make_observation(index, text) for index, text in enumerate(INSTRUCTIONS)]
     with torch.no_grad():
         batch = policy.prepare(observations)
-        tokens, log_probs = policy.sample(batch, [Sampling(greedy=True)] * 3)
+        sampled = policy.sample(batch, [Sampling(greedy=True)] * 3)
+        tokens, log_probs = sampled.tokens, sampled.log_probs
         for row, observation in enumerate(observations):
             prompt = public_checkpoint.prompt_ids(TINY_TOKENIZER, observation["instruction"])
             ids, logits = parts.generate(batch.images[row, 0], prompt, num_tokens=7)
@@ -66,7 +67,8 @@ def test_learning_sees_the_log_probs_that_acting_reported(
     observations = [make_observation(index, text) for index, text in enumerate(INSTRUCTIONS)]
     samplings = [Sampling(temperature=1.6, seed=seed) for seed in range(3)]
     with torch.no_grad():
-        tokens, acted = policy.sample(policy.prepare(observations), samplings)
+        sampled = policy.sample(policy.prepare(observations), samplings)
+        tokens, acted = sampled.tokens, sampled.log_probs
         learned, entropy = policy.log_probs(
             policy.prepare(observations), tokens, torch.full((3,), 1.6)
         )
@@ -80,9 +82,9 @@ def test_a_row_depends_on_its_own_seed_and_observation_only(
     observations = [make_observation(index, text) for index, text in enumerate(INSTRUCTIONS)]
     samplings = [Sampling(temperature=1.6, seed=seed) for seed in range(3)]
     with torch.no_grad():
-        together, _ = policy.sample(policy.prepare(observations), samplings)
+        together = policy.sample(policy.prepare(observations), samplings).tokens
         for row, pair in enumerate(zip(observations, samplings, strict=True)):
-            alone, _ = policy.sample(policy.prepare([pair[0]]), [pair[1]])
+            alone = policy.sample(policy.prepare([pair[0]]), [pair[1]]).tokens
             assert torch.equal(alone[0], together[row])
 
 
@@ -112,7 +114,7 @@ def test_probabilities_over_the_action_tokens_alone_are_a_setting(
     narrow.load_checkpoint_tensors(policy.checkpoint_tensors())
     batch = policy.prepare([make_observation(0)])
     with torch.no_grad():
-        tokens, _ = narrow.sample(batch, [Sampling(seed=1)])
+        tokens = narrow.sample(batch, [Sampling(seed=1)]).tokens
         wide, _ = policy.log_probs(batch, tokens, torch.ones(1))
         restricted, _ = narrow.log_probs(batch, tokens, torch.ones(1))
         everything = policy.network(batch, tokens).log_softmax(-1)[..., 768:1024].logsumexp(-1)

@@ -77,7 +77,7 @@ def test_an_l1_head_regresses_the_chunk_that_openvla_oft_does(
     # one byte of an image that is off by one moves hidden states by up to 2e-3
     atol = 1e-5 if size == 224 else 5e-3
     require_close(policy.network.compute_trunk(batch), stacked(arrays, f"{name}_hidden"), atol)
-    numbers, _ = policy.sample(batch, GREEDY)
+    numbers = policy.sample(batch, GREEDY).tokens
     require_close(
         policy.decode(numbers.numpy()),
         environment_actions(stacked(arrays, f"{name}_actions")),
@@ -113,7 +113,7 @@ def test_a_diffusion_head_ends_where_openvla_oft_does(
     uniforms = torch.special.ndtr(first).expand(len(ROWS), -1)
     monkeypatch.setattr(oft_policy, "seeded_uniforms", lambda samplings, number: uniforms)
     policy = uncropped(ContinuousOpenVlaOft.load(folders["diffusion"], head="diffusion"))
-    numbers, _ = policy.sample(policy.prepare(observations(224)), GREEDY)
+    numbers = policy.sample(policy.prepare(observations(224)), GREEDY).tokens
     differs = np.abs(
         policy.decode(numbers.numpy()) - environment_actions(stacked(arrays, "diffusion_actions"))
     )
@@ -130,7 +130,8 @@ def test_action_tokens_have_the_logits_of_openvla_oft(folders: dict[str, Path]) 
     batch = policy.prepare(observations(224))
     require_close(policy.network.compute_trunk(batch), stacked(arrays, "tokens_hidden"))
     require_close(policy.network(batch)[:, ::7], stacked(arrays, "tokens_256_logits"))
-    tokens, log_probs = policy.sample(batch, GREEDY)
+    sampled = policy.sample(batch, GREEDY)
+    tokens, log_probs = sampled.tokens, sampled.log_probs
     np.testing.assert_array_equal(tokens, stacked(arrays, "tokens_256_ids"))
     require_close(log_probs, stacked(arrays, "tokens_256_log_probs"))
 
@@ -154,7 +155,8 @@ def test_openvla_speaks_the_tokens_that_its_authors_code_speaks(folders: dict[st
     arrays = golden("openvla")
     policy = uncropped(OpenVla.load(folders["plain"]))
     batch = policy.prepare(observations(224))
-    tokens, log_probs = policy.sample(batch, GREEDY)
+    sampled = policy.sample(batch, GREEDY)
+    tokens, log_probs = sampled.tokens, sampled.log_probs
     np.testing.assert_array_equal(tokens, stacked(arrays, "tokens"))
     require_close(log_probs, stacked(arrays, "log_probs"))
     require_close(policy.network(batch, tokens)[..., 31744:32000], stacked(arrays, "logits"))
@@ -195,7 +197,8 @@ def require_rlinf(
         assert [id_ for id_ in ids.tolist() if id_ != padding] == [
             id_ for id_ in theirs.tolist() if id_ != padding
         ]
-    tokens, log_probs = policy.sample(batch, GREEDY)
+    sampled = policy.sample(batch, GREEDY)
+    tokens, log_probs = sampled.tokens, sampled.log_probs
     np.testing.assert_array_equal(tokens, arrays[f"{name}_tokens"])
     require_close(log_probs, arrays[f"{name}_log_probs"])
     expected = environment_actions(arrays[f"{name}_actions"]).astype(np.float32)
@@ -212,7 +215,7 @@ def test_openvla_oft_acts_and_is_scored_as_in_simplevla_rl(folders: dict[str, Pa
     arrays = golden("simplevla_oft")
     policy = uncropped(OpenVlaOft.load(folders["plain"], convention="simplevla"))
     batch = policy.prepare(observations(224))
-    tokens, _ = policy.sample(batch, GREEDY)
+    tokens = policy.sample(batch, GREEDY).tokens
     np.testing.assert_array_equal(tokens, arrays["oft_tokens"])
     expected = environment_actions(arrays["oft_actions"]).astype(np.float32)
     np.testing.assert_array_equal(policy.decode(tokens.numpy()), expected)
@@ -226,7 +229,7 @@ def test_openvla_acts_and_is_scored_as_in_simplevla_rl(folders: dict[str, Path])
     arrays = golden("simplevla_ar")
     policy = uncropped(OpenVla.load(folders["plain"], convention="simplevla"))
     batch = policy.prepare(observations(224))
-    tokens, _ = policy.sample(batch, GREEDY)
+    tokens = policy.sample(batch, GREEDY).tokens
     np.testing.assert_array_equal(tokens, stacked(arrays, "ar_tokens"))
     scores, entropies = policy.log_probs(batch, given(7), torch.full((len(ROWS),), TEMPERATURE))
     require_close(scores, stacked(arrays, "ar_given_log_probs"))

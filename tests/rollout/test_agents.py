@@ -266,6 +266,11 @@ FAULTS: dict[str, tuple[Step, str]] = {
     ),
     "no temperature": (with_chunk(temperature=0.0), "chunk.temperature=0.0"),
     "a NaN temperature": (with_chunk(temperature=float("nan")), "chunk.temperature=nan"),
+    "a NaN drawn": (
+        with_chunk(drawn={"state_before": floats(0.0, np.nan)}),
+        "chunk.drawn=a dict .* expected a dict of arrays of finite numbers",
+    ),
+    "a drawn number": (with_chunk(drawn={"step": 3}), "chunk.drawn=a dict .*'step': 3"),
 }
 
 

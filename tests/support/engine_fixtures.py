@@ -71,7 +71,8 @@ def run_policy() -> Callable[..., Trajectory]:
             for index in range(num_steps)
         ]
         with torch.inference_mode():
-            tokens, log_probs = policy.sample(policy.prepare(observations), samplings)
+            sampled = policy.sample(policy.prepare(observations), samplings)
+            tokens, log_probs = sampled.tokens, sampled.log_probs
         actions = policy.decode(tokens.numpy())
         steps = tuple(
             Step(

@@ -122,7 +122,8 @@ def run_policy(
     seen = list(observations[:-1])
     samplings = [Sampling(seed=derive_seed(seed, index)) for index in range(len(seen))]
     with torch.inference_mode():
-        tokens, log_probs = policy.sample(policy.prepare(seen), samplings)
+        sampled = policy.sample(policy.prepare(seen), samplings)
+        tokens, log_probs = sampled.tokens, sampled.log_probs
     actions = policy.decode(tokens.numpy())
     steps = tuple(
         Step(

@@ -4,7 +4,8 @@
 also generates text.
 
     observations ─► prepare ─► batch ─► sample ──► tokens, log_probs ─► decode ─► actions     (acting)
-                                  ├───► log_probs, entropy of given tokens                    (learning)
+                       ┌─────────────────────┴──► drawn, what else the log-probs depend on
+    observations ──────┴─► prepare ─► batch ──► log_probs, entropy of given tokens            (learning)
                                   └───► features ─► a critic's value head                     (criticising)
     demonstrated actions ─► encode ─► tokens                                                  (imitating)
     messages, tools ─► render ─► prompt tokens ─► extend ─► logits of the next token ─► ... ─► parse ─► Message
@@ -17,6 +18,7 @@ and `vla_rl/models/language` implements `LanguageModel` for models that transfor
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
@@ -30,6 +32,31 @@ BatchT = TypeVar("BatchT")
 
 NO_TOKEN: Final = -1
 """Token id that fills rows shorter than the longest row of their batch."""
+
+
+@dataclass(frozen=True)
+class SampledTokens:
+    """The choices of a batch of B decisions, on the network's device.
+
+    Example:
+        Two decisions of three tokens, from a policy whose log-probs depend on nothing else:
+
+        SampledTokens(tokens=torch.tensor([[5, 0, 9], [4, 0, 9]]), log_probs=...)  # float32 [2, 3]
+    """
+
+    tokens: Tensor
+    """int64 [B, T] ids, or float32 [B, T] numbers."""
+
+    log_probs: Tensor
+    """float32 [B, T], natural log of each token's probability, or density, after temperature."""
+
+    drawn: Mapping[str, Tensor] = field(default_factory=dict)
+    """Arrays [B, ...] by name that the log-probs depend on too. `prepare` gets a decision's own as
+    `observation["drawn"]`, a dict of arrays, when it is scored, and no such key when it is made."""
+
+    chunk: Tensor | None = None
+    """Input of `decode`, [B, ...]; None: the tokens. A flow's tokens are a state on the way, and this is
+    its end."""
 
 
 class TokenModel(Protocol[BatchT]):
@@ -146,16 +173,25 @@ def unfit_for_learning(model: TokenModel[Any]) -> str | None:
 class PolicyModel(TokenModel[BatchT], Protocol[BatchT]):
     """A policy over T discrete tokens per decision.
 
-    T depends on the family and is the same in every call. If it has an attribute `token_ids`, the
-    range of its tokens, an agent that hands over another one is reported with its episode.
+    T depends on the family and is the same in every call. A family may have more attributes:
+
+        token_ids             range of its tokens; an agent that hands over another one is reported with
+                              its episode
+        check_drawn           called with `ActionChunk.drawn` of each decision before it is scored; raises
+                              ValueError for what is missing or impossible
+        example_observation   called with a seed; returns an observation that it can act on and score,
+                              `drawn` included, for estimates of a run's memory
     """
 
-    def sample(self, batch: BatchT, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
-        """Choose tokens int64 [B, T] and their log-probs float32 [B, T], by row's `Sampling`."""
+    def sample(self, batch: BatchT, samplings: Sequence[Sampling]) -> SampledTokens:
+        """Choose tokens [B, T] and compute their log-probs, each row by its own `Sampling`."""
         ...
 
     def decode(self, tokens: np.ndarray) -> np.ndarray:
-        """Convert tokens int64 [B, T] to action chunks float32 [B, H, D], in the env's units."""
+        """Convert tokens [B, T], or `SampledTokens.chunk`, to action chunks float32 [B, H, D].
+
+        Actions are in the environment's units.
+        """
         ...
 
 

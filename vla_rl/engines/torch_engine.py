@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Any, Protocol, Self, overload
 
 import msgspec
-import numpy as np
 import torch
 from torch import nn
 
@@ -20,7 +19,7 @@ from vla_rl.engines.chat_interface import ChatEngineBase, Question, Sampled
 from vla_rl.engines.config import EngineConfig
 from vla_rl.engines.cuda_graphs import ReplayedModel
 from vla_rl.engines.device_lane import DeviceLane, to_host
-from vla_rl.engines.policy_model import LanguageModel, PolicyModel
+from vla_rl.engines.policy_model import LanguageModel, PolicyModel, SampledTokens
 from vla_rl.engines.reply_queue import ReplyQueue
 from vla_rl.errors import PolicyError
 from vla_rl.rollout import BatchStats, DynamicBatcher
@@ -60,8 +59,10 @@ class _Decisions(DynamicBatcher[_Request, ActionChunk]):
         batch = await self._lane.prepare(
             self._model.prepare, [request.observation for request in requests]
         )
-        tokens, log_probs, version = await self._lane.run(self._act, batch, samplings, work="act")
-        actions = self._model.decode(tokens)
+        sampled, version = await self._lane.run(self._act, batch, samplings, work="act")
+        tokens, log_probs = sampled.tokens.numpy(), sampled.log_probs.numpy()
+        drawn = {name: values.numpy() for name, values in sampled.drawn.items()}
+        actions = self._model.decode(tokens if sampled.chunk is None else sampled.chunk.numpy())
         # A decoder of somebody's own that drops a row would hand each later episode the actions of
         # another.
         if actions.ndim != 3 or len(actions) != len(requests):
@@ -70,16 +71,45 @@ class _Decisions(DynamicBatcher[_Request, ActionChunk]):
                 f"{len(requests)} decisions, expected [{len(requests)}, H, D]"
             )
         return [
-            ActionChunk(actions=chunk, tokens=row, log_probs=row_log_probs, weight_version=version)
-            for chunk, row, row_log_probs in zip(actions, tokens, log_probs, strict=True)
+            ActionChunk(
+                actions=actions[row],
+                tokens=tokens[row],
+                log_probs=log_probs[row],
+                weight_version=version,
+                # [row, ...]: a row of one number stays an array, as the wire wants it
+                drawn={name: values[row, ...] for name, values in drawn.items()} or None,
+            )
+            for row in range(len(requests))
         ]
 
-    def _act(self, batch: Any, samplings: Sequence[Sampling]) -> tuple[np.ndarray, np.ndarray, int]:
+    def _act(self, batch: Any, samplings: Sequence[Sampling]) -> tuple[SampledTokens, int]:
         with torch.inference_mode():
-            tokens, log_probs = self._model.sample(batch, samplings)
-            # One copy for both, and the host waits for the device once for a batch.
-            tokens, log_probs = to_host(tokens, log_probs.float())
-        return tokens.numpy(), log_probs.numpy(), self._version()
+            sampled = self._model.sample(batch, samplings)
+            self._require_rows(sampled, len(samplings))
+            # One copy for all, and the host waits for the device once for a batch.
+            chunk = () if sampled.chunk is None else (sampled.chunk,)
+            tokens, log_probs, *others = to_host(
+                sampled.tokens, sampled.log_probs.float(), *sampled.drawn.values(), *chunk
+            )
+        drawn = dict(zip(sampled.drawn, others, strict=False))
+        on_host = SampledTokens(tokens, log_probs, drawn, others[-1] if chunk else None)
+        return on_host, self._version()
+
+    def _require_rows(self, sampled: Any, num_rows: int) -> None:
+        """Raise PolicyError unless a family's `sample` gave one row for each decision."""
+        name = f"{type(self._model).__name__}.sample"
+        if not isinstance(sampled, SampledTokens):
+            raise PolicyError(
+                f"{name} gave a {type(sampled).__name__}, expected "
+                "vla_rl.engines.SampledTokens(tokens, log_probs)"
+            )
+        named = {"tokens": sampled.tokens, "log_probs": sampled.log_probs, **sampled.drawn}
+        for field, values in named.items():
+            if not values.ndim or len(values) != num_rows:
+                raise PolicyError(
+                    f"{name} gave {field} {list(values.shape)} for {num_rows} decisions, expected "
+                    f"{num_rows} rows"
+                )
 
 
 class _Queue(Protocol):

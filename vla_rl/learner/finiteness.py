@@ -9,9 +9,9 @@ token without a gradient. So each such number is rejected here, with its episode
 token. Advantages are checked in `rows`, rewards in `RewardBatch`. Masked tokens may hold anything.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from torch import Tensor
 
 from vla_rl.learner.rows import DecisionSlot
 from vla_rl.types import DEFAULT_AGENT, MAX_LOG_PROB, Trajectory
+
+Drawn: TypeAlias = Mapping[str, np.ndarray] | None
+"""`ActionChunk.drawn`."""
 
 
 class TokenRows(Protocol):
@@ -60,6 +63,28 @@ def require_log_probs(decisions: TokenRows, log_probs: Tensor, whose: str, remed
         f"{whose} log-prob of {describe_token(decisions, row, column)} is "
         f"{float(log_probs[row, column])}, expected {expected}; {remedy}."
     )
+
+
+def require_drawn(
+    trajectories: Sequence[Trajectory], check_drawn: Callable[[Drawn], None] | None
+) -> None:
+    """Raise ValueError, naming episode and decision, unless each decision has what it is scored with.
+
+    Args:
+        trajectories: recorded episodes.
+        check_drawn: the policy's own check of `ActionChunk.drawn`; None for a policy that needs nothing.
+    """
+    if check_drawn is None:
+        return
+    for trajectory in trajectories:
+        for number, step in enumerate(trajectory.steps):
+            try:
+                check_drawn(step.chunk.drawn)
+            except ValueError as error:
+                raise ValueError(
+                    f"decision {number} of episode {trajectory.episode.episode_id} cannot be scored: "
+                    f"{error}"
+                ) from error
 
 
 def describe_token(decisions: TokenRows, row: int, column: int) -> str:

@@ -254,5 +254,5 @@ def _require_whole_chunks(demonstrations: Sequence[Demonstration], shape: tuple[
 
 def _greedy(model: PolicyModel[Any], batch: Any, num_rows: int) -> np.ndarray:
     with torch.inference_mode():
-        tokens, _ = model.sample(batch, [Sampling(greedy=True)] * num_rows)
-    return tokens.cpu().numpy()
+        sampled = model.sample(batch, [Sampling(greedy=True)] * num_rows)
+    return (sampled.tokens if sampled.chunk is None else sampled.chunk).cpu().numpy()

@@ -40,7 +40,7 @@ from vla_rl.learner.backend import (
 from vla_rl.learner.checkpoint.state import TrainingState
 from vla_rl.learner.config import LearnerConfig
 from vla_rl.learner.decisions import Decisions, flatten_trajectories
-from vla_rl.learner.finiteness import require_finite_outputs
+from vla_rl.learner.finiteness import require_drawn, require_finite_outputs
 from vla_rl.learner.optimizer import StepReport
 from vla_rl.learner.plan import StepPlan, plan_minibatches, plan_step
 from vla_rl.learner.ranks import OneRank, Pass, Ranks, compute_passes
@@ -78,7 +78,7 @@ class PolicyLearner:
         weights: what is trained.
         lane: prepares rows.
         config: loss and batches.
-        name: name of the policy's class, for errors.
+        model: the policy, as far as it names itself and checks what its decisions have drawn.
 
     Example:
         UpdateReport(weight_version=12, metrics={"update/loss": -0.02, "update/grad_norm": 0.8, ...},
@@ -91,11 +91,11 @@ class PolicyLearner:
         weights: TrainedWeights,
         lane: DeviceLane,
         config: LearnerConfig,
-        *,
-        name: str,
+        model: TokenModel[Any],
     ) -> None:
         self._ranks, self._weights, self._lane = ranks, weights, lane
-        self._config, self._name = config, name
+        self._config, self._name = config, type(model).__name__
+        self._check_drawn = getattr(model, "check_drawn", None)
         log_probs = partial(score_decisions, ranks, size=config.micro_batch_size)
         self._proximal = Proximal(log_probs, config)
         self._agreed = False
@@ -131,6 +131,7 @@ class PolicyLearner:
             its episode; PolicyMismatchError if the first update's ratio is not 1; DivergedError for
             repeated gradients that are not finite.
         """
+        require_drawn(trajectories, self._check_drawn)
         decisions = await self._lane.prepare(
             flatten_trajectories, trajectories, advantages, reference_log_probs
         )
@@ -303,7 +304,7 @@ class Learner(PolicyLearner):
         training = Training(model, config.optimizer, publish_to, weight_version)
         ranks = OneRank(LocalPolicyRank(training, lane, config), lane)
         weights = LocalWeights(training, lane)
-        super().__init__(ranks, weights, lane, config, name=type(model).__name__)
+        super().__init__(ranks, weights, lane, config, model)
 
 
 def update_metrics(

@@ -30,7 +30,14 @@ from torch import Tensor
 
 from vla_rl.algorithms.losses import TokenBatch
 from vla_rl.engines.policy_model import NO_TOKEN
-from vla_rl.types import Observation, Step, Trajectory, get_images, make_conversation_observation
+from vla_rl.types import (
+    Observation,
+    Step,
+    Trajectory,
+    get_images,
+    make_conversation_observation,
+    with_drawn,
+)
 
 
 class Recorded(NamedTuple):
@@ -191,6 +198,7 @@ class Row:
         grammars: (start, stop, grammar) of each part that was sampled under a grammar.
         slots: slots of its decisions.
         newest: observation before its newest decision, which has the images of all.
+        drawn: what its log-probs depend on beside observation and tokens; such a row is one decision.
 
     Example:
         The second reply of a conversation, which begins after 12 tokens of the row:
@@ -207,11 +215,12 @@ class Row:
     grammars: list[tuple[int, int, str]] = field(default_factory=list)
     slots: list[DecisionSlot] = field(default_factory=list)
     newest: Observation = field(default_factory=dict)
+    drawn: dict[str, np.ndarray] | None = None
 
     @property
     def full_observation(self) -> Observation:
-        """The observation, with the images that came later, and the grammars under which its
-        log-probs have to be computed.
+        """The observation, with the images that came later, and the grammars and drawn arrays under
+        which its log-probs have to be computed.
         """
         # a copy: the trajectory goes on to buffers and checkpoints, and must not get the images of
         # later turns
@@ -222,7 +231,7 @@ class Row:
             )
         if self.grammars:
             observation["grammars"] = tuple(self.grammars)
-        return observation
+        return with_drawn(observation, self.drawn)
 
     @property
     def num_tokens(self) -> int:
@@ -256,7 +265,7 @@ class Row:
             **others,
         )
         self.slots.append(slot)
-        self.newest = step.observation
+        self.newest, self.drawn = step.observation, chunk.drawn
         if "grammar" in step.observation:
             self.grammars.append((slot.start, slot.stop, step.observation["grammar"]))
 
@@ -320,7 +329,7 @@ def _tokens_between(before: Step, step: Step) -> np.ndarray | None:
     None if the past was changed.
     """
     prompt = step.observation.get("prompt_tokens")
-    if prompt is None:
+    if prompt is None or step.chunk.drawn is not None or before.chunk.drawn is not None:
         return None
     # compared token by token: a template that drops old reasoning, or a tokenizer that merges
     # across the seam, gives other tokens for the same text

@@ -34,7 +34,7 @@ from vla_rl.engines.device_lane import DeviceLane, to_device
 from vla_rl.engines.policy_model import LanguageModel, TokenModel
 from vla_rl.learner.config import LearnerConfig, MicroBatchSize
 from vla_rl.learner.decisions import Decisions, flatten_trajectories
-from vla_rl.learner.finiteness import require_log_probs
+from vla_rl.learner.finiteness import Drawn, require_drawn, require_log_probs
 from vla_rl.learner.ranks import LocalRank, OneRank, Pass, Ranks, compute_passes
 from vla_rl.types import Observation, Trajectory
 
@@ -155,13 +155,19 @@ class PolicyReference:
 
     Args:
         log_probs: scores decisions under the frozen weights.
+        check_drawn: the policy's check of what was drawn, as in `require_drawn`.
     """
 
-    def __init__(self, log_probs: Callable[[Decisions], Awaitable[Tensor]]) -> None:
-        self._log_probs = log_probs
+    def __init__(
+        self,
+        log_probs: Callable[[Decisions], Awaitable[Tensor]],
+        check_drawn: Callable[[Drawn], None] | None = None,
+    ) -> None:
+        self._log_probs, self._check_drawn = log_probs, check_drawn
 
     async def log_probs(self, trajectories: Sequence[Trajectory]) -> list[list[np.ndarray]]:
         """Compute the log-probs, for each trajectory float32 [T] of each decision."""
+        require_drawn(trajectories, self._check_drawn)
         decisions = flatten_trajectories(trajectories, [0.0] * len(trajectories))
         scores = iter(decisions.split_by_decision(await self._log_probs(decisions)))
         return [[next(scores) for _ in trajectory.steps] for trajectory in trajectories]
@@ -184,7 +190,8 @@ class Reference(PolicyReference):
         ranks = OneRank(ScoringRank(frozen, lane, "reference"), lane)
         size = MicroBatchSize(micro_batch, micro_batch_tokens)
         super().__init__(
-            partial(score_decisions, ranks, size=size, of_reference=True, work="reference")
+            partial(score_decisions, ranks, size=size, of_reference=True, work="reference"),
+            getattr(model, "check_drawn", None),
         )
 
 

@@ -8,7 +8,7 @@ limits allow:
             └─ unless it is known how much is observed, the whole context is taken, and all of it scored
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -58,7 +58,13 @@ def example_row(model: Any) -> ExampleRow | None:
 
 
 def example_observation(model: Any, seed: int = 0) -> Observation | None:
-    """Return images of noise and a state in the middle of its range; None as in `example_row`."""
+    """Return images of noise and a state in the middle of its range, or what the family itself makes;
+    None as in `example_row`.
+    """
+    own = getattr(model, "example_observation", None)
+    if own is not None:
+        observation: Observation = own(seed)
+        return observation
     config = getattr(model, "config", None)
     if isinstance(config, MlpConfig):
         return {"state": np.zeros(config.state_size, np.float32)}
@@ -73,8 +79,7 @@ def example_observation(model: Any, seed: int = 0) -> Observation | None:
     if proprio is not None:
         middle = (np.array(proprio.low) + np.array(proprio.high)) / 2
         fields[proprio.key] = middle.astype(np.float32)
-    observation: Mapping[str, Any] = {**fields, "instruction": INSTRUCTION}
-    return dict(observation)
+    return {**fields, "instruction": INSTRUCTION}
 
 
 ImageSize: TypeAlias = tuple[int, int]

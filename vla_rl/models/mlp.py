@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vla_rl.algorithms import entropy
 from vla_rl.engines.device_lane import to_device
-from vla_rl.engines.policy_model import PolicyModel
+from vla_rl.engines.policy_model import PolicyModel, SampledTokens
 from vla_rl.engines.sampling import choose_tokens, tempered_log_probs
 from vla_rl.errors import CheckpointError
 from vla_rl.models.small_files import companion_files, save_folder
@@ -215,9 +215,10 @@ class MlpPolicy(PolicyModel[Tensor]):
                 )
         return torch.from_numpy(np.stack(states))
 
-    def sample(self, batch: Tensor, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
-        """Sample bins int64 [B, T]; return them and their log-probs float32 [B, T]."""
-        return choose_tokens(self._network(to_device(batch, self._device)), samplings)
+    def sample(self, batch: Tensor, samplings: Sequence[Sampling]) -> SampledTokens:
+        """Sample bins int64 [B, T]."""
+        logits = self._network(to_device(batch, self._device))
+        return SampledTokens(*choose_tokens(logits, samplings))
 
     def log_probs(
         self, batch: Tensor, tokens: Tensor, temperatures: Tensor

@@ -22,6 +22,7 @@ from transformers import DynamicCache
 from vla_rl.algorithms import entropy
 from vla_rl.engines.cuda_graphs import Tensors
 from vla_rl.engines.device_lane import to_device
+from vla_rl.engines.policy_model import SampledTokens
 from vla_rl.engines.sampling import choose, sampling_columns, seeded_uniforms, tempered_log_probs
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.prismatic.action_tokens import ActionTokenizer
@@ -229,10 +230,8 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
         load_folder(network, folder, dtype=format.torch_dtype, device=device)
         return cls(config, network, tokenizer, folder)
 
-    def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
-        """Sample token ids int64 [B, D]; return them and their log-probs float32 [B, D]. Greedy
-        rows take the most likely token each time.
-        """
+    def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> SampledTokens:
+        """Sample token ids int64 [B, D]. Greedy rows take the most likely token each time."""
         # The mean of a token's distribution depends on the tokens before it, so it cannot be
         # taken in one pass.
         for sampling in samplings:
@@ -241,7 +240,7 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
         tokens, log_probs = self._acting(
             self._generated, batch, *sampling_columns(samplings, self._device), noise
         )
-        return tokens, log_probs
+        return SampledTokens(tokens, log_probs)
 
     def log_probs(
         self, batch: PrismaticBatch, tokens: Tensor, temperatures: Tensor

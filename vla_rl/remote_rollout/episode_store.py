@@ -132,6 +132,8 @@ def split_arrays(trajectory: Trajectory) -> tuple[Trajectory, dict[str, np.ndarr
             if array is not None:
                 arrays[f"{number}/chunk/{name}"] = array
                 chunk[name] = None if name == "weight_versions" else _EMPTY
+        if step.chunk.drawn is not None:
+            chunk["drawn"] = _split_drawn(step.chunk.drawn, f"{number}/chunk/drawn", arrays)
         changed: dict[str, Any] = {"chunk": msgspec.structs.replace(step.chunk, **chunk)}
         if step.frames is not None:
             arrays[f"{number}/frames"], changed["frames"] = step.frames, None
@@ -164,12 +166,25 @@ def materialise(metadata: Trajectory, arrays: Mapping[str, np.ndarray | ArrayRef
 
 def _materialise_step(step: Step, number: str, arrays: dict[str, dict[str, Any]]) -> Step:
     frames = arrays.get(number, {}).get("frames")
+    chunk: dict[str, Any] = arrays.get(f"{number}/chunk", {})
+    if step.chunk.drawn is not None:
+        chunk = {**chunk, "drawn": step.chunk.drawn | arrays.get(f"{number}/chunk/drawn", {})}
     return msgspec.structs.replace(
         step,
         observation={**step.observation, **arrays.get(f"{number}/observation", {})},
-        chunk=msgspec.structs.replace(step.chunk, **arrays.get(f"{number}/chunk", {})),
+        chunk=msgspec.structs.replace(step.chunk, **chunk),
         frames=step.frames if frames is None else frames,
     )
+
+
+def _split_drawn(
+    drawn: Mapping[str, np.ndarray], owner: str, arrays: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return a chunk's drawn arrays without the large ones, which go to `arrays`."""
+    moved = {name for name, each in drawn.items() if each.nbytes >= LARGE_BYTES and "/" not in name}
+    arrays |= {f"{owner}/{name}": drawn[name] for name in moved}
+    # An empty array keeps the name's place: in what order names come is part of a trajectory.
+    return {name: _EMPTY if name in moved else array for name, array in drawn.items()}
 
 
 def _without_arrays(seen: Observation, owner: str, arrays: dict[str, np.ndarray]) -> Observation:

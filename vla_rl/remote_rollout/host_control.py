@@ -351,7 +351,7 @@ def _copy_arrays(trajectory: Trajectory, episode: EpisodeSpec) -> Trajectory:
                 step.chunk,
                 **{
                     name: copy_arrays(getattr(step.chunk, name))
-                    for name in ("actions", "tokens", "log_probs", "weight_versions")
+                    for name in ("actions", "tokens", "log_probs", "weight_versions", "drawn")
                 },
             ),
         )

@@ -109,6 +109,7 @@ def copy_chunk(chunk: ActionChunk) -> ActionChunk:
         tokens=np.array(chunk.tokens),
         log_probs=np.array(chunk.log_probs),
         weight_versions=None if chunk.weight_versions is None else np.array(chunk.weight_versions),
+        drawn=copy_arrays(chunk.drawn),
     )
 
 
@@ -193,6 +194,7 @@ def _has_no_fault(trajectory: Trajectory, known_tokens: KnownTokens) -> bool:
                 or chunk.weight_version < 0
                 or (chunk.weight_versions is not None and len(chunk.weight_versions) != num_tokens)
                 or (chunk.temperature is not None and not 0.0 < chunk.temperature < np.inf)
+                or (chunk.drawn is not None and not _are_arrays(chunk.drawn))
             ):
                 return False
             agents.add(step.agent)
@@ -267,6 +269,18 @@ def _find_faults(step: Step, known_tokens: KnownTokens) -> Iterator[str]:
             )
     if chunk.temperature is not None and not 0.0 < chunk.temperature < np.inf:
         yield f"chunk.temperature={chunk.temperature!r}, expected a finite number above 0"
+    if chunk.drawn is not None and not _are_arrays(chunk.drawn):
+        yield f"chunk.drawn={describe_value(chunk.drawn)}, expected a dict of arrays of finite numbers, or None"
+
+
+def _are_arrays(drawn: Any) -> bool:
+    return isinstance(drawn, dict) and all(
+        isinstance(name, str)
+        and isinstance(values, np.ndarray)
+        and values.dtype.kind in "biuf"
+        and bool(np.isfinite(values).all())
+        for name, values in drawn.items()
+    )
 
 
 def _find_token_faults(chunk: Any, horizon: int, known: "range | None") -> Iterator[str]:

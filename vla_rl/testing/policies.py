@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.engines import PolicyModel
+from vla_rl.engines import PolicyModel, SampledTokens
 from vla_rl.engines.policy_model import missing_methods, unfit_for_learning
 from vla_rl.errors import CheckpointError
-from vla_rl.types import Observation, Sampling
+from vla_rl.types import Observation, Sampling, with_drawn
 
 
 class PolicyContract:
@@ -23,6 +23,9 @@ class PolicyContract:
 
     tolerance: ClassVar[float] = 1e-5
     """Largest difference of numbers that are equal up to the order of additions."""
+
+    greedy_has_noise: ClassVar[bool] = False
+    """Whether a greedy choice depends on its seed, as the end of a flow depends on its noise."""
 
     def make_policy(self) -> PolicyModel[Any]:
         """Make the policy; each call gives the same weights."""
@@ -39,17 +42,25 @@ class PolicyContract:
 
     def sample(
         self, policy: PolicyModel[Any], temperature: float = 1.0, **sampling: Any
-    ) -> tuple[Any, torch.Tensor, torch.Tensor]:
-        """Return the batch of all observations, sampled tokens and their log-probs."""
+    ) -> tuple[list[Observation], Any, SampledTokens]:
+        """Sample for all observations.
+
+        Returns: what the learner prepares to score the choices, that batch, and the choices.
+        """
         observations = self.make_observations()
         first = sampling.pop("seed", 0)
         samplings = [
             Sampling(temperature=temperature, seed=first + row, **sampling)
             for row in range(len(observations))
         ]
-        batch = policy.prepare(observations)
         with torch.inference_mode():
-            return batch, *policy.sample(batch, samplings)
+            sampled = policy.sample(policy.prepare(observations), samplings)
+        if sampled.drawn:
+            observations = [
+                with_drawn(each, {name: rows[row].numpy() for name, rows in sampled.drawn.items()})
+                for row, each in enumerate(observations)
+            ]
+        return observations, policy.prepare(observations), sampled
 
     def test_it_has_every_method_and_learns_what_it_acts(self, policy: PolicyModel[Any]) -> None:
         assert missing_methods(policy, PolicyModel) == []
@@ -59,7 +70,8 @@ class PolicyContract:
     def test_sampled_tokens_have_the_log_probs_that_were_reported(
         self, policy: PolicyModel[Any], temperature: float
     ) -> None:
-        batch, tokens, reported = self.sample(policy, temperature)
+        _, batch, sampled = self.sample(policy, temperature)
+        tokens, reported = sampled.tokens, sampled.log_probs
         found, entropy = score(policy, batch, tokens, temperature)
         assert tokens.shape == reported.shape == found.shape
         torch.testing.assert_close(found, reported, atol=self.tolerance, rtol=0.0)
@@ -70,27 +82,29 @@ class PolicyContract:
             assert (reported <= 0.0).all()
 
     def test_a_row_does_not_depend_on_the_other_rows(self, policy: PolicyModel[Any]) -> None:
-        batch, tokens, _ = self.sample(policy)
+        observations, batch, sampled = self.sample(policy)
+        tokens = sampled.tokens
         together, _ = score(policy, batch, tokens)
-        for row, observation in enumerate(self.make_observations()):
+        for row, observation in enumerate(observations):
             alone, _ = score(policy, policy.prepare([observation]), tokens[row : row + 1])
             torch.testing.assert_close(alone[0], together[row], atol=self.tolerance, rtol=0.0)
 
     def test_a_seed_is_all_the_chance_of_a_sample(self, policy: PolicyModel[Any]) -> None:
         drawn = torch.get_rng_state()
-        _, tokens, _ = self.sample(policy, seed=3)
+        tokens = self.sample(policy, seed=3)[2].tokens
         assert torch.equal(torch.get_rng_state(), drawn)
-        assert torch.equal(self.sample(policy, seed=3)[1], tokens)
-        assert not torch.equal(self.sample(policy, seed=40)[1], tokens)
+        assert torch.equal(self.sample(policy, seed=3)[2].tokens, tokens)
+        assert not torch.equal(self.sample(policy, seed=40)[2].tokens, tokens)
 
     def test_greedy_tokens_depend_on_no_seed(self, policy: PolicyModel[Any]) -> None:
-        one, other = (self.sample(policy, greedy=True, seed=seed)[1] for seed in (1, 50))
-        assert torch.equal(one, other)
+        one, other = (self.sample(policy, greedy=True, seed=seed)[2].tokens for seed in (1, 50))
+        assert torch.equal(one, other) is not self.greedy_has_noise
 
     def test_actions_of_tokens_are_encoded_to_the_same_actions(
         self, policy: PolicyModel[Any]
     ) -> None:
-        tokens = self.sample(policy)[1].numpy()
+        sampled = self.sample(policy)[2]
+        tokens = (sampled.tokens if sampled.chunk is None else sampled.chunk).numpy()
         actions = policy.decode(tokens)
         assert (actions.ndim, len(actions)) == (3, len(tokens))
         assert actions.dtype == np.float32
@@ -101,23 +115,23 @@ class PolicyContract:
         np.testing.assert_allclose(again, once, atol=self.tolerance)
 
     def test_a_copy_has_weights_of_its_own(self, policy: PolicyModel[Any]) -> None:
-        batch, tokens, _ = self.sample(policy)
-        before, _ = score(policy, batch, tokens)
+        _, batch, sampled = self.sample(policy)
+        before, _ = score(policy, batch, sampled.tokens)
         copied = policy.copy()
         with torch.no_grad():
             for parameter in copied.network.parameters():
                 parameter.add_(1.0)
-        assert torch.equal(score(policy, batch, tokens)[0], before)
+        assert torch.equal(score(policy, batch, sampled.tokens)[0], before)
 
     def test_checkpoint_tensors_bring_a_policy_back(self, policy: PolicyModel[Any]) -> None:
-        batch, tokens, _ = self.sample(policy)
-        expected, _ = score(policy, batch, tokens)
+        _, batch, sampled = self.sample(policy)
+        expected, _ = score(policy, batch, sampled.tokens)
         other = policy.copy()
         with torch.no_grad():
             for parameter in other.network.parameters():
                 parameter.zero_()
         other.load_checkpoint_tensors(policy.checkpoint_tensors())
-        assert torch.equal(score(other, batch, tokens)[0], expected)
+        assert torch.equal(score(other, batch, sampled.tokens)[0], expected)
 
     def test_a_checkpoint_without_one_of_its_tensors_is_refused(
         self, policy: PolicyModel[Any]
@@ -128,12 +142,12 @@ class PolicyContract:
             policy.copy().load_checkpoint_tensors(tensors)
 
     def test_observations_are_prepared_in_any_thread(self, policy: PolicyModel[Any]) -> None:
-        _, tokens, reported = self.sample(policy)
+        observations, _, sampled = self.sample(policy)
         with ThreadPoolExecutor(4) as pool:
-            batches = list(pool.map(policy.prepare, [self.make_observations()] * 8))
+            batches = list(pool.map(policy.prepare, [observations] * 8))
         for batch in batches:
-            found, _ = score(policy, batch, tokens)
-            torch.testing.assert_close(found, reported, atol=self.tolerance, rtol=0.0)
+            found, _ = score(policy, batch, sampled.tokens)
+            torch.testing.assert_close(found, sampled.log_probs, atol=self.tolerance, rtol=0.0)
 
     def test_features_have_the_declared_width_and_a_gradient_reaches_them(
         self, policy: PolicyModel[Any]

@@ -67,12 +67,14 @@ if TYPE_CHECKING:
         ToolSpec as ToolSpec,
     )
     from vla_rl.types.observation import (
+        DRAWN_KEY as DRAWN_KEY,
         ArrayRef as ArrayRef,
         ImageCacheRef as ImageCacheRef,
         Info as Info,
         Observation as Observation,
         get_images as get_images,
         make_conversation_observation as make_conversation_observation,
+        with_drawn as with_drawn,
     )
     from vla_rl.types.trajectory import (
         MAX_LOG_PROB as MAX_LOG_PROB,

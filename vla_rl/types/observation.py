@@ -16,11 +16,13 @@ An array may lie in memory of another process, an image cache:
                            ArrayRef        it is in the image cache of the host that will read it
 
 A process of that host reads it by its path. The memory ends with the process that holds it.
+
+A learner that scores a decision adds what the policy drew for it as `drawn`, a dict of arrays (`with_drawn`).
 """
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -57,6 +59,29 @@ def get_images(observation: Observation) -> tuple[np.ndarray, ...]:
     return tuple(
         observation[f"image_{number}"] for number in range(len(observation["image_starts"]))
     )
+
+
+DRAWN_KEY: Final = "drawn"
+"""Key under which a policy that scores a decision finds `ActionChunk.drawn`."""
+
+
+def with_drawn(observation: Observation, drawn: Mapping[str, Any] | None) -> Observation:
+    """Return what a policy is given to score a decision: the observation, and what was drawn for it.
+
+    Args:
+        observation: what the policy saw; returned as it is if `drawn` is None.
+        drawn: `ActionChunk.drawn`.
+
+    Raises: ValueError if the environment has an observation of that key.
+    """
+    if drawn is None:
+        return observation
+    if DRAWN_KEY in observation:
+        raise ValueError(
+            f"the environment's observation has the key {DRAWN_KEY!r}, which is kept for what the policy "
+            "drew; rename it in the environment"
+        )
+    return {**observation, DRAWN_KEY: dict(drawn)}
 
 
 KEY_BYTES: Final = 8

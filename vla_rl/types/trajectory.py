@@ -128,6 +128,10 @@ class ActionChunk(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only
     """Temperature of `log_probs`, recorded by the policy that an agent gets; None: that of the
     episode's own sampling."""
 
+    drawn: dict[str, np.ndarray] | None = None
+    """Arrays by name that `log_probs` depend on too, such as the state before a flow's stochastic step;
+    a learner hands them to the policy with the observation. None: observation and tokens suffice."""
+
     @property
     def tokens_per_step(self) -> int:
         """Tokens of one control step; all of a reply's, which is one step of any length.

@@ -148,7 +148,8 @@ def acted(policy: Any, rows: list[Any]) -> Tensor:
     """Return the numbers of greedy actions, float32 on the host."""
     samplings = [Sampling(seed=number, greedy=True) for number in range(len(rows))]
     with torch.inference_mode():
-        tokens, log_probs = policy.sample(policy.prepare(rows), samplings)
+        sampled = policy.sample(policy.prepare(rows), samplings)
+        tokens, log_probs = sampled.tokens, sampled.log_probs
         tokens, log_probs = to_host(tokens, log_probs.float())
     # at rows of equal likelihood rounding decides about the token, and hardly changes its log-prob
     return log_probs if tokens.dtype == torch.int64 else tokens.float()

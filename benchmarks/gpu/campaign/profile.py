@@ -32,8 +32,7 @@ def measure(target: Target) -> Iterator[tuple[str, object]]:
 
     def act() -> torch.Tensor:
         with torch.inference_mode():
-            tokens, _ = policy.sample(policy.prepare(seen), samplings)
-        return tokens
+            return policy.sample(policy.prepare(seen), samplings).tokens
 
     tokens = act().clone()
     temperatures = torch.ones(NUM_ROWS, device=target.device)

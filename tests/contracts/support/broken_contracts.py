@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import dataclasses
 import os
 import time
 from collections.abc import AsyncIterator
@@ -130,8 +131,10 @@ class BrokenPolicy(MlpPolicy):
             samplings = [msgspec.structs.replace(each, seed=7) for each in samplings]
         if self.fault == "greedy_is_ignored":
             samplings = [msgspec.structs.replace(each, greedy=False) for each in samplings]
-        tokens, log_probs = super().sample(batch, samplings)
-        return tokens, log_probs.double() if self.fault == "log_probs_are_double" else log_probs
+        sampled = super().sample(batch, samplings)
+        if self.fault == "log_probs_are_double":
+            return dataclasses.replace(sampled, log_probs=sampled.log_probs.double())
+        return sampled
 
     def log_probs(self, batch: Any, tokens: Any, temperatures: Any) -> Any:
         if self.fault == "temperature_is_ignored":

@@ -138,7 +138,8 @@ def ours(policy: OpenVlaOft) -> Trace:
             "instruction": "open the drawer",
         }
         with torch.inference_mode():
-            tokens, log_probs = policy.sample(policy.prepare([seen]), [Sampling(seed=decision)])
+            sampled = policy.sample(policy.prepare([seen]), [Sampling(seed=decision)])
+            tokens, log_probs = sampled.tokens, sampled.log_probs
         chunk = ActionChunk(
             actions=policy.decode(tokens.numpy())[0],
             tokens=tokens[0].numpy(),

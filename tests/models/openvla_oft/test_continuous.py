@@ -68,7 +68,7 @@ def test_a_public_checkpoint_acts_as_the_libraries_alone_say(loaded: ContinuousO
     observation = observation_of()
     batch = loaded.prepare([observation])
     with torch.no_grad():
-        numbers, _ = loaded.sample(batch, [Sampling(greedy=True)])
+        numbers = loaded.sample(batch, [Sampling(greedy=True)]).tokens
         assert batch.proprio is not None
         prompt = public_checkpoint.prompt_ids(TINY_TOKENIZER, observation["instruction"])
         hidden = parts.read(list(batch.images[0]), prompt, batch.proprio[0], num_numbers=56)
@@ -117,7 +117,7 @@ def test_a_saved_one_loads_to_the_same_numbers(
     batch = loaded.prepare([observation_of()])
     with torch.no_grad():
         first, second = (
-            model.sample(batch, [Sampling(greedy=True)])[0] for model in (loaded, again)
+            model.sample(batch, [Sampling(greedy=True)]).tokens for model in (loaded, again)
         )
     assert torch.equal(first, second)
     assert (tmp_path / "again" / "config.json").read_bytes() == (
@@ -210,7 +210,7 @@ def test_the_likelihood_at_temperature_one_is_minus_the_absolute_error(
 ) -> None:
     batch = regressing.prepare([make_observation(0)])
     with torch.no_grad():
-        centre, _ = regressing.sample(batch, [Sampling(greedy=True)])
+        centre = regressing.sample(batch, [Sampling(greedy=True)]).tokens
         log_probs, entropy = regressing.log_probs(batch, centre + 0.25, torch.ones(1))
     torch.testing.assert_close(
         log_probs, torch.full((1, 56), -0.25 - math.log(2.0)), atol=1e-5, rtol=0
@@ -225,10 +225,11 @@ def test_sampled_numbers_scatter_by_the_temperature(
     observations = [make_observation(0)] * 64
     with torch.no_grad():
         batch = regressing.prepare(observations)
-        centre, _ = regressing.sample(batch, [Sampling(greedy=True)] * 64)
-        numbers, acted = regressing.sample(
+        centre = regressing.sample(batch, [Sampling(greedy=True)] * 64).tokens
+        sampled = regressing.sample(
             batch, [Sampling(temperature=0.1, seed=seed) for seed in range(64)]
         )
+        numbers, acted = sampled.tokens, sampled.log_probs
         learned, _ = regressing.log_probs(batch, numbers, torch.full((64,), 0.1))
     assert (numbers - centre).abs().mean().item() == pytest.approx(0.1, rel=0.05)
     torch.testing.assert_close(learned, acted, atol=1e-4, rtol=0)

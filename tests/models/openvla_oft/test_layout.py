@@ -255,7 +255,8 @@ def decided(policy: OpenVlaOft, parts: public_checkpoint.Parts) -> None:
     observations = [observation_of(instruction) for instruction in INSTRUCTIONS]
     batch = policy.prepare(observations)
     with torch.no_grad():
-        tokens, log_probs = policy.sample(batch, [Sampling(greedy=True)] * len(observations))
+        sampled = policy.sample(batch, [Sampling(greedy=True)] * len(observations))
+        tokens, log_probs = sampled.tokens, sampled.log_probs
         for row, observation in enumerate(observations):
             prompt = public_checkpoint.prompt_ids(TINY_TOKENIZER, observation["instruction"])
             proprio = None if batch.proprio is None else batch.proprio[row]

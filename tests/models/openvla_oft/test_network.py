@@ -130,14 +130,16 @@ def test_a_row_depends_on_its_own_seed_only(
     observations = [make_observation(index, text) for index, text in enumerate(INSTRUCTIONS)]
     samplings = [Sampling(temperature=1.6, seed=index) for index in range(3)]
     with torch.inference_mode():
-        together, together_log_probs = policy.sample(policy.prepare(observations), samplings)
+        sampled = policy.sample(policy.prepare(observations), samplings)
+        together, together_log_probs = sampled.tokens, sampled.log_probs
         for row, pair in enumerate(zip(observations, samplings, strict=True)):
-            tokens, log_probs = policy.sample(policy.prepare([pair[0]]), [pair[1]])
+            sampled = policy.sample(policy.prepare([pair[0]]), [pair[1]])
+            tokens, log_probs = sampled.tokens, sampled.log_probs
             assert torch.equal(tokens[0], together[row])
             torch.testing.assert_close(log_probs[0], together_log_probs[row], atol=1e-5, rtol=0)
-        other, _ = policy.sample(
+        other = policy.sample(
             policy.prepare(observations[:1]), [Sampling(temperature=1.6, seed=99)]
-        )
+        ).tokens
     assert not torch.equal(other[0], together[0])
 
 
@@ -146,9 +148,10 @@ def test_learning_sees_the_log_probs_that_acting_reported(
 ) -> None:
     observations = [make_observation(index, text) for index, text in enumerate(INSTRUCTIONS)]
     with torch.inference_mode():
-        tokens, acted = policy.sample(
+        sampled = policy.sample(
             policy.prepare(observations), [Sampling(temperature=1.6, seed=3)] * 3
         )
+        tokens, acted = sampled.tokens, sampled.log_probs
     learned, entropy = policy.log_probs(
         policy.prepare(observations), tokens.clone(), torch.full((3,), 1.6)
     )
@@ -343,7 +346,8 @@ def test_log_probs_and_gradients_are_those_of_one_row_each(small_oft: OpenVlaOft
 def test_decisions_that_share_an_observation_draw_for_themselves(small_oft: OpenVlaOft) -> None:
     batch = small_oft.prepare([seen_by(0)] * 4)
     samplings = [Sampling(temperature=1.0, seed=number) for number in range(4)]
-    tokens, log_probs = small_oft.sample(batch, samplings)
+    sampled = small_oft.sample(batch, samplings)
+    tokens, log_probs = sampled.tokens, sampled.log_probs
     assert tokens.shape == log_probs.shape == (4, 6)
     assert len({tuple(row) for row in tokens.tolist()}) == 4
     assert small_oft.features(batch).shape == (4, small_oft.feature_size)

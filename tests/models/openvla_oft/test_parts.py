@@ -105,9 +105,9 @@ def observation_of(instruction: str = INSTRUCTION) -> dict[str, Any]:
 
 def decided(policy: ContinuousOpenVlaOft, *observations: dict[str, Any]) -> torch.Tensor:
     with torch.no_grad():
-        numbers, _ = policy.sample(
+        numbers = policy.sample(
             policy.prepare(observations), [Sampling(greedy=True)] * len(observations)
-        )
+        ).tokens
     return numbers.view(len(observations), CHUNK, NUM_JOINTS)
 
 

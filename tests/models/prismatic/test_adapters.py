@@ -182,6 +182,7 @@ def test_a_continuous_head_is_trained_whole(make_observation: MakeObservation) -
     batch = policy.prepare([make_observation(0)])
     with torch.no_grad():
         greedy = [
-            model.sample(batch, [Sampling(greedy=True)])[0] for model in (policy, adapted.merged())
+            model.sample(batch, [Sampling(greedy=True)]).tokens
+            for model in (policy, adapted.merged())
         ]
     torch.testing.assert_close(greedy[0], greedy[1], atol=1e-5, rtol=0)

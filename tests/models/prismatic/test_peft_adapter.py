@@ -82,7 +82,7 @@ def test_an_adapter_of_openvla_ofts_training_acts_as_its_authors_merge_it(
         whole = uncropped(policy)
         batch = whole.prepare(observations(224))
         require_close(whole.network.compute_trunk(batch), stacked(arrays, "l1_hidden"))
-        numbers, _ = whole.sample(batch, GREEDY)
+        numbers = whole.sample(batch, GREEDY).tokens
         require_close(
             whole.decode(numbers.numpy())[..., :6], stacked(arrays, "l1_actions")[..., :6]
         )
@@ -101,7 +101,9 @@ def test_an_adapter_on_the_output_head_changes_the_logits(
     batch = policy.prepare(observations(224))
     require_close(policy.network.compute_trunk(batch), stacked(arrays, "tokens_hidden"), atol)
     require_close(policy.network(batch)[:, ::7], stacked(arrays, "tokens_256_logits"), atol)
-    require_close(policy.sample(batch, GREEDY)[1], stacked(arrays, "tokens_256_log_probs"), atol)
+    require_close(
+        policy.sample(batch, GREEDY).log_probs, stacked(arrays, "tokens_256_log_probs"), atol
+    )
 
 
 @torch.no_grad()
@@ -183,9 +185,9 @@ def test_openvla_takes_an_adapter_too(base: Path, adapter: Path) -> None:
     )
     batch = merged.prepare(observations(224))
     with torch.no_grad():
-        (tokens, log_probs), again = merged.sample(batch, GREEDY), kept.sample(batch, GREEDY)
-    assert torch.equal(tokens, again[0])
-    torch.testing.assert_close(log_probs, again[1], atol=1e-5, rtol=0)
+        sampled, again = merged.sample(batch, GREEDY), kept.sample(batch, GREEDY)
+    assert torch.equal(sampled.tokens, again.tokens)
+    torch.testing.assert_close(sampled.log_probs, again.log_probs, atol=1e-5, rtol=0)
 
 
 def test_towers_with_film_are_those_of_their_part(

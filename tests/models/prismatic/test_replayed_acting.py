@@ -99,7 +99,8 @@ def act(policy: Policy, observations: list[dict[str, Any]]) -> tuple[Tensor, Ten
         Sampling(temperature=1.3, seed=seed, greedy=seed == 1) for seed in range(len(observations))
     ]
     with torch.inference_mode():
-        return policy.sample(policy.prepare(observations), samplings)
+        sampled = policy.sample(policy.prepare(observations), samplings)
+    return sampled.tokens, sampled.log_probs
 
 
 def test_decisions_are_the_same_for_any_number_of_rows(
@@ -153,7 +154,7 @@ def test_learning_is_never_replayed(policy: OpenVlaOft, make_observation: MakeOb
     replaying.replay_acting(True, recordings)
     batch = replaying.prepare([make_observation(0)])
     # with gradients: they are the caller's to switch off
-    tokens, _ = replaying.sample(batch, [Sampling(seed=0)])
+    tokens = replaying.sample(batch, [Sampling(seed=0)]).tokens
     log_probs, _ = replaying.log_probs(batch, tokens, torch.ones(1))
     assert log_probs.requires_grad
     assert recordings.rows == []

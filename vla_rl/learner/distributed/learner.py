@@ -87,9 +87,7 @@ class ShardedLearner(PolicyLearner):
         self._sharded = ShardedWeights(
             model, runtime, lane, config, publish_to, weight_version, member, lost_gpus
         )
-        super().__init__(
-            self._sharded.group, self._sharded, lane, config, name=type(model).__name__
-        )
+        super().__init__(self._sharded.group, self._sharded, lane, config, model)
 
     async def __aenter__(self) -> Self:
         await self._sharded.__aenter__()
@@ -168,7 +166,7 @@ class ShardedLearner(PolicyLearner):
         self._has_reference = True
         self._require_layout(has_reference=True, critic=self._critic_config)
         self._sharded.group.add_reference()
-        return PolicyReference(self._sharded.reference_log_probs)
+        return PolicyReference(self._sharded.reference_log_probs, self._check_drawn)
 
     @property
     def ranks(self) -> ShardedWeights:

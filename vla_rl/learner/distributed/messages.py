@@ -73,6 +73,8 @@ def read_observations(observations: Sequence[Observation]) -> tuple[Observation,
 def _read_array(value: Any) -> Any:
     if isinstance(value, ArrayRef):
         return value.read_array()
+    if isinstance(value, dict):  # what the policy drew for a decision
+        return {name: _read_array(each) for name, each in value.items()}
     # what arrives is read-only, which torch warns about, and its shared memory is needed
     return value.copy() if isinstance(value, np.ndarray) else value
 

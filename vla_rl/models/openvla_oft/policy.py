@@ -24,6 +24,7 @@ from torch import Tensor
 from vla_rl.algorithms import entropy
 from vla_rl.engines.cuda_graphs import Tensors
 from vla_rl.engines.device_lane import to_device
+from vla_rl.engines.policy_model import SampledTokens
 from vla_rl.engines.sampling import (
     choose_tokens,
     sampling_columns,
@@ -178,13 +179,13 @@ class OpenVlaOft(OftPolicy):
                 return super().prepare(observations)
         return replace(super().prepare(chosen), rows=to_device(torch.tensor(rows), self._device))
 
-    def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
-        """Sample token ids int64 [B, T]; return them and their log-probs float32 [B, T]."""
+    def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> SampledTokens:
+        """Sample token ids int64 [B, T]."""
         (logits,) = self._acting(self._logits, batch)
         # The likeliest of the 256 action ids is taken, as in SimpleVLA-RL and RLinf;
         # OpenVLA-OFT's own code looks at all ids.
         chosen, log_probs = choose_tokens(batch.per_decision(logits), samplings)
-        return chosen + self._action_tokenizer.first_id, log_probs
+        return SampledTokens(chosen + self._action_tokenizer.first_id, log_probs)
 
     def log_probs(
         self, batch: PrismaticBatch, tokens: Tensor, temperatures: Tensor
@@ -267,14 +268,11 @@ class ContinuousOpenVlaOft(OftPolicy):
         format = format.changed(**fields)
         return cls._load(folder, format.head, format, new_parts, seed, device)
 
-    def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
-        """Sample numbers float32 [B, T].
-
-        Return them and their log-likelihoods float32 [B, T] (zeros with diffusion).
-        """
+    def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> SampledTokens:
+        """Sample numbers float32 [B, T]; their log-likelihoods are zeros with diffusion."""
         if self.config.head == "diffusion":
             numbers = self._denoised(batch, samplings)
-            return numbers, torch.zeros_like(numbers)
+            return SampledTokens(numbers, torch.zeros_like(numbers))
         (centre,) = self._acting(self._centre, batch)
         temperatures, is_greedy = sampling_columns(samplings, centre.device)
         scale, noise = (
@@ -283,7 +281,7 @@ class ContinuousOpenVlaOft(OftPolicy):
         )
         noise = to_device(noise, centre.device) * scale
         numbers = torch.where(is_greedy[:, None], centre, centre + noise)
-        return numbers, _laplace_log_prob(numbers, centre, scale)
+        return SampledTokens(numbers, _laplace_log_prob(numbers, centre, scale))
 
     def log_probs(
         self, batch: PrismaticBatch, tokens: Tensor, temperatures: Tensor

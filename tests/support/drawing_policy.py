@@ -1,0 +1,82 @@
+"""A small policy whose log-probs depend on more than the observation: one noisy step of a chain.
+
+noise ─► state before ─► + network's numbers + noise of the step = tokens ─► * 2 = the end, decoded
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_rl.engines import SampledTokens
+from vla_rl.engines.sampling import seeded_uniforms
+from vla_rl.models.mlp import MlpConfig, MlpPolicy
+from vla_rl.types import Observation, Sampling
+
+NUM_STEPS = 4
+SHAPE = MlpConfig(
+    state_size=2, action_low=(-9.0,), action_high=(9.0,), num_bins=2, chunk_size=2, hidden=(16,)
+)
+
+
+class DrawingPolicy(MlpPolicy):
+    """Tokens are numbers of a normal distribution around a state that the decision has drawn."""
+
+    token_ids: Any = None
+
+    def check_drawn(self, drawn: Mapping[str, np.ndarray] | None) -> None:
+        if drawn is None or set(drawn) != {"state_before", "step"}:
+            raise ValueError("`drawn` is missing, expected state_before and step")
+        if not 0 <= int(drawn["step"]) < NUM_STEPS:
+            raise ValueError(f"step is {int(drawn['step'])}, expected 0 to {NUM_STEPS - 1}")
+
+    def example_observation(self, seed: int) -> Observation:
+        before = np.zeros(self.config.num_tokens, np.float32)
+        drawn = {"state_before": before, "step": np.array(seed % NUM_STEPS)}
+        return {"state": np.zeros(self.config.state_size, np.float32), "drawn": drawn}
+
+    def prepare(self, observations: Sequence[Observation]) -> Any:
+        states = super().prepare(observations)
+        if "drawn" not in observations[0]:
+            return states, None, None
+        drawn = [each["drawn"] for each in observations]
+        before = torch.from_numpy(np.stack([each["state_before"] for each in drawn]))
+        return states, before, torch.tensor([int(each["step"]) for each in drawn])
+
+    def sample(self, batch: Any, samplings: Sequence[Sampling]) -> SampledTokens:
+        uniforms = seeded_uniforms(samplings, 2 * self.config.num_tokens + 1).float()
+        before, noise = uniforms[:, :-1].chunk(2, dim=1)
+        steps = (uniforms[:, -1] * NUM_STEPS).long()
+        tokens = self._means(batch[0], before, steps) + noise - 0.5
+        log_probs = self._densities(tokens, batch[0], before, steps)
+        return SampledTokens(
+            tokens, log_probs, {"state_before": before, "step": steps}, chunk=2.0 * tokens
+        )
+
+    def log_probs(self, batch: Any, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+        log_probs = self._densities(tokens, *batch)
+        return log_probs, torch.ones_like(log_probs)
+
+    def features(self, batch: Any) -> Tensor:
+        return super().features(batch[0])
+
+    def encode(self, actions: np.ndarray) -> np.ndarray:
+        return actions.reshape(len(actions), -1).astype(np.float32)
+
+    def decode(self, tokens: np.ndarray) -> np.ndarray:
+        return tokens.reshape(len(tokens), self.config.chunk_size, -1)
+
+    def copy(self) -> "DrawingPolicy":
+        return DrawingPolicy(self.config, super().copy().network)
+
+    def _means(self, states: Tensor, before: Tensor, steps: Tensor) -> Tensor:
+        return before + (1 + steps)[:, None] * self._network(states)[..., 0]
+
+    def _densities(self, tokens: Tensor, states: Tensor, before: Tensor, steps: Tensor) -> Tensor:
+        return -0.5 * (tokens - self._means(states, before, steps)) ** 2
+
+
+def make_drawing_policy(seed: int = 0) -> DrawingPolicy:
+    return DrawingPolicy(SHAPE, DrawingPolicy.create(SHAPE, seed).network)
