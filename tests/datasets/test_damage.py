@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from made_datasets import LAYOUTS, change_rows, damaged, everything_in, hdf5, published
 
-from vla_rl.datasets import read_hdf5, read_lerobot, read_recording
+from vla_rl.datasets import read_hdf5, read_lerobot, read_recording, read_rlds
 from vla_rl.datasets.lerobot.layout import Info, read_info
 from vla_rl.datasets.lerobot.tables import DataFile, read_rows, read_tasks
 from vla_rl.datasets.lerobot.video_files import decode_frames, read_video_tables
@@ -95,6 +95,8 @@ BEHIND_ANOTHER = {
     "lerobot/frames.py: Videos.__init__": "calls VideoFile.decode",
     "lerobot/writing.py: compute_stats": "takes a table that was made in memory",
     "lerobot/writing.py: LeRobotWriter._remove_uncounted": "lists what its own writer left behind",
+    "tf_records.py: _read_example": "read_examples calls it inside of the guard",
+    "tf_records.py: _read_floats": "read_examples calls it inside of the guard",
     "prompts.py": "rows of questions, whose readers tests/datasets/test_prompts.py damages",
 }
 """Modules and functions that read without a guard of their own, each with the reason."""
@@ -122,6 +124,10 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "lerobot/video_files.py: read_video_tables": lambda root: read_video_tables(root / "x"),
     "opening.py: _read_any": lambda root: everything_in(root / "x"),
     "opening.py: read_recording": lambda root: read_recording(root / "x"),
+    "rlds.py: _read_frame": lambda root: rlds_frame(root),
+    "rlds.py: _read_instructions": lambda root: read_rlds(at_rlds(root)),
+    "tf_records.py: read_examples": lambda root: read_rlds(at_rlds(root)),
+    "tf_records.py: read_span": lambda root: rlds_frame(root),
     "opening.py: read_image_settings": lambda root: read_image_settings(
         at(root, "a.settings.json")
     ),
@@ -157,6 +163,22 @@ def frame_of(root: Path) -> Any:
     LAYOUTS["hdf5"](root / "set")
     episode = read_hdf5(root / "set/push_demo.hdf5")[0]
     (root / "x").rename(root / "set/push_demo.hdf5")
+    return episode.frames["image"](0)
+
+
+def at_rlds(root: Path) -> Path:
+    """Put the file `x` beside a description of an RLDS data set; return the folder."""
+    at(root, "set/data.tfrecord-00000-of-00001")
+    (root / "set/features.json").write_text("{}")
+    return root / "set"
+
+
+def rlds_frame(root: Path) -> Any:
+    """Read a frame of an RLDS file that was damaged after it was opened."""
+    LAYOUTS["rlds"](root / "set")
+    episode = read_rlds(root / "set")[0]
+    (stored,) = (root / "set").rglob("*.tfrecord*")
+    (root / "x").rename(stored)
     return episode.frames["image"](0)
 
 

@@ -1,4 +1,4 @@
-"""What all three layouts of data sets have in common when they are opened; LIBERO's HDF5 files, our own recordings."""
+"""What all layouts of data sets have in common when they are opened; LIBERO's HDF5 files, our own recordings."""
 
 import json
 import re
@@ -209,7 +209,7 @@ def test_each_layout_is_known_by_what_is_in_the_folder(tmp_path: Path) -> None:
     LeRobotWriter(tmp_path / "mine").add_episode(made_episode("a"))
     assert [episode.name for episode in open_dataset(tmp_path / "mine")] == ["a"]
     assert len(open_dataset(published(tmp_path / "theirs"))) == 2
-    with pytest.raises(DataError, match=r"neither meta/info.json nor .hdf5 nor .npz files"):
+    with pytest.raises(DataError, match=r"neither meta/info.json nor features.json nor .hdf5"):
         open_dataset(tmp_path / "nowhere")
     hdf5(tmp_path / "both" / "x_demo.hdf5", {"demo_0": actions((MOVE, -1))})
     save_recording(tmp_path / "both" / "0000.npz")

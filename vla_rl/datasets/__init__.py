@@ -1,8 +1,9 @@
-"""Data sets of robot episodes: three layouts to read, one to write. No torch.
+"""Data sets of robot episodes: four layouts to read, one to write. No torch.
 
 In memory they have one representation.
 
     LIBERO's HDF5 ──┐
+    RLDS          ──┤
     LeRobotDataset ─┼─► open_dataset ─► RecordedEpisode ─► compute_statistics, imitation
     our own .npz  ──┘                        │
                        any run's episodes ───┴─► LeRobotWriter ─► LeRobotDataset v3.0
@@ -21,3 +22,4 @@ from vla_rl.datasets.opening import (
     open_dataset as open_dataset,
     read_recording as read_recording,
 )
+from vla_rl.datasets.rlds import read_rlds as read_rlds

@@ -1,4 +1,4 @@
-"""Open a data set of any of the three layouts; one of them, our own recordings, is read here.
+"""Open a data set of any of the four layouts; one of them, our own recordings, is read here.
 
 Our own recordings are one `.npz` an episode, as `record_demonstrations` writes them.
 """
@@ -15,6 +15,7 @@ import numpy as np
 from vla_rl.datasets.episode import RecordedEpisode, require_images, require_numbers
 from vla_rl.datasets.hdf5 import read_hdf5
 from vla_rl.datasets.lerobot import INFO_FILE, read_lerobot
+from vla_rl.datasets.rlds import find_rlds_files, read_rlds
 from vla_rl.errors import DataError
 from vla_rl.types import Config, PositiveInt
 from vla_rl.util.arrays import read_npz
@@ -125,7 +126,7 @@ class DatasetOptions(Config, frozen=True, kw_only=True):
     number like the others."""
 
     fields: dict[str, str] = msgspec.field(default_factory=dict)
-    """LeRobot only: the features of `image`, `wrist_image`, `state` or `action`. Needed only if
+    """LeRobot and RLDS only: the features of `image`, `wrist_image`, `state` or `action`. Needed only if
     their names are not the usual ones."""
 
     keep_idle: bool = False
@@ -138,7 +139,8 @@ class DatasetOptions(Config, frozen=True, kw_only=True):
 def open_dataset(path: Path, options: DatasetOptions | None = None) -> list[RecordedEpisode]:
     """Read the episodes of a data set.
 
-    It is a LeRobotDataset's folder, or LIBERO's `.hdf5` or our `.npz` files, in a folder or alone.
+    It is the folder of a LeRobotDataset or of an RLDS data set, or LIBERO's `.hdf5` or our `.npz`
+    files, in a folder or alone.
 
     Raises: DataError if the data set is none of these, is empty, lacks a field, or does not match
     `options.gripper`.
@@ -159,6 +161,8 @@ def open_dataset(path: Path, options: DatasetOptions | None = None) -> list[Reco
 def _read_any(path: Path, options: DatasetOptions) -> list[RecordedEpisode]:
     if (path / INFO_FILE).is_file():
         return read_lerobot(path, fields=options.fields)
+    if find_rlds_files(path):
+        return read_rlds(path, fields=options.fields)
     if path.is_file() and path.suffix == ".hdf5":
         return read_hdf5(path, keep_idle=options.keep_idle)
     if path.is_file() and path.suffix == ".npz":
@@ -173,11 +177,13 @@ def _read_any(path: Path, options: DatasetOptions) -> list[RecordedEpisode]:
     if recordings and not hdf5:
         return [read_recording(file) for file in recordings]
     found = (
-        "both .hdf5 and .npz files" if hdf5 else "neither meta/info.json nor .hdf5 nor .npz files"
+        "both .hdf5 and .npz files"
+        if hdf5
+        else "neither meta/info.json nor features.json nor .hdf5 nor .npz files"
     )
     raise DataError(
-        f"{path} holds {found}; expected a LeRobotDataset (meta/info.json), LIBERO's "
-        "demonstrations (.hdf5) or our own recordings (.npz; `python -m "
+        f"{path} holds {found}; expected a LeRobotDataset (meta/info.json), an RLDS data set "
+        "(features.json and .tfrecord files), LIBERO's demonstrations (.hdf5) or our own recordings (.npz; `python -m "
         "vla_rl.recipes.record_demonstrations` makes some)."
     )
 

@@ -5,6 +5,7 @@ to their files.
 import copy
 import json
 import random
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -306,6 +307,15 @@ def demonstrations(root: Path) -> None:
     hdf5(root / "push_demo.hdf5", actions)
 
 
+RLDS = Path(__file__).parents[1] / "data" / "rlds"
+
+
+def copy_rlds(root: Path) -> Path:
+    """A data set of two episodes that tensorflow_datasets wrote."""
+    shutil.copytree(RLDS / "reach_demo", root)
+    return root
+
+
 LAYOUTS: dict[str, Callable[[Path], Any]] = {
     "recording": recording,
     "ours": ours,
@@ -313,6 +323,7 @@ LAYOUTS: dict[str, Callable[[Path], Any]] = {
     "version 2.1": version_2,
     "video": film,
     "hdf5": demonstrations,
+    "rlds": copy_rlds,
 }
 
 
