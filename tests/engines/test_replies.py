@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from tiny_vision import noise, tiny_vision
+from tiny_vision import FAMILIES, noise, tiny_vision
 
 from vla_rl.engines import DeviceLane, EngineConfig, TorchChatEngine
 from vla_rl.engines.generator import Reply
@@ -129,9 +129,9 @@ EPISODE = EpisodeSpec(
 )
 
 
-@pytest.fixture
-def policy() -> VisionLanguageModel:
-    return tiny_vision()
+@pytest.fixture(params=FAMILIES)
+def policy(request: pytest.FixtureRequest) -> VisionLanguageModel:
+    return tiny_vision(family=request.param)
 
 
 def said(seed: int) -> tuple[Message, ...]:
@@ -171,8 +171,9 @@ async def test_new_weights_read_the_images_again(
     async with TorchChatEngine(policy, lane, EngineConfig()) as engine:
         before = await engine.generate(said(0), sampling=Sampling(seed=7), max_tokens=4)
         with torch.no_grad():
-            for parameter in policy.network.model.visual.parameters():  # type: ignore[union-attr]
-                parameter.mul_(0.5)
+            for block in policy.blocks[:3]:  # of the tower
+                for parameter in block.parameters():
+                    parameter.mul_(0.5)
         await lane.run(engine.apply_weights, policy.network, 1, work="update")
         after = await engine.generate(said(0), sampling=Sampling(seed=7), max_tokens=4)
     np.testing.assert_allclose(after.log_probs, log_probs_of(policy, after), atol=1e-4)

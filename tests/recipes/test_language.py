@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from tiny_vision import tiny_vision, write_tiny_vision
+from tiny_vision import FAMILIES, tiny_vision, write_tiny_vision
 
 from benchmarks.gpu.tracked_memory import compare_conversations
 from vla_rl.cli.command_line import Launch, TrainingLaunch, parse_command
@@ -274,8 +274,9 @@ COMMAND = (
 )
 
 
-async def test_one_command_trains_a_policy_on_what_it_sees(tmp_path: Path) -> None:
-    write_tiny_vision(tmp_path / "policy")
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_one_command_trains_a_policy_on_what_it_sees(family: str, tmp_path: Path) -> None:
+    write_tiny_vision(tmp_path / "policy", family=family)
     words = f"{COMMAND} --run.root {tmp_path} --policy {tmp_path / 'policy'}".split()
     assert await squares_main(parse_command(TrainingLaunch, GrpoSquaresConfig, "", words)) == 0
     (run,) = tmp_path.glob("grpo_squares-*")  # noqa: ASYNC240
@@ -311,11 +312,14 @@ DEPTH = 2
 """Blocks of the tower, one of each kind: attention within a window, and over the whole image."""
 
 
-def test_the_plan_counts_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_plan_counts_the_images(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = GrpoSquaresConfig(
-        run=RunConfig(name="x", root=str(tmp_path)), size=SIZE, learner=LearnerConfig(micro_batch=2)
+        run=RunConfig(name="x", root=str(tmp_path)), size=SIZE, learner=LearnerConfig(micro_batch=4)
     )
-    model = tiny_vision(num_layers=1, depth=DEPTH)
+    model = tiny_vision(family=family, num_layers=1, depth=DEPTH)
     footprint, team = episode_footprint(config, model), Team.of(model)
     with_images = estimate_run(
         config, team, footprint.observation_tokens, footprint.observation_images
@@ -325,13 +329,13 @@ def test_the_plan_counts_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert without is not None
     assert with_images.conversations is not None
     assert with_images.conversations.images == ((SIZE, SIZE),)
-    shown = with_images.conversations.rows * (SIZE // 14) ** 2
+    (tokens,) = count_image_tokens(model, ((SIZE, SIZE),))
+    shown = with_images.conversations.rows * tokens * 4  # patches
     added = with_images.memory.terms["activations"] - without.memory.terms["activations"]
     # the tower's blocks keep at least their products, each 32 or 48 numbers for a patch
     assert added > DEPTH * shown * 4 * (3 * 32 + 3 * 48)
     # what is refused without room for it: the images alone, held against torch's tracker
-    (tokens,) = count_image_tokens(model, ((SIZE, SIZE),))
-    shortest = ConversationSizes(tokens + 1, 1, 1, rows=2, images=((SIZE, SIZE),))
+    shortest = ConversationSizes(tokens + 1, 1, 1, rows=4, images=((SIZE, SIZE),))
     tracked = compare_conversations(model, shortest)
     assert abs(tracked.error) <= 0.05
     kept = tracked.estimate.terms["activations"]

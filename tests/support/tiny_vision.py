@@ -1,11 +1,12 @@
-"""A tiny Qwen2.5-VL with random weights, as a folder in the layout of the public ones: a flat
+"""Tiny vision-language models with random weights, as folders in the layout of the public ones:
 `config.json`, `preprocessor_config.json`, and a `chat_template.json` beside the tokenizer's files.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -28,20 +29,13 @@ TEMPLATE = """{% for message in messages %}<|im_start|>{{ message['role'] }}
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
-PREPROCESSOR = {
-    "min_pixels": 28 * 28,
-    "max_pixels": 28 * 28 * 64,
-    "patch_size": 14,
-    "temporal_patch_size": 2,
-    "merge_size": 2,
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
-    "image_processor_type": "Qwen2VLImageProcessor",
-    "processor_class": "Qwen2_5_VLProcessor",
-}
+FAMILIES: Final = ("qwen2_5_vl", "qwen3_vl")
+"""Model types of which there is a tiny one."""
 
 
-def write_tiny_vision(folder: Path, seed: int = 0, *, num_layers: int = 2, depth: int = 3) -> Path:
+def write_tiny_vision(
+    folder: Path, seed: int = 0, *, family: str = "qwen2_5_vl", num_layers: int = 2, depth: int = 3
+) -> Path:
     """Write the folder, and return it; `num_layers` are the trunk's, `depth` is the tower's."""
     folder.mkdir(parents=True, exist_ok=True)
     write_tokenizer(folder, SHAPE, ["left right red green blue white " * 3])
@@ -50,19 +44,19 @@ def write_tiny_vision(folder: Path, seed: int = 0, *, num_layers: int = 2, depth
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").unlink()
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
-    (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
-    config = public_config({mark: tokenizer.token_to_id(mark) for mark in MARKS})
-    config["num_hidden_layers"], config["vision_config"]["depth"] = num_layers, depth
-    shape: Any = transformers.Qwen2_5_VLConfig(**config)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSORS[family]))
+    ids = {mark: tokenizer.token_to_id(mark) for mark in MARKS}
+    config = CONFIGS[family](ids, num_layers, depth)
+    shape: Any = transformers.AutoConfig.for_model(**config)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        network: Any = transformers.Qwen2_5_VLForConditionalGeneration(shape)
+        network: Any = transformers.AutoModelForImageTextToText.from_config(shape)
     network.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     return folder
 
 
-def public_config(ids: dict[str, int]) -> dict[str, Any]:
+def qwen2_5_config(ids: dict[str, int], num_layers: int, depth: int) -> dict[str, Any]:
     """The flat configuration that public checkpoints have, with tiny sizes."""
     return {
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],
@@ -74,29 +68,29 @@ def public_config(ids: dict[str, int]) -> dict[str, Any]:
         "bos_token_id": 0,
         "eos_token_id": 2,
         "hidden_act": "silu",
-        "hidden_size": 32,
+        "hidden_size": 64,
         "initializer_range": 0.1,
         "intermediate_size": 64,
         "max_position_embeddings": 256,
         "max_window_layers": 2,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 2,
-        "num_key_value_heads": 2,
+        "num_attention_heads": 2,
+        "num_hidden_layers": num_layers,
+        "num_key_value_heads": 1,
         "rms_norm_eps": 1e-06,
         "rope_theta": 1000000.0,
-        "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]},
+        "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]},
         "sliding_window": 32768,
         "use_sliding_window": False,
         "tie_word_embeddings": False,
         "torch_dtype": "float32",
         "vocab_size": SHAPE.vocab_size + len(MARKS),
         "vision_config": {
-            "depth": 3,
+            "depth": depth,
             "hidden_size": 32,
             "intermediate_size": 48,
             "num_heads": 2,
             "in_chans": 3,
-            "out_hidden_size": 32,
+            "out_hidden_size": 64,
             "patch_size": 14,
             "spatial_merge_size": 2,
             "spatial_patch_size": 14,
@@ -108,10 +102,95 @@ def public_config(ids: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def tiny_vision(seed: int = 0, **layers: int) -> VisionLanguageModel:
+def qwen3_config(ids: dict[str, int], num_layers: int, depth: int) -> dict[str, Any]:
+    """The nested configuration of Qwen3-VL-2B, with tiny sizes: tied embeddings, DeepStack."""
+    return {
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "model_type": "qwen3_vl",
+        "vision_start_token_id": ids["<|vision_start|>"],
+        "vision_end_token_id": ids["<|vision_end|>"],
+        "image_token_id": ids["<|image_pad|>"],
+        "video_token_id": ids["<|video_pad|>"],
+        "tie_word_embeddings": True,
+        "text_config": {
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "bos_token_id": 0,
+            "eos_token_id": 2,
+            "head_dim": 32,
+            "hidden_act": "silu",
+            "hidden_size": 64,
+            "initializer_range": 0.1,
+            "intermediate_size": 64,
+            "max_position_embeddings": 256,
+            "model_type": "qwen3_vl_text",
+            "num_attention_heads": 2,
+            "num_hidden_layers": num_layers,
+            "num_key_value_heads": 1,
+            "rms_norm_eps": 1e-06,
+            "rope_scaling": {
+                "mrope_interleaved": True,
+                "mrope_section": [6, 5, 5],
+                "rope_type": "default",
+            },
+            "rope_theta": 5000000,
+            "tie_word_embeddings": True,
+            "use_cache": True,
+            "vocab_size": SHAPE.vocab_size + len(MARKS),
+        },
+        "vision_config": {
+            "deepstack_visual_indexes": [0, depth - 1],
+            "depth": depth,
+            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_size": 32,
+            "in_channels": 3,
+            "initializer_range": 0.1,
+            "intermediate_size": 48,
+            "model_type": "qwen3_vl",
+            "num_heads": 2,
+            "num_position_embeddings": 36,
+            "out_hidden_size": 64,
+            "patch_size": 16,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+        },
+    }
+
+
+CONFIGS: Final[dict[str, Callable[[dict[str, int], int, int], dict[str, Any]]]] = {
+    "qwen2_5_vl": qwen2_5_config,
+    "qwen3_vl": qwen3_config,
+}
+
+PREPROCESSORS: Final[dict[str, dict[str, Any]]] = {
+    "qwen2_5_vl": {
+        "min_pixels": 28 * 28,
+        "max_pixels": 28 * 28 * 64,
+        "patch_size": 14,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": "Qwen2_5_VLProcessor",
+    },
+    "qwen3_vl": {
+        "size": {"longest_edge": 32 * 32 * 64, "shortest_edge": 32 * 32},
+        "patch_size": 16,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "image_processor_type": "Qwen2VLImageProcessorFast",
+        "processor_class": "Qwen3VLProcessor",
+    },
+}
+
+
+def tiny_vision(seed: int = 0, **given: Any) -> VisionLanguageModel:
     """The policy of such a folder, which is gone afterwards."""
     with TemporaryDirectory() as folder:
-        found = load_language_model(write_tiny_vision(Path(folder), seed, **layers))
+        found = load_language_model(write_tiny_vision(Path(folder), seed, **given))
     assert isinstance(found, VisionLanguageModel)
     return found
 

@@ -2,8 +2,8 @@
 `python -m vla_rl.recipes.grpo_squares`.
 
 Each episode shows an image with one square and asks for its side or its colour; the right word earns
-1. The images are drawn with NumPy, so nothing but the policy is loaded: any checkpoint of the
-Qwen2.5-VL class, whose vision tower is trained too unless it is frozen.
+1. The images are drawn with NumPy, so nothing but the policy is loaded: any vision-language
+checkpoint of the kinds in docs/language.md, whose vision tower is trained too unless it is frozen.
 """
 
 import asyncio
@@ -64,8 +64,7 @@ class GrpoSquaresConfig(TextTrainingConfig, frozen=True, kw_only=True):
     )
 
     policy: str = "Qwen/Qwen2.5-VL-3B-Instruct"
-    """Folder or hub id of the checkpoint to start from: a vision-language model of the Qwen2.5-VL
-    class."""
+    """Folder or hub id of the checkpoint to start from: a Qwen2.5-VL or a Qwen3-VL."""
 
     question: Literal["side", "colour"] = "side"
     """side: is the square on the left or on the right; colour: which of four colours it has."""

@@ -16,7 +16,7 @@ import torch
 import transformers
 from engine_fixtures import run_policy as run_policy_fixture
 from small_episodes import mlp, walk
-from tiny_vision import shown_episodes, tiny_vision
+from tiny_vision import FAMILIES, shown_episodes, tiny_vision
 from torch import Tensor
 
 from benchmarks import conversations
@@ -266,10 +266,11 @@ def frozen_vision() -> Any:
     return policy
 
 
-async def test_a_qwen2_5_vl_has_the_gradients_of_one_process_also_if_a_rank_sees_no_image(
-    runtime: Runtime, lane: DeviceLane, tmp_path: Path
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_policy_of_images_has_the_gradients_of_one_process_also_if_a_rank_sees_none(
+    family: str, runtime: Runtime, lane: DeviceLane, tmp_path: Path
 ) -> None:
-    policy = tiny_vision()
+    policy = tiny_vision(family=family)
     shown, text, other = (flatten_trajectories([each], [1.0]) for each in episodes(policy))
     assert int(text.num_input_tokens) > int(shown.num_input_tokens) + int(
         other.num_input_tokens

@@ -1,7 +1,9 @@
-"""A Qwen2.5-VL as a language policy: the numbers of transformers, however rows with and without
-images are read, and folders in the public layout.
+"""Vision-language models of each family as language policies: the numbers of transformers, however
+rows with and without images are read, and folders in the public layout.
 """
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,12 @@ import pytest
 import torch
 import transformers
 from safetensors import safe_open
-from tiny_vision import noise, tiny_vision, write_tiny_vision
+from tiny_vision import FAMILIES, noise, tiny_vision, write_tiny_vision
 
 from vla_rl.engines.chat_interface import make_question
 from vla_rl.errors import CheckpointError, ConfigError, ConversationRejected
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, load_language_model, tiny
-from vla_rl.models.language.images import ImageChatFormat
+from vla_rl.models.language.image_chat import ImageChatFormat
 from vla_rl.models.language.policy import chat_demonstration
 from vla_rl.models.language.vision_policy import VisionLanguageModel
 from vla_rl.models.vllm import serve
@@ -31,12 +33,29 @@ from vla_rl.types import (
 )
 
 WIDE, TALL = noise(1, 140, 168), noise(2, 70, 40)
-"""30 tokens in four windows of the tower; another size, which is changed to whole patches."""
+"""30 tokens in four windows of Qwen2.5-VL's tower; another size, changed to whole patches."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_vision(tmp_path_factory.mktemp("public") / "tiny")
+PUBLIC_NAMES = {
+    "qwen2_5_vl": {
+        "model.layers.0.self_attn.q_proj.bias",
+        "visual.merger.mlp.0.weight",
+        "visual.blocks.0.attn.qkv.weight",
+        "lm_head.weight",
+    },
+    "qwen3_vl": {
+        "model.language_model.layers.0.self_attn.q_norm.weight",
+        "model.visual.deepstack_merger_list.1.linear_fc1.weight",
+        "model.visual.pos_embed.weight",
+    },
+}
+"""Some tensors by the names of the public checkpoints."""
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("public") / "tiny"
+    return write_tiny_vision(path, family=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +96,7 @@ def test_tokens_and_log_probs_are_those_of_transformers(
         user("and now?", noise(3)),
     )
     seen, reply = observed(policy, *messages), [20, 21, 22, 2]
-    network = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(
+    network = transformers.AutoModelForImageTextToText.from_pretrained(
         folder, attn_implementation="eager"
     ).eval()
     processor: Any = transformers.AutoProcessor.from_pretrained(folder)
@@ -148,14 +167,14 @@ def test_a_saved_folder_has_the_public_names_and_loads_by_itself(
     for each in (folder, tmp_path / "saved"):
         with safe_open(each / "model.safetensors", "pt") as file:  # type: ignore[no-untyped-call]
             names.append(set(file.keys()))
-    assert names[0] == names[1]
+    assert names[0] == names[1] > PUBLIC_NAMES[policy.network.config.model_type]  # type: ignore[union-attr,index]
     again = load_language_model(tmp_path / "saved")
     seen = observed(policy, user("left?", WIDE))
     assert isinstance(again, VisionLanguageModel)
     np.testing.assert_array_equal(
         scored(again, [seen], [[20, 21]])[0], scored(policy, [seen], [[20, 21]])[0]
     )
-    other = tiny_vision(seed=1)
+    other = tiny_vision(seed=1, family=policy.network.config.model_type)  # type: ignore[union-attr]
     other.load_checkpoint_tensors(policy.checkpoint_tensors())
     np.testing.assert_array_equal(
         scored(other.copy(), [seen], [[20]])[0], scored(policy, [seen], [[20]])[0]
@@ -238,10 +257,13 @@ def test_a_frozen_tower_gets_no_gradient_and_the_trunk_does(policy: VisionLangua
     assert len(policy.blocks) == 3 + 2
 
 
-def test_what_cannot_be_shown_is_refused_by_name(policy: VisionLanguageModel, folder: Path) -> None:
+def test_what_cannot_be_shown_is_refused_by_name(
+    policy: VisionLanguageModel, folder: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=r"image is float64 \[8, 8\], expected .* uint8 \[H, W, 3"):
         policy.render((user("look", np.zeros((8, 8))),))
-    with pytest.raises(ValueError, match="has 0 image tokens, expected 30 for its 1 images"):
+    expected = policy.num_image_tokens(*WIDE.shape[:2])
+    with pytest.raises(ValueError, match=f"has 0 image tokens, expected {expected} for its 1 ima"):
         policy.prepare_prompt(np.array([20, 21]), (WIDE,))
     add = ToolSpec(name="add", description="Add.", parameters={"type": "object", "properties": {}})
     with pytest.raises(ValueError, match="1 tools, but the chat template describes none"):
@@ -252,6 +274,11 @@ def test_what_cannot_be_shown_is_refused_by_name(policy: VisionLanguageModel, fo
         VisionLanguageModel.load(ARITHMETIC_BASE)
     with pytest.raises(ConfigError, match=r"VisionLanguageModel.*images.*engine 'torch'"):
         serve(policy)
+    config = json.loads((folder / "config.json").read_text())
+    other = shutil.copytree(folder, tmp_path / "llava")
+    (other / "config.json").write_text(json.dumps({**config, "model_type": "llava"}))
+    with pytest.raises(CheckpointError, match=r"the type 'llava', expected one of .*qwen3_vl"):
+        load_language_model(other)
     reads_text = tiny(TinyConfig(hidden_size=32, num_heads=2, vocab_size=300), ["a"], seed=0)
     with pytest.raises(ValueError, match="1 images, but CausalLanguageModel reads text alone"):
         make_question(reads_text, (user("look", TALL),), (), ANY_REPLY)

@@ -1,7 +1,9 @@
 """Language policies: causal models in Hugging Face's layout, with their chat format.
 
 policy          `CausalLanguageModel`: what engines and learners use; `load` and `save`
-vision_policy   `VisionLanguageModel`: the same with images, which `images` prepares; `load_language_model`
+vision_policy   `VisionLanguageModel`: the same with images; `load_language_model`
+images          images as pixels, tokens and positions; `grid_images` has what Qwen's models do with them
+image_chat      messages with images to prompts
 chat_format     messages to prompts, replies to messages and tool calls
 rows            rows of tokens through a network: prompts, slots of generation, scores of a learner
 grammars        what a reply may be, in sampling and training

@@ -18,13 +18,18 @@ from torch import Tensor
 
 from vla_rl.errors import CheckpointError
 from vla_rl.models.language import gguf
+from vla_rl.models.language.grid_images import GridReader
+from vla_rl.models.language.images import ImageReader
 from vla_rl.models.small_files import companion_files, require_agreement
 from vla_rl.models.tensor_reading import HUB_ID, SINGLE_FILE, download, holds_weights
 from vla_rl.models.weight_files import ADAPTER_CONFIG, check_weights, require_loaded
 from vla_rl.util.arrays import require_finite
 
-WITH_IMAGES: Final = frozenset({"qwen2_5_vl"})
-"""Model types whose images are read (`vision.py`)."""
+IMAGE_READERS: Final[Mapping[str, type[ImageReader]]] = {
+    "qwen2_5_vl": GridReader,
+    "qwen3_vl": GridReader,
+}
+"""Readers of images by the `model_type` of the networks that have them."""
 
 TEXTS: Final = (
     "config.json",
@@ -46,11 +51,21 @@ over."""
 
 
 def has_vision(folder: Path) -> bool:
-    """Return whether a folder's network has a vision tower of the kind that is read here."""
+    """Return whether a folder's network has a vision tower of the kind that is read here.
+
+    Raises: CheckpointError for a tower of another kind.
+    """
     try:
-        return json.loads((folder / "config.json").read_bytes())["model_type"] in WITH_IMAGES
+        config = json.loads((folder / "config.json").read_bytes())
+        kind, has_tower = config["model_type"], "vision_config" in config
     except (OSError, ValueError, KeyError, TypeError):
         return False  # reading the folder reports why
+    if has_tower and kind not in IMAGE_READERS:
+        raise CheckpointError(
+            f"{folder} is a vision-language model of the type {kind!r}, expected one of "
+            f"{', '.join(sorted(IMAGE_READERS))}; take a checkpoint of these, or one of text alone"
+        )
+    return kind in IMAGE_READERS
 
 
 def read(

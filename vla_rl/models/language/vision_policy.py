@@ -1,12 +1,13 @@
-"""Vision-language policies: `Qwen2_5_VLForConditionalGeneration` of transformers as a language policy.
+"""Vision-language policies: Qwen2.5-VL and Qwen3-VL of transformers as language policies.
 
-    image_0, image_1, ... ─► patches ─► vision tower ─┐
-    tokens ─► embeddings ◄─── for image tokens ────────┘─► trunk ─► hidden states, as of any language policy
+    image_0, image_1, ... ─► pixels ─► vision tower ─┐
+    tokens ─► embeddings ◄─── for image tokens ───────┘─► trunk ─► hidden states, as of any language policy
 
 Embeddings and rotary positions are made here and handed to the trunk, so rows may be padded, packed
 or continued in a slot like those of text. A batch without images reads a blank one and ignores it:
 learner ranks that share the tower's weights have to make the same collectives.
-`load_language_model` loads a policy of either kind, as its checkpoint says.
+What differs from family to family is in its `ImageReader`. `load_language_model` loads a policy of
+any kind, as its checkpoint says.
 """
 
 import copy
@@ -23,18 +24,15 @@ from torch import Tensor, nn
 from vla_rl.engines.chat_interface import ImagePrompt
 from vla_rl.engines.device_lane import to_device
 from vla_rl.models.language import checkpoint
+from vla_rl.models.language.image_chat import ImageChatFormat
 from vla_rl.models.language.images import (
-    ImageChatFormat,
-    ImageReader,
+    ImageFeatures,
     PreparedImages,
     PreparedPrompt,
 )
 from vla_rl.models.language.policy import CausalLanguageModel
 from vla_rl.models.language.rows import Prompts, SlotKeyValues
 from vla_rl.types import Observation, get_images
-
-PUBLIC_PREFIXES = {"model.language_model.": "model.", "model.visual.": "visual."}
-"""transformers' names of this network's parts, and those of its public checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class VisionLanguageModel(CausalLanguageModel):
     """A language policy that reads images.
 
     Args:
-        network: `Qwen2_5_VLForConditionalGeneration`.
+        network: `Qwen2_5_VLForConditionalGeneration` or another one whose images are read here.
         processor: its transformers processor, with tokenizer, image processor and chat template.
         files: the small files of its checkpoint.
 
@@ -68,7 +66,9 @@ class VisionLanguageModel(CausalLanguageModel):
 
     def __init__(self, network: Any, processor: Any, files: Mapping[str, bytes]) -> None:
         self._processor = processor
-        self._reader = ImageReader(processor.image_processor, network.config)
+        kind = checkpoint.IMAGE_READERS[network.config.model_type]
+        self._reader = kind(processor.image_processor, network.config)
+        self._reader.adapt(network)
         super().__init__(network, processor.tokenizer, files)
 
     def copy(self) -> "VisionLanguageModel":
@@ -77,16 +77,17 @@ class VisionLanguageModel(CausalLanguageModel):
 
     def freeze_vision(self) -> None:
         """Train the vision tower no longer, its merger included."""
-        self._tower.requires_grad_(False)
+        for tower in self._reader.get_towers(self._network):
+            tower.requires_grad_(False)
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
         """The blocks of the vision tower, then the layers of the trunk."""
-        return [*self._tower.blocks, *self._trunk.layers]
+        return [*self._reader.get_tower_blocks(self._network), *self._trunk.layers]
 
     def num_image_tokens(self, height: int, width: int) -> int:
-        """Return the number of tokens of an image."""
-        return self._reader.num_tokens(height, width)
+        """Return the number of tokens of an image, with those that only surround its parts."""
+        return len(self._reader.size_tokens(height, width))
 
     @property
     def image_token(self) -> int:
@@ -129,11 +130,12 @@ class VisionLanguageModel(CausalLanguageModel):
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Return each parameter once, by the name that public checkpoints use; views, not copies."""
         own = checkpoint.distinct_tensors(self._network)
-        return {public_name(name): tensor for name, tensor in own.items()}
+        return {self._reader.public_name(name): tensor for name, tensor in own.items()}
 
     def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy tensors into the network; every name and shape has to match."""
-        names = {public_name(name): name for name in checkpoint.distinct_tensors(self._network)}
+        own = checkpoint.distinct_tensors(self._network)
+        names = {self._reader.public_name(name): name for name in own}
         renamed = {names.get(name, name): tensor for name, tensor in tensors.items()}
         checkpoint.load_tensors(self._network, renamed)
 
@@ -142,35 +144,28 @@ class VisionLanguageModel(CausalLanguageModel):
 
     @property
     def _trunk(self) -> Any:
-        return self._network.model.language_model
-
-    @property
-    def _tower(self) -> Any:
-        return self._network.model.visual
+        return self._reader.get_trunk(self._network)
 
     def _row_inputs(
         self, batch: Prompts, rows: Sequence[Tensor], lines: Tensor, starts: Sequence[int]
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, Any]:
         """Return embeddings and rotary positions of whole rows."""
         assert isinstance(batch, PromptsWithImages)
-        positions = torch.zeros(3, lines.numel(), dtype=torch.long)
+        positions = torch.zeros(self._reader.num_axes, lines.numel(), dtype=torch.long)
         feature_positions = []
         for row, start, images in zip(rows, starts, batch.images, strict=True):
             positions[:, start : start + len(row)] = self._reader.positions(len(row), images)
             feature_positions.append(start + self._reader.token_positions(images))
         images_read = [images for images in batch.images if images is not None]
-        features = self._reader.embed_images(self._tower, images_read or [self._reader.blank])
+        features = self._reader.embed_images(self._network, images_read or [self._reader.blank])
         embedded = self._embedded(lines)
+        positions = positions.view(-1, *lines.shape)
         if images_read:
-            embedded = insert_features(embedded, torch.cat(feature_positions), features)
-        else:
-            # The blank image adds nothing, but its gradient goes through the tower: a rank
-            # without images would otherwise miss the collectives that the others wait in.
-            embedded = embedded + 0.0 * features.sum()
-        return {
-            "inputs_embeds": embedded,
-            "position_ids": to_device(positions.view(3, *lines.shape), self._device),
-        }
+            return self._trunk_inputs(embedded, positions, torch.cat(feature_positions), features)
+        # The blank image adds nothing, but its gradient goes through the tower: a rank without
+        # images would otherwise miss the collectives that the others wait in.
+        nothing = sum(0.0 * each.sum() for each in (features.embeddings, *features.deep))
+        return self._trunk_inputs(embedded + nothing, positions)
 
     def _continue_inputs(
         self,
@@ -179,9 +174,9 @@ class VisionLanguageModel(CausalLanguageModel):
         lengths: Sequence[int],
         tokens: Tensor,
         positions: Tensor,
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, Any]:
         """Return embeddings and rotary positions of tokens that continue conversations."""
-        rotary = positions.expand(3, -1, -1).clone()
+        rotary = positions.expand(self._reader.num_axes, -1, -1).clone()
         feature_positions, images_read, kept, num_features = [], [], [], 0
         for line, (prompt, start, length) in enumerate(
             zip(image_prompts, starts, lengths, strict=True)
@@ -199,11 +194,43 @@ class VisionLanguageModel(CausalLanguageModel):
                 images_read.append(prompt.images)
                 num_features += len(own)
         embedded = self._embedded(tokens)
-        if images_read:
-            features = self._reader.embed_images(self._tower, images_read)
-            chosen = features[to_device(torch.cat(kept), self._device)]
-            embedded = insert_features(embedded, torch.cat(feature_positions), chosen)
-        return {"inputs_embeds": embedded, "position_ids": to_device(rotary, self._device)}
+        if not images_read:
+            return self._trunk_inputs(embedded, rotary)
+        features = self._reader.embed_images(self._network, images_read)
+        chosen = to_device(torch.cat(kept), self._device)
+        embeddings, deep = (
+            features.embeddings[chosen],
+            tuple(each[chosen] for each in features.deep),
+        )
+        return self._trunk_inputs(
+            embedded, rotary, torch.cat(feature_positions), ImageFeatures(embeddings, deep)
+        )
+
+    def _trunk_inputs(
+        self,
+        embedded: Tensor,
+        positions: Tensor,
+        feature_positions: Tensor | None = None,
+        features: ImageFeatures | None = None,
+    ) -> dict[str, Any]:
+        """Return the inputs of the trunk.
+
+        Args:
+            embedded: embedded tokens [B, W, D].
+            positions: rotary positions int64 [axes, B, W], on the host.
+            feature_positions: flattened positions of image tokens, int64 [M], ascending.
+            features: their features.
+        """
+        rotary = to_device(positions if len(positions) > 1 else positions[0], self._device)
+        inputs: dict[str, Any] = {"inputs_embeds": embedded, "position_ids": rotary}
+        if feature_positions is None or features is None:
+            return inputs
+        inputs["inputs_embeds"] = insert_features(embedded, feature_positions, features.embeddings)
+        if not features.deep:
+            return inputs
+        # the name is of a mask, and positions are what `ImageReader.adapt` makes of it
+        inputs["visual_pos_masks"] = to_device(feature_positions, self._device)
+        return {**inputs, "deepstack_visual_embeds": list(features.deep)}
 
     def _prepare_images(self, observation: Observation) -> PreparedImages | None:
         images = get_images(observation)
@@ -218,17 +245,9 @@ class VisionLanguageModel(CausalLanguageModel):
         return embedded
 
 
-def public_name(name: str) -> str:
-    """Return the name that public checkpoints give a tensor of the network."""
-    for own, public in PUBLIC_PREFIXES.items():
-        if name.startswith(own):
-            return public + name.removeprefix(own)
-    return name
-
-
 def continue_positions(prompt: Tensor, positions: Tensor) -> Tensor:
-    """Return rotary positions int64 [3, W] of tokens in a conversation: those of its prompt, int64
-    [3, P], and after it on from the largest.
+    """Return rotary positions int64 [axes, W] of tokens in a conversation: those of its prompt, int64
+    [axes, P], and after it on from the largest.
     """
     length = prompt.shape[1]
     after = int(prompt.max()) + 1 + (positions - length)
