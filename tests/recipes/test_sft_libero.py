@@ -606,7 +606,10 @@ def test_augmented_batches_change_frames_and_nothing_else() -> None:
 
 
 async def test_what_cannot_be_trained_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"holds neither meta/info.json nor .hdf5 nor .npz files"):
+    with pytest.raises(
+        ConfigError,
+        match=r"holds neither meta/info.json nor features.json nor .hdf5 nor .npz files",
+    ):
         await sft(tmp_path)
     written("lerobot", tmp_path / "demos")
     with pytest.raises(CheckpointError, match="nowhere is neither a folder nor a hub id"):

@@ -90,7 +90,7 @@ def _read_episode(
     path: Path, where: str, example: Example, fields: Mapping[str, str]
 ) -> RecordedEpisode:
     num_steps = _count_steps(example, where)
-    action = f"steps/{fields.get('action', 'action')}"
+    action = "steps/" + fields.get("action", "action")
     if action not in example.numbers:
         raise DataError(
             f"{where} has no numbers {action!r}, only {sorted(example.numbers)}; an action in parts "
