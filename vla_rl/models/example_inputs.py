@@ -211,11 +211,14 @@ def _count_head_bytes(model: "CausalLanguageModel", sizes: ConversationSizes) ->
 
 def prepare_conversations(model: "CausalLanguageModel", sizes: ConversationSizes) -> Any:
     """Prepare the prompts of a micro-batch, and the images of its conversations, which are black."""
-    tokens = np.zeros(sizes.prompt, np.int64)
     images = [np.zeros((*size, 3), np.uint8) for size in sizes.images]
     lengths = count_image_tokens(model, sizes.images)
     starts = (np.cumsum(lengths) - lengths).tolist() if lengths else []
-    return model.prepare([make_conversation_observation(tokens, images, starts)] * sizes.rows)
+    # Each prompt is another, or they would be read once for all rows: those of a run may all differ.
+    prompts = [np.full(sizes.prompt, row % len(model.token_ids)) for row in range(sizes.rows)]
+    return model.prepare(
+        [make_conversation_observation(prompt, images, starts) for prompt in prompts]
+    )
 
 
 def score_conversations(

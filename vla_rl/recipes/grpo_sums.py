@@ -48,8 +48,9 @@ class GrpoSumsConfig(TextTrainingConfig, frozen=True, kw_only=True):
     learner: LearnerConfig = LearnerConfig(
         optimizer=OptimizerConfig(lr=1e-5, warmup_steps=2),
         loss=PolicyLossConfig(clip_low=0.2, clip_high=0.28),
+        # Rows in the order of their groups: the prompt of those that are in one micro-batch is read
+        # once, and a limit of tokens would sort them by length.
         micro_batch=32,
-        micro_batch_tokens=4096,
     )
 
     policy: str = language.SMOLLM2

@@ -8,6 +8,7 @@ and its distribution is the model's own. The learner forbids the same tokens in 
 (`mask_forbidden_tokens`), so that training matches sampling.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -185,20 +186,19 @@ def mask_forbidden_tokens(
     grammars: Sequence[Sequence[tuple[int, int, str]]],
     vocabulary: Vocabulary,
     *,
-    width: int,
     device: torch.device,
 ) -> Forbidden:
-    """Return which tokens were forbidden at the flattened positions of [B, width] replies.
+    """Return which tokens were forbidden at the positions of replies that lie end to end.
 
     Args:
         replies: tokens of each reply, int64 [T].
         grammars: parts (start, stop, grammar) of each reply that were sampled under a grammar.
         vocabulary: the tokenizer's tokens.
-        width: positions of a reply, padding included.
         device: device of the masks.
     """
+    begins = [0, *itertools.accumulate(len(reply) for reply in replies)]
     ruled = [
-        (row * width + start, vocabulary.allowed_masks(grammar, replies[row][start:stop].tolist()))
+        (begins[row] + start, vocabulary.allowed_masks(grammar, replies[row][start:stop].tolist()))
         for row, parts in enumerate(grammars)
         for start, stop, grammar in parts
     ]

@@ -8,7 +8,8 @@ use.
 
 Each row starts at position 0, wherever it stands, and attends to its own tokens only. Rows of about
 one length are padded on the right; causal attention then needs no mask. If two of them would fit in
-the space of the longest, all are read end to end on one line, without padding.
+the space of the longest, all are read end to end on one line, without padding. Rows with an equal
+prompt share it while learning (`shared_prompts`).
 """
 
 import copy
@@ -39,8 +40,10 @@ from vla_rl.models.language.rows import (
     count_token_bytes,
     extend_rows,
     read_rows,
+    reply_offsets,
     score_tokens,
 )
+from vla_rl.models.language.shared_prompts import share_prompts
 from vla_rl.models.small_files import save_folder
 from vla_rl.types import Message, Observation, ReplyOptions, ToolSpec, make_conversation_observation
 
@@ -184,27 +187,25 @@ class CausalLanguageModel(LanguageModel[Prompts]):
             ends: length of each reply.
             temperatures: float32 [B].
         """
-        width = tokens.shape[1]
         replies = [reply[:end] for reply, end in zip(tokens, ends, strict=True)]
-        prompts = [torch.from_numpy(prompt) for prompt in batch.tokens]
-        hidden, starts = self._read(
-            batch, [torch.cat(pair) for pair in zip(prompts, replies, strict=True)]
-        )
-        # The first reply token is read from the prompt's last one.
-        before = starts + torch.tensor([len(prompt) for prompt in prompts]) - 1
-        last = torch.tensor([max(len(reply) - 1, 0) for reply in replies])
-        positions = before[:, None] + torch.minimum(torch.arange(width), last[:, None])
-        log_probs, entropies = score_tokens(
+        hidden, positions = self._read_replies(batch, replies)
+        # Padding is not scored: one long reply would make the head read as much for all others.
+        width = tokens.shape[1]
+        offsets = [row * width + column for row, end in enumerate(ends) for column in range(end)]
+        chosen = to_device(torch.tensor(offsets), self._device)
+        scores = score_tokens(
             self._head,
-            hidden[to_device(positions.flatten(), self._device)],
-            to_device(tokens.clamp(min=0).flatten(), self._device),
-            to_device(temperatures, self._device).repeat_interleave(width),
-            mask_forbidden_tokens(
-                replies, batch.grammars, self.vocabulary, width=width, device=self._device
-            ),
+            hidden[to_device(positions, self._device)],
+            to_device(torch.cat(replies), self._device),
+            to_device(temperatures, self._device)[chosen // width],
+            mask_forbidden_tokens(replies, batch.grammars, self.vocabulary, device=self._device),
             vocab_size=int(self._text_config.vocab_size),
         )
-        return log_probs.view(-1, width), entropies.view(-1, width)
+        log_probs, entropies = (
+            each.new_zeros(tokens.numel()).index_copy(0, chosen, each).view(tokens.shape)
+            for each in scores
+        )
+        return log_probs, entropies
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
@@ -316,6 +317,26 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         """Return hidden states, [L, feature_size], and each row's offset in them, int64 [B]."""
         inputs = functools.partial(self._row_inputs, batch, rows)
         return read_rows(self._trunk, rows, inputs, self._device)
+
+    def _read_replies(self, batch: Prompts, replies: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return hidden states, [L, feature_size], and the offset in them from which each token of
+        each reply is chosen, int64 [N], end to end.
+        """
+        shared = (
+            None if self.reads_images else share_prompts(batch.tokens, replies, self.feature_size)
+        )
+        if shared is not None:
+            hidden: Tensor = self._trunk(
+                **self._next_inputs(shared.tokens, shared.positions),
+                attention_mask=shared.visible(self._device),
+                use_cache=False,
+            ).last_hidden_state.flatten(0, 1)
+            return hidden, reply_offsets(shared.prompt_ends, shared.reply_starts, replies)
+        prompts = [torch.from_numpy(prompt) for prompt in batch.tokens]
+        rows = [torch.cat(pair) for pair in zip(prompts, replies, strict=True)]
+        hidden, begins = self._read(batch, rows)
+        starts = begins + torch.tensor([len(prompt) for prompt in prompts])
+        return hidden, reply_offsets(starts - 1, starts, replies)
 
     def _marker(self, name: str) -> str:
         """Return the terminal of a grammar for a text that delimits tool calls: special tokens by

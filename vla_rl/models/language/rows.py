@@ -129,6 +129,23 @@ def _read_packed(
     return hidden[0], starts
 
 
+def reply_offsets(ends: Tensor, starts: Tensor, replies: Sequence[Tensor]) -> Tensor:
+    """Return the offset from which each reply token is chosen, int64 [N], end to end.
+
+    Args:
+        ends: offset of each prompt's last token, int64 [B].
+        starts: offset of each reply's first token, int64 [B].
+        replies: tokens of each reply, int64 [T].
+    """
+    # the first token is chosen after the prompt's last one, each other after the one before it
+    return torch.cat(
+        [
+            torch.cat([end[None], start + torch.arange(len(reply))])[: len(reply)]
+            for end, start, reply in zip(ends, starts, replies, strict=True)
+        ]
+    )
+
+
 GROWTH: Final = 64
 """Memory grows in multiples of this many positions."""
 
