@@ -15,7 +15,6 @@ checkpoint is written in the public layout, with adapters merged into its weight
 """
 
 import asyncio
-import random
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -43,11 +42,11 @@ from vla_rl.models.loading import (
     require_new_folder,
 )
 from vla_rl.models.prismatic.config import NewPart
-from vla_rl.run.supervised import intermediate_folder, train_supervised
+from vla_rl.run.fine_tuning import TrainingBatches, fine_tune
+from vla_rl.run.supervised import intermediate_folder
 from vla_rl.types import PositiveInt, ReadIf, derive_seed
 
 if TYPE_CHECKING:
-    from vla_rl.learner import Demonstration
     from vla_rl.models.loading import VlaPolicy
     from vla_rl.models.prismatic.config import TrainingImages
 
@@ -239,7 +238,6 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     from vla_rl.learner.imitation_backend import Preparation
     from vla_rl.models.blocks import COMPILATION_NOTICE
     from vla_rl.run import imitation
-    from vla_rl.run.supervised import opened_imitator
 
     config = command.config
     # before anything is read: hours later, a folder that exists would cost the whole training
@@ -271,55 +269,19 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
         await asyncio.to_thread(samples.read_one_of_each_episode)
         print("everything that the command would read was found")
         return 0
-    # two streams, so that switching the augmentation on does not change which samples are drawn
-    order = random.Random(derive_seed(config.seed, "samples"))
-    generator = torch.Generator().manual_seed(derive_seed(config.seed, "augmentation"))
-    prepare = prepared_by = None
+    batches = None
     if config.augment:
-        prepare = imitation.augmented_batches(policy, config.augmentation, generator)
-        # the same as a name and plain values, which ranks in other processes can import
-        prepared_by = Preparation(
-            "vla_rl.run.imitation:seeded_batches", msgspec.to_builtins(config.augmentation)
+        generator = torch.Generator().manual_seed(derive_seed(config.seed, "augmentation"))
+        batches = TrainingBatches(
+            imitation.augmented_batches(policy, config.augmentation, generator),
+            Preparation(
+                "vla_rl.run.imitation:seeded_batches", msgspec.to_builtins(config.augmentation)
+            ),
         )
-    async with (
-        engines.DeviceLane(config.torch_threads) as lane,
-        opened_imitator(
-            policy,
-            lane,
-            config.imitation,
-            prepare=prepare,
-            prepared_by=prepared_by,
-            seed=derive_seed(config.seed, "ranks"),
-        ) as imitator,
-    ):
-        losses: list[float] = []
-
-        async def batch(_: int) -> "list[Demonstration]":
-            chosen = order.choices(range(len(samples)), k=config.batch)
-            return await asyncio.to_thread(samples.demonstrations, chosen)
-
-        async def learn(number: int, demonstrations: "list[Demonstration]") -> None:
-            losses.append((await imitator.train_step(demonstrations)).metrics["imitation/loss"])
-            if number % 500 == 0:
-                print(f"update {number}: loss {sum(losses[-500:]) / 500:.3f}")
-
-        async def save(folder: Path) -> None:
-            # ranks have the newest weights, and a file is written from those of this process
-            await imitator.fetch_weights()
-            await lane.run(_save_merged, policy, folder, work="checkpoint")
-
-        status = await train_supervised(
-            config.updates, batch, learn, save, Path(config.out), save_every=config.save_every
+    async with engines.DeviceLane(config.torch_threads) as lane:
+        return await fine_tune(
+            policy, samples, config, lane, partial(_save_merged, policy), batches
         )
-        if status == 0:
-            # some and not all: a pass over every sample would take as long as an epoch of training
-            chosen = order.sample(range(len(samples)), k=min(256, len(samples)))
-            seen = await imitator.evaluate(await asyncio.to_thread(samples.demonstrations, chosen))
-            print(
-                ", ".join(f"{name} {value:.3f}" for name, value in seen.items()),
-                "on the training data",
-            )
-    return status
 
 
 def _save_merged(policy: "VlaPolicy", folder: Path) -> None:

@@ -25,7 +25,6 @@ from transformers import DynamicCache, LlamaConfig
 from transformers.models.llama.modeling_llama import (
     LlamaMLP,
     LlamaRMSNorm,
-    LlamaRotaryEmbedding,
     apply_rotary_pos_emb,
 )
 from transformers.models.smolvlm.configuration_smolvlm import SmolVLMConfig
@@ -35,6 +34,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.models.attention import use_given_masks
 from vla_rl.models.flow.network import FlowInputs, Prefix
 from vla_rl.models.flow.time_embedding import embed_time
+from vla_rl.models.prismatic.trunk import ExactRotary
 from vla_rl.types import Config, NonNegativeInt, PositiveFloat, PositiveInt
 
 WAVELENGTH: Final = 10_000.0
@@ -203,6 +203,7 @@ class VlmWithExpert(nn.Module):
         self.vlm = nn.Module()
         self.vlm.model = SmolVLMModel(vlm)
         use_given_masks(self.text_model)
+        self.text_model.rotary_emb = ExactRotary(vlm.text_config, rounds_to_bfloat16=False)
         self.lm_expert = Expert(config, vlm.text_config)
 
     @property
@@ -247,7 +248,7 @@ class Expert(nn.Module):
             for number in range(num_layers)
         )
         self.norm = LlamaRMSNorm(self.width, eps=text.rms_norm_eps)
-        self.rotary = LlamaRotaryEmbedding(text)
+        self.rotary = ExactRotary(text, rounds_to_bfloat16=False)
 
     def forward(self, tokens: Tensor, prefix: Prefix) -> Tensor:
         """Return the outputs [N, H, width] of a chunk's tokens."""

@@ -1,0 +1,129 @@
+"""Supervised fine-tuning of a robot's policy on the samples of a data set.
+
+samples drawn at random ─► imitator ─► a line of the loss every 500 updates ─► folders on the way
+after the last update: the error on training data ─► whatever the recipe does with the policy
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from vla_rl.run.supervised import opened_imitator, train_supervised
+from vla_rl.types import derive_seed
+
+if TYPE_CHECKING:  # they import torch: `--help` and errors in options must not wait for it
+    from vla_rl.engines import DeviceLane, PolicyModel
+    from vla_rl.learner import Demonstration, ImitationConfig
+    from vla_rl.learner.imitation_backend import Preparation
+    from vla_rl.types import Observation
+
+LOSS_LINES: Final = 500
+"""Updates from one line of the loss to the next."""
+
+COMPARED: Final = 256
+"""Samples of the training data on which the last weights are compared with the demonstrations."""
+
+
+class FineTuningOptions(Protocol):
+    """Options that every recipe of supervised fine-tuning has."""
+
+    @property
+    def updates(self) -> int: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def save_every(self) -> int | None: ...
+    @property
+    def out(self) -> str: ...
+    @property
+    def imitation(self) -> "ImitationConfig": ...
+    @property
+    def seed(self) -> int: ...
+
+
+class SampleSource(Protocol):
+    """Samples by number, such as `Samples`."""
+
+    def __len__(self) -> int: ...
+    def demonstrations(self, indices: Sequence[int]) -> "list[Demonstration]": ...
+
+
+@dataclass(frozen=True)
+class TrainingBatches:
+    """How training batches differ from those for acting, such as by augmentation.
+
+    Attributes:
+        prepare: makes them in this process.
+        prepared_by: the same as a name and plain values, which ranks in other processes can import.
+    """
+
+    prepare: "Callable[[Sequence[Observation]], Any]"
+    prepared_by: "Preparation"
+
+
+async def fine_tune(
+    policy: "PolicyModel[Any]",
+    samples: SampleSource,
+    options: FineTuningOptions,
+    lane: "DeviceLane",
+    save: Callable[[Path], None],
+    batches: TrainingBatches | None = None,
+) -> int:
+    """Make all updates, save the weights, print the error on training data; return the exit status.
+
+    Args:
+        policy: trained in place.
+        samples: samples to draw from.
+        options: the recipe's options.
+        lane: computes.
+        save: writes the policy to a new folder.
+        batches: how training batches differ; None: not at all.
+
+    Raises: what `train_supervised` raises.
+    """
+    # two streams, so that switching the augmentation on does not change which samples are drawn
+    order = random.Random(derive_seed(options.seed, "samples"))
+    async with opened_imitator(
+        policy,
+        lane,
+        options.imitation,
+        prepare=batches.prepare if batches else None,
+        prepared_by=batches.prepared_by if batches else None,
+        seed=derive_seed(options.seed, "ranks"),
+    ) as imitator:
+        losses: list[float] = []
+
+        async def batch(_: int) -> "list[Demonstration]":
+            chosen = order.choices(range(len(samples)), k=options.batch)
+            return await asyncio.to_thread(samples.demonstrations, chosen)
+
+        async def learn(number: int, demonstrations: "list[Demonstration]") -> None:
+            losses.append((await imitator.train_step(demonstrations)).metrics["imitation/loss"])
+            if number % LOSS_LINES == 0:
+                print(f"update {number}: loss {sum(losses[-LOSS_LINES:]) / LOSS_LINES:.3f}")
+
+        async def save_current(folder: Path) -> None:
+            # ranks have the newest weights, and a file is written from those of this process
+            await imitator.fetch_weights()
+            await lane.run(save, folder, work="checkpoint")
+
+        status = await train_supervised(
+            options.updates,
+            batch,
+            learn,
+            save_current,
+            Path(options.out),
+            save_every=options.save_every,
+        )
+        if status == 0:
+            # some and not all: a pass over every sample would take as long as an epoch of training
+            chosen = order.sample(range(len(samples)), k=min(COMPARED, len(samples)))
+            seen = await imitator.evaluate(await asyncio.to_thread(samples.demonstrations, chosen))
+            print(
+                ", ".join(f"{name} {value:.3f}" for name, value in seen.items()),
+                "on the training data",
+            )
+    return status
