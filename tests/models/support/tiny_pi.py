@@ -25,6 +25,7 @@ def pi_size(kind: PiKind, action_dim: int = 32, horizon: int = 5) -> PiSize:
         vision=VisionSize(width=48, depth=2, mlp_width=96, num_heads=4, image_size=56),
         vocabulary=300,
         action_dim=action_dim,
+        state_dim=action_dim,
         horizon=horizon,
     )
 

@@ -92,7 +92,10 @@ class PiSize(Config, frozen=True, kw_only=True):
     """Rows of the table of tokens."""
 
     action_dim: PositiveInt = 32
-    """Width of a padded action and of a padded state."""
+    """Width of a padded action."""
+
+    state_dim: PositiveInt = 32
+    """Width of a padded state; pi0.5 reads the state in the prompt."""
 
     horizon: PositiveInt = 50
     """Rows of a chunk."""
@@ -140,7 +143,7 @@ class PiNetwork(nn.Module):
         self.action_in_proj = nn.Linear(size.action_dim, width)
         self.action_out_proj = nn.Linear(width, size.action_dim)
         if size.kind == "pi0":
-            self.state_proj = nn.Linear(size.action_dim, width)
+            self.state_proj = nn.Linear(size.state_dim, width)
             self.action_time_mlp_in = nn.Linear(2 * width, width)
             self.action_time_mlp_out = nn.Linear(width, width)
         else:

@@ -1,0 +1,151 @@
+"""Folders of pi0 and pi0.5, from openpi or LeRobot, to a network with its conversions.
+
+    config.json ─► whose layout ─► names of tensors ─► which model ─► statistics, processors ─► sizes ─► weights
+
+All that can be refused is refused from headers and small files, before any weight is read.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from vla_rl.errors import CheckpointError
+from vla_rl.models.flow.folder_settings import (
+    CONFIG_FILE,
+    FolderSettings,
+    read_object,
+    require_horizon,
+    require_widths,
+)
+from vla_rl.models.flow.lerobot_folder import is_lerobot_folder, read_lerobot_folder
+from vla_rl.models.flow.normalization import Project
+from vla_rl.models.flow.openpi_folder import read_openpi_folder
+from vla_rl.models.flow.pi import PiNetwork, PiSize
+from vla_rl.models.flow.pi_processor import PiProcessor, make_processor
+from vla_rl.models.flow.pi_prompt import PROMPT_LENGTHS, PiTokenizer, read_tokenizer
+from vla_rl.models.flow.pi_tensors import (
+    PiLayout,
+    TensorReport,
+    inspect_tensors,
+    load_tensors,
+    read_size,
+    require_same_names,
+)
+from vla_rl.models.prismatic.trunk import materialise
+
+NAMES: Final = {"pi0": "pi0", "pi05": "pi0.5"}
+
+_log = logging.getLogger(__name__)
+
+
+class PiParts(NamedTuple):
+    """A folder's policy, in the parts that a `FlowPolicy` takes.
+
+    Attributes:
+        network: with the folder's weights, in their stored dtypes.
+        processor: conversions of observations and actions.
+        layout: names of tensors and small files, to write the folder again.
+        settings: what the folder states.
+    """
+
+    network: PiNetwork
+    processor: PiProcessor
+    layout: PiLayout
+    settings: FolderSettings
+
+
+def find_project(folder: Path) -> Project:
+    """Return whose layout a folder has, by its `config.json`.
+
+    Raises: CheckpointError if it is neither's.
+    """
+    config = read_object(folder / CONFIG_FILE)
+    if is_lerobot_folder(config):
+        return "lerobot"
+    if "action_horizon" in config:
+        return "openpi"
+    kind: Any = config.get("model_type")
+    raise CheckpointError(
+        f"{folder / CONFIG_FILE} is neither openpi's (action_horizon) nor LeRobot's (input_features), "
+        + (f"but of transformers' model {kind!r}" if kind else f"it has {sorted(config)[:8]}")
+        + "; use a folder that openpi or LeRobot saved, because no other holds the statistics."
+    )
+
+
+def read_settings(
+    folder: Path, asset: str | None = None, num_executed: int | None = None
+) -> tuple[TensorReport, FolderSettings]:
+    """Read and check everything but the weights.
+
+    Args:
+        folder: the checkpoint.
+        asset: name of openpi's set of statistics, if there are several.
+        num_executed: rows of a chunk to execute; None: as the folder says.
+
+    Raises: CheckpointError naming what is missing, unusable or contradictory.
+    """
+    project = find_project(folder)
+    report = inspect_tensors(folder, project)
+    if project == "openpi":
+        settings = read_openpi_folder(folder, report.kind, asset, num_executed)
+    else:
+        settings = read_lerobot_folder(folder)
+        executed = num_executed or settings.num_executed
+        require_horizon(executed, settings.horizon, folder)
+        settings = replace(settings, num_executed=executed)
+        if settings.model != report.kind:
+            # A prompt of the other model's length would be cut, or padded.
+            settings = replace(settings, prompt_length=None)
+            _log.warning(
+                "%s says %r, but its tensors are those of %s: it is read as %s",
+                folder / CONFIG_FILE,
+                settings.model,
+                NAMES[report.kind],
+                NAMES[report.kind],
+            )
+    return report, settings
+
+
+def load_pi(
+    folder: Path,
+    *,
+    asset: str | None = None,
+    num_executed: int | None = None,
+    cameras: Sequence[str] | None = None,
+    device: torch.device | str = "cpu",
+) -> PiParts:
+    """Load a folder.
+
+    Args:
+        folder: the checkpoint.
+        asset, num_executed: as `read_settings` takes them.
+        cameras: observation key of each of the folder's cameras; None: by their names.
+        device: device of the parameters.
+
+    Raises: CheckpointError naming what is missing, unusable or contradictory; ConfigError for cameras
+    that do not fit the folder's.
+    """
+    report, settings = read_settings(folder, asset, num_executed)
+    size = read_size(report, settings.horizon, settings.num_vision_heads, folder)
+    require_widths(settings.action_dim, 0, size.action_dim, folder)
+    require_widths(0, settings.state_dim, size.state_dim, folder)
+    with torch.device("meta"):
+        network = PiNetwork(size)
+    require_same_names(network, report)
+    processor = _make_processor(folder, size, settings, cameras)
+    unused = load_tensors(network, folder, report.layout, torch.device(device))
+    materialise(network, torch.device(device))
+    layout = replace(report.layout, unused=unused, files=settings.files)
+    return PiParts(network.eval(), processor, layout, settings)
+
+
+def _make_processor(
+    folder: Path, size: PiSize, settings: FolderSettings, cameras: Sequence[str] | None
+) -> PiProcessor:
+    tokenizer = read_tokenizer(folder, settings.tokenizer, size.vocabulary)
+    length = settings.prompt_length or PROMPT_LENGTHS[size.kind]
+    return make_processor(size, settings, PiTokenizer(tokenizer, length), cameras)

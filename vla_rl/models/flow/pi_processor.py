@@ -1,0 +1,230 @@
+"""Conversions between a robot's observations and actions, and the tensors of pi0 and pi0.5.
+
+image, wrist_image ─► resized, padded, [-1, 1]   a camera that the robot lacks is masked
+state              ─► normalised ─► padded with zeros; pi0.5 writes it into the prompt
+instruction        ─► prompt ─► tokens
+chunk of numbers   ─► normalisation undone ─► actions in the environment's units
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_rl.engines.device_lane import to_device
+from vla_rl.errors import ConfigError
+from vla_rl.models.flow.folder_settings import FolderSettings
+from vla_rl.models.flow.network import FlowInputs
+from vla_rl.models.flow.padded_images import BLACK, resize_padded
+from vla_rl.models.flow.pi import PiKind, PiSize
+from vla_rl.models.flow.pi_prompt import PiTokenizer, format_pi0, format_pi05
+from vla_rl.types import Observation
+
+STATE_KEY: Final = "state"
+NO_CAMERA: Final = "none"
+"""Name, instead of an observation key, of a camera that the robot does not have."""
+
+KNOWN_CAMERAS: Final[Mapping[str, str]] = {
+    "base_0_rgb": "image",
+    "left_wrist_0_rgb": "wrist_image",
+    "right_wrist_0_rgb": NO_CAMERA,
+    "image": "image",
+    "image2": "wrist_image",
+    "top": "image",
+    "wrist": "wrist_image",
+}
+"""Observation key by the last part of a camera's name: openpi's three, and those of LIBERO's data."""
+
+
+def choose_cameras(settings: FolderSettings, asked: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the observation key of each of the folder's cameras, `NO_CAMERA` for none.
+
+    Args:
+        settings: the folder's.
+        asked: keys in the folder's order; None: by name.
+
+    Raises: ConfigError if another number of them is named, or none is left.
+    """
+    if asked is not None and len(asked) != len(settings.cameras):
+        raise ConfigError(
+            f"cameras is {tuple(asked)!r}, expected one observation key for each camera of the folder, "
+            f"{', '.join(settings.cameras)}; {NO_CAMERA!r} for one that the robot does not have"
+        )
+    chosen = tuple(asked) if asked is not None else tuple(map(_guess_key, _sources(settings)))
+    if set(chosen) <= {NO_CAMERA}:
+        raise ConfigError(
+            f"cameras is {chosen!r}, so the policy would see nothing, expected at least one observation "
+            "key"
+        )
+    return chosen
+
+
+def _sources(settings: FolderSettings) -> list[str]:
+    return [settings.sources.get(camera, camera) for camera in settings.cameras]
+
+
+def _guess_key(camera: str) -> str:
+    name = camera.rpartition(".")[2]
+    if name.startswith("empty_camera"):
+        return NO_CAMERA
+    return KNOWN_CAMERAS.get(name, name)
+
+
+@dataclass(frozen=True)
+class PiProcessor:
+    """Conversions of one policy. It is a `FlowProcessor`.
+
+    Attributes:
+        kind: which model, which decides the prompt.
+        settings: what the folder states.
+        cameras: observation key of each camera.
+        tokenizer: of prompts.
+        image_size: pixels along a side of an image.
+        state_width: width to which the state is padded.
+    """
+
+    kind: PiKind
+    settings: FolderSettings
+    cameras: tuple[str, ...]
+    tokenizer: PiTokenizer
+    image_size: int
+    state_width: int
+
+    @property
+    def action_dim(self) -> int:
+        """Numbers of the robot's action."""
+        return self.settings.action_dim
+
+    def prepare(self, observations: Sequence[Observation], device: torch.device) -> FlowInputs:
+        """Prepare one row for each observation, on `device`.
+
+        Raises: ValueError naming the key of an observation that does not suit the policy.
+        """
+        states = self.settings.state.normalise(
+            np.stack([self._state(each) for each in observations])
+        )
+        prompts = [
+            self._prompt(_instruction(each), state)
+            for each, state in zip(observations, states, strict=True)
+        ]
+        ids, mask = self.tokenizer.encode(prompts)
+        padded = np.zeros((len(states), self.state_width), np.float32)
+        padded[:, : states.shape[1]] = states
+        images, image_mask = self._images(observations, device)
+        return FlowInputs(
+            images,
+            image_mask,
+            to_device(torch.from_numpy(ids), device),
+            to_device(torch.from_numpy(mask), device),
+            to_device(torch.from_numpy(padded), device),
+        )
+
+    def identify(self, observation: Observation) -> tuple[object, ...]:
+        """Return a value that is equal for two observations only if `prepare` treats them alike."""
+        values = [observation.get(key) for key in (*self.cameras, STATE_KEY, "instruction")]
+        return tuple(
+            (value.tobytes(), value.shape, value.dtype.str)
+            if isinstance(value, np.ndarray)
+            else value
+            for value in values
+        )
+
+    def normalise_actions(self, actions: np.ndarray) -> np.ndarray:
+        """Convert actions [B, H, D] in the environment's units to the network's, float32."""
+        return self.settings.action.normalise(actions).astype(np.float32)
+
+    def restore_actions(self, numbers: np.ndarray) -> np.ndarray:
+        """Invert `normalise_actions`: from float32 [B, H, D] to the environment's units."""
+        return self.settings.action.restore(numbers).astype(np.float32)
+
+    def _prompt(self, instruction: str, state: np.ndarray) -> str:
+        if self.kind == "pi05":
+            return format_pi05(instruction, state)
+        return format_pi0(instruction, self.settings.project)
+
+    def _state(self, observation: Observation) -> np.ndarray:
+        state, width = observation.get(STATE_KEY), self.settings.state_dim
+        if not isinstance(state, np.ndarray) or state.shape != (width,):
+            raise ValueError(
+                f"observation[{STATE_KEY!r}] is {_describe(state)}, expected float32 [{width}]: the "
+                f"statistics of the policy's folder have {width} numbers for a state."
+            )
+        return state
+
+    def _images(
+        self, observations: Sequence[Observation], device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        shape = (len(observations), 3, self.image_size, self.image_size)
+        columns = [
+            torch.full(shape, BLACK, device=device)
+            if key == NO_CAMERA
+            else self._camera(observations, key, device)
+            for key in self.cameras
+        ]
+        is_there = torch.tensor([key != NO_CAMERA for key in self.cameras])
+        mask = is_there.expand(len(observations), -1).clone()
+        return torch.stack(columns, dim=1), to_device(mask, device)
+
+    def _camera(
+        self, observations: Sequence[Observation], key: str, device: torch.device
+    ) -> Tensor:
+        frames = [_frame(each, key) for each in observations]
+        if len({frame.shape for frame in frames}) > 1:
+            return torch.cat([self._resize(frame[None], device) for frame in frames])
+        return self._resize(np.stack(frames), device)
+
+    def _resize(self, frames: np.ndarray, device: torch.device) -> Tensor:
+        images = to_device(torch.from_numpy(frames), device).permute(0, 3, 1, 2)
+        return resize_padded(images, self.image_size, self.settings.project)
+
+
+def make_processor(
+    size: PiSize, settings: FolderSettings, tokenizer: PiTokenizer, cameras: Sequence[str] | None
+) -> PiProcessor:
+    """Return the conversions of a folder's policy. Raises: ConfigError as `choose_cameras`."""
+    return PiProcessor(
+        size.kind,
+        settings,
+        choose_cameras(settings, cameras),
+        tokenizer,
+        size.vision.image_size,
+        size.state_dim,
+    )
+
+
+def _instruction(observation: Observation) -> str:
+    instruction = observation.get("instruction")
+    if not isinstance(instruction, str):
+        raise ValueError(
+            f"observation['instruction'] is {type(instruction).__name__}, expected the task in words "
+            f"(str); the observation's keys are {sorted(observation)}."
+        )
+    return instruction
+
+
+def _frame(observation: Observation, key: str) -> np.ndarray:
+    frame = observation.get(key)
+    if (
+        isinstance(frame, np.ndarray)
+        and frame.dtype == np.uint8
+        and frame.ndim == 3
+        and frame.shape[2] == 3
+        and frame.size
+    ):
+        return frame
+    raise ValueError(
+        f"observation[{key!r}] is {_describe(frame)}, expected uint8 [H, W, 3] (RGB, channels last); the "
+        f"observation's keys are {sorted(observation)}. Name the key of each camera (cameras), "
+        f"{NO_CAMERA!r} for one that the robot does not have."
+    )
+
+
+def _describe(value: object) -> str:
+    return (
+        f"{value.dtype} {list(value.shape)}"
+        if isinstance(value, np.ndarray)
+        else type(value).__name__
+    )
