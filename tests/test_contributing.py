@@ -76,7 +76,12 @@ def test_the_files_beside_an_answer_are_there() -> None:
         (
             "Add a policy family",
             "vla_rl/models/loading.py",
-            ["Family", "CheckpointFormat", "policy_family", "load_policy"],
+            ["Family", "CheckpointFormat", "policy_family", "load_openvla"],
+        ),
+        (
+            "Add a policy family",
+            "vla_rl/models/families.py",
+            ["FAMILIES", "RobotPolicy"],
         ),
         ("Add a pipeline", "vla_rl/pipelines/registry.py", ["PIPELINES", "SETTINGS"]),
         ("Add a pipeline", "tests/pipelines/test_pipelines.py", ["NEEDS_IMAGES"]),

@@ -70,7 +70,7 @@ def conditions() -> dict[str, Any]:
     return {
         "arms": {arm: settings_of(arm) for arm in ARMS},
         "updates": NUM_UPDATES,
-        "base_digest": compute_digest(CheckpointConfig().open_checkpoint(str(BASE_POLICY))),
+        "base_digest": compute_digest(CheckpointConfig().list_files(str(BASE_POLICY))),
         "assets": "configured" if source == "configured" else "LIBERO's own",
     }
 

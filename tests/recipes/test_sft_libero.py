@@ -27,7 +27,6 @@ from vla_rl.models.loading import (
     CheckpointFormat,
     compute_digest,
     count_weight_bytes,
-    describe_policy,
     load_policy,
     read_family,
 )
@@ -362,7 +361,7 @@ def test_a_policy_of_another_robot_is_refused_in_libero(
 
 
 def test_how_a_policy_acts_is_said_in_a_line() -> None:
-    assert describe_policy(tiny_policy("l1", None, seed=0)) == (
+    assert tiny_policy("l1", None, seed=0).describe() == (
         "OpenVLA-OFT, l1: sees image, wrist_image and state (bicubic), decides 8 x 7 numbers by "
         "the statistics 'default' "
         "(bounds_q99, gripper signed), float32"
@@ -420,11 +419,11 @@ def test_an_adapter_is_part_of_the_checkpoint_that_a_recipe_loads(
         change = policy.checkpoint_tensors()[f"{layer}.weight"] - before
         # 4 / 2 of ones [32, 2] times ones [2, 192]
         torch.testing.assert_close(change, torch.full_like(change, 4.0))
-        assert count_weight_bytes(said.open_checkpoint(checkpoint)) > count_weight_bytes(
-            plain.open_checkpoint(str(base))
+        assert count_weight_bytes(said.list_files(checkpoint)) > count_weight_bytes(
+            plain.list_files(str(base))
         )
-        assert compute_digest(said.open_checkpoint(checkpoint)) != compute_digest(
-            plain.open_checkpoint(str(base))
+        assert compute_digest(said.list_files(checkpoint)) != compute_digest(
+            plain.list_files(str(base))
         )
     kept = load_policy(str(base), msgspec.structs.replace(asked, adapter_use="train"), "cpu")
     assert kept.config.lora is not None

@@ -41,7 +41,7 @@ from vla_rl.evaluation.records import EPISODES, EpisodeRecord, make_record
 from vla_rl.evaluation.scenes import describe_other_images
 from vla_rl.evaluation.suites import LIBERO, require_fitting
 from vla_rl.evaluation.tables import print_tables, table_title, write_results
-from vla_rl.models.loading import count_weight_bytes, describe_policy, load_policy
+from vla_rl.models.loading import count_weight_bytes, load_policy
 from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.record_files import FailureReporter
 from vla_rl.reporting.run_directory import require_writable
@@ -54,7 +54,7 @@ from vla_rl.util.tasks import run_in_thread
 from vla_rl.util.values import plain_console
 
 if TYPE_CHECKING:
-    from vla_rl.models.loading import VlaPolicy
+    from vla_rl.models.robot_policy import RobotPolicy
 
 
 VIDEO_FRAMES_PER_S: Final = 5.0
@@ -161,7 +161,7 @@ async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
 async def _evaluate(
     config: EvalConfig,
     episodes: list[EpisodeSpec],
-    model: "VlaPolicy | None",
+    model: "RobotPolicy | None",
     run: RunDirectory,
     conditions: dict[str, Any],
     console: Console,
@@ -189,7 +189,7 @@ async def _evaluate(
         missing = file.list_missing(episodes)
         if missing:
             policy = await asyncio.to_thread(_load, config) if model is None else model
-            print(describe_policy(policy), flush=True)
+            print(policy.describe(), flush=True)
             await stop.unless_asked(
                 _run_episodes(policy, config, conditions, missing, file, run, len(episodes))
             )
@@ -220,7 +220,7 @@ async def _show_plan(
     if folder is not None:
         with _open_records(folder) as file:
             num_done = len(episodes) - len(file.list_missing(episodes))
-    weights = count_weight_bytes(config.open_checkpoint(config.checkpoint_folder))
+    weights = count_weight_bytes(config.list_files(config.checkpoint_folder))
     print_plan(config, episodes, num_done, config.num_envs, weights, console)
     await _rehearse(config, episodes, folder)
     console.print("everything that the evaluation would read was found")
@@ -274,14 +274,14 @@ def _try_to_write_results(
     return True
 
 
-def _load(config: EvalConfig) -> "VlaPolicy":
+def _load(config: EvalConfig) -> "RobotPolicy":
     model = load_policy(config.checkpoint_folder, config, config.device)
     require_fitting(model, config.checkpoint_folder, config.benchmark)
     return model
 
 
 async def _run_episodes(
-    model: "VlaPolicy",
+    model: "RobotPolicy",
     config: EvalConfig,
     conditions: dict[str, Any],
     missing: list[EpisodeSpec],

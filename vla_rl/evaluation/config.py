@@ -311,7 +311,7 @@ def evaluation_conditions(config: EvalConfig) -> dict[str, Any]:
     }
     return {
         "checkpoint": config.checkpoint_folder,
-        "checkpoint_digest": compute_digest(config.open_checkpoint(config.checkpoint_folder)),
+        "checkpoint_digest": compute_digest(config.list_files(config.checkpoint_folder)),
         **config.found(),
         **{name: getattr(config, name) for name in sorted(names)},
         "image_size": config.scene.image_size,

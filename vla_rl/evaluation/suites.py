@@ -16,7 +16,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
 
 if TYPE_CHECKING:
-    from vla_rl.models.loading import VlaPolicy
+    from vla_rl.models.robot_policy import RobotPolicy
 
 
 class SuiteTask(Protocol):
@@ -112,7 +112,7 @@ def describe_suites(benchmark: Benchmark, suite: str) -> str:
     return f"{own}; the recipes for {other.name} end in {other.recipes}"
 
 
-def require_fitting(policy: "VlaPolicy", checkpoint: str, benchmark: Benchmark) -> None:
+def require_fitting(policy: "RobotPolicy", checkpoint: str, benchmark: Benchmark) -> None:
     """Raise ConfigError if a policy's cameras, state or actions do not fit the benchmark's arm."""
     config = policy.config
     lost = [camera for camera in config.cameras if camera not in benchmark.cameras]
@@ -121,10 +121,9 @@ def require_fitting(policy: "VlaPolicy", checkpoint: str, benchmark: Benchmark) 
             f"{checkpoint} needs the camera {lost[0]!r}, which {benchmark.name} does not have; its "
             f"cameras are {', '.join(benchmark.cameras)} (--cameras)"
         )
-    proprio = getattr(config, "proprio", None)
-    if proprio is not None and len(proprio.low) != benchmark.state_size:
+    if config.state_size not in (None, benchmark.state_size):
         raise ConfigError(
-            f"{checkpoint} reads a state of {len(proprio.low)} numbers, and "
+            f"{checkpoint} reads a state of {config.state_size} numbers, and "
             f"{benchmark.name}'s has {benchmark.state_size}"
         )
     if config.action_dim != benchmark.action_size:
@@ -248,7 +247,7 @@ def check_starts(suite: str, task_ids: Sequence[int], init_states: Sequence[int]
         )
 
 
-def require_for_libero(policy: "VlaPolicy", checkpoint: str) -> None:
+def require_for_libero(policy: "RobotPolicy", checkpoint: str) -> None:
     """Raise ConfigError if a policy's cameras, state or actions are not those of LIBERO's arm."""
     require_fitting(policy, checkpoint, LIBERO)
 

@@ -5,7 +5,7 @@ recipe can show its help at once.
 """
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -14,7 +14,8 @@ import msgspec
 import vla_rl
 from vla_rl.errors import ConfigError
 from vla_rl.models import openvla_oft
-from vla_rl.models.prismatic.config import NewPart, OpenVlaConfig
+from vla_rl.models.families import PolicyFamily, find_family
+from vla_rl.models.prismatic.config import NewPart
 from vla_rl.models.prismatic.conventions import (
     CheckpointFormat as CheckpointFormat,
     Family as Family,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from vla_rl.models.openvla import OpenVla
     from vla_rl.models.prismatic.folder import PublicFolder
+    from vla_rl.models.robot_policy import RobotPolicy
 
     VlaPolicy: TypeAlias = OpenVla | openvla_oft.OpenVlaOft | openvla_oft.ContinuousOpenVlaOft
 
@@ -58,8 +60,18 @@ class CheckpointConfig(CheckpointFormat, frozen=True, kw_only=True):
     device: Device = "auto"
     """Device of the policy; auto takes the first GPU, or the CPU if there is none."""
 
+    def list_files(self, checkpoint: str) -> tuple[Path, ...]:
+        """Return all files of a checkpoint of any family, its adapter's included.
+
+        Raises: CheckpointError.
+        """
+        return list_files(checkpoint, self.adapter)
+
     def open_checkpoint(self, checkpoint: "Path | str | PublicFolder") -> "PublicFolder":
-        """Read the checkpoint with its adapter, without the weights. Raises: CheckpointError."""
+        """Read a checkpoint of OpenVLA's families with its adapter, without the weights.
+
+        Raises: CheckpointError.
+        """
         from vla_rl.models.prismatic.folder import open_folder
 
         return open_folder(checkpoint, self.adapter)
@@ -108,10 +120,45 @@ def load_policy(
     checkpoint: "str | PublicFolder",
     config: CheckpointFormat,
     device: Device,
+) -> "RobotPolicy":
+    """Load the policy in `checkpoint` onto `device`; its family follows from its tensors.
+
+    Args:
+        checkpoint: a folder, read already or not, or a hub id.
+        config: settings that the checkpoint's files leave out.
+        device: device of the policy.
+
+    Raises: ConfigError if the device does not exist, or for a setting that the family does not read;
+    CheckpointError naming what is missing, unknown or damaged.
+    """
+    family = _find_family(checkpoint)
+    if family is None:
+        return load_openvla(checkpoint, config, device)
+    folder = _locate(checkpoint)
+    return family.load_policy(folder, config, choose_device(device))
+
+
+def _find_family(checkpoint: "str | Path | PublicFolder") -> PolicyFamily | None:
+    """Return the family of a checkpoint, None for OpenVLA's."""
+    # Only a folder of OpenVLA's is ever read already.
+    return find_family(_locate(checkpoint)) if isinstance(checkpoint, str | Path) else None
+
+
+def _locate(checkpoint: "str | Path | PublicFolder") -> Path:
+    from vla_rl.models.prismatic.folder import PublicFolder
+    from vla_rl.models.tensor_reading import locate
+
+    return checkpoint.path if isinstance(checkpoint, PublicFolder) else locate(checkpoint)
+
+
+def load_openvla(
+    checkpoint: "str | PublicFolder",
+    config: CheckpointFormat,
+    device: Device,
     new_parts: Collection[NewPart] = (),
     seed: int = 0,
 ) -> "VlaPolicy":
-    """Load the policy in `checkpoint`, a folder (read already or not) or a hub id, onto `device`.
+    """Load a policy of OpenVLA's three families, for recipes that know their configuration.
 
     Args:
         checkpoint: a folder, read already or not, or a hub id.
@@ -120,9 +167,13 @@ def load_policy(
         new_parts: parts that the checkpoint lacks and that fine-tuning is to add.
         seed: seed of the new parts' weights.
 
-    Raises: ConfigError if the device does not exist, or the family is wrong or has to be given;
-    CheckpointError naming what is missing, unknown or damaged.
+    Raises: ConfigError if the device does not exist, the family is another one, wrong or has to be
+    given; CheckpointError naming what is missing, unknown or damaged.
     """
+    if (other := _find_family(checkpoint)) is not None:
+        raise ConfigError(
+            f"{checkpoint} is a policy of the family {other.name}, expected OpenVLA or OpenVLA-OFT here"
+        )
     # torch, timm and transformers take seconds to import
     from vla_rl.models.openvla import OpenVla
     from vla_rl.models.prismatic.folder import open_folder
@@ -149,20 +200,6 @@ def load_policy(
     )
 
 
-def describe_policy(policy: "VlaPolicy") -> str:
-    """Describe in one line how a policy acts, as its checkpoint was interpreted."""
-    config = policy.config
-    kind = "OpenVLA" if isinstance(config, OpenVlaConfig) else f"OpenVLA-OFT, {config.head}"
-    bounds, dtype = config.action_bounds, next(policy.network.parameters()).dtype
-    proprio = getattr(config, "proprio", None)
-    state = "" if proprio is None else f" and {proprio.key}"
-    return (
-        f"{kind}: sees {', '.join(config.cameras)}{state} ({config.images}), decides "
-        f"{config.chunk_size} x {config.action_dim} numbers by the statistics {config.norm_key!r} "
-        f"({config.normalization}, gripper {bounds.gripper}), {str(dtype).removeprefix('torch.')}"
-    )
-
-
 def choose_device(asked: Device) -> "torch.device":
     """Return the device that `asked` means.
 
@@ -177,24 +214,32 @@ def choose_device(asked: Device) -> "torch.device":
     return torch.device("cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def count_weight_bytes(folder: "PublicFolder") -> int:
-    """Return the size of the weight files in bytes."""
+def list_files(checkpoint: str, adapter: str | None = None) -> tuple[Path, ...]:
+    """Return all files of a checkpoint of any family, its adapter's included. Raises: CheckpointError."""
+    from vla_rl.models.prismatic.folder import open_folder
+
+    if _find_family(checkpoint) is None:
+        return open_folder(checkpoint, adapter).all_files
+    # in folders below it too, where openpi keeps the statistics
+    return tuple(sorted(path for path in _locate(checkpoint).rglob("*") if path.is_file()))
+
+
+def count_weight_bytes(files: Iterable[Path]) -> int:
+    """Return the size of the weight files among these, in bytes."""
     return sum(
-        file.stat().st_size
-        for file in folder.all_files
-        if file.suffix in (".safetensors", ".pt", ".bin")
+        file.stat().st_size for file in files if file.suffix in (".safetensors", ".pt", ".bin")
     )
 
 
-def compute_digest(folder: "PublicFolder") -> str:
-    """Return a fingerprint of all files of a checkpoint.
+def compute_digest(files: Iterable[Path]) -> str:
+    """Return a fingerprint of a checkpoint, given all its files.
 
     It changes with the weights or settings.
     """
     digest = hashlib.blake2b(digest_size=16)
     # Large files are hashed by size, beginning and end, so that a checkpoint of 15 GB does not
     # delay every start.
-    for path in folder.all_files:
+    for path in files:
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:
@@ -213,9 +258,7 @@ def compute_digest_as_read(folder: str, format: CheckpointFormat) -> str:
     settings = msgspec.json.encode(
         {former.get(name, name): getattr(format, name) for name in names}
     )
-    from vla_rl.models.prismatic.folder import open_folder
-
-    digest = compute_digest(open_folder(folder, format.adapter))
+    digest = compute_digest(list_files(folder, format.adapter))
     return hashlib.blake2b(digest.encode() + settings, digest_size=16).hexdigest()
 
 

@@ -75,6 +75,11 @@ class MlpConfig(Config, frozen=True, kw_only=True):
         self.require(fits, "state_scale", f"{self.state_size} numbers above 0, or none")
 
     @property
+    def cameras(self) -> tuple[str, ...]:
+        """No cameras: it sees a state alone."""
+        return ()
+
+    @property
     def action_dim(self) -> int:
         """Dimensions of the action of one control step."""
         return len(self.action_low)
@@ -171,6 +176,14 @@ class MlpPolicy(PolicyModel[Tensor]):
         policy = cls(config, cls.create(config, seed=0).network, files)
         policy.load_checkpoint_tensors(tensors)
         return policy
+
+    def describe(self) -> str:
+        """Describe in one line how it acts."""
+        config = self.config
+        return (
+            f"MLP: sees a state of {config.state_size} numbers, decides {config.chunk_size} x "
+            f"{config.action_dim} numbers, each one of {config.num_bins} values"
+        )
 
     def save(self, folder: Path) -> None:
         """Write `config.json` and `model.safetensors` to a new folder, whole or not at all.
@@ -271,3 +284,10 @@ class MlpPolicy(PolicyModel[Tensor]):
     @property
     def _device(self) -> torch.device:
         return next(self._network.parameters()).device
+
+
+def load_mlp(folder: Path, format: object, device: torch.device) -> MlpPolicy:
+    """Load a folder for `vla_rl.models.families`; its files say everything, so no format is read."""
+    policy = MlpPolicy.load(folder)
+    policy.network.to(device)
+    return policy

@@ -67,6 +67,25 @@ def download(hub_id: str, *, without: Sequence[str] = ()) -> Path:
     return Path(folder)
 
 
+def locate(checkpoint: Path | str, without: Sequence[str] = ()) -> Path:
+    """Return the folder of a checkpoint; a hub id is downloaded if necessary.
+
+    Args:
+        checkpoint: a folder, or a hub id such as `openvla/openvla-7b`.
+        without: patterns of files that are not fetched.
+
+    Raises: CheckpointError if it is neither, or cannot be downloaded.
+    """
+    path = Path(checkpoint).expanduser()
+    if str(checkpoint) and path.is_dir():
+        return path.resolve()
+    if isinstance(checkpoint, str) and HUB_ID.fullmatch(checkpoint):
+        return download(checkpoint, without=without)
+    raise CheckpointError(
+        f"{checkpoint} is neither a folder nor a hub id such as openvla/openvla-7b."
+    )
+
+
 def verify_download(path: Path) -> None:
     """Check a file against its digest, if it is a link to a file named by its digest; other files
     are not checked.

@@ -32,8 +32,7 @@ from vla_rl.models.loading import (
     CheckpointFormat,
     Device,
     compute_digest_as_read,
-    describe_policy,
-    load_policy,
+    load_openvla,
 )
 from vla_rl.models.prismatic.config import OpenVlaConfig
 from vla_rl.pipelines.config import EmbodiedConfig
@@ -302,10 +301,10 @@ def load_driver(
     Args:
         route_points: points of the route that the state has too; None if no route is known.
 
-    Raises: as `load_policy`; ConfigError if it was trained with rows that mean something else, or
+    Raises: as `load_openvla`; ConfigError if it was trained with rows that mean something else, or
     reads another number of route points.
     """
-    model = load_policy(checkpoint, format, device)
+    model = load_openvla(checkpoint, format, device)
     # a policy that reads another state would take its first numbers for something else, and drive
     # somehow
     reads = None if isinstance(model.config, OpenVlaConfig) else model.config.proprio
@@ -365,7 +364,7 @@ async def train_driver(
         seen["action"],
         seen.get("route_points"),  # NavSim's scenes have none
     )
-    print(f"starting from the policy in {policy}; {describe_policy(model)}", flush=True)
+    print(f"starting from the policy in {policy}; {model.describe()}", flush=True)
     return await launch(
         command,
         starts,

@@ -42,7 +42,7 @@ from vla_rl.envs.driving.scores.leaderboard_files import (
     require_route_set,
 )
 from vla_rl.errors import ConfigError
-from vla_rl.models.loading import CheckpointConfig, describe_policy
+from vla_rl.models.loading import CheckpointConfig
 from vla_rl.recipes.driving_training import IMAGE_SIZE, load_driver
 from vla_rl.run.terminal import StopSignal
 from vla_rl.types import Observation, PositiveFloat, PositiveInt, Sampling
@@ -147,7 +147,7 @@ async def main(command: Command[Launch, EvalBench2DriveConfig]) -> int:
         config.action,
         config.route_points,
     )
-    print(describe_policy(model))
+    print(model.describe())
     if command.launch.dry_run:
         print("everything that the command would read was found")
         return 0

@@ -39,7 +39,7 @@ from vla_rl.envs.driving.scores.navsim import (
 from vla_rl.envs.driving.scores.scene_files import read_plans
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import embodied_agent_within_range, run_each
-from vla_rl.models.loading import CheckpointConfig, describe_policy
+from vla_rl.models.loading import CheckpointConfig
 from vla_rl.recipes.driving_training import IMAGE_SIZE, load_driver
 from vla_rl.types import EnvSpec, EpisodeSpec, PositiveInt, Sampling, Trajectory
 from vla_rl.util.atomic_files import replace_file
@@ -150,7 +150,7 @@ async def _make_plans(config: EvalNavsimConfig, files: list[Path]) -> "dict[str,
     model = await asyncio.to_thread(
         load_driver, config.policy, config, config.device, config.action, None
     )
-    print(describe_policy(model))
+    print(model.describe())
     plans: dict[str, Floats] = {}
 
     async def done(trajectory: Trajectory) -> None:

@@ -24,7 +24,6 @@ from vla_rl.envs.driving.observing import ROUTE_POINTS
 from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.evaluation import embodied_agent_within_range
 from vla_rl.learner import LearnerConfig, OptimizerConfig
-from vla_rl.models.loading import describe_policy
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.pipelines.nodes.rewards import RewardConfig
 from vla_rl.recipes.driving_training import (
@@ -125,7 +124,7 @@ async def main(command: Command[TrainingLaunch, GrpoBench2DriveConfig]) -> int:
         config.action,
         config.route_points,
     )
-    print(f"starting from the policy in {config.policy}; {describe_policy(model)}", flush=True)
+    print(f"starting from the policy in {config.policy}; {model.describe()}", flush=True)
     return await launch(
         command,
         training_starts(config),

@@ -43,7 +43,7 @@ from vla_rl.evaluation.scenes import (
     resolve_checkpoint,
 )
 from vla_rl.evaluation.suites import check_starts, libero_episode, require_for_libero
-from vla_rl.models.loading import SHIPPED, CheckpointConfig, describe_policy, load_policy
+from vla_rl.models.loading import SHIPPED, CheckpointConfig, load_openvla
 from vla_rl.types import Config, PositiveInt, Sampling, Trajectory
 from vla_rl.util.values import plain_console
 
@@ -140,7 +140,7 @@ async def main(command: Command[Launch, ParityConfig]) -> int:
         # loaded once: both sides act with the same weights
         if policy is None:
             policy = await asyncio.to_thread(_load_checkpoint, config)
-            print(describe_policy(policy), flush=True)
+            print(policy.describe(), flush=True)
         traces.append(await _record_trace(config, policy, way, side))
     if config.save is not None:
         await asyncio.to_thread(config.save.mkdir, parents=True, exist_ok=True)
@@ -227,7 +227,7 @@ def _first_decisions(trace: Trace, number: int | None) -> Trace:
 
 def _load_checkpoint(config: ParityConfig) -> "VlaPolicy":
     folder = resolve_checkpoint(config.checkpoint, config.assets)
-    policy = load_policy(folder, config, config.device)
+    policy = load_openvla(folder, config, config.device)
     require_for_libero(policy, folder)
     return policy
 

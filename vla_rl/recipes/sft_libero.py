@@ -37,8 +37,7 @@ from vla_rl.models.loading import (
     CheckpointConfig,
     CheckpointFormat,
     choose_device,
-    describe_policy,
-    load_policy,
+    load_openvla,
     require_new_folder,
 )
 from vla_rl.models.prismatic.config import NewPart
@@ -180,7 +179,7 @@ def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) ->
                 msgspec.structs.replace(config, norm_key=key),
             )
         seed = derive_seed(config.seed, "new parts")
-        policy = load_policy(folder, config, config.device, config.new_parts, seed)
+        policy = load_openvla(folder, config, config.device, config.new_parts, seed)
     if config.lora_rank is None:
         return policy
     from vla_rl.models.prismatic.config import LoraConfig
@@ -252,7 +251,7 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     if config.compile_blocks:
         policy.compile_blocks()
         print(COMPILATION_NOTICE)
-    print(describe_policy(policy))
+    print(policy.describe())
     samples = imitation.Samples(episodes, policy)
     print(
         f"{len(samples)} samples of {len(episodes)} episodes; {config.updates} updates of "

@@ -37,10 +37,10 @@ from vla_rl.evaluation.suites import (
     get_benchmark,
     require_fitting,
 )
+from vla_rl.models.families import require_method
 from vla_rl.models.loading import (
     CheckpointFormat,
     compute_digest_as_read,
-    describe_policy,
     load_policy,
 )
 from vla_rl.pipelines.config import EmbodiedConfig
@@ -56,7 +56,7 @@ from vla_rl.types import (
 )
 
 if TYPE_CHECKING:
-    from vla_rl.models.loading import VlaPolicy
+    from vla_rl.models.robot_policy import RobotPolicy
 
 
 MAX_TRAINED: Final = 100_000
@@ -277,7 +277,7 @@ def training_starts(config: SuiteTrainingConfig) -> list[TaskStart]:
     return starts
 
 
-def starting_policy(config: SuiteTrainingConfig) -> "VlaPolicy":
+def starting_policy(config: SuiteTrainingConfig) -> "RobotPolicy":
     """Load the policy to train.
 
     Raises: ConfigError if it gives no likelihood of its actions; CheckpointError.
@@ -299,13 +299,14 @@ def starting_policy(config: SuiteTrainingConfig) -> "VlaPolicy":
             rank=config.lora_rank, alpha=config.lora_alpha, targets=config.lora_targets
         )
         # a seed of the run: two runs with different seeds must not begin with the same adapters
-        policy = policy.adapted(lora, seed=derive_seed(config.run.seed, "adapters"))
+        adapted = require_method(policy, "adapted", "lora_rank")
+        policy = adapted(lora, seed=derive_seed(config.run.seed, "adapters"))
     if config.recompute_activations:
-        policy.recompute_activations()
+        require_method(policy, "recompute_activations", "recompute_activations")()
     if config.compile_blocks:
         from vla_rl.models.blocks import COMPILATION_NOTICE
 
-        policy.compile_blocks()
+        require_method(policy, "compile_blocks", "compile_blocks")()
         print(COMPILATION_NOTICE, flush=True)
     return policy
 
@@ -332,7 +333,7 @@ async def main(
         f"starting from the policy in {config.policy_folder}; rendering quality {config.scene.quality}",
         flush=True,
     )
-    print(describe_policy(model), flush=True)
+    print(model.describe(), flush=True)
     return await launch(
         command,
         training_starts(config),

@@ -29,12 +29,18 @@ def checkpoint_that_acts(machine: Machine) -> Iterable[CheckResult]:
     """Check a policy's statistics, and that its tokens were trained."""
     if machine.checkpoint is None:
         return
+    from vla_rl.models.families import find_family
     from vla_rl.models.prismatic.folder import open_folder
+    from vla_rl.models.tensor_reading import locate
 
     try:
-        folder = open_folder(machine.checkpoint)
+        family = find_family(locate(machine.checkpoint))
+        folder = open_folder(machine.checkpoint) if family is None else None
     except VlaRlError as error:
         yield _unreadable(machine.checkpoint, error)
+        return
+    if folder is None:
+        yield from _loads(machine)
         return
     yield from _statistics(folder, machine)
     heads = list(_trained_for_numbers(folder, machine))
@@ -43,7 +49,7 @@ def checkpoint_that_acts(machine: Machine) -> Iterable[CheckResult]:
         return
     from vla_rl.models.loading import count_weight_bytes
 
-    size = count_weight_bytes(folder)
+    size = count_weight_bytes(folder.all_files)
     if size > machine.load_gib * 2**30:
         yield CheckResult(
             f"{folder.path} has {size / 2**30:.1f} GiB of weights, and was not loaded",
@@ -53,6 +59,27 @@ def checkpoint_that_acts(machine: Machine) -> Iterable[CheckResult]:
         )
         return
     yield from _asked_for_actions(folder, machine)
+
+
+def _loads(machine: Machine) -> Iterable[CheckResult]:
+    """Load a policy of another family than OpenVLA's, if it is small enough."""
+    from vla_rl.models.loading import count_weight_bytes, list_files, load_policy
+    from vla_rl.models.prismatic.conventions import CheckpointFormat
+
+    checkpoint = str(machine.checkpoint)
+    size = count_weight_bytes(list_files(checkpoint))
+    if size > machine.load_gib * 2**30:
+        yield CheckResult(
+            f"{checkpoint} has {size / 2**30:.1f} GiB of weights, and was not loaded",
+            "Whether a run can load it was not checked",
+            f"Add `--load-gib {math.ceil(size / 2**30)}`, which loads it",
+            "warning",
+        )
+        return
+    try:
+        load_policy(checkpoint, CheckpointFormat(policy_family=machine.policy_family), "cpu")
+    except VlaRlError as error:
+        yield _unreadable(checkpoint, error)
 
 
 def _trained_for_numbers(folder: "PublicFolder", machine: Machine) -> Iterable[CheckResult]:
@@ -77,12 +104,12 @@ def _trained_for_numbers(folder: "PublicFolder", machine: Machine) -> Iterable[C
 
 
 def _asked_for_actions(folder: "PublicFolder", machine: Machine) -> Iterable[CheckResult]:
-    from vla_rl.models.loading import load_policy
+    from vla_rl.models.loading import load_openvla
     from vla_rl.models.prismatic.conventions import CheckpointFormat
 
     format = CheckpointFormat(policy_family=machine.policy_family, norm_key=machine.norm_key)
     try:
-        policy = load_policy(folder, format, "cpu")
+        policy = load_openvla(folder, format, "cpu")
     except VlaRlError as error:
         yield _unreadable(str(folder.path), error)
         return

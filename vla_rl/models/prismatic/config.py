@@ -262,6 +262,11 @@ class PrismaticConfig(Config, frozen=True, kw_only=True):
         """Dimensions of the action of one control step."""
         return self.action_bounds.action_dim
 
+    @property
+    def state_size(self) -> int | None:
+        """Numbers of the state that it reads; None if it reads none."""
+        return None
+
 
 Vocabulary: TypeAlias = Literal["all", "actions"]
 """Token ids over which OpenVLA normalises an action token's probability: all ids, or the ids of the
@@ -324,6 +329,11 @@ class OpenVlaOftConfig(PrismaticConfig, frozen=True, kw_only=True):
 
     has_stop_token: bool = True
     """Whether a stop token follows the placeholders; part of the convention."""
+
+    @property
+    def state_size(self) -> int | None:
+        """Numbers of the state that it reads; None if it reads none."""
+        return None if self.proprio is None else len(self.proprio.low)
 
     @property
     def num_action_tokens(self) -> int:

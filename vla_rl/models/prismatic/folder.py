@@ -41,7 +41,7 @@ from vla_rl.models.prismatic.public_config import (
 )
 from vla_rl.models.prismatic.statistics import StatisticsSets, choose_key, read_statistics
 from vla_rl.models.small_files import companion_files, require_same_tokens_and_images
-from vla_rl.models.tensor_reading import HUB_ID, INDEX_FILE, download, holds_weights
+from vla_rl.models.tensor_reading import INDEX_FILE, holds_weights, locate
 from vla_rl.models.weight_files import ADAPTER_CONFIG, MAIN_WEIGHTS, refuse_extra_adapter
 from vla_rl.util.values import excerpt
 
@@ -263,9 +263,9 @@ def open_folder(
                 "name it when it is read."
             )
         return checkpoint
-    path = _locate(checkpoint, without=(f"{LORA_FOLDER}/*",))
+    path = locate(checkpoint, without=(f"{LORA_FOLDER}/*",))
     if adapter is not None:
-        return _read_adapted(path, _locate(adapter, without=(MAIN_WEIGHTS,)))
+        return _read_adapted(path, locate(adapter, without=(MAIN_WEIGHTS,)))
     # Weights beside lora_adapter have it merged in already: adding it once more would double it.
     if holds_weights(path):
         if (path / LORA_FOLDER / ADAPTER_CONFIG).is_file():
@@ -275,7 +275,7 @@ def open_folder(
                 LORA_FOLDER,
             )
         return _read_folder(path, None, None)
-    path = _locate(checkpoint)
+    path = locate(checkpoint)
     found = find_adapter(path)
     return (
         _read_folder(path, None, None) if found is None else _read_adapted(_find_base(found), path)
@@ -360,21 +360,10 @@ def _find_base(adapter: PeftAdapter) -> Path:
         f"{snapshot[1]}/{snapshot[2]}" if snapshot is not None and not Path(base).is_dir() else base
     )
     try:
-        return _locate(wanted, without=(f"{LORA_FOLDER}/*",))
+        return locate(wanted, without=(f"{LORA_FOLDER}/*",))
     except CheckpointError as error:
         raise CheckpointError(
             f"{adapter.path} is an adapter that was trained on {base!r}, which cannot be found "
             "here; load the checkpoint that it was trained on, and name the adapter beside it "
             "(adapter, --adapter)."
         ) from error
-
-
-def _locate(checkpoint: Path | str, without: Sequence[str] = ()) -> Path:
-    path = Path(checkpoint).expanduser()
-    if str(checkpoint) and path.is_dir():
-        return path.resolve()
-    if isinstance(checkpoint, str) and HUB_ID.fullmatch(checkpoint):
-        return download(checkpoint, without=without)
-    raise CheckpointError(
-        f"{checkpoint} is neither a folder nor a hub id such as openvla/openvla-7b."
-    )

@@ -99,6 +99,18 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
     def build_network(config: ConfigT) -> NetworkT:
         """Build a network with new weights, from the global random state."""
 
+    def describe(self) -> str:
+        """Describe in one line how it acts, as its checkpoint was interpreted."""
+        config: Any = self.config
+        kind = f"OpenVLA-OFT, {config.head}" if hasattr(config, "head") else "OpenVLA"
+        bounds, dtype = config.action_bounds, next(self._network.parameters()).dtype
+        state = "" if self._proprio is None else f" and {self._proprio.key}"
+        return (
+            f"{kind}: sees {', '.join(config.cameras)}{state} ({config.images}), decides "
+            f"{config.chunk_size} x {config.action_dim} numbers by the statistics {config.norm_key!r} "
+            f"({config.normalization}, gripper {bounds.gripper}), {str(dtype).removeprefix('torch.')}"
+        )
+
     def save(self, folder: Path | str) -> None:
         """Write the public layout to a new folder, all of it or nothing.
 

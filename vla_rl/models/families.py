@@ -1,0 +1,152 @@
+"""The table of policy families: by which tensors a folder is recognised, and who loads it.
+
+    folder ─► names of its tensors ─► PolicyFamily ─► load(folder, format, device) ─► RobotPolicy
+
+What a folder is follows from its tensors. Its `config.json` may say something else, because tools copy that
+file from a base or leave it as it was; then the tensors decide, and one line says so.
+
+To add a family, add an entry to `FAMILIES`: a function of the names that is true for its folders alone, and a
+function that loads one. Importing this module does not import torch.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.models.prismatic.conventions import AS_STORED, CheckpointFormat
+
+if TYPE_CHECKING:
+    import torch
+
+    from vla_rl.models.robot_policy import RobotPolicy
+
+_log = logging.getLogger(__name__)
+
+CONFIG_FILE: Final = "config.json"
+
+
+@dataclass(frozen=True)
+class PolicyFamily:
+    """A family of policies whose folders are recognised by their tensors.
+
+    Example:
+        PolicyFamily("mlp", has_tensors("body.0.weight", "head.weight"), "my_family:load")
+    """
+
+    name: str
+    """Name in messages, such as pi05."""
+
+    has_its_tensors: Callable[[Collection[str]], bool]
+    """Whether the names of a folder's tensors are those of this family."""
+
+    load: str
+    """`module:function`, called with the folder, a `CheckpointFormat` and a torch device."""
+
+    reads: frozenset[str] = field(default_factory=frozenset)
+    """Fields of `CheckpointFormat` that `load` uses; others must not be set."""
+
+    config_types: frozenset[str] = field(default_factory=frozenset)
+    """Values of `type` or `model_type` in `config.json` that mean this family."""
+
+    def load_policy(
+        self, folder: Path, format: CheckpointFormat, device: "torch.device"
+    ) -> "RobotPolicy":
+        """Load a folder of this family.
+
+        Raises: ConfigError for a setting that it does not read; CheckpointError.
+        """
+        for name in format.__struct_fields__:
+            value = getattr(format, name)
+            # Subclasses of the format have options of recipes, which are no matter of a folder.
+            known = hasattr(AS_STORED, name)
+            if known and name not in self.reads and value != getattr(AS_STORED, name):
+                raise ConfigError(
+                    f"{name} is {value!r}, but the tensors of {folder} are those of {self.name}, which "
+                    "does not read it; leave it out"
+                )
+        policy: RobotPolicy = resolve_name(self.load)(folder, format, device)
+        return policy
+
+
+def has_tensors(*marks: str, without: Sequence[str] = ()) -> Callable[[Collection[str]], bool]:
+    """Return a function that finds all marks, and none of `without`, among the names of tensors.
+
+    A mark is a name, or its end behind a dot: folders of some tools put a prefix before every name.
+    """
+
+    def found(mark: str, names: Collection[str]) -> bool:
+        return any(name == mark or name.endswith(f".{mark}") for name in names)
+
+    def has_its_tensors(names: Collection[str]) -> bool:
+        return all(found(mark, names) for mark in marks) and not any(
+            found(mark, names) for mark in without
+        )
+
+    return has_its_tensors
+
+
+FAMILIES: Final[tuple[PolicyFamily, ...]] = (
+    PolicyFamily(
+        "mlp",
+        has_tensors("body.0.weight", "body.0.bias", "head.weight", "head.bias"),
+        "vla_rl.models.mlp:load_mlp",
+    ),
+)
+"""Every family beside OpenVLA's, which `vla_rl.models.loading` reads with their own settings."""
+
+
+def find_family(folder: Path) -> PolicyFamily | None:
+    """Return the family of a folder; None for OpenVLA's, and for a folder without weights.
+
+    Warns if `config.json` names another one.
+
+    Raises: CheckpointError for an index that names missing shards, or a damaged header.
+    """
+    from vla_rl.models.tensor_reading import holds_weights, tensor_files
+
+    if not holds_weights(folder):
+        return None
+    names = tensor_files(folder).keys()
+    family = next((each for each in FAMILIES if each.has_its_tensors(names)), None)
+    if family is not None:
+        named = read_config_type(folder)
+        others = {kind for each in FAMILIES if each is not family for kind in each.config_types}
+        if named in others:
+            _log.warning(
+                "%s of %s says %s, but its tensors are those of %s: it is read as %s",
+                CONFIG_FILE, folder, named, family.name, family.name,
+            )  # fmt: skip
+    return family
+
+
+def read_config_type(folder: Path) -> str | None:
+    """Return `type` (LeRobot's) or `model_type` (transformers') of `config.json`; None without one.
+
+    Raises: CheckpointError if the file is no JSON.
+    """
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        return None
+    try:
+        fields = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+    named = fields.get("type", fields.get("model_type"))
+    return named if isinstance(named, str) else None
+
+
+def require_method(policy: Any, name: str, option: str) -> Any:
+    """Return a method that not every family has. Raises: ConfigError naming the option that needs it."""
+    method = getattr(policy, name, None)
+    if method is None:
+        raise ConfigError(
+            f"{option} is set, but a {type(policy).__name__} has no method `{name}`; leave it unset, or take "
+            "a policy of a family that has it, such as OpenVLA's"
+        )
+    return method
