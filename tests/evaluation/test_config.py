@@ -165,8 +165,7 @@ def test_every_option_it_names_exists() -> None:
 
 
 def policy(**changes: Any) -> Any:
-    proprio = SimpleNamespace(low=(0.0,) * 8)
-    fields = {"cameras": ("image",), "proprio": proprio, "action_dim": 7} | changes
+    fields = {"cameras": ("image",), "state_size": 8, "action_dim": 7} | changes
     return SimpleNamespace(config=SimpleNamespace(**fields))
 
 
@@ -185,7 +184,7 @@ def test_a_suite_of_the_other_simulator_is_shown_its_recipes() -> None:
 
 def test_a_policy_that_fits_passes() -> None:
     require_fitting(policy(), "mine", LIBERO)
-    require_fitting(policy(proprio=None, cameras=("image", "wrist_image")), "mine", LIBERO)
+    require_fitting(policy(state_size=None, cameras=("image", "wrist_image")), "mine", LIBERO)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +192,7 @@ def test_a_policy_that_fits_passes() -> None:
     [
         ({"cameras": ("image", "left")}, "mine needs the camera 'left', which LIBERO does not"),
         (
-            {"proprio": SimpleNamespace(low=(0.0,) * 4)},
+            {"state_size": 4},
             "mine reads a state of 4 numbers, and LIBERO's has 8",
         ),
         ({"action_dim": 14}, "mine gives actions of 14 numbers, and LIBERO's arm takes 7"),
