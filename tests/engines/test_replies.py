@@ -9,7 +9,7 @@ import torch
 from tiny_vision import FAMILIES, noise, tiny_vision
 
 from vla_rl.engines import DeviceLane, EngineConfig, TorchChatEngine
-from vla_rl.engines.generator import Reply
+from vla_rl.engines.reply import Reply
 from vla_rl.envs.text import Ask, Done, TextEnvPool, TextTask
 from vla_rl.learner.decisions import flatten_trajectories
 from vla_rl.models.language import VisionLanguageModel

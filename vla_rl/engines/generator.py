@@ -6,13 +6,15 @@ None waits for another to end.
             n ... S-1       kept: conversations between their turns, or empty
 
 A new reply reuses what a slot already holds of its prompt: a conversation goes on in the slot where
-it was kept, and a prompt that begins like another one, images included, copies that part. Keys and
-values of older weights are never used: when the weights change, kept conversations are dropped and
-running ones are read again, so that every log-prob is that of the weights its version names. All of
-this runs on the device lane.
+it was kept, and a prompt that begins like another one, images included, copies that part. Of prompts
+that join together, a beginning that they share is read once (`shared_beginnings`), such as the prompt
+of a group.
+
+Keys and values of older weights are never used: when the weights change, kept conversations are
+dropped and running ones are read again, so that every log-prob is that of the weights its version
+names. All of this runs on the device lane.
 """
 
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -20,144 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.engines.chat_interface import ImagePrompt
 from vla_rl.engines.device_lane import to_device, to_host
 from vla_rl.engines.policy_model import LanguageModel
-from vla_rl.engines.sampling import (
-    Guide,
-    StopWatch,
-    choose_tokens,
-    forbidden,
-    likeliest_tokens,
-    pair_likeliest,
-)
-from vla_rl.types import FinishReason, Sampling
-
-_log: Final = logging.getLogger(__name__)
-
-
-class Reply:
-    """A reply that grows token by token. The generator owns it until it is finished.
-
-    Args:
-        prompt: int64 [P], P >= 1.
-        sampling: temperature, or greedy, and the seed of all its tokens.
-        max_tokens: maximum number of tokens of the reply, >= 1.
-        guide: position of the reply in its grammar, if it has one.
-        stop_watch: finds texts that end the reply, if there are any.
-        num_alternatives: number of likeliest tokens recorded beside each sampled one.
-        image_prompt: the prompt as the model reads it, if it has images.
-    """
-
-    def __init__(
-        self,
-        prompt: np.ndarray,
-        sampling: Sampling,
-        max_tokens: int,
-        guide: Guide | None = None,
-        stop_watch: StopWatch | None = None,
-        num_alternatives: int = 0,
-        image_prompt: ImagePrompt | None = None,
-    ) -> None:
-        if not sampling.temperature > 0.0:
-            raise ValueError(
-                f"Sampling.temperature is {sampling.temperature}, expected > 0; use "
-                "greedy=True instead."
-            )
-        self.prompt, self.sampling, self.max_tokens = prompt, sampling, max_tokens
-        self.guide, self.num_alternatives = guide, num_alternatives
-        self._stop_watch = stop_watch
-        self.image_prompt = image_prompt
-        self.conversation: list[int] = prompt.tolist()
-        """Tokens of the prompt, then of the reply."""
-
-        self.compared: list[int] = (
-            self.conversation if image_prompt is None else image_prompt.compared.tolist()
-        )
-        """The same, with the contents of images: what a slot holds is reused only if these numbers
-        are equal."""
-
-        self.log_probs: list[float] = []
-        self.versions: list[int] = []
-        self.alternatives: list[list[tuple[int, float]]] = []
-        """Ids and log-probs of the likeliest tokens at each place of the reply."""
-
-        self.finish_reason: FinishReason | None = None
-        self.stopped_by: str | None = None
-        self.failure: ValueError | None = None
-        """Reason why this reply alone has no token: its grammar allows none, or is too complex."""
-
-        self.is_cancelled = False
-        """Set by the caller when it no longer waits; the reply then leaves the batch before its
-        next token."""
-
-        self.num_held = 0
-        """Tokens of the conversation whose keys and values are in its slot, computed with the
-        current weights."""
-
-        # All of them at once and by the token's index: with a generator that is drawn from step by
-        # step, the noise of a token would depend on what ran beside it.
-        self._uniforms = np.random.Generator(np.random.Philox(sampling.seed)).random(max_tokens)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the reply is complete or cannot go on."""
-        return self.finish_reason is not None or self.failure is not None
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """Tokens of the reply so far, int64 [T]."""
-        return np.array(self.conversation[len(self.prompt) :], np.int64)
-
-    @property
-    def next_uniform(self) -> float:
-        """Return the uniform number that the next token is drawn with.
-
-        It depends only on the seed and the token's index.
-        """
-        return float(self._uniforms[len(self.log_probs)])
-
-    @property
-    def unread_tokens(self) -> list[int]:
-        """Tokens that the model has not read yet, at least one."""
-        return self.conversation[self.num_held :]
-
-    def add_token(
-        self, token: int, log_prob: float, version: int, stop_tokens: frozenset[int]
-    ) -> None:
-        """Add one token, sampled with the weights of `version`."""
-        self.conversation.append(token)
-        # Without images the two are one list, which would grow twice.
-        if self.compared is not self.conversation:
-            self.compared.append(token)
-        self.log_probs.append(log_prob)
-        self.versions.append(version)
-        if token in stop_tokens:
-            self.finish_reason = "stop"
-            return
-        if self._stop_watch is not None:
-            self.stopped_by = self._stop_watch.completed_stop(token)
-        if self.stopped_by is not None:
-            self.finish_reason = "stop"
-        elif len(self.log_probs) == self.max_tokens:
-            self.finish_reason = "length"
-        elif self.guide is not None:
-            try:
-                self.guide.advance(token)
-            except ValueError as error:
-                self.end_early(error)
-
-    def end_early(self, error: ValueError) -> None:
-        """End the reply here, as if it were out of tokens: its grammar cannot go on.
-
-        The tokens so far were sampled under it. A reply without any has failed.
-        """
-        if not self.log_probs:
-            self.failure = error
-            return
-        _log.warning("a reply ends after %d tokens: %s", len(self.log_probs), error)
-        self.finish_reason = "length"
-
+from vla_rl.engines.reply import Reply
+from vla_rl.engines.sampling import choose_tokens, forbidden, likeliest_tokens, pair_likeliest
+from vla_rl.engines.shared_beginnings import count_shared, plan_reading
 
 BURST: Final = 8
 """Maximum tokens of each running reply in one piece of work on the device lane; new requests and
@@ -175,12 +44,16 @@ class Generator:
         max_batch: maximum number of replies that run together.
         num_kept: number of conversations kept besides the running ones; the most recently used are
             kept.
+        shares: whether replies that run together share the beginnings of their prompts.
     """
 
-    def __init__(self, model: LanguageModel[Any], max_batch: int, num_kept: int) -> None:
+    def __init__(
+        self, model: LanguageModel[Any], max_batch: int, num_kept: int, *, shares: bool
+    ) -> None:
         self._model, self._max_batch, self._num_slots = model, max_batch, max_batch + num_kept
-        self._reuses = num_kept > 0
+        self._keeps, self._shares = num_kept > 0, shares
         self._version: int | None = None
+        self._num_prompt_tokens = self._num_reused = 0
         self._forget()
 
     @property
@@ -192,6 +65,15 @@ class Generator:
     def num_running(self) -> int:
         """Number of running replies."""
         return len(self._running)
+
+    @property
+    def reused_share(self) -> float:
+        """Share of the prompt tokens of all replies so far that were not computed for them, but
+        held from the turn before or copied from another conversation.
+
+        A prompt that is read again because the weights changed counts again.
+        """
+        return self._num_reused / max(self._num_prompt_tokens, 1)
 
     @torch.inference_mode()
     def advance(self, joining: Sequence[Reply], version: int) -> list[Reply]:
@@ -240,6 +122,7 @@ class Generator:
         self._held = [[] for _ in self._held]
         for reply in self._running:
             reply.num_held = 0
+            self._num_prompt_tokens += len(reply.prompt)
 
     def _join(self, reply: Reply) -> None:
         """Give a reply the slot behind the last running one.
@@ -260,6 +143,8 @@ class Generator:
         self._held[own] = []
         reply.num_held = num_shared
         self._running.append(reply)
+        self._num_prompt_tokens += len(reply.prompt)
+        self._num_reused += num_shared
 
     def _longest_prefix(self, prompt: Sequence[int]) -> tuple[int, int]:
         """Return the slot that holds the longest beginning of a prompt, and its length.
@@ -267,11 +152,11 @@ class Generator:
         The last token is always read again.
         """
         best, most = 0, 0
-        if self._reuses:
+        if self._shares:
             beginning = np.array(prompt[:-1], np.int64)
             for slot in range(self._num_slots):
                 held = self._held_tokens(slot)
-                num_same = _num_shared(held, beginning)
+                num_same = count_shared(np.array(held[: len(beginning)], np.int64), beginning)
                 if num_same > most:
                     best, most = slot, num_same
         return best, most
@@ -292,7 +177,7 @@ class Generator:
                 self._memory.swap(slot, last)
                 self._running[slot] = self._running[last]
             self._running.pop()
-            self._held[last], self._used_at[last] = (held if self._reuses else []), self._clock
+            self._held[last], self._used_at[last] = (held if self._keeps else []), self._clock
 
     def _swap(self, first: int, second: int) -> None:
         self._memory.swap(first, second)
@@ -300,8 +185,30 @@ class Generator:
         self._used_at[first], self._used_at[second] = self._used_at[second], self._used_at[first]
 
     def _read_prompts(self) -> None:
-        """Read conversations with more than their last token unread; sample their next token."""
-        slots = [slot for slot, reply in enumerate(self._running) if len(reply.unread_tokens) > 1]
+        """Read conversations with more than their last token unread; sample their next token.
+
+        What several of them begin with is read once. A reply that copied all but its last token is
+        left to the next pass over the running ones.
+        """
+        while slots := [
+            slot for slot, reply in enumerate(self._running) if len(reply.unread_tokens) > 1
+        ]:
+            if not self._shares:
+                self._read(slots)
+                continue
+            replies = [self._running[slot] for slot in slots]
+            plan = plan_reading(
+                [np.array(reply.compared, np.int64) for reply in replies],
+                [reply.num_held for reply in replies],
+            )
+            self._read([slots[number] for number in plan.reads])
+            for number, copy in plan.copies.items():
+                reply = replies[number]
+                self._memory.copy_prefix(slots[copy.source], slots[number], copy.num_tokens)
+                self._num_reused += max(0, min(copy.num_tokens, len(reply.prompt)) - reply.num_held)
+                reply.num_held = copy.num_tokens
+
+    def _read(self, slots: list[int]) -> None:
         # Prompts of similar length together: a pass computes every row to the length of its
         # longest.
         slots.sort(key=lambda slot: len(self._running[slot].unread_tokens))
@@ -369,10 +276,3 @@ def _under_grammars(logits: Tensor, replies: Sequence[Reply]) -> Tensor:
         guided = to_device(torch.tensor(rows), logits.device)
         logits[guided] = logits[guided].masked_fill(is_forbidden, -torch.inf)
     return logits
-
-
-def _num_shared(held: Sequence[int], prompt: np.ndarray) -> int:
-    """Return how many tokens two conversations share from their start."""
-    num = min(len(held), len(prompt))
-    differs = np.array(held[:num], np.int64) != prompt[:num]
-    return int(differs.argmax()) if differs.any() else num

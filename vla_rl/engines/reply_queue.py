@@ -12,8 +12,9 @@ import numpy as np
 from vla_rl.engines.chat_interface import Question, Sampled
 from vla_rl.engines.config import EngineConfig
 from vla_rl.engines.device_lane import DeviceLane
-from vla_rl.engines.generator import Generator, Reply
+from vla_rl.engines.generator import Generator
 from vla_rl.engines.policy_model import LanguageModel
+from vla_rl.engines.reply import Reply
 from vla_rl.engines.sampling import StopWatch
 from vla_rl.rollout import BatchStats
 from vla_rl.types import Sampling
@@ -51,7 +52,10 @@ class ReplyQueue:
         # Sums in a batch are rounded by its size, and a batch is whoever came in time.
         max_batch = 1 if config.is_deterministic else config.max_batch
         self._generator = Generator(
-            model, max_batch, 0 if config.is_deterministic else config.kept_conversations
+            model,
+            max_batch,
+            0 if config.is_deterministic else config.kept_conversations,
+            shares=not config.is_deterministic,
         )
         self._queue: deque[_Waiter] = deque()
         self._running: dict[int, _Waiter] = {}
@@ -121,6 +125,10 @@ class ReplyQueue:
             num_queued=len(self._queue),
             batch_sizes=dict(sorted(self._batch_sizes.items())),
         )
+
+    def metrics(self) -> dict[str, float]:
+        """Return the share of prompt tokens that were not computed again, since the start."""
+        return {"engine/prompt_share_reused": self._generator.reused_share}
 
     def _reply(self, asked: Question, sampling: Sampling, max_tokens: int) -> Reply:
         vocabulary, options = self._model.vocabulary, asked.options

@@ -254,6 +254,10 @@ class TorchChatEngine(TorchEngine, ChatEngineBase):
             model, lane, config, lambda: self._weight_version
         )
 
+    def metrics(self) -> dict[str, float]:
+        """Return the share of prompt tokens that were not computed again."""
+        return self._conversations.metrics()
+
     async def _sample(self, asked: Question, sampling: Sampling, max_tokens: int) -> Sampled:
         return await self._conversations.sample(asked, sampling, max_tokens)
 
