@@ -1,67 +1,22 @@
 """SmolVLA's network computes what LeRobot's does."""
 
-import json
-import math
-import zlib
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from tiny_smolvla import GOLDEN, SHAPES, TINY, golden_weights
 
 from vla_rl.errors import ConfigError
 from vla_rl.models.flow.network import FlowInputs, Prefix
-from vla_rl.models.flow.smolvla import SmolVlaConfig, SmolVlaNetwork
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "flow"
-SHAPES: dict[str, list[int]] = json.loads((GOLDEN / "smolvla_names.json").read_text())["shapes"]
-
-TINY_VLM = {
-    "text_config": {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "intermediate_size": 96,
-        "vocab_size": 300,
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 100_000.0},
-        "pad_token_id": 0,
-    },
-    "vision_config": {
-        "hidden_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 96,
-        "image_size": 56,
-        "patch_size": 14,
-    },
-    "scale_factor": 2,
-    "image_token_id": 200,
-    "pad_token_id": 0,
-}
-
-TINY = SmolVlaConfig(vlm=TINY_VLM, chunk_size=5, max_state_dim=7, max_action_dim=7)
-
-
-def weight_by_formula(name: str, shape: list[int]) -> torch.Tensor:
-    """Return the weight that the golden files were made with."""
-    offset = 2 * math.pi * (zlib.crc32(name.encode()) % 1000) / 1000
-    wave = np.sin(0.37 * np.arange(math.prod(shape)) + offset)
-    weight = wave * (0.08 if len(shape) > 1 else 0.05)
-    if len(shape) == 1 and "norm" in name and name.endswith("weight"):
-        weight = weight + 1.0
-    return torch.from_numpy(weight.reshape(shape).astype(np.float32))
+from vla_rl.models.flow.smolvla import SmolVlaNetwork
 
 
 @pytest.fixture(scope="module")
 def network() -> SmolVlaNetwork:
     made = SmolVlaNetwork(TINY).eval()
-    made.load_state_dict({name: weight_by_formula(name, shape) for name, shape in SHAPES.items()})
+    made.load_state_dict(golden_weights())
     return made
 
 

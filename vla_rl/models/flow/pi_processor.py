@@ -18,7 +18,7 @@ from vla_rl.engines.device_lane import to_device
 from vla_rl.errors import ConfigError
 from vla_rl.models.flow.folder_settings import FolderSettings
 from vla_rl.models.flow.network import FlowInputs
-from vla_rl.models.flow.padded_images import BLACK, resize_padded
+from vla_rl.models.flow.padded_images import BLACK, Padding, resize_padded
 from vla_rl.models.flow.pi import PiKind, PiSize
 from vla_rl.models.flow.pi_prompt import PiTokenizer, format_pi0, format_pi05
 from vla_rl.types import Observation
@@ -84,6 +84,7 @@ class PiProcessor:
         tokenizer: of prompts.
         image_size: pixels along a side of an image.
         state_width: width to which the state is padded.
+        padding: where images are padded.
     """
 
     kind: PiKind
@@ -92,6 +93,7 @@ class PiProcessor:
     tokenizer: PiTokenizer
     image_size: int
     state_width: int
+    padding: Padding = "even"
 
     @property
     def action_dim(self) -> int:
@@ -178,7 +180,7 @@ class PiProcessor:
 
     def _resize(self, frames: np.ndarray, device: torch.device) -> Tensor:
         images = to_device(torch.from_numpy(frames), device).permute(0, 3, 1, 2)
-        return resize_padded(images, self.image_size, self.settings.project)
+        return resize_padded(images, self.image_size, self.settings.project, self.padding)
 
 
 def make_processor(

@@ -109,12 +109,12 @@ def read_tokenizer(folder: Path, named: str | None, vocabulary: int) -> Tokenize
     """
     path = folder / TOKENIZER_FILE
     if not path.is_file():
-        path = _locate(folder, named or PALIGEMMA) / TOKENIZER_FILE
+        path = find_tokenizer_folder(folder, named or PALIGEMMA) / TOKENIZER_FILE
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the tokenizers library has no narrower exception
         raise CheckpointError(
-            f"{path} is not a tokenizer: {error}; copy PaliGemma's tokenizer.json into {folder}."
+            f"{path} is not a tokenizer: {error}; copy the tokenizer.json of its language model into {folder}."
         ) from error
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
     # PaliGemma's own has ids of 64 unused tokens behind the table that openpi's networks keep
@@ -126,7 +126,11 @@ def read_tokenizer(folder: Path, named: str | None, vocabulary: int) -> Tokenize
     return tokenizer
 
 
-def _locate(folder: Path, named: str) -> Path:
+def find_tokenizer_folder(folder: Path, named: str) -> Path:
+    """Return the folder of a tokenizer that a checkpoint names, downloaded if it is a hub id.
+
+    Raises: CheckpointError if it is neither a folder nor a hub id, or cannot be fetched.
+    """
     if Path(named).is_dir():
         return Path(named)
     if HUB_ID.fullmatch(named):
@@ -135,9 +139,9 @@ def _locate(folder: Path, named: str) -> Path:
         except CheckpointError as error:
             raise CheckpointError(
                 f"{folder} has no {TOKENIZER_FILE}, and that of {named} cannot be fetched; copy "
-                f"PaliGemma's {TOKENIZER_FILE} into the folder. {error}"
+                f"it into the folder. {error}"
             ) from error
     raise CheckpointError(
         f"{folder} has no {TOKENIZER_FILE} and names {named!r}, which is no folder here; copy "
-        f"PaliGemma's {TOKENIZER_FILE} into it."
+        f"that of its language model into it."
     )
