@@ -181,6 +181,16 @@ async def test_new_weights_read_the_images_again(
     assert abs(float(after.log_probs[0] - before.log_probs[0])) > 1e-3
 
 
+async def test_more_images_than_the_limit_are_refused_by_number(
+    policy: VisionLanguageModel, lane: DeviceLane
+) -> None:
+    async with TorchChatEngine(policy, lane, EngineConfig(max_images=1)) as engine:
+        with pytest.raises(
+            ValueError, match=r"shows 2 images, .* engine.max_images = 1; show fewer"
+        ):
+            await engine.generate([*said(0), Message(role="assistant", content="a"), *said(1)])
+
+
 class TwoImages(TextTask):
     """Shows an image, and after the reply another one of another size."""
 

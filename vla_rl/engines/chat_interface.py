@@ -218,7 +218,7 @@ def process_images(
     if not isinstance(chat, ImageChatInterface):
         raise ValueError(
             f"the conversation has {len(images)} images, but {type(chat).__name__} reads text alone; "
-            "take a policy with a vision tower, such as Qwen2.5-VL"
+            "take a policy with a vision tower, such as Qwen3-VL"
         )
     return images, chat.prepare_prompt(tokens, images)
 
@@ -280,6 +280,7 @@ class ChatEngineBase(ABC):
         self.token_ids: range | None = getattr(chat, "token_ids", None)
         """Ids of the tokens that the policy chooses from; None if it does not name them."""
         self._max_reply, self._context_size = config.max_reply, context_size
+        self._max_images = config.max_images
 
     async def generate(
         self,
@@ -306,6 +307,11 @@ class ChatEngineBase(ABC):
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}, expected at least 1 token of a reply.")
         asked = await self._lane.prepare(make_question, self._chat, prompt, tuple(tools), options)
+        if len(asked.images) > self._max_images:
+            raise ValueError(
+                f"the conversation shows {len(asked.images)} images, expected at most "
+                f"engine.max_images = {self._max_images}; show fewer, or raise it"
+            )
         room = self._context_size - len(asked.tokens)
         if room < 1:
             raise ContextOverflow(len(asked.tokens), self._context_size)

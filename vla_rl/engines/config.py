@@ -209,6 +209,9 @@ class EngineConfig(Config, frozen=True, kw_only=True):
     max_reply: PositiveInt = 512
     """Language policies only: maximum tokens of one reply."""
 
+    max_images: PositiveInt = 64
+    """Vision-language policies only: maximum images of a conversation, over all its turns."""
+
     kept_conversations: NonNegativeInt = 16
     """Language policies only: number of idle conversations whose keys and values are kept between
     their turns, so that the beginning they share with a new prompt is not computed again. 0 keeps

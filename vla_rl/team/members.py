@@ -364,7 +364,7 @@ def _make_engine(
         from vla_rl.engines.vllm.engine_kinds import make_vllm_engine
         from vla_rl.models.vllm import serve
 
-        served = serve(member.model, max_context=engine.max_context)
+        served = serve(member.model, max_context=engine.max_context, max_images=engine.max_images)
         return make_vllm_engine(served, lane, engine, weight_version, gpus)
     if engine.kind == "server":
         from vla_rl.engines.server import ServerChatEngine

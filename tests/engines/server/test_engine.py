@@ -13,6 +13,7 @@ import pytest
 import torch
 from model_servers import FakeSglang, FakeVllm, Server, same_weights, serving
 from small_policies import completing_policy, moved, oft_policy
+from tiny_vision import tiny_vision
 
 from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.engines.server import ModelServerConfig, ServerChatEngine
@@ -313,6 +314,8 @@ async def test_settings_that_cannot_work_are_refused(
     policy: Any = oft_policy()
     with pytest.raises(ConfigError, match=r"serves language policies; .* action chunks"):
         ServerChatEngine(serve(policy), lane, good)
+    with pytest.raises(ConfigError, match=r"no policy that reads images.*engine 'torch' or 'vllm'"):
+        ServerChatEngine(serve(tiny_vision()), lane, good)
     with pytest.raises(ConfigError, match=r"urls .* expected at least one address"):
         ServerChatEngine(serve(completing_policy()), lane, changed())
     for fields, wanted in (

@@ -28,10 +28,11 @@ def test_a_request_for_a_chunk_has_features_prompt_placeholders_and_stop_token_i
     # two cameras of 2 x 2 patches and one token of proprioception; 8 x 7 placeholders; the stop
     # token is 2
     assert request.token_ids == [prompt[0], *[PAD] * 9, *prompt[1:], *[PAD] * 56, 2]
-    assert (request.feature_start, request.num_features) == (1, 9)
-    assert request.features["images"].dtype == torch.uint8
-    assert list(request.features["images"].shape) == [1, 2, 3, 28, 28]
-    assert list(request.features["proprio"].shape) == [1, 8]
+    (shown,) = request.features
+    assert (shown.start, shown.length) == (1, 9)
+    assert shown.values["images"].dtype == torch.uint8
+    assert list(shown.values["images"].shape) == [2, 3, 28, 28]
+    assert list(shown.values["proprio"].shape) == [8]
 
 
 def test_a_request_for_single_tokens_ends_with_its_prompt() -> None:
@@ -39,7 +40,7 @@ def test_a_request_for_single_tokens_ends_with_its_prompt() -> None:
     request = serve(policy).request(observe(1))
     prompt = policy.prepare([observe(1)]).prompts[0].tolist()
     assert request.token_ids == [prompt[0], *[PAD] * 4, *prompt[1:]]
-    assert set(request.features) == {"images"}
+    assert [set(each.values) for each in request.features] == [{"images"}]
 
 
 def test_only_action_tokens_may_be_sampled_where_the_policy_says_so() -> None:

@@ -57,6 +57,11 @@ class ServerChatEngine(ChatEngineBase):
                 "engine 'server' serves language policies; this policy chooses action chunks: take "
                 "engine 'torch' or 'vllm'"
             )
+        if served.layout.features is not None:
+            raise ConfigError(
+                "engine 'server' serves no policy that reads images, because its servers are not "
+                "handed those of a conversation; take engine 'torch' or 'vllm'"
+            )
         servers.require(
             bool(servers.urls), "urls", "at least one address, such as http://host:8000"
         )

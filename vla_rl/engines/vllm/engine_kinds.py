@@ -10,7 +10,6 @@ from vla_rl.engines.vllm.adapter import require_grammars
 from vla_rl.engines.vllm.engine import VllmEngine
 from vla_rl.engines.vllm.served import (
     NO_RULES,
-    EngineRequest,
     ServedActions,
     ServedLanguage,
     join_answers,
@@ -69,6 +68,7 @@ class VllmChatEngine(VllmEngine, ChatEngineBase):
     ) -> None:
         VllmEngine.__init__(self, served, lane, config, weight_version, gpus)
         ChatEngineBase.__init__(self, served.chat, lane, config, served.layout.context_size)
+        self._language = served
 
     async def _sample(self, asked: Question, sampling: Sampling, max_tokens: int) -> Sampled:
         if asked.grammar is not None:
@@ -76,9 +76,8 @@ class VllmChatEngine(VllmEngine, ChatEngineBase):
             # them.
             require_grammars()
         rules = make_reply_rules(asked, self._chat.stop_tokens)
-        answer = await self._pool.answer_request(
-            EngineRequest(asked.tokens.tolist()), sampling, max_tokens, rules
-        )
+        request = await self._lane.prepare(self._language.request, asked)
+        answer = await self._pool.answer_request(request, sampling, max_tokens, rules)
         return join_answers([answer], rules)
 
 

@@ -109,7 +109,15 @@ def engine_arguments(
         "seed": 0,
     }
     if layout.features:
-        arguments |= {"limit_mm_per_prompt": {layout.features: 1}, "mm_processor_cache_gb": 0}
+        arguments |= {
+            # 0 for what no request has: vLLM would measure the memory of the longest video
+            "limit_mm_per_prompt": {"video": 0, layout.features: layout.max_features},
+            "mm_processor_cache_gb": 0,
+            # its default needs the package blake3, whose lack shows at the first image only
+            "mm_hasher_algorithm": "sha256",
+            # the client sends the pixels that the learner reads, which are normalised already
+            "mm_device_do_normalize": False,
+        }
     if layout.num_tokens is None:
         # the learner computes grammar masks with the same library
         arguments |= {"structured_outputs_config": {"backend": "guidance"}}

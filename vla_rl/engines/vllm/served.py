@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, Protocol
 
 import msgspec
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from vla_rl.engines.chat_interface import ChatInterface, Question, Sampled
@@ -23,25 +24,45 @@ from vla_rl.types import Observation, Sampling
 
 
 @dataclass(frozen=True)
+class EngineFeature:
+    """Content of adjacent placeholders of a prompt: an image of a conversation, or all that an
+    observation shows.
+
+    Attributes:
+        start: position of the first placeholder.
+        length: number of adjacent placeholders.
+        values: tensors by the names that the model class reads, one for each feature.
+        rows: tensors of several rows, such as patches; vLLM joins those of a batch end to end.
+        is_part: bool [length], which placeholders become embeddings; None for all.
+        digest: names the content; features of one digest are computed once. None: never shared.
+
+    Example:
+        EngineFeature(start=1, length=2, values={"images": frames})
+    """
+
+    start: int
+    length: int
+    values: Mapping[str, Tensor] = field(default_factory=dict)
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+    is_part: Tensor | None = None
+    digest: str | None = None
+
+
+@dataclass(frozen=True)
 class EngineRequest:
     """One request to an engine.
 
     Attributes:
-        token_ids: the prompt, with a placeholder for each feature.
-        features: tensors that become embeddings, by the names that the model class reads; images
-            are uint8.
-        feature_start: position of the first placeholder.
-        num_features: number of adjacent placeholders; 0 without features.
+        token_ids: the prompt, with all placeholders of features.
+        features: what stands for the placeholders, in the order of the prompt.
 
     Example:
-        EngineRequest([1, 0, 0, 318, 42], {"images": frames}, feature_start=1, num_features=2)
+        EngineRequest([1, 0, 0, 318, 42], (EngineFeature(1, 2, {"images": frames}),))
         EngineRequest([1, 318, 42])
     """
 
     token_ids: list[int]
-    features: Mapping[str, Tensor] = field(default_factory=dict)
-    feature_start: int = 0
-    num_features: int = 0
+    features: tuple[EngineFeature, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,6 +80,7 @@ class EngineLayout:
         reuses_prefixes: whether keys and values are reused for prompts that begin alike.
         features: vLLM's name for the kind of features, such as `image`; None for prompts of text
             only.
+        max_features: largest number of features of a request.
 
     Example:
         OpenVLA-OFT, whose 56 tokens come from one pass:
@@ -75,6 +97,7 @@ class EngineLayout:
     allowed_tokens: Sequence[int] | None = None
     reuses_prefixes: bool = False
     features: str | None = None
+    max_features: int = 1
 
 
 class ServedPolicy(Protocol):
@@ -126,6 +149,10 @@ class ServedLanguage(ServedPolicy, Protocol):
     @property
     def chat(self) -> ChatInterface:
         """The policy's tokenizer and chat format."""
+        ...
+
+    def request(self, asked: Question) -> EngineRequest:
+        """Turn a question into a request, with its images if it has some."""
         ...
 
 
@@ -199,21 +226,33 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def engine_input(request: EngineRequest, modality: str | None, name: str) -> Any:
-    """Return the prompt in vLLM's form.
+    """Return the prompt in vLLM's form: tokens and tensors as they are, so that vLLM neither
+    tokenizes a text nor processes an image itself.
 
-    A `name` of its own keeps vLLM from reusing another request's cached features.
+    A `name` of its own keeps vLLM from reusing another request's features that have no digest.
     """
-    if not request.features:
+    features = request.features
+    if not features:
         return adapter.tokens_input(request.token_ids)
     assert modality is not None
-    fields = {key: adapter.MultiModalFieldConfig.batched(modality) for key in request.features}
+    fields, tensors = {}, {}
+    for key, value in features[0].values.items():
+        # sizes and counts, which models read as numbers, stay on the host
+        on_host = value.dtype == torch.int64
+        fields[key] = adapter.MultiModalFieldConfig.batched(modality, keep_on_cpu=on_host)
+        tensors[key] = torch.stack([each.values[key] for each in features])
+    for key in features[0].rows:
+        rows = [each.rows[key] for each in features]
+        sizes = torch.tensor([len(each) for each in rows])
+        fields[key] = adapter.MultiModalFieldConfig.flat_from_sizes(modality, sizes)
+        tensors[key] = torch.cat(rows)
     return adapter.mm_input(
         request.token_ids,
-        adapter.MultiModalKwargsItems.from_hf_inputs(dict(request.features), fields),
-        {modality: [name]},
+        adapter.MultiModalKwargsItems.from_hf_inputs(tensors, fields),
+        {modality: [each.digest or f"{name}-{each.start}" for each in features]},
         {
             modality: [
-                adapter.PlaceholderRange(offset=request.feature_start, length=request.num_features)
+                adapter.PlaceholderRange(each.start, each.length, each.is_part) for each in features
             ]
         },
     )

@@ -22,6 +22,7 @@ from transformers.vision_utils import (
 from vla_rl.engines.device_lane import to_device
 from vla_rl.models.language.images import (
     ImageFeatures,
+    ImageItem,
     ImageReader,
     PreparedImages,
     Shape,
@@ -118,6 +119,20 @@ class GridReader(ImageReader):
     def get_tower_blocks(self, network: Any) -> list[nn.Module]:
         """Return the blocks of the vision tower, from the first to the last."""
         return list(network.model.visual.blocks)
+
+    def split_images(self, images: PreparedImages) -> list[ImageItem]:
+        """Return each image of a conversation by itself, for vLLM."""
+        sizes = [rows * columns for rows, columns in images.shapes]
+        return [
+            ImageItem(
+                is_part=np.ones(size // self._merge**2, np.bool_),
+                values={"image_grid_thw": torch.tensor([1, *shape])},
+                rows={"pixel_values": patches},
+            )
+            for size, shape, patches in zip(
+                sizes, images.shapes, torch.split(images.pixels, sizes), strict=True
+            )
+        ]
 
     def adapt(self, network: Any) -> None:
         """Let the trunk add deep features at positions that the host knows."""

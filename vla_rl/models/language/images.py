@@ -83,6 +83,24 @@ class ImageFeatures(NamedTuple):
     arXiv:2406.04334)."""
 
 
+class ImageItem(NamedTuple):
+    """One image, in the form that vLLM's class of the same network reads.
+
+    Example:
+        ImageItem(is_part=np.ones(16, bool), values={"image_grid_thw": tensor([1, 8, 8])},
+            rows={"pixel_values": tensor of [64, 1176]})
+    """
+
+    is_part: np.ndarray
+    """bool [n]: which of the image's tokens stand for a part of it."""
+
+    values: Mapping[str, Tensor]
+    """Tensors of the whole image."""
+
+    rows: Mapping[str, Tensor]
+    """Tensors with a row for each patch or tile."""
+
+
 class ImageReader(ABC):
     """Turns images into pixels, tokens and positions, as one checkpoint wants them.
 
@@ -138,6 +156,10 @@ class ImageReader(ABC):
     @abstractmethod
     def get_tower_blocks(self, network: Any) -> list[nn.Module]:
         """Return the blocks of the vision tower, from the first to the last."""
+
+    @abstractmethod
+    def split_images(self, images: PreparedImages) -> list[ImageItem]:
+        """Return each image of a conversation by itself, for vLLM."""
 
     def adapt(self, network: Any) -> None:
         """Replace methods of the network that would ask its device for what the host knows."""

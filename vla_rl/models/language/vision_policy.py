@@ -27,6 +27,7 @@ from vla_rl.models.language import checkpoint
 from vla_rl.models.language.image_chat import ImageChatFormat
 from vla_rl.models.language.images import (
     ImageFeatures,
+    ImageItem,
     PreparedImages,
     PreparedPrompt,
 )
@@ -100,6 +101,11 @@ class VisionLanguageModel(CausalLanguageModel):
         Raises: ValueError if the tokens are not those of a conversation with these images.
         """
         return self._reader.prepare_prompt(tokens, images)
+
+    def split_images(self, prompt: ImagePrompt) -> list[ImageItem]:
+        """Return each image of a prepared prompt by itself, for vLLM."""
+        assert isinstance(prompt, PreparedPrompt)
+        return self._reader.split_images(prompt.images)
 
     def prepare(self, observations: Sequence[Observation]) -> PromptsWithImages:
         """Return prompts and images.

@@ -36,7 +36,12 @@ from vla_rl.engines.vllm.adapter import (
     init_vllm_registered_model,
     maybe_prefix,
 )
-from vla_rl.engines.vllm.served import POOLING_TASK, EngineRequest, engine_input
+from vla_rl.engines.vllm.served import (
+    POOLING_TASK,
+    EngineFeature,
+    EngineRequest,
+    engine_input,
+)
 from vla_rl.models.prismatic.config import (
     OpenVlaConfig,
     OpenVlaOftConfig,
@@ -179,10 +184,11 @@ class ServedProcessor(BaseMultiModalProcessor):  # type: ignore[misc]
         config = self.info.get_hf_config()
         policy = config.policy
         size, cameras = policy["image_size"], len(policy["cameras"])
-        features = {"images": torch.zeros(1, cameras, 3, size, size, dtype=torch.uint8)}
+        values = {"images": torch.zeros(cameras, 3, size, size, dtype=torch.uint8)}
         if policy.get("proprio"):
-            features["proprio"] = torch.zeros(1, len(policy["proprio"]["low"]))
-        request = EngineRequest([1] * (1 + config.num_features), features, 1, config.num_features)
+            values["proprio"] = torch.zeros(len(policy["proprio"]["low"]))
+        shown = EngineFeature(1, config.num_features, values)
+        request = EngineRequest([1] * (1 + config.num_features), (shown,))
         return engine_input(request, MODALITY, "dummy")
 
     def _get_mm_fields_config(

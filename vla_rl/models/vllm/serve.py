@@ -1,13 +1,16 @@
 """Policies as vLLM serves them: engine layout, requests, weights."""
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, Final, overload
 
 import msgspec
 import numpy as np
+import torch
 from torch import Tensor, nn
 
-from vla_rl.engines.vllm.served import EngineLayout, EngineRequest
+from vla_rl.engines.chat_interface import Question
+from vla_rl.engines.vllm.served import EngineFeature, EngineLayout, EngineRequest
 from vla_rl.errors import ConfigError, ContextOverflow
 from vla_rl.models.language import CausalLanguageModel
 from vla_rl.models.language.checkpoint import distinct_tensors
@@ -83,14 +86,12 @@ class ServedPrismaticPolicy:
         ids = batch.prompts[0].tolist()
         if len(ids) > MAX_PROMPT:
             raise ContextOverflow(len(ids), MAX_PROMPT)
-        features = {"images": batch.images.cpu()}
+        values = {"images": batch.images.cpu()[0]}
         if batch.proprio is not None:
-            features["proprio"] = batch.proprio.cpu()
+            values["proprio"] = batch.proprio.cpu()[0]
         return EngineRequest(
             token_ids=[ids[0], *self._placeholders, *ids[1:], *self._tail],
-            features=features,
-            feature_start=1,
-            num_features=self._num_features,
+            features=(EngineFeature(1, self._num_features, values),),
         )
 
     def _build_layout(self, num_tokens: int) -> EngineLayout:
@@ -119,15 +120,18 @@ class ServedPrismaticPolicy:
 
 
 class ServedLanguageModel:
-    """A causal language model that vLLM loads by its own `config.json`. Implements `ServedLanguage`.
+    """A language model that vLLM loads by its own `config.json`. Implements `ServedLanguage`.
 
     Args:
-        policy: the language model.
+        policy: the language model, with a vision tower or without.
         max_context: largest number of tokens of a prompt and its reply; None for the model's full
             context.
+        max_images: largest number of images in a conversation.
     """
 
-    def __init__(self, policy: CausalLanguageModel, max_context: int | None = None) -> None:
+    def __init__(
+        self, policy: CausalLanguageModel, max_context: int | None = None, max_images: int = 1
+    ) -> None:
         self.chat, self.network = policy, policy.network
         context_size = min(policy.context_size, max_context or policy.context_size)
         files = dict(policy.checkpoint_files())
@@ -138,44 +142,75 @@ class ServedLanguageModel:
             num_tokens=None,
             files=files,
             reuses_prefixes=True,
+            features=MODALITY if policy.reads_images else None,
+            max_features=max_images,
         )
 
     def tensors(self, network: nn.Module) -> Mapping[str, Tensor]:
         """Return each parameter once, by transformers' name."""
         return distinct_tensors(network)
 
+    def request(self, asked: Question) -> EngineRequest:
+        """Turn a question into a request, with its images if it has some."""
+        if asked.image_prompt is None:
+            return EngineRequest(asked.tokens.tolist())
+        assert isinstance(self.chat, VisionLanguageModel)
+        features = tuple(
+            EngineFeature(
+                start=start,
+                length=len(item.is_part),
+                values=item.values,
+                rows=item.rows,
+                is_part=None if item.is_part.all() else torch.from_numpy(item.is_part),
+                digest=content_digest(image),
+            )
+            for image, start, item in zip(
+                asked.images,
+                asked.image_prompt.image_starts.tolist(),
+                self.chat.split_images(asked.image_prompt),
+                strict=True,
+            )
+        )
+        return EngineRequest(asked.tokens.tolist(), features)
+
     def sample_request(self) -> EngineRequest:
         """Return a request with a prompt of one token."""
         return EngineRequest(token_ids=[min(self.chat.stop_tokens)])
 
 
+def content_digest(image: np.ndarray) -> str:
+    """Return the SHA-256 of an image's size and pixels, by which vLLM keeps what it computed."""
+    digest = hashlib.sha256(str(image.shape).encode())
+    digest.update(np.ascontiguousarray(image).data)
+    return digest.hexdigest()
+
+
 @overload
 def serve(
-    policy: OpenVla | OpenVlaOft, *, max_context: int | None = None
+    policy: OpenVla | OpenVlaOft, *, max_context: int | None = None, max_images: int = 1
 ) -> ServedPrismaticPolicy: ...
 @overload
 def serve(
-    policy: CausalLanguageModel, *, max_context: int | None = None
+    policy: CausalLanguageModel, *, max_context: int | None = None, max_images: int = 1
 ) -> ServedLanguageModel: ...
 @overload
 def serve(
-    policy: Any, *, max_context: int | None = None
+    policy: Any, *, max_context: int | None = None, max_images: int = 1
 ) -> ServedPrismaticPolicy | ServedLanguageModel: ...
 def serve(
-    policy: Any, *, max_context: int | None = None
+    policy: Any, *, max_context: int | None = None, max_images: int = 1
 ) -> ServedPrismaticPolicy | ServedLanguageModel:
-    """Wrap a policy for `VllmEngine`; `max_context` shortens a language model's context.
+    """Wrap a policy for `VllmEngine`.
+
+    Args:
+        policy: the policy.
+        max_context: shortens a language model's context.
+        max_images: largest number of images that a conversation shows to a language model.
 
     Raises: ConfigError for a policy that no engine can serve.
     """
-    # It is a CausalLanguageModel too, so it has to be asked for first.
-    if isinstance(policy, VisionLanguageModel):
-        raise ConfigError(
-            "engines in other processes serve no VisionLanguageModel, because they are not handed the "
-            "images of a conversation; take engine 'torch'"
-        )
     if isinstance(policy, CausalLanguageModel):
-        return ServedLanguageModel(policy, max_context)
+        return ServedLanguageModel(policy, max_context, max_images)
     if isinstance(policy, OpenVla | OpenVlaOft):
         return ServedPrismaticPolicy(policy)
     raise ConfigError(
