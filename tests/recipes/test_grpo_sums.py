@@ -10,10 +10,10 @@ from sample_tasks import ask_tool, say, spec_of
 from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.envs.text import TextEnvPool
 from vla_rl.envs.text.arithmetic import calculate
-from vla_rl.envs.text.sums import read_answer
+from vla_rl.envs.text.sums import read_answer, split_sums
 from vla_rl.errors import EnvError
 from vla_rl.models.language import TinyConfig, tiny
-from vla_rl.recipes.grpo_sums import ENV_ID, GrpoSumsConfig, main, split_sums
+from vla_rl.recipes.grpo_sums import ENV_ID, GrpoSumsConfig, main
 from vla_rl.reporting import read_metrics
 from vla_rl.types import Message
 

@@ -7,7 +7,6 @@ earns 1, and a reply with several numbers earns nothing. `--scorer form` trains 
 alone, to see what of a gain is arithmetic; `--calculator` gives the model a calculator.
 """
 
-import random
 import sys
 from functools import partial
 from typing import Annotated, Literal
@@ -20,6 +19,7 @@ from vla_rl.cli.launch import launch, run_recipe
 from vla_rl.cli.memory_plan import EpisodeFootprint
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig
+from vla_rl.envs.text.sums import NUM_HELD_OUT, split_sums
 from vla_rl.evaluation.validation import Validation
 from vla_rl.learner import LearnerConfig, OptimizerConfig
 from vla_rl.models import language
@@ -28,9 +28,6 @@ from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
 from vla_rl.types import EnvSpec, PositiveInt, Sampling
 
 ENV_ID = "text/sum"
-NUMBERS = range(10, 100)
-SPLIT_SEED = 0
-"""The held-out pairs are the same in all runs, so that their results can be compared."""
 
 
 class GrpoSumsConfig(TextTrainingConfig, frozen=True, kw_only=True):
@@ -63,7 +60,7 @@ class GrpoSumsConfig(TextTrainingConfig, frozen=True, kw_only=True):
     calculator: bool = False
     """Give the agent a calculator; then only what it calculated counts."""
 
-    num_validation: Annotated[int, Meta(ge=1, le=2000)] = 200
+    num_validation: Annotated[int, Meta(ge=1, le=2000)] = NUM_HELD_OUT
     """Held-out pairs of numbers, each asked once, without chance, before the first update and after
     the last."""
 
@@ -71,20 +68,6 @@ class GrpoSumsConfig(TextTrainingConfig, frozen=True, kw_only=True):
     def env(self) -> EnvSpec:
         """Specification of the environment."""
         return EnvSpec(id=ENV_ID, kwargs={"scorer": self.scorer, "calculator": self.calculator})
-
-
-def split_sums(num_validation: int) -> tuple[list[str], list[str]]:
-    """Return the sums to train on, and those held out: one of each held-out pair of numbers."""
-    draw = random.Random(SPLIT_SEED)
-    pairs = [(low, high) for low in NUMBERS for high in NUMBERS if low <= high]
-    draw.shuffle(pairs)
-    held_out = [draw.choice(list_sums(*pair)) for pair in pairs[:num_validation]]
-    return [text for pair in pairs[num_validation:] for text in list_sums(*pair)], held_out
-
-
-def list_sums(low: int, high: int) -> list[str]:
-    """Return all sums of two numbers that are not below zero."""
-    return [f"{low} + {high}", f"{high} - {low}", *([f"{high} + {low}"] if low < high else [])]
 
 
 async def main(command: Command[TrainingLaunch, GrpoSumsConfig]) -> int:

@@ -5,6 +5,7 @@ Supervised learning from random weights on conversations about sums that contain
 (`arithmetic_mix`); the tokenizer is trained on the same conversations. The result is the base
 policy that `grpo_text` improves, in Hugging Face's layout. It takes minutes on one core.
 `--task arithmetic_pair` uses conversations of both agents of `grpo_pair` (`pair_mix`).
+`--task sums --policy smollm2` shows a model that exists how the calculator of `grpo_sums` is called.
 """
 
 import asyncio
@@ -12,23 +13,25 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
 import msgspec
 
 from vla_rl import engines
 from vla_rl.cli.command_line import Command, Launch
 from vla_rl.cli.launch import run_recipe
+from vla_rl.envs.text import sums
 from vla_rl.envs.text.arithmetic_conversations import (
     TOOLS,
     draw_conversation,
     draw_pair_conversation,
 )
 from vla_rl.learner import ImitationConfig, OptimizerConfig
+from vla_rl.models import language
 from vla_rl.models.language import TinyConfig, tiny
 from vla_rl.models.loading import require_new_folder
 from vla_rl.run.supervised import train_supervised
-from vla_rl.types import Config, Message, PositiveInt, derive_seed
+from vla_rl.types import Config, Message, PositiveInt, ReadIf, ToolSpec, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.learner import Demonstration
@@ -36,10 +39,17 @@ if TYPE_CHECKING:
 
 
 NUM_TOKENIZER_TEXTS = 500
+DRAWN: Final = ("arithmetic", "arithmetic_pair")
+"""Tasks whose conversations are drawn with mistakes."""
 
 
 class SftTextConfig(Config, frozen=True, kw_only=True):
     """Supervised learning of a small language policy."""
+
+    READ_IF: ClassVar[tuple[ReadIf, ...]] = (
+        ReadIf(("num_operators", "num_digits", "operators", "mistakes"), "task", DRAWN),
+        ReadIf(("shape",), "policy", ("none",)),
+    )
 
     out: str = "base"
     """Folder that the checkpoint is written to. It must not exist yet."""
@@ -58,9 +68,13 @@ class SftTextConfig(Config, frozen=True, kw_only=True):
     """Sizes of the network. Heads of 32 dimensions are the smallest that vLLM's CPU kernels
     support."""
 
-    task: Literal["arithmetic", "arithmetic_pair"] = "arithmetic"
+    policy: str = "none"
+    """smollm2, or the folder, GGUF file or hub id of a causal language model with a chat template
+    that is trained further. none: a new one of the size `shape`."""
+
+    task: Literal["arithmetic", "arithmetic_pair", "sums"] = "arithmetic"
     """arithmetic: one agent solves sums, for `grpo_text`; arithmetic_pair: a solver and a checker,
-    for `grpo_pair`."""
+    for `grpo_pair`; sums: one call of the calculator and the right answer, for `grpo_sums`."""
 
     num_operators: int = 2
     """Operations in a sum: at most as many as in the environment."""
@@ -97,14 +111,29 @@ class SftTextConfig(Config, frozen=True, kw_only=True):
 
 def make_conversation(config: SftTextConfig, number: int) -> tuple[Message, ...]:
     """Make the conversation of this number."""
+    seed = derive_seed(config.seed, "conversation", number)
+    if config.task == "sums":
+        return sums.demonstrate_sum(seed)
     made = draw_pair_conversation if config.task == "arithmetic_pair" else draw_conversation
     return made(
-        derive_seed(config.seed, "conversation", number),
+        seed,
         num_operators=config.num_operators,
         num_digits=config.num_digits,
         operators=config.operators,
         mistakes=config.mistakes,
     )
+
+
+def list_tools(config: SftTextConfig) -> Sequence[ToolSpec]:
+    """Return the tools that the environment of the task describes to the policy."""
+    return sums.TOOLS if config.task == "sums" else TOOLS
+
+
+def open_policy(config: SftTextConfig) -> "CausalLanguageModel":
+    """Open the policy that is trained further, or create one."""
+    if config.policy == "none":
+        return new_policy(config)
+    return language.load_language_model(config.policy)
 
 
 def new_policy(config: SftTextConfig) -> "CausalLanguageModel":
@@ -113,7 +142,7 @@ def new_policy(config: SftTextConfig) -> "CausalLanguageModel":
     # get
     blank = tiny(config.shape, (), config.seed)
     texts = [
-        blank.render_text(make_conversation(config, number), TOOLS)
+        blank.render_text(make_conversation(config, number), list_tools(config))
         for number in range(NUM_TOKENIZER_TEXTS)
     ]
     return tiny(config.shape, texts, config.seed)
@@ -137,7 +166,7 @@ async def train_policy(config: SftTextConfig, policy: "CausalLanguageModel") -> 
             chats = [
                 make_conversation(config, number) for number in range(first, first + config.batch)
             ]
-            return await asyncio.to_thread(_make_batch, policy, chats)
+            return await asyncio.to_thread(_make_batch, policy, chats, list_tools(config))
 
         async def learn(number: int, sft_batch: "list[Demonstration]") -> None:
             loss = (await imitator.train_step(sft_batch)).metrics["imitation/loss"]
@@ -154,20 +183,22 @@ async def train_policy(config: SftTextConfig, policy: "CausalLanguageModel") -> 
 
 
 def _make_batch(
-    policy: "CausalLanguageModel", chats: Sequence[Sequence[Message]]
+    policy: "CausalLanguageModel",
+    chats: Sequence[Sequence[Message]],
+    tools: Sequence[ToolSpec],
 ) -> "list[Demonstration]":
     from vla_rl.models.language.policy import chat_demonstration
 
-    return [chat_demonstration(policy, chat, TOOLS) for chat in chats]
+    return [chat_demonstration(policy, chat, tools) for chat in chats]
 
 
 async def main(command: Command[Launch, SftTextConfig]) -> int:
     """Train the policy and save it; return the exit status."""
     config = command.config
     require_new_folder(Path(config.out))
-    policy = new_policy(config)
+    policy = open_policy(config)
     num_parameters = sum(parameter.numel() for parameter in policy.network.parameters())
-    prompt = policy.render(make_conversation(config, 0)[:1], TOOLS)
+    prompt = policy.render(make_conversation(config, 0)[:1], list_tools(config))
     print(
         f"{num_parameters} parameters, {len(prompt)} tokens per prompt; the policy will be saved "
         f"in {config.out}",

@@ -8,20 +8,30 @@
 
 The first question and its answer show the form: a model that repeats the sum is right more often than
 one that names the number alone. With the calculator the example shows a call of it.
+`split_sums` holds pairs of numbers out, and `demonstrate_sum` shows how the calculator is used.
 """
 
 import json
+import random
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from vla_rl.envs.text.arithmetic import UNREADABLE, calculate
 from vla_rl.envs.text.task import Ask, Done, TextLimits, TextTask
-from vla_rl.types import Info, Message, ToolCall
+from vla_rl.envs.text.tools import Tool
+from vla_rl.types import Info, Message, ToolCall, ToolSpec
 from vla_rl.util.foreign_data import require_text
 
 SYSTEM = "Add or subtract."
 EXAMPLE, EXAMPLE_VALUE = "20 + 15", 35
+NUMBERS = range(10, 100)
+SPLIT_SEED = 0
+"""The held-out pairs are the same in all runs, so that their results can be compared."""
+
+NUM_HELD_OUT: Final = 200
+"""Pairs of numbers that demonstrations leave out, and that `grpo_sums` asks by default."""
+
 _NUMBER = re.compile(r"-?\d+")
 # It begins at the beginning of a number only: otherwise a reply of digits alone would be read anew
 # from each of them.
@@ -68,21 +78,7 @@ class SumTask(TextTask):
         if value is None:
             raise ValueError(f"problem={self._problem!r}, expected a sum such as '58 - 23'")
         self._value = value
-        answer = Message(role="assistant", content=f"{EXAMPLE} = {EXAMPLE_VALUE}")
-        call = ToolCall(id="example", name="calc", arguments=json.dumps({"e": EXAMPLE}))
-        calculated = (
-            Message(role="assistant", content="", tool_calls=(call,)),
-            Message(role="tool", content=str(EXAMPLE_VALUE), tool_call_id=call.id),
-        )
-        return Ask(
-            [
-                Message(role="system", content=SYSTEM),
-                Message(role="user", content=f"{EXAMPLE} ="),
-                *(calculated if self._with_calculator else ()),
-                answer,
-                Message(role="user", content=f"{self._problem} ="),
-            ]
-        )
+        return Ask(_make_question(self._problem, with_calculator=self._with_calculator))
 
     def tools(self, agent: str) -> Sequence[Callable[..., Any]]:
         """Return the calculator, if there is one."""
@@ -101,3 +97,58 @@ class SumTask(TextTask):
         is_success = is_right and (self._was_calculated or not self._with_calculator)
         reward = float(answer is not None if self._by_form else is_success)
         return Done(reward, is_success, info={"is_right": is_right, "answer": answer})
+
+
+def _make_question(problem: str, *, with_calculator: bool) -> list[Message]:
+    """Return the example and the problem."""
+    return [
+        Message(role="system", content=SYSTEM),
+        *_make_solution(EXAMPLE, EXAMPLE_VALUE, "example", with_calculator=with_calculator),
+        Message(role="user", content=f"{problem} ="),
+    ]
+
+
+def _make_solution(
+    problem: str, value: int, call_id: str, *, with_calculator: bool
+) -> list[Message]:
+    """Return a problem, a call of the calculator if there is one, and the answer."""
+    call = ToolCall(id=call_id, name="calc", arguments=json.dumps({"e": problem}))
+    calculated = (
+        Message(role="assistant", content="", tool_calls=(call,)),
+        Message(role="tool", content=str(value), tool_call_id=call.id),
+    )
+    return [
+        Message(role="user", content=f"{problem} ="),
+        *(calculated if with_calculator else ()),
+        Message(role="assistant", content=f"{problem} = {value}"),
+    ]
+
+
+def list_sums(low: int, high: int) -> list[str]:
+    """Return all sums of two numbers that are not below zero."""
+    return [f"{low} + {high}", f"{high} - {low}", *([f"{high} + {low}"] if low < high else [])]
+
+
+def split_sums(num_held_out: int = NUM_HELD_OUT) -> tuple[list[str], list[str]]:
+    """Return the sums to train on, and those held out: one of each held-out pair of numbers."""
+    draw = random.Random(SPLIT_SEED)
+    pairs = [(low, high) for low in NUMBERS for high in NUMBERS if low <= high]
+    draw.shuffle(pairs)
+    held_out = [draw.choice(list_sums(*pair)) for pair in pairs[:num_held_out]]
+    return [text for pair in pairs[num_held_out:] for text in list_sums(*pair)], held_out
+
+
+TOOLS: Final[Sequence[ToolSpec]] = (Tool(SumTask(calculator=True).calc).spec,)
+"""Tools that the environment describes to the policy."""
+
+
+def demonstrate_sum(seed: int) -> tuple[Message, ...]:
+    """Draw one conversation in which the calculator is called and the answer is right; its sum is
+    none of those held out.
+    """
+    problem = random.Random(seed).choice(split_sums()[0])
+    value = calculate(problem)
+    assert value is not None
+    question = _make_question(problem, with_calculator=True)
+    solution = _make_solution(problem, value, "call_0", with_calculator=True)
+    return (*question[:-1], *solution)
