@@ -58,7 +58,7 @@ lock: install ## constraints.txt anew, with the newest versions that pyproject.t
 bench: install ## every benchmark, with the peers that they compare with in an environment of their own
 	$(BIN)/python scripts/bench.py $(ARGS)
 
-test-clients: install ## openai, its Agents SDK, LangChain, anthropic and verifiers, each at its newest, against a live endpoint; ARGS="langchain"
+test-clients: install ## openai, its Agents SDK, LangChain, anthropic and verifiers against a live endpoint, openpi-client against a served policy, each at its newest; ARGS="langchain"
 	$(BIN)/python scripts/test_clients.py $(ARGS)
 
 test-ray: install ## hosts on a Ray cluster of two nodes, with Ray in an environment of its own; ARGS="-k two_nodes"

@@ -30,8 +30,7 @@ class Client:
     packages: tuple[str, ...]
     tests: str
     runs_episode: bool = False
-    """Whether this interpreter runs the tests, with environments that live in the client's
-    interpreter."""
+    """Whether this interpreter runs the tests, with environments or programs in the client's."""
 
 
 CLIENTS = {
@@ -52,6 +51,10 @@ CLIENTS = {
     ),
     "verifiers-0.4": Client(
         ("verifiers>=0.4,<0.5", *ACTOR), "test_verifiers_environments.py", runs_episode=True
+    ),
+    # it needs numpy < 2, and forgets to ask for typing_extensions
+    "openpi": Client(
+        ("openpi-client", "typing_extensions"), "test_openpi_client.py", runs_episode=True
     ),
 }
 
@@ -163,7 +166,7 @@ def run_client(python: Path, client: Client) -> bool:
     """Run tests here that use environments in the client's interpreter."""
     variables = {
         "VLA_RL_CLIENT": "1",
-        "VLA_RL_VERIFIERS_PYTHON": str(python),
+        "VLA_RL_CLIENT_PYTHON": str(python),
         # verifiers and uv keep their caches and programs there
         "HOME": str(python.parents[1] / "home"),
     }

@@ -90,10 +90,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "endpoint": {
         "errors", "util", "types", "actors", "rollout",
     },
+    "serving": {
+        "errors", "util", "types", "rollout", "engines", "learner",
+    },
     "cli": {
         "errors", "util", "types", "actors", "cluster", "env_workers", "rollout",
         "reporting", "engines", "learner", "envs", "models", "pipelines", "evaluation",
-        "team", "remote_rollout", "run",
+        "team", "remote_rollout", "run", "serving",
     },
     "recipes": {
         "errors", "util", "types", "actors", "algorithms", "env_workers", "scoring",

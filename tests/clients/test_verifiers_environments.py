@@ -1,7 +1,7 @@
 """Environments of the package verifiers, unchanged, in an interpreter of its own: classic ones, v1
 ones, tools, two agents.
 
-Run by this project's interpreter; VLA_RL_VERIFIERS_PYTHON names the one that has verifiers.
+Run by this project's interpreter; VLA_RL_CLIENT_PYTHON names the one that has verifiers.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from vla_rl.errors import ConfigError, DataError
 from vla_rl.rollout import chat_agent
 from vla_rl.types import Completion, EpisodeSpec, Message, ToolCall, Trajectory
 
-PYTHON = os.environ["VLA_RL_VERIFIERS_PYTHON"]
+PYTHON = os.environ["VLA_RL_CLIENT_PYTHON"]
 SUPPORT = str(Path(__file__).parent / "support")
 ROOT = str(Path(vla_rl.__file__).parents[1])
 ASK_VERSION = "from importlib.metadata import version; print(*version('verifiers').split('.')[:2])"

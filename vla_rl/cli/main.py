@@ -6,6 +6,7 @@ vla-rl srpo --env metaworld       the same as vla-rl srpo_metaworld
 vla-rl report runs/<run>          write the report of a run again
 vla-rl why runs/<run>             what a running run waits for, as a tree
 vla-rl doctor                     what would go wrong on this machine; --checkpoint FOLDER looks at a policy too
+vla-rl serve CHECKPOINT           serve a policy to robots and benchmarks (openpi's protocol)
 vla-rl host                       let this machine run episodes for another one
 vla-rl export carla DIR           files for the machine with CARLA, or with navsim: `vla-rl export navsim DIR`
 vla-rl install libero             LIBERO; `vla-rl install --help` lists the others
@@ -28,6 +29,7 @@ COMMANDS: Final = {
     "export": "vla_rl.cli.export",
     "host": "vla_rl.cli.host",
     "install": "vla_rl.cli.install",
+    "serve": "vla_rl.cli.serve",
     "why": "vla_rl.cli.why",
 }
 """Modules of the commands that are no recipes; each has a `main`."""

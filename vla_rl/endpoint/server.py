@@ -9,7 +9,6 @@ on this machine only. Every error is a JSON body in the format of the requested 
 
 import asyncio
 import hashlib
-import ipaddress
 import itertools
 import logging
 from collections import Counter
@@ -38,6 +37,7 @@ from vla_rl.endpoint.messages import read_anthropic_request
 from vla_rl.endpoint.responses import read_response_request
 from vla_rl.endpoint.session import Session, generate_replies, new_key
 from vla_rl.types import Config, LanguagePolicies, PositiveFloat, PositiveInt
+from vla_rl.util.addresses import is_local_address
 from vla_rl.util.tasks import leave_group
 from vla_rl.util.values import excerpt
 
@@ -76,19 +76,10 @@ class EndpointConfig(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         self.require(bool(self.model), "model", "a name")
         self.require(
-            self.allow_remote or _is_local(self.host),
+            self.allow_remote or is_local_address(self.host),
             "host",
             "an address of this machine alone, unless allow_remote is set",
         )
-
-
-def _is_local(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 ANTHROPIC_PATH: Final = "/v1/messages"

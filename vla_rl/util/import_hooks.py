@@ -106,6 +106,7 @@ EXTRAS: Final = {
     "data": ("pyarrow", "h5py"),
     "text": ("aiohttp", "math_verify", "bm25s"),
     "gguf": ("gguf",),
+    "serve": ("websockets",),
 }
 """Extras of the package that `vla-rl install` knows, with the modules that they bring."""
 

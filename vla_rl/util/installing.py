@@ -25,6 +25,7 @@ INSTALLABLE: Final = {
     "data": None,
     "text": None,
     "gguf": None,
+    "serve": None,
 }
 """Arguments of `vla-rl install`, with the file of their pins: LIBERO, its meshes, LIBERO-PRO and
 -plus, the LIBERO-PRO whose package is named `libero`, Meta-World, vLLM. None for extras."""

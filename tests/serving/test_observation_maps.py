@@ -1,0 +1,140 @@
+"""What a client sends becomes what the policy reads, or an error that names each entry."""
+
+import numpy as np
+import pytest
+
+from vla_rl.errors import ConfigError
+from vla_rl.serving.observation_maps import (
+    PUBLISHED_MAPS,
+    BadObservation,
+    Entry,
+    ObservationReader,
+    find_entries,
+    read_map,
+)
+
+ARM = {
+    "image": Entry("image"),
+    "wrist_image": Entry("image"),
+    "state": Entry("vector", 8),
+    "instruction": Entry("text"),
+}
+IMAGE = np.full((6, 5, 3), 7, np.uint8)
+LIBERO = {
+    "observation/image": IMAGE,
+    "observation/wrist_image": IMAGE + 1,
+    "observation/state": np.arange(8.0),
+    "prompt": "open the drawer",
+}
+
+
+def reader(*maps: str, entries: dict[str, Entry] = ARM) -> ObservationReader:
+    return ObservationReader(entries, read_map(maps or ("libero",)))
+
+
+def test_the_libero_map_reads_what_openpis_example_sends() -> None:
+    read = reader().read(LIBERO)
+    assert list(read) == list(ARM)
+    assert read["state"].dtype == np.float32
+    np.testing.assert_array_equal(read["state"], np.arange(8))
+    np.testing.assert_array_equal(read["wrist_image"], IMAGE + 1)
+    assert read["instruction"] == "open the drawer"
+
+
+def test_the_policys_own_names_need_no_map() -> None:
+    given = {"image": IMAGE, "wrist_image": IMAGE, "state": np.zeros(8), "instruction": "go"}
+    assert reader("aloha").read(given)["instruction"] == "go"
+
+
+def test_the_droid_map_joins_joints_and_gripper_and_leaves_out_a_camera() -> None:
+    read = reader("droid").read(
+        {
+            "observation/exterior_image_1_left": IMAGE,
+            "observation/exterior_image_2_left": IMAGE,
+            "observation/wrist_image_left": IMAGE,
+            "observation/joint_position": np.arange(7.0),
+            "observation/gripper_position": np.float64(0.5),
+            "prompt": "go",
+        }
+    )
+    np.testing.assert_array_equal(read["state"], [0, 1, 2, 3, 4, 5, 6, 0.5])
+    assert "image_2" not in read
+
+
+def test_the_aloha_map_takes_images_with_channels_first() -> None:
+    entries = {"image": Entry("image"), "state": Entry("vector", 14)}
+    read = reader("aloha", entries=entries).read(
+        {"images/cam_high": IMAGE.transpose(2, 0, 1), "state": np.zeros(14), "prompt": "unused"}
+    )
+    np.testing.assert_array_equal(read["image"], IMAGE)
+
+
+def test_a_float_image_is_scaled_from_0_and_1() -> None:
+    read = reader().read(LIBERO | {"observation/image": np.full((2, 2, 3), 0.5)})
+    assert (read["image"] == 128).all()
+
+
+def test_every_wrong_entry_is_named_in_one_error() -> None:
+    with pytest.raises(BadObservation) as raised:
+        reader().read(
+            {
+                "observation/image": np.zeros((4, 4), np.uint8),
+                "observation/state": np.zeros(7),
+                "observation/foo": 1,
+                "prompt": b"bytes",
+            }
+        )
+    text = str(raised.value)
+    assert "'observation/image' is uint8 [4, 4]" in text
+    assert "'observation/wrist_image' or 'wrist_image' is missing" in text
+    assert "'observation/state' has 7 numbers, expected 8" in text
+    assert "'observation/foo' is unknown" in text
+    assert "'prompt' is bytes, expected text" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("observation/state", np.full(8, np.nan), "NaN or infinity"),
+        ("observation/state", [0.0] * 8, "is list"),
+        ("observation/state", np.zeros((1, 8)), r"float64 \[1, 8\]"),
+        ("observation/image", np.full((2, 2, 3), 2.0), r"outside \[0, 1\]"),
+        ("observation/image", np.full((2, 2, 3), np.nan), r"outside \[0, 1\]"),
+        ("observation/image", np.zeros((2, 2, 3), np.int64), r"int64 \[2, 2, 3\]"),
+        ("observation/image", np.zeros((0, 2, 3), np.uint8), r"uint8 \[0, 2, 3\]"),
+        ("observation/image", np.zeros((2, 2, 4), np.uint8), r"uint8 \[2, 2, 4\]"),
+        ("image", IMAGE, "'observation/image' and 'image' are the same entry"),
+    ],
+)
+def test_a_wrong_entry_is_refused_with_what_was_expected(
+    name: str, value: object, problem: str
+) -> None:
+    with pytest.raises(BadObservation, match=problem):
+        reader().read(LIBERO | {name: value})
+
+
+def test_entries_are_found_in_an_example() -> None:
+    example = {"image": IMAGE, "state": np.zeros(3, np.float32), "instruction": "go"}
+    assert find_entries(example) == {
+        "image": Entry("image"),
+        "state": Entry("vector", 3),
+        "instruction": Entry("text"),
+    }
+
+
+def test_pairs_go_beside_published_maps() -> None:
+    pairs = dict(read_map(["libero", "observation/top=top_image"]))
+    assert pairs == {**dict(PUBLISHED_MAPS["libero"]), "observation/top": "top_image"}
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("kuka",), "expected one of libero, droid, aloha, or a pair"),
+        (("a=",), "expected one of"),
+        (("prompt=image", "libero"), "two names for 'prompt'"),
+    ],
+)
+def test_a_map_that_is_none_is_refused(options: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        read_map(options)
