@@ -26,6 +26,7 @@ from vla_rl.models.flow.pi_layers import (
     PiLayer,
     additive_mask,
     apply_norm,
+    linear_dtype,
     make_norm,
     rotary_tables,
     run_layers,
@@ -186,23 +187,22 @@ class PiNetwork(nn.Module):
 
         Returns: embeddings [B, L, width], and bool [B, L], False for padding and missing cameras.
         """
-        num_rows, num_cameras = inputs.images.shape[:2]
-        dtype = self.paligemma.language_model.embed_tokens.weight.dtype
-        pixels = inputs.images.flatten(0, 1).to(dtype)
-        found = self.paligemma.get_image_features(pixels).pooler_output
-        images = found.unflatten(0, (num_rows, num_cameras)).flatten(1, 2).to(dtype)
+        images = self._embed_images(inputs.images)
         # transformers' table multiplies by the root of the width, as openpi does; images are not scaled
         text = self.paligemma.language_model.embed_tokens(inputs.tokens)
-        image_mask = inputs.image_mask.repeat_interleave(found.shape[1], dim=1)
-        return torch.cat([images, text], dim=1), torch.cat([image_mask, inputs.token_mask], dim=1)
+        num_tokens = images.shape[1] // inputs.image_mask.shape[1]
+        image_mask = inputs.image_mask.repeat_interleave(num_tokens, dim=1)
+        embedded = torch.cat([images.to(text.dtype), text], dim=1)
+        return embedded, torch.cat([image_mask, inputs.token_mask], dim=1)
 
     def embed_prefix(self, inputs: FlowInputs) -> Prefix:
         """Run PaliGemma on images and prompt; its keys and values serve every step of the chain."""
         hidden, mask = self.embed_tokens(inputs)
+        trunk = self.paligemma.language_model
+        hidden = hidden.to(linear_dtype(trunk.layers))
         positions = mask.long().cumsum(1) - 1
         visible = mask[:, :, None] & mask[:, None, :]
         tables = rotary_tables(positions, self.size.text.head_size, hidden.dtype)
-        trunk = self.paligemma.language_model
         context = LayerContext(*tables, additive_mask(visible))
         hidden, keys, values = run_layers(trunk.layers, hidden, context)
         return Prefix(keys, values, mask, positions, trunk.norm(hidden), inputs.state)
@@ -224,6 +224,17 @@ class PiNetwork(nn.Module):
         mean: Tensor = (prefix.output * weights).sum(1) / weights.sum(1).clamp_min(1.0)
         return mean
 
+    def _embed_images(self, images: Tensor) -> Tensor:
+        """Embed images [B, C, 3, S, S]: [B, C * tokens, width of the text]."""
+        tower = self.paligemma.vision_tower
+        # openpi stores the first embeddings in float32 and the layers in bfloat16, which
+        # transformers' own forward does not take
+        hidden = tower.embeddings(images.flatten(0, 1))
+        hidden = hidden.to(tower.encoder.layers[0].mlp.fc1.weight.dtype)
+        hidden = tower.post_layernorm(tower.encoder(inputs_embeds=hidden).last_hidden_state)
+        embedded: Tensor = self.paligemma.multi_modal_projector(hidden)
+        return embedded.reshape(len(images), -1, embedded.shape[-1])
+
     def _embed_chunk(self, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
         dtype = self.action_in_proj.weight.dtype
         actions: Tensor = self.action_in_proj(x.to(dtype))
@@ -244,6 +255,7 @@ class PiNetwork(nn.Module):
 
     def _run_expert(self, prefix: Prefix, hidden: Tensor, condition: Tensor | None) -> Tensor:
         num_rows, num_new = hidden.shape[:2]
+        hidden = hidden.to(linear_dtype(self.expert.layers))
         new = torch.arange(num_new, device=hidden.device)
         # without a state token the chunk is one block; with one, that token does not see the actions
         blocks = (new > 0).long() if self.size.kind == "pi0" else torch.zeros_like(new)

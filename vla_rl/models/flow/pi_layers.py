@@ -216,6 +216,12 @@ def additive_mask(visible: Tensor) -> Tensor:
     return torch.where(visible[:, None], 0.0, MASKED)
 
 
+def linear_dtype(layers: Any) -> torch.dtype:
+    """Return the dtype of the linear layers of a stack, whose norms may have another one."""
+    dtype: torch.dtype = layers[0].self_attn.q_proj.weight.dtype
+    return dtype
+
+
 def run_layers(
     layers: Any,
     hidden: Tensor,
