@@ -63,13 +63,11 @@ SFT: Final = (
     *("--imitation.optimizer.lr", "2e-5", "--imitation.optimizer.warmup-steps", "2"),
     *("--imitation.optimizer.decay-steps", "None"),
 )
-FEW_UPDATES: Final = ("--run.updates", "10")
-CALCULATOR: Final = ("--calculator", "--run.updates", "20")
 PLANNED: Final = {
-    "form/0": Planned(("--scorer", "form", *FEW_UPDATES)),
+    "form/0": Planned(("--scorer", "form")),
     **{f"exact/{seed}": Planned(("--run.seed", str(seed))) for seed in range(3)},
     "vllm/0": Planned(("--engine.kind", "vllm")),
-    "calculator/0": Planned(CALCULATOR, SFT),
+    "calculator/0": Planned(("--calculator",), SFT),
 }
 
 

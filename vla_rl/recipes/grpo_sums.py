@@ -33,17 +33,19 @@ ENV_ID = "text/sum"
 class GrpoSumsConfig(TextTrainingConfig, frozen=True, kw_only=True):
     """Reinforcement learning of a public language model on two-digit sums."""
 
-    run: RunConfig = RunConfig(name="grpo_sums", updates=60, checkpoint_every=20)
+    run: RunConfig = RunConfig(name="grpo_sums", updates=12, checkpoint_every=6, keep_checkpoints=1)
     group_size: PositiveInt = 16
-    scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=16, max_staleness=1)
-    text: TextPoolConfig = TextPoolConfig(num_envs=64)
+    # Replies that run while the weights change are read again: where learner and engine share the
+    # cores, that costs more than waiting.
+    scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=16, max_staleness=0)
+    text: TextPoolConfig = TextPoolConfig(num_envs=256)
     # Room for a call of the calculator, which has 31 tokens of SmolLM2.
     chat: ChatLimits = ChatLimits(max_turns=4, max_reply=40)
     engine: EngineConfig = EngineConfig(
         max_batch=64, kept_conversations=64, max_context=512, max_reply=40
     )
     learner: LearnerConfig = LearnerConfig(
-        optimizer=OptimizerConfig(lr=1e-5, warmup_steps=2),
+        optimizer=OptimizerConfig(lr=3e-5, warmup_steps=2),
         loss=PolicyLossConfig(clip_low=0.2, clip_high=0.28),
         # Rows in the order of their groups: the prompt of those that are in one micro-batch is read
         # once, and a limit of tokens would sort them by length.
