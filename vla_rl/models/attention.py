@@ -9,6 +9,9 @@
 transformers' own "sdpa" looks at the numbers of a padding mask, or of the positions, to find out
 whether it needs a mask; on a GPU every such look waits for the device. The host knows the lengths.
 
+Heads that share keys (grouped-query attention) read them without a copy for each head while replies
+are generated, one token at a time.
+
 Packed rows are read by one call of the flash kernel for variable lengths if it takes them
 (`takes_all_rows`), else one after another. Neither makes a mask of the line's square.
 """
@@ -19,6 +22,7 @@ from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
@@ -93,6 +97,8 @@ def attend(
     if given.get("is_causal") is None:
         given["is_causal"] = is_causal(module.config)
     if packed is None:
+        if attention_mask is not None and _shares_heads(query, key, attention_mask):
+            return _attend_in_groups(query, key, value, attention_mask, given.get("scaling")), None
         whole: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, **given
         )
@@ -108,6 +114,28 @@ def attend(
         for queries, keys, values in zip(*columns, strict=True)
     ]
     return torch.cat(found, dim=1), None
+
+
+def _shares_heads(query: Tensor, key: Tensor, mask: Tensor) -> bool:
+    """Return whether each row has one query, for which some heads share keys under one mask."""
+    return query.shape[2] == 1 and query.shape[1] > key.shape[1] and mask.shape[1] == 1
+
+
+def _attend_in_groups(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None
+) -> Tensor:
+    """Return the attention of one query for each row and head, [B, 1, H, D].
+
+    The queries of heads that share keys become several queries of one head. transformers would
+    repeat keys and values for each head under a mask, which takes longer than all the rest of a
+    decoding step once rows are long.
+    """
+    rows, heads, _, size = query.shape
+    grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], size)
+    found = functional.scaled_dot_product_attention(
+        grouped, key, value, attn_mask=mask, scale=scale
+    )
+    return found.reshape(rows, 1, heads, size)
 
 
 def is_causal(config: Any) -> bool:
