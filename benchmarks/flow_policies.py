@@ -4,6 +4,9 @@ The last line is JSON:
 
     ode_sde_marginal_sigma   distance of the ends of stochastic and deterministic chains, in standard errors
     without_drift_sigma      the same without Flow-SDE's correction of the drift: has to be large
+    golden_max_rel           largest relative difference from other projects' outputs (`flow_references`)
+    layouts_bit_equal        1 if folders of openpi and LeRobot are written as they were read
+    broken_folders_refused   of ten broken folders, those whose refusal names the fault
 
 Chains run on a mixture of two normal distributions in one dimension, whose velocity is known in
 closed form, so no network's error hides the sampler's.
@@ -17,6 +20,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from benchmarks.flow_references import measure_references
 from vla_rl.models.flow.transitions import Schedule
 
 WEIGHTS: Final = torch.tensor([0.3, 0.7], dtype=torch.float64)
@@ -82,7 +86,7 @@ def measure_marginals(seed: int = 0) -> dict[str, float]:
 
 def main() -> int:
     """Print the figures."""
-    print(json.dumps(measure_marginals()))
+    print(json.dumps(measure_marginals() | measure_references()))
     return 0
 
 

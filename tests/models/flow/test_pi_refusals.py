@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pi_folders
 import pytest
 import torch
+from broken_folders import BROKEN, Break, load_for_robot
 
 from vla_rl.errors import CheckpointError
 from vla_rl.models.flow.pi_folder import load_pi
@@ -29,95 +29,28 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return WRITERS[project](tmp_path / "policy", kind)
 
 
-Break = Callable[[Path], Any]
-PREFIX = "paligemma_with_expert"
-
-
-def set_statistics(value: float, other: float) -> Break:
-    def change(folder: Path) -> None:
-        names = {
-            "mean": value,
-            "q01": value,
-            "min": value,
-            "std": other,
-            "q99": other,
-            "max": other,
-        }
-        for file in (pi_folders.NORMALIZER, pi_folders.UNNORMALIZER):
-            pi_folders.change_tensors(
-                folder / file,
-                **{
-                    f"{feature}.{name}": torch.full((width,), number)
-                    for feature, width in (("observation.state", 8), ("action", 7))
-                    for name, number in names.items()
-                },
-            )
-
-    return change
-
-
-BROKEN: dict[str, tuple[Break, str]] = {
-    "statistics absent": (
-        lambda folder: pi_folders.change_step(
-            folder, PREPROCESSOR, "normalizer_processor", state_file=None
-        ),
-        r"no statistics \(state_file\)",
-    ),
-    "statistics initial": (set_statistics(0.0, 1.0), "at their initial values"),
-    "statistics constant": (set_statistics(0.3, 0.3), "constant in all 8 used numbers"),
-    "kind unnamed": (
-        lambda folder: pi_folders.change_step(
-            folder, PREPROCESSOR, "normalizer_processor", norm_map={}
-        ),
-        "normalisation of the observation.state is not named",
-    ),
-    "kind contradicts the fields": (
-        lambda folder: [
-            pi_folders.change_tensors(
-                folder / pi_folders.NORMALIZER,
-                **dict.fromkeys((f"observation.state.{name}" for name in ("q01", "q99")), None),
-            )
-        ],
-        "to be normalised by QUANTILES, but its statistics lack q01 and q99",
-    ),
-    "prefix": (
-        lambda folder: pi_folders.rename_tensors(
-            folder / "model.safetensors", "model.", "module.model."
-        ),
-        r"begin with 'module\.model\.', expected 'model\.'",
-    ),
-    "missing": (
-        lambda folder: pi_folders.change_tensors(
-            folder / "model.safetensors", model__time_mlp_out__bias=None
-        ),
-        r"1 missing: time_mlp_out\.bias",
-    ),
-    "surplus": (
-        lambda folder: pi_folders.change_tensors(
-            folder / "model.safetensors", model__state_head__weight=torch.ones(2)
-        ),
-        r"1 unknown: state_head\.weight",
-    ),
-    "horizon": (
-        lambda folder: pi_folders.change_json(folder / CONFIG, n_action_steps=6),
-        "6 rows of each chunk are to be executed, but a chunk has 5",
-    ),
-    "kinds disagree": (
-        lambda folder: pi_folders.change_json(
-            folder / CONFIG,
-            normalization_mapping={"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
-        ),
-        "kind of normalisation of observation.state",
-    ),
-}
-
-
 @pytest.mark.parametrize("fault", BROKEN)
 def test_a_broken_folder_of_lerobot_is_refused_by_name(fault: str, tmp_path: Path) -> None:
     folder = pi_folders.write_lerobot(tmp_path / "policy", "pi05")
     change, message = BROKEN[fault]
+    load_for_robot(folder)
     change(folder)
     with pytest.raises(CheckpointError, match=message):
+        load_for_robot(folder)
+
+
+def test_kinds_that_two_files_state_differently_are_refused(tmp_path: Path) -> None:
+    folder = pi_folders.write_lerobot(tmp_path / "policy", "pi05")
+    other = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
+    pi_folders.change_json(folder / CONFIG, normalization_mapping=other)
+    with pytest.raises(CheckpointError, match=r"kind of normalisation of observation\.state"):
+        load_pi(folder)
+
+
+def test_a_folder_that_names_no_kind_is_refused(tmp_path: Path) -> None:
+    folder = pi_folders.write_lerobot(tmp_path / "policy", "pi05")
+    pi_folders.change_step(folder, PREPROCESSOR, "normalizer_processor", norm_map={})
+    with pytest.raises(CheckpointError, match=r"normalisation of the .*state is not named"):
         load_pi(folder)
 
 
@@ -238,21 +171,6 @@ def test_a_robot_of_another_width_is_refused(tmp_path: Path) -> None:
         check_widths(settings, 4, 8)
     with pytest.raises(CheckpointError, match="state has 8 numbers, but the robot's has 39"):
         check_widths(settings, 7, 39)
-
-
-def test_rows_beyond_the_robot_that_were_never_masked_are_refused(tmp_path: Path) -> None:
-    folder = pi_folders.write_lerobot(tmp_path / "policy", "pi0")
-    outputs = {"action": {"type": "ACTION", "shape": [32]}}
-    pi_folders.change_json(folder / CONFIG, output_features=outputs)
-    wide = {
-        f"action.{name}": torch.from_numpy(vector).float()
-        for name, vector in pi_folders.statistics(32, 1).items()
-    }
-    for file in (pi_folders.NORMALIZER, pi_folders.UNNORMALIZER):
-        pi_folders.change_tensors(folder / file, **wide)
-    settings = load_pi(folder).settings
-    with pytest.raises(CheckpointError, match=r"32 is the padded width.* never masked"):
-        check_widths(settings, 7, 8)
 
 
 def test_the_gripper_is_compared_with_the_data(

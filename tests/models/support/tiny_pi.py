@@ -66,8 +66,13 @@ def golden_network(kind: PiKind, project: str) -> PiNetwork:
 def golden_arrays(kind: PiKind, project: str) -> dict[str, Tensor]:
     """Return the golden inputs and outputs by name."""
     suffix = "lerobot" if project == "lerobot" else "openpi_rlinf_flow_sde"
-    with np.load(GOLDEN / f"{kind}_{suffix}.npz") as file:
-        return {name: torch.from_numpy(file[name]) for name in file.files}
+    return read_arrays(f"{kind}_{suffix}")
+
+
+def read_arrays(name: str) -> dict[str, Tensor]:
+    """Return the arrays of a golden file."""
+    with np.load(GOLDEN / f"{name}.npz") as file:
+        return {each: torch.from_numpy(file[each]) for each in file.files}
 
 
 def golden_inputs(arrays: dict[str, Tensor]) -> FlowInputs:
