@@ -14,8 +14,11 @@ import torch
 
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.learner import Critic, CriticConfig, Learner, LearnerConfig, OptimizerConfig
+from vla_rl.models.flow.small import SmallFlowConfig, StateConfig
+from vla_rl.models.flow.small_folder import create_small_flow
 from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny
+from vla_rl.models.prismatic.action_tokens import unit_bounds
 from vla_rl.models.prismatic.config import LoraConfig, OpenVlaConfig
 from vla_rl.models.prismatic.public_config import public_name
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, Step, StopReason, Trajectory
@@ -46,6 +49,18 @@ def made(family: str) -> Any:
         return OpenVla.create(
             OpenVlaConfig(**{name: getattr(shape, name) for name in fields}), seed=0
         )
+    if family == "flow":
+        state = StateConfig(mean=(0.0,) * 8, std=(1.0,) * 8)
+        config = SmallFlowConfig(
+            actions=unit_bounds(7),
+            state=state,
+            cameras=("image", "wrist_image"),
+            image_size=40,
+            width=32,
+            expert_width=24,
+            horizon=2,
+        )
+        return create_small_flow(config, seed=0)
     if family == "tokens":
         return OpenVlaOft.create(shape, seed=0)
     return ContinuousOpenVlaOft.create(msgspec.structs.replace(shape, head="l1"), seed=0)
@@ -101,6 +116,8 @@ def with_proofs(*short: tuple[Any, ...], others: Iterable[tuple[Any, ...]]) -> l
         ("openvla", BFLOAT16, True),
         ("tokens", BFLOAT16, False),
         ("l1", BFLOAT16, True),
+        ("flow", BFLOAT16, False),
+        ("flow", torch.float32, False),
         others=product(FAMILIES, (torch.float32, BFLOAT16), (False, True)),
     ),
     ids=str,
@@ -155,6 +172,8 @@ async def test_small_steps_move_the_weights(
         ("openvla", "own", BFLOAT16),
         ("tokens", "shared", BFLOAT16),
         ("l1", "own", BFLOAT16),
+        ("flow", "own", torch.float32),
+        ("flow", "shared", torch.float32),
         others=product(FAMILIES, ("own", "shared"), (torch.float32, BFLOAT16)),
     ),
 )

@@ -13,6 +13,7 @@ from typing import Any, Final
 import public_checkpoint
 import pytest
 import torch
+from small_flow import tiny_policy
 from statements import statements_in
 from tiny_vision import write_tiny_vision
 
@@ -21,6 +22,7 @@ from vla_rl.engines.vllm.launch import write_folder
 from vla_rl.errors import CheckpointError
 from vla_rl.learner import TeamState, TrainingState, load_checkpoint, save_checkpoint
 from vla_rl.models import small_files
+from vla_rl.models.flow.small_folder import load_small_flow
 from vla_rl.models.language import TinyConfig, load_language_model
 from vla_rl.models.language.tiny import write_tiny
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
@@ -52,6 +54,7 @@ FAMILIES: Final[dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]]] 
     "vision": (write_tiny_vision, load_language_model),
     "openvla": (write_public, lambda folder: OpenVla.load(folder, norm_key="libero_goal")),
     "mlp": (lambda folder: MlpPolicy.create(SHAPE, seed=0).save(folder), MlpPolicy.load),
+    "flow": (lambda folder: tiny_policy().save(folder), load_small_flow),
 }
 
 
@@ -64,6 +67,7 @@ def test_every_class_that_saves_a_policy_is_among_the_families_of_these_tests() 
     }
     # the tower is a run's own file, which no policy is loaded from
     assert savers - {"trajectory_encoders.py"} == {
+        "flow/policy.py",
         "language/policy.py",
         "prismatic/policy.py",
         "mlp.py",

@@ -15,12 +15,14 @@ import public_checkpoint
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small_flow import tiny_policy
 from tiny_vision import write_tiny_vision
 
 import vla_rl
 from vla_rl.algorithms import VJepa2Config
 from vla_rl.errors import CheckpointError, VlaRlError
 from vla_rl.learner.checkpoint.folders import HEADER, CheckpointHeader
+from vla_rl.models.flow.small_folder import load_small_flow
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, load_language_model
 from vla_rl.models.language.tiny import write_tiny
 from vla_rl.models.language.vision_policy import VisionLanguageModel
@@ -88,6 +90,9 @@ FAMILIES: Final = {
     ),
     "mlp.py:MlpPolicy": Family(
         lambda folder: MlpPolicy.create(SHAPE, seed=0).save(folder), MlpPolicy.load
+    ),
+    "flow/small_folder.py:load_small_flow": Family(
+        lambda folder: tiny_policy().save(folder), load_small_flow
     ),
     "language/policy.py:CausalLanguageModel": Family(write_text, CausalLanguageModel.load),
     "language/vision_policy.py:VisionLanguageModel": Family(write_tiny_vision, load_language_model),
@@ -363,7 +368,7 @@ MODELS = Path(vla_rl.__file__).parent / "models"
 
 
 def test_every_loader_of_a_policy_is_among_the_families_of_these_tests() -> None:
-    """A class with a method `load`, or a function `load_encoder`: add a new one to FAMILIES."""
+    """A class with a method `load`, or a function of these names: add a new one to FAMILIES."""
     loaders = set()
     for path in MODELS.rglob("*.py"):
         for owner in ast.parse(path.read_text()).body:
@@ -371,6 +376,7 @@ def test_every_loader_of_a_policy_is_among_the_families_of_these_tests() -> None
                 is_loader = isinstance(node, ast.FunctionDef) and node.name in (
                     "load",
                     "load_encoder",
+                    "load_small_flow",
                 )
                 if is_loader and any(
                     each.arg in ("folder", "source", "checkpoint", "config")

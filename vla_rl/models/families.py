@@ -97,6 +97,14 @@ FAMILIES: Final[tuple[PolicyFamily, ...]] = (
         has_tensors("body.0.weight", "body.0.bias", "head.weight", "head.bias"),
         "vla_rl.models.mlp:load_mlp",
     ),
+    PolicyFamily(
+        "small_flow",
+        has_tensors(
+            "stem.0.weight", "word_hashes", "expert_norm.dense.weight", "action_out.weight"
+        ),
+        "vla_rl.models.flow.small_folder:load_small_family",
+        config_types=frozenset({"vla_rl_flow"}),
+    ),
 )
 """Every family beside OpenVLA's, which `vla_rl.models.loading` reads with their own settings."""
 

@@ -153,6 +153,21 @@ class FlowProcessor(Protocol):
         """Numbers of the robot's action, D."""
         ...
 
+    @property
+    def camera_keys(self) -> tuple[str, ...]:
+        """Observation keys of the images, without cameras that the robot does not have."""
+        ...
+
+    @property
+    def image_size(self) -> int:
+        """Pixels along each side of an image in the network."""
+        ...
+
+    @property
+    def state_size(self) -> int | None:
+        """Numbers of `observation["state"]`; None if it is not read."""
+        ...
+
     def prepare(self, observations: Sequence[Observation], device: torch.device) -> FlowInputs:
         """Prepare one row for each observation: `images` to `state`, nothing of a decision.
 

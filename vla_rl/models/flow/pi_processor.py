@@ -100,6 +100,16 @@ class PiProcessor:
         """Numbers of the robot's action."""
         return self.settings.action_dim
 
+    @property
+    def camera_keys(self) -> tuple[str, ...]:
+        """Observation keys of the images, without cameras that the robot does not have."""
+        return tuple(key for key in self.cameras if key != NO_CAMERA)
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of the robot's state."""
+        return self.settings.state_dim
+
     def prepare(self, observations: Sequence[Observation], device: torch.device) -> FlowInputs:
         """Prepare one row for each observation, on `device`.
 

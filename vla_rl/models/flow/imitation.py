@@ -1,0 +1,66 @@
+"""Noised chunks for imitation: conditional flow matching (Lipman et al. 2023, arXiv:2210.02747).
+
+    x = t noise + (1 - t) chunk,   target velocity = noise - chunk,   t ~ 0.999 Beta(1.5, 1) + 0.001
+
+Times lean towards noise, as in openpi: there the observation decides most.
+"""
+
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vla_rl.engines.device_lane import to_device
+
+ALPHA: Final = 1.5
+"""First parameter of the Beta distribution of times; the second is 1."""
+
+TIME_RANGE: Final = 0.999
+SMALLEST_TIME: Final = 0.001
+
+
+class Noised(NamedTuple):
+    """M noised versions of each of N chunks.
+
+    Attributes:
+        x: float32 [N, M, H, P].
+        time: float32 [N, M].
+        target: float32 [N, M, H, P], the velocity to learn.
+    """
+
+    x: Tensor
+    time: Tensor
+    target: Tensor
+
+
+def draw_noised(
+    chunk: Tensor, num_draws: int, noise: Tensor | None = None, time: Tensor | None = None
+) -> Noised:
+    """Mix chunks with noise.
+
+    Args:
+        chunk: float32 [N, H, P].
+        num_draws: M; ignored if noise is given.
+        noise: float32 [N, M, H, P]; None draws it from torch's own state, as dropout would.
+        time: float32 [N, M]; None draws it.
+    """
+    if noise is None:
+        # on the CPU, so that the same seed gives the same draws on every device
+        drawn = torch.randn(len(chunk), num_draws, *chunk.shape[1:])
+        noise = to_device(drawn, chunk.device)
+    if time is None:
+        # the inverse of the cumulative distribution t^alpha of Beta(alpha, 1)
+        uniforms = torch.rand(noise.shape[:2])
+        time = to_device(TIME_RANGE * uniforms ** (1.0 / ALPHA) + SMALLEST_TIME, chunk.device)
+    clean, share = chunk[:, None], time[:, :, None, None]
+    return Noised(share * noise + (1.0 - share) * clean, time, noise - clean)
+
+
+def weigh_padding(squared: Tensor, action_dim: int) -> Tensor:
+    """Spread errors of padded dimensions over the robot's, [N, H, P] to [N, H, action_dim].
+
+    The mean over a row of the result is the mean over the whole padded row.
+    """
+    width = squared.shape[-1]
+    own, padded = squared[..., :action_dim], squared[..., action_dim:]
+    return own * (action_dim / width) + padded.sum(-1, keepdim=True) / width

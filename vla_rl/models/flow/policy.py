@@ -1,0 +1,369 @@
+"""Flow policies behind the one interface of engines, learners, evaluators.
+
+    acting       observation, seed ─► chain of K steps, one of them stochastic ─► chunk of actions
+                                      state before, its index ─► `drawn`; state after ─► tokens, densities
+    learning     observation, `drawn`, tokens ─► one pass of the expert ─► densities of the same transition
+    imitating    observation, demonstrated chunk ─► -(velocity - (noise - chunk))^2 at drawn noise and times
+
+The "tokens" of a decision are float32 numbers: the executed rows of the state after its stochastic step,
+in the robot's dimensions (Flow-SDE with one stochastic step: RLinf, arXiv:2510.25889). Their log-probs
+are the densities of that transition. The other rows and the padded dimensions influence them through
+attention and are not counted, as in RLinf. A greedy decision follows the deterministic chain from the
+noise of its own seed; it has no density, and nothing is learnt from it.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vla_rl.engines.device_lane import to_device
+from vla_rl.engines.policy_model import PolicyModel, SampledTokens
+from vla_rl.engines.sampling import sampling_columns
+from vla_rl.errors import ConfigError
+from vla_rl.models.flow.imitation import draw_noised, weigh_padding
+from vla_rl.models.flow.network import FlowInputs, FlowLayout, FlowProcessor, Prefix
+from vla_rl.models.flow.sampler import Draws, run_chain, scale_noise
+from vla_rl.models.flow.transitions import Schedule, Transition, entropy, log_density
+from vla_rl.models.small_files import save_folder
+from vla_rl.types import Config, NonNegativeFloat, Observation, PositiveInt, Sampling
+from vla_rl.types.observation import DRAWN_KEY
+
+EXAMPLE_INSTRUCTION = "pick up the black bowl and place it on the plate"
+
+
+class FlowSampling(Config, frozen=True, kw_only=True):
+    """The chain from noise to actions, and the draws of imitation.
+
+    Acting and learning use the same chain, so it belongs to the policy. The defaults are RLinf's for
+    pi0 on LIBERO.
+    """
+
+    num_steps: PositiveInt = 4
+    """Steps of the chain, K. Public policies are evaluated with 10, trained by RL with 3 to 5."""
+
+    noise_level: NonNegativeFloat = 0.5
+    """Noise level eta of the stochastic step: 0.3 to 0.5 in RLinf. With 0, decisions have no density, so that
+    losses with a ratio cannot use them."""
+
+    method: Literal["flow_sde", "flow_cps"] = "flow_sde"
+    """Rule of the stochastic step: flow_sde keeps the distribution of states, flow_cps their total noise."""
+
+    imitation_draws: PositiveInt = 1
+    """Draws of noise and time in imitation, all on one reading of the observation."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """The chain with its stochastic step."""
+        return Schedule(self.method, self.num_steps, self.noise_level)
+
+
+@dataclass(frozen=True)
+class FlowPolicyConfig:
+    """Facts about a flow policy that recipes read.
+
+    Attributes:
+        cameras: observation keys of the images.
+        state_size: numbers of the state; None if it is not read.
+        chunk_size: rows of a chunk that are executed.
+        horizon: rows of a chunk, H; imitation needs all.
+        action_dim: numbers of the robot's action, D.
+        sampling: the chain.
+    """
+
+    cameras: tuple[str, ...]
+    state_size: int | None
+    chunk_size: int
+    horizon: int
+    action_dim: int
+    sampling: FlowSampling
+
+
+class FlowPolicy(PolicyModel[FlowInputs]):
+    """A `PolicyModel` over any `FlowNetwork`; T = chunk_size * action_dim numbers for each decision.
+
+    Args:
+        network: an `nn.Module` that is a `FlowNetwork`; it is put into evaluation mode.
+        processor: conversions of observations and actions.
+        layout: names of tensors and small files.
+        sampling: the chain.
+        num_executed: rows of a chunk that are executed; None for all.
+
+    Raises: ConfigError if the robot's action is wider than the network's, or more rows are to be executed
+    than there are.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        processor: FlowProcessor,
+        layout: FlowLayout,
+        sampling: FlowSampling,
+        num_executed: int | None = None,
+    ) -> None:
+        if processor.action_dim > network.action_dim:
+            raise ConfigError(
+                f"the robot's action has {processor.action_dim} numbers, expected at most "
+                f"{network.action_dim}, the width to which the network pads it; take a policy of this robot"
+            )
+        executed = network.horizon if num_executed is None else num_executed
+        if not 1 <= executed <= network.horizon:
+            raise ConfigError(
+                f"num_executed is {executed}, expected 1 to {network.horizon}, the rows of a chunk"
+            )
+        self._network, self._processor, self._layout = network.eval(), processor, layout
+        self._schedule, self._num_draws = sampling.schedule, sampling.imitation_draws
+        self.config = FlowPolicyConfig(
+            processor.camera_keys,
+            processor.state_size,
+            executed,
+            network.horizon,
+            processor.action_dim,
+            sampling,
+        )
+
+    @property
+    def network(self) -> nn.Module:
+        """The network, which holds the parameters."""
+        network: nn.Module = self._network
+        return network
+
+    @property
+    def feature_size(self) -> int:
+        """Width of `features`."""
+        size: int = self._network.feature_size
+        return size
+
+    def copy(self) -> "FlowPolicy":
+        """Return the same policy with its own copy of the weights."""
+        return self._with(copy.deepcopy(self._network), self.config.sampling)
+
+    def with_sampling(self, sampling: FlowSampling) -> "FlowPolicy":
+        """Return the same policy, on the same weights, with another chain."""
+        return self._with(self._network, sampling)
+
+    def describe(self) -> str:
+        """Describe in one line how it acts."""
+        config, sampling = self.config, self.config.sampling
+        state = "" if config.state_size is None else " and state"
+        millions = sum(parameter.numel() for parameter in self._network.parameters()) / 1e6
+        return (
+            f"flow policy, {millions:.2f} M parameters: sees {', '.join(config.cameras)}{state}, decides "
+            f"{config.horizon} x {config.action_dim} numbers in {sampling.num_steps} steps and executes "
+            f"{config.chunk_size} rows, {sampling.method} with noise level {sampling.noise_level}"
+        )
+
+    def example_observation(self, seed: int) -> Observation:
+        """Return an observation of noise that it can act on and score."""
+        random, size = np.random.default_rng(seed), self._processor.image_size
+        seen: Observation = {
+            camera: random.integers(0, 256, (size, size, 3), dtype=np.uint8)
+            for camera in self.config.cameras
+        }
+        if self.config.state_size is not None:
+            seen["state"] = np.zeros(self.config.state_size, np.float32)
+        shape = self._network.horizon, self._network.action_dim
+        before = random.normal(size=shape).astype(np.float32)
+        step = np.array(seed % self.config.sampling.num_steps)
+        return {
+            **seen,
+            "instruction": EXAMPLE_INSTRUCTION,
+            DRAWN_KEY: {"state_before": before, "step": step},
+        }
+
+    def check_drawn(self, drawn: Mapping[str, np.ndarray] | None) -> None:
+        """Check what a decision has drawn, before it is scored.
+
+        Raises: ValueError for what is missing or impossible, or if decisions have no density.
+        """
+        if self._schedule.num_stochastic == 0:
+            raise ValueError(
+                "noise_level is 0, so decisions have no density, expected > 0 for a loss with a ratio; "
+                "set FlowSampling.noise_level to 0.3 or 0.5"
+            )
+        if drawn is None or not {"state_before", "step"} <= set(drawn):
+            raise ValueError(
+                "`drawn` has no state_before and step, expected both: the decision is of another family, or "
+                "was recorded by a version that did not store them; record it anew"
+            )
+        shape, given = (
+            (self._network.horizon, self._network.action_dim),
+            drawn["state_before"].shape,
+        )
+        if given != shape:
+            raise ValueError(
+                f"`drawn` has a state_before {list(given)}, expected {list(shape)}; the decision is of "
+                "another policy"
+            )
+        step, limit = int(drawn["step"]), self._schedule.num_stochastic
+        if not 0 <= step < limit:
+            raise ValueError(
+                f"`drawn` has step {step}, expected 0 to {limit - 1}: a greedy decision (-1) has no density, "
+                "and another number belongs to a chain of other num_steps"
+            )
+
+    def prepare(self, observations: Sequence[Observation]) -> FlowInputs:
+        """Prepare observations, on the network's device; equal ones once if that halves their number.
+
+        Raises: ValueError for observations that do not suit the policy, or if only some have `drawn`.
+        """
+        drawn = [each[DRAWN_KEY] for each in observations if DRAWN_KEY in each]
+        if drawn and len(drawn) < len(observations):
+            raise ValueError(
+                f"{len(drawn)} of {len(observations)} observations have {DRAWN_KEY!r}, expected all or none"
+            )
+        found: dict[tuple[object, ...], int] = {}
+        rows = [
+            found.setdefault(self._processor.identify(each), len(found)) for each in observations
+        ]
+        if 2 * len(found) > len(observations):
+            inputs = self._processor.prepare(observations, self._device)
+        else:
+            chosen = [observations[rows.index(row)] for row in range(len(found))]
+            inputs = self._processor.prepare(chosen, self._device)
+            inputs = replace(inputs, rows=to_device(torch.tensor(rows), self._device))
+        columns = {name: np.stack([each[name] for each in drawn]) for name in (drawn or [{}])[0]}
+        known = {
+            name: columns[name]
+            for name in ("state_before", "step", "noise", "time")
+            if name in columns
+        }
+        return replace(
+            inputs,
+            **{
+                name: to_device(torch.from_numpy(rows), self._device)
+                for name, rows in known.items()
+            },
+        )
+
+    def sample(self, batch: FlowInputs, samplings: Sequence[Sampling]) -> SampledTokens:
+        """Run a chain for each decision; greedy ones are deterministic.
+
+        The temperature multiplies the standard deviation of the stochastic step.
+        """
+        device = self._device
+        temperatures, _ = sampling_columns(samplings, device)
+        shape = (self._network.horizon, self._network.action_dim)
+        draws = Draws.from_seeds(samplings, shape, self._schedule).to(device)
+        prefix = self._read(batch)
+
+        def velocity(x: Tensor, time: Tensor) -> Tensor:
+            found: Tensor = self._network.velocity(prefix, x, time)
+            return found
+
+        chain = run_chain(velocity, draws, self._schedule, temperatures)
+        density = log_density(chain.next_state, chain.transition)
+        return SampledTokens(
+            self._count(chain.next_state),
+            self._count(density),
+            {"state_before": chain.state_before, "step": draws.step},
+            self._count(chain.chunk),
+        )
+
+    def log_probs(
+        self, batch: FlowInputs, tokens: Tensor, temperatures: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return densities and entropies of given numbers, float32 [N, T] each.
+
+        Without `drawn`, for imitation: minus the squared errors of the velocity, [N, H * D], and zeros.
+        Errors of padded dimensions are spread over the others, so that the mean is that over the whole
+        padded block (openpi).
+        """
+        numbers = to_device(tokens, self._device).float()
+        if batch.step is None:
+            errors = self._imitation_errors(batch, numbers)
+            return -errors, torch.zeros_like(errors)
+        mean, std = scale_noise(
+            self.predict_transition(batch), to_device(temperatures, self._device).float()
+        )
+        counted = Transition(self._count(mean)[:, None], std)
+        density = log_density(numbers[:, None], counted)[:, 0]
+        return density, entropy(counted)[:, None].expand_as(density)
+
+    def predict_transition(self, batch: FlowInputs) -> Transition:
+        """Return the distribution of the state after the stored stochastic step of each decision."""
+        assert batch.state_before is not None
+        assert batch.step is not None
+        time = self._schedule.times(batch.step)
+        velocity = self._network.velocity(self._read(batch), batch.state_before, time)
+        return self._schedule.transition(batch.state_before, velocity, batch.step)
+
+    def features(self, batch: FlowInputs) -> Tensor:
+        """Return features of the observations alone, [N, feature_size], for a critic."""
+        features: Tensor = self._network.features(self._network.embed_prefix(batch))
+        return features if batch.rows is None else features[batch.rows]
+
+    def encode(self, actions: np.ndarray) -> np.ndarray:
+        """Convert actions [B, h, D], h up to the horizon, to numbers float32 [B, h * D]."""
+        horizon, dim = self.config.horizon, self.config.action_dim
+        if actions.ndim != 3 or not 1 <= actions.shape[1] <= horizon or actions.shape[2] != dim:
+            raise ValueError(
+                f"actions are {list(actions.shape)}, expected [B, {horizon}, {dim}]: whole chunks for "
+                "imitation, or their first rows."
+            )
+        return self._processor.normalise_actions(actions).reshape(len(actions), -1)
+
+    def decode(self, tokens: np.ndarray) -> np.ndarray:
+        """Convert numbers [B, h * D] to actions float32 [B, h, D], in the environment's units."""
+        return self._processor.restore_actions(
+            tokens.reshape(len(tokens), -1, self.config.action_dim)
+        )
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Return every parameter under its name in the folder; views, not copies."""
+        return self._layout.write_tensors(self._network)
+
+    def checkpoint_files(self) -> Mapping[str, bytes]:
+        """Return the small files of the folder by name."""
+        return self._layout.list_files()
+
+    def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy tensors with the folder's names into the network; every name and shape has to match."""
+        self._layout.read_tensors(self._network, tensors)
+
+    def save(self, folder: Path) -> None:
+        """Write the folder, whole or not at all. Raises: CheckpointError."""
+        save_folder(folder, self.checkpoint_tensors(), self.checkpoint_files())
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
+    def _with(self, network: Any, sampling: FlowSampling) -> "FlowPolicy":
+        executed = self.config.chunk_size
+        return FlowPolicy(network, self._processor, self._layout, sampling, executed)
+
+    def _read(self, batch: FlowInputs) -> Prefix:
+        """Read each different observation once; return a row for each decision."""
+        prefix: Prefix = self._network.embed_prefix(batch)
+        return prefix if batch.rows is None else prefix.rows(batch.rows)
+
+    def _count(self, values: Tensor) -> Tensor:
+        """Return the counted part of [N, H, P]: executed rows, the robot's dimensions, [N, T]."""
+        return values[:, : self.config.chunk_size, : self.config.action_dim].flatten(1)
+
+    def _imitation_errors(self, batch: FlowInputs, numbers: Tensor) -> Tensor:
+        horizon, dim = self.config.horizon, self.config.action_dim
+        if numbers.shape[1] != horizon * dim:
+            raise ValueError(
+                f"imitation got {numbers.shape[1] // dim} rows, expected whole chunks of {horizon}; "
+                "without `drawn` nothing else can be scored."
+            )
+        width = self._network.action_dim
+        chunk = nn.functional.pad(numbers.view(-1, horizon, dim), (0, width - dim))
+        noised = draw_noised(chunk, self._num_draws, batch.noise, batch.time)
+        num_draws = noised.time.shape[1]
+        index = torch.arange(len(chunk), device=chunk.device).repeat_interleave(num_draws)
+        prefix = self._read(batch)
+        velocity = self._network.velocity(
+            prefix.rows(index) if num_draws > 1 else prefix,
+            noised.x.flatten(0, 1),
+            noised.time.flatten(),
+        )
+        squared = (velocity.view_as(noised.target) - noised.target).square().mean(1)
+        return weigh_padding(squared, dim).flatten(1)
