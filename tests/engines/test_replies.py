@@ -192,23 +192,33 @@ async def test_more_images_than_the_limit_are_refused_by_number(
 
 
 class TwoImages(TextTask):
-    """Shows an image, and after the reply another one of another size."""
+    """Shows an image, and after the reply another one of another size.
+
+    Args:
+        lead: what the template has before a reply, so that the policy writes it too.
+    """
+
+    def __init__(self, lead: str = "") -> None:
+        self._lead = lead
 
     async def setup(self, seed: int, options: Info) -> Ask:
         first = Message(role="user", images=(noise(seed),), content="first")
-        return Ask((first,), options=ReplyOptions(format=ChoiceFormat(choices=("a", "b"))))
+        choices = (f"{self._lead}a", f"{self._lead}b")
+        return Ask((first,), options=ReplyOptions(format=ChoiceFormat(choices=choices)))
 
     async def reply(self, text: str) -> Ask | Done:
         if text in ("a", "b"):
             second = Message(role="user", images=(noise(9, 56, 84), noise(8)), content="second")
-            return Ask((second,), options=ReplyOptions(format=RegexFormat(pattern="[0-9]")))
+            form = RegexFormat(pattern=f"{self._lead}[0-9]")
+            return Ask((second,), options=ReplyOptions(format=form))
         return Done(1.0, is_success=text.isdigit())
 
 
 async def test_turns_with_images_in_them_are_one_row_with_the_log_probs_of_sampling(
     policy: VisionLanguageModel, lane: DeviceLane
 ) -> None:
-    spec = EnvSpec(id=f"{__name__}:TwoImages")
+    has_space = "Assistant:" in policy.render_text([Message(role="assistant", content="a")])
+    spec = EnvSpec(id=f"{__name__}:TwoImages", kwargs={"lead": " " * has_space})
     async with (
         TorchChatEngine(policy, lane, EngineConfig(max_reply=16)) as engine,
         TextEnvPool(specs=[spec]) as pool,

@@ -29,8 +29,23 @@ TEMPLATE = """{% for message in messages %}<|im_start|>{{ message['role'] }}
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
-FAMILIES: Final = ("qwen2_5_vl", "qwen3_vl")
-"""Model types of which there is a tiny one."""
+TILE_MARKS = (
+    "<fake_token_around_image>",
+    "<image>",
+    "<global-img>",
+    "<end_of_utterance>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
+)
+
+TILE_TEMPLATE = """<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}\
+{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}\
+{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}\
+{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>
+{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"""
+"""That of the public SmolVLMs, which writes no content that is a text without parts."""
+
+FAMILIES: Final = ("qwen2_5_vl", "qwen3_vl", "idefics3", "smolvlm")
+"""Model types of which there is a tiny one: SmolVLM's first checkpoints have Idefics3's type."""
 
 
 def write_tiny_vision(
@@ -40,12 +55,21 @@ def write_tiny_vision(
     folder.mkdir(parents=True, exist_ok=True)
     write_tokenizer(folder, SHAPE, ["left right red green blue white " * 3])
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.add_special_tokens(list(MARKS))
+    is_tiled = family in ("idefics3", "smolvlm")
+    marks, template = (TILE_MARKS, TILE_TEMPLATE) if is_tiled else (MARKS, TEMPLATE)
+    tokenizer.add_special_tokens(list(marks))
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").unlink()
-    (folder / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSORS[family]))
-    ids = {mark: tokenizer.token_to_id(mark) for mark in MARKS}
+    ids = {mark: tokenizer.token_to_id(mark) for mark in marks}
+    if is_tiled:
+        config_path = folder / "tokenizer_config.json"
+        settings = json.loads(config_path.read_text()) | {"eos_token": "<end_of_utterance>"}
+        config_path.write_text(json.dumps(settings))
+        name = {"idefics3": "Idefics3Processor", "smolvlm": "SmolVLMProcessor"}[family]
+        parts = {"image_seq_len": 4, "processor_class": name}
+        (folder / "processor_config.json").write_text(json.dumps(parts))
     config = CONFIGS[family](ids, num_layers, depth)
     shape: Any = transformers.AutoConfig.for_model(**config)
     with torch.random.fork_rng():
@@ -157,9 +181,86 @@ def qwen3_config(ids: dict[str, int], num_layers: int, depth: int) -> dict[str, 
     }
 
 
+def idefics3_config(ids: dict[str, int], num_layers: int, depth: int) -> dict[str, Any]:
+    """The nested configuration of SmolVLM-256M-Instruct, with tiny sizes."""
+    return {
+        "architectures": ["Idefics3ForConditionalGeneration"],
+        "model_type": "idefics3",
+        "image_token_id": ids["<image>"],
+        "bos_token_id": 1,
+        "eos_token_id": ids["<end_of_utterance>"],
+        "pad_token_id": 0,
+        "scale_factor": 2,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "use_cache": True,
+        "vocab_size": SHAPE.vocab_size + len(TILE_MARKS),
+        "text_config": {
+            "architectures": ["VLlama3ForCausalLM"],
+            "model_type": "llama",
+            "attention_bias": False,
+            "bos_token_id": 1,
+            "eos_token_id": ids["<end_of_utterance>"],
+            "pad_token_id": 0,
+            "head_dim": 32,
+            "hidden_act": "silu",
+            "hidden_size": 64,
+            "initializer_range": 0.1,
+            "intermediate_size": 64,
+            "max_position_embeddings": 256,
+            "num_attention_heads": 2,
+            "num_hidden_layers": num_layers,
+            "num_key_value_heads": 1,
+            "rms_norm_eps": 1e-05,
+            "rope_theta": 100000,
+            "tie_word_embeddings": False,
+            "vocab_size": SHAPE.vocab_size + len(TILE_MARKS),
+        },
+        "vision_config": {
+            "hidden_size": 32,
+            "image_size": 32,
+            "initializer_range": 0.1,
+            "intermediate_size": 48,
+            "max_image_size": {"longest_edge": 32},
+            "model_type": "idefics3",
+            "num_attention_heads": 2,
+            "num_hidden_layers": depth,
+            "patch_size": 8,
+            "size": {"longest_edge": 64},
+            "tie_word_embeddings": False,
+            "use_base_siglip": False,
+        },
+    }
+
+
+def smolvlm_config(ids: dict[str, int], num_layers: int, depth: int) -> dict[str, Any]:
+    """That of SmolVLM2, which differs in the names of its types."""
+    config = idefics3_config(ids, num_layers, depth)
+    config |= {"architectures": ["SmolVLMForConditionalGeneration"], "model_type": "smolvlm"}
+    config["vision_config"]["model_type"] = "smolvlm_vision"
+    return config
+
+
 CONFIGS: Final[dict[str, Callable[[dict[str, int], int, int], dict[str, Any]]]] = {
     "qwen2_5_vl": qwen2_5_config,
     "qwen3_vl": qwen3_config,
+    "idefics3": idefics3_config,
+    "smolvlm": smolvlm_config,
+}
+
+TILE_PREPROCESSOR: Final = {
+    "do_convert_rgb": True,
+    "do_image_splitting": True,
+    "do_normalize": True,
+    "do_pad": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "max_image_size": {"longest_edge": 32},
+    "resample": 1,
+    "rescale_factor": 0.00392156862745098,
+    "size": {"longest_edge": 64},
 }
 
 PREPROCESSORS: Final[dict[str, dict[str, Any]]] = {
@@ -183,6 +284,16 @@ PREPROCESSORS: Final[dict[str, dict[str, Any]]] = {
         "image_std": [0.5, 0.5, 0.5],
         "image_processor_type": "Qwen2VLImageProcessorFast",
         "processor_class": "Qwen3VLProcessor",
+    },
+    "idefics3": {
+        **TILE_PREPROCESSOR,
+        "image_processor_type": "Idefics3ImageProcessor",
+        "processor_class": "Idefics3Processor",
+    },
+    "smolvlm": {
+        **TILE_PREPROCESSOR,
+        "image_processor_type": "SmolVLMImageProcessor",
+        "processor_class": "SmolVLMProcessor",
     },
 }
 
@@ -221,7 +332,7 @@ def shown_episodes(policy: VisionLanguageModel) -> list[Trajectory]:
                 policy, longer, [22, 23, 2], images=[first, second], image_starts=starts
             ),
         ),
-        conversations.episode(1, conversations.turn(policy, [9] * 160, [25])),
+        conversations.episode(1, conversations.turn(policy, [9] * 200, [25])),
         conversations.episode(
             2,
             conversations.turn(

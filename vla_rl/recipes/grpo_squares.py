@@ -64,7 +64,7 @@ class GrpoSquaresConfig(TextTrainingConfig, frozen=True, kw_only=True):
     )
 
     policy: str = "Qwen/Qwen2.5-VL-3B-Instruct"
-    """Folder or hub id of the checkpoint to start from: a Qwen2.5-VL or a Qwen3-VL."""
+    """Folder or hub id of the checkpoint to start from: a Qwen2.5-VL, Qwen3-VL or SmolVLM."""
 
     question: Literal["side", "colour"] = "side"
     """side: is the square on the left or on the right; colour: which of four colours it has."""

@@ -2,7 +2,7 @@
 
 policy          `CausalLanguageModel`: what engines and learners use; `load` and `save`
 vision_policy   `VisionLanguageModel`: the same with images; `load_language_model`
-images          images as pixels, tokens and positions; `grid_images` has what Qwen's models do with them
+images          images as pixels, tokens and positions; `grid_images` for Qwen's models, `tile_images` for SmolVLM
 image_chat      messages with images to prompts
 chat_format     messages to prompts, replies to messages and tool calls
 rows            rows of tokens through a network: prompts, slots of generation, scores of a learner

@@ -20,14 +20,17 @@ from vla_rl.errors import CheckpointError
 from vla_rl.models.language import gguf
 from vla_rl.models.language.grid_images import GridReader
 from vla_rl.models.language.images import ImageReader
+from vla_rl.models.language.tile_images import TileReader
 from vla_rl.models.small_files import companion_files, require_agreement
 from vla_rl.models.tensor_reading import HUB_ID, SINGLE_FILE, download, holds_weights
 from vla_rl.models.weight_files import ADAPTER_CONFIG, check_weights, require_loaded
 from vla_rl.util.arrays import require_finite
 
 IMAGE_READERS: Final[Mapping[str, type[ImageReader]]] = {
+    "idefics3": TileReader,
     "qwen2_5_vl": GridReader,
     "qwen3_vl": GridReader,
+    "smolvlm": TileReader,
 }
 """Readers of images by the `model_type` of the networks that have them."""
 
@@ -55,17 +58,23 @@ def has_vision(folder: Path) -> bool:
 
     Raises: CheckpointError for a tower of another kind.
     """
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-        kind, has_tower = config["model_type"], "vision_config" in config
-    except (OSError, ValueError, KeyError, TypeError):
-        return False  # reading the folder reports why
-    if has_tower and kind not in IMAGE_READERS:
+    config = _read_config(folder)
+    kind = config.get("model_type")
+    if "vision_config" in config and kind not in IMAGE_READERS:
         raise CheckpointError(
             f"{folder} is a vision-language model of the type {kind!r}, expected one of "
             f"{', '.join(sorted(IMAGE_READERS))}; take a checkpoint of these, or one of text alone"
         )
     return kind in IMAGE_READERS
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Return the network's configuration; nothing if there is none, which loading it reports."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def read(
@@ -88,6 +97,9 @@ def read(
     require_agreement(folder, with_images=with_images)
     _require_whole_weights(folder)
     text_side: Any = transformers.AutoProcessor if with_images else transformers.AutoTokenizer
+    if with_images and _read_config(folder)["model_type"] == "smolvlm":
+        # Its own processor reads images in the same way, and needs a package more for videos.
+        text_side = transformers.Idefics3Processor  # type: ignore[attr-defined]
     loader: Any = (
         transformers.AutoModelForImageTextToText
         if with_images

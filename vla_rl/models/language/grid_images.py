@@ -42,8 +42,8 @@ class GridReader(ImageReader):
 
     num_axes: ClassVar[int] = 3
 
-    def __init__(self, image_processor: Any, config: Any) -> None:
-        super().__init__(image_processor, config)
+    def __init__(self, processor: Any, config: Any) -> None:
+        super().__init__(processor, config)
         self._has_windows = config.model_type == WINDOWED
         self._merge = int(self._vision.spatial_merge_size)
         vision, side = self._vision, self._merge

@@ -6,6 +6,7 @@ Each image has one mark in the rendered text, which becomes all tokens of that i
 to the engine and, with the images, into the step's observation: nothing is tokenized a second time.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +34,8 @@ class ImageChatFormat(ChatFormat):
         super().__init__(processor.tokenizer, stop_tokens, processor.chat_template)
         self._reader = reader
         self._image_mark: str = processor.image_token
-        self._marks = (processor.image_token, processor.video_token)
+        video = getattr(processor, "video_token", None)
+        self._marks = (processor.image_token, *([video] * (video is not None)))
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> np.ndarray:
         """Render the prompt of the next reply, int64 [P].
@@ -72,10 +74,27 @@ class ImageChatFormat(ChatFormat):
         # Every text is made harmless, tool results included: any of them may hold the letters of
         # a mark.
         given: dict[str, Any] = self._harmless(super()._given(message))
-        if message.images:
+        if message.images or not self._takes_text:
             parts = [{"type": "image"} for _ in message.images]
             given["content"] = [*parts, {"type": "text", "text": given["content"]}]
         return given
+
+    @functools.cached_property
+    def _takes_text(self) -> bool:
+        """Whether the template writes a content that is a text and no list of parts."""
+        # SmolVLM's leaves out the whole text, in silence.
+        try:
+            one, other = (
+                self._tokenizer.apply_chat_template(
+                    [{"role": "user", "content": text}],
+                    chat_template=self._choose_template(()),
+                    tokenize=False,
+                )
+                for text in ("?", "??")
+            )
+        except Exception:  # a template is a program, and not ours
+            return False
+        return bool(one != other)
 
     def _harmless(self, value: Any) -> Any:
         """Return plain values in which no text is a mark of an image."""

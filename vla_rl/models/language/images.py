@@ -105,7 +105,7 @@ class ImageReader(ABC):
     """Turns images into pixels, tokens and positions, as one checkpoint wants them.
 
     Args:
-        image_processor: transformers' image processor of the checkpoint.
+        processor: transformers' processor of the checkpoint.
         config: the network's configuration.
 
     Attributes:
@@ -118,8 +118,8 @@ class ImageReader(ABC):
 
     blank: PreparedImages
 
-    def __init__(self, image_processor: Any, config: Any) -> None:
-        self._processor, self._vision = image_processor, config.vision_config
+    def __init__(self, processor: Any, config: Any) -> None:
+        self._processor, self._vision = processor.image_processor, config.vision_config
         self.image_token = int(config.image_token_id)
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Vision-language policies: Qwen2.5-VL and Qwen3-VL of transformers as language policies.
+"""Vision-language policies: Qwen2.5-VL, Qwen3-VL and SmolVLM of transformers as language policies.
 
     image_0, image_1, ... ─► pixels ─► vision tower ─┐
     tokens ─► embeddings ◄─── for image tokens ───────┘─► trunk ─► hidden states, as of any language policy
@@ -68,7 +68,7 @@ class VisionLanguageModel(CausalLanguageModel):
     def __init__(self, network: Any, processor: Any, files: Mapping[str, bytes]) -> None:
         self._processor = processor
         kind = checkpoint.IMAGE_READERS[network.config.model_type]
-        self._reader = kind(processor.image_processor, network.config)
+        self._reader = kind(processor, network.config)
         self._reader.adapt(network)
         super().__init__(network, processor.tokenizer, files)
 

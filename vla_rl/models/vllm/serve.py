@@ -29,6 +29,12 @@ MAX_PROMPT: Final = 256
 MODALITY: Final = "image"
 
 
+IDEFICS3: Final = {
+    "model_type": "idefics3",
+    "architectures": ["Idefics3ForConditionalGeneration"],
+}
+
+
 class ServedPrismaticPolicy:
     """OpenVLA or OpenVLA-OFT, served. Implements `vla_rl.engines.vllm.served.ServedActions`.
 
@@ -135,8 +141,12 @@ class ServedLanguageModel:
         self.chat, self.network = policy, policy.network
         context_size = min(policy.context_size, max_context or policy.context_size)
         files = dict(policy.checkpoint_files())
+        config = msgspec.json.decode(files.pop("config.json"))
+        if config["model_type"] == "smolvlm":
+            # vLLM's class is that of Idefics3 with another processor, which needs a package more
+            config |= IDEFICS3
         self.layout = EngineLayout(
-            config=msgspec.json.decode(files.pop("config.json")),
+            config=config,
             runner="generate",
             context_size=context_size,
             num_tokens=None,
