@@ -14,6 +14,7 @@ from torch import Tensor
 import vla_rl.algorithms
 from vla_rl.algorithms import AGGREGATIONS, KL_ESTIMATORS, aggregation, count_denominators, entropy
 from vla_rl.algorithms.losses import (
+    LOSSES,
     PARAMETERS,
     POLICY_LOSSES,
     CorrectionConfig,
@@ -65,7 +66,11 @@ def aggregated(name: str) -> list[Tensor]:
 
 
 CONFIGS = {
-    **{name: PolicyLossConfig(name=name) for name in POLICY_LOSSES},
+    **{
+        name: PolicyLossConfig(name=name)
+        for name in POLICY_LOSSES
+        if not LOSSES[name].needs_predictions
+    },
     **{
         f"{name}, {level}": PolicyLossConfig(name=name, level=level)
         for name in POLICY_LOSSES

@@ -57,6 +57,7 @@ async def test_a_decision_keeps_what_its_policy_drew(
     assert {name: (each.dtype, each.shape) for name, each in chunk.drawn.items()} == {
         "state_before": (np.float32, (2,)),
         "step": (np.int64, ()),
+        "mean": (np.float32, (2,)),
     }
     # Decoded is the end of the chain, and scored is the state on the way.
     np.testing.assert_array_equal(chunk.actions[:, 0], 2.0 * chunk.tokens)

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from drawing_policy import make_drawing_policy
 from small_episodes import trajectory
 
 from vla_rl.algorithms import (
@@ -69,14 +70,20 @@ def small(pipeline: str, root: Path, **changes: Any) -> TrainToyConfig:
     return with_pipeline(msgspec.structs.replace(config, **changes), pipeline)
 
 
+def make_policy(config: TrainToyConfig) -> MlpPolicy:
+    """The recipe's policy, or one with the predictions of a flow for the pipeline that needs them."""
+    policy = new_policy(config)
+    return make_drawing_policy(0, policy.config) if config.pipeline == "nft" else policy
+
+
 def run_of(config: TrainToyConfig, **options: Any) -> TrainingRun:
-    return TrainingRun(config, training_starts(config), new_policy(config), **options)
+    return TrainingRun(config, training_starts(config), make_policy(config), **options)
 
 
 async def trained(
     config: TrainToyConfig, **options: Any
 ) -> tuple[list[dict[str, float]], MlpPolicy, RunDirectory]:
-    policy = new_policy(config)
+    policy = make_policy(config)
     async with asyncio.timeout(110):
         outcome = await train(config, training_starts(config), policy, **options)
     return list(read_metrics(outcome.run.metrics)), policy, outcome.run
@@ -99,7 +106,7 @@ async def test_every_pipeline_makes_updates_that_begin_at_ratio_one(
     assert all(line["update/log_prob_gap_max"] < 1e-4 for line in trained_lines)
     assert all(line["update/staleness_max"] == 0.0 for line in metrics)
     # groups of the sparse task may have no success at all, and then there is nothing to learn
-    assert bool(trained_lines) == (not torch.equal(weights(policy), weights(new_policy(config))))
+    assert bool(trained_lines) == (not torch.equal(weights(policy), weights(make_policy(config))))
     assert trained_lines or pipeline in NEEDS_IMAGES
     # Pendulum never reports success, the reaching task does
     assert ("rollout/success_rate" in metrics[0]) == (pipeline in NEEDS_IMAGES)
@@ -343,7 +350,7 @@ async def test_where_every_episode_was_cut_off_and_those_are_masked_nothing_move
     config = with_entropy_bonus(config)
     metrics, policy, _ = await trained(config)
     assert [line["update/trained"] for line in metrics] == [0.0, 0.0]
-    assert torch.equal(weights(policy), weights(new_policy(config)))
+    assert torch.equal(weights(policy), weights(make_policy(config)))
 
 
 async def test_a_critic_is_warmed_up_before_the_policy_moves(tmp_path: Path) -> None:
@@ -352,7 +359,7 @@ async def test_a_critic_is_warmed_up_before_the_policy_moves(tmp_path: Path) -> 
         config, critic=msgspec.structs.replace(config.critic, warmup_updates=2)
     )
     metrics, policy, run = await trained(waiting)
-    assert torch.equal(weights(policy), weights(new_policy(config)))
+    assert torch.equal(weights(policy), weights(make_policy(config)))
     assert [line["update/trained"] for line in metrics] == [0.0, 0.0]
     assert metrics[0]["critic/grad_norm"] > 0.0
     assert (run.checkpoints / "update-000002" / "critic.safetensors").exists()
@@ -417,7 +424,7 @@ def config_of(pipeline: str) -> TrainToyConfig:
 @pytest.mark.parametrize("pipeline", sorted(PIPELINES))
 def test_every_pipeline_has_a_page_with_the_drawing_of_its_graph(pipeline: str) -> None:
     config = config_of(pipeline)
-    graph = TrainingRun(config, training_starts(config), new_policy(config)).graph
+    graph = TrainingRun(config, training_starts(config), make_policy(config)).graph
     (drawing,) = re.findall(
         r"```mermaid\n(.*?)```", (PAGES / f"{pipeline}.md").read_text(), re.DOTALL
     )
@@ -434,7 +441,7 @@ def test_the_reward_and_the_pipeline_that_the_page_shows_can_be_named(import_fol
         (import_folder / name).write_text(text)
     GroupReward(RewardConfig(function="my_rewards:short", manager="my_rewards:best_of_group"))
     config = config_of("my_pipelines:watched")
-    graph = TrainingRun(config, training_starts(config), new_policy(config)).graph
+    graph = TrainingRun(config, training_starts(config), make_policy(config)).graph
     assert "look" in graph.nodes
     assert (config.advantage.name, config.learner.epochs) == ("rloo", 2)
 

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_rl.algorithms.tensors import Tensor, full_precision
+from vla_rl.algorithms.tensors import Tensor, full_precision, torch
 from vla_rl.types import FINITE, Config, PositiveFloat, PositiveInt, ReadIf
 
 MAX_LOG_RATIO: Final = 20.0
@@ -78,6 +78,23 @@ def importance_weighted_k3(
     # and its gradient would not
     log_ratio = full_precision(log_prob) - full_precision(behavior_log_prob.detach())
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() * k3(log_prob, reference_log_prob)
+
+
+def exact_kl(mean: Tensor, other_mean: Tensor, std: Tensor) -> Tensor:
+    """Compute the divergence of two normal distributions with the same deviation, number by number.
+
+        KL = (mean - other mean)^2 / (2 std^2)
+
+    The transitions of one flow under two sets of weights are such, from the same state by the same step.
+
+    Args:
+        mean: float [B, T], with a gradient.
+        other_mean: float [B, T], constant.
+        std: float [B, 1]; where it is 0 there is no distribution, and the result is 0.
+    """
+    has_noise = std > 0.0
+    distance = (mean - other_mean.detach()) / torch.where(has_noise, std, 1.0)
+    return torch.where(has_noise, 0.5 * distance.square(), 0.0)
 
 
 KL_ESTIMATORS: Final = MappingProxyType[str, KlEstimator](

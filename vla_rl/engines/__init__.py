@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vla_rl.engines.policy_model import (
         LanguageModel as LanguageModel,
         PolicyModel as PolicyModel,
+        Predictions as Predictions,
         SampledTokens as SampledTokens,
         TokenModel as TokenModel,
     )

@@ -19,7 +19,7 @@ and `vla_rl/models/language` implements `LanguageModel` for models that transfor
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 from torch import Tensor, nn
@@ -57,6 +57,34 @@ class SampledTokens:
     chunk: Tensor | None = None
     """Input of `decode`, [B, ...]; None: the tokens. A flow's tokens are a state on the way, and this is
     its end."""
+
+
+class Predictions(NamedTuple):
+    """A flow policy's predictions at the states of B stored decisions, and the log-probs of these.
+
+    Predictions are linear in the velocity, so two of them say what a third would be.
+    """
+
+    log_probs: Tensor
+    """float32 [B, T], as `log_probs` computes them."""
+
+    entropy: Tensor
+    """float32 [B, T]."""
+
+    prediction: Tensor
+    """float32 [B, T] with a gradient: the mean of the next state, or the actions at the end."""
+
+    behavior_prediction: Tensor
+    """float32 [B, T], the same under the weights that acted, from what the decision has drawn."""
+
+    reached: Tensor
+    """float32 [B, T], what was predicted: the tokens, or the decision's actions as the network sees them."""
+
+    step_std: Tensor
+    """float32 [B, 1], standard deviation of the stochastic step; 0 without noise."""
+
+    velocity_weight: Tensor
+    """float32 [B, 1], derivative of the prediction by the velocity."""
 
 
 class TokenModel(Protocol[BatchT]):
@@ -179,6 +207,9 @@ class PolicyModel(TokenModel[BatchT], Protocol[BatchT]):
                               its episode
         check_drawn           called with `ActionChunk.drawn` of each decision before it is scored; raises
                               ValueError for what is missing or impossible
+        has_likelihood        False if it chooses without noise, so that log-probs say nothing
+        predict               called with a batch, tokens, temperatures and "next_state" or "actions";
+                              returns `Predictions`, for losses of flow policies and the exact KL
         example_observation   called with a seed; returns an observation that it can act on and score,
                               `drawn` included, for estimates of a run's memory
     """

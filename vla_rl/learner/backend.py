@@ -29,7 +29,8 @@ from vla_rl.learner.config import LearnerConfig, OptimizerConfig
 from vla_rl.learner.decisions import Decisions
 from vla_rl.learner.finiteness import first_nonfinite
 from vla_rl.learner.optimizer import PolicyOptimizer, StepReport
-from vla_rl.learner.scoring import LogProbs, ScoringRank, move_choices
+from vla_rl.learner.predictions import make_loss_inputs
+from vla_rl.learner.scoring import ScoringRank, move_choices
 
 
 @dataclass(frozen=True)
@@ -181,13 +182,12 @@ class PolicyPasses:
     Args:
         model: the policy.
         config: loss, aggregation and entropy bonus.
-        log_probs: computes log-probs and entropies; None for the model's own.
+        owner: module whose methods call the model's; None for the model itself.
     """
 
-    def __init__(
-        self, model: TokenModel[Any], config: LearnerConfig, log_probs: LogProbs | None = None
-    ) -> None:
-        self._model, self._log_probs = model, log_probs or model.log_probs
+    def __init__(self, model: TokenModel[Any], config: LearnerConfig, owner: Any = None) -> None:
+        self._model = model
+        self._compute = make_loss_inputs(model, model if owner is None else owner, config)
         self._loss, self._entropy_coef = policy_loss(config.loss), config.entropy_coef
         self._aggregate = aggregation(config.aggregation)
 
@@ -205,7 +205,7 @@ class PolicyPasses:
         device = next(self._model.network.parameters()).device
         # asked on the host: on a GPU, a selection by a mask waits for its number of True
         unmasked = to_device(rows.mask.flatten().nonzero()[:, 0], device)
-        log_prob, entropy = self._log_probs(
+        log_prob, entropy, predicted = self._compute(
             batch, *move_choices(self._model, rows.tokens, rows.temperature)
         )
         if not self._entropy_coef:
@@ -221,7 +221,7 @@ class PolicyPasses:
                 "torch.float32: rounded to 8 bits a ratio of 1.0004 is 1. Call .float() on the "
                 "logits before log_softmax."
             )
-        losses, diagnostics = self._loss(rows.token_batch(log_prob))
+        losses, diagnostics = self._loss(replace(rows.token_batch(log_prob), **predicted))
         if self._entropy_coef:
             losses = losses - self._entropy_coef * entropy
         counts = dataclasses.replace(

@@ -124,6 +124,11 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     tokens that the same weights chose. Above it the run ends with an error, because the probability
     ratio has to start at 1."""
 
+    stop_kl: PositiveFloat | None = None
+    """End an update before an optimizer step whose mini-batch is further than this from the weights that
+    acted, in mean KL per token: exact for flow policies, else by the estimator k3. The first step is always
+    taken. none takes all steps."""
+
     seed: int = 0
     """Seed of the order of the mini-batches."""
 

@@ -11,8 +11,9 @@ from vla_rl.engines.device_lane import DeviceLane, to_device
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import ConfigError
 from vla_rl.learner.backend import Training
+from vla_rl.learner.predictions import LogProbs
 from vla_rl.learner.ranks import LocalRank
-from vla_rl.learner.scoring import LogProbs, move_choices
+from vla_rl.learner.scoring import move_choices
 from vla_rl.types import Observation
 
 

@@ -43,6 +43,7 @@ from vla_rl.learner.decisions import Decisions, flatten_trajectories
 from vla_rl.learner.finiteness import require_drawn, require_finite_outputs
 from vla_rl.learner.optimizer import StepReport
 from vla_rl.learner.plan import StepPlan, plan_minibatches, plan_step
+from vla_rl.learner.predictions import exceeds_kl, require_suitable_loss
 from vla_rl.learner.ranks import OneRank, Pass, Ranks, compute_passes
 from vla_rl.learner.rows import Advantage
 from vla_rl.learner.scoring import Proximal, score_decisions
@@ -96,6 +97,7 @@ class PolicyLearner:
         self._ranks, self._weights, self._lane = ranks, weights, lane
         self._config, self._name = config, type(model).__name__
         self._check_drawn = getattr(model, "check_drawn", None)
+        require_suitable_loss(model, config)
         log_probs = partial(score_decisions, ranks, size=config.micro_batch_size)
         self._proximal = Proximal(log_probs, config)
         self._agreed = False
@@ -242,9 +244,15 @@ class PolicyLearner:
         reports: list[StepReport] = []
         for number, (minibatch, plan) in enumerate(steps, start=1):
             minibatch = await self._proximal.before_step(minibatch, is_first=number == 1)
-            sums += await self.forward_backward(minibatch, plan, version if number == 1 else None)
+            found = await self.forward_backward(minibatch, plan, version if number == 1 else None)
+            # the first step is always taken: what moved the policy until then was not this update
+            if number > 1 and exceeds_kl(
+                [part.diagnostics for part in found], self._config.stop_kl
+            ):
+                break
+            sums += found
             reports.append(await self.optim_step(publish=number == len(steps)))
-        if not steps:
+        if len(reports) < len(steps) or not steps:
             # a new version all the same: scheduler and engines count updates, not changes
             await self._weights.publish_unchanged()
         return sums, reports

@@ -17,13 +17,14 @@ A loss that needs none of these (the clipped surrogate) costs no forward pass he
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vla_rl.algorithms.losses import (
+    KlLossConfig,
     behavior_weights,
     chosen_tokens,
     engine_correction,
@@ -35,11 +36,9 @@ from vla_rl.engines.policy_model import LanguageModel, TokenModel
 from vla_rl.learner.config import LearnerConfig, MicroBatchSize
 from vla_rl.learner.decisions import Decisions, flatten_trajectories
 from vla_rl.learner.finiteness import Drawn, require_drawn, require_log_probs
+from vla_rl.learner.predictions import LogProbs, choose_reference_scores
 from vla_rl.learner.ranks import LocalRank, OneRank, Pass, Ranks, compute_passes
 from vla_rl.types import Observation, Trajectory
-
-LogProbs: TypeAlias = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""`TokenModel.log_probs`, or a module that calls it."""
 
 REFERENCES: Final = "the reference's"
 """Owner of a reference's log-probs, in errors."""
@@ -77,11 +76,19 @@ class ScoringRank(LocalRank):
         model: the model, used with its current weights.
         lane: runs the model, one micro-batch at a time.
         work: kind of work under which the lane counts the time.
+        kl: the loss' KL term, for a reference whose predictions it may need.
     """
 
-    def __init__(self, model: TokenModel[Any], lane: DeviceLane, work: str = "log_probs") -> None:
+    def __init__(
+        self,
+        model: TokenModel[Any],
+        lane: DeviceLane,
+        work: str = "log_probs",
+        kl: KlLossConfig | None = None,
+    ) -> None:
         super().__init__(lane)
         self._model, self._work = model, work
+        self._log_probs = choose_reference_scores(model, kl)
 
     async def gather_weights(self, clear: bool) -> None:
         """Do nothing: the weights are whole."""
@@ -93,7 +100,7 @@ class ScoringRank(LocalRank):
         """Compute the log-probs of all tokens of some rows, on the device."""
 
         def compute(batch: Any) -> Tensor:
-            return score_batch(self._model, self._model.log_probs, batch, rows)
+            return score_batch(self._model, self._log_probs, batch, rows)
 
         return await self.compute_pass(self._model.prepare, rows.observations, compute, self._work)
 
@@ -182,12 +189,13 @@ class Reference(PolicyReference):
         lane: DeviceLane,
         micro_batch: int,
         micro_batch_tokens: int | None = None,
+        kl: KlLossConfig | None = None,
     ) -> None:
         # a copy and not a second load: the policy may have been changed since, by an adapter or by
         # earlier training
         frozen = model.copy()
         frozen.network.requires_grad_(False)
-        ranks = OneRank(ScoringRank(frozen, lane, "reference"), lane)
+        ranks = OneRank(ScoringRank(frozen, lane, "reference", kl), lane)
         size = MicroBatchSize(micro_batch, micro_batch_tokens)
         super().__init__(
             partial(score_decisions, ranks, size=size, of_reference=True, work="reference"),

@@ -130,7 +130,7 @@ class LearningConfig(Config, frozen=True, kw_only=True):
     run: RunConfig = RunConfig()
 
     pipeline: str = "grpo"
-    """grpo, ppo, dapo, gspo, cpgd, embodied_srpo, embodied_grpo, embodied_ppo, or your own as
+    """grpo, ppo, dapo, gspo, cpgd, nft, embodied_srpo, embodied_grpo, embodied_ppo, or your own as
     "module:function". On the command line and in files it also sets its default settings."""
 
     group_size: PositiveInt = 4

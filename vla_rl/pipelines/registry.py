@@ -30,6 +30,7 @@ PIPELINES: Final = MappingProxyType(
             "dapo",
             "gspo",
             "cpgd",
+            "nft",
             "embodied_srpo",
             "embodied_grpo",
             "embodied_ppo",

@@ -322,7 +322,7 @@ def make_references(
         settings = member.learner or config.learner
         sharded = _as_sharded(learners.member(name), settings)
         references[name] = (
-            Reference(member.model, lane, *settings.micro_batch_size)
+            Reference(member.model, lane, *settings.micro_batch_size, settings.loss.kl)
             if sharded is None
             else sharded.reference()
         )

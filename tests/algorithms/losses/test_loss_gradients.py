@@ -12,6 +12,7 @@ from small_batches import finite_differences, gradient, random_batch
 
 from vla_rl.algorithms import AGGREGATIONS, aggregation, count_denominators
 from vla_rl.algorithms.losses import (
+    LOSSES,
     PARAMETERS,
     POLICY_LOSSES,
     KlLossConfig,
@@ -21,7 +22,7 @@ from vla_rl.algorithms.losses import (
     policy_loss,
 )
 
-NAMES = sorted(POLICY_LOSSES)
+NAMES = sorted(name for name in POLICY_LOSSES if not LOSSES[name].needs_predictions)
 WITH_STOPPED_GRADIENTS = {"gspo", "gmpo", "cispo", "cpgd"}
 LEVELS = [
     (name, level) for name in NAMES if "level" in PARAMETERS[name] for level in ("action", "chunk")

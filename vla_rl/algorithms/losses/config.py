@@ -16,6 +16,7 @@ import msgspec
 
 from vla_rl.algorithms.losses.declaration import DeclaredLoss
 from vla_rl.algorithms.losses.policy import LOSSES
+from vla_rl.algorithms.losses.token_batch import Predicted
 from vla_rl.errors import ConfigError
 from vla_rl.types import FINITE, Config, PositiveFloat, ReadIf, Share
 from vla_rl.util.imports import check_choice, is_function_path
@@ -29,9 +30,17 @@ class KlLossConfig(Config, frozen=True, kw_only=True):
     coef: Annotated[float, msgspec.Meta(ge=0, le=FINITE)] = 0.0
     """Weight of the penalty; 0 turns it off, and the reference policy is not computed."""
 
-    estimator: Literal["k1", "abs", "k2", "k3", "k3_plus", "importance_weighted_k3"] = "k3_plus"
-    """Estimator of the KL divergence: k1, abs, k2, k3, k3_plus (value of k3, gradient of k2), or
-    importance_weighted_k3 for samples of older weights."""
+    estimator: Literal["k1", "abs", "k2", "k3", "k3_plus", "importance_weighted_k3", "exact"] = (
+        "k3_plus"
+    )
+    """Estimator of the KL divergence: k1, abs, k2, k3, k3_plus (value of k3, gradient of k2),
+    importance_weighted_k3 for samples of older weights, or exact, for flow policies: computed from the means of
+    both policies in the decision's stochastic step."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the reference's predictions are needed instead of its log-probs."""
+        return self.coef > 0.0 and self.estimator == "exact"
 
 
 class ValueLossConfig(Config, frozen=True, kw_only=True):
@@ -142,6 +151,13 @@ class PolicyLossSettings(Config, frozen=True, kw_only=True):
             )
         if self.declared is not None:
             self.declared.config(**self.chosen)  # refuses values out of range
+        # the divergence is of the distributions of the next state; of the actions there are none
+        if self.kl.is_exact and self.predicted != "next_state":
+            raise ConfigError(
+                f"kl.estimator is 'exact' and predicts {self.predicted!r}, expected next_state: the exact "
+                "divergence is that of the decision's stochastic step. Set kl.coef to 0, or predicts to "
+                "next_state."
+            )
 
     @classmethod
     def from_parameters(cls, parameters: Config, **settings: Any) -> Self:
@@ -190,8 +206,20 @@ class PolicyLossSettings(Config, frozen=True, kw_only=True):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the loss needs the reference policy's log-probs."""
+        """Whether the loss needs the reference policy's log-probs, or its predictions."""
         return self.kl.coef > 0.0
+
+    @property
+    def needs_predictions(self) -> bool:
+        """Whether the loss needs a flow policy's predictions."""
+        return self._needs("needs_predictions") or self.kl.is_exact
+
+    @property
+    def predicted(self) -> Predicted:
+        """Target of the predictions."""
+        is_own = self._needs("needs_predictions")
+        predicts: Predicted = self.parameters.predicts if is_own else "next_state"
+        return predicts
 
     @property
     def has_terms_without_advantage(self) -> bool:

@@ -21,7 +21,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
-from vla_rl.algorithms.kl import KL_ESTIMATORS, importance_weighted_k3, k3
+from vla_rl.algorithms.kl import KL_ESTIMATORS, exact_kl, importance_weighted_k3, k3
 from vla_rl.algorithms.losses.config import CorrectionConfig, KlLossConfig, PolicyLossConfig
 from vla_rl.algorithms.losses.declaration import Diagnostics, LossResult, PolicyLoss
 from vla_rl.algorithms.losses.policy import LOSSES
@@ -49,7 +49,7 @@ def policy_loss(config: PolicyLossConfig) -> PolicyLoss:
         loss = partial(_corrected, loss=loss, config=config.correction)
     if config.kl.coef > 0.0:
         loss = partial(_with_kl_penalty, loss=loss, config=config.kl)
-    return loss
+    return partial(_with_behavior_kl, loss=loss) if config.predicted == "next_state" else loss
 
 
 def _named_loss(config: PolicyLossConfig) -> PolicyLoss:
@@ -98,6 +98,12 @@ def _with_kl_penalty(batch: TokenBatch, *, loss: PolicyLoss, config: KlLossConfi
     """Add coef * estimate of KL(policy || reference) to a loss."""
     reference = batch.constant("reference_log_prob", "PolicyLossConfig.kl")
     losses, diagnostics = loss(batch)
+    if config.is_exact:
+        exact = exact_kl(
+            batch.predicted("KlLossConfig.estimator"), reference, batch.by_row("step_std", "kl")
+        )
+        held = losses + torch.where(batch.mask, config.coef * exact, 0.0)
+        return held, _with_extra(diagnostics, {"reference_kl": _sum_masked(exact, batch.mask)})
     log_prob = batch.masked_log_prob
     if config.estimator == "importance_weighted_k3":
         behavior = batch.constant("behavior_log_prob", "KlLossConfig.estimator")
@@ -106,9 +112,23 @@ def _with_kl_penalty(batch: TokenBatch, *, loss: PolicyLoss, config: KlLossConfi
         penalty = KL_ESTIMATORS[config.estimator](log_prob, reference)
     # k3 is logged whatever the estimator of the loss is, so that runs can be compared; it is the
     # one with low variance
-    logged = torch.where(batch.mask, k3(log_prob.detach(), reference), 0.0)
+    logged = _sum_masked(k3(log_prob, reference), batch.mask)
     held = losses + torch.where(batch.mask, config.coef * penalty, 0.0)
-    return held, _with_extra(diagnostics, {"reference_kl": logged.float().sum()})
+    return held, _with_extra(diagnostics, {"reference_kl": logged})
+
+
+def _with_behavior_kl(batch: TokenBatch, *, loss: PolicyLoss) -> LossResult:
+    """Report the exact KL(policy || weights that acted), if the batch has the means of both."""
+    losses, diagnostics = loss(batch)
+    if batch.prediction is None:
+        return losses, diagnostics
+    behavior = batch.constant("behavior_prediction", "the exact KL")
+    exact = exact_kl(batch.predicted("the exact KL"), behavior, batch.by_row("step_std", "kl"))
+    return losses, _with_extra(diagnostics, {"behavior_kl": _sum_masked(exact, batch.mask)})
+
+
+def _sum_masked(values: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, values.detach(), 0.0).float().sum()
 
 
 def _with_extra(diagnostics: Diagnostics, extra_sums: dict[str, Tensor]) -> Diagnostics:

@@ -188,6 +188,9 @@ class DeclaredLoss:
     needs_sequence_drift: bool = False
     """Whether rows of one sequence need `TokenBatch.sequence_drift`."""
 
+    needs_predictions: bool = False
+    """Whether it compares a flow's predictions, which only a policy with the method `predict` gives."""
+
     choose_tokens: Callable[..., Tensor] | None = None
     """Function of a batch and the configuration that returns `TokenBatch.chosen_tokens`, if it
     chooses tokens from the whole mini-batch."""

@@ -14,6 +14,9 @@ from typing import Any, Final, Literal, TypeAlias
 
 from vla_rl.algorithms.tensors import Tensor, full_precision, torch
 
+Predicted: TypeAlias = Literal["next_state", "actions"]
+"""Target of a flow policy's prediction: the state after the stochastic step, or the actions at the end."""
+
 
 @dataclass(frozen=True)
 class TokenBatch:
@@ -46,6 +49,12 @@ class TokenBatch:
             a correction replaced by the trainer's own; None: `behavior_log_prob` is the engine's.
         sequence_drift: float [B, 1], from `sequence_drift` over the whole sequence that the row
             belongs to; needed by opsm only, if a sequence spans several rows.
+        prediction: float [B, T], a flow's prediction of `reached` under the current weights, with a
+            gradient; None from other policies.
+        behavior_prediction: float [B, T], the same under the weights that acted.
+        reached: float [B, T], the number that was reached: the token, or the action at the flow's end.
+        step_std: float [B, 1], standard deviation of the decision's stochastic step; 0 without noise.
+        velocity_weight: float [B, 1], derivative of a prediction by the velocity.
 
     Raises: ValueError for shapes or a mask dtype that do not fit.
     """
@@ -62,6 +71,11 @@ class TokenBatch:
     chosen_tokens: Tensor | None = None
     sampler_log_prob: Tensor | None = None
     sequence_drift: Tensor | None = None
+    prediction: Tensor | None = None
+    behavior_prediction: Tensor | None = None
+    reached: Tensor | None = None
+    step_std: Tensor | None = None
+    velocity_weight: Tensor | None = None
 
     def __post_init__(self) -> None:
         self._convert()
@@ -77,8 +91,13 @@ class TokenBatch:
             "proximal_log_prob",
             "reference_log_prob",
             "sampler_log_prob",
+            "prediction",
+            "behavior_prediction",
+            "reached",
         ):
             self._check_shape(name, full)
+        for name in ("step_std", "velocity_weight"):
+            self._check_shape(name, column)
         self._check_shape("correction_weight", full)
         self._check_shape("chosen_tokens", full)
         self._check_shape("advantage", full, column)
@@ -145,6 +164,25 @@ class TokenBatch:
         # masked before it is used and not after: NaN in padding would come back through the
         # gradient of the product with 0
         return torch.where(self.mask, tensor, 0.0).detach()
+
+    def predicted(self, needed_by: str) -> Tensor:
+        """Return the prediction: float [B, T], 0 where masked, with a gradient elsewhere.
+
+        Raises: ValueError if it is None.
+        """
+        if self.prediction is None:
+            raise ValueError(
+                f"{needed_by} needs TokenBatch.prediction, but it is None; take a flow policy, whose "
+                "method `predict` gives it."
+            )
+        return torch.where(self.mask, self.prediction, 0.0)
+
+    def by_row(self, name: str, needed_by: str) -> Tensor:
+        """Return a column of numbers by row: float [B, 1], constant. Raises: ValueError if it is None."""
+        tensor: Tensor | None = getattr(self, name)
+        if tensor is None:
+            raise ValueError(f"{needed_by} needs TokenBatch.{name}, but it is None.")
+        return tensor.detach()
 
     def rows(self, index: Tensor | slice) -> "TokenBatch":
         """Return some of the rows: a micro-batch."""

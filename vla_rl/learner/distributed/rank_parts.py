@@ -43,6 +43,7 @@ from vla_rl.learner.distributed.state import Part, copy_part
 from vla_rl.learner.imitation_backend import Preparation, SftRows, run_sft_backward
 from vla_rl.learner.optimizer import StepReport
 from vla_rl.learner.plan import TensorPlan, get_tensor_plan
+from vla_rl.learner.predictions import choose_reference_scores
 from vla_rl.learner.scoring import score_batch
 from vla_rl.types import Observation
 from vla_rl.util.arrays import torch_dtype
@@ -101,7 +102,7 @@ class RankParts:
         self._clock = clock
         self._model = _loaded(source, folder, device)
         network, self._shard, self._offload = self._model.network, config.shard, config.offload
-        self._meshes = Meshes(config, device.type)
+        self._meshes, self._kl = Meshes(config, device.type), config.loss.kl
         self._plan = get_tensor_plan(self._model) if config.tensor_parallel > 1 else None
         names, self._dtype = _inner_names(self._model), get_trained_dtype(network)
         # copies are made before sharding: a sharded network cannot be copied
@@ -113,7 +114,7 @@ class RankParts:
         self.policy = SharedTraining(
             network, self._sharded(module, network), config.optimizer, names
         )
-        self._module, self._passes = module, PolicyPasses(self._model, config, module.log_probs)
+        self._module, self._passes = module, PolicyPasses(self._model, config, module)
         self._prepare_sft = _preparing(self._model, source.preparation)
         self._critic: SharedTraining | None = None
         if value_module is not None and source.critic is not None:
@@ -160,11 +161,11 @@ class RankParts:
 
     def score(self, batch: Any, rows: Decisions, of_reference: bool) -> Tensor:
         """Compute log-probs without a gradient."""
-        module = self._module
-        if of_reference:
-            assert self._reference is not None, "these ranks have no reference"
-            module = self._reference
-        return score_batch(self._model, module.log_probs, batch, rows).cpu()
+        if not of_reference:
+            return score_batch(self._model, self._module.log_probs, batch, rows).cpu()
+        assert self._reference is not None, "these ranks have no reference"
+        log_probs = choose_reference_scores(self._reference, self._kl)
+        return score_batch(self._model, log_probs, batch, rows).cpu()
 
     def gather_critic(self, clear: bool) -> None:
         """Gather the weights that the critic's passes need."""

@@ -153,7 +153,7 @@ Shard: TypeAlias = Literal["gradients", "weights", "replicas"]
 
 
 class PolicyModule(nn.Module):
-    """A policy's `log_probs` and `features` as forward passes of one module.
+    """A policy's `log_probs`, `predict` and `features` as forward passes of one module.
 
     FSDP gathers weights before `forward` only, and families enter their networks by other methods
     too: a language policy by its trunk and then its head.
@@ -168,6 +168,10 @@ class PolicyModule(nn.Module):
         """Compute log-probs and entropies."""
         log_probs, entropy = self("log_probs", batch, tokens, temperatures)
         return log_probs, entropy
+
+    def predict(self, batch: Any, tokens: Tensor, temperatures: Tensor, predicts: str) -> Any:
+        """Compute a flow policy's `Predictions`."""
+        return self("predict", batch, tokens, temperatures, predicts)
 
     def features(self, batch: Any) -> Tensor:
         """Compute the features that a critic reads."""
