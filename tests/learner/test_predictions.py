@@ -66,8 +66,8 @@ async def test_the_exact_divergence_is_that_of_the_means(
         for step, mean in zip(episode.steps, found, strict=True):
             assert step.chunk.drawn is not None
             np.testing.assert_allclose(mean, step.chunk.drawn["mean"], atol=1e-6)
-    elsewhere = [[mean + 0.2 for mean in found] for found in means]
-    report = await Learner(policy, lane, settings(EXACT)).update(episodes, ADVANTAGES, elsewhere)
+    displaced = [[mean + 0.2 for mean in found] for found in means]
+    report = await Learner(policy, lane, settings(EXACT)).update(episodes, ADVANTAGES, displaced)
     # (0.2)^2 / 2 with a deviation of 1
     assert report.metrics["update/reference_kl"] == pytest.approx(0.02, rel=1e-4)
 
