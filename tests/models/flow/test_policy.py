@@ -257,8 +257,6 @@ def test_bad_input_is_refused_with_what_to_do() -> None:
         policy.prepare([rows[0], OBSERVATIONS[1]])
     with pytest.raises(ValueError, match=r"actions are \[1, 4, 2\], expected \[B, 4, 3\]"):
         policy.encode(np.zeros((1, 4, 2), np.float32))
-    with pytest.raises(ValueError, match="noise_level is 0, so decisions have no density"):
-        policy.with_sampling(FlowSampling(noise_level=0.0)).check_drawn(rows[0]["drawn"])
     with pytest.raises(ConfigError, match="action has 7 numbers, expected at most 5"):
         FlowPolicy(policy.network, Wide(TINY), LAYOUT, FlowSampling())
     for wrong in ({"num_steps": 0}, {"noise_level": -0.1}):

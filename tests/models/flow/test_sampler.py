@@ -87,7 +87,7 @@ def test_with_one_step_index_for_all_rows_the_first_ratio_is_not_one() -> None:
 
 @pytest.mark.parametrize("schedule", [SCHEDULE, Schedule("flow_sde", 4, 0.0), Schedule("ode", 4)])
 def test_a_greedy_row_and_a_chain_without_noise_are_deterministic(schedule: Schedule) -> None:
-    draws = Draws.from_seeds(samplings(3, greedy=schedule is SCHEDULE), SHAPE, schedule)
+    draws = Draws.from_seeds(samplings(3, greedy=True), SHAPE, schedule)
     assert draws.step.tolist() == [NO_STEP] * 3
     chain = run_chain(pull, draws, schedule)
     x = draws.noise
@@ -104,3 +104,17 @@ def test_a_row_s_noise_scale_widens_its_own_step() -> None:
     wide = run_chain(pull, draws, SCHEDULE, torch.tensor([1.0, 2.0, 1.0]))
     assert torch.equal(usual.chunk[::2], wide.chunk[::2])
     assert torch.equal(2 * usual.transition.std[1], wide.transition.std[1])
+
+
+def test_a_chain_without_noise_keeps_one_of_its_states() -> None:
+    schedule = Schedule("flow_sde", 4, 0.0)
+    draws = Draws.from_seeds(samplings(40), SHAPE, schedule)
+    assert set(draws.step.tolist()) == {0, 1, 2, 3}
+    chain = run_chain(pull, draws, schedule)
+    plain = run_chain(
+        pull, Draws(torch.full((40,), NO_STEP), draws.noise, draws.step_noise), schedule
+    )
+    torch.testing.assert_close(chain.chunk, plain.chunk)
+    following = chain.state_before - chain.velocity / 4
+    torch.testing.assert_close(chain.next_state, following)
+    assert torch.equal(chain.transition.std, torch.zeros(40))

@@ -37,6 +37,8 @@ class FlowInputs:
         state_before: float32 [N, H, P], the state of the chain before a stored decision's
             stochastic step; None while acting.
         step: int64 [N], the index of that step, 0 for the step that starts from noise.
+        velocity: float32 [N, T], the counted part of the velocity in that step, as it acted.
+        end: float32 [N, T], the counted part of the chain's end.
         noise: float32 [N, M, H, P], the M draws of noise that imitation uses; None: drawn.
         time: float32 [N, M], the times of those draws.
     """
@@ -49,6 +51,8 @@ class FlowInputs:
     rows: Tensor | None = None
     state_before: Tensor | None = None
     step: Tensor | None = None
+    velocity: Tensor | None = None
+    end: Tensor | None = None
     noise: Tensor | None = None
     time: Tensor | None = None
 

@@ -22,12 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vla_rl.algorithms.losses.token_batch import Predicted
 from vla_rl.engines.device_lane import to_device
-from vla_rl.engines.policy_model import PolicyModel, SampledTokens
+from vla_rl.engines.policy_model import PolicyModel, Predictions, SampledTokens
 from vla_rl.engines.sampling import sampling_columns
 from vla_rl.errors import ConfigError
 from vla_rl.models.flow.imitation import draw_noised, weigh_padding
 from vla_rl.models.flow.network import FlowInputs, FlowLayout, FlowProcessor, Prefix
+from vla_rl.models.flow.predictions import StoredSteps, predict_decisions
 from vla_rl.models.flow.sampler import Draws, run_chain, scale_noise
 from vla_rl.models.flow.transitions import Schedule, Transition, entropy, log_density
 from vla_rl.models.small_files import save_folder
@@ -134,6 +136,11 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         return network
 
     @property
+    def has_likelihood(self) -> bool:
+        """Whether decisions have densities: with noise level 0 there are none."""
+        return self._schedule.num_stochastic > 0
+
+    @property
     def feature_size(self) -> int:
         """Width of `features`."""
         size: int = self._network.feature_size
@@ -179,13 +186,8 @@ class FlowPolicy(PolicyModel[FlowInputs]):
     def check_drawn(self, drawn: Mapping[str, np.ndarray] | None) -> None:
         """Check what a decision has drawn, before it is scored.
 
-        Raises: ValueError for what is missing or impossible, or if decisions have no density.
+        Raises: ValueError for what is missing or impossible.
         """
-        if self._schedule.num_stochastic == 0:
-            raise ValueError(
-                "noise_level is 0, so decisions have no density, expected > 0 for a loss with a ratio; "
-                "set FlowSampling.noise_level to 0.3 or 0.5"
-            )
         if drawn is None or not {"state_before", "step"} <= set(drawn):
             raise ValueError(
                 "`drawn` has no state_before and step, expected both: the decision is of another family, or "
@@ -200,7 +202,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
                 f"`drawn` has a state_before {list(given)}, expected {list(shape)}; the decision is of "
                 "another policy"
             )
-        step, limit = int(drawn["step"]), self._schedule.num_stochastic
+        step, limit = int(drawn["step"]), self._schedule.num_kept
         if not 0 <= step < limit:
             raise ValueError(
                 f"`drawn` has step {step}, expected 0 to {limit - 1}: a greedy decision (-1) has no density, "
@@ -230,7 +232,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         columns = {name: np.stack([each[name] for each in drawn]) for name in (drawn or [{}])[0]}
         known = {
             name: columns[name]
-            for name in ("state_before", "step", "noise", "time")
+            for name in ("state_before", "step", "velocity", "end", "noise", "time")
             if name in columns
         }
         return replace(
@@ -258,12 +260,14 @@ class FlowPolicy(PolicyModel[FlowInputs]):
 
         chain = run_chain(velocity, draws, self._schedule, temperatures)
         density = log_density(chain.next_state, chain.transition)
-        return SampledTokens(
-            self._count(chain.next_state),
-            self._count(density),
-            {"state_before": chain.state_before, "step": draws.step},
-            self._count(chain.chunk),
-        )
+        end = self._count(chain.chunk)
+        drawn = {
+            "state_before": chain.state_before,
+            "step": draws.step,
+            "velocity": self._count(chain.velocity),
+            "end": end,
+        }
+        return SampledTokens(self._count(chain.next_state), self._count(density), drawn, end)
 
     def log_probs(
         self, batch: FlowInputs, tokens: Tensor, temperatures: Tensor
@@ -284,6 +288,26 @@ class FlowPolicy(PolicyModel[FlowInputs]):
         counted = Transition(self._count(mean)[:, None], std)
         density = log_density(numbers[:, None], counted)[:, 0]
         return density, entropy(counted)[:, None].expand_as(density)
+
+    def predict(
+        self, batch: FlowInputs, tokens: Tensor, temperatures: Tensor, predicts: Predicted
+    ) -> Predictions:
+        """Return the predictions of stored decisions, for losses that need no likelihood and the exact KL.
+
+        Raises: ValueError for decisions that were stored without velocity and end.
+        """
+        step, before = batch.step, batch.state_before
+        if step is None or before is None or batch.velocity is None or batch.end is None:
+            raise ValueError(
+                "`drawn` has no velocity and end, expected both for a loss of predictions; record the "
+                "decisions anew"
+            )
+        velocity = self._network.velocity(self._read(batch), before, self._schedule.times(step))
+        stored = StoredSteps(self._count(before), step, batch.velocity, batch.end)
+        numbers, scale = (to_device(each, self._device).float() for each in (tokens, temperatures))
+        return predict_decisions(
+            self._schedule, predicts, stored, self._count(velocity), numbers, scale
+        )
 
     def predict_transition(self, batch: FlowInputs) -> Transition:
         """Return the distribution of the state after the stored stochastic step of each decision."""

@@ -3,7 +3,7 @@
     next_state   mean of the state after the step, from x and v: linear in v
     actions      the actions at the end, less half the step's squared noise level times the noise estimate
 
-The second is RLinf's "x0" for pi-StepNFT; without noise it is the plain estimate x - t v. With noise it is not
+The second is RLinf's "x0" for pi-StepNFT, with Flow-SDE's noise level; without noise it is the plain estimate x - t v. With noise it is not
 the mean of the actions given the state, which its authors' code marks as open.
 """
 
@@ -12,7 +12,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from vla_rl.algorithms.losses.token_batch import Predicted
-from vla_rl.models.flow.transitions import Schedule
+from vla_rl.engines.policy_model import Predictions
+from vla_rl.models.flow.sampler import scale_noise
+from vla_rl.models.flow.transitions import Schedule, Transition, entropy, log_density
 
 
 class StepPrediction(NamedTuple):
@@ -51,3 +53,55 @@ def predict_step(
     weight = -(time + (1.0 - time) * half)
     prediction = (1.0 - half)[:, None, None] * x + weight[:, None, None] * velocity
     return StepPrediction(prediction, std, weight)
+
+
+class StoredSteps(NamedTuple):
+    """The counted numbers of the steps that N decisions have stored.
+
+    Attributes:
+        before: float32 [N, T], the states before.
+        step: int64 [N].
+        velocity: float32 [N, T], under the weights that acted.
+        end: float32 [N, T], the ends of the chains.
+    """
+
+    before: Tensor
+    step: Tensor
+    velocity: Tensor
+    end: Tensor
+
+
+def predict_decisions(
+    schedule: Schedule,
+    predicts: Predicted,
+    stored: StoredSteps,
+    velocity: Tensor,
+    numbers: Tensor,
+    noise_scale: Tensor,
+) -> Predictions:
+    """Return the predictions of stored decisions, under the present velocity and the one that acted.
+
+    Args:
+        schedule: how the stochastic step is taken.
+        predicts: what is predicted.
+        stored: what the decisions have drawn.
+        velocity: float32 [N, T], under the present weights, with a gradient.
+        numbers: float32 [N, T], the states after.
+        noise_scale: float32 [N], a factor of the standard deviations.
+    """
+
+    def predict(target: Predicted, at: Tensor) -> StepPrediction:
+        return predict_step(schedule, target, stored.before[:, None], at[:, None], stored.step)
+
+    now, past = predict(predicts, velocity), predict(predicts, stored.velocity)
+    mean = predict("next_state", velocity).prediction
+    transition = scale_noise(Transition(mean, now.std), noise_scale)
+    return Predictions(
+        log_density(numbers[:, None], transition)[:, 0],
+        entropy(transition)[:, None].expand_as(numbers),
+        now.prediction[:, 0],
+        past.prediction[:, 0],
+        numbers if predicts == "next_state" else stored.end,
+        transition.std[:, None],
+        now.velocity_weight[:, None],
+    )

@@ -36,7 +36,8 @@ class Draws:
     """All chance of N decisions.
 
     Attributes:
-        step: int64 [N], the stochastic step; `NO_STEP` for a greedy row.
+        step: int64 [N], the stochastic step, or, without noise, the one that is kept for losses of
+            predictions; `NO_STEP` for a greedy row.
         noise: float32 [N, H, P], standard normal: where the chain starts.
         step_noise: float32 [N, H, P], standard normal: added in the stochastic step.
     """
@@ -52,9 +53,8 @@ class Draws:
         """Draw for decisions with chunks of `shape` (H, P), each from its own `Sampling.seed`."""
         size = shape[0] * shape[1]
         uniforms = seeded_uniforms(samplings, 1 + 2 * size)
-        step = (uniforms[:, 0] * schedule.num_stochastic).long()
-        is_greedy = torch.tensor([sampling.greedy for sampling in samplings])
-        has_step = ~is_greedy & (schedule.num_stochastic > 0)
+        step = (uniforms[:, 0] * schedule.num_kept).long()
+        has_step = torch.tensor([not sampling.greedy for sampling in samplings])
         normal = _to_normal(uniforms[:, 1:]).view(-1, 2, *shape)
         return cls(torch.where(has_step, step, NO_STEP), normal[:, 0], normal[:, 1])
 
@@ -75,6 +75,7 @@ class Chain(NamedTuple):
         state_before: float32 [N, H, P], the state before the stochastic step; without one, the
             chain's start.
         next_state: float32 [N, H, P], the state after the stochastic step; without one, the chunk.
+        velocity: float32 [N, H, P], the velocity in the stochastic step; zeros without one.
         transition: the distribution that `next_state` was drawn from; without a stochastic step,
             its standard deviation is 0 and its mean the chunk.
     """
@@ -82,6 +83,7 @@ class Chain(NamedTuple):
     chunk: Tensor
     state_before: Tensor
     next_state: Tensor
+    velocity: Tensor
     transition: Transition
 
 
@@ -98,7 +100,7 @@ def run_chain(
     """
     plain = Schedule("ode", schedule.num_steps)
     x = state_before = next_state = mean = draws.noise
-    std = torch.zeros(len(x), device=x.device)
+    std, kept = torch.zeros(len(x), device=x.device), torch.zeros_like(x)
     for number in range(schedule.num_steps):
         step = torch.full_like(draws.step, number)
         v = velocity(x, schedule.times(step))
@@ -110,6 +112,7 @@ def run_chain(
         state_before = torch.where(at_step, x, state_before)
         next_state = torch.where(at_step, reached, next_state)
         mean = torch.where(at_step, explored.mean, mean)
+        kept = torch.where(at_step, v, kept)
         std = torch.where(is_drawn, explored.std, std)
         x = torch.where(at_step, reached, moved)
     has_none = (draws.step == NO_STEP)[:, None, None]
@@ -117,6 +120,7 @@ def run_chain(
         chunk=x,
         state_before=state_before,
         next_state=torch.where(has_none, x, next_state),
+        velocity=kept,
         transition=Transition(torch.where(has_none, x, mean), std),
     )
 

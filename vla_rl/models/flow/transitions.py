@@ -82,6 +82,13 @@ class Schedule:
         """Number of steps that add noise: the first ones."""
         return sum(std > 0.0 for _, _, std in self.step_weights())
 
+    @property
+    def num_kept(self) -> int:
+        """Number of steps, the first ones, one of which a decision keeps: those that add noise; all if
+        none does.
+        """
+        return self.num_stochastic or self.num_steps
+
     def step_weights(self) -> list[tuple[float, float, float]]:
         """Return for each step the weights of x and of the velocity in the mean, and the standard
         deviation, in float64.
