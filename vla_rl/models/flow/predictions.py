@@ -3,8 +3,9 @@
     next_state   mean of the state after the step, from x and v: linear in v
     actions      the actions at the end, less half the step's squared noise level times the noise estimate
 
-The second is RLinf's "x0" for pi-StepNFT, with Flow-SDE's noise level; without noise it is the plain estimate x - t v. With noise it is not
-the mean of the actions given the state, which its authors' code marks as open.
+The second is RLinf's "x0" for pi-StepNFT, with Flow-SDE's noise level; without noise it is the plain
+estimate x - t v. With noise it is not the mean of the actions given the state, which its authors' code
+marks as open.
 """
 
 from typing import NamedTuple
