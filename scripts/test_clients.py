@@ -29,6 +29,9 @@ class Client:
 
     packages: tuple[str, ...]
     tests: str
+    without_requirements: tuple[str, ...] = ()
+    """Packages of which a part is used that needs none of their requirements."""
+
     runs_episode: bool = False
     """Whether this interpreter runs the tests, with environments or programs in the client's."""
 
@@ -56,6 +59,14 @@ CLIENTS = {
     "openpi": Client(
         ("openpi-client", "typing_extensions"), "test_openpi_client.py", runs_episode=True
     ),
+    # openpi's server alone, without the JAX of its policies
+    "openpi-server": Client(
+        ("openpi-client", "typing_extensions"),
+        "test_policy_servers.py",
+        without_requirements=("rlinf-openpi==0.1.1",),
+        runs_episode=True,
+    ),
+    "vla-eval": Client(("vla-eval",), "test_policy_servers.py", runs_episode=True),
 }
 
 
@@ -80,9 +91,11 @@ def main() -> int:
     outcomes = {}
     for name in options.clients or CLIENTS:
         client = CLIENTS[name]
-        python = environment(options.folder / name, client.packages, upgrade=options.upgrade)
+        python = environment(options.folder / name, client, upgrade=options.upgrade)
         print(f"\n== {name}: {versions(python, client.packages)}", flush=True)
-        outcomes[name] = run_client(python, client) if client.runs_episode else ask(python, client)
+        outcomes[name] = (
+            run_client(name, python, client) if client.runs_episode else ask(python, client)
+        )
     print()
     for name, is_passed in outcomes.items():
         python = options.folder / name / "bin" / "python"
@@ -90,16 +103,20 @@ def main() -> int:
     return 0 if all(outcomes.values()) else 1
 
 
-def environment(folder: Path, packages: tuple[str, ...], *, upgrade: bool) -> Path:
-    """Return the interpreter of an environment that has these packages."""
+def environment(folder: Path, client: Client, *, upgrade: bool) -> Path:
+    """Return the interpreter of an environment that has the client's packages."""
     python = folder.absolute() / "bin" / "python"
     is_new = not (folder / ".installed").exists()
     if is_new:
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
     if is_new or upgrade:
         clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        command = [str(python), "-m", "pip", "install", "--quiet", "--upgrade", *packages]
-        subprocess.run(command, check=True, env=clean)
+        command = [str(python), "-m", "pip", "install", "--quiet", "--upgrade"]
+        subprocess.run([*command, *client.packages], check=True, env=clean)
+        if client.without_requirements:
+            subprocess.run(
+                [*command, "--no-deps", *client.without_requirements], check=True, env=clean
+            )
         (folder / ".installed").touch()
     return python
 
@@ -162,10 +179,11 @@ def ask(python: Path, client: Client) -> bool:
     return tests.returncode == 0 and live.returncode == 0
 
 
-def run_client(python: Path, client: Client) -> bool:
-    """Run tests here that use environments in the client's interpreter."""
+def run_client(name: str, python: Path, client: Client) -> bool:
+    """Run tests here that use programs in the client's interpreter."""
     variables = {
         "VLA_RL_CLIENT": "1",
+        "VLA_RL_CLIENT_NAME": name,
         "VLA_RL_CLIENT_PYTHON": str(python),
         # verifiers and uv keep their caches and programs there
         "HOME": str(python.parents[1] / "home"),

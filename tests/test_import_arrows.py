@@ -69,9 +69,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors", "util", "types", "graph", "actors", "cluster", "algorithms", "env_workers",
         "rollout", "engines", "learner", "envs",
     },
+    "serving": {
+        "errors", "util", "types", "rollout", "engines", "learner",
+    },
     "evaluation": {
         "errors", "util", "types", "graph", "actors", "algorithms", "env_workers",
-        "rollout", "reporting", "engines", "envs", "models",
+        "rollout", "reporting", "engines", "envs", "models", "serving",
     },
     "team": {
         "util", "errors", "types", "actors", "env_workers", "rollout", "engines", "learner", "envs",
@@ -89,9 +92,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "endpoint": {
         "errors", "util", "types", "actors", "rollout",
-    },
-    "serving": {
-        "errors", "util", "types", "rollout", "engines", "learner",
     },
     "cli": {
         "errors", "util", "types", "actors", "cluster", "env_workers", "rollout",

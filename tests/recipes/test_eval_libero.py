@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import pytest
 from toy_rollouts import evaluated
+from websockets.asyncio.server import ServerConnection, serve
 
 from vla_rl.actors import LastingForkServers, Runtime
 from vla_rl.cli import dry_run, evaluate
@@ -41,6 +42,7 @@ from vla_rl.evaluation.tables import change_table, table_title, write_results
 from vla_rl.recipes import eval_libero
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.recipes.eval_metaworld import EvalMetaworldConfig
+from vla_rl.serving.openpi_messages import decode_message, encode_message
 from vla_rl.types import EnvSpec, EpisodeSpec, StopReason, Trajectory
 
 EVAL = [sys.executable, "-m", "vla_rl.recipes.eval_libero"]
@@ -462,3 +464,53 @@ async def test_a_video_that_cannot_be_written_costs_no_result(
         assert [record.start for record in file.records] == [3, 4]
     assert recorder.num_failed_videos == 2
     assert caplog.text.count("no space left") == 1
+
+
+async def test_a_policy_that_a_server_has_is_evaluated_resumed_and_told_from_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = {"policy": "theirs"}
+    asked: list[dict[str, Any]] = []
+
+    async def answer(connection: ServerConnection) -> None:
+        await connection.send(encode_message(named))
+        async for frame in connection:
+            assert isinstance(frame, bytes)
+            asked.append(decode_message(frame))
+            await connection.send(encode_message({"actions": np.zeros((10, 7))}))
+
+    async with serve(answer, "127.0.0.1", 0, compression=None) as server:
+        address = f"ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
+        plan = [
+            address, *QUICK, "--suites", "libero_goal", "--tasks", "7", "--init-states", "0-1", "--step-limit", "20",
+            "--num-envs", "1", "--server.replan", "5", "--root", str(tmp_path),
+        ]  # fmt: skip
+        assert await main(parse_command(EvalLaunch, EvalLiberoConfig, "", plan)) == 0
+        assert len(asked) == 2 * 20 // 5
+        assert asked[0]["observation/image"].shape == (64, 64, 3)
+        assert asked[0]["observation/state"].shape == (8,)
+        assert asked[0]["prompt"] == "turn on the stove"
+        printed = capsys.readouterr().out
+        assert f"policy server {address} says policy: theirs" in printed
+        assert "Answers of the policy server" in printed
+        run = printed.rpartition("of this evaluation is in ")[2].strip()
+        named["policy"] = "another"
+        with pytest.raises(ConfigError, match="checkpoint_digest is"):
+            await main(parse_command(EvalLaunch, EvalLiberoConfig, "", [*plan, "--resume", run]))
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["ws://127.0.0.1:9", "--temperature", "1"], "was told how to act when it was started"),
+        (["ws://127.0.0.1:9", "--norm-key", "libero_goal"], "norm_key is 'libero_goal'"),
+        (["shipped", "--server.replan", "5"], "an address such as ws://"),
+    ],
+)
+def test_options_that_a_policy_elsewhere_cannot_follow_are_refused(
+    options: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises((ConfigError, SystemExit)) as raised:
+        parse_command(EvalLaunch, EvalLiberoConfig, "", options)
+    said = capsys.readouterr().err + str(raised.value)
+    assert problem in " ".join(said.replace("│", " ").split())

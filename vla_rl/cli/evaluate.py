@@ -17,14 +17,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.syntax import Syntax
 
-from vla_rl import engines
 from vla_rl.actors import Runtime
 from vla_rl.cli.command_line import Command, Launch, convert, read_table
 from vla_rl.cli.dry_run import distinct_envs, open_each
-from vla_rl.engines import EngineConfig
+from vla_rl.cli.policy_source import PolicySource, open_source
 from vla_rl.env_workers import SimulatorConfig, SimulatorPool
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation import run_each, within_range
+from vla_rl.evaluation import run_each
 from vla_rl.evaluation.conditions import record_conditions, refuse_other_conditions
 from vla_rl.evaluation.config import (
     EvalConfig,
@@ -38,15 +37,12 @@ from vla_rl.evaluation.config import (
 )
 from vla_rl.evaluation.record_file import RecordFile
 from vla_rl.evaluation.records import EPISODES, EpisodeRecord, make_record
-from vla_rl.evaluation.scenes import describe_other_images
-from vla_rl.evaluation.suites import LIBERO, require_fitting
+from vla_rl.evaluation.suites import LIBERO
 from vla_rl.evaluation.tables import print_tables, table_title, write_results
-from vla_rl.models.loading import count_weight_bytes, load_policy
 from vla_rl.reporting import RunDirectory
 from vla_rl.reporting.record_files import FailureReporter
 from vla_rl.reporting.run_directory import require_writable
 from vla_rl.reporting.videos import write_video
-from vla_rl.rollout import embodied_agent
 from vla_rl.run.recording import check_recording, owned_recording, record_agent, run_digest
 from vla_rl.run.terminal import StopSignal
 from vla_rl.types import EpisodeSpec, Trajectory
@@ -54,7 +50,7 @@ from vla_rl.util.tasks import run_in_thread
 from vla_rl.util.values import plain_console
 
 if TYPE_CHECKING:
-    from vla_rl.models.robot_policy import RobotPolicy
+    pass
 
 
 VIDEO_FRAMES_PER_S: Final = 5.0
@@ -146,22 +142,24 @@ async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
     if command.launch.dry_run:
         await _show_plan(config, episodes, folder, console)
         return 0
-    conditions = evaluation_conditions(config)
+    source = open_source(config)
+    conditions = evaluation_conditions(config, await source.read_digest())
     # loaded before the folder is made: a checkpoint that cannot be read leaves no empty run behind
-    model = None if folder else await asyncio.to_thread(_load, config)
+    if folder is None:
+        await source.load()
     run = (
         RunDirectory.resume(folder)
         if folder
         else RunDirectory.create(Path(config.root), config.name, config)
     )
     with run.owned(), owned_recording(config.record_to):
-        return await _evaluate(config, episodes, model, run, conditions, console)
+        return await _evaluate(config, episodes, source, run, conditions, console)
 
 
 async def _evaluate(
     config: EvalConfig,
     episodes: list[EpisodeSpec],
-    model: "RobotPolicy | None",
+    source: PolicySource,
     run: RunDirectory,
     conditions: dict[str, Any],
     console: Console,
@@ -174,12 +172,7 @@ async def _evaluate(
         f"evaluation {run.path}: {len(episodes)} episodes of {config.checkpoint_folder}{with_assets}",
         flush=True,
     )
-    warning = describe_other_images(
-        config.checkpoint_folder,
-        conditions.get("assets", ""),
-        config.scene.image_size,
-        config.scene.quality,
-    )
+    warning = source.describe_other_images(conditions.get("assets", ""))
     if warning is not None:
         print(warning, flush=True)
     with (
@@ -188,10 +181,9 @@ async def _evaluate(
     ):
         missing = file.list_missing(episodes)
         if missing:
-            policy = await asyncio.to_thread(_load, config) if model is None else model
-            print(policy.describe(), flush=True)
+            print(await source.load(), flush=True)
             await stop.unless_asked(
-                _run_episodes(policy, config, conditions, missing, file, run, len(episodes))
+                _run_episodes(source, config, conditions, missing, file, run, len(episodes))
             )
         records, num_waiting = file.records, file.num_waiting
         num_missing = len(file.list_missing(episodes))
@@ -200,6 +192,9 @@ async def _evaluate(
         sizes = {"num_planned": len(episodes), "num_missing": num_missing}
         title = table_title(config.checkpoint_folder, conditions, **sizes)
         print_tables(records, title, describe_conditions(config), console)
+        latencies = source.latencies()
+        if latencies is not None and missing:
+            console.print(latencies)
         is_written &= await asyncio.to_thread(
             _try_to_write_results, run.path / "results.json", conditions, records, sizes
         )
@@ -220,22 +215,24 @@ async def _show_plan(
     if folder is not None:
         with _open_records(folder) as file:
             num_done = len(episodes) - len(file.list_missing(episodes))
-    weights = count_weight_bytes(config.list_files(config.checkpoint_folder))
-    print_plan(config, episodes, num_done, config.num_envs, weights, console)
-    await _rehearse(config, episodes, folder)
+    source = open_source(config)
+    print_plan(config, episodes, num_done, config.num_envs, source.num_bytes, console)
+    await _rehearse(config, source, episodes, folder)
     console.print("everything that the evaluation would read was found")
 
 
-async def _rehearse(config: EvalConfig, episodes: list[EpisodeSpec], folder: Path | None) -> None:
+async def _rehearse(
+    config: EvalConfig, source: PolicySource, episodes: list[EpisodeSpec], folder: Path | None
+) -> None:
     """Read everything that the evaluation would read. Raises: what the evaluation would raise."""
-    conditions = evaluation_conditions(config)
+    conditions = evaluation_conditions(config, await source.read_digest())
     if folder is None:
         require_writable(Path(config.root))
     else:
         refuse_other_conditions(folder / "conditions.json", conditions)
     envs = distinct_envs(episode.env for episode in episodes)
     await asyncio.to_thread(check_recording, config.record_to, envs)
-    await asyncio.to_thread(_load, config)
+    await source.load()
     opened = envs
     if config.benchmark is LIBERO:  # LIBERO-plus has thousands of environments, in suites of 2,500
         await asyncio.to_thread(require_goal_files, episodes)
@@ -274,14 +271,8 @@ def _try_to_write_results(
     return True
 
 
-def _load(config: EvalConfig) -> "RobotPolicy":
-    model = load_policy(config.checkpoint_folder, config, config.device)
-    require_fitting(model, config.checkpoint_folder, config.benchmark)
-    return model
-
-
 async def _run_episodes(
-    model: "RobotPolicy",
+    source: PolicySource,
     config: EvalConfig,
     conditions: dict[str, Any],
     missing: list[EpisodeSpec],
@@ -290,9 +281,6 @@ async def _run_episodes(
     num_planned: int,
 ) -> None:
     envs = [episode.env for episode in missing]
-    agent = await record_agent(
-        within_range(embodied_agent), config.record_to, envs, run_digest(conditions)
-    )
     simulators = SimulatorConfig(num_envs=min(config.num_envs, len(missing)), rss_limit_mb=4000)
     specs = list({str(episode.env): episode.env for episode in missing}.values())[:MOST_PREPARED]
     with Progress(console=plain_console()) as progress:
@@ -310,11 +298,11 @@ async def _run_episodes(
 
         async with (
             Runtime(config.name) as runtime,
-            engines.DeviceLane(config.torch_threads) as lane,
             SimulatorPool(runtime, simulators, specs=specs) as pool,
             # a batch has room for every simulator, so that none waits for a second one
-            engines.TorchActionEngine(model, lane, EngineConfig(max_batch=pool.num_envs)) as engine,
+            source.acting(max_batch=pool.num_envs) as (engine, acting),
         ):
+            agent = await record_agent(acting, config.record_to, envs, run_digest(conditions))
             await run_each(pool, engine, agent, missing, done)
 
 

@@ -31,6 +31,7 @@ from vla_rl.run.terminal import StopSignal
 from vla_rl.serving.latencies import latency_table
 from vla_rl.serving.observation_maps import ObservationReader, find_entries, read_map
 from vla_rl.serving.policy_server import PolicyServer, ServerConfig
+from vla_rl.serving.token_files import read_token
 from vla_rl.types import NonNegativeFloat, PositiveFloat, PositiveInt, Sampling
 from vla_rl.util.values import plain_console
 
@@ -100,7 +101,7 @@ async def serve_policy(command: Command[Launch, ServeConfig]) -> int:
     for name, entry in reader.describe().items():
         print(f"  {name}: {entry}", flush=True)
     if command.launch.dry_run:
-        config.server.read_token()
+        read_token(config.server.token_file)
         config.server.tls_context()
         return 0
     return await _serve(config, model, found, reader)

@@ -27,6 +27,7 @@ from vla_rl.evaluation.suites import (
 )
 from vla_rl.models.loading import CheckpointConfig, compute_digest
 from vla_rl.reporting import MemoryItem, available_bytes, memory_table
+from vla_rl.serving.remote_config import RemotePolicyConfig, is_server_address
 from vla_rl.types import EnvSpec, EpisodeSpec, PositiveFloat, PositiveInt, ReadIf, Sampling
 
 MIB = 2**20
@@ -199,7 +200,7 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
     """The benchmark whose suites are evaluated."""
 
     checkpoint: tyro.conf.Positional[str]
-    """Folder or hub id of an OpenVLA or OpenVLA-OFT checkpoint."""
+    """Folder or hub id of a checkpoint, or the address of a policy server, ws://HOST:PORT."""
 
     suites: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     """Suites of the benchmark."""
@@ -240,6 +241,8 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Also write every control step of every episode into this LeRobotDataset. Slower, because
     every step is rendered."""
 
+    server: RemotePolicyConfig = RemotePolicyConfig()
+
     root: str = "runs"
     """Parent of the evaluation's folder."""
 
@@ -257,6 +260,28 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
                 f"suites of {describe_suites(self.benchmark, suite)}",
             )
         planned_episodes(self)
+        self._require_fitting_options()
+
+    def _require_fitting_options(self) -> None:
+        """Raise ConfigError for options of a server with a checkpoint, or the other way round."""
+        # not checkpoint_folder, which looks for assets: that is for the command to report
+        address = self.checkpoint
+        if not is_server_address(address):
+            self.require(
+                self.server == RemotePolicyConfig(),
+                "server",
+                f"an address such as ws://127.0.0.1:8000 instead of {address!r}, whose policy is "
+                "loaded here",
+            )
+            return
+        for name in (*CheckpointConfig.__struct_fields__, "temperature"):
+            defaults: Any = CheckpointConfig() if name != "temperature" else None
+            default = getattr(defaults, name, None)
+            self.require(
+                getattr(self, name) == default,
+                name,
+                f"{default!r}: the policy at {address} was told how to act when it was started",
+            )
 
     @property
     def scene(self) -> Scene:
@@ -296,8 +321,12 @@ MAY_CHANGE: Final = (
 conditions."""
 
 
-def evaluation_conditions(config: EvalConfig) -> dict[str, Any]:
+def evaluation_conditions(config: EvalConfig, digest: str | None = None) -> dict[str, Any]:
     """Return everything that results depend on, as plain values.
+
+    Args:
+        config: the configuration.
+        digest: fingerprint of the policy; None computes that of the checkpoint's files.
 
     Raises: CheckpointError; ConfigError without assets.
     """
@@ -309,9 +338,14 @@ def evaluation_conditions(config: EvalConfig) -> dict[str, Any]:
         "assets",
         "checkpoint",
     }
+    # evaluations of earlier versions have no server among their conditions, and stay comparable
+    if not is_server_address(config.checkpoint_folder):
+        names.remove("server")
+    if digest is None:
+        digest = compute_digest(config.list_files(config.checkpoint_folder))
     return {
         "checkpoint": config.checkpoint_folder,
-        "checkpoint_digest": compute_digest(config.list_files(config.checkpoint_folder)),
+        "checkpoint_digest": digest,
         **config.found(),
         **{name: getattr(config, name) for name in sorted(names)},
         "image_size": config.scene.image_size,

@@ -16,6 +16,7 @@ If it is killed, only the running episodes are lost; `--resume runs/eval-...` ru
     ... CHECKPOINT --suites liberoplus.libero_goal --perturbations camera robot --init-states 0
     ... CHECKPOINT --temperature 1.0                     sampled instead of greedy
     ... CHECKPOINT --suites libero_goal --tasks 0-3,7    some tasks
+    ... ws://127.0.0.1:8000 --server.replan 5            a policy that an openpi server has, asked every 5 steps
     ... CHECKPOINT --record-to data                      also write every episode into a LeRobotDataset
 """
 
@@ -58,8 +59,8 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
     benchmark: ClassVar[Benchmark] = LIBERO
 
     checkpoint: tyro.conf.Positional[str] = SHIPPED
-    """Folder or hub id of an OpenVLA or OpenVLA-OFT checkpoint. shipped: the base policy of this
-    package that was trained on the assets in use."""
+    """Folder or hub id of a checkpoint, or the address of a policy server, ws://HOST:PORT. shipped: the
+    base policy of this package that was trained on the assets in use."""
 
     suites: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("libero_object",)
     """Suites of LIBERO, or, behind the package's name, of LIBERO-PRO and LIBERO-plus:

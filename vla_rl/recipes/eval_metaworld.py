@@ -29,8 +29,8 @@ class EvalMetaworldConfig(EvalConfig, frozen=True, kw_only=True):
     benchmark: ClassVar[Benchmark] = METAWORLD
 
     checkpoint: tyro.conf.Positional[str] = "base"
-    """Folder or hub id of an OpenVLA or OpenVLA-OFT checkpoint. Default: the folder that
-    `sft_metaworld` writes."""
+    """Folder or hub id of a checkpoint, or the address of a policy server, ws://HOST:PORT. Default: the
+    folder that `sft_metaworld` writes."""
 
     suites: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("metaworld_mt10",)
     """Suites of Meta-World: metaworld_mt10, metaworld_mt50."""

@@ -48,10 +48,10 @@ class ClientLatencies:
         return dict(zip(PERCENTILES, found.tolist(), strict=True))
 
 
-def latency_table(clients: Iterable[ClientLatencies]) -> Table:
+def latency_table(clients: Iterable[ClientLatencies], title: str = "Replies") -> Table:
     """Return one row for each client that got a reply."""
     columns = [f"p{percentile:g} ms" for percentile in PERCENTILES]
-    table = Table("client", "replies", "errors", *columns, title="Replies")
+    table = Table("client", "replies", "errors", *columns, title=title)
     for each in clients:
         shown = [f"{value:.1f}" for value in each.percentiles_ms().values()]
         if shown:

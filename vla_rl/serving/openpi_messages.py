@@ -75,7 +75,8 @@ def _restore_numpy(value: Any, where: str, depth: int) -> Any:
     if _ARRAY in value:
         return _restore_array(value, where)
     if _NUMBER in value:
-        return _numeric_dtype(value, where).type(_number(value.get(b"data"), where))
+        dtype = _numeric_dtype(value.get(b"dtype"), where)
+        return dtype.type(_number(value.get(b"data"), where))
     restored: dict[str, Any] = {}
     for key, each in _within(value, where, depth).items():
         if not isinstance(key, str):
@@ -92,8 +93,12 @@ def _within(value: Any, where: str, depth: int) -> Any:
 
 
 def _restore_array(value: dict[Any, Any], where: str) -> np.ndarray:
-    dtype = _numeric_dtype(value, where)
-    data, shape = value.get(b"data"), value.get(b"shape")
+    return restore_array(value.get(b"data"), value.get(b"dtype"), value.get(b"shape"), where)
+
+
+def restore_array(data: Any, dtype_name: Any, shape: Any, where: str) -> np.ndarray:
+    """Return the array of these parts of a message, read-only. Raises: BadMessage."""
+    dtype = _numeric_dtype(dtype_name, where)
     if not isinstance(data, bytes) or not isinstance(shape, list):
         raise BadMessage(f"{where} is an array without data or shape")
     if not all(type(size) is int and size >= 0 for size in shape):
@@ -109,8 +114,7 @@ def _restore_array(value: dict[Any, Any], where: str) -> np.ndarray:
     return np.frombuffer(data, dtype).reshape(shape)
 
 
-def _numeric_dtype(value: dict[Any, Any], where: str) -> np.dtype[Any]:
-    name = value.get(b"dtype")
+def _numeric_dtype(name: Any, where: str) -> np.dtype[Any]:
     try:
         dtype = np.dtype(name) if isinstance(name, str) else None
     except (TypeError, ValueError, SyntaxError):

@@ -18,7 +18,6 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Final, Self
 
@@ -32,6 +31,7 @@ from vla_rl.rollout.engines import ActionEngine
 from vla_rl.serving.latencies import ClientLatencies, prometheus_text
 from vla_rl.serving.observation_maps import ObservationReader
 from vla_rl.serving.openpi_messages import decode_message, encode_message, flatten_names
+from vla_rl.serving.token_files import read_token
 from vla_rl.types import (
     ActionChunk,
     Config,
@@ -50,12 +50,6 @@ QUIET_S: Final = 0.02
 
 MOST_LISTED: Final = 100
 """Clients whose latencies `/metrics` lists, those with the latest replies."""
-
-MIN_TOKEN: Final = 16
-TOKEN_RULE: Final = (
-    f"a file with one line of at least {MIN_TOKEN} printable characters, such as that of "
-    "`openssl rand -hex 32`"
-)
 
 GOING_AWAY: Final = 1001
 """Close code of a server that ends (RFC 6455, section 7.4.1)."""
@@ -112,18 +106,6 @@ class ServerConfig(Config, frozen=True, kw_only=True):
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set",
         )
 
-    def read_token(self) -> str | None:
-        """Return the token, or None without a file. Raises: ConfigError."""
-        if self.token_file is None:
-            return None
-        try:
-            token = Path(self.token_file).expanduser().read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"token_file {self.token_file} cannot be read: {error}") from error
-        # a header holds nothing else
-        self.require(token.isprintable() and len(token) >= MIN_TOKEN, "token_file", TOKEN_RULE)
-        return token
-
     def tls_context(self) -> ssl.SSLContext | None:
         """Return the TLS settings, or None without a certificate. Raises: ConfigError."""
         if self.tls_certificate is None:
@@ -163,7 +145,7 @@ class PolicyServer:
     ) -> None:
         self._engine, self._check = engine, check
         self.reader, self.config, self.sampling, self.describe = reader, config, sampling, describe
-        self._token = config.read_token()
+        self._token = read_token(config.token_file)
         self.draining = asyncio.Event()
         """Set when the server stops: it takes no new connection, and answers what it owes."""
         self._numbers = itertools.count()

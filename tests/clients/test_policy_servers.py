@@ -1,0 +1,62 @@
+"""Policy servers of other projects, unchanged, are asked by `eval_libero`'s client."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from shown_actions import expected
+
+from vla_rl.serving.remote_config import RemotePolicyConfig
+from vla_rl.serving.remote_policy import RemotePolicyServer
+from vla_rl.types import Sampling
+
+SUPPORT = Path(__file__).parent / "support"
+RANDOM = np.random.default_rng(0)
+OBSERVATION = {
+    "image": RANDOM.integers(0, 256, (256, 256, 3), dtype=np.uint8),
+    "wrist_image": RANDOM.integers(0, 256, (256, 256, 3), dtype=np.uint8),
+    "state": np.linspace(-1, 1, 8, dtype=np.float32),
+    "instruction": "open the middle drawer of the cabinet",
+}
+ROWS = expected(*OBSERVATION.values())
+
+
+@contextmanager
+def served(program: str, *arguments: str) -> Iterator[str]:
+    """Yield the address of a server in the other project's interpreter."""
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [os.environ["VLA_RL_CLIENT_PYTHON"], str(SUPPORT / program), *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean)
+    try:
+        assert process.stdout is not None
+        yield f"ws://127.0.0.1:{int(process.stdout.readline())}"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def ask(address: str, config: RemotePolicyConfig) -> np.ndarray:
+    server = RemotePolicyServer(address, config, action_size=7)
+    return (await server.act(OBSERVATION, Sampling())).actions
+
+
+@pytest.mark.skipif(os.environ.get("VLA_RL_CLIENT_NAME") == "vla-eval", reason="of openpi")
+@pytest.mark.parametrize("replan", [None, 2])
+async def test_openpis_own_server_answers_with_its_chunk(replan: int | None) -> None:
+    with served("openpi_policy_server.py") as address:
+        actions = await ask(address, RemotePolicyConfig(replan=replan))
+    np.testing.assert_allclose(actions, ROWS[:replan], atol=1e-6)
+
+
+@pytest.mark.skipif(os.environ.get("VLA_RL_CLIENT_NAME") != "vla-eval", reason="of vla-eval")
+@pytest.mark.parametrize(("chunk_size", "rows"), [("0", 3), ("2", 1)])
+async def test_a_predict_server_of_vla_eval_answers_with_a_chunk_or_its_next_action(
+    chunk_size: str, rows: int
+) -> None:
+    with served("vla_eval_policy_server.py", chunk_size) as address:
+        actions = await ask(address, RemotePolicyConfig(protocol="vla-eval"))
+    np.testing.assert_allclose(actions, ROWS[:rows], atol=1e-6)
