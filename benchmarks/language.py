@@ -125,9 +125,10 @@ class PlainGenerate:
     """
 
     def __init__(self, folder: Path, rows: int) -> None:
+        # transformers gives a network in evaluation mode
         self._network: Any = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True
-        ).eval()
+        )
         # lengths are given, so that both sides do the same
         self._network.generation_config.eos_token_id = None
         self._rows = rows
@@ -157,12 +158,14 @@ class PlainGenerate:
 
 async def reply_to_all(engine: Any, work: Work) -> list[Completion]:
     """Ask for all replies at once; the engine decides which run together."""
-    return await asyncio.gather(
-        *(
-            engine.generate(prompt, sampling=Sampling(seed=number), max_tokens=length)
+    async with asyncio.TaskGroup() as tasks:
+        replies = [
+            tasks.create_task(
+                engine.generate(prompt, sampling=Sampling(seed=number), max_tokens=length)
+            )
             for number, (prompt, length) in enumerate(zip(work.prompts, work.lengths, strict=True))
-        )
-    )
+        ]
+    return [reply.result() for reply in replies]
 
 
 def cpu_seconds() -> float:

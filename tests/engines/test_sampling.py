@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.engines import DeviceLane, EngineConfig, TorchChatEngine
+from vla_rl.engines import DeviceLane, EngineConfig, TorchChatEngine, sampling
 from vla_rl.engines.sampling import (
     Guide,
     Vocabulary,
@@ -61,6 +61,19 @@ def test_rows_have_streams_of_their_own() -> None:
     assert torch.equal(noise[0], noise[2])
     assert not torch.equal(noise[0], noise[1])
     assert torch.equal(seeded_uniforms(seeds[:1], 4)[0], noise[0, :4])
+
+
+@pytest.mark.parametrize("at_once", [1, 1000, 2100])
+def test_rows_sampled_in_parts_are_those_sampled_whole(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = 3.0 * torch.randn(7, 2, 500, generator=torch.Generator().manual_seed(0))
+    samplings = [Sampling(seed=row, temperature=0.5 + row, greedy=row == 3) for row in range(7)]
+    whole = choose_tokens(logits, samplings)
+    monkeypatch.setattr(sampling, "CHOSEN_AT_ONCE", at_once)
+    parts = choose_tokens(logits, samplings)
+    for one, other in zip(whole, parts, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_greedy_and_sampled_rows_share_a_batch() -> None:
