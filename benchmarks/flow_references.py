@@ -145,7 +145,7 @@ def are_layouts_bit_equal() -> bool:
 
 def _comes_back(folder: Path, parts: Any) -> bool:
     saved = folder.with_name(f"{folder.name}_saved")
-    save_folder(saved, parts.layout.write_tensors(parts.network), parts.layout.list_files())
+    save_folder(saved, parts.layout.write_tensors(parts.network), parts.layout.files)
     before, after = (load_file(each / "model.safetensors") for each in (folder, saved))
     small = [
         path for path in folder.rglob("*") if path.is_file() and path.name != "model.safetensors"

@@ -13,8 +13,10 @@ from typing import Any, Final
 import public_checkpoint
 import pytest
 import torch
+from pi_folders import write_lerobot, write_openpi
 from small_flow import tiny_policy
 from statements import statements_in
+from tiny_smolvla import write_smolvla
 from tiny_vision import write_tiny_vision
 
 import vla_rl
@@ -22,6 +24,7 @@ from vla_rl.engines.vllm.launch import write_folder
 from vla_rl.errors import CheckpointError
 from vla_rl.learner import TeamState, TrainingState, load_checkpoint, save_checkpoint
 from vla_rl.models import small_files
+from vla_rl.models.flow.policy import FlowPolicy
 from vla_rl.models.flow.small_folder import load_small_flow
 from vla_rl.models.language import TinyConfig, load_language_model
 from vla_rl.models.language.tiny import write_tiny
@@ -55,6 +58,9 @@ FAMILIES: Final[dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]]] 
     "openvla": (write_public, lambda folder: OpenVla.load(folder, norm_key="libero_goal")),
     "mlp": (lambda folder: MlpPolicy.create(SHAPE, seed=0).save(folder), MlpPolicy.load),
     "flow": (lambda folder: tiny_policy().save(folder), load_small_flow),
+    "pi0": (lambda folder: write_openpi(folder, "pi0"), FlowPolicy.load),
+    "pi05": (lambda folder: write_lerobot(folder, "pi05"), FlowPolicy.load),
+    "smolvla": (write_smolvla, FlowPolicy.load),
 }
 
 
@@ -65,8 +71,8 @@ def test_every_class_that_saves_a_policy_is_among_the_families_of_these_tests() 
         for node in statements_in(path.read_text())
         if isinstance(node, ast.FunctionDef) and node.name == "save"
     }
-    # the tower is a run's own file, which no policy is loaded from
-    assert savers - {"trajectory_encoders.py"} == {
+    # the tower is a run's own file, which no policy is loaded from, and the other is a protocol
+    assert savers - {"trajectory_encoders.py", "robot_policy.py"} == {
         "flow/policy.py",
         "language/policy.py",
         "prismatic/policy.py",

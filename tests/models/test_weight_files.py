@@ -14,14 +14,18 @@ import msgspec
 import public_checkpoint
 import pytest
 import torch
+from pi_folders import write_lerobot, write_openpi
 from safetensors.torch import load_file, save_file
 from small_flow import tiny_policy
+from tiny_smolvla import write_smolvla
 from tiny_vision import write_tiny_vision
 
 import vla_rl
 from vla_rl.algorithms import VJepa2Config
 from vla_rl.errors import CheckpointError, VlaRlError
 from vla_rl.learner.checkpoint.folders import HEADER, CheckpointHeader
+from vla_rl.models.flow.loading import load_pi_policy, load_smolvla_policy
+from vla_rl.models.flow.policy import FlowPolicy
 from vla_rl.models.flow.small_folder import load_small_flow
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, load_language_model
 from vla_rl.models.language.tiny import write_tiny
@@ -30,6 +34,7 @@ from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft
 from vla_rl.models.prismatic.config import TINY_TOKENIZER
+from vla_rl.models.prismatic.conventions import AS_STORED
 from vla_rl.models.tensor_reading import INDEX_FILE, SINGLE_FILE
 from vla_rl.models.vjepa2 import check_folder, load_encoder
 from vla_rl.util.atomic_files import MANIFEST, FileEntry, digest_file
@@ -93,6 +98,17 @@ FAMILIES: Final = {
     ),
     "flow/small_folder.py:load_small_flow": Family(
         lambda folder: tiny_policy().save(folder), load_small_flow
+    ),
+    "flow/policy.py:FlowPolicy": Family(
+        lambda folder: write_openpi(folder, "pi0"), FlowPolicy.load
+    ),
+    "flow/loading.py:load_pi_policy": Family(
+        lambda folder: write_lerobot(folder, "pi05"),
+        lambda folder: load_pi_policy(folder, AS_STORED, torch.device("cpu")),
+    ),
+    "flow/loading.py:load_smolvla_policy": Family(
+        write_smolvla,
+        lambda folder: load_smolvla_policy(folder, AS_STORED, torch.device("cpu")),
     ),
     "language/policy.py:CausalLanguageModel": Family(write_text, CausalLanguageModel.load),
     "language/vision_policy.py:VisionLanguageModel": Family(write_tiny_vision, load_language_model),
@@ -377,6 +393,8 @@ def test_every_loader_of_a_policy_is_among_the_families_of_these_tests() -> None
                     "load",
                     "load_encoder",
                     "load_small_flow",
+                    "load_pi_policy",
+                    "load_smolvla_policy",
                 )
                 if is_loader and any(
                     each.arg in ("folder", "source", "checkpoint", "config")

@@ -91,6 +91,10 @@ def has_tensors(*marks: str, without: Sequence[str] = ()) -> Callable[[Collectio
     return has_its_tensors
 
 
+PI_EXPERT: Final = "paligemma_with_expert.gemma_expert.model.layers.0.self_attn.q_proj.weight"
+SMOLVLA_EXPERT: Final = "vlm_with_expert.lm_expert.layers.0.self_attn.q_proj.weight"
+"""Tensors of experts for actions, by which their families are known whatever prefix their names have."""
+
 FAMILIES: Final[tuple[PolicyFamily, ...]] = (
     PolicyFamily(
         "mlp",
@@ -104,6 +108,27 @@ FAMILIES: Final[tuple[PolicyFamily, ...]] = (
         ),
         "vla_rl.models.flow.small_folder:load_small_family",
         config_types=frozenset({"vla_rl_flow"}),
+    ),
+    PolicyFamily(
+        "pi0",
+        has_tensors(PI_EXPERT, without=("time_mlp_in.weight",)),
+        "vla_rl.models.flow.loading:load_pi_policy",
+        reads=frozenset({"cameras", "norm_key", "chunk_size", "dtype"}),
+        config_types=frozenset({"pi0"}),
+    ),
+    PolicyFamily(
+        "pi05",
+        has_tensors(PI_EXPERT, "time_mlp_in.weight"),
+        "vla_rl.models.flow.loading:load_pi_policy",
+        reads=frozenset({"cameras", "norm_key", "chunk_size", "dtype"}),
+        config_types=frozenset({"pi05"}),
+    ),
+    PolicyFamily(
+        "smolvla",
+        has_tensors(SMOLVLA_EXPERT),
+        "vla_rl.models.flow.loading:load_smolvla_policy",
+        reads=frozenset({"cameras", "chunk_size", "dtype"}),
+        config_types=frozenset({"smolvla"}),
     ),
 )
 """Every family beside OpenVLA's, which `vla_rl.models.loading` reads with their own settings."""

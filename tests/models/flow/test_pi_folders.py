@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from vla_rl.errors import ConfigError
-from vla_rl.models.flow.pi import PiKind
+from vla_rl.models.flow.pi import PiKind, PiNetwork
 from vla_rl.models.flow.pi_folder import PiParts, load_pi
+from vla_rl.models.loading import load_policy
+from vla_rl.models.prismatic.conventions import AS_STORED
 from vla_rl.models.small_files import save_folder
 from vla_rl.types import Observation
 
@@ -45,9 +47,7 @@ def act(parts: PiParts) -> torch.Tensor:
 
 def test_a_folder_comes_back_bit_by_bit(folder: Path, tmp_path: Path) -> None:
     parts = load_pi(folder)
-    save_folder(
-        tmp_path / "saved", parts.layout.write_tensors(parts.network), parts.layout.list_files()
-    )
+    save_folder(tmp_path / "saved", parts.layout.write_tensors(parts.network), parts.layout.files)
     before, after = (load_file(each / "model.safetensors") for each in (folder, tmp_path / "saved"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -81,11 +81,13 @@ def test_the_tensors_say_which_model_it_is_and_a_line_says_so(
 ) -> None:
     folder = pi_folders.write_lerobot(tmp_path / "policy", "pi05")
     pi_folders.change_json(folder / CONFIG, type="pi0")
-    parts = load_pi(folder)
-    assert parts.network.size.kind == parts.processor.kind == "pi05"
-    assert parts.processor.tokenizer.max_length == 200
+    pi_folders.change_step(folder, PREPROCESSOR, "tokenizer_processor", max_length=48)
+    assert load_pi(folder).processor.tokenizer.max_length == 200
+    policy = load_policy(str(folder), AS_STORED, "cpu")
+    assert isinstance(policy.network, PiNetwork)
+    assert policy.network.size.kind == "pi05"
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "says 'pi0', but its tensors are those of pi0.5" in line
+    assert "says pi0, but its tensors are those of pi05" in line
 
 
 def test_a_table_that_is_stored_as_the_head_alone_is_read_and_written_so(tmp_path: Path) -> None:

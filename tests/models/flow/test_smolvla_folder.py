@@ -38,7 +38,7 @@ def act(parts: SmolVlaParts) -> torch.Tensor:
 
 
 def save(parts: SmolVlaParts, folder: Path) -> Path:
-    save_folder(folder, parts.layout.write_tensors(parts.network), parts.layout.list_files())
+    save_folder(folder, parts.layout.write_tensors(parts.network), parts.layout.files)
     return folder
 
 

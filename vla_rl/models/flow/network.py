@@ -12,7 +12,7 @@ robot's action, P >= D numbers of a padded action.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -206,6 +206,8 @@ class FlowLayout(Protocol):
         """
         ...
 
-    def list_files(self) -> Mapping[str, bytes]:
-        """Return the small files of the folder by name: configuration, statistics, processors."""
+    def list_files(self, sampling: Any) -> Mapping[str, bytes]:
+        """Return the small files of the folder by name: configuration, statistics, processors, and the
+        chain from noise to actions (`FlowSampling`).
+        """
         ...

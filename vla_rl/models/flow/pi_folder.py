@@ -5,11 +5,10 @@
 All that can be refused is refused from headers and small files, before any weight is read.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,10 +35,6 @@ from vla_rl.models.flow.pi_tensors import (
     require_same_names,
 )
 from vla_rl.models.prismatic.trunk import materialise
-
-NAMES: Final = {"pi0": "pi0", "pi05": "pi0.5"}
-
-_log = logging.getLogger(__name__)
 
 
 class PiParts(NamedTuple):
@@ -100,13 +95,6 @@ def read_settings(
         if settings.model != report.kind:
             # A prompt of the other model's length would be cut, or padded.
             settings = replace(settings, prompt_length=None)
-            _log.warning(
-                "%s says %r, but its tensors are those of %s: it is read as %s",
-                folder / CONFIG_FILE,
-                settings.model,
-                NAMES[report.kind],
-                NAMES[report.kind],
-            )
     return report, settings
 
 

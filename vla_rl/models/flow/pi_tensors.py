@@ -49,7 +49,8 @@ HEAD_SIZE: Final = 72
 
 @dataclass(frozen=True)
 class PiLayout:
-    """The names of one folder's tensors, and its small files. It is a `FlowLayout`.
+    """The names of one folder's tensors, and its small files; with a chain, a
+    `FlowLayout` (`loading.FolderLayout`).
 
     Attributes:
         prefix: what every name begins with.
@@ -67,31 +68,22 @@ class PiLayout:
 
     def write_tensors(self, network: nn.Module) -> dict[str, Tensor]:
         """Return every parameter under its name in the folder; views, but for a second name."""
-        found: dict[str, Tensor] = {}
-        for name, tensor in network.state_dict().items():
-            if name != TABLE:
-                found[self._to_folder(name)] = tensor
-                continue
-            for number, each in enumerate(self.tables):
-                # a file of tensors takes no two that share their memory
-                found[self.prefix + each] = tensor.clone() if number else tensor
-        return found | {self.prefix + name: tensor for name, tensor in self.unused.items()}
+        found = self._name_tensors(network)
+        for second in self.tables[1:]:
+            # a file of tensors takes no two that share their memory
+            found[self.prefix + second] = found[self.prefix + second].clone()
+        return found
 
     def read_tensors(self, network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         """Copy tensors with the folder's names into a network.
 
         Raises: CheckpointError listing missing, unknown and misshapen names.
         """
+        check_names(self._name_tensors(network), tensors)
         own = dict(network.state_dict())
-        renamed = self._rename(tensors)
-        check_names(own, renamed)
         with torch.no_grad():
-            for name, tensor in renamed.items():
+            for name, tensor in self._rename(tensors).items():
                 own[name].copy_(tensor)
-
-    def list_files(self) -> Mapping[str, bytes]:
-        """Return the small files of the folder by name."""
-        return self.files
 
     def to_network(self, name: str) -> str:
         """Return the network's name of a tensor of the folder, without the folder's prefix."""
@@ -100,9 +92,16 @@ class PiLayout:
             return TABLE
         return bare.replace(OLD_VISION, VISION, 1) if self.has_old_vision else bare
 
+    def _name_tensors(self, network: nn.Module) -> dict[str, Tensor]:
+        """Return every tensor of the folder by name; both names of a table have the same tensor."""
+        found: dict[str, Tensor] = {}
+        for name, tensor in network.state_dict().items():
+            names = self.tables if name == TABLE else (self._to_folder(name),)
+            found |= {self.prefix + each: tensor for each in names}
+        return found | {self.prefix + name: tensor for name, tensor in self.unused.items()}
+
     def _to_folder(self, name: str) -> str:
-        renamed = name.replace(VISION, OLD_VISION, 1) if self.has_old_vision else name
-        return self.prefix + renamed
+        return name.replace(VISION, OLD_VISION, 1) if self.has_old_vision else name
 
     def _rename(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}

@@ -26,12 +26,14 @@ from vla_rl.algorithms.losses.token_batch import Predicted
 from vla_rl.engines.device_lane import to_device
 from vla_rl.engines.policy_model import PolicyModel, Predictions, SampledTokens
 from vla_rl.engines.sampling import sampling_columns
-from vla_rl.errors import ConfigError
+from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.models.families import find_family
 from vla_rl.models.flow.imitation import draw_noised, weigh_padding
 from vla_rl.models.flow.network import FlowInputs, FlowLayout, FlowProcessor, Prefix
 from vla_rl.models.flow.predictions import StoredSteps, predict_decisions
 from vla_rl.models.flow.sampler import Draws, run_chain, scale_noise
 from vla_rl.models.flow.transitions import Schedule, Transition, entropy, log_density
+from vla_rl.models.prismatic.conventions import AS_STORED
 from vla_rl.models.small_files import save_folder
 from vla_rl.types import Config, NonNegativeFloat, Observation, PositiveInt, Sampling
 from vla_rl.types.observation import DRAWN_KEY
@@ -128,6 +130,21 @@ class FlowPolicy(PolicyModel[FlowInputs]):
             processor.action_dim,
             sampling,
         )
+
+    @classmethod
+    def load(cls, folder: Path) -> "FlowPolicy":
+        """Read a folder of any flow policy, as its files say: for processes that are given a folder only.
+
+        Raises: CheckpointError naming what is missing, unknown or damaged, or if it is another policy's.
+        """
+        family = find_family(folder)
+        policy = family and family.load_policy(folder, AS_STORED, torch.device("cpu"))
+        if not isinstance(policy, cls):
+            raise CheckpointError(
+                f"{folder} holds the tensors of {family.name if family else 'no flow policy'}, expected "
+                "those of one; load it with vla_rl.load_policy."
+            )
+        return policy
 
     @property
     def network(self) -> nn.Module:
@@ -344,7 +361,7 @@ class FlowPolicy(PolicyModel[FlowInputs]):
 
     def checkpoint_files(self) -> Mapping[str, bytes]:
         """Return the small files of the folder by name."""
-        return self._layout.list_files()
+        return self._layout.list_files(self.config.sampling)
 
     def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy tensors with the folder's names into the network; every name and shape has to match."""

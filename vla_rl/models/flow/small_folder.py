@@ -173,9 +173,10 @@ class SmallFlowLayout:
         check_names(network.state_dict(), tensors)
         network.load_state_dict(dict(tensors))
 
-    def list_files(self) -> Mapping[str, bytes]:
+    def list_files(self, sampling: FlowSampling) -> Mapping[str, bytes]:
         """Return `config.json`, and the other small files."""
-        text = msgspec.json.format(msgspec.json.encode(self.file), indent=1)
+        file = msgspec.structs.replace(self.file, sampling=sampling)
+        text = msgspec.json.format(msgspec.json.encode(file), indent=1)
         return {**self.others, CONFIG_FILE: text}
 
 

@@ -63,7 +63,8 @@ SIZES: Final = (
 
 @dataclass(frozen=True)
 class SmolVlaLayout:
-    """The names of LeRobot's tensors, and a folder's small files. It is a `FlowLayout`.
+    """The names of LeRobot's tensors, and a folder's small files; with a chain, a
+    `FlowLayout` (`loading.FolderLayout`).
 
     Attributes:
         unused: tensors that are carried along, by their names in the folder.
@@ -83,16 +84,11 @@ class SmolVlaLayout:
 
         Raises: CheckpointError listing missing, unknown and misshapen names.
         """
-        own = {PREFIX + name: tensor for name, tensor in network.state_dict().items()}
-        given = {name: tensor for name, tensor in tensors.items() if name not in self.unused}
-        check_names(own, given)
+        own = self.write_tensors(network)
+        check_names(own, tensors)
         with torch.no_grad():
-            for name, tensor in given.items():
-                own[name].copy_(tensor)
-
-    def list_files(self) -> Mapping[str, bytes]:
-        """Return the small files of the folder by name."""
-        return self.files
+            for name in own.keys() - self.unused.keys():
+                own[name].copy_(tensors[name])
 
 
 class SmolVlaParts(NamedTuple):
