@@ -14,13 +14,14 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from vla_rl.algorithms.losses import PolicyLossConfig
 from vla_rl.cli.command_line import Command, TrainingLaunch
 from vla_rl.cli.launch import launch, run_recipe
 from vla_rl.cli.memory_plan import EpisodeFootprint
-from vla_rl.datasets.prompts import first_messages, prompt_messages, read_prompts
+from vla_rl.datasets.image_files import row_messages
+from vla_rl.datasets.prompts import read_prompts
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig, make_text_task
 from vla_rl.errors import ConfigError, DataError
@@ -83,6 +84,10 @@ class GrpoPromptsConfig(TextTrainingConfig, frozen=True, kw_only=True):
     answer_field: str = "answer"
     """Field with the answer that the scorer compares with."""
 
+    image_field: str = ""
+    """Field with the images of a question: the path of a file, from the folder of `prompts`, or a list of
+    paths. Empty: questions are text alone. It needs a policy that reads images."""
+
     system: str = ""
     """System message at the start of each conversation, such as the format of an answer. Empty:
     none."""
@@ -127,6 +132,7 @@ def row_starts(config: GrpoPromptsConfig, numbers: Sequence[int]) -> list[TaskSt
         "prompt_field": config.prompt_field,
         "answer_field": config.answer_field,
         "system": config.system,
+        "image_field": config.image_field,
     }
     env = EnvSpec(id=ENV_ID, kwargs=kwargs)
     # made once in this process: a scorer or a file that is wrong would otherwise fail in the first
@@ -138,50 +144,78 @@ def row_starts(config: GrpoPromptsConfig, numbers: Sequence[int]) -> list[TaskSt
     ]
 
 
-def check_prompts(config: GrpoPromptsConfig, model: "LanguageModel[Any]") -> int:
-    """Check every row; return the number of tokens of the longest prompt. A reply that finds little
-    room is cut short.
+class LongestPrompt(NamedTuple):
+    """The longest of all prompts.
+
+    Example:
+        LongestPrompt(num_tokens=85, image_sizes=((112, 168),))
+    """
+
+    num_tokens: int
+    image_sizes: tuple[tuple[int, int], ...] = ()
+    """Height and width of each image that it shows."""
+
+
+def check_prompts(config: GrpoPromptsConfig, model: "LanguageModel[Any]") -> LongestPrompt:
+    """Check every row; return the longest prompt. A reply that finds little room is cut short.
 
     Raises: DataError, with row and field, for a prompt that is neither text nor messages, is empty,
-    is rejected by the chat template, or fills the policy's context, and for an answer that the scorer
-    cannot compare with; ConfigError if the chat template rejects the system message.
+    is rejected by the chat template, or fills the policy's context, for an image that cannot be read,
+    and for an answer that the scorer cannot compare with; ConfigError if the chat template rejects the
+    system message, or the policy reads no images.
     """
+    if config.image_field and not isinstance(model, language.VisionLanguageModel):
+        raise ConfigError(
+            f"image_field is {config.image_field!r}, but {type(model).__name__} reads text alone; "
+            "take a policy with a vision tower, such as Qwen/Qwen3-VL-2B-Instruct"
+        )
     rows = read_prompts(config.prompts, (config.prompt_field, config.answer_field))
-    context = min(model.context_size, config.engine.max_context or model.context_size)
-    longest = 0
+    longest = LongestPrompt(0)
     for number, row in enumerate(rows):
-        label = f"{config.prompt_field!r} of row {number} of {config.prompts}"
-        asked = prompt_messages(row[config.prompt_field], label)
-        if not any(message.content.strip() for message in asked):
-            raise DataError(f"{label} is empty, expected a question; leave the row out")
-        try:
-            num_tokens = len(
-                model.render(first_messages(row[config.prompt_field], config.system, label))
-            )
-        except ValueError as error:
-            if config.system and _accepts_messages(model, asked):
-                raise ConfigError(
-                    f"system={excerpt(config.system)}: {error}. The template takes {label} without "
-                    "it; write what it says into the questions, or use a template that takes it"
-                ) from error
-            raise DataError(
-                f"{label}: {error}; leave the row out, or use roles that the chat template knows"
-            ) from error
-        try:
-            check_answer(config.scorer, row, config.answer_field)
-        except DataError as error:
-            raise DataError(
-                f"{config.answer_field!r} of row {number} of {config.prompts}: {error}"
-            ) from error
-        if num_tokens >= context:
-            raise DataError(
-                f"{label} has {num_tokens} tokens and the context {context}, expected room for at "
-                "least one token of a reply; leave the row out, or use a policy with a longer "
-                "context"
-            )
         # every row is rendered, as one that does not fit would end the run whenever its turn comes
-        longest = max(longest, num_tokens)
+        found = _check_row(config, model, row, f"row {number} of {config.prompts}")
+        longest = max(longest, found, key=lambda each: each.num_tokens)
     return longest
+
+
+def _check_row(
+    config: GrpoPromptsConfig, model: "LanguageModel[Any]", row: dict[str, Any], label: str
+) -> LongestPrompt:
+    prompt = f"{config.prompt_field!r} of {label}"
+    folder = Path(config.prompts).parent
+    asked = row_messages(row, config.prompt_field, "", label, config.image_field, folder)
+    images = [image for message in asked for image in message.images]
+    if not any(message.content.strip() for message in asked):
+        raise DataError(f"{prompt} is empty, expected a question; leave the row out")
+    if len(images) > config.engine.max_images:
+        raise DataError(
+            f"{label} shows {len(images)} images, expected at most engine.max_images = "
+            f"{config.engine.max_images}; raise it, or leave the row out"
+        )
+    system = (Message(role="system", content=config.system),) if config.system else ()
+    try:
+        num_tokens = len(model.render((*system, *asked)))
+    except ValueError as error:
+        if config.system and _accepts_messages(model, asked):
+            raise ConfigError(
+                f"system={excerpt(config.system)}: {error}. The template takes {prompt} without "
+                "it; write what it says into the questions, or use a template that takes it"
+            ) from error
+        raise DataError(
+            f"{prompt}: {error}; leave the row out, or use roles that the chat template knows"
+        ) from error
+    try:
+        check_answer(config.scorer, row, config.answer_field)
+    except DataError as error:
+        raise DataError(f"{config.answer_field!r} of {label}: {error}") from error
+    context = min(model.context_size, config.engine.max_context or model.context_size)
+    if num_tokens >= context:
+        raise DataError(
+            f"{prompt} has {num_tokens} tokens and the context {context}, expected room for at "
+            "least one token of a reply; leave the row out, or use a policy with a longer "
+            "context"
+        )
+    return LongestPrompt(num_tokens, tuple(image.shape[:2] for image in images))
 
 
 def _accepts_messages(model: "LanguageModel[Any]", messages: Sequence[Message]) -> bool:
@@ -201,7 +235,7 @@ async def main(command: Command[TrainingLaunch, GrpoPromptsConfig]) -> int:
     longest = await asyncio.to_thread(check_prompts, config, model)
     print(
         f"{len(trained)} rows to train on, {len(held_out)} held out; the longest prompt has "
-        f"{longest} tokens",
+        f"{longest.num_tokens} tokens",
         flush=True,
     )
     footprint = EpisodeFootprint(
@@ -209,9 +243,11 @@ async def main(command: Command[TrainingLaunch, GrpoPromptsConfig]) -> int:
         simulator_mb=0,
         server_mb=0,
         # tokens, log-probs and what the trainer adds to each
-        chunk_bytes=16 * (longest + config.max_reply),
+        chunk_bytes=16 * (longest.num_tokens + config.max_reply)
+        + sum(3 * height * width for height, width in longest.image_sizes),
         num_chunks=1,
-        observation_tokens=longest,
+        observation_tokens=longest.num_tokens,
+        observation_images=longest.image_sizes,
     )
     evaluator = None
     if held_out:

@@ -201,13 +201,28 @@ def test_a_saved_folder_has_the_public_names_and_loads_by_itself(
 
 def test_letters_and_sampled_tokens_of_an_image_are_no_image(policy: VisionLanguageModel) -> None:
     mark = policy._processor.image_token
-    spelled = observed(policy, user(f"what is {mark}?", TALL))
-    clean = observed(policy, user("what is ?", TALL))
+    said = Message(role="assistant", content=f"what is {mark}?")
+    spelled, clean = (
+        observed(policy, user("look", TALL), said, user(text)) for text in (f"{mark}!", "!")
+    )
     token = policy.image_token
     assert (spelled["prompt_tokens"] == token).sum() == (clean["prompt_tokens"] == token).sum()
     assert (policy.tokenize(mark) != token).all()
     (found,) = scored(policy, [clean], [[token, 20]])
     assert np.isfinite(found).all()
+
+
+def test_a_first_text_that_spells_an_image_is_refused(policy: VisionLanguageModel) -> None:
+    mark = policy._processor.image_token
+    for messages in (
+        (user(f"what is {mark}?", TALL),),
+        (Message(role="system", content=f"{mark} first"), user("look", TALL)),
+    ):
+        with pytest.raises(
+            ConversationRejected, match=r"message 0 .* stands for an image; put"
+        ) as told:
+            policy.render(messages)
+        assert not told.value.is_reply_at_fault
 
 
 CUTS_THOUGHTS = """

@@ -15,7 +15,8 @@ from typing import Any, Final, Literal, SupportsIndex
 import msgspec
 import numpy as np
 
-from vla_rl.datasets.prompts import PromptRows, first_messages, read_prompts
+from vla_rl.datasets.image_files import row_messages
+from vla_rl.datasets.prompts import PromptRows, read_prompts
 from vla_rl.envs.text.task import Ask, Done, TextLimits, TextTask
 from vla_rl.errors import DataError
 from vla_rl.scoring import make_scorer
@@ -37,6 +38,8 @@ class QuestionTask(TextTask):
             `{"stdin": ..., "stdout": ...}`.
         system: system message at the start, for example the expected format of an answer.
         success_at: lowest score that counts as success.
+        image_field: column of images that the question shows (see `vla_rl.datasets.image_files`);
+            empty: none.
     """
 
     limits = TextLimits(max_turns=1)
@@ -49,8 +52,10 @@ class QuestionTask(TextTask):
         answer_field: str = "answer",
         system: str = "",
         success_at: float = 1.0,
+        image_field: str = "",
     ) -> None:
         self._data, self._system, self._success_at = data, system, success_at
+        self._image_field = image_field
         self._fields = (prompt_field, answer_field)
         self._scorer = make_scorer(scorer, answer_field=answer_field)
 
@@ -70,8 +75,17 @@ class QuestionTask(TextTask):
             )
         number = operator.index(number)
         self._number, self._row = number, rows[number]
-        label = f"{self._fields[0]!r} of row {number} of {self._data}"
-        return Ask(first_messages(self._row[self._fields[0]], self._system, label))
+        return Ask(
+            await asyncio.to_thread(
+                row_messages,
+                self._row,
+                self._fields[0],
+                self._system,
+                f"row {number} of {self._data}",
+                self._image_field,
+                Path(self._data).parent,
+            )
+        )
 
     async def reply(self, text: str) -> Done:
         """Score the answer.

@@ -111,8 +111,10 @@ class ImageChatFormat(ChatFormat):
     def _locate(self, messages: Sequence[Message], text: str) -> np.ndarray:
         """Tokenize a rendered conversation, with all tokens of its images.
 
-        Raises: ConversationRejected if it has other marks of images than one for each.
+        Raises: ConversationRejected if it has other marks of images than one for each, or the texts
+        that it begins with spell one.
         """
+        self._require_no_marks(messages)
         images = [image for message in messages for image in message.images]
         for image in images:
             require_image(image)
@@ -134,3 +136,18 @@ class ImageChatFormat(ChatFormat):
         for image, after in zip(images, rest, strict=True):
             parts += [self._reader.size_tokens(*image.shape[:2]), after]
         return np.concatenate(parts)
+
+    def _require_no_marks(self, messages: Sequence[Message]) -> None:
+        """Raise ConversationRejected if a text before the first reply spells the mark of an image."""
+        # Later texts may repeat what the policy wrote, which must not end a run: a space is put into
+        # the marks of these.
+        for number, message in enumerate(messages):
+            if message.role == "assistant":
+                return
+            if message.role != "tool" and self._image_mark in message.content:
+                raise ConversationRejected(
+                    f"the text of message {number} ({message.role}) spells {self._image_mark!r}, which "
+                    "stands for an image; put images into Message.images, which stand before the "
+                    "text, and leave the letters out",
+                    is_reply_at_fault=False,
+                )
