@@ -30,6 +30,7 @@ from vla_rl.types import Observation
 
 if TYPE_CHECKING:
     from vla_rl.models.loading import VlaPolicy
+    from vla_rl.models.robot_policy import RobotPolicy
 
 
 class Samples:
@@ -44,7 +45,7 @@ class Samples:
     policy.
     """
 
-    def __init__(self, episodes: Sequence[RecordedEpisode], policy: "VlaPolicy") -> None:
+    def __init__(self, episodes: Sequence[RecordedEpisode], policy: "RobotPolicy") -> None:
         self._episodes = tuple(episodes)
         for episode in self._episodes:
             _require_fitting(episode, policy)
@@ -84,36 +85,43 @@ class Samples:
         )
 
 
-def _require_fitting(episode: RecordedEpisode, policy: "VlaPolicy") -> None:
+def _require_fitting(episode: RecordedEpisode, policy: "RobotPolicy") -> None:
     """Raise DataError unless `policy` can learn from `episode`."""
-    width = episode.actions.shape[1]
-    if width != policy.config.action_dim:
+    config, width = policy.config, episode.actions.shape[1]
+    if width != config.action_dim:
         raise DataError(
-            f"{episode.name} has actions of {width} numbers, expected {policy.config.action_dim} "
+            f"{episode.name} has actions of {width} numbers, expected {config.action_dim} "
             "for this policy; use the data's own statistics (--statistics data) to train it for "
             "another robot, or use other data."
         )
-    if not episode.has_gripper and policy.config.action_bounds.gripper == "openvla":
+    # families whose statistics name the convention of the gripper
+    bounds: Any = getattr(config, "action_bounds", None)
+    if not episode.has_gripper and bounds is not None and bounds.gripper == "openvla":
         raise DataError(
             f"the actions of {episode.name} have no gripper, but the policy treats their last "
             "number as one; use the data's own statistics (--statistics data)."
         )
-    lost = [camera for camera in policy.config.cameras if camera not in episode.frames]
+    lost = [camera for camera in config.cameras if camera not in episode.frames]
     if lost:
         raise DataError(
             f"{episode.name} has no images {lost[0]!r}, only {sorted(episode.frames)}; choose "
             "the policy's cameras (--cameras), or map the data's names (--data.fields)."
         )
-    proprio = _proprio_config(policy)
-    if proprio is None:
+    if config.state_size is None:
         return
-    vector = episode.vectors.get(proprio.key)
-    if vector is None or vector.shape[1] != len(proprio.low):
+    key = _state_key(policy)
+    vector = episode.vectors.get(key)
+    if vector is None or vector.shape[1] != config.state_size:
         found = "none" if vector is None else f"{vector.shape[1]} numbers"
         raise DataError(
-            f"{episode.name} has {found} of {proprio.key!r}, and the policy reads "
-            f"{len(proprio.low)}; use other data, or a policy without proprioception."
+            f"{episode.name} has {found} of {key!r}, and the policy reads "
+            f"{config.state_size}; use other data, or a policy without proprioception."
         )
+
+
+def _state_key(policy: "RobotPolicy") -> str:
+    proprio: Any = getattr(policy.config, "proprio", None)
+    return "state" if proprio is None else str(proprio.key)
 
 
 def augmented_batches(

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from tiny_smolvla import GOLDEN, SHAPES, TINY, golden_weights
+from tiny_smolvla import GOLDEN, SHAPES, TINY, golden_inputs, golden_weights
 
 from vla_rl.errors import ConfigError
 from vla_rl.models.flow.network import FlowInputs, Prefix
@@ -28,16 +28,7 @@ def golden() -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def inputs(golden: dict[str, torch.Tensor]) -> FlowInputs:
-    count = np.arange(2 * 3 * 56 * 56, dtype=np.float64)
-    cameras = [np.sin(0.013 * count + camera).reshape(2, 3, 56, 56) for camera in range(2)]
-    images = torch.from_numpy(np.stack(cameras, 1).astype(np.float32))
-    return FlowInputs(
-        images,
-        golden["in_image_mask"],
-        golden["in_tokens"],
-        golden["in_token_mask"],
-        golden["in_state"],
-    )
+    return golden_inputs(golden)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pi_folders
 import torch
 from safetensors.torch import save_file
 
+from vla_rl.models.flow.network import FlowInputs
 from vla_rl.models.flow.smolvla import SmolVlaConfig
 
 GOLDEN = Path(__file__).parents[1] / "flow" / "golden"
@@ -64,6 +65,19 @@ def weight_by_formula(name: str, shape: list[int]) -> torch.Tensor:
 def golden_weights() -> dict[str, torch.Tensor]:
     """Return every weight of the golden network by its name."""
     return {name: weight_by_formula(name, shape) for name, shape in SHAPES.items()}
+
+
+def golden_inputs(golden: dict[str, torch.Tensor]) -> FlowInputs:
+    """Return the inputs of the golden file, whose images follow a formula."""
+    count = np.arange(2 * 3 * 56 * 56, dtype=np.float64)
+    cameras = [np.sin(0.013 * count + camera).reshape(2, 3, 56, 56) for camera in range(2)]
+    return FlowInputs(
+        torch.from_numpy(np.stack(cameras, 1).astype(np.float32)),
+        golden["in_image_mask"],
+        golden["in_tokens"],
+        golden["in_token_mask"],
+        golden["in_state"],
+    )
 
 
 def write_smolvla(folder: Path) -> Path:
