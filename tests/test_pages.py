@@ -22,6 +22,7 @@ from tests.datasets.support.made_datasets import made_episode
 from vla_rl.actors import make_keys
 from vla_rl.cli.command_line import TrainingLaunch, parse_command
 from vla_rl.datasets import LeRobotWriter, read_lerobot
+from vla_rl.recipes.sft_flow import SftFlowConfig
 from vla_rl.recipes.sft_libero import SftLiberoConfig
 from vla_rl.rollout import SchedulerState, embodied_agent
 from vla_rl.types import Config, Group
@@ -107,10 +108,13 @@ def test_the_functions_about_data_sets_look_copy_and_record(
 
 def test_every_option_of_the_page_about_data_sets_exists() -> None:
     text = (DOCS / "data.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`--([a-z-]+)", text)) - {"from", "record-to", "run", "data"}
-    assert {name.replace("-", "_") for name in named} - {"policy"} <= set(
-        SftLiberoConfig.__struct_fields__
-    )
+    others, flow = text.split("## Fine-tune a flow policy")
+    flow, rest = flow.split("\n## ", 1)
+    for section, recipe in ((others + rest, SftLiberoConfig), (flow, SftFlowConfig)):
+        named = set(re.findall(r"`--([a-z-]+)", section)) - {"from", "record-to", "run", "data"}
+        assert {name.replace("-", "_") for name in named} - {"policy"} <= set(
+            recipe.__struct_fields__
+        )
 
 
 README = Path(__file__).parent.parent / "README.md"

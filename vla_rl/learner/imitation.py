@@ -152,7 +152,9 @@ class PolicyImitator:
         # in the environment's units: token accuracy counts the neighbouring bin as wrong, which is
         # nearly as good
         wanted = np.stack([d.actions for d in demonstrations])
-        error = np.abs(model.decode(greedy) - wanted)
+        decoded = model.decode(greedy)
+        # a policy may execute the first rows of a chunk alone, and decides those
+        error = np.abs(decoded - wanted[:, : decoded.shape[1]])
         is_valid_step = np.arange(error.shape[1])[None] < np.array(
             [[d.num_valid] for d in demonstrations]
         )

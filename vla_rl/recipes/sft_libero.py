@@ -27,7 +27,7 @@ import tyro
 from vla_rl import engines
 from vla_rl.cli.command_line import Command, Launch
 from vla_rl.cli.launch import run_recipe
-from vla_rl.datasets import DatasetOptions, RecordedEpisode, compute_statistics, open_dataset
+from vla_rl.datasets import DatasetOptions, RecordedEpisode, compute_statistics
 from vla_rl.datasets.opening import read_image_settings
 from vla_rl.envs.libero.assets import PLACEHOLDER_ASSETS, are_placeholders
 from vla_rl.errors import ConfigError, DataError
@@ -41,8 +41,12 @@ from vla_rl.models.loading import (
     require_new_folder,
 )
 from vla_rl.models.prismatic.config import NewPart
-from vla_rl.run.fine_tuning import TrainingBatches, fine_tune
-from vla_rl.run.supervised import intermediate_folder
+from vla_rl.run.fine_tuning import (
+    TrainingBatches,
+    fine_tune,
+    list_save_folders,
+    read_demonstrations,
+)
 from vla_rl.types import PositiveInt, ReadIf, derive_seed
 
 if TYPE_CHECKING:
@@ -212,23 +216,6 @@ def training_images(config: SftLiberoConfig) -> "TrainingImages | None":
     )
 
 
-def read_demonstrations(config: SftLiberoConfig) -> list[RecordedEpisode]:
-    """Open the data set. Raises: ConfigError if it cannot be read."""
-    try:
-        return open_dataset(Path(config.demonstrations), config.data)
-    except DataError as error:
-        raise ConfigError(str(error)) from error
-
-
-def save_folders(config: SftLiberoConfig) -> dict[int, Path]:
-    """Return the folder of each save, by the number of updates before it."""
-    on_the_way = (
-        range(config.save_every, config.updates, config.save_every) if config.save_every else []
-    )
-    folders = {number: intermediate_folder(Path(config.out), number) for number in on_the_way}
-    return {**folders, config.updates: Path(config.out)}
-
-
 async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     """Train the policy and save it; return the exit status."""
     # torch takes seconds to import: `--help` and errors in options must not wait for it
@@ -240,7 +227,7 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
 
     config = command.config
     # before anything is read: hours later, a folder that exists would cost the whole training
-    require_new_folder(*save_folders(config).values())
+    require_new_folder(*list_save_folders(config))
     episodes = await asyncio.to_thread(read_demonstrations, config)
     images = await asyncio.to_thread(training_images, config)
     policy = await asyncio.to_thread(starting_policy, config, episodes)

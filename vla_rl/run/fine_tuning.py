@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from vla_rl.run.supervised import opened_imitator, train_supervised
+from vla_rl.datasets import DatasetOptions, RecordedEpisode, open_dataset
+from vla_rl.errors import ConfigError, DataError
+from vla_rl.run.supervised import intermediate_folder, opened_imitator, train_supervised
 from vla_rl.types import derive_seed
 
 if TYPE_CHECKING:  # they import torch: `--help` and errors in options must not wait for it
@@ -44,6 +46,15 @@ class FineTuningOptions(Protocol):
     def seed(self) -> int: ...
 
 
+class DataOptions(Protocol):
+    """Options that name a data set."""
+
+    @property
+    def demonstrations(self) -> str: ...
+    @property
+    def data(self) -> DatasetOptions: ...
+
+
 class SampleSource(Protocol):
     """Samples by number, such as `Samples`."""
 
@@ -62,6 +73,21 @@ class TrainingBatches:
 
     prepare: "Callable[[Sequence[Observation]], Any]"
     prepared_by: "Preparation"
+
+
+def read_demonstrations(options: DataOptions) -> list[RecordedEpisode]:
+    """Open the data set. Raises: ConfigError if it cannot be read."""
+    try:
+        return open_dataset(Path(options.demonstrations), options.data)
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+
+
+def list_save_folders(options: FineTuningOptions) -> list[Path]:
+    """Return the folder of each save."""
+    every, out = options.save_every, Path(options.out)
+    meanwhile = range(every, options.updates, every) if every else []
+    return [*(intermediate_folder(out, number) for number in meanwhile), out]
 
 
 async def fine_tune(

@@ -49,7 +49,9 @@ class Samples:
         self._episodes = tuple(episodes)
         for episode in self._episodes:
             _require_fitting(episode, policy)
-        self._chunk_size, self._cameras = policy.config.chunk_size, policy.config.cameras
+        # a flow policy learns whole chunks, of which it may execute the first rows alone
+        self._chunk_size: int = getattr(policy.config, "horizon", policy.config.chunk_size)
+        self._cameras = policy.config.cameras
         # searched in the logarithm of the number of episodes; a list of all samples would be as
         # long as the data
         self._ends = np.cumsum([episode.num_steps for episode in episodes])

@@ -14,6 +14,7 @@ from vla_rl.errors import CheckpointError
 from vla_rl.models.flow.new_statistics import copy_with_statistics
 from vla_rl.models.flow.pi_folder import PiParts, load_pi
 from vla_rl.models.flow.smolvla_folder import SmolVlaParts, load_smolvla
+from vla_rl.models.loading import CheckpointFormat, load_policy
 
 ROWS = {
     "state": np.random.default_rng(0).normal(2.0, 0.5, (400, 6)),
@@ -60,6 +61,20 @@ def test_states_and_actions_are_scaled_by_the_data(name: str, tmp_path: Path) ->
     inputs = parts.processor.prepare([OBSERVATION], torch.device("cpu"))
     assert float(inputs.state[0, :6].abs().max()) < 0.2
     assert float(inputs.state[0, 6:].abs().max()) == 0.0
+
+
+def test_a_saved_folder_of_openpi_forgets_the_set_of_statistics_that_it_was_read_with(
+    tmp_path: Path,
+) -> None:
+    asset = "physical-intelligence/libero"
+    policy = load_policy(
+        str(pi_folders.write_openpi(tmp_path / "policy", "pi0")),
+        CheckpointFormat(norm_key=asset),
+        "cpu",
+    )
+    policy.save(tmp_path / "saved")
+    copy = copy_with_statistics(tmp_path / "saved", tmp_path / "copy", STATISTICS)
+    assert load_policy(str(copy), CheckpointFormat(), "cpu").config.action_dim == 5
 
 
 def test_weights_are_linked_and_stay_as_they_are(tmp_path: Path) -> None:

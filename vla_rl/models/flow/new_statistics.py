@@ -28,6 +28,7 @@ from vla_rl.models.flow.lerobot_folder import (
     UNNORMALIZER,
     is_lerobot_folder,
 )
+from vla_rl.models.flow.loading import FLOW_FILE
 from vla_rl.models.flow.openpi_folder import ASSETS, STATISTICS_FILE
 from vla_rl.models.small_files import companion_files
 
@@ -56,6 +57,9 @@ def copy_with_statistics(folder: Path, target: Path, statistics: DataStatistics)
         named = {"state": statistics["state"], "actions": statistics["action"]}
         written = {"norm_stats": {name: _openpi_fields(each) for name, each in named.items()}}
         files[f"{ASSETS}/{OWN_ASSET}/{STATISTICS_FILE}"] = _encode(written)
+        if FLOW_FILE in files:
+            # it names the set of statistics that is not there any more
+            files[FLOW_FILE] = _encode(read_object(folder / FLOW_FILE) | {"norm_key": None})
     target.mkdir(parents=True)
     for name, held in files.items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
