@@ -215,7 +215,7 @@ def _load(config: SftFlowConfig, episodes: Sequence[RecordedEpisode]) -> "FlowPo
 
 
 def _new_policy(config: SftFlowConfig, episodes: Sequence[RecordedEpisode]) -> "FlowPolicy":
-    from vla_rl.models.flow.policy import FlowSampling
+    from vla_rl.models.flow.config import FlowSampling
     from vla_rl.models.flow.small import SmallFlowConfig, StateConfig
     from vla_rl.models.flow.small_folder import create_small_flow
 

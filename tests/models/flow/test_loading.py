@@ -20,8 +20,9 @@ from vla_rl.cli.command_line import parse_command
 from vla_rl.cli.evaluate import EvalLaunch, main
 from vla_rl.engines import DeviceLane, EngineConfig, PolicyModel, TorchActionEngine
 from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.models.flow.config import FlowSampling
 from vla_rl.models.flow.loading import FLOW_FILE
-from vla_rl.models.flow.policy import FlowPolicy, FlowSampling
+from vla_rl.models.flow.policy import FlowPolicy
 from vla_rl.models.prismatic.conventions import CheckpointFormat
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.testing import PolicyContract

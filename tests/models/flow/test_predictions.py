@@ -16,7 +16,8 @@ from vla_rl.algorithms import KlLossConfig, PolicyLossConfig
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.errors import ConfigError
 from vla_rl.learner import Learner, LearnerConfig, OptimizerConfig
-from vla_rl.models.flow.policy import FlowPolicy, FlowSampling
+from vla_rl.models.flow.config import FlowSampling
+from vla_rl.models.flow.policy import FlowPolicy
 from vla_rl.rollout import EpisodePolicy, copy_chunk
 from vla_rl.types import Sampling, Step, Trajectory, with_drawn
 

@@ -11,7 +11,8 @@ from small_flow import TINY, observe, tiny_policy
 
 from vla_rl.errors import CheckpointError
 from vla_rl.models.families import find_family
-from vla_rl.models.flow.policy import FlowPolicy, FlowSampling
+from vla_rl.models.flow.config import FlowSampling
+from vla_rl.models.flow.policy import FlowPolicy
 from vla_rl.models.flow.small_folder import load_small_flow
 from vla_rl.models.loading import CheckpointConfig, load_policy
 from vla_rl.types import Observation, Sampling

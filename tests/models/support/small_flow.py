@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_rl.models.flow.policy import FlowPolicy, FlowSampling
+from vla_rl.models.flow.config import FlowSampling
+from vla_rl.models.flow.policy import FlowPolicy
 from vla_rl.models.flow.small import SmallFlowConfig, StateConfig
 from vla_rl.models.flow.small_folder import create_small_flow
 from vla_rl.models.prismatic.action_tokens import ActionBounds
@@ -35,7 +36,7 @@ def tiny_policy(seed: int = 0, **sampling: Any) -> FlowPolicy:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in policy.network.parameters():
-            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     return policy
 
 

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.errors import CheckpointError
+from vla_rl.models.flow.config import FlowSampling
 from vla_rl.models.flow.pi_folder import PiParts, load_pi
 from vla_rl.models.flow.pi_tensors import PiLayout
-from vla_rl.models.flow.policy import FlowPolicy, FlowSampling
+from vla_rl.models.flow.policy import FlowPolicy
 from vla_rl.models.flow.smolvla_folder import SmolVlaLayout, SmolVlaParts, load_smolvla
 from vla_rl.models.prismatic.conventions import CheckpointFormat
 from vla_rl.types import Config, PositiveInt

@@ -14,9 +14,9 @@ noise of its own seed; it has no density, and nothing is learnt from it.
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,64 +28,18 @@ from vla_rl.engines.policy_model import PolicyModel, Predictions, SampledTokens
 from vla_rl.engines.sampling import sampling_columns
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.families import find_family
+from vla_rl.models.flow.config import FlowPolicyConfig, FlowSampling
 from vla_rl.models.flow.imitation import draw_noised, weigh_padding
 from vla_rl.models.flow.network import FlowInputs, FlowLayout, FlowProcessor, Prefix
 from vla_rl.models.flow.predictions import StoredSteps, predict_decisions
 from vla_rl.models.flow.sampler import Draws, run_chain, scale_noise
-from vla_rl.models.flow.transitions import Schedule, Transition, entropy, log_density
+from vla_rl.models.flow.transitions import Transition, entropy, log_density
 from vla_rl.models.prismatic.conventions import AS_STORED
 from vla_rl.models.small_files import save_folder
-from vla_rl.types import Config, NonNegativeFloat, Observation, PositiveInt, Sampling
+from vla_rl.types import Observation, Sampling
 from vla_rl.types.observation import DRAWN_KEY
 
 EXAMPLE_INSTRUCTION = "pick up the black bowl and place it on the plate"
-
-
-class FlowSampling(Config, frozen=True, kw_only=True):
-    """The chain from noise to actions, and the draws of imitation.
-
-    Acting and learning use the same chain, so it belongs to the policy. The defaults are RLinf's for
-    pi0 on LIBERO.
-    """
-
-    num_steps: PositiveInt = 4
-    """Steps of the chain, K. Public policies are evaluated with 10, trained by RL with 3 to 5."""
-
-    noise_level: NonNegativeFloat = 0.5
-    """Noise level eta of the stochastic step: 0.3 to 0.5 in RLinf. With 0, decisions have no density, so that
-    losses with a ratio cannot use them."""
-
-    method: Literal["flow_sde", "flow_cps"] = "flow_sde"
-    """Rule of the stochastic step: flow_sde keeps the distribution of states, flow_cps their total noise."""
-
-    imitation_draws: PositiveInt = 1
-    """Draws of noise and time in imitation, all on one reading of the observation."""
-
-    @property
-    def schedule(self) -> Schedule:
-        """The chain with its stochastic step."""
-        return Schedule(self.method, self.num_steps, self.noise_level)
-
-
-@dataclass(frozen=True)
-class FlowPolicyConfig:
-    """Facts about a flow policy that recipes read.
-
-    Attributes:
-        cameras: observation keys of the images.
-        state_size: numbers of the state; None if it is not read.
-        chunk_size: rows of a chunk that are executed.
-        horizon: rows of a chunk, H; imitation needs all.
-        action_dim: numbers of the robot's action, D.
-        sampling: the chain.
-    """
-
-    cameras: tuple[str, ...]
-    state_size: int | None
-    chunk_size: int
-    horizon: int
-    action_dim: int
-    sampling: FlowSampling
 
 
 class FlowPolicy(PolicyModel[FlowInputs]):

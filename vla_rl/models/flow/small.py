@@ -311,7 +311,7 @@ def _normalise(tokens: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 
 def _make_table(num_rows: int, width: int) -> nn.Parameter:
-    return nn.Parameter(0.02 * torch.randn(num_rows, width))
+    return nn.Parameter(0.5 * torch.randn(num_rows, width))
 
 
 def _make_mlp(width: int) -> nn.Sequential:

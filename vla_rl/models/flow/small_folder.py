@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from vla_rl.engines.device_lane import to_device
 from vla_rl.errors import CheckpointError
+from vla_rl.models.flow.config import FlowSampling
 from vla_rl.models.flow.network import FlowInputs
-from vla_rl.models.flow.policy import FlowPolicy, FlowSampling
+from vla_rl.models.flow.policy import FlowPolicy
 from vla_rl.models.flow.small import MAX_WORDS, NUM_HASHES, SmallFlowConfig, SmallFlowNetwork
 from vla_rl.models.prismatic.action_tokens import ActionScaler
 from vla_rl.models.prismatic.weights import check_names
