@@ -43,7 +43,7 @@ from vla_rl.rollout import SchedulerConfig
 from vla_rl.run.train import TrainingRun, train
 from vla_rl.types import Group, StopReason
 
-NEEDS_IMAGES = frozenset({"embodied_srpo", "embodied_grpo", "embodied_ppo"})
+NEEDS_IMAGES = frozenset({"embodied_srpo", "embodied_grpo", "embodied_ppo", "nft"})
 
 
 def small(pipeline: str, root: Path, **changes: Any) -> TrainToyConfig:

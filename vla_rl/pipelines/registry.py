@@ -160,7 +160,7 @@ def refuse_unused_settings(
     ):
         raise ConfigError(
             f"run.videos_every is {every}, but pipeline {config.pipeline!r} makes no videos; leave "
-            "it unset, or use embodied_srpo, embodied_grpo or embodied_ppo"
+            "it unset, or use nft, embodied_srpo, embodied_grpo or embodied_ppo"
         )
     changed = [] if has_critic else _changed_critic(config)
     if changed:
