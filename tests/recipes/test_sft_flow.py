@@ -71,11 +71,16 @@ def arm_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def fine_tune(data: Path, out: Path, **options: Any) -> int:
-    given = {"imitation": FEW, "trial": NO_TRIAL, "updates": 2, "batch": 4, **options}
-    config = SftFlowConfig(
-        demonstrations=str(data), data=DatasetOptions(gripper="none"), out=str(out), **given
-    )
+async def fine_tune(demonstrations: Path, out: Path, **options: Any) -> int:
+    given = {
+        "data": DatasetOptions(gripper="none"),
+        "imitation": FEW,
+        "trial": NO_TRIAL,
+        "updates": 2,
+        "batch": 4,
+        **options,
+    }
+    config = SftFlowConfig(demonstrations=str(demonstrations), out=str(out), **given)
     return await main(Command(Launch(), config))
 
 
@@ -191,6 +196,43 @@ async def test_what_does_not_fit_is_refused_before_anything_is_trained(
     with pytest.raises(ConfigError, match="expected a flow policy"):
         await fine_tune(arm_data, tmp_path / "out", checkpoint=shipped)
     assert not (tmp_path / "out").exists()
+
+
+async def test_a_gripper_of_the_other_sign_is_refused_before_anything_is_trained(
+    tmp_path: Path,
+) -> None:
+    episodes = []
+    for number in range(3):
+        drawn = arm(number)
+        # mostly open, as in demonstrations
+        drawn.actions[:, -1] = [-1.0, -1.0, -1.0, -1.0, -1.0, 1.0]
+        episodes.append(drawn)
+    turned = [msgspec.structs.replace(each, actions=each.actions.copy()) for each in episodes]
+    for each in turned:
+        each.actions[:, -1] *= -1.0
+    for name, data in (("data", episodes), ("turned", turned)):
+        writer = LeRobotWriter(tmp_path / name, fps=10)
+        for each in data:
+            writer.add_episode(each)
+    folder = write_lerobot(tmp_path / "policy", "pi0")
+    signed = {"data": DatasetOptions(gripper="signed")}
+    made = {"checkpoint": str(folder), "statistics": "data", **signed}
+    await fine_tune(tmp_path / "data", tmp_path / "first", **made)
+    again = {"checkpoint": str(tmp_path / "first"), **signed}
+    await fine_tune(tmp_path / "data", tmp_path / "second", **again)
+    with pytest.raises(CheckpointError, match="its sign is the opposite one"):
+        await fine_tune(tmp_path / "turned", tmp_path / "third", **again)
+    assert not (tmp_path / "third").exists()
+
+
+async def test_a_policy_of_another_robot_is_refused_before_anything_is_trained(
+    tmp_path: Path,
+) -> None:
+    writer = LeRobotWriter(tmp_path / "data", fps=10)
+    writer.add_episode(arm(0, width=6))
+    folder = write_lerobot(tmp_path / "policy", "pi0")
+    with pytest.raises(CheckpointError, match="has 7 numbers, expected the robot's 6"):
+        await fine_tune(tmp_path / "data", tmp_path / "out", checkpoint=str(folder))
 
 
 def test_a_shifted_image_keeps_its_size_and_repeats_its_edge() -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
+import numpy as np
 import tyro
 
 from vla_rl import engines
@@ -205,6 +206,8 @@ def _load(config: SftFlowConfig, episodes: Sequence[RecordedEpisode]) -> "FlowPo
             found = describe_data(episodes)
             folder = copy_with_statistics(locate(source), Path(room) / "policy", found)
             source = str(folder)
+        else:
+            _check_robot(locate(source), config.norm_key, episodes)
         policy = load_policy(source, config, config.device)
     if not isinstance(policy, FlowPolicy):
         raise ConfigError(
@@ -212,6 +215,25 @@ def _load(config: SftFlowConfig, episodes: Sequence[RecordedEpisode]) -> "FlowPo
             "vla_rl.recipes.sft_libero fine-tunes the others"
         )
     return policy
+
+
+def _check_robot(folder: Path, asset: str | None, episodes: Sequence[RecordedEpisode]) -> None:
+    """Compare the statistics of a folder with the data. Raises: CheckpointError for another robot's."""
+    from vla_rl.models.families import find_family
+    from vla_rl.models.flow.lerobot_folder import read_lerobot_folder
+    from vla_rl.models.flow.pi_folder import find_project, read_settings
+    from vla_rl.models.flow.robot_checks import check_gripper, check_widths
+
+    family = find_family(folder)
+    if family is None or family.name not in ("pi0", "pi05", "smolvla"):
+        return  # a small policy's statistics are those of the data that it was made from
+    is_lerobots = find_project(folder) == "lerobot"
+    settings = read_lerobot_folder(folder) if is_lerobots else read_settings(folder, asset)[1]
+    first = episodes[0]
+    state = first.vectors.get("state")
+    check_widths(settings, first.actions.shape[1], None if state is None else state.shape[1])
+    if first.has_gripper and first.actions.shape[1] > 1:
+        check_gripper(settings, np.concatenate([episode.actions for episode in episodes]))
 
 
 def _new_policy(config: SftFlowConfig, episodes: Sequence[RecordedEpisode]) -> "FlowPolicy":
